@@ -1,0 +1,13 @@
+// Declarations of the binding functions, one per concept.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace kvpool {
+
+void bind_keys(nanobind::module_& module);
+void bind_memory(nanobind::module_& module);
+void bind_directory(nanobind::module_& module);
+void bind_copy(nanobind::module_& module);
+
+}  // namespace kvpool

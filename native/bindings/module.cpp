@@ -1,0 +1,12 @@
+// The Python module `kvpool_native`: bindings only, no logic. Each concept binds itself in a file of its own.
+#include <nanobind/nanobind.h>
+
+#include "bindings.h"
+
+NB_MODULE(kvpool_native, module) {
+  module.doc() = "Native core of kvpool: key hashing, shared index, slot arena, checksummed copies.";
+  kvpool::bind_keys(module);
+  kvpool::bind_memory(module);
+  kvpool::bind_directory(module);
+  kvpool::bind_copy(module);
+}
