@@ -1,0 +1,49 @@
+"""Monotonic time, as an object, so that tests own it.
+
+This is the only module that reads a clock. It is not a scheduler and never sleeps.
+Wall-clock time has no meaning in kvpool: a jump of the system clock changes nothing.
+Any thread may call it.
+"""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where the time comes from. `now_ns` never goes backwards."""
+
+    def now_ns(self) -> int:
+        """Nanoseconds since an arbitrary start."""
+        ...
+
+
+class MonotonicClock:
+    """CLOCK_MONOTONIC of this machine."""
+
+    def now_ns(self) -> int:
+        """Nanoseconds since an arbitrary start."""
+        return time.monotonic_ns()
+
+
+class Deadline:
+    """A point in monotonic time by which something must have ended.
+
+    Invariant: `remaining_s()` never rises and never falls below 0.
+    """
+
+    __slots__ = ("_at_ns", "_clock")
+
+    def __init__(self, timeout_s: float, clock: Clock | None = None) -> None:
+        self._clock: Clock = clock or MonotonicClock()
+        self._at_ns = self._clock.now_ns() + int(timeout_s * 1e9)
+
+    def remaining_s(self) -> float:
+        """Seconds left, 0.0 when the deadline has passed."""
+        return max(0, self._at_ns - self._clock.now_ns()) / 1e9
+
+    def has_passed(self) -> bool:
+        """Whether no time is left."""
+        return self._clock.now_ns() >= self._at_ns
+
+
+NS_PER_S = 1_000_000_000

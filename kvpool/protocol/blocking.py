@@ -1,0 +1,144 @@
+"""A blocking connection to the daemon: one request at a time, each with a deadline.
+
+Used by the client library and by kvpoolctl. It is not thread-safe: its owner serialises calls. After any exception
+but Refused the connection is unusable and must be closed: an answer may still be on its way.
+"""
+
+import array
+import socket
+from types import TracebackType
+from typing import Any, TypeVar
+
+from kvpool.clock import Deadline
+from kvpool.errors import DaemonUnreachable, ProtocolError, Refused
+from kvpool.protocol import frames
+from kvpool.protocol import messages as m
+
+Answer = TypeVar("Answer")
+_FDS_EXPECTED = 2
+
+
+class BlockingConnection:
+    """A handshaken connection. `fds` are the descriptors that came with the welcome; the owner closes them."""
+
+    def __init__(self, path: str, hello: m.Hello, timeout_s: float) -> None:
+        """Raises DaemonUnreachable, Refused or ProtocolError; then nothing is left open."""
+        self._timeout_s = timeout_s
+        self._sequence = 0
+        self.fds: list[int] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        deadline = Deadline(timeout_s)
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.connect(path)
+            self._socket.sendall(m.encode(hello, 0))
+            self.welcome = self._receive_welcome(deadline)
+        except OSError as error:
+            self.close()
+            raise DaemonUnreachable(f"no daemon answers at {path}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def admin(cls, path: str, timeout_s: float) -> "BlockingConnection":
+        """A connection for an operator: no model, no shared memory."""
+        return cls(path, m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ADMIN, "", []), timeout_s)
+
+    def __enter__(self) -> "BlockingConnection":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """The socket's descriptor, -1 when closed."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """End the connection and close descriptors that nobody took. Idempotent."""
+        self._socket.close()
+        for fd in self.fds:
+            socket.close(fd)
+        self.fds = []
+
+    def call(self, request: object, answer: type[Answer], timeout_s: float | None = None) -> Answer:
+        """One round trip. Raises Refused, DaemonUnreachable (also when time runs out) or ProtocolError."""
+        self._sequence += 1
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        try:
+            self._socket.settimeout(max(deadline.remaining_s(), 1e-3))
+            self._socket.sendall(m.encode(request, self._sequence))
+            kind, sequence, values = frames.decode(self._receive_body(deadline))
+        except OSError as error:
+            raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
+        return _expect(answer, kind, sequence, values, self._sequence)
+
+    def info(self) -> dict[str, Any]:
+        """What the daemon is and uses."""
+        return self.call(m.AskInfo(), m.Report).values
+
+    def stats(self) -> dict[str, dict[str, int | float | str]]:
+        """Counters by section."""
+        return self.call(m.AskStats(), m.Report).values
+
+    def flush(self, model: str | None, older_than_s: float | None) -> dict[str, Any]:
+        """Drop chunks; answers `chunks` and `bytes` dropped and chunks `skipped` because they are held."""
+        request = m.Flush(model or "", -1.0 if older_than_s is None else float(older_than_s))
+        return self.call(request, m.Report).values
+
+    def check(self, deep: bool) -> dict[str, Any]:
+        """Recount invariants inside the daemon: `problems` (lines), `chunks` seen, `verified` by their bytes."""
+        timeout_s = 600.0 if deep else self._timeout_s
+        return self.call(m.Check(deep), m.Report, timeout_s).values
+
+    def _receive_welcome(self, deadline: Deadline) -> m.Welcome:
+        self._socket.settimeout(max(deadline.remaining_s(), 1e-3))
+        ancillary_bytes = socket.CMSG_SPACE(_FDS_EXPECTED * array.array("i").itemsize)
+        data, ancillary, _, _ = self._socket.recvmsg(65536, ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+                self.fds.extend(received)
+        if not data:
+            raise DaemonUnreachable("the daemon closed the connection during the handshake")
+        kind_of, sequence, values = frames.decode(self._receive_body(deadline, data))
+        return _expect(m.Welcome, kind_of, sequence, values, 0)
+
+    def _receive_body(self, deadline: Deadline, head: bytes = b"") -> bytes:
+        buffer = bytearray(head)
+        needed = frames.LENGTH.size
+        has_length = False
+        while True:
+            if not has_length and len(buffer) >= frames.LENGTH.size:
+                (length,) = frames.LENGTH.unpack_from(buffer)
+                frames.check_length(length)
+                needed += length
+                has_length = True
+            if has_length and len(buffer) >= needed:
+                break
+            remaining_s = deadline.remaining_s()
+            if remaining_s <= 0.0:
+                raise DaemonUnreachable("the daemon did not answer in time")
+            self._socket.settimeout(remaining_s)
+            data = self._socket.recv(max(65536, needed - len(buffer)))
+            if not data:
+                raise DaemonUnreachable("the daemon closed the connection")
+            buffer += data
+        if len(buffer) != needed:
+            raise ProtocolError(f"answer is followed by {len(buffer) - needed} bytes that nobody asked for")
+        return bytes(memoryview(buffer)[frames.LENGTH.size :])
+
+
+def _expect(answer: type[Answer], kind: int, sequence: int, values: list[object], expected_sequence: int) -> Answer:
+    if kind == m.Failure.KIND:
+        failure = m.decode_as(m.Failure, values)
+        raise Refused(failure.code, failure.message)
+    if kind != answer.KIND or sequence != expected_sequence:  # type: ignore[attr-defined]  # every record has KIND
+        raise ProtocolError(
+            f"answer is kind {kind} number {sequence}, expected {answer.__name__} number {expected_sequence}"
+        )
+    return m.decode_as(answer, values)

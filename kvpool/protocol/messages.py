@@ -1,0 +1,244 @@
+"""The records that travel: one frozen dataclass for each kind of frame.
+
+A record's fields are its wire fields in order, and each has one fixed type: `decode_as` refuses anything else.
+Columns are packed little endian: keys 32 bytes each, offsets and generations u64, states and tiers u8, checksums u32.
+Requests carry a sequence number that the answer repeats. Any thread.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+from kvpool.errors import ProtocolError
+from kvpool.protocol import frames
+
+MAGIC = b"KVPL"
+PROTOCOL_VERSION = 1
+KEYS_MAX = 30_000
+CHECKSUM_BYTES_MAX = 900_000
+
+ROLE_ENGINE = "engine"
+ROLE_ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first frame of a connection. An admin sends an empty layout."""
+
+    KIND: ClassVar[int] = 1
+    magic: bytes
+    version: int
+    role: str
+    model: str
+    layout: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The daemon's answer to Hello. An engine gets the arena's and the index's file descriptors with it."""
+
+    KIND: ClassVar[int] = 2
+    epoch: bytes
+    version: str
+    domain: bytes
+    arena_bytes: int
+    index_bytes: int
+    lease_ttl_s: float
+    reservation_ttl_s: float
+    verify: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A refusal. After code `protocol` the daemon reads nothing more from the connection."""
+
+    KIND: ClassVar[int] = 3
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A request was carried out and has nothing to tell."""
+
+    KIND: ClassVar[int] = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Lease the longest present prefix of `keys`; rank-major when the layout stands for several ranks."""
+
+    KIND: ClassVar[int] = 10
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """What was leased. `lease` 0: nothing. A scheduler's lease carries no offsets."""
+
+    KIND: ClassVar[int] = 11
+    lease: int
+    chunks: int
+    cost_s: float
+    offsets: bytes
+    generations: bytes
+    tiers: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """End a lease. Answered by Done, also when it had ended before."""
+
+    KIND: ClassVar[int] = 12
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Say that leases are in use. `leases` is a column of u64. Answered by Done."""
+
+    KIND: ClassVar[int] = 13
+    leases: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class IssueTicket:
+    """Ask for a ticket on a lease."""
+
+    KIND: ClassVar[int] = 14
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A ticket; empty when the lease has ended."""
+
+    KIND: ClassVar[int] = 15
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Turn a ticket into a lease for the connection's rank. Answered by Leased."""
+
+    KIND: ClassVar[int] = 16
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Reserve slots for chunks `keys`, whose first one follows `parent` (empty: the first chunk of a prompt)."""
+
+    KIND: ClassVar[int] = 20
+    parent: bytes
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """States (`SaveState`), offsets and generations, one for each key asked. `reservation` 0: nothing to write."""
+
+    KIND: ClassVar[int] = 21
+    reservation: int
+    states: bytes
+    offsets: bytes
+    generations: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Publish the next reserved chunks of a reservation, in order, `checksums` being u32 [chunk][layer]."""
+
+    KIND: ClassVar[int] = 22
+    reservation: int
+    checksums: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A `SaveState` for each chunk of the Commit: STORED, EXPIRED or NO_PARENT."""
+
+    KIND: ClassVar[int] = 23
+    states: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End a reservation: what was not committed is given up, and its writer writes no more. Answered by Done."""
+
+    KIND: ClassVar[int] = 24
+    reservation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCorrupt:
+    """Chunks whose checksum did not match. The daemon checks them itself and drops the bad ones before Done."""
+
+    KIND: ClassVar[int] = 25
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AskInfo:
+    """What the daemon is and uses. Answered by Report."""
+
+    KIND: ClassVar[int] = 30
+
+
+@dataclass(frozen=True, slots=True)
+class AskStats:
+    """Counters by section. Answered by Report."""
+
+    KIND: ClassVar[int] = 31
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Drop chunks: of `model` (empty: any), unused for `older_than_s` seconds (negative: any). Answered by Report."""
+
+    KIND: ClassVar[int] = 32
+    model: str
+    older_than_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Recount every invariant; `is_deep` reads every chunk's bytes too. Answered by Report."""
+
+    KIND: ClassVar[int] = 33
+    is_deep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An answer for people: a map of plain values."""
+
+    KIND: ClassVar[int] = 34
+    values: dict[str, Any]
+
+
+Record = TypeVar("Record")
+_TYPES: dict[type[Any], tuple[type[Any], ...]] = {}
+
+
+def encode(record: object, sequence: int) -> bytes:
+    """The frame that carries `record`."""
+    values: list[object] = [getattr(record, name) for name in record.__slots__]  # type: ignore[attr-defined]  # slots dataclass
+    return frames.encode(record.KIND, sequence, values)  # type: ignore[attr-defined]  # every record has KIND
+
+
+def decode_as(record: type[Record], values: list[object]) -> Record:
+    """The record in a frame's fields. Raises ProtocolError unless number and types are exactly its own."""
+    types = _TYPES.get(record)
+    if types is None:
+        types = _TYPES[record] = _field_types(record)
+    if len(values) != len(types):
+        raise ProtocolError(f"{record.__name__} has {len(values)} fields, expected {len(types)}")
+    for value, expected in zip(values, types, strict=True):
+        if type(value) is not expected:
+            raise ProtocolError(f"{record.__name__} has a field of {type(value).__name__}, expected {expected.__name__}")
+    return record(*values)
+
+
+def _field_types(record: type[Any]) -> tuple[type[Any], ...]:
+    hints = get_type_hints(record)
+    return tuple(getattr(hints[field.name], "__origin__", hints[field.name]) for field in fields(record))
