@@ -1,0 +1,186 @@
+// The shared index: a hash table of chunks in a memfd, written by the daemon alone, probed by every client.
+//
+// What it is: key -> (generation, place, tiers), one generation word per arena page and one CRC-32C per layer of a
+// slot. What it is not: a right to anything. A hit is a hint that carries a generation; who copied bytes checks
+// afterwards that `generation_at` still says the same.
+//
+// Layout of the region, little endian:
+//
+//   offset 0      IndexHeader, one page
+//   4096          TableSlot[2^table_log2], one cache line each
+//   then          u64 generations[pages]    generation of the chunk whose slot starts at that page; 0: do not read
+//   then          u32 checksums[4 * pages]  layer l of the slot at page p is word 4*p + l
+//
+// Table: linear probing from the key's home, at most MAX_PROBE slots, load at most 1/2, erase by backward shift, so
+// there are no tombstones and no empty slot lies between a key and its home.
+//
+// Reading while the writer writes. All shared words are atomics; data words are stored with release and loaded
+// with acquire, which makes the sequence counter below correct without fences.
+//   1. A slot: the writer makes `seq` odd, stores the words, makes it even. A reader that saw an odd or a changed
+//      `seq` takes the slot as occupied by something else and goes on. (`tiers` alone changes without `seq`.)
+//   2. A shift copies an entry to its new place, bumps `moves`, and only then overwrites the old place. At every
+//      moment a key that is not itself being inserted or erased therefore stands whole in at least one slot. A
+//      reader that found nothing looks at `moves`: if it changed, or a slot was in flux, it looks again (at most
+//      MAX_LOOKS times; then it answers "miss", which is always allowed).
+//
+// Threads: ChunkTable is the daemon's control thread's. IndexView may be used from any thread of any process.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kvpool/memory.h"
+#include "kvpool/types.h"
+
+namespace kvpool {
+
+inline constexpr char INDEX_MAGIC[8] = {'K', 'V', 'P', 'I', 'N', 'D', 'X', '1'};
+inline constexpr uint32_t INDEX_VERSION = 1;
+inline constexpr uint32_t MAX_TABLE_LOG2 = 30;
+inline constexpr uint32_t MAX_PROBE = 256;
+inline constexpr uint32_t MAX_LOOKS = 64;
+inline constexpr uint32_t CHECKSUMS_PER_PAGE = 4;
+
+struct alignas(64) IndexHeader {
+  char magic[8];
+  uint32_t version;
+  uint32_t table_log2;
+  uint64_t arena_bytes;
+  uint64_t epoch[2];
+  uint8_t reserved[24];
+  alignas(64) uint64_t moves;  // read by every probe that misses: a line of its own
+  alignas(64) uint64_t count;  // entries
+};
+static_assert(sizeof(IndexHeader) == 192);
+static_assert(sizeof(IndexHeader) <= PAGE_BYTES);
+
+struct alignas(64) TableSlot {
+  uint32_t seq;         // odd while the words below change
+  uint32_t record;      // the daemon's record; means nothing to a client
+  uint64_t generation;  // 0: empty
+  ChunkKey key;
+  uint32_t page;  // arena offset / PAGE_BYTES
+  uint8_t tiers;  // bit t: readable in tier t; 0: being written
+  uint8_t reserved[11];
+};
+static_assert(sizeof(TableSlot) == 64);
+static_assert(offsetof(TableSlot, key) == 16);
+static_assert(offsetof(TableSlot, page) == 48);
+
+// Where the parts of an index lie, for a table of 2^table_log2 slots over an arena of `arena_bytes`.
+struct IndexShape {
+  uint32_t table_log2;
+  uint64_t arena_bytes;
+
+  [[nodiscard]] uint64_t slot_count() const noexcept { return uint64_t{1} << table_log2; }
+  [[nodiscard]] uint64_t page_count() const noexcept { return arena_bytes / PAGE_BYTES; }
+  [[nodiscard]] uint64_t generations_offset() const noexcept { return PAGE_BYTES + slot_count() * sizeof(TableSlot); }
+  [[nodiscard]] uint64_t checksums_offset() const noexcept {
+    return round_up(generations_offset() + page_count() * sizeof(uint64_t), 64);
+  }
+  [[nodiscard]] uint64_t total_bytes() const noexcept {
+    return round_up(checksums_offset() + page_count() * CHECKSUMS_PER_PAGE * sizeof(uint32_t), PAGE_BYTES);
+  }
+  // The smallest table that holds `max_chunks` at half load.
+  [[nodiscard]] static uint32_t table_log2_for(uint64_t max_chunks) noexcept;
+  // False where the numbers are out of the format's range, so that the sums above cannot overflow.
+  [[nodiscard]] bool valid() const noexcept;
+};
+
+// One answer of the table.
+struct TableEntry {
+  RecordId record;
+  uint64_t generation;
+  PageIndex page;
+  uint8_t tiers;
+};
+
+// A reader's view of an index, in any process. Everything read is untrusted: offsets are checked, waits are bounded.
+class IndexView {
+ public:
+  // Returns nothing if the region is not an index of this version, or is too small for what its header says.
+  [[nodiscard]] static std::shared_ptr<const IndexView> attach(std::shared_ptr<const Mapping> mapping);
+
+  // Length of the run of readable chunks from the first key on; `levels[i]` = fastest tier of each chunk of it.
+  // `keys` are n packed keys, `levels` has room for n.
+  [[nodiscard]] size_t lookup(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept;
+
+  [[nodiscard]] std::optional<TableEntry> find(const ChunkKey& key) const noexcept;
+
+  // Generation of the readable chunk whose slot starts at `offset`; 0 where there is none (or no such slot).
+  [[nodiscard]] uint64_t generation_at(uint64_t offset) const noexcept;
+
+  // CRC-32C of a layer of the slot at `offset`; 0 outside the arena: check with `covers` beforehand.
+  [[nodiscard]] uint32_t checksum_at(uint64_t offset, uint32_t layer) const noexcept;
+
+  // Whether a slot at `offset` with `layers` layers has its words inside the index.
+  [[nodiscard]] bool covers(uint64_t offset, uint32_t layers) const noexcept;
+
+  [[nodiscard]] uint64_t arena_bytes() const noexcept { return shape_.arena_bytes; }
+  [[nodiscard]] uint64_t count() const noexcept;
+  [[nodiscard]] std::string epoch() const;  // 16 bytes
+
+ private:
+  IndexView(std::shared_ptr<const Mapping> mapping, IndexShape shape) noexcept;
+
+  const std::shared_ptr<const Mapping> mapping_;
+  const IndexShape shape_;
+  const IndexHeader* const header_;
+  const TableSlot* const slots_;
+  const uint64_t* const generations_;
+  const uint32_t* const checksums_;
+};
+
+// The writer. Control thread only.
+class ChunkTable {
+ public:
+  // Formats a zeroed writable region. REQUIRES: shape.valid(); mapping->size() >= shape.total_bytes().
+  ChunkTable(std::shared_ptr<const Mapping> mapping, IndexShape shape, const uint8_t epoch[16]);
+  ChunkTable(const ChunkTable&) = delete;
+  ChunkTable& operator=(const ChunkTable&) = delete;
+
+  [[nodiscard]] std::optional<TableEntry> find(const ChunkKey& key) const noexcept;
+  void prefetch(const ChunkKey& key) const noexcept;
+
+  // Whether insert would take the key: below half load, and a free slot near enough to its home.
+  [[nodiscard]] bool has_room(const ChunkKey& key) const noexcept;
+
+  // Adds a key with tiers = 0. Returns false, and does nothing, where `has_room` is false.
+  // REQUIRES: the key is absent; generation != 0.
+  [[nodiscard]] bool insert(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept;
+
+  // REQUIRES: the key is present.
+  void set_tiers(const ChunkKey& key, uint8_t tiers) noexcept;
+  void erase(const ChunkKey& key) noexcept;
+
+  // The words of a slot. A generation word is stored with release, after the slot's bytes and checksums.
+  void set_generation(PageIndex page, uint64_t generation) noexcept;
+  void set_checksums(PageIndex page, const uint32_t* checksums, uint32_t layers) noexcept;
+  [[nodiscard]] uint64_t generation(PageIndex page) const noexcept;
+  [[nodiscard]] uint32_t checksum(PageIndex page, uint32_t layer) const noexcept;
+
+  [[nodiscard]] uint64_t count() const noexcept { return count_; }
+  [[nodiscard]] const IndexShape& shape() const noexcept { return shape_; }
+
+  // Recounts everything; one line per broken invariant.
+  [[nodiscard]] std::vector<std::string> verify() const;
+
+ private:
+  [[nodiscard]] std::optional<uint64_t> position_of(const ChunkKey& key) const noexcept;
+  [[nodiscard]] std::optional<uint64_t> free_position(const ChunkKey& key) const noexcept;
+  void copy_slot(uint64_t target, uint64_t source) noexcept;
+  void clear_slot(uint64_t position) noexcept;
+
+  const std::shared_ptr<const Mapping> mapping_;
+  const IndexShape shape_;
+  IndexHeader* const header_;
+  TableSlot* const slots_;
+  uint64_t* const generations_;
+  uint32_t* const checksums_;
+  uint64_t count_ = 0;  // equals header_->count
+};
+
+}  // namespace kvpool
