@@ -78,7 +78,6 @@ class Leased:
     KIND: ClassVar[int] = 11
     lease: int
     chunks: int
-    cost_s: float
     offsets: bytes
     generations: bytes
     tiers: bytes
@@ -171,10 +170,11 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class ReportCorrupt:
-    """Chunks whose checksum did not match. The daemon checks them itself and drops the bad ones before Done."""
+    """A leased chunk's checksum did not match. The daemon looks itself and drops a bad chunk before Done."""
 
     KIND: ClassVar[int] = 25
-    keys: bytes
+    lease: int
+    chunk: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,36 @@
+"""kvpool's thin client: ask what of a prompt is there, take it, give new chunks.
+
+    pool = kvpool_client.connect("/run/kvpool/kvpool.sock", model="llama-3-8b", layout=layout)
+"""
+
+from kvpool import __version__
+from kvpool.errors import InvalidArgument, KVPoolError, LayoutMismatch
+from kvpool.layout import Layout
+from kvpool.types import Level, TokenRange
+from kvpool_client.cache import Cache
+from kvpool_client.key_chain import KeyChain
+from kvpool_client.lease import Lease
+from kvpool_client.load import Load
+from kvpool_client.pool import Pool, connect
+from kvpool_client.results import Hit, LoadResult, SaveResult
+from kvpool_client.save import Save
+
+__all__ = [
+    "Cache",
+    "Hit",
+    "InvalidArgument",
+    "KVPoolError",
+    "KeyChain",
+    "Layout",
+    "LayoutMismatch",
+    "Lease",
+    "Level",
+    "Load",
+    "LoadResult",
+    "Pool",
+    "Save",
+    "SaveResult",
+    "TokenRange",
+    "__version__",
+    "connect",
+]

@@ -1,0 +1,43 @@
+"""Checks of what a caller passes: each raises InvalidArgument naming the argument, its value and what was expected.
+
+Pure functions; any thread.
+"""
+
+import os
+
+from kvpool.errors import InvalidArgument
+from kvpool.layout import Layout
+from kvpool_client.key_chain import KeyChain
+
+COPY_THREADS_MAX = 64
+PATH_BYTES_MAX = 107
+MODEL_BYTES_MAX = 512
+TIMEOUT_S_MAX = 3600.0
+
+
+def check_connect(path: str, model: str, layout: Layout, salt: bytes, timeout_s: float, copy_threads: int) -> None:
+    """The arguments of `connect`."""
+    if not isinstance(path, (str, os.PathLike)) or len(os.fsencode(path)) > PATH_BYTES_MAX:
+        raise InvalidArgument(f"path is {path!r}, expected a socket path of at most {PATH_BYTES_MAX} bytes")
+    if not isinstance(model, str) or not 0 < len(model.encode()) <= MODEL_BYTES_MAX:
+        raise InvalidArgument(f"model is {model!r}, expected a name of 1 to {MODEL_BYTES_MAX} bytes")
+    if not isinstance(layout, Layout):
+        raise InvalidArgument(f"layout is {type(layout).__name__}, expected kvpool_client.Layout")
+    if not isinstance(salt, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(f"salt is {type(salt).__name__}, expected bytes")
+    if not isinstance(timeout_s, (int, float)) or not 0.0 < timeout_s <= TIMEOUT_S_MAX:
+        raise InvalidArgument(f"timeout_s is {timeout_s!r}, expected seconds above 0 and at most 3600")
+    if isinstance(copy_threads, bool) or not isinstance(copy_threads, int) or not 1 <= copy_threads <= COPY_THREADS_MAX:
+        raise InvalidArgument(f"copy_threads is {copy_threads!r}, expected 1..{COPY_THREADS_MAX}")
+
+
+def check_keys(keys: KeyChain) -> None:
+    """That `keys` is a KeyChain."""
+    if not isinstance(keys, KeyChain):
+        raise InvalidArgument(f"keys is {type(keys).__name__}, expected what Pool.keys answered")
+
+
+def check_index(name: str, value: int, most: int) -> None:
+    """That `value` is an integer from 0 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise InvalidArgument(f"{name} is {value!r}, expected 0..{most}")

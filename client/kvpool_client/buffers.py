@@ -1,0 +1,204 @@
+"""Engine memory: which bytes of an engine's paged KV belong to which block, plane and layer.
+
+`describe_layers` turns the arrays an engine registers into one geometry that the native copies understand, or says what
+does not fit. Nothing is copied and nothing is allocated; the arrays are kept alive by the Cache. Pure but for reading
+the arrays' attributes; any thread.
+
+    kv_first     [2, blocks, block_tokens, …]      the same token-major bytes are stored for both,
+    block_first  [blocks, 2, block_tokens, …]      so engines with different block_tokens share chunks
+    packed       [blocks, …]                       opaque bytes, declared in the Layout
+    (planes = 1: [blocks, block_tokens, …])
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from kvpool.errors import InvalidArgument, LayoutMismatch
+from kvpool.layout import ITEM_BYTES, Layout
+
+FORMS = ("auto", "kv_first", "block_first", "packed")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayBytes:
+    """Where an array lies: address, shape, strides in bytes, item size, and the device that holds it."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class PagedGeometry:
+    """One geometry for all layers, in bytes. Block b of plane p of layer l begins at
+    `addresses[l] + p * plane_stride + b * block_stride` and has `plane_block_bytes` contiguous bytes."""
+
+    addresses: tuple[int, ...]
+    planes: int
+    blocks: int
+    block_tokens: int
+    plane_block_bytes: int
+    plane_stride: int
+    block_stride: int
+    form: str
+    device: str
+
+
+def describe_layers(layers: Sequence[object], layout: Layout, block_tokens: int, form: str) -> PagedGeometry:
+    """The geometry of an engine's KV, one array for each layer.
+
+    Raises InvalidArgument for arguments that mean nothing and LayoutMismatch for arrays that do not fit the layout or
+    that could be read in two ways.
+    """
+    if form not in FORMS:
+        raise InvalidArgument(f"form is {form!r}, expected one of {', '.join(FORMS)}")
+    if isinstance(block_tokens, bool) or not isinstance(block_tokens, int) or block_tokens < 1:
+        raise InvalidArgument(f"block_tokens is {block_tokens!r}, expected a positive integer")
+    if layout.chunk_tokens % block_tokens:
+        raise LayoutMismatch(f"block_tokens is {block_tokens}, expected a divisor of chunk_tokens {layout.chunk_tokens}")
+    if layout.is_packed and block_tokens != layout.block_tokens:
+        raise LayoutMismatch(f"block_tokens is {block_tokens}, the layout declares {layout.block_tokens}")
+    arrays = [_array_bytes(layer, f"layer {number}") for number, layer in enumerate(layers)]
+    if len(arrays) != layout.layers:
+        raise LayoutMismatch(f"{len(arrays)} layers are registered, the layout has {layout.layers}")
+    first = arrays[0]
+    for number, array in enumerate(arrays):
+        if (array.shape, array.strides, array.item_bytes, array.device) != (
+            first.shape,
+            first.strides,
+            first.item_bytes,
+            first.device,
+        ):
+            raise LayoutMismatch(f"layer {number} has shape {array.shape}, layer 0 has {first.shape}: expected all alike")
+    item_bytes = ITEM_BYTES[layout.dtype]
+    if not layout.is_packed and first.item_bytes != item_bytes:
+        raise LayoutMismatch(f"items have {first.item_bytes} bytes, {layout.dtype} has {item_bytes}")
+    chosen = _choose_form(first, layout, block_tokens, form)
+    return _geometry(arrays, layout, block_tokens, chosen)
+
+
+def contiguous_address(array: object, layout: Layout, *, is_target: bool) -> tuple[int, int]:
+    """`(address, chunks)` of a C-contiguous uint8 array [chunks, chunk_bytes]. Raises InvalidArgument on anything else."""
+    name = "into" if is_target else "from_"
+    described = _array_bytes(array, name, needs_write=is_target)
+    expected = f"C-contiguous uint8 [chunks, {layout.chunk_bytes}]"
+    shape = described.shape
+    if described.item_bytes != 1 or len(shape) != 2 or shape[1] != layout.chunk_bytes:
+        raise InvalidArgument(f"{name} has shape {shape} of {described.item_bytes}-byte items, expected {expected}")
+    if shape[0] and not _is_contiguous(shape, described.strides, 1):
+        raise InvalidArgument(f"{name} has strides {described.strides}, expected {expected}")
+    if described.device != "cpu":
+        raise InvalidArgument(f"{name} is on {described.device}, expected host memory")
+    return described.address, shape[0]
+
+
+def _array_bytes(array: object, name: str, *, needs_write: bool = True) -> ArrayBytes:
+    if hasattr(array, "data_ptr") and hasattr(array, "element_size"):
+        return _tensor_bytes(array)
+    try:
+        view = np.asarray(array) if hasattr(array, "__array_interface__") else _from_exchange(array)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise InvalidArgument(f"{name} is {type(array).__name__}, expected an array or tensor: {error}") from error
+    if needs_write and not view.flags.writeable:
+        raise InvalidArgument(f"{name} is read-only, expected memory that a load may write")
+    return ArrayBytes(view.ctypes.data, view.shape, view.strides, view.itemsize, "cpu")
+
+
+def _from_exchange(array: object) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+    if isinstance(array, (bytes, bytearray, memoryview)):
+        return np.asarray(memoryview(array))
+    if hasattr(array, "__dlpack__"):
+        return np.from_dlpack(array)  # type: ignore[arg-type]  # checked just above
+    return np.asarray(memoryview(array))  # type: ignore[arg-type]  # raises TypeError for what has no buffer
+
+
+def _tensor_bytes(tensor: object) -> ArrayBytes:
+    """A torch tensor, read through its own attributes: torch is not imported for it."""
+    item_bytes = int(tensor.element_size())  # type: ignore[attr-defined]  # duck-typed torch.Tensor
+    strides = tuple(int(stride) * item_bytes for stride in tensor.stride())  # type: ignore[attr-defined]  # likewise
+    shape = tuple(int(size) for size in tensor.shape)  # type: ignore[attr-defined]  # likewise
+    device = str(tensor.device)  # type: ignore[attr-defined]  # likewise
+    return ArrayBytes(int(tensor.data_ptr()), shape, strides, item_bytes, device)  # type: ignore[attr-defined]  # likewise
+
+
+def _choose_form(array: ArrayBytes, layout: Layout, block_tokens: int, form: str) -> str:
+    if layout.is_packed or form == "packed":
+        if not layout.is_packed:
+            raise LayoutMismatch("form is 'packed', expected a Layout that declares format and block_tokens")
+        if form not in ("auto", "packed"):
+            raise LayoutMismatch(f"form is {form!r}, the layout declares the packed format {layout.format!r}")
+        return "packed"
+    fitting = [name for name in ("kv_first", "block_first") if _fits(array, layout, block_tokens, name)]
+    if form != "auto":
+        if form not in fitting:
+            raise LayoutMismatch(_misfit(array, layout, block_tokens, form))
+        return form
+    if not fitting:
+        raise LayoutMismatch(_misfit(array, layout, block_tokens, "kv_first or block_first"))
+    if len(fitting) == 2 and layout.planes == 2:
+        raise LayoutMismatch(f"shape {array.shape} reads as kv_first and as block_first: pass form=")
+    return fitting[0]
+
+
+def _fits(array: ArrayBytes, layout: Layout, block_tokens: int, form: str) -> bool:
+    shape = array.shape
+    if layout.planes == 1:
+        return len(shape) >= 2 and shape[1] == block_tokens and _token_fits(array, 2, layout)
+    plane_axis = 0 if form == "kv_first" else 1
+    has_axes = len(shape) >= 3 and shape[plane_axis] == layout.planes and shape[2] == block_tokens
+    return has_axes and _token_fits(array, 3, layout)
+
+
+def _token_fits(array: ArrayBytes, axis: int, layout: Layout) -> bool:
+    return prod(array.shape[axis:]) * array.item_bytes == layout.token_plane_bytes
+
+
+def _misfit(array: ArrayBytes, layout: Layout, block_tokens: int, form: str) -> str:
+    axes = f"[blocks, {block_tokens}, …]" if layout.planes == 1 else f"2, blocks and {block_tokens} tokens ({form})"
+    return f"shape {array.shape} does not fit: expected {axes} with {layout.token_plane_bytes} bytes per token"
+
+
+def _geometry(arrays: list[ArrayBytes], layout: Layout, block_tokens: int, form: str) -> PagedGeometry:
+    array = arrays[0]
+    planes = 1 if form == "packed" else layout.planes
+    plane_bytes = layout.planes * block_tokens * layout.token_plane_bytes // planes
+    if form == "packed" or planes == 1:
+        block_axis, inner_axis, plane_stride = 0, 1, 0
+    elif form == "kv_first":
+        block_axis, inner_axis, plane_stride = 1, 2, array.strides[0]
+    else:
+        block_axis, inner_axis, plane_stride = 0, 2, array.strides[1]
+    inner = array.shape[inner_axis:]
+    if not array.shape or prod(inner) * array.item_bytes != plane_bytes:
+        raise LayoutMismatch(f"a block has shape {inner} of {array.item_bytes}-byte items, expected {plane_bytes} bytes")
+    if not _is_contiguous(inner, array.strides[inner_axis:], array.item_bytes):
+        raise LayoutMismatch(f"strides {array.strides} leave gaps inside a block's plane, expected contiguous bytes")
+    blocks, block_stride = array.shape[block_axis], array.strides[block_axis]
+    steps = [(blocks, block_stride)] + ([(planes, plane_stride)] if planes > 1 else [])
+    if any(count > 1 and stride < plane_bytes for count, stride in steps):
+        raise LayoutMismatch(f"strides {array.strides} make blocks or planes overlap, expected at least {plane_bytes}")
+    return PagedGeometry(
+        addresses=tuple(entry.address for entry in arrays),
+        planes=planes,
+        blocks=blocks,
+        block_tokens=block_tokens,
+        plane_block_bytes=plane_bytes,
+        plane_stride=plane_stride,
+        block_stride=block_stride,
+        form=form,
+        device=array.device,
+    )
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> bool:
+    expected = item_bytes
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,157 @@
+"""A prompt's chunk keys, kept with the state that hashes only what is new.
+
+Two levels: a leaf for each chunk's tokens, hashed many at a time, and the chain of keys over the leaves, which begins at
+the namespace's root. Leaves do not depend on the root, so a chain that was made before the daemon's trust domain was
+known is rooted again without hashing tokens. Only full chunks are keyed; the tail waits for `extend`.
+
+Any thread. Lock: `_lock` guards every field below it; arrays are replaced, never changed in place.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import kvpool_native
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.errors import InvalidArgument
+from kvpool.types import KEY_BYTES
+
+Extra = tuple[int, int, bytes]
+Roots = Callable[[], tuple[bytes, ...]]
+
+_INT32 = np.iinfo(np.int32)
+
+
+class KeyChain:
+    """The chunk keys of one growing token sequence, for each rank that its Pool stands for.
+
+    Invariant: `_columns[r]` is the chain over `_leaves` from `_roots[r]`.
+    """
+
+    def __init__(self, chunk_tokens: int, roots: Roots, extra: Sequence[Extra] = ()) -> None:
+        self.chunk_tokens = chunk_tokens
+        self._current_roots = roots
+        self._extra = _checked_extra(extra)
+        self._lock = threading.Lock()
+        self._tail: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self._leaves = b""
+        self._roots = roots()
+        self._columns = tuple(b"" for _ in self._roots)
+
+    def __len__(self) -> int:
+        return len(self._leaves) // KEY_BYTES
+
+    def __getitem__(self, chunk: int) -> bytes:
+        """The 32-byte key of a chunk (of the first rank, for a scheduler's chain)."""
+        column = self.columns()[0]
+        count = len(column) // KEY_BYTES
+        if not -count <= chunk < count:
+            raise IndexError(f"chunk {chunk} of a chain of {count}")
+        start = chunk % count * KEY_BYTES
+        return column[start : start + KEY_BYTES]
+
+    def __repr__(self) -> str:
+        return f"<KeyChain {len(self)} chunks of {self.chunk_tokens} tokens>"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the keys cover: chunks × chunk_tokens."""
+        return len(self) * self.chunk_tokens
+
+    def extend(self, tokens: object) -> None:
+        """Append tokens; hashes only the chunks that become full. Raises InvalidArgument on anything but token ids."""
+        new = as_tokens(tokens)
+        with self._lock:
+            joined = np.concatenate([self._tail, new]) if len(self._tail) else new
+            full = len(joined) // self.chunk_tokens * self.chunk_tokens
+            self._tail = np.array(joined[full:], dtype=np.int32)
+            if full:
+                self._append(kvpool_native.hash_leaves(joined[:full], self.chunk_tokens))
+
+    def append_hashes(self, hashes: Sequence[bytes]) -> None:
+        """Append chunks whose leaves are an engine's own chained block hashes, padded or hashed to 32 bytes."""
+        with self._lock:
+            self._append(b"".join(kvpool_native.blake3(bytes(value)) for value in hashes))
+
+    def columns(self) -> tuple[bytes, ...]:
+        """The packed keys, for each rank."""
+        with self._lock:
+            roots = self._current_roots()
+            if roots is not self._roots and roots != self._roots:
+                self._columns = tuple(_chain(root, self._leaves) for root in roots)
+            self._roots = roots
+            return self._columns
+
+    def _append(self, leaves: bytes) -> None:
+        first = len(self._leaves) // KEY_BYTES
+        leaves = self._mix_extra(leaves, first) if self._extra else leaves
+        parents = [column[-KEY_BYTES:] or root for column, root in zip(self._columns, self._roots, strict=True)]
+        self._leaves += leaves
+        self._columns = tuple(
+            column + kvpool_native.chain_keys(parent, leaves)
+            for column, parent in zip(self._columns, parents, strict=True)
+        )
+
+    def _mix_extra(self, leaves: bytes, first_chunk: int) -> bytes:
+        mixed = []
+        for number in range(len(leaves) // KEY_BYTES):
+            leaf = leaves[number * KEY_BYTES : (number + 1) * KEY_BYTES]
+            start = (first_chunk + number) * self.chunk_tokens
+            payload = _extra_payload(self._extra, start, start + self.chunk_tokens)
+            mixed.append(kvpool_native.mix_leaf(leaf, payload) if payload else leaf)
+        return b"".join(mixed)
+
+
+def as_tokens(tokens: object) -> npt.NDArray[np.int32]:
+    """Token ids as a one-dimensional int32 array. Raises InvalidArgument on ids that do not fit, floats, or shapes."""
+    try:
+        array = np.asarray(tokens)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise InvalidArgument(f"tokens are {type(tokens).__name__}, expected integers: {error}") from error
+    if array.size == 0:
+        return np.empty(0, np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidArgument(f"tokens have shape {array.shape} of {array.dtype}, expected one dimension of integers")
+    if array.dtype == np.int32:
+        return np.ascontiguousarray(array)
+    if array.dtype.itemsize >= 4:
+        low, high = int(array.min()), int(array.max())
+        if low < _INT32.min or high > _INT32.max:
+            raise InvalidArgument(f"tokens reach from {low} to {high}, expected ids of 32 bits")
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def _chain(root: bytes, leaves: bytes) -> bytes:
+    return kvpool_native.chain_keys(root, leaves) if leaves else b""
+
+
+def _checked_extra(extra: Sequence[Extra]) -> tuple[Extra, ...]:
+    checked = []
+    for entry in extra:
+        is_triple = isinstance(entry, (tuple, list)) and len(entry) == 3
+        if not is_triple:
+            raise InvalidArgument(f"extra has {entry!r}, expected (start, end, bytes)")
+        start, end, content = entry
+        if not isinstance(start, int) or not isinstance(end, int) or not 0 <= start < end:
+            raise InvalidArgument(f"extra covers tokens {start!r} to {end!r}, expected 0 <= start < end")
+        if not isinstance(content, (bytes, bytearray, memoryview)):
+            raise InvalidArgument(f"extra for tokens {start} to {end} is {type(content).__name__}, expected bytes")
+        checked.append((start, end, bytes(content)))
+    return tuple(checked)
+
+
+def _extra_payload(extra: tuple[Extra, ...], start: int, end: int) -> bytes:
+    """The extras that touch tokens `start` up to `end`, clipped and relative, in the form that keys.md fixes."""
+    touching = [entry for entry in extra if entry[0] < end and entry[1] > start]
+    if not touching:
+        return b""
+    parts = [len(touching).to_bytes(4, "little")]
+    for first, last, content in touching:
+        parts.append((max(first, start) - start).to_bytes(8, "little"))
+        parts.append((min(last, end) - start).to_bytes(8, "little"))
+        # An image that begins in an earlier chunk differs by where it begins as well as by what it is.
+        parts.append((first - start).to_bytes(8, "little", signed=True))
+        parts.append(len(content).to_bytes(4, "little"))
+        parts.append(content)
+    return b"".join(parts)

@@ -1,0 +1,90 @@
+"""A lease on chunks: while it lives they can be loaded.
+
+A Lease belongs to the session it was acquired in. It ends when it is released, when that session ends (then it holds
+nothing: loads of it answer `disconnected`), or in the daemon when it was not used for the time to live. Releasing waits
+for running loads. Any thread. Lock: `_lock` guards `_loads` and `_is_released`, never held across a wait or request.
+"""
+
+import contextlib
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.errors import KVPoolError
+from kvpool.protocol import messages as m
+from kvpool_client.session import Session
+
+if TYPE_CHECKING:
+    from kvpool_client.load import Load
+
+
+class Lease:
+    """`chunks` leading chunks of a prompt, leased. `tiers`: uint8, the level of each; `cost_s`: estimated seconds to load."""
+
+    def __init__(self, session: Session | None, leased: m.Leased, *, chunk_tokens: int, cost_s: float) -> None:
+        self.session = session
+        self.id = leased.lease
+        self.chunks = leased.chunks
+        self.tokens = leased.chunks * chunk_tokens
+        self.tiers: npt.NDArray[np.uint8] = np.frombuffer(leased.tiers, dtype=np.uint8)
+        self.cost_s = cost_s
+        self.offsets = np.frombuffer(leased.offsets, dtype="<u8")
+        self.generations = np.frombuffer(leased.generations, dtype="<u8")
+        self._lock = threading.Lock()
+        self._loads: set[Load] = set()  # guarded by _lock
+        self._is_released = session is None  # guarded by _lock
+
+    def __repr__(self) -> str:
+        state = "released" if self._is_released else "live" if self.is_live else "ended"
+        return f"<Lease {self.id} {state}, {self.chunks} chunks>"
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its session lives and it was not released; whether its time is over only the daemon knows."""
+        return not self._is_released and self.session is not None and self.session.is_alive
+
+    def release(self) -> None:
+        """Wait for running loads, then end the lease. Idempotent; never raises."""
+        with self._lock:
+            if self._is_released:
+                return
+            self._is_released = True
+            loads = list(self._loads)
+        for load in loads:
+            load.wait()
+        if self.session is not None and self.session.is_alive:
+            with contextlib.suppress(KVPoolError):  # the session has ended, and the lease with it
+                self.session.call(m.Release(self.id), m.Done)
+
+    def ticket(self) -> bytes:
+        """A ticket that another process of the trust domain turns into a lease; empty if this lease has ended."""
+        if not self.is_live or self.session is None:
+            return b""
+        try:
+            return self.session.call(m.IssueTicket(self.id), m.Ticket).ticket
+        except KVPoolError:
+            return b""
+
+    def begin_load(self, load: "Load") -> bool:
+        """Have `release` wait for this load. False when the lease has been released."""
+        with self._lock:
+            if self._is_released:
+                return False
+            self._loads.add(load)
+            return True
+
+    def end_load(self, load: "Load") -> None:
+        """The load has ended."""
+        with self._lock:
+            self._loads.discard(load)

@@ -1,0 +1,177 @@
+"""One load: leased chunks on their way into engine memory, layer by layer.
+
+    RUNNING ──every layer of every chunk good──► ENDED complete
+       └──a chunk gone or corrupt, no progress, cancel, session lost before the start──► ENDED shorter
+
+The native threads copy, verify each layer's checksum and re-read the slot's generation after the bytes have moved; this
+class waits and reports. Copies per byte: one, arena to engine memory. A Load is used from one thread at a time, but for
+`cancel` and for `Lease.release`, which waits for it.
+"""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from kvpool.clock import Deadline
+from kvpool.errors import InvalidArgument
+from kvpool.types import LoadReason
+from kvpool_client.lease import Lease
+from kvpool_client.results import LoadResult
+
+WAIT_SLICE_S = 0.05
+
+
+class LoadRun(Protocol):
+    """What moves the bytes of a load: the native job, or a device's staged copy."""
+
+    def wait_layer(self, layer: int, timeout_s: float) -> int:
+        """1 when the layer of the first `chunks()` chunks is in place, 0 when the run ended before, -1 when time ran out."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the run has ended within the time."""
+        ...
+
+    def done(self) -> bool:
+        """Whether the run has ended."""
+        ...
+
+    def cancel(self) -> None:
+        """End the run; when it returns no byte is written any more."""
+        ...
+
+    def chunks(self) -> int:
+        """Leading chunks that have not failed."""
+        ...
+
+    def reason(self) -> int:
+        """A `LoadReason` code, COMPLETE while nothing has failed."""
+        ...
+
+    def progress(self) -> int:
+        """Units finished so far; rises while the run makes progress."""
+        ...
+
+
+class Load:
+    """A running or ended load. `chunks_so_far` counts from the root, `first_chunk` included."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        run: LoadRun | None,
+        *,
+        first_chunk: int,
+        chunk_tokens: int,
+        layers: int,
+        timeout_s: float,
+        ended_early: LoadReason = LoadReason.COMPLETE,
+        on_end: Callable[["Load", LoadResult], None],
+    ) -> None:
+        self.lease = lease
+        self.first_chunk = first_chunk
+        self._run = run
+        self._chunk_tokens = chunk_tokens
+        self._layers = layers
+        self._timeout_s = timeout_s
+        self._reason = ended_early
+        self._result: LoadResult | None = None
+        self._on_end = on_end
+
+    def __repr__(self) -> str:
+        return f"<Load {self.chunks_so_far} chunks, {self._result.reason if self._result else 'running'}>"
+
+    def __enter__(self) -> "Load":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.cancel()
+        self.wait()
+
+    @property
+    def chunks_so_far(self) -> int:
+        """Leading chunks, counted from the root, that no check has failed yet."""
+        if self._result is not None:
+            return self._result.chunks
+        return self.first_chunk + (self._run.chunks() if self._run is not None else 0)
+
+    def wait_layer(self, layer: int, timeout_s: float | None = None) -> bool:
+        """Until layer `layer` of the first `chunks_so_far` chunks is in place and its checksums were good.
+
+        False: the load ended before that. A load that makes no progress for the Pool's timeout, or is not there after
+        `timeout_s`, is ended.
+        """
+        if not 0 <= layer < self._layers:
+            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self._layers - 1}")
+        run = self._run
+        if run is None:
+            return False
+        code = -1
+        deadline = Deadline(timeout_s) if timeout_s is not None else None
+        stalled = _Stall(run, self._timeout_s)
+        while code == -1:
+            code = run.wait_layer(layer, _slice_s(deadline))
+            if code == -1 and (stalled.has_lasted() or (deadline is not None and deadline.has_passed())):
+                self._stop(LoadReason.TIMEOUT)
+                return False
+        return code == 1
+
+    def done(self) -> bool:
+        """Whether the load has ended."""
+        return self._result is not None or self._run is None or self._run.done()
+
+    def wait(self, timeout_s: float | None = None) -> LoadResult:
+        """Until the load has ended; a load that is not there after `timeout_s` is ended with reason `timeout`."""
+        if self._result is None and self._run is not None:
+            deadline = Deadline(timeout_s) if timeout_s is not None else None
+            stalled = _Stall(self._run, self._timeout_s)
+            while not self._run.wait(_slice_s(deadline)):
+                if stalled.has_lasted() or (deadline is not None and deadline.has_passed()):
+                    self._stop(LoadReason.TIMEOUT)
+        return self._finish()
+
+    def cancel(self) -> None:
+        """End the load. After it returns no byte is written to engine memory."""
+        if self._result is None and self._run is not None:
+            self._stop(LoadReason.CANCELLED)
+
+    def _stop(self, reason: LoadReason) -> None:
+        assert self._run is not None
+        self._run.cancel()
+        if self._run.reason() == LoadReason.CANCELLED:
+            self._reason = reason
+
+    def _finish(self) -> LoadResult:
+        if self._result is None:
+            chunks, reason = 0, self._reason
+            if self._run is not None:
+                chunks, code = self._run.chunks(), LoadReason(self._run.reason())
+                reason = code if code != LoadReason.CANCELLED or reason == LoadReason.COMPLETE else reason
+            total = self.first_chunk + chunks
+            self._result = LoadResult(total, total * self._chunk_tokens, reason.name.lower())
+            self._on_end(self, self._result)
+        return self._result
+
+
+class _Stall:
+    """Notices that a run has made no progress for a time."""
+
+    def __init__(self, run: LoadRun, timeout_s: float) -> None:
+        self._run = run
+        self._timeout_s = timeout_s
+        self._seen = run.progress()
+        self._deadline = Deadline(timeout_s)
+
+    def has_lasted(self) -> bool:
+        seen = self._run.progress()
+        if seen != self._seen:
+            self._seen = seen
+            self._deadline = Deadline(self._timeout_s)
+        return self._deadline.has_passed()
+
+
+def _slice_s(deadline: Deadline | None) -> float:
+    return WAIT_SLICE_S if deadline is None else min(WAIT_SLICE_S, deadline.remaining_s())

@@ -1,0 +1,398 @@
+"""The Pool: an engine's door to the daemon on its node.
+
+`lookup` reads shared memory and asks nobody; `acquire`, `save` and `claim` are one round trip each; bytes are moved by the
+Pool's native threads. Nothing here raises because of the daemon: away, late, full or restarted, the answer is a miss or
+a declined chunk, and the engine computes. Only a caller's mistake raises, at the call.
+
+Any thread. Lock: `_lock` guards the counters and the cache of roots; never held across a wait.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+
+import kvpool_native
+import numpy as np
+
+from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.keys import DEFAULT_DOMAIN, root_key
+from kvpool.layout import Layout
+from kvpool.protocol import messages as m
+from kvpool.types import KEY_BYTES, LoadReason, SaveState, TokenRange
+from kvpool_client.arguments import check_connect, check_index, check_keys
+from kvpool_client.cache import Cache, contiguous_view
+from kvpool_client.key_chain import Extra, KeyChain
+from kvpool_client.lease import Lease
+from kvpool_client.link import Link
+from kvpool_client.load import Load
+from kvpool_client.results import Hit, LoadResult, SaveResult
+from kvpool_client.save import Save
+from kvpool_client.session import Session
+
+COPY_BYTES_PER_S_GUESS = 4e9
+ROOTS_MAX = 4096
+_NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
+_NO_TIERS = np.empty(0, np.uint8)
+
+
+def connect(
+    path: str,
+    *,
+    model: str,
+    layout: Layout,
+    salt: bytes = b"",
+    timeout_s: float = 1.0,
+    copy_threads: int = 1,
+) -> "Pool":
+    """A Pool on the daemon at `path`. Never raises because the daemon is away: then it misses and goes on trying.
+
+    `timeout_s` bounds one round trip, and for a load or save the longest time without progress. `copy_threads` native
+    threads copy for this Pool. Raises InvalidArgument, or LayoutMismatch when the daemon cannot store such chunks.
+    """
+    return Pool(path, model=model, layout=layout, salt=salt, timeout_s=timeout_s, copy_threads=copy_threads)
+
+
+class Pool:
+    """See `connect`."""
+
+    def __init__(self, path: str, *, model: str, layout: Layout, salt: bytes, timeout_s: float, copy_threads: int) -> None:
+        check_connect(path, model, layout, salt, timeout_s, copy_threads)
+        self.layout = layout
+        self.model = model
+        self._salt = bytes(salt)
+        self._timeout_s = float(timeout_s)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._roots: dict[tuple[bytes, bytes, str], tuple[bytes, ...]] = {}  # guarded by _lock
+        self._counts: dict[str, int] = {}  # guarded by _lock
+        self._link = Link(os.fspath(path), model, layout, self._timeout_s)
+        self._copies = kvpool_native.CopyPool(copy_threads)
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.model} {'connected' if self.connected else 'away'}>"
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- state ---
+
+    @property
+    def connected(self) -> bool:
+        """Whether a daemon serves this Pool now."""
+        return self._link.session is not None
+
+    @property
+    def epoch(self) -> bytes:
+        """Which life of the daemon: 16 bytes, empty while it is away."""
+        session = self._link.session
+        return session.epoch if session is not None else b""
+
+    def stats(self) -> dict[str, int | float | str]:
+        """This client's counters since it was made."""
+        with self._lock:
+            counts: dict[str, int | float | str] = dict(self._counts)
+        counts["connected"] = int(self.connected)
+        counts["reconnects"] = self._link.reconnects
+        counts["copied_bytes"] = self._copies.bytes_copied()
+        counts["copy_cpu_seconds"] = self._copies.cpu_seconds()
+        counts["last_error"] = self._link.last_error
+        return counts
+
+    def close(self) -> None:
+        """End the connection, and with it every lease and reservation. Idempotent."""
+        if os.getpid() == self._pid:
+            self._link.close()
+            self._copies.stop()
+
+    # --- what to ask for ---
+
+    def register(self, layers: Sequence[object], block_tokens: int, form: str = "auto") -> Cache:
+        """Describe an engine's paged KV, one array for each layer (see `buffers`). Raises InvalidArgument, LayoutMismatch."""
+        if self.layout.rank is None:
+            raise InvalidArgument("a Pool with rank=None looks up and acquires, it has no KV to register")
+        return Cache(layers, self.layout, block_tokens=block_tokens, form=form)
+
+    def keys(
+        self, tokens: object, salt: bytes | None = None, adapter: str = "", extra: Sequence[Extra] = ()
+    ) -> KeyChain:
+        """The chunk keys of a prompt: an integer array (int32, int64) or a list. `extra`: content mixed into token ranges."""
+        chain = self._empty_chain(salt, adapter, extra)
+        chain.extend(tokens)
+        return chain
+
+    def keys_from_hashes(
+        self, block_hashes: Sequence[bytes], block_tokens: int, salt: bytes | None = None, adapter: str = ""
+    ) -> KeyChain:
+        """Keys from an engine's chained block hashes: the last hash of each chunk stands for the chunk's tokens."""
+        if not isinstance(block_tokens, int) or block_tokens < 1 or self.layout.chunk_tokens % block_tokens:
+            raise InvalidArgument(
+                f"block_tokens is {block_tokens!r}, expected a divisor of chunk_tokens {self.layout.chunk_tokens}"
+            )
+        if not all(isinstance(value, (bytes, bytearray, memoryview)) for value in block_hashes):
+            raise InvalidArgument("block_hashes holds something that is no bytes, expected one hash for each full block")
+        per_chunk = self.layout.chunk_tokens // block_tokens
+        chain = self._empty_chain(salt, adapter, ())
+        chain.append_hashes(block_hashes[per_chunk - 1 :: per_chunk])
+        return chain
+
+    def lookup(self, keys: KeyChain) -> Hit:
+        """The longest run of present chunks. Reads shared memory: no round trip, no effect. A miss while the daemon is away."""
+        check_keys(keys)
+        session = self._link.session
+        if session is None:
+            return Hit(0, 0, _NO_TIERS, keys)
+        found = [session.index.lookup(column) for column in keys.columns()]
+        chunks = min(count for count, _ in found)
+        levels = [np.frombuffer(tiers, dtype=np.uint8)[:chunks] for _, tiers in found]
+        tiers = levels[0] if len(levels) == 1 else np.maximum.reduce(levels)
+        self._count("lookups", 1)
+        self._count("lookup_hit_chunks", chunks)
+        return Hit(chunks, chunks * self.layout.chunk_tokens, tiers, keys)
+
+    def acquire(self, hit: Hit) -> Lease:
+        """Lease a hit's chunks, or the longest prefix of them that is still there. One round trip; none for an empty hit."""
+        if not isinstance(hit, Hit):
+            raise InvalidArgument(f"hit is {type(hit).__name__}, expected what lookup answered")
+        session = self._link.session
+        chunks = min(hit.chunks, m.KEYS_MAX // len(self.layout.ranks))
+        if session is None or not chunks:
+            return self._lease(None, _NO_LEASE)
+        keys = b"".join(column[: chunks * KEY_BYTES] for column in hit.keys.columns())
+        return self._ask_for_lease(session, m.Acquire(keys))
+
+    def claim(self, ticket: bytes) -> Lease:
+        """The lease that a ticket stands for, once on each rank. A used, expired or forged ticket gives an empty lease."""
+        if not isinstance(ticket, (bytes, bytearray, memoryview)):
+            raise InvalidArgument(f"ticket is {type(ticket).__name__}, expected bytes")
+        session = self._link.session
+        if session is None or not 0 < len(ticket) <= 256:
+            return self._lease(None, _NO_LEASE)
+        return self._ask_for_lease(session, m.Claim(bytes(ticket)))
+
+    # --- bytes ---
+
+    def load(
+        self,
+        lease: Lease,
+        cache: Cache | None = None,
+        block_ids: object = None,
+        first_chunk: int = 0,
+        *,
+        into: object = None,
+    ) -> Load:
+        """Copy leased chunks from `first_chunk` on into engine memory; returns at once.
+
+        Either `cache` and `block_ids` (exactly the blocks of those chunks; −1 skips a block), or `into`: C-contiguous
+        uint8 [chunks, chunk_bytes]. Raises InvalidArgument for wrong lengths, whatever has become of the lease.
+        """
+        if not isinstance(lease, Lease):
+            raise InvalidArgument(f"lease is {type(lease).__name__}, expected what acquire or claim answered")
+        check_index("first_chunk", first_chunk, lease.chunks)
+        chunks = lease.chunks - first_chunk
+        view, ids = self._target(cache, block_ids, into, chunks, may_skip=True)
+        session = lease.session
+        if not chunks or session is None or not lease.is_live:
+            reason = LoadReason.DISCONNECTED if chunks else LoadReason.COMPLETE
+            return self._loaded_nothing(lease, first_chunk, reason)
+        verify = session.welcome.verify == "always"
+        job = self._copies.load(
+            view,
+            session.arena,
+            session.index,
+            lease.offsets[first_chunk:].tobytes(),
+            lease.generations[first_chunk:].tobytes(),
+            ids,
+            self.layout.layers,
+            self.layout.layer_bytes,
+            verify,
+        )
+        load = self._new_load(lease, job, first_chunk, LoadReason.COMPLETE)
+        if not lease.begin_load(load):
+            job.cancel()
+        self._link.use_lease(lease.id)
+        return load
+
+    def save(
+        self,
+        keys: KeyChain,
+        cache: Cache | None = None,
+        block_ids: object = None,
+        first_chunk: int = 0,
+        chunks: int | None = None,
+        retention: Sequence[TokenRange] = (),
+        *,
+        from_: object = None,
+    ) -> Save:
+        """Reserve slots for chunks `first_chunk` up to `first_chunk + chunks` (None: all further keys) and copy.
+
+        Either `cache` and `block_ids`, or `from_`: C-contiguous uint8 [chunks, chunk_bytes]. See `Save` for what follows.
+        """
+        check_keys(keys)
+        check_index("first_chunk", first_chunk, len(keys))
+        count = len(keys) - first_chunk if chunks is None else chunks
+        check_index("chunks", count, len(keys) - first_chunk)
+        if len(retention):
+            raise InvalidArgument("retention is not empty: this version keeps chunks by recency alone")
+        view, ids = self._target(cache, block_ids, from_, count, may_skip=False, is_target=False)
+        session = self._link.session
+        if session is None or not count:
+            return self._saved_nothing([SaveState.DISCONNECTED] * count)
+        column = keys.columns()[0]
+        parent = column[(first_chunk - 1) * KEY_BYTES : first_chunk * KEY_BYTES] if first_chunk else b""
+        asked = min(count, m.KEYS_MAX)
+        wanted = column[first_chunk * KEY_BYTES : (first_chunk + asked) * KEY_BYTES]
+        try:
+            answer = session.call(m.Reserve(parent, wanted), m.Reserved)
+        except KVPoolError as error:
+            self._note_failure(session, error)
+            return self._saved_nothing([SaveState.DISCONNECTED] * count)
+        states = [SaveState(state) for state in answer.states] + [SaveState.TOO_LONG] * (count - asked)
+        return self._start_save(session, answer, states, view, ids)
+
+    # --- private ---
+
+    def _start_save(
+        self, session: Session, answer: m.Reserved, states: list[SaveState], view: kvpool_native.CacheView, ids: bytes
+    ) -> Save:
+        chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
+        if not chosen:
+            return self._saved_nothing(states)
+        per_chunk = len(ids) // len(states)
+        job = self._copies.save(
+            view,
+            session.arena,
+            np.frombuffer(answer.offsets, dtype="<u8")[chosen].tobytes(),
+            b"".join(ids[number * per_chunk : (number + 1) * per_chunk] for number in chosen),
+            self.layout.layers,
+            self.layout.layer_bytes,
+        )
+        if not session.adopt_save(job):
+            job.cancel()
+            return self._saved_nothing([SaveState.DISCONNECTED if s == SaveState.RESERVED else s for s in states])
+        return self._new_save(session, answer.reservation, states, job)
+
+    def _new_save(
+        self, session: Session | None, reservation: int, states: list[SaveState], job: kvpool_native.SaveJob | None
+    ) -> Save:
+        return Save(
+            session,
+            reservation,
+            states,
+            job,
+            layers=self.layout.layers,
+            timeout_s=self._timeout_s,
+            on_end=self._save_ended,
+        )
+
+    def _saved_nothing(self, states: list[SaveState]) -> Save:
+        return self._new_save(None, 0, states, None)
+
+    def _new_load(self, lease: Lease, job: kvpool_native.LoadJob | None, first_chunk: int, early: LoadReason) -> Load:
+        return Load(
+            lease,
+            job,
+            first_chunk=first_chunk,
+            chunk_tokens=self.layout.chunk_tokens,
+            layers=self.layout.layers,
+            timeout_s=self._timeout_s,
+            ended_early=early,
+            on_end=self._load_ended,
+        )
+
+    def _loaded_nothing(self, lease: Lease, first_chunk: int, reason: LoadReason) -> Load:
+        return self._new_load(lease, None, first_chunk, reason)
+
+    def _target(
+        self, cache: Cache | None, block_ids: object, array: object, chunks: int, *, may_skip: bool, is_target: bool = True
+    ) -> tuple[kvpool_native.CacheView, bytes]:
+        if self.layout.rank is None:
+            raise InvalidArgument("a Pool with rank=None looks up and acquires, it does not load or save")
+        if (cache is None) == (array is None):
+            raise InvalidArgument("expected either cache and block_ids, or one contiguous array")
+        if cache is not None:
+            if not isinstance(cache, Cache) or cache.layout != self.layout:
+                raise InvalidArgument(f"cache is {cache!r}, expected one registered with this Pool's layout")
+            ids = cache.checked_block_ids(() if block_ids is None else block_ids, chunks, may_skip=may_skip)
+            return cache.view, ids.tobytes()
+        if block_ids is not None:
+            raise InvalidArgument("block_ids are given with a contiguous array, expected none")
+        view, rows = contiguous_view(array, self.layout, is_target=is_target)
+        if rows != chunks:
+            raise InvalidArgument(f"the array has {rows} rows, expected {chunks}, one for each chunk")
+        return view, np.arange(chunks, dtype=np.int64).tobytes()
+
+    def _ask_for_lease(self, session: Session, request: m.Acquire | m.Claim) -> Lease:
+        try:
+            leased = session.call(request, m.Leased)
+        except KVPoolError as error:
+            self._note_failure(session, error)
+            return self._lease(None, _NO_LEASE)
+        self._count("acquired_chunks", leased.chunks)
+        return self._lease(session if leased.chunks else None, leased)
+
+    def _lease(self, session: Session | None, leased: m.Leased) -> Lease:
+        seconds = self._copies.cpu_seconds()
+        rate = self._copies.bytes_copied() / seconds if seconds > 0.01 else COPY_BYTES_PER_S_GUESS
+        cost_s = leased.chunks * self.layout.chunk_bytes / rate
+        return Lease(session, leased, chunk_tokens=self.layout.chunk_tokens, cost_s=cost_s)
+
+    def _load_ended(self, load: Load, result: LoadResult) -> None:
+        lease = load.lease
+        lease.end_load(load)
+        self._link.unuse_lease(lease.id)
+        self._count("loads", 1)
+        self._count("loaded_chunks", result.chunks - load.first_chunk)
+        self._count(f"loads_{result.reason}", 1)
+        if result.reason == "checksum" and lease.session is not None:
+            self._report_corrupt(lease.session, m.ReportCorrupt(lease.id, result.chunks))
+
+    def _report_corrupt(self, session: Session, report: m.ReportCorrupt) -> None:
+        """Have the daemon look at the chunk before the failure is told, so that nobody is offered it again."""
+        try:
+            session.call(report, m.Done)
+        except KVPoolError as error:
+            self._note_failure(session, error)
+
+    def _save_ended(self, result: SaveResult) -> None:
+        self._count("saves", 1)
+        self._count("saved_chunks", result.stored)
+        self._count("present_chunks", result.present)
+        for reason, count in result.reasons.items():
+            self._count(f"declined_{reason.replace('-', '_')}", count)
+
+    def _note_failure(self, session: Session, error: KVPoolError) -> None:
+        self._count("failed_requests", 1)
+        self._link.last_error = str(error)
+        if not session.is_alive:
+            self._link.lost()
+
+    def _empty_chain(self, salt: bytes | None, adapter: str, extra: Sequence[Extra]) -> KeyChain:
+        chosen = self._salt if salt is None else salt
+        if not isinstance(chosen, (bytes, bytearray, memoryview)):
+            raise InvalidArgument(f"salt is {type(chosen).__name__}, expected bytes")
+        if not isinstance(adapter, str):
+            raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")
+        fixed = bytes(chosen)
+        return KeyChain(self.layout.chunk_tokens, lambda: self._roots_of(fixed, adapter), extra)
+
+    def _roots_of(self, salt: bytes, adapter: str) -> tuple[bytes, ...]:
+        session = self._link.session
+        domain = session.welcome.domain if session is not None else DEFAULT_DOMAIN
+        with self._lock:
+            roots = self._roots.get((domain, salt, adapter))
+            if roots is None:
+                roots = tuple(
+                    root_key(domain, model=self.model, adapter=adapter, salt=salt, layout=self.layout.for_rank(rank))
+                    for rank in self.layout.ranks
+                )
+                if len(self._roots) >= ROOTS_MAX:
+                    self._roots.clear()
+                self._roots[(domain, salt, adapter)] = roots
+        return roots
+
+    def _count(self, name: str, amount: int) -> None:
+        with self._lock:
+            self._counts[name] = self._counts.get(name, 0) + amount

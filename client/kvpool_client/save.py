@@ -1,0 +1,187 @@
+"""One save: reserved slots, filled layer by layer, then published.
+
+    RESERVED ──layer(i)…──► COPYING ──commit──► ENDED (SaveResult)
+        └──abort, error, leaving the context without commit──► ENDED, nothing stored
+
+Chunks that the pool has already, or declines, are not copied. Copies per byte: one, engine memory to arena; the
+checksum is computed in the same pass. A commit that is not answered counts as declined: absent means failed. A Save is
+used from one thread at a time.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from kvpool.clock import Deadline
+from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.protocol import messages as m
+from kvpool.types import SaveState
+from kvpool_client.results import SaveResult
+from kvpool_client.session import Session
+
+WAIT_SLICE_S = 0.05
+
+
+class SaveRun(Protocol):
+    """What moves the bytes of a save: the native job, or a device's staged copy."""
+
+    def announce(self, layer: int) -> bool:
+        """Copy this layer from now on; False if it was announced before."""
+        ...
+
+    def announce_all(self) -> None:
+        """Copy every layer that was not announced."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether every announced layer has been copied within the time."""
+        ...
+
+    def checksums(self) -> bytes:
+        """CRC-32C of every layer, u32 little endian [chunk][layer]. Only after everything was copied."""
+        ...
+
+    def cancel(self) -> None:
+        """End the run; when it returns no byte of the slots is written any more."""
+        ...
+
+
+class Save:
+    """A save under way. `states` holds what `reserve` answered for each chunk asked."""
+
+    def __init__(
+        self,
+        session: Session | None,
+        reservation: int,
+        states: list[SaveState],
+        run: SaveRun | None,
+        *,
+        layers: int,
+        timeout_s: float,
+        on_end: Callable[[SaveResult], None],
+    ) -> None:
+        assert (run is None) == (SaveState.RESERVED not in states)
+        self._session = session
+        self._reservation = reservation
+        self._states = states
+        self._run = run
+        self._layers = layers
+        self._timeout_s = timeout_s
+        self._on_end = on_end
+        self._announced: set[int] = set()
+        self._result: SaveResult | None = None
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"<Save {len(self._states)} chunks, {'ended' if self._result else 'under way'}>"
+
+    def __enter__(self) -> "Save":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._result is None and self._thread is None:
+            self.abort()
+
+    def layer(self, layer: int) -> None:
+        """The engine's bytes of this layer may be read from now on. Any order, once each."""
+        if not isinstance(layer, int) or not 0 <= layer < self._layers:
+            raise InvalidArgument(f"layer is {layer!r}, expected 0..{self._layers - 1}")
+        if layer in self._announced:
+            raise InvalidArgument(f"layer {layer} was announced before, expected once each")
+        self._announced.add(layer)
+        if self._run is not None and self._result is None:
+            self._run.announce(layer)
+
+    def commit(self, wait: bool = True) -> SaveResult | None:  # noqa: FBT001, FBT002 - the public contract's form
+        """Copy the layers not announced and publish. When it returns a result, every client sees the stored chunks.
+
+        With `wait=False` it returns None at once and the rest goes on in the background: `wait` gives the result, and
+        engine memory must not be touched before that.
+        """
+        if self._result is not None:
+            return self._result
+        if self._run is not None:
+            self._run.announce_all()
+        if wait:
+            return self.wait()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._publish, name="kvpool-commit", daemon=True)
+            self._thread.start()
+        return None
+
+    def wait(self) -> SaveResult:
+        """The result of a commit, once it is there."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._result is None:
+            self._publish()
+        assert self._result is not None
+        return self._result
+
+    def done(self) -> bool:
+        """Whether the save has ended."""
+        return self._result is not None
+
+    def abort(self) -> None:
+        """Give the save up: nothing more is read or written, nothing is stored. Idempotent."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._result is None:
+            self._give_up(SaveState.ABORTED)
+            self._end()
+
+    def _publish(self) -> None:
+        if self._run is not None and self._copied():
+            self._commit_reserved(self._run.checksums())
+        self._end()
+
+    def _copied(self) -> bool:
+        """Whether every byte has been copied; else the save is given up."""
+        assert self._run is not None
+        deadline = Deadline(self._timeout_s)
+        while not self._run.wait(WAIT_SLICE_S):
+            if self._session is None or not self._session.is_alive:
+                self._give_up(SaveState.DISCONNECTED)
+                return False
+            if deadline.has_passed():
+                self._give_up(SaveState.TIMEOUT)
+                return False
+        return True
+
+    def _commit_reserved(self, checksums: bytes) -> None:
+        assert self._session is not None
+        reserved = [number for number, state in enumerate(self._states) if state == SaveState.RESERVED]
+        chunk_bytes = 4 * self._layers
+        batch = max(1, m.CHECKSUM_BYTES_MAX // chunk_bytes)
+        for first in range(0, len(reserved), batch):
+            part = reserved[first : first + batch]
+            data = checksums[first * chunk_bytes : (first + len(part)) * chunk_bytes]
+            try:
+                answer = self._session.call(m.Commit(self._reservation, data), m.Committed)
+            except KVPoolError:
+                self._give_up(SaveState.DISCONNECTED)
+                return
+            for number, state in zip(part, answer.states, strict=True):
+                self._states[number] = SaveState(state)
+        if SaveState.EXPIRED in self._states:
+            self._acknowledge_end()
+
+    def _give_up(self, state: SaveState) -> None:
+        if self._run is not None:
+            self._run.cancel()
+        self._states = [state if entry == SaveState.RESERVED else entry for entry in self._states]
+        self._acknowledge_end()
+
+    def _acknowledge_end(self) -> None:
+        """Tell the daemon that this reservation is written no more, so that its slots can be used again."""
+        if self._reservation and self._session is not None and self._session.is_alive:
+            with contextlib.suppress(KVPoolError):  # the connection has ended, and the reservation with it
+                self._session.call(m.End(self._reservation), m.Done)
+
+    def _end(self) -> None:
+        self._result = SaveResult.of(self._states)
+        self._on_end(self._result)

@@ -1,0 +1,1 @@
+"""The commands `kvpoold` and `kvpoolctl`."""

@@ -1,0 +1,86 @@
+"""Reservations: slots that a connection may write, until a deadline.
+
+    OPEN ──commit of the last chunk / end / connection ends──► ended
+      └──deadline──► EXPIRED ──end / connection ends──► ended
+
+An expired reservation's slots are zombies: its writer may still write, so they are not reused until the connection
+has ended or has said that it writes no more. Control thread only; no clock is read here.
+
+Invariant: `_of_owner` names exactly the reservations in `_by_id`.
+"""
+
+from dataclasses import dataclass
+
+from kvpool.types import ConnectionId, ReservationId
+
+
+@dataclass(slots=True)
+class Reservation:
+    """`chunks` reserved slots, of which the first `committed` are published. `layers` checksums belong to a chunk."""
+
+    id: ReservationId
+    owner: ConnectionId
+    chunks: int
+    layers: int
+    deadline_ns: int
+    committed: int = 0
+    is_expired: bool = False
+
+
+class Reservations:
+    """All reservations of the daemon, by the number that the directory gave them."""
+
+    def __init__(self, ttl_ns: int) -> None:
+        assert ttl_ns > 0
+        self._ttl_ns = ttl_ns
+        self._by_id: dict[ReservationId, Reservation] = {}
+        self._of_owner: dict[ConnectionId, set[ReservationId]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def count_of(self, owner: ConnectionId) -> int:
+        """Reservations of one connection."""
+        return len(self._of_owner.get(owner, ()))
+
+    def add(self, reservation_id: ReservationId, owner: ConnectionId, *, chunks: int, layers: int, now_ns: int) -> None:
+        """Remember a reservation that the directory has made."""
+        assert chunks > 0
+        assert reservation_id not in self._by_id
+        self._by_id[reservation_id] = Reservation(reservation_id, owner, chunks, layers, now_ns + self._ttl_ns)
+        self._of_owner.setdefault(owner, set()).add(reservation_id)
+
+    def find(self, reservation_id: ReservationId, owner: ConnectionId) -> Reservation | None:
+        """The reservation, if it exists and belongs to `owner`."""
+        reservation = self._by_id.get(reservation_id)
+        return reservation if reservation is not None and reservation.owner == owner else None
+
+    def end(self, reservation: Reservation) -> None:
+        """Forget a reservation; the caller ends it in the directory."""
+        del self._by_id[reservation.id]
+        owned = self._of_owner[reservation.owner]
+        owned.discard(reservation.id)
+        if not owned:
+            del self._of_owner[reservation.owner]
+
+    def of_owner(self, owner: ConnectionId) -> list[Reservation]:
+        """Every reservation of a connection."""
+        return [self._by_id[reservation_id] for reservation_id in self._of_owner.get(owner, ())]
+
+    def expire(self, now_ns: int) -> list[Reservation]:
+        """Mark and return the reservations whose deadline has passed now; the caller makes their slots zombies."""
+        due = [entry for entry in self._by_id.values() if not entry.is_expired and entry.deadline_ns <= now_ns]
+        for reservation in due:
+            reservation.is_expired = True
+        return due
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        owned = {entry for entries in self._of_owner.values() for entry in entries}
+        if owned != set(self._by_id):
+            return [f"reservations: owners name {len(owned)}, {len(self._by_id)} exist"]
+        return [
+            f"reservation {entry.id}: {entry.committed} of {entry.chunks} chunks committed"
+            for entry in self._by_id.values()
+            if entry.committed >= entry.chunks
+        ]

@@ -1,0 +1,294 @@
+"""The pool: composes index, tiers and transfer into the verbs that a connection may ask.
+
+Decides on the native directory, which is also what clients read; moves no payload itself. Control thread only, but
+for the jobs it hands to the pre-fault and transfer threads, which come back through the event loop.
+
+Invariants:
+- every hold in the directory is in exactly one lease or ticket, or being used by a check under way;
+- every reservation in the directory is in `Reservations`, with the same number.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import kvpool_native
+import numpy as np
+
+from kvpool.clock import NS_PER_S, Clock
+from kvpool.config import Config
+from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused
+from kvpool.index.leases import Lease, Leases
+from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.index.reservations import Reservation, Reservations
+from kvpool.layout import Layout
+from kvpool.protocol import messages as m
+from kvpool.tiers.dram import DramTier, PageUse
+from kvpool.transfer.verify import ChunkExtent, find_corrupt
+from kvpool.transfer.workers import Urgency, Workers
+from kvpool.types import (
+    EPOCH_BYTES,
+    KEY_BYTES,
+    ConnectionId,
+    HoldId,
+    LeaseId,
+    NamespaceId,
+    ReservationId,
+    SaveState,
+    SizeClassId,
+)
+
+log = logging.getLogger(__name__)
+
+TRANSFER_THREADS = 2
+TRANSFER_QUEUE_SIZE = 1024
+VERIFY_BATCH_CHUNKS = 16
+_NOTHING_LEASED = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSession:
+    """Who asks: a connection, and the namespace of each rank it stands for."""
+
+    connection: ConnectionId
+    layout: Layout
+    model: str
+    namespaces: dict[int, Namespace]
+
+    @property
+    def own(self) -> Namespace:
+        """The namespace that loads and saves go to. A scheduler has none."""
+        if self.layout.rank is None:
+            raise Refused("rank", "a scheduler's connection looks up and acquires, it does not load or save")
+        return self.namespaces[self.layout.rank]
+
+    @property
+    def identity(self) -> tuple[str, bytes]:
+        """Model and layout but for the rank: what a ticket's issuer and claimer must share."""
+        return self.model, self.layout.for_rank(0).fingerprint()
+
+
+class Pool:
+    """Everything one daemon stores, and for whom."""
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self._clock = clock
+        self._config = config
+        self._started_ns = clock.now_ns()
+        self.epoch = os.urandom(EPOCH_BYTES)
+        self.geometry = kvpool_native.DirectoryGeometry.plan(
+            config.dram.capacity, config.dram.segment, config.dram.max_chunks
+        )
+        self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages)
+        self._directory = kvpool_native.Directory(self._dram.arena, self._dram.index, self.geometry, self.epoch)
+        self._dram.seal()
+        self._namespaces = Namespaces()
+        self._size_classes: dict[tuple[int, int], SizeClassId] = {}
+        self._leases = Leases(int(config.server.lease_ttl * NS_PER_S))
+        self._reservations = Reservations(int(config.server.reservation_ttl * NS_PER_S))
+        self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
+        self._prefault_threads: list[threading.Thread] = []
+        self._is_stopping = False
+        self._segment_ready = asyncio.Event()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._counts = {"corrupt_reports": 0, "checksum_failures": 0, "expired_leases": 0, "expired_reservations": 0}
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
+        loop = asyncio.get_running_loop()
+        if not self._config.dram.prefault:
+            for segment in range(self.geometry.segments):
+                self._directory.mark_segment_ready(segment)
+            return
+        first = await loop.run_in_executor(None, self._dram.prefault_next)
+        assert first == 0
+        self._directory.mark_segment_ready(first)
+        for number in range(self._config.dram.prefault_threads):
+            thread = threading.Thread(
+                target=self._prefault, args=(loop,), name=f"kvpool-prefault-{number}", daemon=True
+            )
+            self._prefault_threads.append(thread)
+            thread.start()
+
+    async def stop(self) -> None:
+        """End the threads. Chunks in DRAM are gone with the process."""
+        self._is_stopping = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+        loop = asyncio.get_running_loop()
+        for thread in self._prefault_threads:
+            await loop.run_in_executor(None, thread.join)
+        await loop.run_in_executor(None, self._workers.stop)
+
+    def fds(self) -> tuple[int, int]:
+        """The descriptors an engine gets: arena, index."""
+        return self._dram.arena.fd, self._dram.index.fd
+
+    def page_use(self) -> PageUse:
+        """What backs the arena."""
+        return self._dram.page_use()
+
+    @property
+    def chunks(self) -> int:
+        """Chunks that can be loaded."""
+        return int(self._directory.stats()["chunks"])
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is under way that a stop should wait for."""
+        return len(self._reservations) > 0
+
+    async def wait_for_segment(self, timeout_s: float) -> None:
+        """Until another segment has its pages, or the time is over."""
+        self._segment_ready.clear()
+        try:
+            await asyncio.wait_for(self._segment_ready.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return
+
+    # --- engines ---
+
+    def open_namespaces(self, model: str, layout: Layout) -> dict[int, Namespace]:
+        """The namespaces of a model and layout, by rank; made where they are new. Raises LayoutMismatch or Refused."""
+        if layout.chunk_bytes > self._config.dram.capacity:
+            raise LayoutMismatch(
+                f"a chunk of this layout has {layout.chunk_bytes} bytes, "
+                f"dram.capacity is {self._config.dram.capacity}: no chunk can be stored"
+            )
+        return {rank: self._namespace(model, layout.for_rank(rank)) for rank in layout.ranks}
+
+    def open_session(self, connection: ConnectionId, model: str, layout: Layout) -> EngineSession:
+        """What an engine's requests carry along."""
+        return EngineSession(connection, layout, model, self.open_namespaces(model, layout))
+
+    def acquire(self, session: EngineSession, keys: bytes) -> m.Leased:
+        """Lease the longest prefix that is present, on every rank the session stands for."""
+        self._check_keys(keys, ranks=len(session.namespaces))
+        self._check_room_for_lease(session)
+        namespaces = [namespace.id for namespace in session.namespaces.values()]
+        now_ns = self._clock.now_ns()
+        chunks, holds = self._directory.acquire_ranks(namespaces, keys, now_ns)
+        if not chunks:
+            return _NOTHING_LEASED
+        by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
+        return self._grant(session, chunks, by_rank, now_ns)
+
+    def release(self, session: EngineSession, lease: int) -> m.Done:
+        """End a lease."""
+        self._release_holds(self._leases.release(LeaseId(lease), session.connection))
+        return m.Done()
+
+    def renew(self, session: EngineSession, leases: bytes) -> m.Done:
+        """Count leases as used now."""
+        if len(leases) % 8:
+            raise ProtocolError(f"leases column has {len(leases)} bytes, expected a multiple of 8")
+        now_ns = self._clock.now_ns()
+        for lease in np.frombuffer(leases, dtype="<u8").tolist():
+            self._leases.renew(LeaseId(lease), session.connection, now_ns)
+        return m.Done()
+
+    def issue_ticket(self, session: EngineSession, lease_id: int) -> m.Ticket:
+        """A ticket on a lease: a hold of its own for each rank."""
+        now_ns = self._clock.now_ns()
+        lease = self._leases.find(LeaseId(lease_id), session.connection)
+        if lease is None or not self._leases.has_room_for_ticket:
+            return m.Ticket(b"")
+        self._leases.renew(lease.id, session.connection, now_ns)
+        holds = {rank: HoldId(self._directory.dup_hold(hold)) for rank, hold in lease.holds.items()}
+        self._schedule_expiry()
+        return m.Ticket(self._leases.issue_ticket(session.identity, lease.chunks, holds, now_ns))
+
+    def claim(self, session: EngineSession, ticket: bytes) -> m.Leased:
+        """A lease from a ticket, for the session's rank, once."""
+        entry = self._leases.find_ticket(ticket)
+        rank = session.layout.rank
+        if entry is None or rank is None or entry.identity != session.identity or rank not in entry.holds:
+            return _NOTHING_LEASED
+        self._check_room_for_lease(session)
+        chunks = entry.chunks
+        hold = self._leases.take_from_ticket(ticket, rank)
+        return self._grant(session, chunks, {rank: hold}, self._clock.now_ns())
+
+    def reserve(self, session: EngineSession, parent: bytes, keys: bytes, *, may_wait: bool = True) -> m.Reserved | None:
+        """Reserve slots for new chunks, evicting others where memory is short.
+
+        None when only memory still being faulted in could serve: ask again after `wait_for_segment`, or with
+        `may_wait=False` to have those chunks declined.
+        """
+        self._check_keys(keys, ranks=1)
+        if len(parent) not in (0, KEY_BYTES):
+            raise ProtocolError(f"parent key has {len(parent)} bytes, expected none or {KEY_BYTES}")
+        limit = self._config.server.max_reservations
+        if self._reservations.count_of(session.connection) >= limit:
+            raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
+        own = session.own
+        now_ns = self._clock.now_ns()
+        reservation_id, states, offsets, generations = self._directory.reserve(
+            own.id, own.size_class, parent, keys, now_ns
+        )
+        reserved = states.count(SaveState.RESERVED)
+        if may_wait and SaveState.NOT_READY in states and self._is_prefaulting:
+            self._directory.end_reservation(reservation_id, now_ns)
+            return None
+        if reserved:
+            layers = own.layout.layers
+            self._reservations.add(
+                ReservationId(reservation_id), session.connection, chunks=reserved, layers=layers, now_ns=now_ns
+            )
+            self._schedule_expiry()
+        elif reservation_id:
+            self._directory.end_reservation(reservation_id, now_ns)
+            reservation_id = 0
+        return m.Reserved(reservation_id, states, offsets, generations)
+
+    def commit(self, session: EngineSession, reservation_id: int, checksums: bytes) -> m.Committed:
+        """Publish the next chunks of a reservation."""
+        layers = session.own.layout.layers
+        chunk_checksum_bytes = 4 * layers
+        count, rest = divmod(len(checksums), chunk_checksum_bytes)
+        if rest or not count:
+            raise ProtocolError(f"checksums have {len(checksums)} bytes, expected a multiple of {chunk_checksum_bytes}")
+        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        if reservation is None:
+            return m.Committed(bytes([SaveState.EXPIRED]) * count)
+        if reservation.committed + count > reservation.chunks:
+            raise ProtocolError(f"commit of {reservation.committed + count} chunks, {reservation.chunks} are reserved")
+        now_ns = self._clock.now_ns()
+        self._expire(now_ns)
+        if reservation.is_expired:
+            return m.Committed(bytes([SaveState.EXPIRED]) * count)
+        states = self._directory.commit(reservation_id, reservation.committed, checksums, now_ns)
+        reservation.committed += count
+        if reservation.committed == reservation.chunks:
+            self._end(reservation, now_ns)
+        return m.Committed(states)
+
+    def end_reservation(self, session: EngineSession, reservation_id: int) -> m.Done:
+        """Give up what was not committed; the writer has said that it writes no more."""
+        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        if reservation is not None:
+            self._end(reservation, self._clock.now_ns())
+        return m.Done()
+
+    async def check_reported(self, session: EngineSession, keys: bytes) -> None:
+        """Recompute the checksums of chunks that a client found bad; drop those that are."""
+        self._check_keys(keys, ranks=1)
+        self._counts["corrupt_reports"] += 1
+        found = self._directory.find(session.own.id, keys)
+        extents = [ChunkExtent(*fields) for fields in found]
+        generations = {extent.key: self._directory.generation_of(extent.offset) for extent in extents}
+        for key in await self._corrupt_among(extents):
+            self._drop_corrupt(key, generations[key])
+
+    def drop_connection(self, connection: ConnectionId) -> None:
+        """A connection has ended: its leases and reservations end with it."""
+        now_ns = self._clock.now_ns()
+        self._release_holds(self._leases.drop_owner(connection))
+        for reservation in self._reservations.of_owner(connection):
+            self._end(reservation, now_ns)

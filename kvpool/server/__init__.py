@@ -1,0 +1,1 @@
+"""The daemon's borders: the local socket and the process around it."""

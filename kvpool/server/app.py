@@ -1,0 +1,172 @@
+"""The daemon's process: builds everything from a valid configuration, serves, drains, ends.
+
+    STARTING ──first segment faulted in──► SERVING ──SIGTERM/SIGINT──► DRAINING ──nothing under way, or
+    stop_timeout──► STOPPED
+
+The socket appears with SERVING. In DRAINING new connections are refused and reservations under way may still be
+committed. Control thread only, but for the pre-fault and transfer threads that it starts and joins.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+from typing import Any
+
+from kvpool import __version__
+from kvpool.clock import Deadline, MonotonicClock
+from kvpool.config import Config
+from kvpool.errors import ConfigError, Refused
+from kvpool.keys import domain_key
+from kvpool.layout import Layout
+from kvpool.pool import Pool
+from kvpool.protocol import messages as m
+from kvpool.server.connection import Connection
+from kvpool.server.local_socket import Admission, LocalSocket, Peer
+from kvpool.server.service import ConnectionCounts, Handlers, admin_handlers, engine_handlers
+from kvpool.types import ConnectionId
+from kvpool.units import format_size
+
+log = logging.getLogger(__name__)
+
+DRAIN_POLL_S = 0.02
+MODEL_BYTES_MAX = 512
+
+
+class App:
+    """One serving daemon."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._clock = MonotonicClock()
+        self._counts = ConnectionCounts()
+        self._connections: dict[ConnectionId, Connection] = {}
+        self._next_connection = itertools.count(1)
+        self._domain = domain_key(_read_secret(config.server.domain_secret_file))
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until a signal. Raises SocketInUse or OSError if serving cannot begin."""
+        started_ns = self._clock.now_ns()
+        server = self._config.server
+        listener = LocalSocket(
+            server.socket,
+            mode=server.socket_mode,
+            max_connections=server.max_connections,
+            handshake_timeout_s=server.handshake_timeout,
+        )
+        self._listener = listener
+        try:
+            self._pool = Pool(self._config, self._clock)
+            try:
+                await self._pool.start()
+                self._catch_signals()
+                listener.start(self._admit, self._adopt, lambda: len(self._connections))
+                self._log_ready((self._clock.now_ns() - started_ns) / 1e9)
+                await self._stop.wait()
+                await self._drain()
+            finally:
+                await self._pool.stop()
+        finally:
+            await listener.stop()
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+
+    def _admit(self, hello: m.Hello, peer: Peer) -> Admission:
+        if self._stop.is_set():
+            raise Refused("stopping", "the daemon is stopping")
+        if hello.role == m.ROLE_ADMIN:
+            return Admission(self._welcome(), ())
+        if hello.role != m.ROLE_ENGINE:
+            raise Refused("role", f"role is {hello.role!r}, expected {m.ROLE_ENGINE!r} or {m.ROLE_ADMIN!r}")
+        if len(hello.model.encode()) > MODEL_BYTES_MAX:
+            raise Refused("model", f"model name has more than {MODEL_BYTES_MAX} bytes")
+        self._pool.open_namespaces(hello.model, Layout.from_wire(hello.layout))
+        log.debug("engine of model %s connects: pid %d uid %d", hello.model, peer.pid, peer.uid)
+        return Admission(self._welcome(), self._pool.fds())
+
+    async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer) -> None:
+        connection_id = ConnectionId(next(self._next_connection))
+        connection = Connection(
+            connection_id,
+            self._handlers_of(connection_id, hello),
+            on_closed=self._on_closed,
+            on_protocol_error=self._on_protocol_error,
+        )
+        self._connections[connection_id] = connection
+        self._counts.accepted += 1
+        self._counts.open = len(self._connections)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
+        log.debug("connection %d: %s, pid %d uid %d", connection_id, hello.role, peer.pid, peer.uid)
+
+    def _handlers_of(self, connection_id: ConnectionId, hello: m.Hello) -> Handlers:
+        if hello.role == m.ROLE_ADMIN:
+            return admin_handlers(self._pool, self._info(), self._counts)
+        session = self._pool.open_session(connection_id, hello.model, Layout.from_wire(hello.layout))
+        return engine_handlers(self._pool, session)
+
+    def _welcome(self) -> m.Welcome:
+        server = self._config.server
+        geometry = self._pool.geometry
+        return m.Welcome(
+            epoch=self._pool.epoch,
+            version=__version__,
+            domain=self._domain,
+            arena_bytes=geometry.arena_bytes,
+            index_bytes=geometry.index_bytes,
+            lease_ttl_s=float(server.lease_ttl),
+            reservation_ttl_s=float(server.reservation_ttl),
+            verify=self._config.dram.verify,
+        )
+
+    def _info(self) -> dict[str, Any]:
+        return {"version": __version__, "pid": os.getpid(), "socket": self._config.server.socket}
+
+    def _on_closed(self, connection_id: ConnectionId) -> None:
+        self._connections.pop(connection_id, None)
+        self._counts.open = len(self._connections)
+        self._counts.refused = self._listener.refused_connections
+        self._pool.drop_connection(connection_id)
+
+    def _on_protocol_error(self) -> None:
+        self._counts.protocol_errors += 1
+
+    async def _drain(self) -> None:
+        started_ns = self._clock.now_ns()
+        deadline = Deadline(self._config.server.stop_timeout)
+        while self._pool.is_busy and not deadline.has_passed():
+            await asyncio.sleep(DRAIN_POLL_S)
+        for connection in list(self._connections.values()):
+            connection.close()
+        log.info(
+            "stopped by signal: %d chunks dropped with the DRAM tier, drained in %.2f s",
+            self._pool.chunks,
+            (self._clock.now_ns() - started_ns) / 1e9,
+        )
+
+    def _log_ready(self, seconds: float) -> None:
+        use = self._pool.page_use()
+        log.info(
+            "kvpoold %s ready in %.2f s at %s: dram %s (%s pages), transport shared memory",
+            __version__,
+            seconds,
+            self._config.server.socket,
+            format_size(self._config.dram.capacity),
+            use.mode,
+        )
+
+
+def _read_secret(path: str) -> bytes:
+    if not path:
+        return b""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ConfigError([f"server.domain_secret_file is {path!r}: {error.strerror}, expected a readable file"]) from error
+    with os.fdopen(fd, "rb") as file:
+        return file.read(4096)

@@ -1,0 +1,223 @@
+"""The unix socket that local engines and operators use: binding, accepting, the handshake.
+
+The socket's end is made under a name of its own and renamed to its place once the daemon serves: whoever can
+see the socket can use it. A stale socket is replaced, a live one refuses the second daemon. Who is at the other end
+the kernel says (SO_PEERCRED), never a message. The daemon sends descriptors and accepts none.
+
+Control thread only. Bounds: `max_connections` with a refusal beyond, `handshake_timeout_s` for the first frame.
+"""
+
+import asyncio
+import errno
+import fcntl
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpool.errors import LayoutMismatch, ProtocolError, Refused, SocketInUse
+from kvpool.protocol import frames
+from kvpool.protocol import messages as m
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+HELLO_BYTES_MAX = 4096
+_PEERCRED = struct.Struct("3i")
+_ACCEPT_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who the kernel says is at the other end."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The answer to a hello: the welcome, and the descriptors to pass with it."""
+
+    welcome: m.Welcome
+    fds: tuple[int, ...]
+
+
+# Decides on a hello (raises Refused), and takes the handshaken socket over.
+Admit = Callable[[m.Hello, Peer], Admission]
+Adopt = Callable[[socket.socket, m.Hello, Peer], Coroutine[None, None, None]]
+
+
+class LocalSocket:
+    """The listening socket of one daemon.
+
+    Invariant: while `_listener` is bound, `_lock_fd` holds an exclusive lock on the file beside the socket, so that
+    of two daemons started at once exactly one serves.
+    """
+
+    def __init__(self, path: str, *, mode: int, max_connections: int, handshake_timeout_s: float) -> None:
+        """Take the place of the socket. Raises SocketInUse, or OSError when the directory cannot be used."""
+        self._path = path
+        self._mode = mode
+        self._max_connections = max_connections
+        self._handshake_timeout_s = handshake_timeout_s
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting: asyncio.Task[None] | None = None
+        self.refused_connections = 0
+        Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._lock_fd = _lock(path)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            self._bind()
+        except BaseException:
+            self._listener.close()
+            os.close(self._lock_fd)
+            raise
+
+    def start(self, admit: Admit, adopt: Adopt, open_connections: Callable[[], int]) -> None:
+        """Show the socket and accept."""
+        self._listener.listen(BACKLOG)
+        os.rename(_unpublished(self._path), self._path)
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(admit, adopt, open_connections))
+
+    async def stop(self) -> None:
+        """Accept nobody any more and take the socket away."""
+        for task in [self._accepting, *self._handshakes]:
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._listener.close()
+        for path in (self._path, _unpublished(self._path)):
+            Path(path).unlink(missing_ok=True)
+        os.close(self._lock_fd)
+
+    def _bind(self) -> None:
+        if _answers(self._path):
+            raise SocketInUse(f"a daemon already serves {self._path}: stop it, or set server.socket to another path")
+        unpublished = _unpublished(self._path)
+        Path(unpublished).unlink(missing_ok=True)
+        self._listener.bind(unpublished)
+        os.chmod(unpublished, self._mode)
+
+    async def _accept(self, admit: Admit, adopt: Adopt, open_connections: Callable[[], int]) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                # Out of descriptors or memory: those who are connected are served on, new ones wait in the backlog.
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
+                    raise
+                log.warning("accepting pauses: %s", error)
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if open_connections() + len(self._handshakes) >= self._max_connections:
+                self._refuse_full(accepted)
+                continue
+            task = loop.create_task(self._handshake(accepted, admit, adopt))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    def _refuse_full(self, accepted: socket.socket) -> None:
+        self.refused_connections += 1
+        limit = f"server.max_connections is {self._max_connections} and all are in use"
+        with accepted:
+            try:
+                accepted.send(m.encode(m.Failure("busy", limit), 0))
+            except OSError as error:
+                log.debug("a refused connection had gone: %s", error)
+
+    async def _handshake(self, accepted: socket.socket, admit: Admit, adopt: Adopt) -> None:
+        is_adopted = False
+        try:
+            peer = _peer_of(accepted)
+            hello = await asyncio.wait_for(_receive_hello(accepted), self._handshake_timeout_s)
+            admission = admit(hello, peer)
+            sent = m.encode(admission.welcome, 0)
+            # The first send on a fresh socket takes these few bytes whole.
+            if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
+                raise ProtocolError("the welcome did not fit the socket's buffer")
+            is_adopted = True
+            await adopt(accepted, hello, peer)
+        except (Refused, LayoutMismatch, ProtocolError) as error:
+            self._answer_refusal(accepted, error)
+        except (OSError, asyncio.TimeoutError) as error:
+            self.refused_connections += 1
+            log.info("handshake failed: %s", error or "no hello in time")
+        finally:
+            if not is_adopted:
+                accepted.close()
+
+    def _answer_refusal(self, accepted: socket.socket, error: Exception) -> None:
+        self.refused_connections += 1
+        code = error.code if isinstance(error, Refused) else "layout" if isinstance(error, LayoutMismatch) else "protocol"
+        log.info("handshake refused: %s: %s", code, error)
+        try:
+            accepted.send(m.encode(m.Failure(code, str(error)), 0))
+        except OSError as gone:
+            log.debug("a refused connection had gone: %s", gone)
+
+
+async def _receive_hello(accepted: socket.socket) -> m.Hello:
+    loop = asyncio.get_running_loop()
+    buffer = b""
+    needed = frames.LENGTH.size
+    while len(buffer) < needed:
+        data = await loop.sock_recv(accepted, needed - len(buffer))
+        if not data:
+            raise ProtocolError("the peer closed the connection before its hello")
+        buffer += data
+        if len(buffer) == frames.LENGTH.size == needed:
+            (length,) = frames.LENGTH.unpack(buffer)
+            if not 2 <= length <= HELLO_BYTES_MAX:
+                raise ProtocolError(f"hello announces {length} bytes, expected 2..{HELLO_BYTES_MAX}")
+            needed += length
+    kind, _, values = frames.decode(buffer[frames.LENGTH.size :])
+    if kind != m.Hello.KIND:
+        raise ProtocolError(f"the first frame is of kind {kind}, expected a hello")
+    hello = m.decode_as(m.Hello, values)
+    if hello.magic != m.MAGIC:
+        raise ProtocolError("the hello does not carry the magic of kvpool")
+    if hello.version != m.PROTOCOL_VERSION:
+        raise Refused("version", f"client speaks protocol {hello.version}, this daemon {m.PROTOCOL_VERSION}")
+    return hello
+
+
+def _peer_of(accepted: socket.socket) -> Peer:
+    credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+    return Peer(*_PEERCRED.unpack(credentials))
+
+
+def _unpublished(path: str) -> str:
+    return f"{path}.new"
+
+
+def _lock(path: str) -> int:
+    fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise SocketInUse(f"a daemon already serves {path} (it holds {path}.lock)") from error
+    return fd
+
+
+def _answers(path: str) -> bool:
+    """Whether something accepts connections at `path`. Raises SocketInUse if the path is something else's file."""
+    if not os.path.lexists(path):
+        return False
+    if not Path(path).is_socket():
+        raise SocketInUse(f"{path} exists and is no socket: move it away, or set server.socket to another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True

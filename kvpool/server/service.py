@@ -1,0 +1,112 @@
+"""What a connection may ask: each request's record and the pool's verb that answers it.
+
+The handlers hold no state of their own. Most answer at once; a save that meets memory still being faulted in waits for
+the next segment, and checks of bytes run on the transfer threads. Control thread only.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable
+from functools import partial
+from typing import Any
+
+from kvpool.clock import Deadline
+from kvpool.pool import EngineSession, Pool
+from kvpool.protocol import messages as m
+from kvpool.server.connection import Answer, Handler
+
+RESERVE_WAIT_S = 0.5
+
+Handlers = dict[int, tuple[type[Any], Handler]]
+
+
+def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
+    """The requests of an engine; the operator's are not among them."""
+    return _by_kind(
+        {
+            m.Acquire: lambda request: pool.acquire(session, request.keys),
+            m.Release: lambda request: pool.release(session, request.lease),
+            m.Renew: lambda request: pool.renew(session, request.leases),
+            m.IssueTicket: lambda request: pool.issue_ticket(session, request.lease),
+            m.Claim: lambda request: pool.claim(session, request.ticket),
+            m.Reserve: partial(_reserve, pool, session),
+            m.Commit: lambda request: pool.commit(session, request.reservation, request.checksums),
+            m.End: lambda request: pool.end_reservation(session, request.reservation),
+            m.ReportCorrupt: lambda request: _report_corrupt(pool, session, request),
+        }
+    )
+
+
+def admin_handlers(pool: Pool, info: dict[str, Any], connections: "ConnectionCounts") -> Handlers:
+    """The requests of an operator."""
+    return _by_kind(
+        {
+            m.AskInfo: lambda _: m.Report({**info, **pool.info()}),
+            m.AskStats: lambda _: m.Report(pool.stats(connections.stats())),
+            m.Flush: lambda request: _flush(pool, request),
+            m.Check: lambda request: _check(pool, is_deep=request.is_deep),
+        }
+    )
+
+
+class ConnectionCounts:
+    """Connections by state, for the statistics.
+
+    Invariant: every number is a count since the daemon's start but `open`, which is now.
+    """
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.accepted = 0
+        self.protocol_errors = 0
+        self.refused = 0
+
+    def stats(self) -> dict[str, int]:
+        """By name."""
+        return {
+            "connections": self.open,
+            "connections_accepted": self.accepted,
+            "connections_refused": self.refused,
+            "protocol_errors": self.protocol_errors,
+        }
+
+
+def _by_kind(handlers: dict[type[Any], Handler]) -> Handlers:
+    return {record.KIND: (record, handler) for record, handler in handlers.items()}
+
+
+def _reserve(pool: Pool, session: EngineSession, request: m.Reserve) -> Answer | Awaitable[Answer]:
+    answer = pool.reserve(session, request.parent, request.keys)
+    return _reserve_later(pool, session, request) if answer is None else answer
+
+
+async def _reserve_later(pool: Pool, session: EngineSession, request: m.Reserve) -> Answer:
+    deadline = Deadline(RESERVE_WAIT_S)
+    while not deadline.has_passed():
+        await pool.wait_for_segment(deadline.remaining_s())
+        answer = pool.reserve(session, request.parent, request.keys)
+        if answer is not None:
+            return answer
+    return pool.reserve(session, request.parent, request.keys, may_wait=False)
+
+
+def _flush(pool: Pool, request: m.Flush) -> Answer:
+    if math.isnan(request.older_than_s):
+        return m.Failure("argument", "older_than_s is not a number, expected seconds")
+    older_than_s = None if request.older_than_s < 0 else request.older_than_s
+    return m.Report(pool.flush(request.model or None, older_than_s))
+
+
+async def _report_corrupt(pool: Pool, session: EngineSession, report: m.ReportCorrupt) -> Answer:
+    await pool.check_reported(session, report.lease, report.chunk)
+    return m.Done()
+
+
+async def _check(pool: Pool, *, is_deep: bool) -> Answer:
+    report: dict[str, Any] = pool.verify()
+    if is_deep:
+        corrupt, verified = await pool.verify_bytes()
+        report["problems"] += [f"chunk {key.hex()}: bytes do not match their checksums" for key in corrupt]
+        report["verified"] = verified
+    await asyncio.sleep(0)
+    return m.Report(report)

@@ -1,0 +1,1 @@
+"""Bytes at rest, one module for each tier."""

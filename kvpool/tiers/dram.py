@@ -1,0 +1,86 @@
+"""The DRAM tier: the arena's and the index's shared memory, and how it gets its pages.
+
+The daemon makes both memfds, seals them against resizing, and seals the index against writing by anybody else; engines
+map the arena writable and the index read-only. Pages are faulted in by background threads, segment by segment, because
+a save into untouched memory runs at a fifth of the speed and a large arena must not delay the start. Huge pages are
+tried in a chain: hugetlb if configured, MADV_COLLAPSE, 4 KiB pages; `pages` says what is in use.
+
+It knows slots and chunks only as bytes: which chunk is where is the native directory's business.
+Threads: `prefault_next` from any thread, once for each segment; the rest from the control thread.
+"""
+
+import threading
+from dataclasses import dataclass
+
+import kvpool_native
+
+HUGE_PAGE_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PageUse:
+    """How the arena's memory is backed: `mode` in hugetlb | collapse | base, bytes in huge pages, bytes faulted in."""
+
+    mode: str
+    huge_bytes: int
+    resident_bytes: int
+
+
+class DramTier:
+    """The arena and the index of one daemon.
+
+    Invariant: segments below `_taken` have been handed to a pre-fault thread, exactly once each.
+    """
+
+    def __init__(self, geometry: kvpool_native.DirectoryGeometry, *, huge_pages: str) -> None:
+        """Raises MemoryError or OSError when the memory cannot be had."""
+        self.geometry = geometry
+        self._huge_pages = huge_pages
+        self._lock = threading.Lock()
+        self._taken = 0  # guarded by _lock
+        self._huge_bytes = 0  # guarded by _lock
+        self._resident_bytes = 0  # guarded by _lock
+        self.arena, self._mode = _create_arena(geometry.arena_bytes, huge_pages)
+        self.index = kvpool_native.Mapping.create("kvpool-index", geometry.index_bytes, False)
+
+    def __repr__(self) -> str:
+        use = self.page_use()
+        return f"<DramTier {use.resident_bytes}/{self.geometry.arena_bytes} bytes resident, {use.mode}>"
+
+    def seal(self) -> None:
+        """Take from everybody but this process the means to write the index. Called once, after the index is laid out."""
+        self.index.seal_read_only()
+
+    def prefault_next(self) -> int | None:
+        """Give the next segment its pages; its number, or None when all have been taken. Blocks for the time it takes."""
+        with self._lock:
+            if self._taken == self.geometry.segments:
+                return None
+            segment = self._taken
+            self._taken += 1
+        size = self.geometry.segment_bytes
+        offset = segment * size
+        is_huge = self._mode == "hugetlb"
+        if self._mode == "collapse":
+            is_huge = self.arena.collapse(offset, size)
+        self.arena.populate(offset, size)
+        with self._lock:
+            self._resident_bytes += size
+            self._huge_bytes += size if is_huge else 0
+        return segment
+
+    def page_use(self) -> PageUse:
+        """What backs the arena now. Mode `collapse` that collapsed nothing reads as `base`."""
+        with self._lock:
+            mode = "base" if self._mode == "collapse" and self._resident_bytes and not self._huge_bytes else self._mode
+            return PageUse(mode, self._huge_bytes, self._resident_bytes)
+
+
+def _create_arena(size: int, huge_pages: str) -> tuple[kvpool_native.Mapping, str]:
+    if huge_pages == "hugetlb" and size % HUGE_PAGE_BYTES == 0:
+        try:
+            return kvpool_native.Mapping.create("kvpool-arena", size, True), "hugetlb"
+        except OSError:
+            pass  # the kernel has no such pages to give: the next link of the chain serves
+    mode = "base" if huge_pages == "off" else "collapse"
+    return kvpool_native.Mapping.create("kvpool-arena", size, False), mode

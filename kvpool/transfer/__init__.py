@@ -1,0 +1,1 @@
+"""Bytes in motion: immutable jobs on a bounded pool of threads. Knows neither tiers nor keys."""
