@@ -1,0 +1,139 @@
+// Bindings of shared memory regions and of the index's read side: Mapping, IndexView. No logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <cerrno>
+#include <string>
+
+#include "bindings.h"
+#include "kvpool/chunk_table.h"
+#include "kvpool/memory.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvpool {
+namespace {
+
+[[noreturn]] void raise_os_error(int error, const std::string& what) {
+  PyErr_SetObject(PyExc_OSError, nb::make_tuple(error, what).ptr());
+  throw nb::python_error();
+}
+
+std::shared_ptr<Mapping> unwrap(MappingResult result) {
+  if (result.mapping == nullptr) {
+    raise_os_error(result.error, std::string("cannot map shared memory: ") + result.step);
+  }
+  return std::move(result.mapping);
+}
+
+void require_pages(const Mapping& mapping, uint64_t offset, uint64_t length) {
+  if (!mapping.contains(offset, length) || offset % PAGE_BYTES != 0 || length % PAGE_BYTES != 0) {
+    throw nb::value_error("range is not whole pages inside the mapping");
+  }
+}
+
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+
+// The array keeps the mapping alive. A read-only view of numpy is not enforced by the kernel; the mapping's is.
+Bytes view(const std::shared_ptr<Mapping>& mapping) {
+  auto* held = new std::shared_ptr<Mapping>(mapping);
+  nb::capsule owner(held, [](void* pointer) noexcept { delete static_cast<std::shared_ptr<Mapping>*>(pointer); });
+  return Bytes(mapping->data(), {mapping->size()}, owner);
+}
+
+std::pair<size_t, nb::bytes> lookup(const IndexView& index, const nb::bytes& keys) {
+  if (keys.size() % KEY_BYTES != 0) {
+    throw nb::value_error("keys must be a multiple of 32 bytes");
+  }
+  const size_t n = keys.size() / KEY_BYTES;
+  const auto* packed = static_cast<const uint8_t*>(keys.data());
+  std::string levels(n, '\0');
+  size_t count = 0;
+  {
+    const nb::gil_scoped_release released;
+    count = index.lookup(packed, n, reinterpret_cast<uint8_t*>(levels.data()));
+  }
+  return {count, nb::bytes(levels.data(), count)};
+}
+
+}  // namespace
+
+void bind_memory(nb::module_& module) {
+  nb::class_<Mapping>(module, "Mapping", "A shared memory region, mapped for as long as this object lives.")
+      .def_static(
+          "create",
+          [](const std::string& name, uint64_t size, bool hugetlb) {
+            return unwrap(Mapping::create(name, size, hugetlb));
+          },
+          "name"_a, "size"_a, nb::kw_only(), "hugetlb"_a = false,
+          "A new zeroed region, sealed against resizing. Raises OSError.")
+      .def_static(
+          "attach",
+          [](int fd, uint64_t size, bool writable) { return unwrap(Mapping::attach(fd, size, writable)); }, "fd"_a,
+          "size"_a, nb::kw_only(), "writable"_a, "Maps another process's region; the descriptor is duplicated.")
+      .def(
+          "populate",
+          [](const Mapping& mapping, uint64_t offset, uint64_t length) {
+            require_pages(mapping, offset, length);
+            int error = 0;
+            {
+              const nb::gil_scoped_release released;
+              error = mapping.populate(offset, length);
+            }
+            if (error != 0) {
+              raise_os_error(error, "cannot pre-fault shared memory");
+            }
+          },
+          "offset"_a, "length"_a, "Brings pages into memory, bytes unchanged. GIL released.")
+      .def(
+          "collapse",
+          [](const Mapping& mapping, uint64_t offset, uint64_t length) {
+            require_pages(mapping, offset, length);
+            const nb::gil_scoped_release released;
+            return mapping.collapse(offset, length);
+          },
+          "offset"_a, "length"_a, "Asks for huge pages; returns whether they were made. GIL released.")
+      .def(
+          "seal_read_only",
+          [](const Mapping& mapping) {
+            const int error = mapping.seal_read_only();
+            if (error != 0) {
+              raise_os_error(error, "cannot seal shared memory");
+            }
+          },
+          "No new writable mapping from now on; existing ones keep their rights.")
+      .def("view", &view, "All bytes as a numpy array that keeps the region mapped; do not write if not writable.")
+      .def_prop_ro("fd", &Mapping::fd)
+      .def_prop_ro("size", &Mapping::size)
+      .def_prop_ro("writable", &Mapping::is_writable)
+      .def("__repr__", [](const Mapping& mapping) {
+        return "<Mapping " + std::to_string(mapping.size()) + (mapping.is_writable() ? " rw>" : " ro>");
+      });
+
+  nb::class_<IndexView>(module, "IndexView", "Read side of the shared index; a hit is a hint with a generation.")
+      .def(nb::new_([](std::shared_ptr<Mapping> mapping) {
+             auto index = IndexView::attach(std::move(mapping));
+             if (index == nullptr) {
+               throw nb::value_error("region is not an index of this version");
+             }
+             return std::const_pointer_cast<IndexView>(index);
+           }),
+           "mapping"_a)
+      .def("lookup", &lookup, "keys"_a,
+           "(chunks, levels): the run of readable chunks from the first key on, and each one's level. GIL released.")
+      .def("generation_at", &IndexView::generation_at, "offset"_a)
+      .def("checksum_at", &IndexView::checksum_at, "offset"_a, "layer"_a)
+      .def("covers", &IndexView::covers, "offset"_a, "layers"_a)
+      .def_prop_ro("count", &IndexView::count)
+      .def_prop_ro("arena_bytes", &IndexView::arena_bytes)
+      .def_prop_ro("epoch", [](const IndexView& index) {
+        const std::string epoch = index.epoch();
+        return nb::bytes(epoch.data(), epoch.size());
+      });
+}
+
+}  // namespace kvpool

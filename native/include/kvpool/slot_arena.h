@@ -1,0 +1,161 @@
+// Which pages of the arena belong to which slot: segments, lent in runs to size classes, cut in slots.
+//
+// What it is: bookkeeping of places. What it is not: a holder of bytes, or a judge of who must go. It never evicts;
+// it says what is free, and which window of segments would be the cheapest to clear.
+//
+// A segment is NOT_READY until its memory is pre-faulted, then free, then part of a run:
+//
+//     NOT_READY --mark_ready--> FREE <--release of the run's last slot-- LENT
+//                                 \------allocate, no free slot left-----/
+//
+// A run is 1..n contiguous segments lent to one class and cut into slots from its start. n is the smallest count
+// whose rest is at most 1/8 of the run; where no such place is free a shorter run that holds a slot will do.
+// A run whose last slot is freed goes back at once, so classes exchange memory in whole segments.
+//
+// Invariants: a run's segments are contiguous and name its first segment; `used` counts its allocated slots, `idle`
+// those the owner may evict, and idle <= used; a class's list holds exactly its runs with a free slot; the
+// owner word of a slot's first page is its owner + 1 while used, FREE_BIT | next free slot while free, else 0.
+// Threads: the control thread only. allocate and release are O(1) but where a run is lent: O(segments).
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kvpool/types.h"
+
+namespace kvpool {
+
+// Sizes of an arena, fixed before any memory is mapped.
+struct ArenaShape {
+  uint64_t segment_bytes;
+  uint32_t segments;
+  [[nodiscard]] uint64_t total_bytes() const noexcept { return segment_bytes * segments; }
+};
+
+struct SizeClass {
+  uint64_t chunk_bytes;
+  uint32_t layers;
+  uint64_t slot_bytes;    // pages for the bytes, and for one checksum word per layer
+  uint32_t min_segments;  // shortest run that holds a slot
+  uint32_t run_segments;  // preferred run
+};
+
+// A window of segments that would be free if every idle slot of the runs that touch it were evicted.
+struct SegmentWindow {
+  uint32_t first;
+  uint32_t count;
+  uint64_t newest_ns;  // the latest access of a slot in it
+};
+
+class SlotArena {
+ public:
+  static constexpr uint32_t MAX_RUN_SEGMENTS = 8;
+  static constexpr uint32_t MAX_CLASSES = 64;
+
+  explicit SlotArena(ArenaShape shape);
+  SlotArena(const SlotArena&) = delete;
+  SlotArena& operator=(const SlotArena&) = delete;
+
+  // The class for chunks of this geometry, made where it is new. Nothing where no slot of it fits the arena.
+  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers);
+
+  // The segment's memory is there: it may be handed out. Marking twice changes nothing.
+  void mark_ready(uint32_t segment) noexcept;
+
+  [[nodiscard]] bool can_allocate(ClassId size_class) const noexcept;
+
+  // A slot for `record`; nothing where can_allocate is false. A new slot is not idle.
+  [[nodiscard]] std::optional<PageIndex> allocate(ClassId size_class, RecordId record) noexcept;
+
+  // REQUIRES: the slot is used and not idle.
+  void release(PageIndex page) noexcept;
+
+  // The slot may be evicted / may no longer. `now_ns` is the time of its last access.
+  void set_idle(PageIndex page, uint64_t now_ns) noexcept;
+  void set_busy(PageIndex page) noexcept;
+
+  // The window of the class's run length that was used longest ago, of segments that are free or lent to other
+  // classes with idle slots only. O(segments).
+  [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class) const noexcept;
+
+  // Whether the window found earlier would still do.
+  [[nodiscard]] bool is_clearable(ClassId size_class, const SegmentWindow& window) const noexcept;
+
+  // The owners of all used slots of the runs that touch the window.
+  [[nodiscard]] std::vector<RecordId> owners_in(const SegmentWindow& window) const;
+
+  // The owner of the used slot that starts at this page; unset where none does.
+  [[nodiscard]] RecordId owner(PageIndex page) const noexcept;
+  [[nodiscard]] const SizeClass& size_class(ClassId id) const noexcept { return classes_[id.value()].geometry; }
+  [[nodiscard]] uint32_t class_count() const noexcept { return static_cast<uint32_t>(classes_.size()); }
+  [[nodiscard]] uint64_t used_slots(ClassId id) const noexcept { return classes_[id.value()].used; }
+  [[nodiscard]] uint32_t lent_runs(ClassId id) const noexcept { return classes_[id.value()].runs; }
+  [[nodiscard]] const ArenaShape& shape() const noexcept { return shape_; }
+  [[nodiscard]] bool is_behind() const noexcept { return ready_segments_ < shape_.segments; }
+  [[nodiscard]] uint32_t free_segments() const noexcept { return free_segments_; }
+  [[nodiscard]] uint32_t ready_segments() const noexcept { return ready_segments_; }
+
+  // Recounts everything; one line per broken invariant.
+  [[nodiscard]] std::vector<std::string> verify() const;
+
+ private:
+  static constexpr uint32_t NONE = UINT32_MAX;
+  static constexpr uint32_t FREE_BIT = 0x80000000U;
+  static constexpr uint32_t END_OF_CHAIN = ~FREE_BIT;
+  enum class SegmentState : uint8_t { NOT_READY, FREE, LENT };
+
+  struct FreeMemory {
+    void operator()(uint32_t* words) const noexcept { std::free(words); }
+  };
+  struct Segment {
+    SegmentState state = SegmentState::NOT_READY;
+    uint32_t run = NONE;  // first segment of the run it is lent in
+  };
+  // Lives at the index of its first segment.
+  struct Run {
+    ClassId size_class;
+    uint32_t segments = 0;
+    uint32_t slots = 0;
+    uint32_t used = 0;
+    uint32_t idle = 0;
+    uint32_t fresh = 0;  // slots from here on were never handed out since the run was lent
+    uint32_t free_page = END_OF_CHAIN;  // chain through the owner words
+    uint64_t newest_ns = 0;    // never less than the last access of its idle slots
+    uint32_t previous = NONE;  // in the class's list of runs with a free slot
+    uint32_t next = NONE;
+  };
+  struct ClassState {
+    SizeClass geometry;
+    uint32_t first_run = NONE;
+    uint32_t runs = 0;
+    uint64_t used = 0;
+  };
+
+  [[nodiscard]] uint64_t pages_per_segment() const noexcept { return shape_.segment_bytes / PAGE_BYTES; }
+  [[nodiscard]] PageIndex slot_page(uint32_t first, uint32_t slot) const noexcept;
+  [[nodiscard]] Run& run_of(PageIndex page) noexcept;
+  [[nodiscard]] std::optional<uint32_t> free_window(uint32_t count) const noexcept;
+  [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class, uint32_t count) const noexcept;
+  [[nodiscard]] std::optional<uint64_t> newest_access(ClassId size_class, uint32_t first,
+                                                      uint32_t count) const noexcept;
+  void lend(ClassId size_class) noexcept;
+  void give_back(uint32_t first) noexcept;
+  void link_run(uint32_t first) noexcept;
+  void unlink_run(uint32_t first) noexcept;
+  void verify_run(uint32_t first, std::vector<std::string>& broken) const;
+
+  const ArenaShape shape_;
+  std::vector<Segment> segments_;
+  std::vector<Run> runs_;
+  std::vector<ClassState> classes_;
+  // By page. Only first pages of slots are ever touched, so most of it stays unbacked: calloc, not a vector.
+  const std::unique_ptr<uint32_t[], FreeMemory> owner_words_;
+  uint32_t free_segments_ = 0;
+  uint32_t ready_segments_ = 0;
+};
+
+}  // namespace kvpool
