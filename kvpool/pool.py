@@ -200,7 +200,7 @@ class Pool:
         if lease is None or not self._leases.has_room_for_ticket:
             return m.Ticket(b"")
         self._leases.renew(lease.id, session.connection, now_ns)
-        holds = {rank: HoldId(self._directory.dup_hold(hold)) for rank, hold in lease.holds.items()}
+        holds = {rank: HoldId(self._directory.duplicate(hold)) for rank, hold in lease.holds.items()}
         self._schedule_expiry()
         return m.Ticket(self._leases.issue_ticket(session.identity, lease.chunks, holds, now_ns))
 
@@ -276,15 +276,17 @@ class Pool:
             self._end(reservation, self._clock.now_ns())
         return m.Done()
 
-    async def check_reported(self, session: EngineSession, keys: bytes) -> None:
-        """Recompute the checksums of chunks that a client found bad; drop those that are."""
-        self._check_keys(keys, ranks=1)
-        self._counts["corrupt_reports"] += 1
-        found = self._directory.find(session.own.id, keys)
-        extents = [ChunkExtent(*fields) for fields in found]
-        generations = {extent.key: self._directory.generation_of(extent.offset) for extent in extents}
-        for key in await self._corrupt_among(extents):
-            self._drop_corrupt(key, generations[key])
+    async def check_reported(self, session: EngineSession, lease_id: int, chunk: int) -> None:
+        """Recompute the checksums of a leased chunk that a client found bad; drop it if it is."""
+        lease = self._leases.find(LeaseId(lease_id), session.connection)
+        rank = session.layout.rank
+        if lease is None or rank is None or not 0 <= chunk < lease.chunks:
+            return
+        hold = self._directory.duplicate(lease.holds[rank])
+        try:
+            await self._drop_corrupt(self._extents(hold)[chunk : chunk + 1])
+        finally:
+            self._directory.release(hold, self._clock.now_ns())
 
     def drop_connection(self, connection: ConnectionId) -> None:
         """A connection has ended: its leases and reservations end with it."""

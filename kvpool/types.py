@@ -41,12 +41,13 @@ class SaveState(IntEnum):
     NO_PARENT = 3
     FULL = 4
     NOT_READY = 5
-    STORED = 6
-    EXPIRED = 7
-    DISCONNECTED = 8
-    TIMEOUT = 9
-    TOO_LONG = 10
-    ABORTED = 11
+    FOREIGN = 6
+    STORED = 7
+    EXPIRED = 8
+    DISCONNECTED = 9
+    TIMEOUT = 10
+    TOO_LONG = 11
+    ABORTED = 12
 
     @property
     def reason(self) -> str:

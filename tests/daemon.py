@@ -1,0 +1,131 @@
+"""A real kvpoold for a test: its own directory and socket, started, stopped, killed and restarted.
+
+Waits by looking, never by sleeping a fixed time: every wait has a deadline and fails with the daemon's own words.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kvpool_client as kv
+from kvpool.errors import KVPoolError
+from kvpool.protocol.blocking import BlockingConnection
+
+START_TIMEOUT_S = 20.0
+SMALL = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32)
+
+
+class Daemon:
+    """One kvpoold process after another at one socket."""
+
+    def __init__(self, directory: Path, **options: str) -> None:
+        self.socket = str(directory / "kvpool.sock")
+        self._log = directory / "kvpoold.log"
+        self._options = {"dram.capacity": "16MiB", "log.level": "info", "dram.huge_pages": "off", **options}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "Daemon":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+
+    def command(self) -> list[str]:
+        """The command line."""
+        sets = [f"--set=server.socket={self.socket}", *(f"--set={key}={value}" for key, value in self._options.items())]
+        return [sys.executable, "-m", "kvpool.cli.kvpoold", *sets]
+
+    def start(self) -> None:
+        """Start, and wait until the daemon answers."""
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self.command(), stderr=log, stdout=log, start_new_session=True)
+        wait_until(self._answers_or_died, f"daemon answers at {self.socket}", START_TIMEOUT_S)
+        assert self.process.poll() is None, self.log()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(START_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def signal(self, number: int) -> None:
+        """Any signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def log(self) -> str:
+        """What the daemon has said."""
+        return self._log.read_text()
+
+    def connect(self, layout: kv.Layout = SMALL, **arguments: Any) -> kv.Pool:
+        """A Pool on this daemon."""
+        return kv.connect(self.socket, **{"model": "test-model", "layout": layout, **arguments})
+
+    def admin(self) -> BlockingConnection:
+        """An operator's connection."""
+        return BlockingConnection.admin(self.socket, 5.0)
+
+    def stats(self) -> dict[str, int | float | str]:
+        """All statistics, sections joined."""
+        with self.admin() as connection:
+            return {name: value for section in connection.stats().values() for name, value in section.items()}
+
+    def problems(self, *, deep: bool = True) -> list[str]:
+        """What `check` finds broken."""
+        with self.admin() as connection:
+            report = connection.check(deep)
+        problems: list[str] = report["problems"]
+        return problems
+
+    def _answers_or_died(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            return True
+        try:
+            self.admin().close()
+        except (KVPoolError, OSError):
+            return False
+        return True
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+    """Until the condition holds; fails with `what` after the time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        select.select([], [], [], 0.005)
+
+
+def wait_connected(pool: kv.Pool) -> None:
+    """Until the Pool is served."""
+    wait_until(lambda: pool.connected, "pool is connected")
+
+
+def spawn(code: str, *arguments: str) -> "subprocess.Popen[str]":
+    """A Python process of its own, with the tests importable, that talks over stdin and stdout."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )

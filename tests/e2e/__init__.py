@@ -1,0 +1,1 @@
+"""The real daemon on a temporary socket: stopped, killed, restarted."""
