@@ -60,9 +60,7 @@ std::pair<size_t, nb::bytes> lookup(const IndexView& index, const nb::bytes& key
   return {count, nb::bytes(levels.data(), count)};
 }
 
-}  // namespace
-
-void bind_memory(nb::module_& module) {
+void bind_mapping(nb::module_& module) {
   nb::class_<Mapping>(module, "Mapping", "A shared memory region, mapped for as long as this object lives.")
       .def_static(
           "create",
@@ -113,7 +111,9 @@ void bind_memory(nb::module_& module) {
       .def("__repr__", [](const Mapping& mapping) {
         return "<Mapping " + std::to_string(mapping.size()) + (mapping.is_writable() ? " rw>" : " ro>");
       });
+}
 
+void bind_index_view(nb::module_& module) {
   nb::class_<IndexView>(module, "IndexView", "Read side of the shared index; a hit is a hint with a generation.")
       .def(nb::new_([](std::shared_ptr<Mapping> mapping) {
              auto index = IndexView::attach(std::move(mapping));
@@ -134,6 +134,13 @@ void bind_memory(nb::module_& module) {
         const std::string epoch = index.epoch();
         return nb::bytes(epoch.data(), epoch.size());
       });
+}
+
+}  // namespace
+
+void bind_memory(nb::module_& module) {
+  bind_mapping(module);
+  bind_index_view(module);
 }
 
 }  // namespace kvpool

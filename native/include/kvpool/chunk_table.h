@@ -145,7 +145,9 @@ class ChunkTable {
   [[nodiscard]] std::optional<TableEntry> find(const ChunkKey& key) const noexcept;
   void prefetch(const ChunkKey& key) const noexcept;
 
-  // Whether insert would take the key: below half load, and a free slot near enough to its home.
+  // Whether a free slot is near enough to the key's home. Erasing other keys never makes this false.
+  [[nodiscard]] bool is_in_reach(const ChunkKey& key) const noexcept { return free_position(key).has_value(); }
+  // Whether insert would take the key: in reach, and below half load.
   [[nodiscard]] bool has_room(const ChunkKey& key) const noexcept;
 
   // Adds a key with tiers = 0. Returns false, and does nothing, where `has_room` is false.

@@ -1,0 +1,283 @@
+// Bindings of the directory. Columns cross as packed little-endian bytes, once per request. No logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <bit>
+#include <string>
+
+#include "bindings.h"
+#include "kvpool/directory.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvpool {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+template <typename Word>
+nb::bytes pack(const std::vector<Word>& words) {
+  return {words.data(), words.size() * sizeof(Word)};
+}
+
+const uint8_t* packed_keys(const nb::bytes& keys) {
+  if (keys.size() % KEY_BYTES != 0) {
+    throw nb::value_error("keys must be a multiple of 32 bytes");
+  }
+  return static_cast<const uint8_t*>(keys.data());
+}
+
+ChunkKey one_key(const nb::bytes& key) {
+  if (key.size() != KEY_BYTES) {
+    throw nb::value_error("a key must be 32 bytes");
+  }
+  return ChunkKey::from_bytes(static_cast<const uint8_t*>(key.data()));
+}
+
+NamespaceId known_namespace(const Directory& directory, uint32_t owner) {
+  if (owner >= directory.namespaces()) {
+    throw nb::index_error("unknown namespace");
+  }
+  return NamespaceId(owner);
+}
+
+void require_known(bool known) {
+  if (!known) {
+    throw nb::key_error("unknown hold");
+  }
+}
+
+Directory* make_directory(std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index,
+                          const DirectoryGeometry& geometry, const nb::bytes& epoch) {
+  if (epoch.size() != 16) {
+    throw nb::value_error("epoch must be 16 bytes");
+  }
+  if (!arena->is_writable() || arena->size() < geometry.arena.total_bytes()) {
+    throw nb::value_error("arena region is read-only or smaller than planned");
+  }
+  if (!index->is_writable() || index->size() < geometry.index.total_bytes()) {
+    throw nb::value_error("index region is read-only or smaller than planned");
+  }
+  if (reinterpret_cast<const IndexHeader*>(index->data())->version != 0) {
+    throw nb::value_error("index region is in use");
+  }
+  return new Directory(std::move(arena), std::move(index), geometry, static_cast<const uint8_t*>(epoch.data()));
+}
+
+nb::tuple acquire_ranks(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& keys, size_t n) {
+  if (packed_keys(keys) == nullptr || n > keys.size() || keys.size() != owners.size() * n * KEY_BYTES) {
+    throw nb::value_error("keys must be 32 bytes for each chunk of each rank");
+  }
+  std::vector<NamespaceId> ids;
+  for (const uint32_t owner : owners) {
+    ids.push_back(known_namespace(directory, owner));
+  }
+  std::vector<HoldId> holds;
+  size_t chunks = 0;
+  for (const Hold& hold : directory.acquire_ranks(ids, packed_keys(keys), n)) {
+    holds.push_back(hold.id);
+    chunks = hold.chunks;
+  }
+  return nb::make_tuple(holds, chunks);
+}
+
+nb::tuple reserve(Directory& directory, uint32_t owner, uint32_t size_class, const std::optional<nb::bytes>& parent,
+                  const nb::bytes& keys, uint64_t now_ns) {
+  if (size_class >= directory.arena().class_count()) {
+    throw nb::index_error("unknown size class");
+  }
+  std::optional<ChunkKey> above;
+  if (parent) {
+    above = one_key(*parent);
+  }
+  const uint8_t* first = packed_keys(keys);
+  const Reservation answer = directory.reserve(known_namespace(directory, owner), ClassId(size_class), above, first,
+                                               keys.size() / KEY_BYTES, now_ns);
+  return nb::make_tuple(answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations));
+}
+
+nb::bytes commit(Directory& directory, HoldId reservation, size_t first, size_t count, const nb::bytes& checksums) {
+  const auto layers = directory.reservation_layers(reservation);
+  const size_t words = checksums.size() / sizeof(uint32_t);
+  if (count > checksums.size() || (layers && checksums.size() != count * *layers * sizeof(uint32_t))) {
+    throw nb::value_error("checksums must be 4 bytes for each layer of each chunk");
+  }
+  std::vector<uint32_t> aligned(words);
+  std::memcpy(aligned.data(), checksums.data(), words * sizeof(uint32_t));
+  return pack(directory.commit(reservation, first, count, aligned.data()));
+}
+
+nb::tuple records(Directory& directory, uint32_t cursor, uint32_t limit) {
+  const RecordPage page = directory.records(cursor, limit);
+  nb::list rows;
+  for (const RecordId id : page.records) {
+    const ChunkRecord& record = directory.record(id);
+    const SizeClass& geometry = directory.arena().size_class(record.size_class);
+    rows.append(nb::make_tuple(nb::bytes(record.key.words, KEY_BYTES), uint64_t{record.page.value()} * PAGE_BYTES,
+                               record.generation, geometry.chunk_bytes, geometry.layers, record.owner.value()));
+  }
+  return nb::make_tuple(page.next, page.hold, rows);
+}
+
+nb::dict stats(const Directory& directory) {
+  const DirectoryStats counts = directory.stats();
+  nb::dict result;
+  result["chunks"] = counts.chunks;
+  result["writing"] = counts.writing;
+  result["zombies"] = counts.zombies;
+  result["held"] = counts.held;
+  result["holds"] = counts.holds;
+  result["reservations"] = counts.reservations;
+  result["used_bytes"] = counts.used_bytes;
+  result["idle_bytes"] = counts.idle_bytes;
+  result["stored_chunks"] = counts.stored_chunks;
+  result["evicted_chunks"] = counts.evicted_chunks;
+  result["flushed_chunks"] = counts.flushed_chunks;
+  result["dropped_chunks"] = counts.dropped_chunks;
+  result["aborted_chunks"] = counts.aborted_chunks;
+  const char* names[RESERVE_STATES] = {"present", "reserved", "pending", "no_parent", "full", "not_ready", "foreign"};
+  for (size_t state = 0; state < RESERVE_STATES; ++state) {
+    result[(std::string("answered_") + names[state]).c_str()] = counts.answers[state];
+  }
+  const SlotArena& arena = directory.arena();
+  result["segments"] = arena.shape().segments;
+  result["segments_ready"] = arena.ready_segments();
+  result["segments_free"] = arena.free_segments();
+  nb::list classes;
+  for (uint32_t index = 0; index < arena.class_count(); ++index) {
+    nb::dict row;
+    const SizeClass& geometry = arena.size_class(ClassId(index));
+    row["chunk_bytes"] = geometry.chunk_bytes;
+    row["layers"] = geometry.layers;
+    row["slot_bytes"] = geometry.slot_bytes;
+    row["slots_used"] = arena.used_slots(ClassId(index));
+    row["runs"] = arena.lent_runs(ClassId(index));
+    classes.append(row);
+  }
+  result["classes"] = classes;
+  return result;
+}
+
+void bind_geometry(nb::module_& module) {
+  nb::class_<DirectoryGeometry>(module, "DirectoryGeometry", "Sizes of a directory, before memory is mapped.")
+      .def_static(
+          "plan",
+          [](uint64_t capacity, uint64_t segment_bytes, uint32_t max_chunks) {
+            const auto planned = DirectoryGeometry::plan(capacity, segment_bytes, max_chunks);
+            if (!planned) {
+              throw nb::value_error("capacity, segment_bytes or max_chunks is out of range");
+            }
+            return *planned;
+          },
+          "capacity"_a, "segment_bytes"_a, "max_chunks"_a)
+      .def_ro("capacity", &DirectoryGeometry::capacity)
+      .def_ro("max_chunks", &DirectoryGeometry::max_chunks)
+      .def_prop_ro("segment_bytes", [](const DirectoryGeometry& g) { return g.arena.segment_bytes; })
+      .def_prop_ro("segments", [](const DirectoryGeometry& g) { return g.arena.segments; })
+      .def_prop_ro("arena_bytes", [](const DirectoryGeometry& g) { return g.arena.total_bytes(); })
+      .def_prop_ro("index_bytes", [](const DirectoryGeometry& g) { return g.index.total_bytes(); });
+}
+
+void bind_holds(nb::class_<Directory>& directory) {
+  directory
+      .def(
+          "acquire",
+          [](Directory& self, uint32_t owner, const nb::bytes& keys) {
+            const uint8_t* first = packed_keys(keys);
+            const Hold hold = self.acquire(known_namespace(self, owner), first, keys.size() / KEY_BYTES);
+            return nb::make_tuple(hold.id, hold.chunks);
+          },
+          "namespace"_a, "keys"_a, "(hold, chunks) of the longest stored prefix; (0, 0) where there is none.")
+      .def("acquire_ranks", &acquire_ranks, "namespaces"_a, "keys"_a, "chunks"_a,
+           "(holds, chunks): one hold per rank, all of the shortest prefix; keys rank by rank, `chunks` each.")
+      .def(
+          "duplicate",
+          [](Directory& self, HoldId hold) {
+            const auto made = self.duplicate(hold);
+            require_known(made.has_value());
+            return made->id;
+          },
+          "hold"_a, "A new hold on the same chunks.")
+      .def(
+          "columns",
+          [](const Directory& self, HoldId hold) {
+            const auto columns = self.columns(hold);
+            require_known(columns.has_value());
+            return nb::make_tuple(pack(columns->offsets), pack(columns->generations), pack(columns->levels));
+          },
+          "hold"_a, "(offsets u64, generations u64, levels u8); level 255: the chunk was dropped.")
+      .def("release", &Directory::release, "hold"_a, "now_ns"_a, "Ends a hold; False where it is unknown.");
+}
+
+void bind_reservations(nb::class_<Directory>& directory) {
+  directory
+      .def("reserve", &reserve, "namespace"_a, "size_class"_a, "parent"_a.none(), "keys"_a, "now_ns"_a,
+           "(reservation, states u8, offsets u64, generations u64); reservation 0: there is nothing to end.")
+      .def("commit", &commit, "reservation"_a, "first"_a, "count"_a, "checksums"_a,
+           "States u8 per chunk; checksums u32 [chunk][layer].")
+      .def("end_reservation", &Directory::end_reservation, "reservation"_a, "now_ns"_a)
+      .def("expire_reservation", &Directory::expire_reservation, "reservation"_a, "now_ns"_a);
+}
+
+}  // namespace
+
+void bind_directory(nb::module_& module) {
+  bind_geometry(module);
+  nb::class_<Directory> directory(module, "Directory", "What is stored, where, for whom. Control thread only.");
+  directory
+      .def(nb::new_(&make_directory), "arena"_a, "index"_a, "geometry"_a, "epoch"_a)
+      .def(
+          "add_class",
+          [](Directory& self, uint64_t chunk_bytes, uint32_t layers) {
+            const auto added = self.add_class(chunk_bytes, layers);
+            if (!added) {
+              throw nb::value_error("a chunk of this size does not fit the arena");
+            }
+            return added->value();
+          },
+          "chunk_bytes"_a, "layers"_a)
+      .def("add_namespace", [](Directory& self) { return self.add_namespace().value(); })
+      .def(
+          "mark_segment_ready",
+          [](Directory& self, uint32_t segment) {
+            if (segment >= self.geometry().arena.segments) {
+              throw nb::index_error("no such segment");
+            }
+            self.mark_segment_ready(segment);
+          },
+          "segment"_a)
+      .def(
+          "drop", [](Directory& self, const nb::bytes& key) { return self.drop(one_key(key)); }, "key"_a,
+          "Takes a bad chunk and its descendants out; returns how many went.")
+      .def(
+          "flush",
+          [](Directory& self, std::optional<uint32_t> owner, uint64_t before_ns) {
+            std::optional<NamespaceId> only;
+            if (owner) {
+              only = known_namespace(self, *owner);
+            }
+            const FlushResult result = self.flush(only, before_ns);
+            return nb::make_tuple(result.chunks, result.bytes, result.skipped);
+          },
+          "namespace"_a.none(), "before_ns"_a, "(chunks, bytes, skipped because held).")
+      .def("records", &records, "cursor"_a, "limit"_a,
+           "(next cursor or 0, hold or 0, [(key, offset, generation, chunk_bytes, layers, namespace)]).")
+      .def(
+          "namespace_counts",
+          [](const Directory& self, uint32_t owner) {
+            const NamespaceCounts counts = self.namespace_counts(known_namespace(self, owner));
+            return nb::make_tuple(counts.chunks, counts.bytes);
+          },
+          "namespace"_a, "(chunks, bytes) stored.")
+      .def("stats", &stats)
+      .def("is_behind", &Directory::is_behind, "Whether segments are still to be marked ready.")
+      .def("verify", &Directory::verify, "One line per broken invariant.");
+  bind_holds(directory);
+  bind_reservations(directory);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,251 @@
+// The directory: which chunks are stored, for whom, where, who holds them, and which of them go first.
+//
+// What it is: the DRAM tier's truth. It joins the shared table, the slot arena and the records. What it is not: a
+// mover of bytes, a clock (`now_ns` is an argument), or a keeper of deadlines (leases and reservations' times
+// belong to the caller).
+//
+// A chunk's life is drawn in chunk_records.h. Its bytes may be read while its generation word in the index is its
+// generation; the word is cleared before the slot can be given to anybody else.
+//
+// Invariants (recounted by `verify`):
+//   1. Who holds a chunk holds its ancestors: holds(parent) >= holds(child), and the parent of a READY chunk is READY.
+//   2. A class's recency list holds exactly its READY chunks that nobody holds; these and only these are idle in
+//      the arena.
+//   3. Holds end from the leaf to the root, so a parent never stands before its child in the list. The oldest
+//      entry therefore has no children: taking victims from that end is leaf-first, in O(1).
+//   4. A chunk and its parent have the same namespace and size class.
+//   5. used_bytes, the payload of all allocated slots, is at most the capacity.
+//   6. Generations are positive and never repeat.
+//
+// Threads: the control thread only. O(1) per chunk, but for lending memory to a class: O(segments).
+// Unknown hold ids and unknown namespaces are answers, not errors; broken invariants end the process.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "kvpool/chunk_records.h"
+#include "kvpool/chunk_table.h"
+#include "kvpool/memory.h"
+#include "kvpool/slot_arena.h"
+#include "kvpool/types.h"
+
+namespace kvpool {
+
+// All sizes of a directory, computed before memory is mapped.
+struct DirectoryGeometry {
+  uint64_t capacity;  // payload bytes
+  uint32_t max_chunks;
+  ArenaShape arena;
+  IndexShape index;
+
+  // One segment more than the capacity needs, so that a second size class finds a place beside a full first one.
+  // Nothing where the numbers are out of range.
+  [[nodiscard]] static std::optional<DirectoryGeometry> plan(uint64_t capacity, uint64_t segment_bytes,
+                                                             uint32_t max_chunks);
+};
+
+// What `reserve` says about a chunk. PRESENT chunks come first, then RESERVED, then declined ones.
+enum class ReserveState : uint8_t {
+  PRESENT = 0,
+  RESERVED = 1,
+  PENDING = 2,    // another writer is just writing it
+  NO_PARENT = 3,  // its parent is not stored
+  FULL = 4,       // everything that could go is held
+  NOT_READY = 5,  // the memory that would serve is not pre-faulted yet
+  FOREIGN = 6,    // the key belongs to another namespace
+};
+inline constexpr size_t RESERVE_STATES = 7;
+
+enum class CommitState : uint8_t {
+  STORED = 0,
+  EXPIRED = 1,       // the reservation or the chunk is gone
+  NOT_RESERVED = 2,  // the reservation does not cover this chunk
+  NO_PARENT = 3,     // its parent has to be committed first
+};
+
+using HoldId = uint64_t;  // of holds and reservations alike; 0 names none, and none repeats
+
+struct Hold {
+  HoldId id = 0;
+  size_t chunks = 0;
+};
+
+// Packed columns, one value per chunk.
+struct Columns {
+  std::vector<uint64_t> offsets;
+  std::vector<uint64_t> generations;
+  std::vector<uint8_t> levels;  // NO_LEVEL: the chunk was dropped
+};
+
+struct Reservation {
+  HoldId id = 0;  // 0 where nothing was reserved: there is nothing to end
+  std::vector<uint8_t> states;
+  std::vector<uint64_t> offsets;      // 0 where declined
+  std::vector<uint64_t> generations;  // 0 where declined
+};
+
+struct FlushResult {
+  uint64_t chunks = 0;
+  uint64_t bytes = 0;
+  uint64_t skipped = 0;  // held
+};
+
+struct NamespaceCounts {
+  uint64_t chunks = 0;  // READY
+  uint64_t bytes = 0;
+  uint64_t held = 0;
+};
+
+struct RecordPage {
+  uint32_t next = 0;  // cursor to go on from; 0: the end was reached
+  HoldId hold = 0;
+  std::vector<RecordId> records;
+};
+
+struct DirectoryStats {
+  uint64_t chunks = 0;  // READY
+  uint64_t writing = 0;
+  uint64_t zombies = 0;
+  uint64_t held = 0;  // chunks that somebody holds
+  uint64_t holds = 0;
+  uint64_t reservations = 0;
+  uint64_t used_bytes = 0;
+  uint64_t idle_bytes = 0;
+  uint64_t stored_chunks = 0;  // these five since the start: stored = chunks + evicted + flushed + dropped
+  uint64_t evicted_chunks = 0;
+  uint64_t flushed_chunks = 0;
+  uint64_t dropped_chunks = 0;
+  uint64_t aborted_chunks = 0;
+  std::array<uint64_t, RESERVE_STATES> answers{};  // by ReserveState
+};
+
+class Directory {
+ public:
+  // REQUIRES: both regions writable, index zeroed, sizes as the geometry says.
+  Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
+            const DirectoryGeometry& geometry, const uint8_t epoch[16]);
+  Directory(const Directory&) = delete;
+  Directory& operator=(const Directory&) = delete;
+
+  // The class of chunks of this geometry, made where it is new; nothing where such a chunk cannot fit.
+  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers);
+  [[nodiscard]] NamespaceId add_namespace();
+  void mark_segment_ready(uint32_t segment) noexcept { arena_.mark_ready(segment); }
+
+  // Holds the longest stored prefix; id 0 where that is empty. `keys` are n packed keys from the root on.
+  [[nodiscard]] Hold acquire(NamespaceId owner, const uint8_t* keys, size_t n);
+  // The same for several ranks at once: keys of all ranks one after the other, n each, every hold cut to the
+  // shortest prefix. Nothing is held where that is empty.
+  [[nodiscard]] std::vector<Hold> acquire_ranks(const std::vector<NamespaceId>& owners, const uint8_t* keys, size_t n);
+  [[nodiscard]] std::optional<Hold> duplicate(HoldId hold);
+  [[nodiscard]] std::optional<Columns> columns(HoldId hold) const;
+  // Ends a hold; its chunks become the newest. Returns false where the hold is unknown.
+  bool release(HoldId hold, uint64_t now_ns);
+
+  // Makes room and places for the chunks that follow `parent` (absent: they start at the root). The reservation
+  // holds the ancestors, the present chunks and its own. Evicts exactly what is missing, or nothing for a chunk
+  // that cannot be placed.
+  [[nodiscard]] Reservation reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
+                                    const uint8_t* keys, size_t n, uint64_t now_ns);
+  // Makes chunks first .. first+count readable. `checksums`: [count][layers]. Committing twice is STORED twice.
+  [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums);
+  // Layers of the reservation's size class; nothing where it is unknown.
+  [[nodiscard]] std::optional<uint32_t> reservation_layers(HoldId reservation) const;
+  // Frees what was not committed and drops the hold: the writer has stopped. False where it is unknown.
+  bool end_reservation(HoldId reservation, uint64_t now_ns);
+  // Takes what was not committed out of sight but keeps its slots until end_reservation: the writer may still write.
+  bool expire_reservation(HoldId reservation, uint64_t now_ns);
+
+  // Takes a bad chunk and all that follow it out at once; slots in use are freed when their holds end.
+  // Returns how many READY chunks went; a chunk that is just being written is not dropped for its own sake.
+  uint64_t drop(const ChunkKey& key);
+  // Removes what nobody holds and was last used before `before_ns`, in one namespace or (absent) in all.
+  FlushResult flush(std::optional<NamespaceId> owner, uint64_t before_ns);
+
+  // Up to `limit` READY chunks from the cursor on (0 = start), held with their ancestors while they are examined.
+  [[nodiscard]] RecordPage records(uint32_t cursor, uint32_t limit);
+  [[nodiscard]] const ChunkRecord& record(RecordId id) const noexcept { return records_[id]; }
+
+  [[nodiscard]] NamespaceCounts namespace_counts(NamespaceId owner) const noexcept;
+  [[nodiscard]] uint32_t namespaces() const noexcept { return static_cast<uint32_t>(namespaces_.size()); }
+  [[nodiscard]] DirectoryStats stats() const noexcept;
+  [[nodiscard]] const SlotArena& arena() const noexcept { return arena_; }
+  [[nodiscard]] const DirectoryGeometry& geometry() const noexcept { return geometry_; }
+  [[nodiscard]] bool is_behind() const noexcept { return arena_.is_behind(); }
+
+  // Recounts everything from the records, holds, table and arena; one line per broken invariant.
+  [[nodiscard]] std::vector<std::string> verify() const;
+
+ private:
+  struct ReservationState {
+    size_t ancestors = 0;       // records before the first key's
+    size_t first_reserved = 0;  // keys before this were PRESENT
+    uint32_t layers = 0;
+    bool expired = false;
+    std::vector<RecordId> records;  // ancestors, present, reserved; once expired: the zombies
+  };
+  // The window a reservation would clear, searched once and then kept while it is still good.
+  struct WindowSearch {
+    bool searched = false;
+    std::optional<SegmentWindow> window;
+  };
+
+  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& record) const noexcept;
+
+  // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
+  void make_idle(RecordId id, uint64_t now_ns) noexcept;
+  void make_busy(RecordId id) noexcept;
+  void hide(RecordId id) noexcept;
+  void remove_idle(RecordId id) noexcept;
+  void make_zombie(RecordId id) noexcept;
+  void free_slot(RecordId id) noexcept;
+  uint64_t remove_subtree(RecordId top) noexcept;
+  [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
+  [[nodiscard]] RecordId oldest_idle() const noexcept;
+
+  // directory_holds.cpp
+  [[nodiscard]] size_t find_prefix(NamespaceId owner, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
+  [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
+  void add_hold(RecordId id) noexcept;
+  void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
+  void append_chain(RecordId leaf, std::vector<RecordId>& records) const;
+
+  // directory_reserve.cpp
+  [[nodiscard]] ReserveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
+                                   WindowSearch& search, RecordId& record) noexcept;
+  [[nodiscard]] ReserveState present_state(NamespaceId owner, RecordId parent, const TableEntry& entry) const noexcept;
+  [[nodiscard]] ReserveState make_room(ClassId size_class, WindowSearch& search) noexcept;
+  [[nodiscard]] bool make_slot(ClassId size_class, WindowSearch& search) noexcept;
+  void find_window(ClassId size_class, WindowSearch& search) const noexcept;
+  void abort_writing(RecordId id) noexcept;
+  void finish_reserve(ReservationState state, Reservation& answer, uint64_t now_ns);
+
+  // directory_verify.cpp
+  void verify_records(std::vector<std::string>& broken) const;
+  void verify_record(RecordId id, std::vector<std::string>& broken) const;
+  void verify_tree(RecordId id, std::vector<std::string>& broken) const;
+  void verify_lists(std::vector<std::string>& broken) const;
+  void verify_holds(std::vector<std::string>& broken) const;
+  void verify_sums(std::vector<std::string>& broken) const;
+
+  const DirectoryGeometry geometry_;
+  const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
+  ChunkTable table_;
+  SlotArena arena_;
+  ChunkRecords records_;
+  std::vector<NamespaceCounts> namespaces_;
+  std::unordered_map<HoldId, std::vector<RecordId>> holds_;
+  std::unordered_map<HoldId, ReservationState> reservations_;
+  DirectoryStats stats_;
+  HoldId last_id_ = 0;
+  uint64_t last_generation_ = 0;
+  uint64_t latest_ns_ = 0;  // latest time seen: a clock that steps back must not break the order of the lists
+};
+
+}  // namespace kvpool

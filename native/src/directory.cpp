@@ -1,0 +1,230 @@
+// Geometry, construction, removal and eviction order of the directory. See directory.h.
+#include "kvpool/directory.h"
+
+#include <algorithm>
+
+#include "kvpool/check.h"
+
+namespace kvpool {
+namespace {
+
+// From this size on segments are multiples of huge pages; below, rounding would waste the arena.
+constexpr uint64_t HUGE_SEGMENT_BYTES = uint64_t{16} << 20;
+constexpr uint64_t SEGMENTS_AT_LEAST = 8;
+constexpr uint64_t MAX_CAPACITY = uint64_t{4} << 40;
+
+}  // namespace
+
+std::optional<DirectoryGeometry> DirectoryGeometry::plan(uint64_t capacity, uint64_t segment_bytes,
+                                                         uint32_t max_chunks) {
+  if (capacity == 0 || capacity > MAX_CAPACITY || segment_bytes == 0 || max_chunks == 0 ||
+      max_chunks > (1U << (MAX_TABLE_LOG2 - 1))) {
+    return std::nullopt;
+  }
+  const uint64_t share = (capacity + SEGMENTS_AT_LEAST - 1) / SEGMENTS_AT_LEAST;
+  uint64_t bytes = round_up(std::min(segment_bytes, share), PAGE_BYTES);
+  if (bytes >= HUGE_SEGMENT_BYTES) {
+    bytes = round_up(bytes, HUGE_PAGE_BYTES);
+  }
+  const uint64_t segments = (capacity + bytes - 1) / bytes + 1;
+  if (segments > UINT32_MAX) {
+    return std::nullopt;
+  }
+  const ArenaShape arena{bytes, static_cast<uint32_t>(segments)};
+  const IndexShape index{IndexShape::table_log2_for(max_chunks), arena.total_bytes()};
+  if (!index.valid() || arena.total_bytes() / PAGE_BYTES >= (1U << 31) - 1) {
+    return std::nullopt;
+  }
+  return DirectoryGeometry{capacity, max_chunks, arena, index};
+}
+
+Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
+                     const DirectoryGeometry& geometry, const uint8_t epoch[16])
+    : geometry_(geometry),
+      arena_mapping_(std::move(arena)),
+      table_(std::move(index), geometry.index, epoch),
+      arena_(geometry.arena),
+      records_(geometry.max_chunks) {
+  KVPOOL_CHECK(arena_mapping_->size() >= geometry_.arena.total_bytes());
+  KVPOOL_CHECK(geometry_.index.arena_bytes == geometry_.arena.total_bytes());
+}
+
+std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t layers) {
+  if (chunk_bytes > geometry_.capacity) {
+    return std::nullopt;
+  }
+  const uint32_t known = arena_.class_count();
+  const auto added = arena_.add_class(chunk_bytes, layers);
+  if (arena_.class_count() > known) {
+    records_.add_class();
+  }
+  return added;
+}
+
+NamespaceId Directory::add_namespace() {
+  namespaces_.emplace_back();
+  return NamespaceId(static_cast<uint32_t>(namespaces_.size() - 1));
+}
+
+NamespaceCounts Directory::namespace_counts(NamespaceId owner) const noexcept {
+  return owner.value() < namespaces_.size() ? namespaces_[owner.value()] : NamespaceCounts{};
+}
+
+DirectoryStats Directory::stats() const noexcept {
+  DirectoryStats stats = stats_;
+  stats.holds = holds_.size();
+  stats.reservations = reservations_.size();
+  return stats;
+}
+
+uint64_t Directory::chunk_bytes(const ChunkRecord& record) const noexcept {
+  return arena_.size_class(record.size_class).chunk_bytes;
+}
+
+void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(record.state == ChunkState::READY);
+  KVPOOL_CHECK(record.holds == 0);
+  latest_ns_ = std::max(latest_ns_, now_ns);
+  record.last_access_ns = latest_ns_;
+  records_.push_newest(id);
+  arena_.set_idle(record.page, latest_ns_);
+  stats_.idle_bytes += chunk_bytes(record);
+}
+
+void Directory::make_busy(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(record.state == ChunkState::READY);
+  records_.unlink(id);
+  arena_.set_busy(record.page);
+  stats_.idle_bytes -= chunk_bytes(record);
+}
+
+// Nobody finds the chunk any more, and who is reading it learns so from the generation word.
+void Directory::hide(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(!record.first_child.valid());
+  table_.erase(record.key);
+  table_.set_generation(record.page, 0);
+  records_.detach(id);
+  if (record.state == ChunkState::READY) {
+    NamespaceCounts& counts = namespaces_[record.owner.value()];
+    --counts.chunks;
+    counts.bytes -= chunk_bytes(record);
+    counts.held -= record.holds > 0 ? 1U : 0U;
+    --stats_.chunks;
+  } else {
+    KVPOOL_CHECK(record.state == ChunkState::WRITING);
+    --stats_.writing;
+  }
+}
+
+void Directory::remove_idle(RecordId id) noexcept {
+  KVPOOL_CHECK(records_[id].holds == 0);
+  make_busy(id);
+  hide(id);
+  free_slot(id);
+}
+
+void Directory::make_zombie(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(record.holds > 0);
+  hide(id);
+  record.state = ChunkState::ZOMBIE;
+  ++stats_.zombies;
+}
+
+void Directory::free_slot(RecordId id) noexcept {
+  const ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(table_.generation(record.page) == 0);
+  KVPOOL_CHECK(arena_.owner(record.page) == id);
+  stats_.used_bytes -= chunk_bytes(record);
+  arena_.release(record.page);
+  records_.release(id);
+}
+
+RecordId Directory::leftmost_leaf(RecordId top) const noexcept {
+  while (records_[top].first_child.valid()) {
+    top = records_[top].first_child;
+  }
+  return top;
+}
+
+// Removes a chunk and all that follow it, leaves first. Returns how many READY chunks went.
+uint64_t Directory::remove_subtree(RecordId top) noexcept {
+  uint64_t removed = 0;
+  for (RecordId id = leftmost_leaf(top);; id = leftmost_leaf(top)) {
+    const bool is_last = id == top;
+    removed += records_[id].state == ChunkState::READY ? 1U : 0U;
+    if (records_[id].holds == 0) {
+      remove_idle(id);
+    } else {
+      make_zombie(id);
+    }
+    if (is_last) {
+      return removed;
+    }
+  }
+}
+
+RecordId Directory::oldest_idle() const noexcept {
+  RecordId oldest;
+  for (uint32_t index = 0; index < arena_.class_count(); ++index) {
+    const RecordId head = records_.oldest(ClassId(index));
+    if (head.valid() &&
+        (!oldest.valid() || records_[head].last_access_ns < records_[oldest].last_access_ns)) {
+      oldest = head;
+    }
+  }
+  return oldest;
+}
+
+uint64_t Directory::drop(const ChunkKey& key) {
+  const auto entry = table_.find(key);
+  if (!entry || entry->tiers == 0) {
+    return 0;
+  }
+  const uint64_t removed = remove_subtree(entry->record);
+  stats_.dropped_chunks += removed;
+  return removed;
+}
+
+FlushResult Directory::flush(std::optional<NamespaceId> owner, uint64_t before_ns) {
+  FlushResult result;
+  for (uint32_t index = 0; index < arena_.class_count(); ++index) {
+    RecordId id = records_.oldest(ClassId(index));
+    while (id.valid() && records_[id].last_access_ns < before_ns) {
+      const RecordId next = records_[id].newer;
+      if (!owner || records_[id].owner == *owner) {
+        ++result.chunks;
+        result.bytes += chunk_bytes(records_[id]);
+        remove_idle(id);
+      }
+      id = next;
+    }
+  }
+  for (uint32_t index = 0; index < namespaces_.size(); ++index) {
+    result.skipped += !owner || *owner == NamespaceId(index) ? namespaces_[index].held : 0;
+  }
+  stats_.flushed_chunks += result.chunks;
+  return result;
+}
+
+RecordPage Directory::records(uint32_t cursor, uint32_t limit) {
+  RecordPage page;
+  std::vector<RecordId> held;
+  uint32_t index = cursor;
+  for (; index < records_.end() && page.records.size() < limit; ++index) {
+    if (records_[RecordId(index)].state == ChunkState::READY) {
+      page.records.push_back(RecordId(index));
+      append_chain(RecordId(index), held);
+    }
+  }
+  page.next = index < records_.end() ? index : 0;
+  if (!held.empty()) {
+    page.hold = make_hold(std::move(held)).id;
+  }
+  return page;
+}
+
+}  // namespace kvpool

@@ -1,0 +1,149 @@
+// Holds: acquire, duplicate, columns, release. See directory.h, invariants 1 to 3.
+#include <algorithm>
+
+#include "kvpool/check.h"
+#include "kvpool/directory.h"
+
+namespace kvpool {
+namespace {
+
+// As in index_view.cpp; records are larger, but their reading is spread over a second pass.
+constexpr size_t PREFETCH_AHEAD = 12;
+
+}  // namespace
+
+// Two passes: the first finds records and asks the cache for them, the second reads them.
+size_t Directory::find_prefix(NamespaceId owner, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const {
+  out.clear();
+  out.reserve(n);
+  for (size_t index = 0; index < std::min(n, PREFETCH_AHEAD); ++index) {
+    table_.prefetch(ChunkKey::from_bytes(keys + index * KEY_BYTES));
+  }
+  for (size_t index = 0; index < n; ++index) {
+    if (index + PREFETCH_AHEAD < n) {
+      table_.prefetch(ChunkKey::from_bytes(keys + (index + PREFETCH_AHEAD) * KEY_BYTES));
+    }
+    const auto entry = table_.find(ChunkKey::from_bytes(keys + index * KEY_BYTES));
+    if (!entry || entry->tiers == 0) {
+      break;
+    }
+    records_.prefetch(entry->record);
+    out.push_back(entry->record);
+  }
+  RecordId parent;
+  size_t length = 0;
+  while (length < out.size() && records_[out[length]].owner == owner && records_[out[length]].parent == parent) {
+    parent = out[length++];
+  }
+  out.resize(length);
+  return length;
+}
+
+void Directory::add_hold(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(record.holds < UINT32_MAX);
+  if (record.holds == 0) {
+    make_busy(id);
+    ++stats_.held;
+    ++namespaces_[record.owner.value()].held;
+  }
+  ++record.holds;
+}
+
+Hold Directory::make_hold(std::vector<RecordId> records) {
+  KVPOOL_CHECK(!records.empty());
+  for (const RecordId id : records) {
+    add_hold(id);
+  }
+  const size_t chunks = records.size();
+  holds_.emplace(++last_id_, std::move(records));
+  return {last_id_, chunks};
+}
+
+// From the leaf to the root: invariant 3.
+void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
+  for (auto id = records.rbegin(); id != records.rend(); ++id) {
+    ChunkRecord& record = records_[*id];
+    KVPOOL_CHECK(record.holds > 0);
+    if (--record.holds > 0) {
+      continue;
+    }
+    --stats_.held;
+    if (record.state == ChunkState::ZOMBIE) {
+      --stats_.zombies;
+      free_slot(*id);
+    } else {
+      --namespaces_[record.owner.value()].held;
+      make_idle(*id, now_ns);
+    }
+  }
+}
+
+void Directory::append_chain(RecordId leaf, std::vector<RecordId>& records) const {
+  const auto first = static_cast<std::ptrdiff_t>(records.size());
+  for (RecordId id = leaf; id.valid(); id = records_[id].parent) {
+    records.push_back(id);
+  }
+  std::reverse(records.begin() + first, records.end());
+}
+
+Hold Directory::acquire(NamespaceId owner, const uint8_t* keys, size_t n) {
+  std::vector<RecordId> records;
+  if (find_prefix(owner, keys, n, records) == 0) {
+    return {};
+  }
+  return make_hold(std::move(records));
+}
+
+std::vector<Hold> Directory::acquire_ranks(const std::vector<NamespaceId>& owners, const uint8_t* keys, size_t n) {
+  std::vector<std::vector<RecordId>> ranks(owners.size());
+  size_t shortest = n;
+  for (size_t rank = 0; rank < owners.size() && shortest > 0; ++rank) {
+    shortest = find_prefix(owners[rank], keys + rank * n * KEY_BYTES, shortest, ranks[rank]);
+  }
+  std::vector<Hold> holds(owners.size());
+  for (size_t rank = 0; rank < owners.size() && shortest > 0; ++rank) {
+    ranks[rank].resize(shortest);
+    holds[rank] = make_hold(std::move(ranks[rank]));
+  }
+  return holds;
+}
+
+std::optional<Hold> Directory::duplicate(HoldId hold) {
+  const auto found = holds_.find(hold);
+  if (found == holds_.end()) {
+    return std::nullopt;
+  }
+  return make_hold(std::vector<RecordId>(found->second));
+}
+
+std::optional<Columns> Directory::columns(HoldId hold) const {
+  const auto found = holds_.find(hold);
+  if (found == holds_.end()) {
+    return std::nullopt;
+  }
+  const std::vector<RecordId>& records = found->second;
+  Columns columns{std::vector<uint64_t>(records.size()), std::vector<uint64_t>(records.size()),
+                  std::vector<uint8_t>(records.size(), NO_LEVEL)};
+  for (size_t index = 0; index < records.size(); ++index) {
+    const ChunkRecord& record = records_[records[index]];
+    columns.offsets[index] = uint64_t{record.page.value()} * PAGE_BYTES;
+    columns.generations[index] = record.generation;
+    if (record.state == ChunkState::READY) {
+      columns.levels[index] = static_cast<uint8_t>(Tier::DRAM);
+    }
+  }
+  return columns;
+}
+
+bool Directory::release(HoldId hold, uint64_t now_ns) {
+  const auto found = holds_.find(hold);
+  if (found == holds_.end()) {
+    return false;
+  }
+  end_holds(found->second, now_ns);
+  holds_.erase(found);
+  return true;
+}
+
+}  // namespace kvpool

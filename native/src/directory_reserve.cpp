@@ -1,0 +1,271 @@
+// Reservations: reserve, commit, end, expire, and the room they need. See directory.h.
+#include <algorithm>
+
+#include "kvpool/check.h"
+#include "kvpool/directory.h"
+
+namespace kvpool {
+
+Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
+                               const uint8_t* keys, size_t n, uint64_t now_ns) {
+  KVPOOL_CHECK(owner.value() < namespaces_.size());
+  KVPOOL_CHECK(size_class.value() < arena_.class_count());
+  Reservation answer{0, std::vector<uint8_t>(n, static_cast<uint8_t>(ReserveState::NO_PARENT)),
+                     std::vector<uint64_t>(n), std::vector<uint64_t>(n)};
+  ReservationState state;
+  state.layers = arena_.size_class(size_class).layers;
+  RecordId above;
+  bool is_open = true;
+  if (parent) {
+    const auto entry = table_.find(*parent);
+    is_open = entry && entry->tiers != 0 && records_[entry->record].owner == owner &&
+              records_[entry->record].size_class == size_class;
+    if (is_open) {
+      above = entry->record;
+      append_chain(above, state.records);
+    }
+  }
+  state.ancestors = state.records.size();
+  for (const RecordId id : state.records) {
+    add_hold(id);
+  }
+  WindowSearch search;
+  for (size_t index = 0; index < n && is_open; ++index) {
+    RecordId record;
+    const ChunkKey key = ChunkKey::from_bytes(keys + index * KEY_BYTES);
+    const ReserveState result = place(owner, size_class, above, key, search, record);
+    answer.states[index] = static_cast<uint8_t>(result);
+    is_open = record.valid();
+    if (is_open) {
+      state.records.push_back(record);
+      state.first_reserved += result == ReserveState::PRESENT ? 1U : 0U;
+      answer.offsets[index] = uint64_t{records_[record].page.value()} * PAGE_BYTES;
+      answer.generations[index] = records_[record].generation;
+      above = record;
+    } else if (result == ReserveState::FULL || result == ReserveState::NOT_READY) {
+      std::fill(answer.states.begin() + static_cast<std::ptrdiff_t>(index), answer.states.end(), answer.states[index]);
+    }
+  }
+  finish_reserve(std::move(state), answer, now_ns);
+  return answer;
+}
+
+void Directory::finish_reserve(ReservationState state, Reservation& answer, uint64_t now_ns) {
+  for (const uint8_t code : answer.states) {
+    ++stats_.answers[code];
+  }
+  if (state.records.size() == state.ancestors + state.first_reserved) {
+    end_holds(state.records, now_ns);  // nothing to write: what is present was merely touched
+    return;
+  }
+  answer.id = ++last_id_;
+  reservations_.emplace(last_id_, std::move(state));
+}
+
+ReserveState Directory::present_state(NamespaceId owner, RecordId parent, const TableEntry& entry) const noexcept {
+  const ChunkRecord& record = records_[entry.record];
+  if (record.owner != owner) {
+    return ReserveState::FOREIGN;
+  }
+  if (record.state == ChunkState::WRITING) {
+    return ReserveState::PENDING;
+  }
+  // A key names its whole prefix; a caller that says otherwise has its chain wrong.
+  return record.parent == parent ? ReserveState::PRESENT : ReserveState::NO_PARENT;
+}
+
+// Decides one chunk; `record` is set where it is PRESENT or RESERVED, and is then held once more.
+ReserveState Directory::place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
+                              WindowSearch& search, RecordId& record) noexcept {
+  if (const auto entry = table_.find(key)) {
+    const ReserveState state = present_state(owner, parent, *entry);
+    if (state == ReserveState::PRESENT) {
+      record = entry->record;
+      add_hold(record);
+    }
+    return state;
+  }
+  if (!table_.is_in_reach(key)) {
+    return ReserveState::FULL;
+  }
+  const ReserveState state = make_room(size_class, search);
+  if (state != ReserveState::RESERVED) {
+    return state;
+  }
+  const RecordId id = records_.allocate();
+  const auto page = arena_.allocate(size_class, id);
+  KVPOOL_CHECK(page.has_value());
+  KVPOOL_CHECK(table_.generation(*page) == 0);
+  ChunkRecord& fresh = records_[id];
+  fresh.key = key;
+  fresh.generation = ++last_generation_;
+  fresh.page = *page;
+  fresh.owner = owner;
+  fresh.size_class = size_class;
+  fresh.holds = 1;
+  fresh.state = ChunkState::WRITING;
+  KVPOOL_CHECK(table_.insert(key, id, fresh.generation, *page));
+  if (parent.valid()) {
+    records_.attach_child(parent, id);
+  }
+  stats_.used_bytes += chunk_bytes(fresh);
+  ++stats_.writing;
+  ++stats_.held;
+  record = id;
+  return ReserveState::RESERVED;
+}
+
+// Sees first whether everything needed can be had, then evicts until it is there: nothing goes in vain.
+ReserveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcept {
+  const uint64_t bytes = arena_.size_class(size_class).chunk_bytes;
+  if (stats_.used_bytes - stats_.idle_bytes + bytes > geometry_.capacity) {
+    return ReserveState::FULL;
+  }
+  if (records_.is_full() && !oldest_idle().valid()) {
+    return ReserveState::FULL;
+  }
+  if (!make_slot(size_class, search)) {
+    return arena_.is_behind() ? ReserveState::NOT_READY : ReserveState::FULL;
+  }
+  while (stats_.used_bytes + bytes > geometry_.capacity || records_.is_full()) {
+    const RecordId victim = oldest_idle();
+    KVPOOL_CHECK(victim.valid());
+    remove_idle(victim);
+    ++stats_.evicted_chunks;
+  }
+  KVPOOL_DCHECK(arena_.can_allocate(size_class));
+  return ReserveState::RESERVED;
+}
+
+// Evicts the class's own oldest chunk, or clears a window of other classes that was used longer ago than that.
+bool Directory::make_slot(ClassId size_class, WindowSearch& search) noexcept {
+  if (arena_.can_allocate(size_class)) {
+    return true;
+  }
+  const RecordId own = records_.oldest(size_class);
+  find_window(size_class, search);
+  if (search.window && (!own.valid() || search.window->newest_ns < records_[own].last_access_ns)) {
+    for (const RecordId id : arena_.owners_in(*search.window)) {
+      if (records_[id].state == ChunkState::READY) {  // else it went with its parent
+        stats_.evicted_chunks += remove_subtree(id);
+      }
+    }
+    KVPOOL_CHECK(arena_.can_allocate(size_class));
+    return true;
+  }
+  if (!own.valid()) {
+    return false;
+  }
+  remove_idle(own);
+  ++stats_.evicted_chunks;
+  return true;
+}
+
+void Directory::find_window(ClassId size_class, WindowSearch& search) const noexcept {
+  if (search.searched && (!search.window || arena_.is_clearable(size_class, *search.window))) {
+    return;
+  }
+  search.searched = true;
+  search.window = std::nullopt;
+  for (uint32_t index = 0; index < arena_.class_count(); ++index) {
+    if (ClassId(index) != size_class && arena_.lent_runs(ClassId(index)) > 0) {
+      search.window = arena_.coldest_window(size_class);
+      return;
+    }
+  }
+}
+
+std::optional<uint32_t> Directory::reservation_layers(HoldId reservation) const {
+  const auto found = reservations_.find(reservation);
+  return found == reservations_.end() ? std::nullopt : std::optional<uint32_t>(found->second.layers);
+}
+
+std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums) {
+  std::vector<uint8_t> answers(count, static_cast<uint8_t>(CommitState::EXPIRED));
+  const auto found = reservations_.find(reservation);
+  if (found == reservations_.end() || found->second.expired) {
+    return answers;
+  }
+  const ReservationState& state = found->second;
+  const size_t chunks = state.records.size() - state.ancestors;
+  for (size_t index = 0; index < count; ++index) {
+    if (first >= chunks || index >= chunks - first || first + index < state.first_reserved) {
+      answers[index] = static_cast<uint8_t>(CommitState::NOT_RESERVED);
+      continue;
+    }
+    const RecordId id = state.records[state.ancestors + first + index];
+    ChunkRecord& record = records_[id];
+    if (record.state == ChunkState::ZOMBIE) {
+      continue;
+    }
+    if (record.state == ChunkState::WRITING) {
+      if (record.parent.valid() && records_[record.parent].state != ChunkState::READY) {
+        answers[index] = static_cast<uint8_t>(CommitState::NO_PARENT);
+        continue;
+      }
+      // In this order: who finds the key finds its generation, who finds the generation finds the checksums.
+      table_.set_checksums(record.page, checksums + index * state.layers, state.layers);
+      table_.set_generation(record.page, record.generation);
+      table_.set_tiers(record.key, tier_bit(Tier::DRAM));
+      record.state = ChunkState::READY;
+      NamespaceCounts& counts = namespaces_[record.owner.value()];
+      ++counts.chunks;
+      ++counts.held;
+      counts.bytes += chunk_bytes(record);
+      --stats_.writing;
+      ++stats_.chunks;
+      ++stats_.stored_chunks;
+    }
+    answers[index] = static_cast<uint8_t>(CommitState::STORED);
+  }
+  return answers;
+}
+
+void Directory::abort_writing(RecordId id) noexcept {
+  KVPOOL_CHECK(records_[id].holds == 1);
+  hide(id);
+  records_[id].holds = 0;
+  --stats_.held;
+  ++stats_.aborted_chunks;
+  free_slot(id);
+}
+
+bool Directory::end_reservation(HoldId reservation, uint64_t now_ns) {
+  const auto found = reservations_.find(reservation);
+  if (found == reservations_.end()) {
+    return false;
+  }
+  std::vector<RecordId>& records = found->second.records;
+  for (auto id = records.rbegin(); id != records.rend(); ++id) {
+    if (records_[*id].state == ChunkState::WRITING) {
+      abort_writing(*id);
+    }
+  }
+  std::erase_if(records, [this](RecordId id) { return records_[id].state == ChunkState::FREE; });
+  end_holds(records, now_ns);
+  reservations_.erase(found);
+  return true;
+}
+
+bool Directory::expire_reservation(HoldId reservation, uint64_t now_ns) {
+  const auto found = reservations_.find(reservation);
+  if (found == reservations_.end() || found->second.expired) {
+    return false;
+  }
+  ReservationState& state = found->second;
+  for (auto id = state.records.rbegin(); id != state.records.rend(); ++id) {
+    if (records_[*id].state == ChunkState::WRITING) {
+      make_zombie(*id);
+      ++stats_.aborted_chunks;
+    }
+  }
+  const auto is_zombie = [this](RecordId id) { return records_[id].state == ChunkState::ZOMBIE; };
+  const auto split = std::stable_partition(state.records.begin(), state.records.end(), is_zombie);
+  end_holds(std::vector<RecordId>(split, state.records.end()), now_ns);
+  state.records.erase(split, state.records.end());
+  state.ancestors = 0;
+  state.expired = true;
+  return true;
+}
+
+}  // namespace kvpool

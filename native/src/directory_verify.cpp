@@ -1,0 +1,210 @@
+// The directory recounted from its records, holds, table and arena. See the invariants in directory.h.
+#include <unordered_map>
+
+#include "kvpool/directory.h"
+
+namespace kvpool {
+namespace {
+
+std::string name_of(RecordId id) { return "chunk record " + std::to_string(id.value()); }
+
+void append(std::vector<std::string>& broken, const std::vector<std::string>& more) {
+  broken.insert(broken.end(), more.begin(), more.end());
+}
+
+}  // namespace
+
+std::vector<std::string> Directory::verify() const {
+  std::vector<std::string> broken;
+  append(broken, table_.verify());
+  append(broken, arena_.verify());
+  verify_records(broken);
+  verify_lists(broken);
+  verify_holds(broken);
+  verify_sums(broken);
+  return broken;
+}
+
+void Directory::verify_records(std::vector<std::string>& broken) const {
+  uint32_t alive = 0;
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    if (records_[RecordId(index)].state != ChunkState::FREE) {
+      ++alive;
+      verify_record(RecordId(index), broken);
+      verify_tree(RecordId(index), broken);
+    }
+  }
+  if (alive != records_.alive()) {
+    broken.push_back("records alive: " + std::to_string(alive) + ", counted " + std::to_string(records_.alive()));
+  }
+}
+
+void Directory::verify_record(RecordId id, std::vector<std::string>& broken) const {
+  const ChunkRecord& record = records_[id];
+  const auto entry = table_.find(record.key);
+  const bool is_found = entry && entry->record == id;
+  const bool is_ready = record.state == ChunkState::READY;
+  if (is_found != (record.state != ChunkState::ZOMBIE)) {
+    broken.push_back(name_of(id) + (is_found ? " is a zombie in the table" : " is missing in the table"));
+  } else if (is_found) {
+    if (entry->generation != record.generation || entry->page != record.page) {
+      broken.push_back(name_of(id) + " differs from its table entry");
+    }
+    if (entry->tiers != (is_ready ? tier_bit(Tier::DRAM) : 0)) {
+      broken.push_back(name_of(id) + " has wrong tiers in the table");
+    }
+  }
+  if (table_.generation(record.page) != (is_ready ? record.generation : 0)) {
+    broken.push_back(name_of(id) + " has a wrong generation word");
+  }
+  if (record.generation == 0 || record.generation > last_generation_) {
+    broken.push_back(name_of(id) + " has a generation that was never given");
+  }
+  if (arena_.owner(record.page) != id) {
+    broken.push_back(name_of(id) + " does not own its slot");
+  }
+  if (!is_ready && record.holds == 0) {
+    broken.push_back(name_of(id) + " is neither stored nor held");
+  }
+}
+
+void Directory::verify_tree(RecordId id, std::vector<std::string>& broken) const {
+  const ChunkRecord& record = records_[id];
+  if (record.state == ChunkState::ZOMBIE && (record.parent.valid() || record.first_child.valid())) {
+    broken.push_back(name_of(id) + " is a zombie with relatives");
+  }
+  RecordId previous;
+  for (RecordId child = record.first_child; child.valid(); child = records_[child].next_sibling) {
+    if (records_[child].parent != id || records_[child].previous_sibling != previous) {
+      broken.push_back(name_of(id) + " has a child that does not name it");
+      return;
+    }
+    previous = child;
+  }
+  if (!record.parent.valid()) {
+    return;
+  }
+  const ChunkRecord& parent = records_[record.parent];
+  if (parent.holds < record.holds) {
+    broken.push_back(name_of(id) + " is held more often than its parent");
+  }
+  if (parent.owner != record.owner || parent.size_class != record.size_class) {
+    broken.push_back(name_of(id) + " differs from its parent in namespace or size class");
+  }
+  const bool both_writing = parent.state == ChunkState::WRITING && record.state == ChunkState::WRITING;
+  if (parent.state != ChunkState::READY && !both_writing) {
+    broken.push_back(name_of(id) + " has a parent that is not stored");
+  }
+}
+
+void Directory::verify_lists(std::vector<std::string>& broken) const {
+  uint64_t listed = 0;
+  for (uint32_t index = 0; index < arena_.class_count(); ++index) {
+    uint64_t length = 0;
+    uint64_t access_ns = 0;
+    std::unordered_map<uint32_t, uint64_t> positions;
+    for (RecordId id = records_.oldest(ClassId(index)); id.valid(); id = records_[id].newer) {
+      const ChunkRecord& record = records_[id];
+      if (record.state != ChunkState::READY || record.holds != 0 || record.size_class != ClassId(index)) {
+        broken.push_back(name_of(id) + " does not belong in its recency list");
+      }
+      if (record.last_access_ns < access_ns) {
+        broken.push_back(name_of(id) + " stands behind a newer one");
+      }
+      if (record.parent.valid() && positions.count(record.parent.value()) != 0) {
+        broken.push_back(name_of(id) + " stands behind its parent");
+      }
+      access_ns = record.last_access_ns;
+      positions[id.value()] = length++;
+      if (length > records_.alive()) {
+        broken.push_back("recency list " + std::to_string(index) + " runs in a circle");
+        return;
+      }
+    }
+    if (length != records_.listed(ClassId(index))) {
+      broken.push_back("recency list " + std::to_string(index) + " miscounts itself");
+    }
+    listed += length;
+  }
+  uint64_t idle = 0;
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    idle += record.state == ChunkState::READY && record.holds == 0 ? 1U : 0U;
+  }
+  if (idle != listed) {
+    broken.push_back("idle chunks: " + std::to_string(idle) + ", listed " + std::to_string(listed));
+  }
+}
+
+void Directory::verify_holds(std::vector<std::string>& broken) const {
+  std::vector<uint32_t> counted(records_.end());
+  for (const auto& [id, records] : holds_) {
+    for (const RecordId record : records) {
+      ++counted[record.value()];
+    }
+  }
+  for (const auto& [id, state] : reservations_) {
+    for (const RecordId record : state.records) {
+      ++counted[record.value()];
+    }
+  }
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    if (records_[RecordId(index)].holds != counted[index]) {
+      broken.push_back(name_of(RecordId(index)) + " is held " + std::to_string(counted[index]) + " times, counted " +
+                       std::to_string(records_[RecordId(index)].holds));
+    }
+  }
+}
+
+void Directory::verify_sums(std::vector<std::string>& broken) const {
+  DirectoryStats sums;
+  std::vector<NamespaceCounts> counts(namespaces_.size());
+  std::vector<uint64_t> used(arena_.class_count());
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    if (record.state == ChunkState::FREE) {
+      continue;
+    }
+    const uint64_t bytes = chunk_bytes(record);
+    ++used[record.size_class.value()];
+    sums.used_bytes += bytes;
+    sums.held += record.holds > 0 ? 1U : 0U;
+    sums.writing += record.state == ChunkState::WRITING ? 1U : 0U;
+    sums.zombies += record.state == ChunkState::ZOMBIE ? 1U : 0U;
+    if (record.state == ChunkState::READY) {
+      ++sums.chunks;
+      sums.idle_bytes += record.holds == 0 ? bytes : 0;
+      NamespaceCounts& owner = counts[record.owner.value()];
+      ++owner.chunks;
+      owner.bytes += bytes;
+      owner.held += record.holds > 0 ? 1U : 0U;
+    }
+  }
+  const auto expect = [&broken](const char* what, uint64_t truth, uint64_t count) {
+    if (truth != count) {
+      broken.push_back(std::string(what) + ": " + std::to_string(truth) + ", counted " + std::to_string(count));
+    }
+  };
+  expect("chunks", sums.chunks, stats_.chunks);
+  expect("writing", sums.writing, stats_.writing);
+  expect("zombies", sums.zombies, stats_.zombies);
+  expect("held", sums.held, stats_.held);
+  expect("used bytes", sums.used_bytes, stats_.used_bytes);
+  expect("idle bytes", sums.idle_bytes, stats_.idle_bytes);
+  expect("table entries", sums.chunks + sums.writing, table_.count());
+  expect("stored chunks", sums.chunks + stats_.evicted_chunks + stats_.flushed_chunks + stats_.dropped_chunks,
+         stats_.stored_chunks);
+  for (uint32_t index = 0; index < namespaces_.size(); ++index) {
+    expect("chunks of a namespace", counts[index].chunks, namespaces_[index].chunks);
+    expect("bytes of a namespace", counts[index].bytes, namespaces_[index].bytes);
+    expect("held chunks of a namespace", counts[index].held, namespaces_[index].held);
+  }
+  for (uint32_t index = 0; index < arena_.class_count(); ++index) {
+    expect("slots of a class", used[index], arena_.used_slots(ClassId(index)));
+  }
+  if (stats_.used_bytes > geometry_.capacity) {
+    broken.push_back("used bytes exceed the capacity");
+  }
+}
+
+}  // namespace kvpool
