@@ -294,3 +294,86 @@ class Pool:
         self._release_holds(self._leases.drop_owner(connection))
         for reservation in self._reservations.of_owner(connection):
             self._end(reservation, now_ns)
+
+    # --- operators ---
+
+    def info(self) -> dict[str, Any]:
+        """What the daemon is and uses."""
+        use = self._dram.page_use()
+        return {
+            "epoch": self.epoch.hex(),
+            "uptime_s": (self._clock.now_ns() - self._started_ns) / NS_PER_S,
+            "transport": "shared memory",
+            "write_mode": "in place",
+            "key_hash": f"blake3 ({kvpool_native.hash_lanes()})",
+            "checksum": f"crc32c ({kvpool_native.crc_path()})",
+            "dram_capacity_bytes": self._config.dram.capacity,
+            "dram_arena_bytes": self.geometry.arena_bytes,
+            "dram_segment_bytes": self.geometry.segment_bytes,
+            "dram_pages": use.mode,
+            "dram_huge_bytes": use.huge_bytes,
+            "dram_resident_bytes": use.resident_bytes,
+            "index_bytes": self.geometry.index_bytes,
+            "verify": self._config.dram.verify,
+            "tiers": ["dram"],
+        }
+
+    def stats(self, connections: dict[str, int]) -> dict[str, dict[str, int | float | str]]:
+        """Counters by section; names never change their meaning."""
+        directory = self._directory.stats()
+        use = self._dram.page_use()
+        return {
+            "server": {
+                **connections,
+                "uptime_s": (self._clock.now_ns() - self._started_ns) // NS_PER_S,
+                "transfer_waiting": self._workers.waiting,
+            },
+            "index": {
+                "leases": len(self._leases),
+                "tickets": self._leases.tickets,
+                "reservations": len(self._reservations),
+                "pins": directory["held"],
+                "namespaces": len(self._namespaces),
+                "expired_leases": self._counts["expired_leases"],
+                "expired_reservations": self._counts["expired_reservations"],
+            },
+            "dram": {
+                "dram.chunks": directory["chunks"],
+                "dram.used_bytes": directory["used_bytes"],
+                "dram.capacity_bytes": self._config.dram.capacity,
+                "dram.resident_bytes": use.resident_bytes,
+                "dram.writing_chunks": directory["writing"],
+                "dram.zombie_slots": directory["zombies"],
+                "dram.segments_free": directory["free_segments"],
+            },
+            "chunks": {
+                "stored_chunks": directory["stored_chunks"],
+                "evicted_chunks": directory["evicted_chunks"],
+                "flushed_chunks": directory["flushed_chunks"],
+                "aborted_chunks": directory["aborted_chunks"],
+                "checksum_failures": self._counts["checksum_failures"],
+                "corrupt_reports": self._counts["corrupt_reports"],
+            },
+        }
+
+    def flush(self, model: str | None, older_than_s: float | None) -> dict[str, int]:
+        """Drop what nobody holds, of one model or all, unused for a time or at any age."""
+        now_ns = self._clock.now_ns()
+        before_ns = now_ns + 1 if older_than_s is None else now_ns - min(now_ns, int(older_than_s * NS_PER_S))
+        owners: list[int | None] = [None] if model is None else [entry.id for entry in self._namespaces.of_model(model)]
+        total = {"chunks": 0, "bytes": 0, "skipped": 0}
+        for owner in owners:
+            chunks, size, skipped = self._directory.flush(owner, before_ns)
+            total = {
+                "chunks": total["chunks"] + chunks,
+                "bytes": total["bytes"] + size,
+                "skipped": total["skipped"] + skipped,
+            }
+        return total
+
+    def verify(self) -> dict[str, Any]:
+        """Recount every invariant: `problems` (one line each) and the number of `chunks` looked at."""
+        problems = self._directory.verify() + self._leases.verify() + self._reservations.verify()
+        if not self._workers.is_healthy:
+            problems.append("transfer: a thread has died")
+        return {"problems": problems, "chunks": self.chunks, "verified": 0}

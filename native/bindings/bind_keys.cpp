@@ -1,0 +1,110 @@
+// Bindings of key hashing. Packed columns in and out; the GIL is released over token bytes. No logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <string>
+
+#include "bindings.h"
+#include "kvpool/key_hash.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvpool {
+namespace {
+
+template <typename Token>
+using Tokens = nb::ndarray<const Token, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::bytes as_bytes(const std::string& data) { return nb::bytes(data.data(), data.size()); }
+
+uint8_t* writable(std::string& data) { return reinterpret_cast<uint8_t*>(data.data()); }
+
+const uint8_t* readable(const nb::bytes& data) { return static_cast<const uint8_t*>(data.data()); }
+
+void require_hashes(const nb::bytes& data, const char* what) {
+  if (data.size() % HASH_BYTES != 0) {
+    throw nb::value_error((std::string(what) + " must be a multiple of 32 bytes").c_str());
+  }
+}
+
+template <typename Token>
+nb::bytes leaves_of(const Tokens<Token>& tokens, size_t chunk_tokens) {
+  if (chunk_tokens == 0) {
+    throw nb::value_error("chunk_tokens must be positive");
+  }
+  const size_t chunks = tokens.size() / chunk_tokens;
+  std::string leaves(chunks * HASH_BYTES, '\0');
+  bool fits = true;
+  {
+    const nb::gil_scoped_release released;
+    if constexpr (sizeof(Token) == sizeof(int64_t)) {
+      fits = hash_leaves(tokens.data(), chunk_tokens, chunks, writable(leaves));
+    } else {
+      hash_leaves(tokens.data(), chunk_tokens, chunks, writable(leaves));
+    }
+  }
+  if (!fits) {
+    throw nb::value_error("a token does not fit 32 bits");
+  }
+  return as_bytes(leaves);
+}
+
+nb::bytes chain(const nb::bytes& parent, const nb::bytes& leaves) {
+  if (parent.size() != HASH_BYTES) {
+    throw nb::value_error("parent must have 32 bytes");
+  }
+  require_hashes(leaves, "leaves");
+  std::string keys(leaves.size(), '\0');
+  {
+    const nb::gil_scoped_release released;
+    chain_keys(readable(parent), readable(leaves), keys.size() / HASH_BYTES, writable(keys));
+  }
+  return as_bytes(keys);
+}
+
+nb::bytes mixed(const nb::bytes& leaf, const nb::bytes& payload) {
+  if (leaf.size() != HASH_BYTES) {
+    throw nb::value_error("leaf must have 32 bytes");
+  }
+  std::string out(HASH_BYTES, '\0');
+  mix_leaf(readable(leaf), readable(payload), payload.size(), writable(out));
+  return as_bytes(out);
+}
+
+nb::bytes root(const nb::list& fields) {
+  std::string packed;
+  for (const nb::handle field : fields) {
+    const auto data = nb::cast<nb::bytes>(field);
+    const auto size = static_cast<uint32_t>(data.size());
+    packed.append(reinterpret_cast<const char*>(&size), sizeof(size));
+    packed.append(data.c_str(), data.size());
+  }
+  std::string out(HASH_BYTES, '\0');
+  derive_root(reinterpret_cast<const uint8_t*>(packed.data()), packed.size(), writable(out));
+  return as_bytes(out);
+}
+
+nb::bytes plain(const nb::bytes& data) {
+  std::string out(HASH_BYTES, '\0');
+  {
+    const nb::gil_scoped_release released;
+    blake3_hash(plain_hash_key(), readable(data), data.size(), writable(out));
+  }
+  return as_bytes(out);
+}
+
+}  // namespace
+
+void bind_keys(nb::module_& module) {
+  module.def("hash_leaves", &leaves_of<int32_t>, "tokens"_a.noconvert(), "chunk_tokens"_a,
+             "Leaves of the full chunks of int32 or int64 tokens, 32 bytes each. GIL released.");
+  module.def("hash_leaves", &leaves_of<int64_t>, "tokens"_a.noconvert(), "chunk_tokens"_a);
+  module.def("chain_keys", &chain, "parent"_a, "leaves"_a, "Keys of chunks that follow `parent`. GIL released.");
+  module.def("mix_leaf", &mixed, "leaf"_a, "payload"_a, "A leaf with content mixed in.");
+  module.def("derive_root", &root, "fields"_a, "A root over length-prefixed fields.");
+  module.def("blake3", &plain, "data"_a, "Plain BLAKE3 of 32 bytes. GIL released.");
+  module.def("hash_lanes", &blake3_lanes, "Vector width of leaf hashing: avx512, avx2 or scalar.");
+}
+
+}  // namespace kvpool

@@ -1,0 +1,45 @@
+// BLAKE3 (specification of 2020-01-09), as far as kvpool needs it: hash and keyed hash of 32 bytes' output.
+//
+// What it is: the hash of chunk keys. What it is not: an extendable output, or a stream; inputs are whole.
+// Two shapes of work: one input of any length, and many inputs of one length at a time. The second is why BLAKE3 was
+// chosen: its compression function vectorises over independent inputs, 16 at a time with AVX-512, 8 with AVX2.
+// Every width computes the same function; the scalar width is the twin that the tests compare with.
+// Pure functions; any thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvpool {
+
+inline constexpr size_t HASH_BYTES = 32;
+inline constexpr size_t BLAKE3_CHUNK_BYTES = 1024;
+
+using HashWords = std::array<uint32_t, 8>;
+
+struct HashKey {
+  HashWords words;
+  bool keyed;  // keyed hash; otherwise plain, with the words of the standard IV
+};
+
+[[nodiscard]] HashKey plain_hash_key() noexcept;
+[[nodiscard]] HashKey keyed_hash_key(const uint8_t key[HASH_BYTES]) noexcept;
+
+// out = H(data).
+void blake3_hash(const HashKey& key, const uint8_t* data, size_t size, uint8_t out[HASH_BYTES]) noexcept;
+
+// out + 32 i = H(data + size i) for i in [0, count): count inputs of equal size, one behind the other.
+void blake3_hash_many(const HashKey& key, const uint8_t* data, size_t size, size_t count, uint8_t* out) noexcept;
+
+// The width that blake3_hash_many uses on this machine: "avx512", "avx2" or "scalar".
+[[nodiscard]] const char* blake3_lanes() noexcept;
+
+enum class LaneWidth : uint8_t { SCALAR = 1, AVX2 = 8, AVX512 = 16 };
+
+// For tests: hash_many with a chosen width. REQUIRES: the machine has it.
+void blake3_hash_many_with(LaneWidth width, const HashKey& key, const uint8_t* data, size_t size, size_t count,
+                           uint8_t* out) noexcept;
+[[nodiscard]] bool blake3_supports(LaneWidth width) noexcept;
+
+}  // namespace kvpool
