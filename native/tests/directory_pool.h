@@ -1,0 +1,105 @@
+// What the tests of the directory share: a directory over small regions, and keys made of numbers.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kvpool/directory.h"
+
+namespace kvpool::testing {
+
+inline constexpr uint8_t EPOCH[16] = {9};
+inline constexpr uint32_t LAYERS = 3;
+inline constexpr uint64_t CHUNK = 2 * PAGE_BYTES;
+
+inline std::vector<uint8_t> pack(const std::vector<uint64_t>& ids) {
+  std::vector<uint8_t> keys(ids.size() * KEY_BYTES);
+  for (size_t index = 0; index < ids.size(); ++index) {
+    const ChunkKey key{{ids[index] * 0x9E3779B97F4A7C15ULL, ids[index], 0, 0}};
+    std::memcpy(&keys[index * KEY_BYTES], key.words, KEY_BYTES);
+  }
+  return keys;
+}
+
+inline ChunkKey key_of(uint64_t id) { return ChunkKey::from_bytes(pack({id}).data()); }
+
+struct Pool {
+  explicit Pool(uint64_t capacity, uint32_t max_chunks = 1000, bool ready = true, uint64_t segment_bytes = 64 << 20)
+      : geometry(*DirectoryGeometry::plan(capacity, segment_bytes, max_chunks)),
+        arena(Mapping::create("arena", geometry.arena.total_bytes(), false).mapping),
+        index(Mapping::create("index", geometry.index.total_bytes(), false).mapping),
+        directory(arena, index, geometry, EPOCH),
+        view(IndexView::attach(index)),
+        owner(directory.add_namespace()),
+        small(*directory.add_class(CHUNK, LAYERS)) {
+    for (uint32_t segment = 0; ready && segment < geometry.arena.segments; ++segment) {
+      directory.mark_segment_ready(segment);
+    }
+  }
+
+  Reservation reserve(const std::vector<uint64_t>& ids, std::optional<uint64_t> parent = std::nullopt) {
+    std::optional<ChunkKey> above;
+    if (parent) {
+      above = key_of(*parent);
+    }
+    return directory.reserve(owner, small, above, pack(ids).data(), ids.size(), ++now);
+  }
+  std::vector<uint8_t> commit(const Reservation& made, size_t first, size_t count) {
+    std::vector<uint32_t> sums(count * LAYERS);
+    for (size_t word = 0; word < sums.size(); ++word) {
+      sums[word] = static_cast<uint32_t>(first * LAYERS + word + 1);
+    }
+    return directory.commit(made.id, first, count, sums.data());
+  }
+  // Stores a chain; returns how many of its chunks are stored then.
+  size_t store(const std::vector<uint64_t>& ids, std::optional<uint64_t> parent = std::nullopt) {
+    const Reservation made = reserve(ids, parent);
+    const auto declined = std::find_if(made.states.begin(), made.states.end(), [](uint8_t code) { return code > 1; });
+    const auto placed = static_cast<size_t>(declined - made.states.begin());
+    if (made.id != 0) {
+      static_cast<void>(commit(made, 0, placed));
+      directory.end_reservation(made.id, ++now);
+    }
+    return placed;
+  }
+  size_t lookup(const std::vector<uint64_t>& ids) const {
+    std::vector<uint8_t> levels(ids.size());
+    return view->lookup(pack(ids).data(), ids.size(), levels.data());
+  }
+  Hold acquire(const std::vector<uint64_t>& ids) { return directory.acquire(owner, pack(ids).data(), ids.size()); }
+  bool is_sound() const {
+    const auto broken = directory.verify();
+    for (const auto& line : broken) {
+      std::printf("  %s\n", line.c_str());
+    }
+    return broken.empty();
+  }
+
+  DirectoryGeometry geometry;
+  std::shared_ptr<Mapping> arena;
+  std::shared_ptr<Mapping> index;
+  Directory directory;
+  std::shared_ptr<const IndexView> view;
+  NamespaceId owner;
+  ClassId small;
+  uint64_t now = 0;
+};
+
+inline bool all_are(const std::vector<uint8_t>& states, ReserveState state) {
+  return std::all_of(states.begin(), states.end(),
+                     [state](uint8_t code) { return code == static_cast<uint8_t>(state); });
+}
+
+inline std::vector<uint64_t> range(uint64_t first, uint64_t count) {
+  std::vector<uint64_t> ids(count);
+  for (uint64_t index = 0; index < count; ++index) {
+    ids[index] = first + index;
+  }
+  return ids;
+}
+
+}  // namespace kvpool::testing
