@@ -1,0 +1,63 @@
+// CRC-32C: the published value, and every way against the table on odd lengths, offsets and continuations.
+#include "kvpool/crc32c.h"
+
+#include <cstring>
+#include <initializer_list>
+#include <vector>
+
+#include "harness.h"
+
+using namespace kvpool;
+
+namespace {
+constexpr std::initializer_list<size_t> SIZES = {0, 1, 7, 8, 63, 64, 255, 256, 257, 511, 512, 1000, 4096, 32768, 33333};
+}
+
+TEST(published_value) {
+  const char* digits = "123456789";
+  EXPECT(crc32c(0, reinterpret_cast<const uint8_t*>(digits), 9) == 0xE3069283U);
+}
+
+TEST(every_way_equals_the_table) {
+  std::mt19937_64 random(testing::seed());
+  std::vector<uint8_t> data(40000);
+  for (uint8_t& byte : data) {
+    byte = static_cast<uint8_t>(random());
+  }
+  for (const CrcPath path : {CrcPath::TABLE, CrcPath::SSE42, CrcPath::AVX512}) {
+    if (!crc32c_supports(path)) {
+      std::printf("  way %d is not on this machine\n", static_cast<int>(path));
+      continue;
+    }
+    for (const size_t size : SIZES) {
+      for (const size_t offset : std::initializer_list<size_t>{0, 1, 3, 64, 100}) {
+        const auto start = static_cast<uint32_t>(random());
+        const uint32_t expected = crc32c_with(CrcPath::TABLE, start, &data[offset], size);
+        EXPECT(crc32c_with(path, start, &data[offset], size) == expected);
+        std::vector<uint8_t> target(size + 256, 0xAA);
+        uint8_t* to = &target[random() % 70];
+        const uint32_t copied = copy_crc32c_with(path, start, to, &data[offset], size);
+        copy_fence();
+        EXPECT(copied == expected);
+        EXPECT(std::memcmp(to, &data[offset], size) == 0);
+        EXPECT(to[size] == 0xAA);
+      }
+    }
+  }
+}
+
+TEST(a_checksum_may_be_continued) {
+  std::vector<uint8_t> data(5000, 3);
+  const uint32_t whole = crc32c(0, data.data(), data.size());
+  EXPECT(crc32c(crc32c(0, data.data(), 777), data.data() + 777, data.size() - 777) == whole);
+}
+
+TEST(a_flipped_bit_changes_the_checksum) {
+  std::vector<uint8_t> data(4096, 7);
+  const uint32_t before = crc32c(0, data.data(), data.size());
+  for (size_t bit = 0; bit < data.size() * 8; bit += 37) {
+    data[bit / 8] ^= static_cast<uint8_t>(1U << (bit % 8));
+    EXPECT(crc32c(0, data.data(), data.size()) != before);
+    data[bit / 8] ^= static_cast<uint8_t>(1U << (bit % 8));
+  }
+}
