@@ -47,7 +47,7 @@ NamespaceId known_namespace(const Directory& directory, uint32_t owner) {
 
 void require_known(bool known) {
   if (!known) {
-    throw nb::key_error("unknown hold");
+    throw nb::key_error("unknown hold or reservation");
   }
 }
 
@@ -68,10 +68,11 @@ Directory* make_directory(std::shared_ptr<Mapping> arena, std::shared_ptr<Mappin
   return new Directory(std::move(arena), std::move(index), geometry, static_cast<const uint8_t*>(epoch.data()));
 }
 
-nb::tuple acquire_ranks(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& keys, size_t n) {
-  if (packed_keys(keys) == nullptr || n > keys.size() || keys.size() != owners.size() * n * KEY_BYTES) {
+nb::tuple acquire_ranks(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& keys) {
+  if (owners.empty() || keys.size() % (owners.size() * KEY_BYTES) != 0) {
     throw nb::value_error("keys must be 32 bytes for each chunk of each rank");
   }
+  const size_t n = keys.size() / (owners.size() * KEY_BYTES);
   std::vector<NamespaceId> ids;
   for (const uint32_t owner : owners) {
     ids.push_back(known_namespace(directory, owner));
@@ -82,17 +83,17 @@ nb::tuple acquire_ranks(Directory& directory, const std::vector<uint32_t>& owner
     holds.push_back(hold.id);
     chunks = hold.chunks;
   }
-  return nb::make_tuple(holds, chunks);
+  return nb::make_tuple(chunks, holds);
 }
 
-nb::tuple reserve(Directory& directory, uint32_t owner, uint32_t size_class, const std::optional<nb::bytes>& parent,
+nb::tuple reserve(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
                   const nb::bytes& keys, uint64_t now_ns) {
   if (size_class >= directory.arena().class_count()) {
     throw nb::index_error("unknown size class");
   }
   std::optional<ChunkKey> above;
-  if (parent) {
-    above = one_key(*parent);
+  if (parent.size() != 0) {
+    above = one_key(parent);
   }
   const uint8_t* first = packed_keys(keys);
   const Reservation answer = directory.reserve(known_namespace(directory, owner), ClassId(size_class), above, first,
@@ -100,15 +101,16 @@ nb::tuple reserve(Directory& directory, uint32_t owner, uint32_t size_class, con
   return nb::make_tuple(answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations));
 }
 
-nb::bytes commit(Directory& directory, HoldId reservation, size_t first, size_t count, const nb::bytes& checksums) {
+nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums) {
   const auto layers = directory.reservation_layers(reservation);
-  const size_t words = checksums.size() / sizeof(uint32_t);
-  if (count > checksums.size() || (layers && checksums.size() != count * *layers * sizeof(uint32_t))) {
+  require_known(layers.has_value());
+  const size_t chunk_bytes = *layers * sizeof(uint32_t);
+  if (checksums.size() % chunk_bytes != 0) {
     throw nb::value_error("checksums must be 4 bytes for each layer of each chunk");
   }
-  std::vector<uint32_t> aligned(words);
-  std::memcpy(aligned.data(), checksums.data(), words * sizeof(uint32_t));
-  return pack(directory.commit(reservation, first, count, aligned.data()));
+  std::vector<uint32_t> aligned(checksums.size() / sizeof(uint32_t));
+  std::memcpy(aligned.data(), checksums.data(), checksums.size());
+  return pack(directory.commit(reservation, first, checksums.size() / chunk_bytes, aligned.data()));
 }
 
 nb::tuple records(Directory& directory, uint32_t cursor, uint32_t limit) {
@@ -145,8 +147,8 @@ nb::dict stats(const Directory& directory) {
   }
   const SlotArena& arena = directory.arena();
   result["segments"] = arena.shape().segments;
-  result["segments_ready"] = arena.ready_segments();
-  result["segments_free"] = arena.free_segments();
+  result["ready_segments"] = arena.ready_segments();
+  result["free_segments"] = arena.free_segments();
   nb::list classes;
   for (uint32_t index = 0; index < arena.class_count(); ++index) {
     nb::dict row;
@@ -189,11 +191,11 @@ void bind_holds(nb::class_<Directory>& directory) {
           [](Directory& self, uint32_t owner, const nb::bytes& keys) {
             const uint8_t* first = packed_keys(keys);
             const Hold hold = self.acquire(known_namespace(self, owner), first, keys.size() / KEY_BYTES);
-            return nb::make_tuple(hold.id, hold.chunks);
+            return nb::make_tuple(hold.chunks, hold.id);
           },
-          "namespace"_a, "keys"_a, "(hold, chunks) of the longest stored prefix; (0, 0) where there is none.")
-      .def("acquire_ranks", &acquire_ranks, "namespaces"_a, "keys"_a, "chunks"_a,
-           "(holds, chunks): one hold per rank, all of the shortest prefix; keys rank by rank, `chunks` each.")
+          "namespace"_a, "keys"_a, "(chunks, hold) of the longest stored prefix; (0, 0) where there is none.")
+      .def("acquire_ranks", &acquire_ranks, "namespaces"_a, "keys"_a,
+           "(chunks, holds): one hold per rank, all of the shortest prefix; keys of one rank after those of another.")
       .def(
           "duplicate",
           [](Directory& self, HoldId hold) {
@@ -215,10 +217,11 @@ void bind_holds(nb::class_<Directory>& directory) {
 
 void bind_reservations(nb::class_<Directory>& directory) {
   directory
-      .def("reserve", &reserve, "namespace"_a, "size_class"_a, "parent"_a.none(), "keys"_a, "now_ns"_a,
-           "(reservation, states u8, offsets u64, generations u64); reservation 0: there is nothing to end.")
-      .def("commit", &commit, "reservation"_a, "first"_a, "count"_a, "checksums"_a,
-           "States u8 per chunk; checksums u32 [chunk][layer].")
+      .def("reserve", &reserve, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a,
+           "(reservation, states u8, offsets u64, generations u64); parent b\"\" is the root; reservation 0:\n"
+           "there is nothing to end.")
+      .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a,
+           "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer].")
       .def("end_reservation", &Directory::end_reservation, "reservation"_a, "now_ns"_a)
       .def("expire_reservation", &Directory::expire_reservation, "reservation"_a, "now_ns"_a);
 }

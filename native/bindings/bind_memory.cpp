@@ -67,12 +67,12 @@ void bind_mapping(nb::module_& module) {
           [](const std::string& name, uint64_t size, bool hugetlb) {
             return unwrap(Mapping::create(name, size, hugetlb));
           },
-          "name"_a, "size"_a, nb::kw_only(), "hugetlb"_a = false,
+          "name"_a, "size"_a, "hugetlb"_a = false,
           "A new zeroed region, sealed against resizing. Raises OSError.")
       .def_static(
           "attach",
           [](int fd, uint64_t size, bool writable) { return unwrap(Mapping::attach(fd, size, writable)); }, "fd"_a,
-          "size"_a, nb::kw_only(), "writable"_a, "Maps another process's region; the descriptor is duplicated.")
+          "size"_a, "writable"_a, "Maps another process's region; the descriptor is duplicated.")
       .def(
           "populate",
           [](const Mapping& mapping, uint64_t offset, uint64_t length) {

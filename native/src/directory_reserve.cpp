@@ -10,7 +10,7 @@ Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std:
                                const uint8_t* keys, size_t n, uint64_t now_ns) {
   KVPOOL_CHECK(owner.value() < namespaces_.size());
   KVPOOL_CHECK(size_class.value() < arena_.class_count());
-  Reservation answer{0, std::vector<uint8_t>(n, static_cast<uint8_t>(ReserveState::NO_PARENT)),
+  Reservation answer{0, std::vector<uint8_t>(n, static_cast<uint8_t>(SaveState::NO_PARENT)),
                      std::vector<uint64_t>(n), std::vector<uint64_t>(n)};
   ReservationState state;
   state.layers = arena_.size_class(size_class).layers;
@@ -33,16 +33,16 @@ Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std:
   for (size_t index = 0; index < n && is_open; ++index) {
     RecordId record;
     const ChunkKey key = ChunkKey::from_bytes(keys + index * KEY_BYTES);
-    const ReserveState result = place(owner, size_class, above, key, search, record);
+    const SaveState result = place(owner, size_class, above, key, search, record);
     answer.states[index] = static_cast<uint8_t>(result);
     is_open = record.valid();
     if (is_open) {
       state.records.push_back(record);
-      state.first_reserved += result == ReserveState::PRESENT ? 1U : 0U;
+      state.first_reserved += result == SaveState::PRESENT ? 1U : 0U;
       answer.offsets[index] = uint64_t{records_[record].page.value()} * PAGE_BYTES;
       answer.generations[index] = records_[record].generation;
       above = record;
-    } else if (result == ReserveState::FULL || result == ReserveState::NOT_READY) {
+    } else if (result == SaveState::FULL || result == SaveState::NOT_READY) {
       std::fill(answer.states.begin() + static_cast<std::ptrdiff_t>(index), answer.states.end(), answer.states[index]);
     }
   }
@@ -62,34 +62,34 @@ void Directory::finish_reserve(ReservationState state, Reservation& answer, uint
   reservations_.emplace(last_id_, std::move(state));
 }
 
-ReserveState Directory::present_state(NamespaceId owner, RecordId parent, const TableEntry& entry) const noexcept {
+SaveState Directory::present_state(NamespaceId owner, RecordId parent, const TableEntry& entry) const noexcept {
   const ChunkRecord& record = records_[entry.record];
   if (record.owner != owner) {
-    return ReserveState::FOREIGN;
+    return SaveState::FOREIGN;
   }
   if (record.state == ChunkState::WRITING) {
-    return ReserveState::PENDING;
+    return SaveState::PENDING;
   }
   // A key names its whole prefix; a caller that says otherwise has its chain wrong.
-  return record.parent == parent ? ReserveState::PRESENT : ReserveState::NO_PARENT;
+  return record.parent == parent ? SaveState::PRESENT : SaveState::NO_PARENT;
 }
 
 // Decides one chunk; `record` is set where it is PRESENT or RESERVED, and is then held once more.
-ReserveState Directory::place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
+SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
                               WindowSearch& search, RecordId& record) noexcept {
   if (const auto entry = table_.find(key)) {
-    const ReserveState state = present_state(owner, parent, *entry);
-    if (state == ReserveState::PRESENT) {
+    const SaveState state = present_state(owner, parent, *entry);
+    if (state == SaveState::PRESENT) {
       record = entry->record;
       add_hold(record);
     }
     return state;
   }
   if (!table_.is_in_reach(key)) {
-    return ReserveState::FULL;
+    return SaveState::FULL;
   }
-  const ReserveState state = make_room(size_class, search);
-  if (state != ReserveState::RESERVED) {
+  const SaveState state = make_room(size_class, search);
+  if (state != SaveState::RESERVED) {
     return state;
   }
   const RecordId id = records_.allocate();
@@ -112,20 +112,20 @@ ReserveState Directory::place(NamespaceId owner, ClassId size_class, RecordId pa
   ++stats_.writing;
   ++stats_.held;
   record = id;
-  return ReserveState::RESERVED;
+  return SaveState::RESERVED;
 }
 
 // Sees first whether everything needed can be had, then evicts until it is there: nothing goes in vain.
-ReserveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcept {
+SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcept {
   const uint64_t bytes = arena_.size_class(size_class).chunk_bytes;
   if (stats_.used_bytes - stats_.idle_bytes + bytes > geometry_.capacity) {
-    return ReserveState::FULL;
+    return SaveState::FULL;
   }
   if (records_.is_full() && !oldest_idle().valid()) {
-    return ReserveState::FULL;
+    return SaveState::FULL;
   }
   if (!make_slot(size_class, search)) {
-    return arena_.is_behind() ? ReserveState::NOT_READY : ReserveState::FULL;
+    return arena_.is_behind() ? SaveState::NOT_READY : SaveState::FULL;
   }
   while (stats_.used_bytes + bytes > geometry_.capacity || records_.is_full()) {
     const RecordId victim = oldest_idle();
@@ -134,7 +134,7 @@ ReserveState Directory::make_room(ClassId size_class, WindowSearch& search) noex
     ++stats_.evicted_chunks;
   }
   KVPOOL_DCHECK(arena_.can_allocate(size_class));
-  return ReserveState::RESERVED;
+  return SaveState::RESERVED;
 }
 
 // Evicts the class's own oldest chunk, or clears a window of other classes that was used longer ago than that.
@@ -181,26 +181,22 @@ std::optional<uint32_t> Directory::reservation_layers(HoldId reservation) const 
 }
 
 std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums) {
-  std::vector<uint8_t> answers(count, static_cast<uint8_t>(CommitState::EXPIRED));
+  std::vector<uint8_t> answers(count, static_cast<uint8_t>(SaveState::EXPIRED));
   const auto found = reservations_.find(reservation);
   if (found == reservations_.end() || found->second.expired) {
     return answers;
   }
   const ReservationState& state = found->second;
-  const size_t chunks = state.records.size() - state.ancestors;
-  for (size_t index = 0; index < count; ++index) {
-    if (first >= chunks || index >= chunks - first || first + index < state.first_reserved) {
-      answers[index] = static_cast<uint8_t>(CommitState::NOT_RESERVED);
-      continue;
-    }
-    const RecordId id = state.records[state.ancestors + first + index];
-    ChunkRecord& record = records_[id];
+  const size_t before = state.ancestors + state.first_reserved;
+  const size_t reserved = state.records.size() - before;
+  for (size_t index = 0; index < count && first < reserved && index < reserved - first; ++index) {
+    ChunkRecord& record = records_[state.records[before + first + index]];
     if (record.state == ChunkState::ZOMBIE) {
       continue;
     }
     if (record.state == ChunkState::WRITING) {
       if (record.parent.valid() && records_[record.parent].state != ChunkState::READY) {
-        answers[index] = static_cast<uint8_t>(CommitState::NO_PARENT);
+        answers[index] = static_cast<uint8_t>(SaveState::NO_PARENT);
         continue;
       }
       // In this order: who finds the key finds its generation, who finds the generation finds the checksums.
@@ -216,7 +212,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       ++stats_.chunks;
       ++stats_.stored_chunks;
     }
-    answers[index] = static_cast<uint8_t>(CommitState::STORED);
+    answers[index] = static_cast<uint8_t>(SaveState::STORED);
   }
   return answers;
 }
@@ -263,7 +259,6 @@ bool Directory::expire_reservation(HoldId reservation, uint64_t now_ns) {
   const auto split = std::stable_partition(state.records.begin(), state.records.end(), is_zombie);
   end_holds(std::vector<RecordId>(split, state.records.end()), now_ns);
   state.records.erase(split, state.records.end());
-  state.ancestors = 0;
   state.expired = true;
   return true;
 }

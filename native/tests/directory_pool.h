@@ -48,6 +48,7 @@ struct Pool {
     }
     return directory.reserve(owner, small, above, pack(ids).data(), ids.size(), ++now);
   }
+  // `first` and `count` of the chunks reserved.
   std::vector<uint8_t> commit(const Reservation& made, size_t first, size_t count) {
     std::vector<uint32_t> sums(count * LAYERS);
     for (size_t word = 0; word < sums.size(); ++word) {
@@ -58,8 +59,8 @@ struct Pool {
   // Stores a chain; returns how many of its chunks are stored then.
   size_t store(const std::vector<uint64_t>& ids, std::optional<uint64_t> parent = std::nullopt) {
     const Reservation made = reserve(ids, parent);
-    const auto declined = std::find_if(made.states.begin(), made.states.end(), [](uint8_t code) { return code > 1; });
-    const auto placed = static_cast<size_t>(declined - made.states.begin());
+    const auto is_placed = [](uint8_t code) { return code <= static_cast<uint8_t>(SaveState::RESERVED); };
+    const auto placed = static_cast<size_t>(std::count_if(made.states.begin(), made.states.end(), is_placed));
     if (made.id != 0) {
       static_cast<void>(commit(made, 0, placed));
       directory.end_reservation(made.id, ++now);
@@ -89,7 +90,7 @@ struct Pool {
   uint64_t now = 0;
 };
 
-inline bool all_are(const std::vector<uint8_t>& states, ReserveState state) {
+inline bool all_are(const std::vector<uint8_t>& states, SaveState state) {
   return std::all_of(states.begin(), states.end(),
                      [state](uint8_t code) { return code == static_cast<uint8_t>(state); });
 }

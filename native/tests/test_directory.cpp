@@ -28,20 +28,20 @@ TEST(plan_follows_the_capacity) {
 TEST(reserved_chunks_are_invisible_until_committed_in_order) {
   Pool pool(20 * CHUNK);
   const Reservation made = pool.reserve({1, 2, 3});
-  EXPECT(all_are(made.states, ReserveState::RESERVED));
+  EXPECT(all_are(made.states, SaveState::RESERVED));
   EXPECT(pool.lookup({1, 2, 3}) == 0);
   EXPECT(pool.acquire({1}).id == 0);
   EXPECT(pool.view->generation_at(made.offsets[0]) == 0);
-  EXPECT(pool.commit(made, 1, 1)[0] == static_cast<uint8_t>(CommitState::NO_PARENT));
-  EXPECT(pool.commit(made, 0, 2) == std::vector<uint8_t>({0, 0}));
-  EXPECT(pool.commit(made, 0, 1) == std::vector<uint8_t>({0}));
-  EXPECT(pool.commit(made, 3, 1)[0] == static_cast<uint8_t>(CommitState::NOT_RESERVED));
-  EXPECT(pool.commit(made, SIZE_MAX, 1)[0] == static_cast<uint8_t>(CommitState::NOT_RESERVED));
+  EXPECT(pool.commit(made, 1, 1)[0] == static_cast<uint8_t>(SaveState::NO_PARENT));
+  EXPECT(pool.commit(made, 0, 2) == std::vector<uint8_t>({7, 7}));
+  EXPECT(pool.commit(made, 0, 1) == std::vector<uint8_t>({7}));
+  EXPECT(pool.commit(made, 3, 1)[0] == static_cast<uint8_t>(SaveState::EXPIRED));
+  EXPECT(pool.commit(made, SIZE_MAX, 1)[0] == static_cast<uint8_t>(SaveState::EXPIRED));
   EXPECT(pool.lookup({1, 2, 3}) == 2);
   EXPECT(pool.view->generation_at(made.offsets[1]) == made.generations[1]);
   EXPECT(pool.view->checksum_at(made.offsets[1], 2) == 6);
-  EXPECT(all_are(pool.reserve({3}, 2).states, ReserveState::PENDING));
-  EXPECT(all_are(pool.reserve({4, 5}, 3).states, ReserveState::NO_PARENT));
+  EXPECT(all_are(pool.reserve({3}, 2).states, SaveState::PENDING));
+  EXPECT(all_are(pool.reserve({4, 5}, 3).states, SaveState::NO_PARENT));
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
   EXPECT(!pool.directory.end_reservation(made.id, ++pool.now));
   EXPECT(pool.directory.stats().aborted_chunks == 1);
@@ -49,7 +49,8 @@ TEST(reserved_chunks_are_invisible_until_committed_in_order) {
   const Reservation again = pool.reserve({1, 2, 3});
   EXPECT(again.states == std::vector<uint8_t>({0, 0, 1}));
   EXPECT(again.generations[2] > made.generations[2]);
-  EXPECT(pool.commit(again, 1, 1)[0] == static_cast<uint8_t>(CommitState::NOT_RESERVED));
+  EXPECT(pool.commit(again, 1, 1)[0] == static_cast<uint8_t>(SaveState::EXPIRED));
+  EXPECT(pool.commit(again, 0, 1)[0] == static_cast<uint8_t>(SaveState::STORED));
   EXPECT(pool.is_sound());
 }
 
@@ -68,7 +69,7 @@ TEST(oldest_leaf_goes_first_and_held_chunks_never) {
   const Reservation full = pool.reserve({41, 42, 43, 44, 45});
   EXPECT(full.states == std::vector<uint8_t>({1, 1, 1, 4, 4}));
   EXPECT(pool.is_sound());
-  EXPECT(all_are(pool.reserve({51, 52}).states, ReserveState::FULL));
+  EXPECT(all_are(pool.reserve({51, 52}).states, SaveState::FULL));
   EXPECT(pool.directory.stats().evicted_chunks == 7);
   EXPECT(pool.directory.release(hold.id, ++pool.now));
   EXPECT(!pool.directory.release(hold.id, ++pool.now));
@@ -88,9 +89,9 @@ TEST(prefix_must_be_a_chain_of_one_namespace_from_the_root) {
   const NamespaceId other = pool.directory.add_namespace();
   EXPECT(pool.directory.acquire(other, pack({1}).data(), 1).id == 0);
   const auto foreign = pool.directory.reserve(other, pool.small, std::nullopt, pack({1}).data(), 1, 1);
-  EXPECT(all_are(foreign.states, ReserveState::FOREIGN));
-  EXPECT(all_are(pool.reserve({12}, 99).states, ReserveState::NO_PARENT));
-  EXPECT(all_are(pool.reserve({2}, 11).states, ReserveState::NO_PARENT));
+  EXPECT(all_are(foreign.states, SaveState::FOREIGN));
+  EXPECT(all_are(pool.reserve({12}, 99).states, SaveState::NO_PARENT));
+  EXPECT(all_are(pool.reserve({2}, 11).states, SaveState::NO_PARENT));
   const Reservation twice = pool.reserve({21, 21});
   EXPECT(twice.states == std::vector<uint8_t>({1, 2}));
   EXPECT(pool.is_sound());
@@ -117,12 +118,12 @@ TEST(ranks_are_cut_to_their_common_prefix) {
 TEST(expired_reservation_keeps_its_slots_until_it_ends) {
   Pool pool(4 * CHUNK);
   const Reservation made = pool.reserve({1, 2, 3, 4});
-  EXPECT(pool.commit(made, 0, 1)[0] == 0);
+  EXPECT(pool.commit(made, 0, 1)[0] == 7);
   EXPECT(pool.directory.expire_reservation(made.id, ++pool.now));
   EXPECT(!pool.directory.expire_reservation(made.id, ++pool.now));
   EXPECT(pool.directory.stats().zombies == 3);
   EXPECT(pool.lookup({1, 2}) == 1);
-  EXPECT(pool.commit(made, 1, 1)[0] == static_cast<uint8_t>(CommitState::EXPIRED));
+  EXPECT(pool.commit(made, 1, 1)[0] == static_cast<uint8_t>(SaveState::EXPIRED));
   EXPECT(pool.is_sound());
   const Reservation after = pool.reserve({11, 12});  // takes the place of chunk 1; the zombies stay
   EXPECT(after.states == std::vector<uint8_t>({1, 4}));
@@ -145,7 +146,7 @@ TEST(dropped_chunk_is_gone_at_once_and_freed_when_let_go) {
   EXPECT(pool.lookup({1, 2}) == 1);
   EXPECT(pool.view->generation_at(before->offsets[1]) == 0);
   EXPECT(pool.directory.columns(hold.id)->levels == std::vector<uint8_t>({1, NO_LEVEL, NO_LEVEL}));
-  EXPECT(pool.commit(made, 0, 1)[0] == static_cast<uint8_t>(CommitState::EXPIRED));
+  EXPECT(pool.commit(made, 0, 1)[0] == static_cast<uint8_t>(SaveState::EXPIRED));
   EXPECT(pool.is_sound());
   EXPECT(pool.store({2, 3}, 1) == 2);  // stored anew beside the old bytes
   EXPECT(pool.directory.stats().used_bytes == 6 * CHUNK);
@@ -182,7 +183,7 @@ TEST(flush_takes_what_is_old_and_not_held) {
 TEST(memory_that_is_not_ready_says_so) {
   Pool pool(16 * CHUNK, 1000, false);
   EXPECT(pool.directory.is_behind());
-  EXPECT(all_are(pool.reserve({1}).states, ReserveState::NOT_READY));
+  EXPECT(all_are(pool.reserve({1}).states, SaveState::NOT_READY));
   pool.directory.mark_segment_ready(3);
   EXPECT(pool.reserve({1, 2, 3}).states == std::vector<uint8_t>({1, 1, 5}));
   EXPECT(pool.is_sound());
@@ -207,8 +208,8 @@ TEST(classes_exchange_segments_by_age) {
   };
   for (uint64_t id = 1; id <= 8; ++id) {
     const auto made = reserve_large(id);
-    EXPECT(all_are(made.states, ReserveState::RESERVED));
-    EXPECT(pool.commit(made, 0, 1)[0] == 0);
+    EXPECT(all_are(made.states, SaveState::RESERVED));
+    EXPECT(pool.commit(made, 0, 1)[0] == 7);
     EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
     EXPECT(pool.is_sound());
   }
@@ -218,9 +219,9 @@ TEST(classes_exchange_segments_by_age) {
   EXPECT(pool.lookup({8}) == 0);
   EXPECT(pool.is_sound());
   const Hold hold = pool.acquire(range(300, 64));
-  EXPECT(all_are(reserve_large(9).states, ReserveState::FULL));
+  EXPECT(all_are(reserve_large(9).states, SaveState::FULL));
   EXPECT(pool.directory.release(hold.id, ++pool.now));
-  EXPECT(all_are(reserve_large(9).states, ReserveState::RESERVED));
+  EXPECT(all_are(reserve_large(9).states, SaveState::RESERVED));
   EXPECT(pool.is_sound());
 }
 

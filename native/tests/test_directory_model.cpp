@@ -85,7 +85,6 @@ class RandomRun {
     if (made.id != 0) {
       model_.reservations[made.id] = placed;
       model_.first_reserved[made.id] = skip + present;
-      skipped_[made.id] = skip;
     }
   }
 
@@ -95,20 +94,17 @@ class RandomRun {
       return;
     }
     const auto& ids = found->second;
-    const size_t from = random_() % ids.size();
-    const size_t skip = skipped_[found->first];
-    if (from < skip) {
-      return;
-    }
-    const std::vector<uint32_t> sums((ids.size() - from) * 7, 5);
-    const auto answers = pool_.directory.commit(found->first, from - skip, ids.size() - from, sums.data());
-    for (size_t index = from; index < ids.size(); ++index) {
-      const bool is_present = index < model_.first_reserved[found->first];
-      const auto answer = static_cast<CommitState>(answers[index - from]);
-      EXPECT(model_.expired.count(found->first) == 0 || answer == CommitState::EXPIRED);
-      EXPECT(answer != CommitState::STORED || !is_present);
-      if (answer == CommitState::STORED) {
-        model_.stored.insert(ids[index]);
+    const size_t before = model_.first_reserved[found->first];
+    const size_t first = random_() % (ids.size() - before);
+    const size_t count = ids.size() - before - first;
+    const std::vector<uint32_t> sums((count + 1) * 7, 5);
+    const auto answers = pool_.directory.commit(found->first, first, count + 1, sums.data());
+    EXPECT(answers[count] == static_cast<uint8_t>(SaveState::EXPIRED));  // one more than reserved
+    for (size_t index = 0; index < count; ++index) {
+      const auto answer = static_cast<SaveState>(answers[index]);
+      EXPECT(model_.expired.count(found->first) == 0 || answer == SaveState::EXPIRED);
+      if (answer == SaveState::STORED) {
+        model_.stored.insert(ids[before + first + index]);
       }
     }
   }
@@ -231,7 +227,6 @@ class RandomRun {
   Pool pool_;
   ClassId large_;
   Model model_;
-  std::map<HoldId, size_t> skipped_;
   std::map<HoldId, std::set<uint64_t>> dropped_;
 };
 

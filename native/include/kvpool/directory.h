@@ -50,8 +50,9 @@ struct DirectoryGeometry {
                                                              uint32_t max_chunks);
 };
 
-// What `reserve` says about a chunk. PRESENT chunks come first, then RESERVED, then declined ones.
-enum class ReserveState : uint8_t {
+// What became of a chunk of a save; the wire uses the same numbers. `reserve` answers PRESENT chunks first, then
+// RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT.
+enum class SaveState : uint8_t {
   PRESENT = 0,
   RESERVED = 1,
   PENDING = 2,    // another writer is just writing it
@@ -59,15 +60,10 @@ enum class ReserveState : uint8_t {
   FULL = 4,       // everything that could go is held
   NOT_READY = 5,  // the memory that would serve is not pre-faulted yet
   FOREIGN = 6,    // the key belongs to another namespace
+  STORED = 7,
+  EXPIRED = 8,  // the reservation, or the chunk in it, is gone
 };
 inline constexpr size_t RESERVE_STATES = 7;
-
-enum class CommitState : uint8_t {
-  STORED = 0,
-  EXPIRED = 1,       // the reservation or the chunk is gone
-  NOT_RESERVED = 2,  // the reservation does not cover this chunk
-  NO_PARENT = 3,     // its parent has to be committed first
-};
 
 using HoldId = uint64_t;  // of holds and reservations alike; 0 names none, and none repeats
 
@@ -122,7 +118,7 @@ struct DirectoryStats {
   uint64_t flushed_chunks = 0;
   uint64_t dropped_chunks = 0;
   uint64_t aborted_chunks = 0;
-  std::array<uint64_t, RESERVE_STATES> answers{};  // by ReserveState
+  std::array<uint64_t, RESERVE_STATES> answers{};  // by SaveState
 };
 
 class Directory {
@@ -153,7 +149,8 @@ class Directory {
   // that cannot be placed.
   [[nodiscard]] Reservation reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                     const uint8_t* keys, size_t n, uint64_t now_ns);
-  // Makes chunks first .. first+count readable. `checksums`: [count][layers]. Committing twice is STORED twice.
+  // Makes chunks first .. first+count readable, counted from the first RESERVED one, parents before children.
+  // `checksums`: [count][layers]. Committing twice is STORED twice.
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums);
   // Layers of the reservation's size class; nothing where it is unknown.
   [[nodiscard]] std::optional<uint32_t> reservation_layers(HoldId reservation) const;
@@ -217,10 +214,10 @@ class Directory {
   void append_chain(RecordId leaf, std::vector<RecordId>& records) const;
 
   // directory_reserve.cpp
-  [[nodiscard]] ReserveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
+  [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
                                    WindowSearch& search, RecordId& record) noexcept;
-  [[nodiscard]] ReserveState present_state(NamespaceId owner, RecordId parent, const TableEntry& entry) const noexcept;
-  [[nodiscard]] ReserveState make_room(ClassId size_class, WindowSearch& search) noexcept;
+  [[nodiscard]] SaveState present_state(NamespaceId owner, RecordId parent, const TableEntry& entry) const noexcept;
+  [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
   [[nodiscard]] bool make_slot(ClassId size_class, WindowSearch& search) noexcept;
   void find_window(ClassId size_class, WindowSearch& search) const noexcept;
   void abort_writing(RecordId id) noexcept;
