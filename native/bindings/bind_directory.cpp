@@ -21,7 +21,7 @@ static_assert(std::endian::native == std::endian::little);
 
 template <typename Word>
 nb::bytes pack(const std::vector<Word>& words) {
-  return {words.data(), words.size() * sizeof(Word)};
+  return nb::bytes(words.data(), words.size() * sizeof(Word));
 }
 
 const uint8_t* packed_keys(const nb::bytes& keys) {

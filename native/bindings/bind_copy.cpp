@@ -1,0 +1,233 @@
+// Bindings of copies between engine memory and the arena. Checks every id and extent before anything runs; the GIL is
+// released wherever bytes move or somebody waits. No other logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "bindings.h"
+#include "kvpool/copy_pool.h"
+#include "kvpool/crc32c.h"
+#include "kvpool/load_job.h"
+#include "kvpool/save_job.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvpool {
+namespace {
+
+using Buffer = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using WritableBuffer = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// What Python holds of a job. When it goes, the copying has stopped, so the engine's arrays may go after it.
+template <typename Job>
+struct Handle {
+  std::shared_ptr<Job> job;
+  std::shared_ptr<CopyQueue> queue;
+  Handle(std::shared_ptr<Job> made, std::shared_ptr<CopyQueue> where) : job(std::move(made)), queue(std::move(where)) {}
+  Handle(Handle&&) = default;
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() {
+    if (job != nullptr) {
+      job->cancel();
+    }
+  }
+};
+
+using LoadHandle = Handle<LoadJob>;
+using SaveHandle = Handle<SaveJob>;
+
+template <typename Word>
+std::vector<Word> column(const nb::bytes& data, const char* what) {
+  if (data.size() % sizeof(Word) != 0) {
+    throw nb::value_error((std::string(what) + " is no column of 64-bit words").c_str());
+  }
+  std::vector<Word> words(data.size() / sizeof(Word));
+  if (!words.empty()) {
+    std::memcpy(words.data(), data.data(), data.size());
+  }
+  return words;
+}
+
+void require_extents(const Mapping& arena, const std::vector<uint64_t>& offsets, uint32_t layers,
+                     uint64_t layer_bytes) {
+  uint64_t chunk_bytes = 0;
+  if (layers == 0 || layer_bytes == 0 || __builtin_mul_overflow(layers, layer_bytes, &chunk_bytes)) {
+    throw nb::value_error("layers and layer_bytes must be positive and their product fit 64 bits");
+  }
+  if (std::any_of(offsets.begin(), offsets.end(), [&](uint64_t at) { return !arena.contains(at, chunk_bytes); })) {
+    throw nb::value_error("an extent lies outside the arena");
+  }
+}
+
+void require_blocks(const CacheView& view, const std::vector<int64_t>& ids, size_t chunks, uint32_t layers,
+                    uint64_t layer_bytes, bool may_skip) {
+  if (view.layers.size() != layers) {
+    throw nb::value_error("the view has another number of layers");
+  }
+  if (chunks == 0 ? !ids.empty() : ids.size() % chunks != 0 || view.layer_bytes(ids.size() / chunks) != layer_bytes) {
+    throw nb::value_error("the blocks of a chunk do not make up its layer");
+  }
+  const int64_t lowest = may_skip ? SKIP_BLOCK : 0;
+  const auto is_outside = [&](int64_t id) { return id < lowest || id >= static_cast<int64_t>(view.blocks); };
+  if (std::any_of(ids.begin(), ids.end(), is_outside)) {
+    throw nb::value_error("a block id lies outside the view");
+  }
+}
+
+CacheView make_view(const std::vector<uint64_t>& bases, uint32_t planes, uint64_t blocks, uint64_t plane_block_bytes,
+                    uint64_t plane_stride, uint64_t block_stride, const nb::object&) {
+  if (planes == 0 || plane_block_bytes == 0 || blocks > uint64_t{1} << 40 || plane_block_bytes > uint64_t{1} << 40) {
+    throw nb::value_error("planes and plane_block_bytes must be positive, blocks and bytes at most 2^40");
+  }
+  CacheView view{{}, planes, blocks, plane_block_bytes, plane_stride, block_stride};
+  for (const uint64_t base : bases) {
+    view.layers.push_back(reinterpret_cast<uint8_t*>(base));
+  }
+  return view;
+}
+
+LoadHandle make_load(const CopyPool& pool, const CacheView& view, const std::shared_ptr<Mapping>& arena,
+                     const std::shared_ptr<IndexView>& index, const nb::bytes& offsets, const nb::bytes& generations,
+                     const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes, bool verifies) {
+  LoadPlan plan{view, arena, index, column<uint64_t>(offsets, "offsets"), column<uint64_t>(generations, "generations"),
+                column<int64_t>(block_ids, "block_ids"), layers, layer_bytes, verifies};
+  require_extents(*arena, plan.offsets, layers, layer_bytes);
+  require_blocks(view, plan.block_ids, plan.offsets.size(), layers, layer_bytes, true);
+  if (plan.generations.size() != plan.offsets.size()) {
+    throw nb::value_error("offsets and generations differ in length");
+  }
+  if (std::any_of(plan.offsets.begin(), plan.offsets.end(), [&](uint64_t at) { return !index->covers(at, layers); })) {
+    throw nb::value_error("an extent has no words in the index");
+  }
+  LoadHandle handle(std::make_shared<LoadJob>(std::move(plan)), pool.queue());
+  if (!handle.queue->add(handle.job)) {
+    handle.job->cancel();
+  }
+  return handle;
+}
+
+SaveHandle make_save(const CopyPool& pool, const CacheView& view, const std::shared_ptr<Mapping>& arena,
+                     const nb::bytes& offsets, const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes) {
+  SavePlan plan{view, arena, column<uint64_t>(offsets, "offsets"), column<int64_t>(block_ids, "block_ids"),
+                layers, layer_bytes};
+  if (!arena->is_writable()) {
+    throw nb::value_error("the arena is mapped read-only");
+  }
+  require_extents(*arena, plan.offsets, layers, layer_bytes);
+  require_blocks(view, plan.block_ids, plan.offsets.size(), layers, layer_bytes, false);
+  return {std::make_shared<SaveJob>(std::move(plan)), pool.queue()};
+}
+
+bool announce(const SaveHandle& handle, uint32_t layer) {
+  if (layer >= handle.job->layers()) {
+    throw nb::value_error("no such layer");
+  }
+  if (!handle.job->announce(layer)) {
+    return false;
+  }
+  if (!handle.queue->add(handle.job)) {
+    handle.job->cancel();
+  }
+  return true;
+}
+
+void announce_all(const SaveHandle& handle) {
+  for (uint32_t layer = 0; layer < handle.job->layers(); ++layer) {
+    static_cast<void>(announce(handle, layer));
+  }
+}
+
+nb::bytes words_as_bytes(const std::vector<uint32_t>& words) {
+  return nb::bytes(words.data(), words.size() * sizeof(uint32_t));
+}
+
+nb::bytes extent_checksums(const Mapping& arena, uint64_t offset, uint64_t layer_bytes, uint32_t layers) {
+  require_extents(arena, {offset}, layers, layer_bytes);
+  std::vector<uint32_t> words(layers);
+  {
+    const nb::gil_scoped_release released;
+    for (uint32_t layer = 0; layer < layers; ++layer) {
+      words[layer] = crc32c(0, arena.data() + offset + layer * layer_bytes, layer_bytes);
+    }
+  }
+  return words_as_bytes(words);
+}
+
+void copy_plain(const WritableBuffer& target, const Buffer& source) {
+  if (target.size() != source.size()) {
+    throw nb::value_error("target and source differ in size");
+  }
+  const nb::gil_scoped_release released;
+  std::memcpy(target.data(), source.data(), source.size());
+}
+
+uint32_t buffer_crc(const Buffer& data, uint32_t init) {
+  const nb::gil_scoped_release released;
+  return crc32c(init, data.data(), data.size());
+}
+
+void bind_jobs(nb::module_& module) {
+  const auto free_gil = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<LoadHandle>(module, "LoadJob", nb::is_weak_referenceable(), "A load that runs from the start.")
+      .def(
+          "wait_layer",
+          [](const LoadHandle& self, uint32_t layer, double timeout_s) {
+            return static_cast<int>(self.job->wait_layer(layer, timeout_s));
+          },
+          "layer"_a, "timeout_s"_a, free_gil, "1: in place, 0: the load ended before, -1: time is over.")
+      .def(
+          "wait", [](const LoadHandle& self, double timeout_s) { return self.job->wait(timeout_s); }, "timeout_s"_a,
+          free_gil)
+      .def("cancel", [](const LoadHandle& self) { self.job->cancel(); }, free_gil)
+      .def("done", [](const LoadHandle& self) { return self.job->is_done(); })
+      .def("chunks", [](const LoadHandle& self) { return self.job->chunks(); })
+      .def("reason", [](const LoadHandle& self) { return static_cast<int>(self.job->reason()); })
+      .def("progress", [](const LoadHandle& self) { return self.job->progress(); });
+
+  nb::class_<SaveHandle>(module, "SaveJob", nb::is_weak_referenceable(), "A save that copies what is announced.")
+      .def("announce", &announce, "layer"_a, "False if the layer was announced before.")
+      .def("announce_all", &announce_all)
+      .def(
+          "wait", [](const SaveHandle& self, double timeout_s) { return self.job->wait(timeout_s); }, "timeout_s"_a,
+          free_gil, "Whether everything announced was copied, or the job cancelled, within the time.")
+      .def("cancel", [](const SaveHandle& self) { self.job->cancel(); }, free_gil)
+      .def("is_cancelled", [](const SaveHandle& self) { return self.job->is_cancelled(); })
+      .def("progress", [](const SaveHandle& self) { return self.job->progress(); })
+      .def(
+          "checksums", [](const SaveHandle& self) { return words_as_bytes(self.job->checksums()); },
+          "CRC-32C as u32 [chunk][layer]; empty unless every layer was copied.");
+}
+
+}  // namespace
+
+void bind_copy(nb::module_& module) {
+  nb::class_<CacheView>(module, "CacheView", "Where an engine keeps its blocks; keeps `owner` alive.")
+      .def(nb::new_(&make_view), "bases"_a, nb::kw_only(), "planes"_a, "blocks"_a, "plane_block_bytes"_a,
+           "plane_stride"_a, "block_stride"_a, "owner"_a, nb::keep_alive<0, 7>());
+  bind_jobs(module);
+  nb::class_<CopyPool>(module, "CopyPool", "Native threads that copy for one client.")
+      .def(nb::init<unsigned>(), "threads"_a)
+      .def("load", &make_load, "view"_a, "arena"_a, "index"_a, "offsets"_a, "generations"_a, "block_ids"_a, "layers"_a,
+           "layer_bytes"_a, "verifies"_a, nb::keep_alive<0, 2>(),
+           "Starts a load. Columns: u64 offsets and generations, i64 block ids. ValueError for what lies outside.")
+      .def("save", &make_save, "view"_a, "arena"_a, "offsets"_a, "block_ids"_a, "layers"_a, "layer_bytes"_a,
+           nb::keep_alive<0, 2>(), "Prepares a save; nothing is copied before it is announced.")
+      .def("stop", &CopyPool::stop, nb::call_guard<nb::gil_scoped_release>())
+      .def("bytes_copied", &CopyPool::bytes_copied)
+      .def("cpu_seconds", &CopyPool::cpu_seconds);
+  module.def("extent_checksums", &extent_checksums, "arena"_a, "offset"_a, "layer_bytes"_a, "layers"_a,
+             "CRC-32C of each layer in place, u32. GIL released.");
+  module.def("copy_plain", &copy_plain, "target"_a, "source"_a, "memcpy, GIL released: the floor of the benchmarks.");
+  module.def("crc32c", &buffer_crc, "data"_a, "init"_a = 0, "GIL released.");
+  module.def("crc_path", &crc32c_path, "How checksums are computed: avx512, sse4.2 or table.");
+}
+
+}  // namespace kvpool

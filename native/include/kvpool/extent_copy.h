@@ -1,0 +1,47 @@
+// Copies between an engine's paged KV and a chunk's extents, checksummed in the same pass.
+//
+// What it is: addressing. What it is not: a judge of whether bytes may be copied; its callers have checked ids and
+// extents. A chunk's layer is stored plane by plane, each plane's blocks in the chunk's order:
+//
+//     extent of layer l:   | K: block 0 | block 1 | … | V: block 0 | block 1 | … |
+//
+// and block b of plane p begins at `layers[l] + p * plane_stride + b * block_stride` in engine memory.
+// One copy per byte. Any thread; the memory belongs to the caller.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvpool {
+
+// A block the engine holds already: its bytes are checked, not written.
+inline constexpr int64_t SKIP_BLOCK = -1;
+
+struct CacheView {
+  std::vector<uint8_t*> layers;
+  uint32_t planes = 0;
+  uint64_t blocks = 0;
+  uint64_t plane_block_bytes = 0;
+  uint64_t plane_stride = 0;
+  uint64_t block_stride = 0;
+
+  [[nodiscard]] uint8_t* block(size_t layer, uint32_t plane, int64_t id) const noexcept {
+    return layers[layer] + plane * plane_stride + static_cast<uint64_t>(id) * block_stride;
+  }
+  // Bytes of a layer of a chunk of `chunk_blocks` blocks.
+  [[nodiscard]] uint64_t layer_bytes(size_t chunk_blocks) const noexcept {
+    return planes * chunk_blocks * plane_block_bytes;
+  }
+};
+
+// Engine to extent; the CRC-32C of the extent's bytes.
+[[nodiscard]] uint32_t gather_layer(const CacheView& view, size_t layer, std::span<const int64_t> block_ids,
+                                    uint8_t* extent) noexcept;
+
+// Extent to engine; the CRC-32C of the extent's bytes, skipped blocks included.
+[[nodiscard]] uint32_t scatter_layer(const CacheView& view, size_t layer, std::span<const int64_t> block_ids,
+                                     const uint8_t* extent) noexcept;
+
+}  // namespace kvpool

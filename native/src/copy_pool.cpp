@@ -1,0 +1,102 @@
+#include "kvpool/copy_pool.h"
+
+#include <pthread.h>
+#include <time.h>
+
+#include <utility>
+
+namespace kvpool {
+
+bool CopyQueue::add(std::shared_ptr<CopyJob> job) {
+  const bool is_load = job->is_load();
+  {
+    const std::lock_guard guard(lock_);
+    if (stopped_) {
+      return false;
+    }
+    (is_load ? loads_ : saves_).push_back(std::move(job));
+    waiting_loads_.store(loads_.size(), std::memory_order_relaxed);
+  }
+  wake_.notify_all();
+  return true;
+}
+
+// The job to work on, which stays queued until it has nothing more to hand out; nothing when stopped.
+std::shared_ptr<CopyJob> CopyQueue::next() {
+  std::unique_lock guard(lock_);
+  wake_.wait(guard, [this] { return stopped_ || !loads_.empty() || !saves_.empty(); });
+  if (stopped_) {
+    return nullptr;
+  }
+  return loads_.empty() ? saves_.front() : loads_.front();
+}
+
+void CopyQueue::run() {
+  while (const std::shared_ptr<CopyJob> job = next()) {
+    uint64_t copied = 0;
+    do {
+      copied = job->run_piece();
+      bytes_copied_.fetch_add(copied, std::memory_order_relaxed);
+    } while (copied > 0 && (job->is_load() || !has_load()));
+    if (copied == 0) {
+      const std::lock_guard guard(lock_);
+      auto& queue = job->is_load() ? loads_ : saves_;
+      // Another thread may have taken it out. A piece that was announced meanwhile keeps it in.
+      if (!queue.empty() && queue.front() == job && !job->has_pieces()) {
+        queue.pop_front();
+      }
+      waiting_loads_.store(loads_.size(), std::memory_order_relaxed);
+    }
+  }
+}
+
+CopyPool::CopyPool(unsigned threads) : queue_(std::make_shared<CopyQueue>()) {
+  for (unsigned i = 0; i < threads; ++i) {
+    threads_.emplace_back([queue = queue_] { queue->run(); });
+    pthread_setname_np(threads_.back().native_handle(), "kvpool-copy");
+  }
+}
+
+CopyPool::~CopyPool() { stop(); }
+
+void CopyPool::stop() {
+  std::deque<std::shared_ptr<CopyJob>> dropped;
+  {
+    const std::lock_guard guard(queue_->lock_);
+    queue_->stopped_ = true;
+    dropped.swap(queue_->loads_);
+    dropped.insert(dropped.end(), queue_->saves_.begin(), queue_->saves_.end());
+    queue_->saves_.clear();
+  }
+  queue_->wake_.notify_all();
+  for (const auto& job : dropped) {
+    job->cancel();
+  }
+  const double seconds = cpu_seconds();
+  std::vector<std::thread> ended;
+  {
+    const std::lock_guard guard(threads_lock_);
+    ended.swap(threads_);
+    stopped_cpu_seconds_ = seconds;
+  }
+  for (std::thread& thread : ended) {
+    thread.join();
+  }
+}
+
+double CopyPool::cpu_seconds() const {
+  const std::lock_guard guard(threads_lock_);
+  double total = stopped_cpu_seconds_;
+  for (const std::thread& thread : threads_) {
+    clockid_t clock;
+    timespec used;
+    // The handle is only read: the library declares it writable.
+    if (pthread_getcpuclockid(const_cast<std::thread&>(thread).native_handle(), &clock) == 0 &&
+        clock_gettime(clock, &used) == 0) {
+      total += static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
+    }
+  }
+  return total;
+}
+
+}  // namespace kvpool

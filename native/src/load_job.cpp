@@ -1,0 +1,160 @@
+#include "kvpool/load_job.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "kvpool/check.h"
+#include "wait.h"
+
+namespace kvpool {
+namespace {
+
+// Bytes handed out at a time: enough to make the lock cheap, little enough for several threads and quick cancelling.
+constexpr uint64_t PIECE_BYTES = 256 << 10;
+
+}  // namespace
+
+LoadJob::LoadJob(LoadPlan plan)
+    : plan_(std::move(plan)),
+      chunk_count_(plan_.offsets.size()),
+      chunk_blocks_(chunk_count_ == 0 ? 0 : plan_.block_ids.size() / chunk_count_),
+      piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.layer_bytes)),
+      fail_at_(chunk_count_),
+      layer_left_(plan_.layers, chunk_count_),
+      chunk_left_(chunk_count_, plan_.layers) {
+  KVPOOL_CHECK(plan_.generations.size() == chunk_count_);
+  KVPOOL_CHECK(plan_.block_ids.size() == chunk_blocks_ * chunk_count_);
+  KVPOOL_CHECK(chunk_count_ == 0 || plan_.view.layer_bytes(chunk_blocks_) == plan_.layer_bytes);
+}
+
+uint64_t LoadJob::run_piece() {
+  Piece piece{};
+  if (!claim(piece)) {
+    return 0;
+  }
+  uint64_t good = 0;
+  LoadReason failure = LoadReason::COMPLETE;
+  while (good < piece.count && failure == LoadReason::COMPLETE) {
+    failure = copy(piece.layer, piece.first + good);
+    good += failure == LoadReason::COMPLETE ? 1 : 0;
+  }
+  finish(piece, good, failure);
+  return piece.count * plan_.layer_bytes;
+}
+
+bool LoadJob::has_pieces() const {
+  const std::lock_guard guard(lock_);
+  return !cancelled_ && next_layer_ < plan_.layers && chunk_count_ > 0;
+}
+
+// Takes the next piece; settles on the way what lies behind a failed chunk.
+bool LoadJob::claim(Piece& piece) {
+  const std::lock_guard guard(lock_);
+  while (!cancelled_ && next_layer_ < plan_.layers) {
+    const uint64_t end = std::min(next_chunk_ + piece_chunks_, fail_at_);
+    piece = {next_layer_, next_chunk_, end > next_chunk_ ? end - next_chunk_ : 0};
+    next_chunk_ = std::max(end, next_chunk_);
+    if (next_chunk_ >= fail_at_) {
+      settle(next_layer_, next_chunk_, chunk_count_ - next_chunk_);
+      next_chunk_ = 0;
+      ++next_layer_;
+    }
+    if (piece.count > 0) {
+      ++running_;
+      return true;
+    }
+  }
+  changed_.notify_all();
+  return false;
+}
+
+LoadReason LoadJob::copy(uint32_t layer, uint64_t chunk) const {
+  const uint64_t offset = plan_.offsets[chunk];
+  const uint8_t* extent = plan_.arena->data() + offset + layer * plan_.layer_bytes;
+  const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
+  const uint32_t crc = scatter_layer(plan_.view, layer, ids, extent);
+  const uint32_t expected = plan_.index->checksum_at(offset, layer);
+  // The bytes and the checksum have been read when the generation is: if it still stands, they were this chunk's.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (plan_.index->generation_at(offset) != plan_.generations[chunk]) {
+    return LoadReason::GONE;
+  }
+  return !plan_.verifies || crc == expected ? LoadReason::COMPLETE : LoadReason::CHECKSUM;
+}
+
+void LoadJob::finish(const Piece& piece, uint64_t good, LoadReason failure) {
+  const std::lock_guard guard(lock_);
+  KVPOOL_CHECK(running_ > 0);
+  --running_;
+  settle(piece.layer, piece.first, piece.count);
+  if (failure != LoadReason::COMPLETE && piece.first + good < fail_at_) {
+    fail_at_ = piece.first + good;
+    failure_ = failure;
+  }
+  if (layer_left_[piece.layer] == 0 || running_ == 0) {
+    changed_.notify_all();
+  }
+}
+
+void LoadJob::settle(uint32_t layer, uint64_t first, uint64_t count) {
+  layer_left_[layer] -= count;
+  settled_ += count;
+  for (uint64_t chunk = first; chunk < first + count; ++chunk) {
+    --chunk_left_[chunk];
+  }
+}
+
+void LoadJob::cancel() {
+  std::unique_lock guard(lock_);
+  cancelled_ = true;
+  changed_.notify_all();
+  changed_.wait(guard, [this] { return running_ == 0; });
+}
+
+LayerState LoadJob::wait_layer(uint32_t layer, double timeout_s) const {
+  KVPOOL_CHECK(layer < plan_.layers);
+  std::unique_lock guard(lock_);
+  const bool settled = wait_for(changed_, guard, timeout_s, [&] { return layer_left_[layer] == 0 || has_ended(); });
+  if (!settled) {
+    return LayerState::TIMED_OUT;
+  }
+  return layer_left_[layer] == 0 && fail_at_ > 0 ? LayerState::IN_PLACE : LayerState::ENDED;
+}
+
+bool LoadJob::wait(double timeout_s) const {
+  std::unique_lock guard(lock_);
+  return wait_for(changed_, guard, timeout_s, [this] { return has_ended(); });
+}
+
+bool LoadJob::is_done() const {
+  const std::lock_guard guard(lock_);
+  return has_ended();
+}
+
+uint64_t LoadJob::chunks() const {
+  const std::lock_guard guard(lock_);
+  return has_ended() ? complete_chunks() : fail_at_;
+}
+
+LoadReason LoadJob::reason() const {
+  const std::lock_guard guard(lock_);
+  return cancelled_ && complete_chunks() < fail_at_ ? LoadReason::CANCELLED : failure_;
+}
+
+uint64_t LoadJob::progress() const {
+  const std::lock_guard guard(lock_);
+  return settled_;
+}
+
+bool LoadJob::has_ended() const {
+  return running_ == 0 && (cancelled_ || settled_ == chunk_count_ * plan_.layers);
+}
+
+uint64_t LoadJob::complete_chunks() const {
+  const auto unfinished = std::find_if(chunk_left_.begin(), chunk_left_.end(), [](uint32_t left) { return left > 0; });
+  return std::min(fail_at_, static_cast<uint64_t>(unfinished - chunk_left_.begin()));
+}
+
+}  // namespace kvpool
