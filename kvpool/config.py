@@ -279,7 +279,7 @@ OPTIONS: dict[str, Option] = {
     "server.domain_secret_file": Option(
         _secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: the default domain)"
     ),
-    "dram.capacity": _size("64KiB", "16TiB", "1GiB"),
+    "dram.capacity": _size("64KiB", "4TiB", "1GiB"),
     "dram.segment": _size("4KiB", "16GiB", "64MiB"),
     "dram.max_chunks": _count(0, 1 << 28, 0),
     "dram.huge_pages": _choice("auto", "hugetlb", "collapse", "off"),

@@ -11,7 +11,6 @@ Invariants:
 import asyncio
 import logging
 import os
-import threading
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,18 +20,21 @@ import numpy as np
 
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
-from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused
-from kvpool.index.leases import Lease, Leases
+from kvpool.errors import LayoutMismatch, ProtocolError, Refused
+from kvpool.index.integrity import Integrity
+from kvpool.index.leases import Leases
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.reservations import Reservation, Reservations
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
-from kvpool.tiers.dram import DramTier, PageUse
-from kvpool.transfer.verify import ChunkExtent, find_corrupt
+from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
+from kvpool.tiers.prefault import Prefault
+from kvpool.transfer.verify import find_corrupt
 from kvpool.transfer.workers import Urgency, Workers
 from kvpool.types import (
     EPOCH_BYTES,
     KEY_BYTES,
+    ChunkExtent,
     ConnectionId,
     HoldId,
     LeaseId,
@@ -46,7 +48,7 @@ log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
-VERIFY_BATCH_CHUNKS = 16
+EXPIRY_FRACTION = 0.25
 _NOTHING_LEASED = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 
 
@@ -80,9 +82,7 @@ class Pool:
         self._config = config
         self._started_ns = clock.now_ns()
         self.epoch = os.urandom(EPOCH_BYTES)
-        self.geometry = kvpool_native.DirectoryGeometry.plan(
-            config.dram.capacity, config.dram.segment, config.dram.max_chunks
-        )
+        self.geometry = plan_geometry(config.dram.capacity, config.dram.segment, config.dram.max_chunks)
         self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages)
         self._directory = kvpool_native.Directory(self._dram.arena, self._dram.index, self.geometry, self.epoch)
         self._dram.seal()
@@ -91,39 +91,36 @@ class Pool:
         self._leases = Leases(int(config.server.lease_ttl * NS_PER_S))
         self._reservations = Reservations(int(config.server.reservation_ttl * NS_PER_S))
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
-        self._prefault_threads: list[threading.Thread] = []
-        self._is_stopping = False
+        self._prefault: Prefault | None = None
         self._segment_ready = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
-        self._counts = {"corrupt_reports": 0, "checksum_failures": 0, "expired_leases": 0, "expired_reservations": 0}
+        self._integrity = Integrity(self._directory, self._find_corrupt)
+        self._index_view = kvpool_native.IndexView(self._dram.index)
+        self._expired_leases = 0
+        self._expired_reservations = 0
 
     # --- life ---
 
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
-        loop = asyncio.get_running_loop()
         if not self._config.dram.prefault:
             for segment in range(self.geometry.segments):
                 self._directory.mark_segment_ready(segment)
             return
+        loop = asyncio.get_running_loop()
         first = await loop.run_in_executor(None, self._dram.prefault_next)
         assert first == 0
         self._directory.mark_segment_ready(first)
-        for number in range(self._config.dram.prefault_threads):
-            thread = threading.Thread(
-                target=self._prefault, args=(loop,), name=f"kvpool-prefault-{number}", daemon=True
-            )
-            self._prefault_threads.append(thread)
-            thread.start()
+        on_ready = partial(loop.call_soon_threadsafe, self._mark_ready)
+        self._prefault = Prefault(self._dram, self._config.dram.prefault_threads, on_ready)
 
     async def stop(self) -> None:
         """End the threads. Chunks in DRAM are gone with the process."""
-        self._is_stopping = True
         if self._expiry is not None:
             self._expiry.cancel()
         loop = asyncio.get_running_loop()
-        for thread in self._prefault_threads:
-            await loop.run_in_executor(None, thread.join)
+        if self._prefault is not None:
+            await loop.run_in_executor(None, self._prefault.stop)
         await loop.run_in_executor(None, self._workers.stop)
 
     def fds(self) -> tuple[int, int]:
@@ -173,7 +170,7 @@ class Pool:
         self._check_room_for_lease(session)
         namespaces = [namespace.id for namespace in session.namespaces.values()]
         now_ns = self._clock.now_ns()
-        chunks, holds = self._directory.acquire_ranks(namespaces, keys, now_ns)
+        chunks, holds = self._directory.acquire_ranks(namespaces, keys)
         if not chunks:
             return _NOTHING_LEASED
         by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
@@ -233,7 +230,7 @@ class Pool:
             own.id, own.size_class, parent, keys, now_ns
         )
         reserved = states.count(SaveState.RESERVED)
-        if may_wait and SaveState.NOT_READY in states and self._is_prefaulting:
+        if may_wait and SaveState.NOT_READY in states and self._directory.is_behind():
             self._directory.end_reservation(reservation_id, now_ns)
             return None
         if reserved:
@@ -242,9 +239,8 @@ class Pool:
                 ReservationId(reservation_id), session.connection, chunks=reserved, layers=layers, now_ns=now_ns
             )
             self._schedule_expiry()
-        elif reservation_id:
-            self._directory.end_reservation(reservation_id, now_ns)
-            reservation_id = 0
+        else:
+            assert not reservation_id
         return m.Reserved(reservation_id, states, offsets, generations)
 
     def commit(self, session: EngineSession, reservation_id: int, checksums: bytes) -> m.Committed:
@@ -263,7 +259,7 @@ class Pool:
         self._expire(now_ns)
         if reservation.is_expired:
             return m.Committed(bytes([SaveState.EXPIRED]) * count)
-        states = self._directory.commit(reservation_id, reservation.committed, checksums, now_ns)
+        states = self._directory.commit(reservation_id, reservation.committed, checksums)
         reservation.committed += count
         if reservation.committed == reservation.chunks:
             self._end(reservation, now_ns)
@@ -282,11 +278,10 @@ class Pool:
         rank = session.layout.rank
         if lease is None or rank is None or not 0 <= chunk < lease.chunks:
             return
-        hold = self._directory.duplicate(lease.holds[rank])
-        try:
-            await self._drop_corrupt(self._extents(hold)[chunk : chunk + 1])
-        finally:
-            self._directory.release(hold, self._clock.now_ns())
+        layout = session.own.layout
+        await self._integrity.check_reported(
+            lease.holds[rank], chunk, layout.chunk_bytes, layout.layers, self._clock.now_ns()
+        )
 
     def drop_connection(self, connection: ConnectionId) -> None:
         """A connection has ended: its leases and reservations end with it."""
@@ -334,8 +329,8 @@ class Pool:
                 "reservations": len(self._reservations),
                 "pins": directory["held"],
                 "namespaces": len(self._namespaces),
-                "expired_leases": self._counts["expired_leases"],
-                "expired_reservations": self._counts["expired_reservations"],
+                "expired_leases": self._expired_leases,
+                "expired_reservations": self._expired_reservations,
             },
             "dram": {
                 "dram.chunks": directory["chunks"],
@@ -351,8 +346,8 @@ class Pool:
                 "evicted_chunks": directory["evicted_chunks"],
                 "flushed_chunks": directory["flushed_chunks"],
                 "aborted_chunks": directory["aborted_chunks"],
-                "checksum_failures": self._counts["checksum_failures"],
-                "corrupt_reports": self._counts["corrupt_reports"],
+                "checksum_failures": self._integrity.checksum_failures,
+                "corrupt_reports": self._integrity.corrupt_reports,
             },
         }
 
@@ -376,4 +371,108 @@ class Pool:
         problems = self._directory.verify() + self._leases.verify() + self._reservations.verify()
         if not self._workers.is_healthy:
             problems.append("transfer: a thread has died")
+        expected_holds = self._leases.hold_count() + self._integrity.holds_in_use
+        found_holds = self._directory.stats()["holds"]
+        if found_holds != expected_holds:
+            problems.append(f"index: {found_holds} holds, {expected_holds} are in leases, tickets and checks")
         return {"problems": problems, "chunks": self.chunks, "verified": 0}
+
+    async def verify_bytes(self) -> tuple[list[bytes], int]:
+        """Read every chunk and compare its checksums: the keys of corrupt ones, and how many were read."""
+        return await self._integrity.check_all(self._clock.now_ns())
+
+    # --- private ---
+
+    def _namespace(self, model: str, layout: Layout) -> Namespace:
+        found = self._namespaces.find(model, layout)
+        if found is not None:
+            return found
+        if self._namespaces.is_full:
+            raise Refused("full", "this daemon knows as many models and layouts as it can: restart it to forget them")
+        geometry = (layout.chunk_bytes, layout.layers)
+        if geometry not in self._size_classes:
+            try:
+                self._size_classes[geometry] = SizeClassId(self._directory.add_class(*geometry))
+            except ValueError as error:
+                raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
+        namespace = Namespace(
+            NamespaceId(self._directory.add_namespace()), self._size_classes[geometry], model, layout
+        )
+        self._namespaces.add(namespace)
+        return namespace
+
+    def _grant(self, session: EngineSession, chunks: int, holds: dict[int, HoldId], now_ns: int) -> m.Leased:
+        lease = self._leases.grant(session.connection, chunks, holds, now_ns)
+        self._schedule_expiry()
+        rank = session.layout.rank
+        if rank is None:
+            levels = [np.frombuffer(self._directory.columns(hold)[2], np.uint8) for hold in holds.values()]
+            return m.Leased(lease.id, chunks, b"", b"", np.maximum.reduce(levels).tobytes())
+        offsets, generations, tiers = self._directory.columns(holds[rank])
+        return m.Leased(lease.id, chunks, offsets, generations, tiers)
+
+    def _release_holds(self, holds: list[HoldId]) -> None:
+        now_ns = self._clock.now_ns()
+        for hold in holds:
+            self._directory.release(hold, now_ns)
+
+    def _end(self, reservation: Reservation, now_ns: int) -> None:
+        self._directory.end_reservation(reservation.id, now_ns)
+        self._reservations.end(reservation)
+
+    def _mark_ready(self, segment: int) -> None:
+        self._directory.mark_segment_ready(segment)
+        self._segment_ready.set()
+
+    def _schedule_expiry(self) -> None:
+        """Look at deadlines again later; nothing is scheduled while nothing can expire."""
+        if self._expiry is None:
+            shortest_s = min(self._config.server.lease_ttl, self._config.server.reservation_ttl)
+            loop = asyncio.get_running_loop()
+            self._expiry = loop.call_later(min(1.0, shortest_s * EXPIRY_FRACTION), self._expire_and_reschedule)
+
+    def _expire_and_reschedule(self) -> None:
+        self._expiry = None
+        self._expire(self._clock.now_ns())
+        if len(self._leases) or self._leases.tickets or len(self._reservations):
+            self._schedule_expiry()
+
+    def _expire(self, now_ns: int) -> None:
+        leases_before = len(self._leases)
+        self._release_holds(self._leases.expire(now_ns))
+        self._expired_leases += leases_before - len(self._leases)
+        for reservation in self._reservations.expire(now_ns):
+            self._directory.expire_reservation(reservation.id, now_ns)
+            self._expired_reservations += 1
+
+    async def _find_corrupt(self, extents: tuple[ChunkExtent, ...]) -> tuple[bytes, ...]:
+        """Read the extents on a transfer thread. Raises Refused when too many checks are waiting."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        job = partial(find_corrupt, self._dram.arena, self._index_view, extents)
+        if not self._workers.submit(job, partial(loop.call_soon_threadsafe, _settle, answer), Urgency.HOUSEKEEPING):
+            raise Refused("busy", "too many checks are waiting for the transfer threads: try again")
+        result: tuple[bytes, ...] = await answer
+        return result
+
+    def _check_keys(self, keys: bytes, *, ranks: int) -> None:
+        count, rest = divmod(len(keys), KEY_BYTES * ranks)
+        if rest or not 0 < count * ranks <= m.KEYS_MAX:
+            raise ProtocolError(
+                f"keys column has {len(keys)} bytes, expected a multiple of {KEY_BYTES * ranks} "
+                f"for at most {m.KEYS_MAX} keys"
+            )
+
+    def _check_room_for_lease(self, session: EngineSession) -> None:
+        limit = self._config.server.max_leases
+        if self._leases.count_of(session.connection) >= limit:
+            raise Refused("full", f"this connection has server.max_leases = {limit} leases")
+
+
+def _settle(answer: "asyncio.Future[Any]", result: object) -> None:
+    if answer.cancelled():
+        return
+    if isinstance(result, BaseException):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)

@@ -79,3 +79,13 @@ class TokenRange:
     end: int | None = None
     priority: int = 35
     duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkExtent:
+    """Where a chunk lies in the arena: `layers` extents of `layer_bytes` one behind the other."""
+
+    key: bytes
+    offset: int
+    layer_bytes: int
+    layers: int

@@ -24,7 +24,7 @@ class Cache:
         self._layers = list(layers)
         self.layout = layout
         self.geometry: PagedGeometry = describe_layers(self._layers, layout, block_tokens, form)
-        self.view = paged_view(self.geometry)
+        self.view = paged_view(self.geometry, self._layers)
 
     def __repr__(self) -> str:
         return f"<Cache {self.blocks} blocks of {self.block_tokens} tokens, {self.form} on {self.device}>"
@@ -75,16 +75,16 @@ class Cache:
         return ids
 
 
-def paged_view(geometry: PagedGeometry) -> kvpool_native.CacheView:
-    """The native view of paged KV."""
+def paged_view(geometry: PagedGeometry, owner: object) -> kvpool_native.CacheView:
+    """The native view of paged KV; it keeps `owner`, the arrays, alive."""
     return kvpool_native.CacheView(
         bases=list(geometry.addresses),
         planes=geometry.planes,
         blocks=geometry.blocks,
-        block_tokens=geometry.block_tokens,
         plane_block_bytes=geometry.plane_block_bytes,
         plane_stride=geometry.plane_stride,
         block_stride=geometry.block_stride,
+        owner=owner,
     )
 
 
@@ -95,10 +95,10 @@ def contiguous_view(array: object, layout: Layout, *, is_target: bool) -> tuple[
         bases=[address + layer * layout.layer_bytes for layer in range(layout.layers)],
         planes=1,
         blocks=chunks,
-        block_tokens=layout.chunk_tokens,
         plane_block_bytes=layout.layer_bytes,
         plane_stride=0,
         block_stride=layout.chunk_bytes,
+        owner=array,
     )
     return view, chunks
 

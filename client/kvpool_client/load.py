@@ -17,8 +17,7 @@ from kvpool.errors import InvalidArgument
 from kvpool.types import LoadReason
 from kvpool_client.lease import Lease
 from kvpool_client.results import LoadResult
-
-WAIT_SLICE_S = 0.05
+from kvpool_client.stall import WAIT_SLICE_S, Stall
 
 
 class LoadRun(Protocol):
@@ -111,7 +110,7 @@ class Load:
             return False
         code = -1
         deadline = Deadline(timeout_s) if timeout_s is not None else None
-        stalled = _Stall(run, self._timeout_s)
+        stalled = Stall(run, self._timeout_s)
         while code == -1:
             code = run.wait_layer(layer, _slice_s(deadline))
             if code == -1 and (stalled.has_lasted() or (deadline is not None and deadline.has_passed())):
@@ -127,7 +126,7 @@ class Load:
         """Until the load has ended; a load that is not there after `timeout_s` is ended with reason `timeout`."""
         if self._result is None and self._run is not None:
             deadline = Deadline(timeout_s) if timeout_s is not None else None
-            stalled = _Stall(self._run, self._timeout_s)
+            stalled = Stall(self._run, self._timeout_s)
             while not self._run.wait(_slice_s(deadline)):
                 if stalled.has_lasted() or (deadline is not None and deadline.has_passed()):
                     self._stop(LoadReason.TIMEOUT)
@@ -154,23 +153,6 @@ class Load:
             self._result = LoadResult(total, total * self._chunk_tokens, reason.name.lower())
             self._on_end(self, self._result)
         return self._result
-
-
-class _Stall:
-    """Notices that a run has made no progress for a time."""
-
-    def __init__(self, run: LoadRun, timeout_s: float) -> None:
-        self._run = run
-        self._timeout_s = timeout_s
-        self._seen = run.progress()
-        self._deadline = Deadline(timeout_s)
-
-    def has_lasted(self) -> bool:
-        seen = self._run.progress()
-        if seen != self._seen:
-            self._seen = seen
-            self._deadline = Deadline(self._timeout_s)
-        return self._deadline.has_passed()
 
 
 def _slice_s(deadline: Deadline | None) -> float:

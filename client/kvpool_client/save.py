@@ -14,14 +14,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol import messages as m
 from kvpool.types import SaveState
 from kvpool_client.results import SaveResult
 from kvpool_client.session import Session
-
-WAIT_SLICE_S = 0.05
+from kvpool_client.stall import WAIT_SLICE_S, Stall
 
 
 class SaveRun(Protocol):
@@ -37,6 +35,14 @@ class SaveRun(Protocol):
 
     def wait(self, timeout_s: float) -> bool:
         """Whether every announced layer has been copied within the time."""
+        ...
+
+    def is_cancelled(self) -> bool:
+        """Whether the run was cancelled."""
+        ...
+
+    def progress(self) -> int:
+        """Units finished so far; rises while the run makes progress."""
         ...
 
     def checksums(self) -> bytes:
@@ -142,14 +148,14 @@ class Save:
     def _copied(self) -> bool:
         """Whether every byte has been copied; else the save is given up."""
         assert self._run is not None
-        deadline = Deadline(self._timeout_s)
+        stall = Stall(self._run, self._timeout_s)
         while not self._run.wait(WAIT_SLICE_S):
-            if self._session is None or not self._session.is_alive:
-                self._give_up(SaveState.DISCONNECTED)
-                return False
-            if deadline.has_passed():
+            if stall.has_lasted():
                 self._give_up(SaveState.TIMEOUT)
                 return False
+        if self._run.is_cancelled():
+            self._give_up(SaveState.DISCONNECTED)
+            return False
         return True
 
     def _commit_reserved(self, checksums: bytes) -> None:

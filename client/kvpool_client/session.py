@@ -111,8 +111,8 @@ class Session:
         if len(fds) != 2:
             raise ProtocolError(f"the welcome came with {len(fds)} descriptors, expected 2")
         try:
-            arena = kvpool_native.Mapping.attach(fds[0], self.welcome.arena_bytes, True)
-            index = kvpool_native.Mapping.attach(fds[1], self.welcome.index_bytes, False)
+            arena = kvpool_native.Mapping.attach(fds[0], self.welcome.arena_bytes, writable=True)
+            index = kvpool_native.Mapping.attach(fds[1], self.welcome.index_bytes, writable=False)
             return arena, kvpool_native.IndexView(index)
         except (ValueError, OSError, RuntimeError) as error:
             raise KVPoolError(f"the daemon's shared memory cannot be mapped: {error}") from error

@@ -87,3 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kvpoold {__version__}")
     return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,7 @@ certain that nobody writes into slots that the peer had reserved.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.protocol import messages as m
@@ -57,9 +57,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The event loop gives the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
+        # uvloop's transports have the interface without being subclasses of it.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
 
     def data_received(self, data: bytes) -> None:
         """Bytes arrived."""

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 import kvpool_native
 
 HUGE_PAGE_BYTES = 2 << 20
+PAGE_BYTES = 4096
+SEGMENTS_MIN = 8
+CHUNK_BYTES_TYPICAL_MIN = 32 << 10
+CHUNKS_SMALL_ARENA = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class DramTier:
         self._huge_bytes = 0  # guarded by _lock
         self._resident_bytes = 0  # guarded by _lock
         self.arena, self._mode = _create_arena(geometry.arena_bytes, huge_pages)
-        self.index = kvpool_native.Mapping.create("kvpool-index", geometry.index_bytes, False)
+        self.index = kvpool_native.Mapping.create("kvpool-index", geometry.index_bytes)
 
     def __repr__(self) -> str:
         use = self.page_use()
@@ -76,11 +80,25 @@ class DramTier:
             return PageUse(mode, self._huge_bytes, self._resident_bytes)
 
 
+def plan_geometry(capacity: int, segment: int, max_chunks: int) -> kvpool_native.DirectoryGeometry:
+    """The sizes of arena and index for `capacity` payload bytes.
+
+    A small arena is cut in at least eight segments, so that several size classes find a place; large segments are whole
+    huge pages. `max_chunks` 0 derives the index from the capacity: one entry for each 32 KiB, or for each page of a
+    small arena.
+    """
+    wanted = min(segment, -(-capacity // SEGMENTS_MIN))
+    unit = HUGE_PAGE_BYTES if wanted >= 8 * HUGE_PAGE_BYTES else PAGE_BYTES
+    segment_bytes = -(-wanted // unit) * unit
+    derived = max(capacity // CHUNK_BYTES_TYPICAL_MIN, min(capacity // PAGE_BYTES, CHUNKS_SMALL_ARENA), 64)
+    return kvpool_native.DirectoryGeometry.plan(capacity, segment_bytes, max_chunks or derived)
+
+
 def _create_arena(size: int, huge_pages: str) -> tuple[kvpool_native.Mapping, str]:
     if huge_pages == "hugetlb" and size % HUGE_PAGE_BYTES == 0:
         try:
-            return kvpool_native.Mapping.create("kvpool-arena", size, True), "hugetlb"
+            return kvpool_native.Mapping.create("kvpool-arena", size, hugetlb=True), "hugetlb"
         except OSError:
             pass  # the kernel has no such pages to give: the next link of the chain serves
     mode = "base" if huge_pages == "off" else "collapse"
-    return kvpool_native.Mapping.create("kvpool-arena", size, False), mode
+    return kvpool_native.Mapping.create("kvpool-arena", size), mode

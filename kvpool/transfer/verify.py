@@ -1,30 +1,22 @@
-"""Recompute the checksums of chunks in place.
+"""Recompute the checksums of chunks in place: an immutable job for the transfer threads.
 
-An immutable job for the transfer threads: the caller holds the chunks for as long as it runs. Reads each byte once,
-copies none.
+The caller holds the chunks for as long as it runs. Reads each byte once, copies none.
 """
-
-from dataclasses import dataclass
 
 import kvpool_native
 
-
-@dataclass(frozen=True, slots=True)
-class ChunkExtent:
-    """Where a chunk lies and what it must be: checksums are u32 little endian, one for each layer."""
-
-    key: bytes
-    offset: int
-    layer_bytes: int
-    checksums: bytes
+from kvpool.types import ChunkExtent
 
 
-def find_corrupt(arena: kvpool_native.Mapping, extents: tuple[ChunkExtent, ...]) -> tuple[bytes, ...]:
-    """The keys of the chunks whose bytes do not match their checksums."""
-    return tuple(extent.key for extent in extents if not _is_intact(arena, extent))
+def find_corrupt(
+    arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extents: tuple[ChunkExtent, ...]
+) -> tuple[bytes, ...]:
+    """The keys of the chunks whose bytes do not match the checksums in the index."""
+    return tuple(extent.key for extent in extents if not _is_intact(arena, index, extent))
 
 
-def _is_intact(arena: kvpool_native.Mapping, extent: ChunkExtent) -> bool:
-    expected = memoryview(extent.checksums).cast("I")
-    found = kvpool_native.extent_checksums(arena, extent.offset, extent.layer_bytes, len(expected))
-    return found == extent.checksums
+def _is_intact(arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extent: ChunkExtent) -> bool:
+    expected = b"".join(
+        index.checksum_at(extent.offset, layer).to_bytes(4, "little") for layer in range(extent.layers)
+    )
+    return kvpool_native.extent_checksums(arena, extent.offset, extent.layer_bytes, extent.layers) == expected

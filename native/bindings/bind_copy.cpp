@@ -211,7 +211,7 @@ void bind_jobs(nb::module_& module) {
 void bind_copy(nb::module_& module) {
   nb::class_<CacheView>(module, "CacheView", "Where an engine keeps its blocks; keeps `owner` alive.")
       .def(nb::new_(&make_view), "bases"_a, nb::kw_only(), "planes"_a, "blocks"_a, "plane_block_bytes"_a,
-           "plane_stride"_a, "block_stride"_a, "owner"_a, nb::keep_alive<0, 7>());
+           "plane_stride"_a, "block_stride"_a, "owner"_a, nb::keep_alive<0, 8>());
   bind_jobs(module);
   nb::class_<CopyPool>(module, "CopyPool", "Native threads that copy for one client.")
       .def(nb::init<unsigned>(), "threads"_a)

@@ -212,6 +212,14 @@ void bind_holds(nb::class_<Directory>& directory) {
             return nb::make_tuple(pack(columns->offsets), pack(columns->generations), pack(columns->levels));
           },
           "hold"_a, "(offsets u64, generations u64, levels u8); level 255: the chunk was dropped.")
+      .def(
+          "key_of",
+          [](const Directory& self, HoldId hold, size_t position) {
+            const auto key = self.key_of(hold, position);
+            require_known(key.has_value());
+            return nb::bytes(key->words, KEY_BYTES);
+          },
+          "hold"_a, "position"_a, "The key of one chunk of a hold.")
       .def("release", &Directory::release, "hold"_a, "now_ns"_a, "Ends a hold; False where it is unknown.");
 }
 

@@ -136,6 +136,14 @@ std::optional<Columns> Directory::columns(HoldId hold) const {
   return columns;
 }
 
+std::optional<ChunkKey> Directory::key_of(HoldId hold, size_t position) const {
+  const auto found = holds_.find(hold);
+  if (found == holds_.end() || position >= found->second.size()) {
+    return std::nullopt;
+  }
+  return records_[found->second[position]].key;
+}
+
 bool Directory::release(HoldId hold, uint64_t now_ns) {
   const auto found = holds_.find(hold);
   if (found == holds_.end()) {

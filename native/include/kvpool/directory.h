@@ -141,6 +141,8 @@ class Directory {
   [[nodiscard]] std::vector<Hold> acquire_ranks(const std::vector<NamespaceId>& owners, const uint8_t* keys, size_t n);
   [[nodiscard]] std::optional<Hold> duplicate(HoldId hold);
   [[nodiscard]] std::optional<Columns> columns(HoldId hold) const;
+  // The key of the chunk at a position of a hold; nothing where there is none.
+  [[nodiscard]] std::optional<ChunkKey> key_of(HoldId hold, size_t position) const;
   // Ends a hold; its chunks become the newest. Returns false where the hold is unknown.
   bool release(HoldId hold, uint64_t now_ns);
 

@@ -1,0 +1,128 @@
+"""A prefix cache over an engine's paged KV tensors: restore what the pool has of a prompt, store what was computed.
+
+Not an engine and not an allocator: block tables are the caller's. Invariant: at least one token of a prompt is always
+left to compute, because its logits are what the engine wants. Copies per byte: one in each direction, by the Pool's
+native threads. Any thread, as the Pool; what `restore` and `store` answer, one thread at a time.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvpool.errors import InvalidArgument, LayoutMismatch
+from kvpool.layout import Layout
+from kvpool_client.key_chain import Extra
+from kvpool_client.pool import Pool
+from kvpool_client.save import Save
+from kvpool_client.torch.restored import Restored
+
+Integers = Sequence[int] | torch.Tensor | npt.NDArray[np.int32] | npt.NDArray[np.int64]
+SKIP_BLOCK = -1
+
+
+def layout_of(layers: Sequence[torch.Tensor], chunk_tokens: int = 256, *, rank: int = 0, world: int = 1) -> Layout:
+    """The Layout of paged KV tensors, one for each layer of this rank.
+
+    Five dimensions (kv_first or block_first) end in [kv_heads, head_dim] and have planes K and V; three dimensions
+    [blocks, block_tokens, head_dim] have one plane (MLA). Raises LayoutMismatch on anything else.
+    """
+    if not layers or layers[0].dim() not in (3, 5):
+        shape = tuple(layers[0].shape) if layers else ()
+        raise LayoutMismatch(f"layers have shape {shape}, expected [2, blocks, block_tokens, kv_heads, head_dim]")
+    first = layers[0]
+    return Layout(
+        layers=len(layers),
+        kv_heads=first.shape[-2] if first.dim() == 5 else 1,
+        head_dim=first.shape[-1],
+        dtype=str(first.dtype).removeprefix("torch."),
+        chunk_tokens=chunk_tokens,
+        planes=2 if first.dim() == 5 else 1,
+        rank=rank,
+        world=world,
+    )
+
+
+class PagedPrefixCache:
+    """One engine's paged KV and the pool behind it."""
+
+    def __init__(self, pool: Pool, layers: Sequence[torch.Tensor], block_tokens: int, form: str = "auto") -> None:
+        """Raises LayoutMismatch for tensors that do not fit the Pool's layout or are not in host memory."""
+        for number, layer in enumerate(layers):
+            if layer.device.type != "cpu":
+                raise LayoutMismatch(f"layer {number} is on {layer.device}, expected host memory")
+        self._pool = pool
+        self._cache = pool.register(layers, block_tokens=block_tokens, form=form)
+        self._block_tokens = block_tokens
+        self._chunk_tokens = pool.layout.chunk_tokens
+        self._chunk_blocks = self._chunk_tokens // block_tokens
+
+    def __repr__(self) -> str:
+        return f"<PagedPrefixCache {self._cache!r} on {self._pool!r}>"
+
+    def restore(
+        self,
+        tokens: Integers,
+        block_ids: Integers,
+        held_tokens: int = 0,
+        *,
+        salt: bytes | None = None,
+        adapter: str = "",
+        extra: Sequence[Extra] = (),
+    ) -> Restored:
+        """Look the prompt up, lease what is there and start loading it into the blocks of `block_ids`; returns at once.
+
+        `block_ids` is the prompt's block table, one id for each `block_tokens` tokens, at least for its full chunks.
+        `held_tokens`: leading tokens that the engine's own cache holds in those blocks already; their blocks are not
+        written. Use the answer as a context around the prefill and the save that follows it. Raises InvalidArgument for
+        a block table that is too short or held tokens that end inside a block.
+        """
+        if held_tokens % self._block_tokens or not 0 <= held_tokens < max(1, len(tokens)):
+            raise InvalidArgument(
+                f"held_tokens is {held_tokens}, expected a multiple of {self._block_tokens} below {len(tokens)} tokens"
+            )
+        prompt = _host_array(tokens)
+        keys = self._pool.keys(prompt[: max(0, len(prompt) - 1)], salt=salt, adapter=adapter, extra=extra)
+        ids = self._block_table(block_ids, len(keys))
+        hit = self._pool.lookup(keys)
+        if hit.tokens <= held_tokens:
+            return Restored(held_tokens, held_tokens=held_tokens)
+        lease = self._pool.acquire(hit)
+        if lease.tokens <= held_tokens:
+            lease.release()
+            return Restored(held_tokens, held_tokens=held_tokens)
+        ids[: held_tokens // self._block_tokens] = SKIP_BLOCK
+        first_chunk = held_tokens // self._chunk_tokens
+        target = ids[first_chunk * self._chunk_blocks : lease.chunks * self._chunk_blocks]
+        load = self._pool.load(lease, self._cache, target, first_chunk=first_chunk)
+        return Restored(lease.tokens, held_tokens=held_tokens, lease=lease, load=load)
+
+    def store(
+        self,
+        tokens: Integers,
+        block_ids: Integers,
+        *,
+        salt: bytes | None = None,
+        adapter: str = "",
+        extra: Sequence[Extra] = (),
+    ) -> Save:
+        """Reserve room for every full chunk of `tokens` that the pool has not; copies nothing before it is announced.
+
+        Announce layers as they are written (`Save.layer`, or `announced`) and commit, or commit at once when all KV is
+        in place. Blocks must not change between announcement and commit. Raises InvalidArgument for a short block table.
+        """
+        keys = self._pool.keys(_host_array(tokens), salt=salt, adapter=adapter, extra=extra)
+        return self._pool.save(keys, self._cache, self._block_table(block_ids, len(keys)))
+
+    def _block_table(self, block_ids: Integers, chunks: int) -> npt.NDArray[np.int64]:
+        """The blocks of the leading chunks, as an array of its own."""
+        ids = _host_array(block_ids)
+        needed = chunks * self._chunk_blocks
+        if len(ids) < needed:
+            raise InvalidArgument(f"block_ids has {len(ids)} ids, expected at least {needed} for {chunks} chunks")
+        return np.array(ids[:needed], dtype=np.int64)
+
+
+def _host_array(values: Integers) -> npt.NDArray[np.int64]:
+    return np.asarray(values.cpu().numpy() if isinstance(values, torch.Tensor) else values)
