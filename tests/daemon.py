@@ -121,7 +121,9 @@ def wait_connected(pool: kv.Pool) -> None:
 
 def spawn(code: str, *arguments: str) -> "subprocess.Popen[str]":
     """A Python process of its own, with the tests importable, that talks over stdin and stdout."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "PYTHONUNBUFFERED": "1"}
+    root = Path(__file__).parent.parent
+    paths = os.pathsep.join([str(root), str(root / "client"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdin=subprocess.PIPE,

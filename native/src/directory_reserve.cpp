@@ -42,8 +42,6 @@ Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std:
       answer.offsets[index] = uint64_t{records_[record].page.value()} * PAGE_BYTES;
       answer.generations[index] = records_[record].generation;
       above = record;
-    } else if (result == SaveState::FULL || result == SaveState::NOT_READY) {
-      std::fill(answer.states.begin() + static_cast<std::ptrdiff_t>(index), answer.states.end(), answer.states[index]);
     }
   }
   finish_reserve(std::move(state), answer, now_ns);
