@@ -222,15 +222,11 @@ def _choice(default: str, *others: str) -> Option:
 
 def _flag(default: str) -> Option:
     def parse(value: Any) -> bool:
-        if isinstance(value, bool):
-            return value
-        return {"true": True, "false": False}.get(value, None) if value in ("true", "false") else _refuse(value)
+        if value not in (True, False, "true", "false") or type(value) is int:
+            raise InvalidArgument(repr(value))
+        return value in (True, "true")
 
     return Option(parse, default, "true or false")
-
-
-def _refuse(value: Any) -> bool:
-    raise InvalidArgument(repr(value))
 
 
 def _plain_int(value: Any) -> int:

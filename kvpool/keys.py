@@ -6,7 +6,6 @@ with a key of its own for each use. Pure functions; any thread.
 """
 
 import kvpool_native
-
 from kvpool.layout import Layout
 
 KEY_FORMAT_VERSION = 1

@@ -65,7 +65,9 @@ class Layout:
             raise InvalidArgument(f"layout format is {self.format!r}, expected a string of at most 256 bytes")
         self._check_blocks()
         if self.chunk_bytes > CHUNK_BYTES_MAX:
-            raise InvalidArgument(f"layout makes chunks of {self.chunk_bytes} bytes, expected at most {CHUNK_BYTES_MAX}")
+            raise InvalidArgument(
+                f"layout makes chunks of {self.chunk_bytes} bytes, expected at most {CHUNK_BYTES_MAX}"
+            )
 
     def _check_blocks(self) -> None:
         if self.block_tokens is None:

@@ -11,13 +11,12 @@ Invariants:
 import asyncio
 import logging
 import os
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import kvpool_native
 import numpy as np
 
+import kvpool_native
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
 from kvpool.errors import LayoutMismatch, ProtocolError, Refused
@@ -25,8 +24,10 @@ from kvpool.index.integrity import Integrity
 from kvpool.index.leases import Leases
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.reservations import Reservation, Reservations
+from kvpool.index.sessions import EngineSession
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
+from kvpool.report import Sections, render_info, render_stats
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
 from kvpool.tiers.prefault import Prefault
 from kvpool.transfer.verify import find_corrupt
@@ -50,28 +51,6 @@ TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
 EXPIRY_FRACTION = 0.25
 _NOTHING_LEASED = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSession:
-    """Who asks: a connection, and the namespace of each rank it stands for."""
-
-    connection: ConnectionId
-    layout: Layout
-    model: str
-    namespaces: dict[int, Namespace]
-
-    @property
-    def own(self) -> Namespace:
-        """The namespace that loads and saves go to. A scheduler has none."""
-        if self.layout.rank is None:
-            raise Refused("rank", "a scheduler's connection looks up and acquires, it does not load or save")
-        return self.namespaces[self.layout.rank]
-
-    @property
-    def identity(self) -> tuple[str, bytes]:
-        """Model and layout but for the rank: what a ticket's issuer and claimer must share."""
-        return self.model, self.layout.for_rank(0).fingerprint()
 
 
 class Pool:
@@ -166,7 +145,7 @@ class Pool:
 
     def acquire(self, session: EngineSession, keys: bytes) -> m.Leased:
         """Lease the longest prefix that is present, on every rank the session stands for."""
-        self._check_keys(keys, ranks=len(session.namespaces))
+        m.check_keys(keys, ranks=len(session.namespaces))
         self._check_room_for_lease(session)
         namespaces = [namespace.id for namespace in session.namespaces.values()]
         now_ns = self._clock.now_ns()
@@ -212,13 +191,15 @@ class Pool:
         hold = self._leases.take_from_ticket(ticket, rank)
         return self._grant(session, chunks, {rank: hold}, self._clock.now_ns())
 
-    def reserve(self, session: EngineSession, parent: bytes, keys: bytes, *, may_wait: bool = True) -> m.Reserved | None:
+    def reserve(
+        self, session: EngineSession, parent: bytes, keys: bytes, *, may_wait: bool = True
+    ) -> m.Reserved | None:
         """Reserve slots for new chunks, evicting others where memory is short.
 
         None when only memory still being faulted in could serve: ask again after `wait_for_segment`, or with
         `may_wait=False` to have those chunks declined.
         """
-        self._check_keys(keys, ranks=1)
+        m.check_keys(keys, ranks=1)
         if len(parent) not in (0, KEY_BYTES):
             raise ProtocolError(f"parent key has {len(parent)} bytes, expected none or {KEY_BYTES}")
         limit = self._config.server.max_reservations
@@ -294,62 +275,28 @@ class Pool:
 
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
-        use = self._dram.page_use()
-        return {
-            "epoch": self.epoch.hex(),
-            "uptime_s": (self._clock.now_ns() - self._started_ns) / NS_PER_S,
-            "transport": "shared memory",
-            "write_mode": "in place",
-            "key_hash": f"blake3 ({kvpool_native.hash_lanes()})",
-            "checksum": f"crc32c ({kvpool_native.crc_path()})",
-            "dram_capacity_bytes": self._config.dram.capacity,
-            "dram_arena_bytes": self.geometry.arena_bytes,
-            "dram_segment_bytes": self.geometry.segment_bytes,
-            "dram_pages": use.mode,
-            "dram_huge_bytes": use.huge_bytes,
-            "dram_resident_bytes": use.resident_bytes,
-            "index_bytes": self.geometry.index_bytes,
-            "verify": self._config.dram.verify,
-            "tiers": ["dram"],
-        }
+        return render_info(
+            self._config, self.geometry, self._dram.page_use(), epoch=self.epoch, uptime_s=self._uptime_s()
+        )
 
-    def stats(self, connections: dict[str, int]) -> dict[str, dict[str, int | float | str]]:
+    def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
-        directory = self._directory.stats()
-        use = self._dram.page_use()
-        return {
-            "server": {
-                **connections,
-                "uptime_s": (self._clock.now_ns() - self._started_ns) // NS_PER_S,
-                "transfer_waiting": self._workers.waiting,
-            },
-            "index": {
-                "leases": len(self._leases),
-                "tickets": self._leases.tickets,
-                "reservations": len(self._reservations),
-                "pins": directory["held"],
-                "namespaces": len(self._namespaces),
-                "expired_leases": self._expired_leases,
-                "expired_reservations": self._expired_reservations,
-            },
-            "dram": {
-                "dram.chunks": directory["chunks"],
-                "dram.used_bytes": directory["used_bytes"],
-                "dram.capacity_bytes": self._config.dram.capacity,
-                "dram.resident_bytes": use.resident_bytes,
-                "dram.writing_chunks": directory["writing"],
-                "dram.zombie_slots": directory["zombies"],
-                "dram.segments_free": directory["free_segments"],
-            },
-            "chunks": {
-                "stored_chunks": directory["stored_chunks"],
-                "evicted_chunks": directory["evicted_chunks"],
-                "flushed_chunks": directory["flushed_chunks"],
-                "aborted_chunks": directory["aborted_chunks"],
-                "checksum_failures": self._integrity.checksum_failures,
-                "corrupt_reports": self._integrity.corrupt_reports,
-            },
+        server = {
+            **connections,
+            "uptime_s": int(self._uptime_s()),
+            "transfer_waiting": self._workers.waiting,
         }
+        index = {
+            "leases": len(self._leases),
+            "tickets": self._leases.tickets,
+            "reservations": len(self._reservations),
+            "namespaces": len(self._namespaces),
+            "expired_leases": self._expired_leases,
+            "expired_reservations": self._expired_reservations,
+            "checksum_failures": self._integrity.checksum_failures,
+            "corrupt_reports": self._integrity.corrupt_reports,
+        }
+        return render_stats(self._config, self._directory.stats(), self._dram.page_use(), server=server, index=index)
 
     def flush(self, model: str | None, older_than_s: float | None) -> dict[str, int]:
         """Drop what nobody holds, of one model or all, unused for a time or at any age."""
@@ -383,6 +330,9 @@ class Pool:
 
     # --- private ---
 
+    def _uptime_s(self) -> float:
+        return (self._clock.now_ns() - self._started_ns) / NS_PER_S
+
     def _namespace(self, model: str, layout: Layout) -> Namespace:
         found = self._namespaces.find(model, layout)
         if found is not None:
@@ -395,9 +345,7 @@ class Pool:
                 self._size_classes[geometry] = SizeClassId(self._directory.add_class(*geometry))
             except ValueError as error:
                 raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
-        namespace = Namespace(
-            NamespaceId(self._directory.add_namespace()), self._size_classes[geometry], model, layout
-        )
+        namespace = Namespace(NamespaceId(self._directory.add_namespace()), self._size_classes[geometry], model, layout)
         self._namespaces.add(namespace)
         return namespace
 
@@ -447,32 +395,10 @@ class Pool:
 
     async def _find_corrupt(self, extents: tuple[ChunkExtent, ...]) -> tuple[bytes, ...]:
         """Read the extents on a transfer thread. Raises Refused when too many checks are waiting."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
         job = partial(find_corrupt, self._dram.arena, self._index_view, extents)
-        if not self._workers.submit(job, partial(loop.call_soon_threadsafe, _settle, answer), Urgency.HOUSEKEEPING):
-            raise Refused("busy", "too many checks are waiting for the transfer threads: try again")
-        result: tuple[bytes, ...] = await answer
-        return result
-
-    def _check_keys(self, keys: bytes, *, ranks: int) -> None:
-        count, rest = divmod(len(keys), KEY_BYTES * ranks)
-        if rest or not 0 < count * ranks <= m.KEYS_MAX:
-            raise ProtocolError(
-                f"keys column has {len(keys)} bytes, expected a multiple of {KEY_BYTES * ranks} "
-                f"for at most {m.KEYS_MAX} keys"
-            )
+        return await self._workers.run(job, Urgency.HOUSEKEEPING)
 
     def _check_room_for_lease(self, session: EngineSession) -> None:
         limit = self._config.server.max_leases
         if self._leases.count_of(session.connection) >= limit:
             raise Refused("full", f"this connection has server.max_leases = {limit} leases")
-
-
-def _settle(answer: "asyncio.Future[Any]", result: object) -> None:
-    if answer.cancelled():
-        return
-    if isinstance(result, BaseException):
-        answer.set_exception(result)
-    else:
-        answer.set_result(result)

@@ -11,7 +11,7 @@ import pytest
 from tests.daemon import Daemon
 
 
-@pytest.fixture()
+@pytest.fixture
 def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Starts daemons that end with the test. Options are `section__key="value"`."""
     with ExitStack() as stack:
@@ -25,13 +25,13 @@ def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
         yield start
 
 
-@pytest.fixture()
+@pytest.fixture
 def daemon(start_daemon: Callable[..., Daemon]) -> Daemon:
     """A daemon with 16 MiB of DRAM."""
     return start_daemon()
 
 
-@pytest.fixture()
+@pytest.fixture
 def seed() -> int:
     """A seed, printed; KVPOOL_SEED replays it."""
     value = int(os.environ.get("KVPOOL_SEED", random.SystemRandom().randrange(1 << 32)))

@@ -58,7 +58,9 @@ def paged_layers(layout: kv.Layout, blocks: int, block_tokens: int, form: str) -
     return [np.zeros(shape, np.uint16) for _ in range(layout.layers)]
 
 
-def write_chunk(layers: list[npt.NDArray[np.uint16]], form: str, block_ids: list[int], layout: kv.Layout, row: Bytes) -> None:
+def write_chunk(
+    layers: list[npt.NDArray[np.uint16]], form: str, block_ids: list[int], layout: kv.Layout, row: Bytes
+) -> None:
     """Put a chunk's layer-major bytes into paged KV, in plain numpy: the oracle of the native copies."""
     shape = (layout.layers, 2, len(block_ids), -1)
     parts = row.view(np.uint16).reshape(shape)

@@ -60,7 +60,9 @@ def describe_layers(layers: Sequence[object], layout: Layout, block_tokens: int,
     if isinstance(block_tokens, bool) or not isinstance(block_tokens, int) or block_tokens < 1:
         raise InvalidArgument(f"block_tokens is {block_tokens!r}, expected a positive integer")
     if layout.chunk_tokens % block_tokens:
-        raise LayoutMismatch(f"block_tokens is {block_tokens}, expected a divisor of chunk_tokens {layout.chunk_tokens}")
+        raise LayoutMismatch(
+            f"block_tokens is {block_tokens}, expected a divisor of chunk_tokens {layout.chunk_tokens}"
+        )
     if layout.is_packed and block_tokens != layout.block_tokens:
         raise LayoutMismatch(f"block_tokens is {block_tokens}, the layout declares {layout.block_tokens}")
     arrays = [_array_bytes(layer, f"layer {number}") for number, layer in enumerate(layers)]
@@ -74,7 +76,9 @@ def describe_layers(layers: Sequence[object], layout: Layout, block_tokens: int,
             first.item_bytes,
             first.device,
         ):
-            raise LayoutMismatch(f"layer {number} has shape {array.shape}, layer 0 has {first.shape}: expected all alike")
+            raise LayoutMismatch(
+                f"layer {number} has shape {array.shape}, layer 0 has {first.shape}: expected all alike"
+            )
     item_bytes = ITEM_BYTES[layout.dtype]
     if not layout.is_packed and first.item_bytes != item_bytes:
         raise LayoutMismatch(f"items have {first.item_bytes} bytes, {layout.dtype} has {item_bytes}")
@@ -175,7 +179,9 @@ def _geometry(arrays: list[ArrayBytes], layout: Layout, block_tokens: int, form:
         block_axis, inner_axis, plane_stride = 0, 2, array.strides[1]
     inner = array.shape[inner_axis:]
     if not array.shape or prod(inner) * array.item_bytes != plane_bytes:
-        raise LayoutMismatch(f"a block has shape {inner} of {array.item_bytes}-byte items, expected {plane_bytes} bytes")
+        raise LayoutMismatch(
+            f"a block has shape {inner} of {array.item_bytes}-byte items, expected {plane_bytes} bytes"
+        )
     if not _is_contiguous(inner, array.strides[inner_axis:], array.item_bytes):
         raise LayoutMismatch(f"strides {array.strides} leave gaps inside a block's plane, expected contiguous bytes")
     blocks, block_stride = array.shape[block_axis], array.strides[block_axis]

@@ -5,10 +5,10 @@ Immutable after `register`; any thread. Survives restarts of the daemon, because
 
 from collections.abc import Sequence
 
-import kvpool_native
 import numpy as np
 import numpy.typing as npt
 
+import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
 from kvpool_client.buffers import PagedGeometry, contiguous_address, describe_layers

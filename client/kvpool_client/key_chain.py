@@ -10,10 +10,10 @@ Any thread. Lock: `_lock` guards every field below it; arrays are replaced, neve
 import threading
 from collections.abc import Callable, Sequence
 
-import kvpool_native
 import numpy as np
 import numpy.typing as npt
 
+import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.types import KEY_BYTES
 

@@ -4,18 +4,18 @@
 Pool's native threads. Nothing here raises because of the daemon: away, late, full or restarted, the answer is a miss or
 a declined chunk, and the engine computes. Only a caller's mistake raises, at the call.
 
-Any thread. Lock: `_lock` guards the counters and the cache of roots; never held across a wait.
+Any thread. Lock: `_lock` guards the counters; never held across a wait.
 """
 
 import os
 import threading
 from collections.abc import Sequence
 
-import kvpool_native
 import numpy as np
 
+import kvpool_native
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.keys import DEFAULT_DOMAIN, root_key
+from kvpool.keys import DEFAULT_DOMAIN
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool.types import KEY_BYTES, LoadReason, SaveState, TokenRange
@@ -26,11 +26,11 @@ from kvpool_client.lease import Lease
 from kvpool_client.link import Link
 from kvpool_client.load import Load
 from kvpool_client.results import Hit, LoadResult, SaveResult
+from kvpool_client.roots import Roots
 from kvpool_client.save import Save
 from kvpool_client.session import Session
 
 COPY_BYTES_PER_S_GUESS = 4e9
-ROOTS_MAX = 4096
 _NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 _NO_TIERS = np.empty(0, np.uint8)
 
@@ -55,7 +55,9 @@ def connect(
 class Pool:
     """See `connect`."""
 
-    def __init__(self, path: str, *, model: str, layout: Layout, salt: bytes, timeout_s: float, copy_threads: int) -> None:
+    def __init__(
+        self, path: str, *, model: str, layout: Layout, salt: bytes, timeout_s: float, copy_threads: int
+    ) -> None:
         check_connect(path, model, layout, salt, timeout_s, copy_threads)
         self.layout = layout
         self.model = model
@@ -63,7 +65,7 @@ class Pool:
         self._timeout_s = float(timeout_s)
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._roots: dict[tuple[bytes, bytes, str], tuple[bytes, ...]] = {}  # guarded by _lock
+        self._roots = Roots(model, layout)
         self._counts: dict[str, int] = {}  # guarded by _lock
         self._link = Link(os.fspath(path), model, layout, self._timeout_s)
         self._copies = kvpool_native.CopyPool(copy_threads)
@@ -132,7 +134,9 @@ class Pool:
                 f"block_tokens is {block_tokens!r}, expected a divisor of chunk_tokens {self.layout.chunk_tokens}"
             )
         if not all(isinstance(value, (bytes, bytearray, memoryview)) for value in block_hashes):
-            raise InvalidArgument("block_hashes holds something that is no bytes, expected one hash for each full block")
+            raise InvalidArgument(
+                "block_hashes holds something that is no bytes, expected one hash for each full block"
+            )
         per_chunk = self.layout.chunk_tokens // block_tokens
         chain = self._empty_chain(salt, adapter, ())
         chain.append_hashes(block_hashes[per_chunk - 1 :: per_chunk])
@@ -306,7 +310,14 @@ class Pool:
         return self._new_load(lease, None, first_chunk, reason)
 
     def _target(
-        self, cache: Cache | None, block_ids: object, array: object, chunks: int, *, may_skip: bool, is_target: bool = True
+        self,
+        cache: Cache | None,
+        block_ids: object,
+        array: object,
+        chunks: int,
+        *,
+        may_skip: bool,
+        is_target: bool = True,
     ) -> tuple[kvpool_native.CacheView, bytes]:
         if self.layout.rank is None:
             raise InvalidArgument("a Pool with rank=None looks up and acquires, it does not load or save")
@@ -376,22 +387,11 @@ class Pool:
         if not isinstance(adapter, str):
             raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")
         fixed = bytes(chosen)
-        return KeyChain(self.layout.chunk_tokens, lambda: self._roots_of(fixed, adapter), extra)
+        return KeyChain(self.layout.chunk_tokens, lambda: self._roots.of(self._domain(), fixed, adapter), extra)
 
-    def _roots_of(self, salt: bytes, adapter: str) -> tuple[bytes, ...]:
+    def _domain(self) -> bytes:
         session = self._link.session
-        domain = session.welcome.domain if session is not None else DEFAULT_DOMAIN
-        with self._lock:
-            roots = self._roots.get((domain, salt, adapter))
-            if roots is None:
-                roots = tuple(
-                    root_key(domain, model=self.model, adapter=adapter, salt=salt, layout=self.layout.for_rank(rank))
-                    for rank in self.layout.ranks
-                )
-                if len(self._roots) >= ROOTS_MAX:
-                    self._roots.clear()
-                self._roots[(domain, salt, adapter)] = roots
-        return roots
+        return session.welcome.domain if session is not None else DEFAULT_DOMAIN
 
     def _count(self, name: str, amount: int) -> None:
         with self._lock:

@@ -102,7 +102,7 @@ class Save:
         if self._run is not None and self._result is None:
             self._run.announce(layer)
 
-    def commit(self, wait: bool = True) -> SaveResult | None:  # noqa: FBT001, FBT002 - the public contract's form
+    def commit(self, wait: bool = True) -> SaveResult | None:
         """Copy the layers not announced and publish. When it returns a result, every client sees the stored chunks.
 
         With `wait=False` it returns None at once and the rest goes on in the background: `wait` gives the result, and

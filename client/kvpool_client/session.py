@@ -14,7 +14,6 @@ import weakref
 from typing import TypeVar
 
 import kvpool_native
-
 from kvpool.errors import DaemonUnreachable, KVPoolError, ProtocolError, Refused
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m

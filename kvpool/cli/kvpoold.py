@@ -4,7 +4,6 @@
 """
 
 import argparse
-import asyncio
 import logging
 import resource
 import sys

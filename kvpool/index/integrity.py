@@ -9,7 +9,6 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import kvpool_native
-
 from kvpool.types import ChunkExtent, HoldId
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from kvpool.errors import ProtocolError
 from kvpool.protocol import frames
+from kvpool.types import KEY_BYTES
 
 MAGIC = b"KVPL"
 PROTOCOL_VERSION = 1
@@ -235,8 +236,18 @@ def decode_as(record: type[Record], values: list[object]) -> Record:
         raise ProtocolError(f"{record.__name__} has {len(values)} fields, expected {len(types)}")
     for value, expected in zip(values, types, strict=True):
         if type(value) is not expected:
-            raise ProtocolError(f"{record.__name__} has a field of {type(value).__name__}, expected {expected.__name__}")
+            raise ProtocolError(
+                f"{record.__name__} has a field of {type(value).__name__}, expected {expected.__name__}"
+            )
     return record(*values)
+
+
+def check_keys(keys: bytes, *, ranks: int) -> None:
+    """Raises ProtocolError unless `keys` is a column of whole keys for each of `ranks`, within KEYS_MAX."""
+    count, rest = divmod(len(keys), KEY_BYTES * ranks)
+    if rest or not 0 < count * ranks <= KEYS_MAX:
+        expected = f"a multiple of {KEY_BYTES * ranks} for at most {KEYS_MAX} keys"
+        raise ProtocolError(f"keys column has {len(keys)} bytes, expected {expected}")
 
 
 def _field_types(record: type[Any]) -> tuple[type[Any], ...]:

@@ -167,6 +167,8 @@ def _read_secret(path: str) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
-        raise ConfigError([f"server.domain_secret_file is {path!r}: {error.strerror}, expected a readable file"]) from error
+        raise ConfigError(
+            [f"server.domain_secret_file is {path!r}: {error.strerror}, expected a readable file"]
+        ) from error
     with os.fdopen(fd, "rb") as file:
         return file.read(4096)

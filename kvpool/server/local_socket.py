@@ -154,7 +154,9 @@ class LocalSocket:
 
     def _answer_refusal(self, accepted: socket.socket, error: Exception) -> None:
         self.refused_connections += 1
-        code = error.code if isinstance(error, Refused) else "layout" if isinstance(error, LayoutMismatch) else "protocol"
+        code = (
+            error.code if isinstance(error, Refused) else "layout" if isinstance(error, LayoutMismatch) else "protocol"
+        )
         log.info("handshake refused: %s: %s", code, error)
         try:
             accepted.send(m.encode(m.Failure(code, str(error)), 0))

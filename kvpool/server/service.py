@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from kvpool.clock import Deadline
-from kvpool.pool import EngineSession, Pool
+from kvpool.index.sessions import EngineSession
+from kvpool.pool import Pool
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Answer, Handler
 

@@ -4,7 +4,6 @@ The caller holds the chunks for as long as it runs. Reads each byte once, copies
 """
 
 import kvpool_native
-
 from kvpool.types import ChunkExtent
 
 
@@ -16,7 +15,5 @@ def find_corrupt(
 
 
 def _is_intact(arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extent: ChunkExtent) -> bool:
-    expected = b"".join(
-        index.checksum_at(extent.offset, layer).to_bytes(4, "little") for layer in range(extent.layers)
-    )
+    expected = b"".join(index.checksum_at(extent.offset, layer).to_bytes(4, "little") for layer in range(extent.layers))
     return kvpool_native.extent_checksums(arena, extent.offset, extent.layer_bytes, extent.layers) == expected

@@ -10,19 +10,23 @@ Guarantees:
 Lock order: `_lock` is the only lock and is never held while a job or a report runs.
 """
 
+import asyncio
 import heapq
 import logging
 import threading
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
+from typing import Any, TypeVar
 
-from kvpool.errors import KVPoolError
+from kvpool.errors import KVPoolError, Refused
 
 log = logging.getLogger(__name__)
 
 Result = object
 Job = Callable[[], Result]
 Report = Callable[[Result], None]
+Outcome = TypeVar("Outcome")
 
 
 class Urgency(IntEnum):
@@ -80,6 +84,14 @@ class Workers:
             self._wake.notify()
         return True
 
+    async def run(self, job: Callable[[], Outcome], urgency: Urgency) -> Outcome:
+        """Run a job and wait for it on the event loop. Raises what it raised, Refused when the queue is full."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Outcome] = loop.create_future()
+        if not self.submit(job, partial(loop.call_soon_threadsafe, _settle, answer), urgency):
+            raise Refused("busy", "too many jobs are waiting for the transfer threads: try again later")
+        return await answer
+
     def stop(self) -> None:
         """End the threads. Idempotent."""
         with self._lock:
@@ -108,3 +120,12 @@ class Workers:
                     self.failed_jobs += 1
                 result = error
             done(result)
+
+
+def _settle(answer: "asyncio.Future[Any]", result: Result) -> None:
+    if answer.cancelled():
+        return
+    if isinstance(result, BaseException):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)

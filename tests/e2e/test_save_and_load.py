@@ -25,7 +25,9 @@ def test_lookup_misses_what_was_never_stored(daemon: Daemon) -> None:
         assert (hit.chunks, hit.tokens, len(hit.tiers)) == (0, 0, 0)
         lease = pool.acquire(hit)
         assert (lease.chunks, lease.tokens, lease.ticket()) == (0, 0, b"")
-        assert pool.load(lease, into=np.empty((0, SMALL.chunk_bytes), np.uint8)).wait() == kv.LoadResult(0, 0, "complete")
+        assert pool.load(lease, into=np.empty((0, SMALL.chunk_bytes), np.uint8)).wait() == kv.LoadResult(
+            0, 0, "complete"
+        )
 
 
 def test_saved_chunks_are_loaded_by_another_pool(daemon: Daemon) -> None:
@@ -58,7 +60,9 @@ def test_lookup_finds_the_longest_prefix(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("save_form", ["kv_first", "block_first"])
 @pytest.mark.parametrize(("save_block", "load_block"), [(16, 16), (32, 8)])
-def test_engines_with_other_paging_share_chunks(daemon: Daemon, save_form: str, save_block: int, load_block: int) -> None:
+def test_engines_with_other_paging_share_chunks(
+    daemon: Daemon, save_form: str, save_block: int, load_block: int
+) -> None:
     load_form = "block_first" if save_form == "kv_first" else "kv_first"
     with daemon.connect(copy_threads=2) as pool:
         keys = pool.keys(tokens_of(4, 4 * 32))
@@ -177,7 +181,11 @@ def test_a_scheduler_sees_the_minimum_over_ranks_and_hands_tickets(daemon: Daemo
     def layout(rank: int | None) -> kv.Layout:
         return kv.Layout(layers=2, kv_heads=1, head_dim=32, dtype="float16", chunk_tokens=32, rank=rank, world=2)
 
-    with daemon.connect(layout(None)) as scheduler, daemon.connect(layout(0)) as first, daemon.connect(layout(1)) as second:
+    with (
+        daemon.connect(layout(None)) as scheduler,
+        daemon.connect(layout(0)) as first,
+        daemon.connect(layout(1)) as second,
+    ):
         store(first, first.keys(tokens))
         assert scheduler.lookup(scheduler.keys(tokens)).chunks == 0
         store(second, second.keys(tokens[: 3 * 32]))

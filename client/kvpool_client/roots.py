@@ -1,0 +1,36 @@
+"""Roots of a Pool's key chains, computed once for each domain, salt and adapter.
+
+Any thread. Lock: `_lock` guards the table.
+"""
+
+import threading
+
+from kvpool.keys import root_key
+from kvpool.layout import Layout
+
+ROOTS_MAX = 4096
+
+
+class Roots:
+    """A bounded table of roots; a full one starts anew. Invariant: an entry never changes."""
+
+    def __init__(self, model: str, layout: Layout) -> None:
+        self._model = model
+        self._layout = layout
+        self._lock = threading.Lock()
+        self._known: dict[tuple[bytes, bytes, str], tuple[bytes, ...]] = {}  # guarded by _lock
+
+    def of(self, domain: bytes, salt: bytes, adapter: str) -> tuple[bytes, ...]:
+        """The root of each rank; the same object for the same arguments, while it is remembered."""
+        wanted = (domain, salt, adapter)
+        with self._lock:
+            roots = self._known.get(wanted)
+            if roots is None:
+                roots = tuple(
+                    root_key(domain, model=self._model, adapter=adapter, salt=salt, layout=self._layout.for_rank(rank))
+                    for rank in self._layout.ranks
+                )
+                if len(self._known) >= ROOTS_MAX:
+                    self._known.clear()
+                self._known[wanted] = roots
+        return roots

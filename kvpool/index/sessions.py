@@ -1,0 +1,30 @@
+"""Who asks: an engine's connection and the namespaces it stands for. Immutable; control thread only."""
+
+from dataclasses import dataclass
+
+from kvpool.errors import Refused
+from kvpool.index.namespaces import Namespace
+from kvpool.layout import Layout
+from kvpool.types import ConnectionId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSession:
+    """Who asks: a connection, and the namespace of each rank it stands for."""
+
+    connection: ConnectionId
+    layout: Layout
+    model: str
+    namespaces: dict[int, Namespace]
+
+    @property
+    def own(self) -> Namespace:
+        """The namespace that loads and saves go to. A scheduler has none."""
+        if self.layout.rank is None:
+            raise Refused("rank", "a scheduler's connection looks up and acquires, it does not load or save")
+        return self.namespaces[self.layout.rank]
+
+    @property
+    def identity(self) -> tuple[str, bytes]:
+        """Model and layout but for the rank: what a ticket's issuer and claimer must share."""
+        return self.model, self.layout.for_rank(0).fingerprint()
