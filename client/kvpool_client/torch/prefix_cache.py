@@ -110,7 +110,8 @@ class PagedPrefixCache:
         """Reserve room for every full chunk of `tokens` that the pool has not; copies nothing before it is announced.
 
         Announce layers as they are written (`Save.layer`, or `announced`) and commit, or commit at once when all KV is
-        in place. Blocks must not change between announcement and commit. Raises InvalidArgument for a short block table.
+        in place. Blocks must not change between announcement and commit. Raises InvalidArgument for a block table that
+        is too short.
         """
         keys = self._pool.keys(_host_array(tokens), salt=salt, adapter=adapter, extra=extra)
         return self._pool.save(keys, self._cache, self._block_table(block_ids, len(keys)))

@@ -4,8 +4,8 @@
         └──a wait finds fewer chunks────► SETTLED, `tokens` smaller: prefill again from there
 
 It moves no bytes and knows no engine: the Load copies, this class turns "fewer chunks than leased" into the one thing
-an engine has to know, the token at which its own prefill begins. Invariant: `tokens` never rises; once settled, the load
-has ended and every layer of the first `tokens` tokens is in place. One thread at a time, as the Load it waits for.
+an engine has to know, the token at which its own prefill begins. Invariant: `tokens` never rises; once settled, the
+load has ended and every layer of the first `tokens` tokens is in place. One thread at a time, as the Load it waits for.
 """
 
 from collections.abc import Callable
