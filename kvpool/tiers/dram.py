@@ -6,9 +6,10 @@ a save into untouched memory runs at a fifth of the speed and a large arena must
 tried in a chain: hugetlb if configured, MADV_COLLAPSE, 4 KiB pages; `pages` says what is in use.
 
 It knows slots and chunks only as bytes: which chunk is where is the native directory's business.
-Threads: `prefault_next` from any thread, once for each segment; the rest from the control thread.
+Threads: `prefault_next` and `collapse_next` from any thread; the rest from the control thread.
 """
 
+import itertools
 import threading
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class PageUse:
 class DramTier:
     """The arena and the index of one daemon.
 
-    Invariant: segments below `_taken` have been handed to a pre-fault thread, exactly once each.
+    Invariant: `_populated` and `_collapsed` hand each segment to exactly one thread.
     """
 
     def __init__(self, geometry: kvpool_native.DirectoryGeometry, *, huge_pages: str) -> None:
@@ -41,7 +42,8 @@ class DramTier:
         self.geometry = geometry
         self._huge_pages = huge_pages
         self._lock = threading.Lock()
-        self._taken = 0  # guarded by _lock
+        self._populated = itertools.count()  # guarded by _lock
+        self._collapsed = itertools.count()  # guarded by _lock
         self._huge_bytes = 0  # guarded by _lock
         self._resident_bytes = 0  # guarded by _lock
         self.arena, self._mode = _create_arena(geometry.arena_bytes, huge_pages)
@@ -57,27 +59,38 @@ class DramTier:
 
     def prefault_next(self) -> int | None:
         """Give the next segment its pages; its number, or None when all have been taken. Blocks for the time it takes."""
-        with self._lock:
-            if self._taken == self.geometry.segments:
-                return None
-            segment = self._taken
-            self._taken += 1
-        size = self.geometry.segment_bytes
-        offset = segment * size
-        is_huge = self._mode == "hugetlb"
-        if self._mode == "collapse":
-            is_huge = self.arena.collapse(offset, size)
-        self.arena.populate(offset, size)
-        with self._lock:
-            self._resident_bytes += size
-            self._huge_bytes += size if is_huge else 0
+        segment = self._take(self._populated)
+        if segment is not None:
+            size = self.geometry.segment_bytes
+            self.arena.populate(segment * size, size)
+            with self._lock:
+                self._resident_bytes += size
+                self._huge_bytes += size if self._mode == "hugetlb" else 0
+        return segment
+
+    def collapse_next(self) -> int | None:
+        """Turn the next segment's pages into huge ones, if that is wanted and possible; None when all have been taken.
+
+        Its bytes may be in use meanwhile. Blocks for the time it takes: 1.5 s of CPU for each GiB, measured.
+        """
+        segment = self._take(self._collapsed) if self._mode == "collapse" else None
+        if segment is not None and self.arena.collapse(
+            segment * self.geometry.segment_bytes, self.geometry.segment_bytes
+        ):
+            with self._lock:
+                self._huge_bytes += self.geometry.segment_bytes
         return segment
 
     def page_use(self) -> PageUse:
-        """What backs the arena now. Mode `collapse` that collapsed nothing reads as `base`."""
+        """What backs the arena now; mode `collapse` from the first segment that has huge pages on."""
         with self._lock:
-            mode = "base" if self._mode == "collapse" and self._resident_bytes and not self._huge_bytes else self._mode
+            mode = "base" if self._mode == "collapse" and not self._huge_bytes else self._mode
             return PageUse(mode, self._huge_bytes, self._resident_bytes)
+
+    def _take(self, segments: "itertools.count[int]") -> int | None:
+        with self._lock:
+            segment = next(segments)
+        return segment if segment < self.geometry.segments else None
 
 
 def plan_geometry(capacity: int, segment: int, max_chunks: int) -> kvpool_native.DirectoryGeometry:

@@ -1,7 +1,7 @@
 """Background threads that give a DRAM tier its pages.
 
 The first segment is faulted in before the daemon serves, so that a save can be taken at once; the rest follow, and each
-is reported as soon as it may be handed out. Threads end when all is done or `stop` is called.
+is reported as soon as it may be handed out. Huge pages are made last, in a second round. Threads end when all is done or `stop` is called.
 
 Owner: the control thread starts and stops it. `on_ready` is called on a pre-fault thread, once for each segment.
 """
@@ -41,8 +41,10 @@ class Prefault:
             while not self._is_stopping.is_set():
                 segment = self._tier.prefault_next()
                 if segment is None:
-                    return
+                    break
                 self._on_ready(segment)
+            while not self._is_stopping.is_set() and self._tier.collapse_next() is not None:
+                pass
         except OSError as error:
             # Out of memory: what has been faulted in is served, the rest is never handed out.
             log.error("pre-faulting the arena ends early: %s", error)

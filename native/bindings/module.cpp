@@ -4,6 +4,8 @@
 #include "bindings.h"
 
 NB_MODULE(kvpool_native, module) {
+  // A Pool that lives until the interpreter ends is no leak worth a page of text on the user's terminal.
+  nanobind::set_leak_warnings(false);
   module.doc() = "Native core of kvpool: key hashing, shared index, slot arena, checksummed copies.";
   kvpool::bind_keys(module);
   kvpool::bind_memory(module);

@@ -95,9 +95,40 @@ MappingResult Mapping::attach(int fd, uint64_t size, bool writable) {
   return map(own, size, writable);
 }
 
+namespace {
+
+// Maps at an address that is a multiple of a huge page: only then can the kernel use huge pages for it.
+void* map_aligned(int fd, uint64_t size, int protection) noexcept {
+  const uint64_t reserved_bytes = size + HUGE_PAGE_BYTES;
+  void* reserved = mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) {
+    return MAP_FAILED;
+  }
+  auto* const start = static_cast<uint8_t*>(reserved);
+  const uint64_t skipped = round_up(reinterpret_cast<uintptr_t>(start), HUGE_PAGE_BYTES) -
+                           reinterpret_cast<uintptr_t>(start);
+  void* address = mmap(start + skipped, size, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+  if (address == MAP_FAILED) {
+    const int error = errno;
+    munmap(reserved, reserved_bytes);
+    errno = error;
+    return MAP_FAILED;
+  }
+  const uint64_t end = skipped + round_up(size, PAGE_BYTES);
+  if (skipped > 0) {
+    munmap(start, skipped);
+  }
+  if (end < reserved_bytes) {
+    munmap(start + end, reserved_bytes - end);
+  }
+  return address;
+}
+
+}  // namespace
+
 MappingResult Mapping::map(int fd, uint64_t size, bool writable) {
   const int protection = PROT_READ | (writable ? PROT_WRITE : 0);
-  void* address = mmap(nullptr, size, protection, MAP_SHARED, fd, 0);
+  void* address = map_aligned(fd, size, protection);
   if (address == MAP_FAILED) {
     return failure(fd, errno, "mmap");
   }
