@@ -25,6 +25,9 @@ namespace {
 using Buffer = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using WritableBuffer = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// More copying threads than any machine has use for; a guess that stops a mistaken argument.
+constexpr unsigned THREADS_MAX = 256;
+
 // What Python holds of a job. When it goes, the copying has stopped, so the engine's arrays may go after it.
 template <typename Job>
 struct Handle {
@@ -180,9 +183,13 @@ void bind_jobs(nb::module_& module) {
       .def(
           "wait_layer",
           [](const LoadHandle& self, uint32_t layer, double timeout_s) {
+            if (layer >= self.job->layers()) {
+              throw nb::value_error("no such layer");
+            }
+            const nb::gil_scoped_release released;
             return static_cast<int>(self.job->wait_layer(layer, timeout_s));
           },
-          "layer"_a, "timeout_s"_a, free_gil, "1: in place, 0: the load ended before, -1: time is over.")
+          "layer"_a, "timeout_s"_a, "1: in place, 0: the load ended before, -1: time is over. GIL released.")
       .def(
           "wait", [](const LoadHandle& self, double timeout_s) { return self.job->wait(timeout_s); }, "timeout_s"_a,
           free_gil)
@@ -214,7 +221,13 @@ void bind_copy(nb::module_& module) {
            "plane_stride"_a, "block_stride"_a, "owner"_a, nb::keep_alive<0, 8>());
   bind_jobs(module);
   nb::class_<CopyPool>(module, "CopyPool", "Native threads that copy for one client.")
-      .def(nb::init<unsigned>(), "threads"_a)
+      .def(nb::new_([](unsigned threads) {
+             if (threads == 0 || threads > THREADS_MAX) {
+               throw nb::value_error("threads must be 1 to 256");
+             }
+             return std::make_shared<CopyPool>(threads);
+           }),
+           "threads"_a)
       .def("load", &make_load, "view"_a, "arena"_a, "index"_a, "offsets"_a, "generations"_a, "block_ids"_a, "layers"_a,
            "layer_bytes"_a, "verifies"_a, nb::keep_alive<0, 2>(),
            "Starts a load. Columns: u64 offsets and generations, i64 block ids. ValueError for what lies outside.")

@@ -82,6 +82,9 @@ HashWords root_of(const HashKey& key, const uint32_t* values, size_t count, uint
   return parent_of(key, children, flags);
 }
 
+// Stands for input of no bytes, whose pointer may be null.
+constexpr uint8_t NO_DATA = 0;
+
 LaneWidth best_width() noexcept {
   static const LaneWidth width = blake3_supports(LaneWidth::AVX512) ? LaneWidth::AVX512
                                  : blake3_supports(LaneWidth::AVX2) ? LaneWidth::AVX2
@@ -132,7 +135,7 @@ void blake3_hash_many_with(LaneWidth width, const HashKey& key, const uint8_t* d
   const size_t lanes = static_cast<size_t>(width);
   for (size_t first = 0; first < count; first += lanes) {
     const size_t group = std::min(lanes, count - first);
-    const uint8_t* input = data + first * size;
+    const uint8_t* input = size == 0 ? &NO_DATA : data + first * size;
     uint8_t* target = out + first * HASH_BYTES;
     if (size > BLAKE3_CHUNK_BYTES) {
       hash_trees(width, key, input, size, group, target);

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "kvpool/check.h"
+
 namespace kvpool {
 
 bool CopyQueue::add(std::shared_ptr<CopyJob> job) {
@@ -51,15 +53,27 @@ void CopyQueue::run() {
 }
 
 CopyPool::CopyPool(unsigned threads) : queue_(std::make_shared<CopyQueue>()) {
-  for (unsigned i = 0; i < threads; ++i) {
-    threads_.emplace_back([queue = queue_] { queue->run(); });
-    pthread_setname_np(threads_.back().native_handle(), "kvpool-copy");
+  KVPOOL_CHECK(threads > 0);
+  try {
+    for (unsigned i = 0; i < threads; ++i) {
+      threads_.emplace_back([queue = queue_] { queue->run(); });
+      pthread_setname_np(threads_.back().native_handle(), "kvpool-copy");
+    }
+  } catch (...) {
+    stop();
+    throw;
   }
 }
 
 CopyPool::~CopyPool() { stop(); }
 
 void CopyPool::stop() {
+  if (process_life() != life_) {
+    // The threads stayed in the parent, so their handles name nothing and are left alone.
+    static_cast<void>(new std::vector<std::thread>(std::move(threads_)));
+    threads_.clear();
+    return;
+  }
   std::deque<std::shared_ptr<CopyJob>> dropped;
   {
     const std::lock_guard guard(queue_->lock_);

@@ -87,7 +87,8 @@ uint32_t copy_crc32c_with(CrcPath path, uint32_t crc, uint8_t* target, const uin
   for (size_t offset = 0; offset < size; offset += PIECE_BYTES) {
     const size_t piece = std::min(PIECE_BYTES, size - offset);
     std::memcpy(target + offset, source + offset, piece);
-    state = update(path, state, source + offset, piece);
+    // Of what was written: somebody else may be changing the source.
+    state = update(path, state, target + offset, piece);
   }
   return ~state;
 }
@@ -102,9 +103,9 @@ uint32_t copy_crc32c(uint32_t crc, uint8_t* target, const uint8_t* source, size_
 
 void copy_fence() noexcept {
 #if defined(__x86_64__)
-  _mm_sfence();
+  _mm_mfence();
 #else
-  std::atomic_thread_fence(std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
 }
 

@@ -1,8 +1,6 @@
 #include "kvpool/load_job.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <utility>
 
 #include "kvpool/check.h"
@@ -41,7 +39,7 @@ uint64_t LoadJob::run_piece() {
     good += failure == LoadReason::COMPLETE ? 1 : 0;
   }
   finish(piece, good, failure);
-  return piece.count * plan_.layer_bytes;
+  return (failure == LoadReason::COMPLETE ? good : good + 1) * plan_.layer_bytes;
 }
 
 bool LoadJob::has_pieces() const {
@@ -58,6 +56,9 @@ bool LoadJob::claim(Piece& piece) {
     next_chunk_ = std::max(end, next_chunk_);
     if (next_chunk_ >= fail_at_) {
       settle(next_layer_, next_chunk_, chunk_count_ - next_chunk_);
+      if (layer_left_[next_layer_] == 0) {
+        changed_.notify_all();
+      }
       next_chunk_ = 0;
       ++next_layer_;
     }
@@ -76,8 +77,8 @@ LoadReason LoadJob::copy(uint32_t layer, uint64_t chunk) const {
   const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
   const uint32_t crc = scatter_layer(plan_.view, layer, ids, extent);
   const uint32_t expected = plan_.index->checksum_at(offset, layer);
-  // The bytes and the checksum have been read when the generation is: if it still stands, they were this chunk's.
-  std::atomic_thread_fence(std::memory_order_acquire);
+  // The bytes were read before the checksum (scatter_layer ends in a fence) and the checksum, with acquire, before the
+  // generation: if that still stands, all of them were this chunk's.
   if (plan_.index->generation_at(offset) != plan_.generations[chunk]) {
     return LoadReason::GONE;
   }
@@ -107,6 +108,9 @@ void LoadJob::settle(uint32_t layer, uint64_t first, uint64_t count) {
 }
 
 void LoadJob::cancel() {
+  if (is_inherited()) {
+    return;
+  }
   std::unique_lock guard(lock_);
   cancelled_ = true;
   changed_.notify_all();

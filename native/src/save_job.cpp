@@ -66,6 +66,9 @@ bool SaveJob::has_pieces() const {
 }
 
 void SaveJob::cancel() {
+  if (is_inherited()) {
+    return;
+  }
   std::unique_lock guard(lock_);
   cancelled_ = true;
   changed_.notify_all();

@@ -6,6 +6,7 @@
 // 3. `stop` lets running pieces finish, cancels queued jobs and joins the threads. What comes later is cancelled at once,
 //    so nobody waits for a job that no thread will run.
 // 4. A queued job is kept alive by the queue, a running one by its thread.
+// 5. In a forked child, which has none of the threads, `stop` and a job's `cancel` return at once.
 //
 // Threads: any. Lock order: the queue's lock, then a job's; a job never calls the queue with its own lock held.
 #pragma once
@@ -19,6 +20,8 @@
 #include <thread>
 #include <vector>
 
+#include "kvpool/process_life.h"
+
 namespace kvpool {
 
 // Something with pieces to copy.
@@ -31,6 +34,13 @@ class CopyJob {
   [[nodiscard]] virtual bool has_pieces() const = 0;
   virtual void cancel() = 0;
   [[nodiscard]] virtual bool is_load() const noexcept = 0;
+
+ protected:
+  // Whether this is a forked child's copy of the job: its pieces are not running here, whatever it says.
+  [[nodiscard]] bool is_inherited() const noexcept { return process_life() != life_; }
+
+ private:
+  const uint32_t life_ = process_life();
 };
 
 class CopyQueue {
@@ -56,6 +66,7 @@ class CopyQueue {
 
 class CopyPool {
  public:
+  // REQUIRES: threads > 0. Throws std::system_error where the system has no more threads to give.
   explicit CopyPool(unsigned threads);
   ~CopyPool();
   CopyPool(const CopyPool&) = delete;
@@ -69,6 +80,7 @@ class CopyPool {
   [[nodiscard]] double cpu_seconds() const;
 
  private:
+  const uint32_t life_ = process_life();
   const std::shared_ptr<CopyQueue> queue_;
   mutable std::mutex threads_lock_;
   std::vector<std::thread> threads_;    // guarded by threads_lock_

@@ -23,7 +23,8 @@ enum class CrcPath : uint8_t { TABLE, SSE42, AVX512 };
 // REQUIRES: the ranges do not overlap.
 [[nodiscard]] uint32_t copy_crc32c(uint32_t crc, uint8_t* target, const uint8_t* source, size_t size) noexcept;
 
-// Makes earlier non-temporal stores of this thread visible before its later stores.
+// Puts this thread's copies before everything that it does after: later stores, non-temporal ones being the reason, and
+// later loads, so that a generation read after the copy is not older than the bytes.
 void copy_fence() noexcept;
 
 [[nodiscard]] const char* crc32c_path() noexcept;

@@ -6,7 +6,7 @@
 //     extent of layer l:   | K: block 0 | block 1 | … | V: block 0 | block 1 | … |
 //
 // and block b of plane p begins at `layers[l] + p * plane_stride + b * block_stride` in engine memory.
-// One copy per byte. Any thread; the memory belongs to the caller.
+// One copy per byte; each function ends in a copy_fence. Any thread; the memory belongs to the caller.
 #pragma once
 
 #include <cstddef>

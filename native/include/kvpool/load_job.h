@@ -54,7 +54,10 @@ class LoadJob final : public CopyJob {
   void cancel() override;
   [[nodiscard]] bool is_load() const noexcept override { return true; }
 
+  [[nodiscard]] uint32_t layers() const noexcept { return plan_.layers; }
+
   // Until the layer of the first chunks() chunks is in place, the load has ended before that, or time is over.
+  // REQUIRES: layer < layers().
   [[nodiscard]] LayerState wait_layer(uint32_t layer, double timeout_s) const;
   // Whether the load has ended within the time.
   [[nodiscard]] bool wait(double timeout_s) const;
