@@ -1,0 +1,141 @@
+"""Random operations on a real daemon against a plain dict, every invariant recounted after each step.
+
+The model remembers what was acknowledged as stored. The pool may forget (evict), it may not invent: a hit is a prefix of
+what the model knows, a load gives the key's own bytes, what is leased stays, counters agree.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from tests.daemon import SMALL, Daemon
+from tests.payload import assert_right_bytes, payload_of, store, tokens_of
+
+CHUNKS = 40
+STEPS = 120
+
+
+@dataclass
+class Model:
+    """What has been acknowledged, and what is held."""
+
+    stored: set[bytes] = field(default_factory=set)
+    leases: list[tuple[kv.Lease, kv.KeyChain]] = field(default_factory=list)
+    saves: list[tuple[kv.Save, kv.KeyChain]] = field(default_factory=list)
+
+
+class Player:
+    """Plays random operations. Families share beginnings, so that chains branch."""
+
+    def __init__(self, daemon: Daemon, random: np.random.Generator) -> None:
+        self.daemon = daemon
+        self.random = random
+        self.pools = [daemon.connect(copy_threads=threads) for threads in (1, 2)]
+        self.model = Model()
+
+    def pool(self) -> kv.Pool:
+        return self.pools[int(self.random.integers(len(self.pools)))]
+
+    def chain(self, pool: kv.Pool) -> kv.KeyChain:
+        family, branch = int(self.random.integers(4)), int(self.random.integers(3))
+        shared = tokens_of(family, 32 * 5)
+        own = tokens_of(1000 + family * 10 + branch, 32 * int(self.random.integers(0, 8)))
+        return pool.keys(np.concatenate([shared, own])[: 32 * int(self.random.integers(1, 13))])
+
+    def step(self) -> None:
+        actions: list[Callable[[], None]] = [
+            self.save, self.save, self.load, self.load, self.acquire, self.release, self.begin, self.finish, self.flush
+        ]  # fmt: skip
+        actions[int(self.random.integers(len(actions)))]()
+        assert self.daemon.problems(deep=False) == []
+
+    def remember(self, keys: kv.KeyChain, result: kv.SaveResult) -> None:
+        assert result.stored + result.present + result.declined == len(keys)
+        kept = [state != "declined" for state in result.states]
+        assert kept == sorted(kept, reverse=True), "a chunk was kept behind one that was declined"
+        self.model.stored.update(keys[number] for number, is_kept in enumerate(kept) if is_kept)
+
+    def save(self) -> None:
+        pool = self.pool()
+        keys = self.chain(pool)
+        result = store(pool, keys)
+        self.remember(keys, result)
+        kept = result.stored + result.present
+        assert pool.lookup(keys).chunks == kept
+
+    def load(self) -> None:
+        pool = self.pool()
+        keys = self.chain(pool)
+        hit = pool.lookup(keys)
+        assert all(keys[number] in self.model.stored for number in range(hit.chunks))
+        with pool.acquire(hit) as lease:
+            assert lease.chunks == hit.chunks
+            into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
+            result = pool.load(lease, into=into).wait()
+        assert result == kv.LoadResult(hit.chunks, hit.tokens, "complete")
+        assert_right_bytes(keys, SMALL, result, into)
+
+    def acquire(self) -> None:
+        pool = self.pool()
+        keys = self.chain(pool)
+        lease = pool.acquire(pool.lookup(keys))
+        if lease.chunks and len(self.model.leases) < 3:
+            self.model.leases.append((lease, keys))
+        else:
+            lease.release()
+
+    def release(self) -> None:
+        if self.model.leases:
+            lease, keys = self.model.leases.pop(int(self.random.integers(len(self.model.leases))))
+            into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
+            result = next(pool for pool in self.pools if pool.epoch).load(lease, into=into).wait()
+            assert result.chunks == lease.chunks, "a leased chunk was not loadable"
+            assert_right_bytes(keys, SMALL, result, into)
+            lease.release()
+
+    def begin(self) -> None:
+        if len(self.model.saves) < 2:
+            pool = self.pool()
+            keys = self.chain(pool)
+            self.model.saves.append((pool.save(keys, from_=payload_of(keys, SMALL)), keys))
+
+    def finish(self) -> None:
+        if self.model.saves:
+            save, keys = self.model.saves.pop(0)
+            if self.random.random() < 0.5:
+                result = save.commit()
+                assert result is not None
+                self.remember(keys, result)
+            else:
+                save.abort()
+
+    def flush(self) -> None:
+        if self.random.random() < 0.3:
+            with self.daemon.admin() as admin:
+                admin.flush(None, None)
+
+    def end(self) -> None:
+        for lease, _ in self.model.leases:
+            lease.release()
+        for save, _ in self.model.saves:
+            save.abort()
+        for pool in self.pools:
+            pool.close()
+
+
+@pytest.mark.parametrize("round_number", range(3))
+def test_random_operations_agree_with_a_dict(start_daemon: Callable[..., Daemon], seed: int, round_number: int) -> None:
+    daemon = start_daemon(dram__capacity=f"{CHUNKS * SMALL.chunk_bytes}B")
+    player = Player(daemon, np.random.default_rng([seed, round_number]))
+    for _ in range(STEPS):
+        player.step()
+    player.end()
+    assert daemon.problems(deep=True) == []
+    stats = daemon.stats()
+    assert (stats["leases"], stats["reservations"], stats["pins"], stats["dram.writing_chunks"]) == (0, 0, 0, 0)
+    gone = sum(int(stats[name]) for name in ("evicted_chunks", "flushed_chunks", "dropped_chunks"))
+    assert stats["stored_chunks"] == int(stats["dram.chunks"]) + gone
+    assert int(stats["dram.used_bytes"]) <= CHUNKS * SMALL.chunk_bytes
