@@ -1,16 +1,77 @@
-# kvpool: `make demo` shows it at work, `make test` runs the whole suite. Both set everything up.
+# kvpool. Two targets do everything a newcomer needs, set-up included:
+#   make demo    shows the pool at work with a real engine      make test    runs the whole suite
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.kvpool-ready
+# Everything the installed package is made of: a change installs it anew.
+SOURCES := $(shell find kvpool client native pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
+TORCH ?= torch==2.13.0
+CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+CTEST = $(abspath $(BIN)/ctest) --output-on-failure
+RUN_TREE := PYTHONPATH=.:client
 
-.PHONY: native test-native
-native:
-	$(BIN)/cmake -S native -B build/native -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) >/dev/null
+.PHONY: help setup demo test test-native test-sanitizers check lint native bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo             a conversation through the pool with a real torch engine (sets everything up)"
+	@echo "make test             the whole test suite: C++ and Python (sets everything up)"
+	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
+	@echo "make bench            kvpoolctl bench all its kinds, against memcpy and sockets of the same run"
+	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
+	@echo "make native           build the native module into $(VENV) for development"
+	@echo "make clean            remove builds and $(VENV)"
+
+setup: $(VENV)/.installed
+
+$(VENV)/.tools:
+	@scripts/install-system-packages
+	@echo "setting up $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip 2>/dev/null || true
+	@echo "installing build and test tools, and torch for the CPU (about a minute)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.18" "ninja>=1.11"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.tools $(SOURCES)
+	@echo "building and installing kvpool (about half a minute)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation ".[daemon,demo,test,lint]"
+	@touch $@
+
+demo: setup
+	$(BIN)/python -m demo
+
+test: setup test-native
+	$(RUN_TREE) $(BIN)/python -m pytest
+
+native: $(VENV)/.tools
+	$(CMAKE) -S native -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null
 	$(BIN)/cmake --build build/native
 	cp build/native/kvpool_native*.so $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')/
 
-test-native:
-	$(BIN)/cmake -S native -B build/tests -G Ninja -DCMAKE_BUILD_TYPE=Release -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) >/dev/null
+test-native: $(VENV)/.tools
+	$(CMAKE) -S native -B build/tests -DCMAKE_BUILD_TYPE=Release -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF >/dev/null
 	$(BIN)/cmake --build build/tests
-	cd build/tests && $(abspath $(BIN))/ctest --output-on-failure
+	cd build/tests && $(CTEST)
+
+test-sanitizers: $(VENV)/.tools
+	for kind in address,undefined thread; do \
+	  $(CMAKE) -S native -B build/$$kind -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF -DKVPOOL_SANITIZE=$$kind >/dev/null && \
+	  $(BIN)/cmake --build build/$$kind && (cd build/$$kind && $(CTEST)) || exit 1; \
+	done
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test-native
+	$(RUN_TREE) $(BIN)/python -m pytest tests/test_tidy.py
+
+bench: setup
+	mkdir -p bench-results
+	for kind in copy lookup rpc; do $(BIN)/kvpoolctl bench $$kind --out bench-results/$$kind.json || exit 1; done
+
+clean:
+	rm -rf build $(VENV) bench-results .pytest_cache .mypy_cache .ruff_cache
