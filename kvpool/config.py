@@ -115,7 +115,7 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
         section: kind(**{name.split(".")[1]: value for name, value in parsed.items() if name.startswith(f"{section}.")})
         for section, kind in sections.items()
     }
-    return Config(**built)  # type: ignore[arg-type]  # keyed by the same section names
+    return Config(**built)
 
 
 def _read_file(path: str | None, faults: list[str]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from kvpool.report import Sections, render_info, render_stats
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
 from kvpool.tiers.prefault import Prefault
 from kvpool.transfer.verify import find_corrupt
-from kvpool.transfer.workers import Urgency, Workers
+from kvpool.transfer.workers import Urgency, Workers, call_later
 from kvpool.types import (
     EPOCH_BYTES,
     KEY_BYTES,
@@ -90,8 +90,11 @@ class Pool:
         first = await loop.run_in_executor(None, self._dram.prefault_next)
         assert first == 0
         self._directory.mark_segment_ready(first)
-        on_ready = partial(loop.call_soon_threadsafe, self._mark_ready)
-        self._prefault = Prefault(self._dram, self._config.dram.prefault_threads, on_ready)
+        self._prefault = Prefault(
+            self._dram,
+            self._config.dram.prefault_threads,
+            lambda segment: call_later(loop, self._mark_ready, segment),
+        )
 
     async def stop(self) -> None:
         """End the threads. Chunks in DRAM are gone with the process."""

@@ -117,7 +117,7 @@ def _from_exchange(array: object) -> "np.ndarray[tuple[int, ...], np.dtype[np.ge
     if isinstance(array, (bytes, bytearray, memoryview)):
         return np.asarray(memoryview(array))
     if hasattr(array, "__dlpack__"):
-        return np.from_dlpack(array)  # type: ignore[arg-type]  # checked just above
+        return np.from_dlpack(array)
     return np.asarray(memoryview(array))  # type: ignore[arg-type]  # raises TypeError for what has no buffer
 
 

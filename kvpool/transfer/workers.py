@@ -11,12 +11,12 @@ Lock order: `_lock` is the only lock and is never held while a job or a report r
 """
 
 import asyncio
+import contextlib
 import heapq
 import logging
 import threading
 from collections.abc import Callable
 from enum import IntEnum
-from functools import partial
 from typing import Any, TypeVar
 
 from kvpool.errors import KVPoolError, Refused
@@ -87,10 +87,12 @@ class Workers:
     async def run(self, job: Callable[[], Outcome], urgency: Urgency) -> Outcome:
         """Run a job and wait for it on the event loop. Raises what it raised, Refused when the queue is full."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Outcome] = loop.create_future()
-        if not self.submit(job, partial(loop.call_soon_threadsafe, _settle, answer), urgency):
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        if not self.submit(job, lambda result: call_later(loop, _settle, answer, result), urgency):
             raise Refused("busy", "too many jobs are waiting for the transfer threads: try again later")
-        return await answer
+        outcome: Outcome = await answer
+        return outcome
 
     def stop(self) -> None:
         """End the threads. Idempotent."""
@@ -120,6 +122,12 @@ class Workers:
                     self.failed_jobs += 1
                 result = error
             done(result)
+
+
+def call_later(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: object) -> None:
+    """Have the event loop call something, from another thread; nothing if the loop has ended meanwhile."""
+    with contextlib.suppress(RuntimeError):  # "Event loop is closed": the daemon has stopped, nobody waits
+        loop.call_soon_threadsafe(call, *arguments)
 
 
 def _settle(answer: "asyncio.Future[Any]", result: Result) -> None:
