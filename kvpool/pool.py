@@ -78,8 +78,6 @@ class Pool:
         self._expired_leases = 0
         self._expired_reservations = 0
 
-    # --- life ---
-
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
         if not self._config.dram.prefault:
@@ -130,8 +128,6 @@ class Pool:
             await asyncio.wait_for(self._segment_ready.wait(), timeout_s)
         except asyncio.TimeoutError:
             return
-
-    # --- engines ---
 
     def open_namespaces(self, model: str, layout: Layout) -> dict[int, Namespace]:
         """The namespaces of a model and layout, by rank; made where they are new. Raises LayoutMismatch or Refused."""
@@ -274,8 +270,6 @@ class Pool:
         for reservation in self._reservations.of_owner(connection):
             self._end(reservation, now_ns)
 
-    # --- operators ---
-
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
         return render_info(
@@ -330,8 +324,6 @@ class Pool:
     async def verify_bytes(self) -> tuple[list[bytes], int]:
         """Read every chunk and compare its checksums: the keys of corrupt ones, and how many were read."""
         return await self._integrity.check_all(self._clock.now_ns())
-
-    # --- private ---
 
     def _uptime_s(self) -> float:
         return (self._clock.now_ns() - self._started_ns) / NS_PER_S

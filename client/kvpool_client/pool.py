@@ -79,8 +79,6 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- state ---
-
     @property
     def connected(self) -> bool:
         """Whether a daemon serves this Pool now."""
@@ -108,8 +106,6 @@ class Pool:
         if os.getpid() == self._pid:
             self._link.close()
             self._copies.stop()
-
-    # --- what to ask for ---
 
     def register(self, layers: Sequence[object], block_tokens: int, form: str = "auto") -> Cache:
         """Describe an engine's paged KV, one array for each layer (see `buffers`). Raises InvalidArgument, LayoutMismatch."""
@@ -175,8 +171,6 @@ class Pool:
         if session is None or not 0 < len(ticket) <= 256:
             return self._lease(None, _NO_LEASE)
         return self._ask_for_lease(session, m.Claim(bytes(ticket)))
-
-    # --- bytes ---
 
     def load(
         self,
@@ -255,8 +249,6 @@ class Pool:
             return self._saved_nothing([SaveState.DISCONNECTED] * count)
         states = [SaveState(state) for state in answer.states] + [SaveState.TOO_LONG] * (count - asked)
         return self._start_save(session, answer, states, view, ids)
-
-    # --- private ---
 
     def _start_save(
         self, session: Session, answer: m.Reserved, states: list[SaveState], view: kvpool_native.CacheView, ids: bytes

@@ -1,7 +1,8 @@
 """Background threads that give a DRAM tier its pages.
 
 The first segment is faulted in before the daemon serves, so that a save can be taken at once; the rest follow, and each
-is reported as soon as it may be handed out. Huge pages are made last, in a second round. Threads end when all is done or `stop` is called.
+is reported as soon as it may be handed out. Huge pages are made last, in a second round. Threads end when all is done or
+`stop` is called.
 
 Owner: the control thread starts and stops it. `on_ready` is called on a pre-fault thread, once for each segment.
 """

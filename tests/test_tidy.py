@@ -1,0 +1,166 @@
+"""The rules of the tree, as tests: layers, sizes, names, what must not appear. The rule and its check are one thing."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+
+PYTHON = sorted(
+    path
+    for folder in ("kvpool", "client", "tests", "demo", "typings")
+    for path in (ROOT / folder).rglob("*.py*")
+    if path.suffix in (".py", ".pyi")
+)
+NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".h"))
+PRODUCT = [path for path in PYTHON if path.is_relative_to(ROOT / "kvpool") or path.is_relative_to(ROOT / "client")]
+
+BASE = {"types", "errors", "units", "layout", "keys", "clock", "config"}
+# Who may import whom inside `kvpool`: the layers of ARCHITECTURE.md, base being open to all.
+LAYERS = {
+    "protocol": {"protocol"},
+    "index": {"index"},
+    "tiers": {"tiers"},
+    "transfer": {"transfer"},
+    "report": {"tiers"},
+    "pool": {"protocol", "index", "tiers", "transfer", "report"},
+    "server": {"server", "pool", "protocol", "index"},
+    "cli": {"cli", "server", "protocol", "pool"},
+}
+CLIENT_MAY_IMPORT = {"types", "errors", "layout", "keys", "clock", "protocol", "__version__"}
+NAMES_REFUSED = {"utils", "helpers", "common", "misc", "manager"}
+# Each of these three counts what it catches, logs it once with its context, and keeps the rest alive.
+BROAD_EXCEPT_ALLOWED = {"kvpool/transfer/workers.py", "kvpool/server/connection.py", "kvpool/server/events.py"}
+CLOCK_ALLOWED = {"kvpool/clock.py"}
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def _part(module: str, name: str) -> str:
+    """What of `kvpool` an import names: `kvpool.index.leases` is `index`."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else name
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=_name)
+def test_imports_go_down_only(path: Path) -> None:
+    relative = path.relative_to(ROOT).with_suffix("").parts
+    for module, name in _imports(ast.parse(path.read_text())):
+        top = module.split(".")[0]
+        if relative[0] == "client":
+            assert top != "kvpool" or _part(module, name) in CLIENT_MAY_IMPORT, f"imports {module}"
+        else:
+            assert top not in {"demo", "tests"}, f"imports {module}"
+            own = relative[1] if len(relative) > 1 else ""
+            if own != "cli":
+                assert top != "kvpool_client", f"imports {module}"
+            if top == "kvpool" and own not in BASE | {"__init__"}:
+                assert _part(module, name) in LAYERS[own] | BASE | {"__version__"}, f"imports {module}"
+            if top == "kvpool" and own in BASE:
+                assert _part(module, name) in BASE, f"imports {module}"
+
+
+@pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=_name)
+def test_files_are_small_and_named_for_one_thing(path: Path) -> None:
+    lines = path.read_text().count("\n")
+    assert lines <= FILE_LINES_MAX, f"{lines} lines"
+    assert path.stem not in NAMES_REFUSED
+    assert not re.search(r"_v\d+$|\d$", path.stem) or path.stem in {
+        "blake3",
+        "test_blake3",
+        "blake3_avx2",
+        "blake3_avx512",
+        "crc32c_avx512",
+        "crc32c_sse42",
+    }
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=_name)
+def test_functions_are_short_and_modules_say_what_they_are(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < FUNCTION_LINES_MAX, f"{node.name} in line {node.lineno}"
+    assert ast.get_docstring(tree), "no module docstring"
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=_name)
+def test_public_functions_say_what_they_do(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        is_public = isinstance(
+            node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        ) and not node.name.startswith("_")
+        if is_public and not _is_nested(path, node):
+            assert ast.get_docstring(node), f"{node.name} in line {node.lineno} has no docstring"
+
+
+def _is_nested(path: Path, wanted: ast.AST) -> bool:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    line = getattr(wanted, "lineno", 0)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, functions) and node.lineno < line <= (node.end_lineno or 0):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=_name)
+def test_nothing_dangerous_is_used(path: Path) -> None:
+    text = path.read_text()
+    for word in ("pickle", "torch.load", "0.0.0.0", "tcp://*", "recv_pyobj"):
+        assert word not in text, f"has {word}"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"eval", "exec", "compile"}, f"calls {node.func.id} in line {node.lineno}"
+        if isinstance(node, ast.ExceptHandler) and _name(path) not in BROAD_EXCEPT_ALLOWED:
+            is_broad = node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "Exception")
+            assert not is_broad, f"catches everything in line {node.lineno}"
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=_name)
+def test_time_and_chance_come_from_their_owners(path: Path) -> None:
+    if _name(path) in CLOCK_ALLOWED or "/cli/bench" in _name(path):
+        pytest.skip("this module is where time is read or measured")
+    for module, name in _imports(ast.parse(path.read_text())):
+        assert module not in {"random"}, "imports random"
+        assert module != "time", "imports time"
+        assert (module, name) != ("datetime", "datetime"), "imports datetime"
+
+
+@pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=_name)
+def test_no_work_is_left_for_later(path: Path) -> None:
+    marks = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"))
+    assert not re.search(rf"\b({marks})\b", path.read_text())
+
+
+def test_the_client_is_thin() -> None:
+    """`import kvpool_client` loads the standard library, msgpack, numpy, the native module and kvpool's base."""
+    code = "import sys, kvpool_client; print('\\n'.join(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    allowed = {"kvpool", "kvpool_client", "kvpool_native", "numpy", "msgpack"}
+    foreign = {
+        name.split(".")[0]
+        for name in loaded
+        if name.split(".")[0] not in allowed | set(sys.stdlib_module_names) and not name.startswith("_")
+    }
+    foreign -= {"sitecustomize", "usercustomize", "distutils-precedence", "cython_runtime"}
+    assert not foreign
+    parts = {name.split(".")[1] for name in loaded if name.startswith("kvpool.")}
+    assert parts <= {"types", "errors", "layout", "keys", "clock", "protocol"}
