@@ -1,0 +1,108 @@
+"""Configuration: defaults and file agree, faults come all at once, the last override wins."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvpool.config import OPTIONS, load_config
+from kvpool.errors import ConfigError
+
+FILE = Path(__file__).parent.parent.parent / "configs" / "kvpool.toml"
+
+
+def _written_options(text: str) -> dict[str, str]:
+    options, section = {}, ""
+    for line in text.splitlines():
+        header = re.fullmatch(r"\[(\w+)\]", line)
+        option = re.fullmatch(r"#(\w+) = (.+)", line)
+        section = header.group(1) if header else section
+        if option:
+            options[f"{section}.{option.group(1)}"] = option.group(2).strip('"')
+    return options
+
+
+def test_the_file_explains_every_option_at_its_default() -> None:
+    assert _written_options(FILE.read_text()) == {name: option.default for name, option in OPTIONS.items()}
+
+
+def test_the_file_is_the_defaults_with_and_without_its_comments(tmp_path: Path) -> None:
+    bare = tmp_path / "bare.toml"
+    bare.write_text(re.sub(r"(?m)^#(\w+ = )", r"\1", FILE.read_text()))
+    assert load_config(str(FILE)) == load_config() == load_config(str(bare))
+
+
+def test_every_fault_is_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text('[server]\nlease_ttl = "1y"\nsockett = "x"\n[dram]\ncapacity = "12 parsecs"\nprefault = 3\n')
+    with pytest.raises(ConfigError) as refusal:
+        load_config(str(path), ["log.level=loud", "dram.segment", "dram.prefault_threads=0"])
+    faults = "\n".join(refusal.value.faults)
+    assert len(refusal.value.faults) == 7
+    for part in (
+        "server.lease_ttl is '1y', expected a duration",
+        "server.sockett is no option, did you mean server.socket?",
+        "dram.capacity is '12 parsecs', expected a size from 64KiB",
+        "dram.prefault is 3, expected true or false",
+        "log.level is 'loud', expected one of info",
+        "--set dram.segment: expected section.key=value",
+        "dram.prefault_threads is '0', expected an integer from 1 to 64",
+    ):
+        assert part in faults
+
+
+def test_the_last_override_wins_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "good.toml"
+    path.write_text('[dram]\ncapacity = "2GiB"\nprefault = true\n')
+    config = load_config(str(path), ["dram.capacity=3GiB", "dram.prefault=false", "dram.capacity=4GiB"])
+    assert config.dram.capacity == 4 << 30
+    assert config.dram.prefault is False
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "server.socket=relative.sock",
+        "server.socket=/" + "x" * 120,
+        "server.socket_mode=0666",
+        "server.socket_mode=0060",
+        "server.socket_mode=nine",
+        "server.lease_ttl=30",
+        "server.lease_ttl=9ms",
+        "server.max_connections=-1",
+        "server.domain_secret_file=/dev/null",
+        "server.domain_secret_file=/nowhere",
+        "dram.capacity=63KiB",
+        "dram.capacity=-1",
+        "dram.capacity=1e9",
+        "dram.huge_pages=maybe",
+        "dram.verify=never",
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(override: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_config(None, [override])
+    assert refusal.value.faults[0].startswith(override.partition("=")[0])
+
+
+def test_a_secret_file_must_be_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(b"secret")
+    path.chmod(0o644)
+    with pytest.raises(ConfigError):
+        load_config(None, [f"server.domain_secret_file={path}"])
+    path.chmod(0o600)
+    assert load_config(None, [f"server.domain_secret_file={path}"]).server.domain_secret_file == str(path)
+
+
+@pytest.mark.parametrize("content", ["[server\n", "\xff\xfe", "server = 3\n"])
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError):
+        load_config(str(path))
+
+
+def test_a_missing_file_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="/nowhere/kvpool"):
+        load_config("/nowhere/kvpool.toml")
