@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "copy_setting.h"
@@ -223,6 +224,47 @@ TEST(no_announcement_is_lost_between_threads_that_run_dry) {
     EXPECT(job->wait(LONG_S));
     EXPECT(job->checksums().size() == 128);
   }
+}
+
+TEST(a_piece_that_comes_while_a_thread_runs_dry_is_run) {
+  // The first thread finds nothing, takes the job out and is then busy. The second has found nothing too, but has yet
+  // to take the job out, when the job comes back with a piece.
+  struct Dry final : CopyJob {
+    uint64_t run_piece() override {
+      const int call = entered.fetch_add(1);
+      while ((call == 0 && entered < 2) || (call == 1 && !is_released)) {
+        std::this_thread::yield();
+      }
+      return call < 2 ? 0 : pieces.exchange(0);
+    }
+    bool has_pieces() const override { return pieces > 0; }
+    void cancel() override {}
+    bool is_load() const noexcept override { return false; }
+    std::atomic<int> entered = 0;
+    std::atomic<bool> is_released = false;
+    std::atomic<uint64_t> pieces = 0;
+  };
+  std::vector<int> order;
+  CopyPool pool(2);
+  const auto job = std::make_shared<Dry>();
+  EXPECT(pool.queue()->add(job));
+  while (job->entered < 2) {
+    std::this_thread::yield();
+  }
+  const auto busy = std::make_shared<Gate>(true, order, 1);
+  EXPECT(pool.queue()->add(busy));
+  while (busy->has_pieces()) {
+    std::this_thread::yield();
+  }
+  job->pieces = 1;
+  EXPECT(pool.queue()->add(job));
+  job->is_released = true;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (job->pieces > 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT(job->pieces == 0);
+  busy->is_open = true;
 }
 
 TEST(loads_go_before_saves_and_the_oldest_first) {

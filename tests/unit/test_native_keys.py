@@ -4,10 +4,11 @@ import random
 import struct
 
 import blake3
-import kvpool_native
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+import kvpool_native
 
 CHUNK_TOKENS = 256
 ROOT = bytes(range(32))
