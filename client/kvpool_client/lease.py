@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.errors import KVPoolError
+from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool_client.session import Session
 
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 class Lease:
     """`chunks` leading chunks of a prompt, leased. `tiers`: uint8, the level of each; `cost_s`: estimated seconds to load."""
 
-    def __init__(self, session: Session | None, leased: m.Leased, *, chunk_tokens: int, cost_s: float) -> None:
+    def __init__(self, session: Session | None, leased: m.Leased, *, layout: Layout, cost_s: float) -> None:
         self.session = session
         self.id = leased.lease
         self.chunks = leased.chunks
-        self.tokens = leased.chunks * chunk_tokens
+        self.tokens = leased.chunks * layout.chunk_tokens
+        self.layout = layout
         self.tiers: npt.NDArray[np.uint8] = np.frombuffer(leased.tiers, dtype=np.uint8)
         self.cost_s = cost_s
         self.offsets = np.frombuffer(leased.offsets, dtype="<u8")

@@ -13,24 +13,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import kvpool_native
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.keys import DEFAULT_DOMAIN
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool.types import KEY_BYTES, LoadReason, SaveState, TokenRange
 from kvpool_client.arguments import check_connect, check_index, check_keys
-from kvpool_client.cache import Cache, contiguous_view
+from kvpool_client.cache import Cache
+from kvpool_client.copies import Copies, EngineBlocks
 from kvpool_client.key_chain import Extra, KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.link import Link
-from kvpool_client.load import Load
+from kvpool_client.load import Load, LoadRun
 from kvpool_client.results import Hit, LoadResult, SaveResult
 from kvpool_client.roots import Roots
-from kvpool_client.save import Save
+from kvpool_client.save import Save, SaveRun
 from kvpool_client.session import Session
 
-COPY_BYTES_PER_S_GUESS = 4e9
 _NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 _NO_TIERS = np.empty(0, np.uint8)
 
@@ -68,7 +67,7 @@ class Pool:
         self._roots = Roots(model, layout)
         self._counts: dict[str, int] = {}  # guarded by _lock
         self._link = Link(os.fspath(path), model, layout, self._timeout_s)
-        self._copies = kvpool_native.CopyPool(copy_threads)
+        self._copies = Copies(layout, copy_threads)
 
     def __repr__(self) -> str:
         return f"<Pool {self.model} {'connected' if self.connected else 'away'}>"
@@ -96,8 +95,7 @@ class Pool:
             counts: dict[str, int | float | str] = dict(self._counts)
         counts["connected"] = int(self.connected)
         counts["reconnects"] = self._link.reconnects
-        counts["copied_bytes"] = self._copies.bytes_copied()
-        counts["copy_cpu_seconds"] = self._copies.cpu_seconds()
+        counts.update(self._copies.stats())
         counts["last_error"] = self._link.last_error
         return counts
 
@@ -189,27 +187,18 @@ class Pool:
         if not isinstance(lease, Lease):
             raise InvalidArgument(f"lease is {type(lease).__name__}, expected what acquire or claim answered")
         check_index("first_chunk", first_chunk, lease.chunks)
+        if lease.layout != self.layout:
+            raise InvalidArgument(f"lease is of another layout: {lease.layout!r}")
         chunks = lease.chunks - first_chunk
-        view, ids = self._target(cache, block_ids, into, chunks, may_skip=True)
+        blocks = self._copies.blocks(cache, block_ids, into, chunks, is_load=True)
         session = lease.session
         if not chunks or session is None or not lease.is_live:
             reason = LoadReason.DISCONNECTED if chunks else LoadReason.COMPLETE
-            return self._loaded_nothing(lease, first_chunk, reason)
-        verify = session.welcome.verify == "always"
-        job = self._copies.load(
-            view,
-            session.arena,
-            session.index,
-            lease.offsets[first_chunk:].tobytes(),
-            lease.generations[first_chunk:].tobytes(),
-            ids,
-            self.layout.layers,
-            self.layout.layer_bytes,
-            verify,
-        )
-        load = self._new_load(lease, job, first_chunk, LoadReason.COMPLETE)
+            return self._new_load(lease, None, first_chunk, reason)
+        run = self._copies.load(session, lease, first_chunk, blocks)
+        load = self._new_load(lease, run, first_chunk, LoadReason.COMPLETE)
         if not lease.begin_load(load):
-            job.cancel()
+            run.cancel()
         self._link.use_lease(lease.id)
         return load
 
@@ -234,7 +223,7 @@ class Pool:
         check_index("chunks", count, len(keys) - first_chunk)
         if len(retention):
             raise InvalidArgument("retention is not empty: this version keeps chunks by recency alone")
-        view, ids = self._target(cache, block_ids, from_, count, may_skip=False, is_target=False)
+        blocks = self._copies.blocks(cache, block_ids, from_, count, is_load=False)
         session = self._link.session
         if session is None or not count:
             return self._saved_nothing([SaveState.DISCONNECTED] * count)
@@ -248,36 +237,27 @@ class Pool:
             self._note_failure(session, error)
             return self._saved_nothing([SaveState.DISCONNECTED] * count)
         states = [SaveState(state) for state in answer.states] + [SaveState.TOO_LONG] * (count - asked)
-        return self._start_save(session, answer, states, view, ids)
+        return self._start_save(session, answer, states, blocks)
 
-    def _start_save(
-        self, session: Session, answer: m.Reserved, states: list[SaveState], view: kvpool_native.CacheView, ids: bytes
-    ) -> Save:
+    def _start_save(self, session: Session, answer: m.Reserved, states: list[SaveState], blocks: EngineBlocks) -> Save:
         chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
         if not chosen:
             return self._saved_nothing(states)
-        per_chunk = len(ids) // len(states)
-        job = self._copies.save(
-            view,
-            session.arena,
-            np.frombuffer(answer.offsets, dtype="<u8")[chosen].tobytes(),
-            b"".join(ids[number * per_chunk : (number + 1) * per_chunk] for number in chosen),
-            self.layout.layers,
-            self.layout.layer_bytes,
-        )
-        if not session.adopt_save(job):
-            job.cancel()
+        offsets = np.frombuffer(answer.offsets, dtype="<u8")[chosen]
+        run = self._copies.save(session, offsets, blocks.of_chunks(chosen, len(states)), blocks)
+        if not session.adopt_save(run):
+            run.cancel()
             return self._saved_nothing([SaveState.DISCONNECTED if s == SaveState.RESERVED else s for s in states])
-        return self._new_save(session, answer.reservation, states, job)
+        return self._new_save(session, answer.reservation, states, run)
 
     def _new_save(
-        self, session: Session | None, reservation: int, states: list[SaveState], job: kvpool_native.SaveJob | None
+        self, session: Session | None, reservation: int, states: list[SaveState], run: SaveRun | None
     ) -> Save:
         return Save(
             session,
             reservation,
             states,
-            job,
+            run,
             layers=self.layout.layers,
             timeout_s=self._timeout_s,
             on_end=self._save_ended,
@@ -286,10 +266,10 @@ class Pool:
     def _saved_nothing(self, states: list[SaveState]) -> Save:
         return self._new_save(None, 0, states, None)
 
-    def _new_load(self, lease: Lease, job: kvpool_native.LoadJob | None, first_chunk: int, early: LoadReason) -> Load:
+    def _new_load(self, lease: Lease, run: LoadRun | None, first_chunk: int, early: LoadReason) -> Load:
         return Load(
             lease,
-            job,
+            run,
             first_chunk=first_chunk,
             chunk_tokens=self.layout.chunk_tokens,
             layers=self.layout.layers,
@@ -297,35 +277,6 @@ class Pool:
             ended_early=early,
             on_end=self._load_ended,
         )
-
-    def _loaded_nothing(self, lease: Lease, first_chunk: int, reason: LoadReason) -> Load:
-        return self._new_load(lease, None, first_chunk, reason)
-
-    def _target(
-        self,
-        cache: Cache | None,
-        block_ids: object,
-        array: object,
-        chunks: int,
-        *,
-        may_skip: bool,
-        is_target: bool = True,
-    ) -> tuple[kvpool_native.CacheView, bytes]:
-        if self.layout.rank is None:
-            raise InvalidArgument("a Pool with rank=None looks up and acquires, it does not load or save")
-        if (cache is None) == (array is None):
-            raise InvalidArgument("expected either cache and block_ids, or one contiguous array")
-        if cache is not None:
-            if not isinstance(cache, Cache) or cache.layout != self.layout:
-                raise InvalidArgument(f"cache is {cache!r}, expected one registered with this Pool's layout")
-            ids = cache.checked_block_ids(() if block_ids is None else block_ids, chunks, may_skip=may_skip)
-            return cache.view, ids.tobytes()
-        if block_ids is not None:
-            raise InvalidArgument("block_ids are given with a contiguous array, expected none")
-        view, rows = contiguous_view(array, self.layout, is_target=is_target)
-        if rows != chunks:
-            raise InvalidArgument(f"the array has {rows} rows, expected {chunks}, one for each chunk")
-        return view, np.arange(chunks, dtype=np.int64).tobytes()
 
     def _ask_for_lease(self, session: Session, request: m.Acquire | m.Claim) -> Lease:
         try:
@@ -337,10 +288,7 @@ class Pool:
         return self._lease(session if leased.chunks else None, leased)
 
     def _lease(self, session: Session | None, leased: m.Leased) -> Lease:
-        seconds = self._copies.cpu_seconds()
-        rate = self._copies.bytes_copied() / seconds if seconds > 0.01 else COPY_BYTES_PER_S_GUESS
-        cost_s = leased.chunks * self.layout.chunk_bytes / rate
-        return Lease(session, leased, chunk_tokens=self.layout.chunk_tokens, cost_s=cost_s)
+        return Lease(session, leased, layout=self.layout, cost_s=self._copies.estimate_s(leased.chunks))
 
     def _load_ended(self, load: Load, result: LoadResult) -> None:
         lease = load.lease

@@ -11,7 +11,7 @@ reserved slots once the connection is gone.
 import os
 import threading
 import weakref
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import kvpool_native
 from kvpool.errors import DaemonUnreachable, KVPoolError, ProtocolError, Refused
@@ -21,6 +21,14 @@ from kvpool.protocol.blocking import BlockingConnection
 from kvpool.types import EPOCH_BYTES
 
 Answer = TypeVar("Answer")
+
+
+class Stoppable(Protocol):
+    """A save that can be ended; when `cancel` returns it writes no more."""
+
+    def cancel(self) -> None:
+        """End the save."""
+        ...
 
 
 class Session:
@@ -34,7 +42,7 @@ class Session:
         hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, model, layout.to_wire())
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._saves: weakref.WeakSet[kvpool_native.SaveJob] = weakref.WeakSet()  # guarded by _lock
+        self._saves: weakref.WeakSet[Stoppable] = weakref.WeakSet()  # guarded by _lock
         self._is_alive = True
         self._connection = BlockingConnection(path, hello, timeout_s)  # guarded by _lock
         try:
@@ -76,12 +84,12 @@ class Session:
             self.end()
             raise DaemonUnreachable(str(error)) from error
 
-    def adopt_save(self, job: kvpool_native.SaveJob) -> bool:
+    def adopt_save(self, run: Stoppable) -> bool:
         """Have `end` stop this save. False when the session has ended: then the caller stops it."""
         with self._lock:
             if not self._is_alive:
                 return False
-            self._saves.add(job)
+            self._saves.add(run)
             return True
 
     def end(self) -> None:
@@ -91,8 +99,8 @@ class Session:
                 return
             self._is_alive = False
             saves = list(self._saves)
-        for job in saves:
-            job.cancel()
+        for run in saves:
+            run.cancel()
         with self._lock:
             self._connection.close()
 

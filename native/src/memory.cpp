@@ -140,7 +140,9 @@ MappingResult Mapping::map(int fd, uint64_t size, bool writable) {
 }
 
 Mapping::~Mapping() {
-  KVPOOL_CHECK(munmap(data_, size_) == 0);
+  if (process_life() == life_) {
+    KVPOOL_CHECK(munmap(data_, size_) == 0);
+  }
   close(fd_);
 }
 

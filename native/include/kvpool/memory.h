@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "kvpool/process_life.h"
 #include "kvpool/types.h"
 
 namespace kvpool {
@@ -68,6 +69,7 @@ class Mapping {
   const uint64_t size_;
   const int fd_;  // owned
   const bool writable_;
+  const uint32_t life_ = process_life();  // a forked child has not inherited the mapping
 };
 
 }  // namespace kvpool

@@ -1,0 +1,127 @@
+"""Which bytes of engine memory a load or save means, and who moves them: the native threads, or torch for a device.
+
+Checks what the caller passed, raises InvalidArgument, and starts runs. Any thread.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+import kvpool_native
+from kvpool.errors import InvalidArgument
+from kvpool.layout import Layout
+from kvpool_client.cache import SKIP_BLOCK, Cache, contiguous_view
+from kvpool_client.device_blocks import DeviceBlocks
+from kvpool_client.device_runs import DeviceLoad, DeviceSave
+from kvpool_client.lease import Lease
+from kvpool_client.load import LoadRun
+from kvpool_client.save import SaveRun
+from kvpool_client.session import Session
+
+COPY_BYTES_PER_S_GUESS = 4e9
+CPU_SECONDS_TO_TRUST = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBlocks:
+    """Checked engine memory: `block_ids` has the same number of ids for each chunk. `cache` None: one array."""
+
+    view: kvpool_native.CacheView
+    block_ids: npt.NDArray[np.int64]
+    cache: Cache | None
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the CPU cannot read and write it."""
+        return self.cache is not None and self.cache.device != "cpu"
+
+    def of_chunks(self, chosen: list[int], chunks: int) -> npt.NDArray[np.int64]:
+        """The ids of some of the chunks."""
+        return np.ascontiguousarray(self.block_ids.reshape(chunks, -1)[chosen].reshape(-1))
+
+
+class Copies:
+    """The copying side of one Pool."""
+
+    def __init__(self, layout: Layout, threads: int) -> None:
+        self._layout = layout
+        self._threads = kvpool_native.CopyPool(threads)
+
+    def blocks(
+        self, cache: Cache | None, block_ids: object, array: object, chunks: int, *, is_load: bool
+    ) -> EngineBlocks:
+        """The engine memory of `chunks` chunks. Raises InvalidArgument."""
+        if self._layout.rank is None:
+            raise InvalidArgument("a Pool with rank=None looks up and acquires, it does not load or save")
+        if (cache is None) == (array is None):
+            raise InvalidArgument("expected either cache and block_ids, or one contiguous array")
+        if cache is not None:
+            if not isinstance(cache, Cache) or cache.layout != self._layout:
+                raise InvalidArgument(f"cache is {cache!r}, expected one registered with this Pool's layout")
+            ids = cache.checked_block_ids(() if block_ids is None else block_ids, chunks, may_skip=is_load)
+            return EngineBlocks(cache.view, ids, cache)
+        if block_ids is not None:
+            raise InvalidArgument("block_ids are given with a contiguous array, expected none")
+        view, rows = contiguous_view(array, self._layout, is_target=is_load)
+        if rows != chunks:
+            raise InvalidArgument(f"the array has {rows} rows, expected {chunks}, one for each chunk")
+        return EngineBlocks(view, np.arange(chunks, dtype=np.int64), None)
+
+    def load(self, session: Session, lease: Lease, first_chunk: int, blocks: EngineBlocks) -> LoadRun:
+        """Start a load of the lease's chunks from `first_chunk` on."""
+        offsets, generations = lease.offsets[first_chunk:], lease.generations[first_chunk:]
+        ids = np.full_like(blocks.block_ids, SKIP_BLOCK) if blocks.is_on_device else blocks.block_ids
+        job = self._threads.load(
+            blocks.view,
+            session.arena,
+            session.index,
+            offsets.tobytes(),
+            generations.tobytes(),
+            ids.tobytes(),
+            self._layout.layers,
+            self._layout.layer_bytes,
+            session.welcome.verify == "always",
+        )
+        if not blocks.is_on_device or blocks.cache is None:
+            return job
+        return DeviceLoad(
+            DeviceBlocks(blocks.cache, session.arena.view()),
+            job,
+            session.index,
+            self._layout,
+            offsets=offsets.tolist(),
+            generations=generations.tolist(),
+            block_ids=blocks.block_ids,
+        )
+
+    def save(
+        self, session: Session, offsets: npt.NDArray[np.uint64], block_ids: npt.NDArray[np.int64], blocks: EngineBlocks
+    ) -> SaveRun:
+        """Prepare a save into the slots at `offsets`."""
+        if blocks.is_on_device and blocks.cache is not None:
+            device_blocks = DeviceBlocks(blocks.cache, session.arena.view())
+            return DeviceSave(device_blocks, session.arena, self._layout, offsets=offsets.tolist(), block_ids=block_ids)
+        return self._threads.save(
+            blocks.view,
+            session.arena,
+            offsets.tobytes(),
+            block_ids.tobytes(),
+            self._layout.layers,
+            self._layout.layer_bytes,
+        )
+
+    def estimate_s(self, chunks: int) -> float:
+        """Seconds to copy chunks, from what this Pool's threads have copied so far; a guess before that."""
+        seconds = self._threads.cpu_seconds()
+        is_known = seconds > CPU_SECONDS_TO_TRUST and self._threads.bytes_copied() > 0
+        rate = self._threads.bytes_copied() / seconds if is_known else COPY_BYTES_PER_S_GUESS
+        return chunks * self._layout.chunk_bytes / rate
+
+    def stats(self) -> dict[str, int | float]:
+        """Bytes copied by the native threads, and the CPU time it took."""
+        return {"copied_bytes": self._threads.bytes_copied(), "copy_cpu_seconds": self._threads.cpu_seconds()}
+
+    def stop(self) -> None:
+        """End the threads; running copies are cancelled."""
+        self._threads.stop()
