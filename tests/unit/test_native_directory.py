@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kvpool_native import Directory, DirectoryGeometry, IndexView, Mapping
 
 PAGE = 4096
