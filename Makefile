@@ -48,7 +48,7 @@ test: setup test-native
 native: $(VENV)/.tools
 	$(CMAKE) -S native -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null
 	$(BIN)/cmake --build build/native
-	cp build/native/kvpool_native*.so $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')/
+	for built in build/native/kvpool_native*.so; do cp $$built $(BIN)/kvpool_native.new && mv $(BIN)/kvpool_native.new "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')/$$(basename $$built)"; done
 
 test-native: $(VENV)/.tools
 	$(CMAKE) -S native -B build/tests -DCMAKE_BUILD_TYPE=Release -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF >/dev/null
