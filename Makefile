@@ -17,7 +17,7 @@ help:
 	@echo "make demo             a conversation through the pool with a real torch engine (sets everything up)"
 	@echo "make test             the whole test suite: C++ and Python (sets everything up)"
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
-	@echo "make bench            kvpoolctl bench all its kinds, against memcpy and sockets of the same run"
+	@echo "make bench            measure, against memcpy and sockets of the same run (bench-results/bench.json)"
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
 	@echo "make native           build the native module into $(VENV) for development"
 	@echo "make clean            remove builds and $(VENV)"
@@ -71,7 +71,7 @@ check: lint test-native
 
 bench: setup
 	mkdir -p bench-results
-	for kind in copy lookup rpc; do $(BIN)/kvpoolctl bench $$kind --out bench-results/$$kind.json || exit 1; done
+	$(BIN)/kvpoolctl bench all --out bench-results/bench.json
 
 clean:
 	rm -rf build $(VENV) bench-results .pytest_cache .mypy_cache .ruff_cache

@@ -109,7 +109,8 @@ class Pool:
 
     def page_use(self) -> PageUse:
         """What backs the arena."""
-        return self._dram.page_use()
+        is_settling = self._prefault is not None and self._prefault.is_working
+        return self._dram.page_use(is_settling=is_settling)
 
     @property
     def chunks(self) -> int:
@@ -272,9 +273,7 @@ class Pool:
 
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
-        return render_info(
-            self._config, self.geometry, self._dram.page_use(), epoch=self.epoch, uptime_s=self._uptime_s()
-        )
+        return render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
@@ -293,7 +292,7 @@ class Pool:
             "checksum_failures": self._integrity.checksum_failures,
             "corrupt_reports": self._integrity.corrupt_reports,
         }
-        return render_stats(self._config, self._directory.stats(), self._dram.page_use(), server=server, index=index)
+        return render_stats(self._config, self._directory.stats(), self.page_use(), server=server, index=index)
 
     def flush(self, model: str | None, older_than_s: float | None) -> dict[str, int]:
         """Drop what nobody holds, of one model or all, unused for a time or at any age."""

@@ -33,6 +33,7 @@ def render_info(
         "dram_pages": pages.mode,
         "dram_huge_bytes": pages.huge_bytes,
         "dram_resident_bytes": pages.resident_bytes,
+        "dram_is_settling": pages.is_settling,
         "index_bytes": geometry.index_bytes,
     }
 

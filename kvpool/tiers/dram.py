@@ -24,11 +24,15 @@ CHUNKS_SMALL_ARENA = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class PageUse:
-    """How the arena's memory is backed: `mode` in hugetlb | collapse | base, bytes in huge pages, bytes faulted in."""
+    """How the arena's memory is backed: `mode` in hugetlb | collapse | base, bytes in huge pages, bytes faulted in.
+
+    `is_settling`: background threads are still at work on it.
+    """
 
     mode: str
     huge_bytes: int
     resident_bytes: int
+    is_settling: bool
 
 
 class DramTier:
@@ -81,11 +85,11 @@ class DramTier:
                 self._huge_bytes += self.geometry.segment_bytes
         return segment
 
-    def page_use(self) -> PageUse:
+    def page_use(self, *, is_settling: bool = False) -> PageUse:
         """What backs the arena now; mode `collapse` from the first segment that has huge pages on."""
         with self._lock:
             mode = "base" if self._mode == "collapse" and not self._huge_bytes else self._mode
-            return PageUse(mode, self._huge_bytes, self._resident_bytes)
+            return PageUse(mode, self._huge_bytes, self._resident_bytes, is_settling)
 
     def _take(self, segments: "itertools.count[int]") -> int | None:
         with self._lock:

@@ -31,6 +31,11 @@ class Prefault:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def is_working(self) -> bool:
+        """Whether a thread is still at it."""
+        return any(thread.is_alive() for thread in self._threads)
+
     def stop(self) -> None:
         """End after the segments under way. Idempotent."""
         self._is_stopping.set()

@@ -1,0 +1,110 @@
+"""`kvpoolctl`: the operator's command. Options that every command has, and the way to the daemon.
+
+The commands themselves are in modules of their own. Exit codes: 0 ok, 1 failure, 2 usage, 3 daemon unreachable.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from kvpool import __version__
+from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, fail
+from kvpool.config import default_socket
+from kvpool.errors import DaemonUnreachable, KVPoolError
+from kvpool.protocol.blocking import BlockingConnection
+
+TIMEOUT_S = 10.0
+
+EXIT_CODES = """\b
+Exit codes:
+  0  ok      1  failure      2  wrong usage      3  daemon unreachable"""
+
+
+@dataclass
+class Options:
+    """What was said before or behind the command."""
+
+    socket: str | None = None
+    is_json: bool = False
+
+    @property
+    def socket_path(self) -> str:
+        """The socket that was named, or the default one."""
+        return self.socket or default_socket()
+
+    def connect(self) -> BlockingConnection:
+        """A connection to the daemon; ends the command with exit code 3 when there is none."""
+        try:
+            return BlockingConnection.admin(self.socket_path, TIMEOUT_S)
+        except DaemonUnreachable as error:
+            fail(f"{error}; is kvpoold running? name another socket with --socket PATH", EXIT_UNREACHABLE)
+        except KVPoolError as error:
+            fail(str(error), EXIT_FAILURE)
+
+
+def _note(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value:
+        setattr(context.ensure_object(Options), str(parameter.name), value)
+
+
+def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --socket and --json, which may stand before or behind the command."""
+    socket = click.option(
+        "--socket",
+        metavar="PATH",
+        expose_value=False,
+        callback=_note,
+        help="The daemon's socket (default: /run/kvpool/kvpool.sock, or this user's own).",
+    )
+    as_json = click.option(
+        "--json", "is_json", is_flag=True, expose_value=False, callback=_note, help="Print one JSON document."
+    )
+    return socket(as_json(command))
+
+
+def ask(call: Callable[[], Any]) -> Any:
+    """What a request answers; ends the command when the daemon refuses or goes away meanwhile."""
+    try:
+        return call()
+    except DaemonUnreachable as error:
+        fail(str(error), EXIT_UNREACHABLE)
+    except KVPoolError as error:
+        fail(str(error), EXIT_FAILURE)
+
+
+@click.group(
+    epilog=f"""\b
+Examples:
+  kvpoolctl info
+  kvpoolctl --socket /run/kvpool/kvpool.sock stats dram --json
+
+{EXIT_CODES}""",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="kvpoolctl")
+@common_options
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Look at and steer a running kvpoold."""
+    context.ensure_object(Options)
+
+
+def load_commands() -> click.Group:
+    """The whole command. Its commands register themselves when their modules are imported."""
+    # They import this module, so it cannot import them at the top.
+    importlib.import_module("kvpool.cli.operate")
+    importlib.import_module("kvpool.cli.bench")
+    return cli
+
+
+def main() -> None:
+    """The console script."""
+    load_commands()(prog_name="kvpoolctl")
+
+
+if __name__ == "__main__":
+    # Run as a module this file is a second copy of itself; the first one is what the commands register with.
+    importlib.import_module("kvpool.cli.kvpoolctl").main()

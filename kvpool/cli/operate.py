@@ -1,0 +1,137 @@
+"""The commands that ask a running daemon: info, stats, flush, check."""
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from kvpool.cli.kvpoolctl import EXIT_CODES, Options, ask, cli, common_options
+from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_section
+from kvpool.errors import InvalidArgument
+from kvpool.units import format_size, parse_duration
+
+HEADER_EVERY = 20
+WATCHED = ("dram.chunks", "dram.used_bytes", "stored_chunks", "evicted_chunks", "leases", "reservations", "connections")
+
+pass_options = click.pass_obj
+
+
+def _epilog(*examples: str) -> str:
+    lines = "\n".join(f"  {example}" for example in examples)
+    return f"\b\nExamples:\n{lines}\n\n{EXIT_CODES}"
+
+
+@cli.command(epilog=_epilog("kvpoolctl info", "kvpoolctl info --json"))
+@common_options
+@pass_options
+def info(options: Options) -> None:
+    """Print what the daemon is and what it uses on this machine."""
+    with options.connect() as connection:
+        values = ask(connection.info)
+    if options.is_json:
+        print_json(values)
+    else:
+        print_section("info", values)
+
+
+@cli.command(epilog=_epilog("kvpoolctl stats", "kvpoolctl stats dram --watch --interval 5s"))
+@click.argument("section", required=False)
+@click.option("--watch", is_flag=True, help="Print one line for each interval, until interrupted.")
+@click.option("--interval", default="1s", metavar="DURATION", help="Time between lines of --watch (default: 1s).")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End --watch after N lines (default: never).")
+@common_options
+@pass_options
+def stats(options: Options, section: str | None, watch: bool, interval: str, count: int | None) -> None:
+    """Print counters, all or those of one SECTION: server, index, dram, chunks.
+
+    Lines are `name:value`; a name never changes its meaning. --watch prints totals, with the change since the line
+    before in brackets.
+    """
+    with options.connect() as connection:
+        if watch:
+            _watch(options, connection, _seconds(interval, "--interval"), count)
+            return
+        sections = ask(connection.stats)
+    if section is not None and section not in sections:
+        fail(f"{section!r} is no section, expected one of {', '.join(sections)}", EXIT_USAGE)
+    chosen = sections if section is None else {section: sections[section]}
+    if options.is_json:
+        print_json(chosen)
+        return
+    for name, values in chosen.items():
+        print_section(name, values)
+
+
+@cli.command(epilog=_epilog("kvpoolctl flush --model llama-3-8b --yes", "kvpoolctl flush --older-than 1h"))
+@click.option("--all", "is_all", is_flag=True, help="Every chunk.")
+@click.option("--model", metavar="M", help="Chunks of one model.")
+@click.option("--older-than", metavar="DURATION", help="Chunks not used for this long, such as 30m.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common_options
+@pass_options
+def flush(options: Options, is_all: bool, model: str | None, older_than: str | None, yes: bool) -> None:
+    """Drop chunks from every tier. Chunks that are held stay. Prints what was dropped."""
+    if not is_all and model is None and older_than is None:
+        fail("name what to drop: --all, --model M or --older-than DURATION", EXIT_USAGE)
+    if is_all and (model is not None or older_than is not None):
+        fail("--all goes with neither --model nor --older-than", EXIT_USAGE)
+    age_s = None if older_than is None else _seconds(older_than, "--older-than")
+    what = "every chunk" if is_all else "chunks" + (f" of model {model}" if model else "")
+    what += f" not used for {older_than}" if older_than else ""
+    if not yes and not click.confirm(f"Drop {what} at {options.socket_path}?", err=True):
+        fail("nothing was dropped", EXIT_FAILURE)
+    with options.connect() as connection:
+        report = ask(lambda: connection.flush(model, age_s))
+    if options.is_json:
+        print_json(report)
+    else:
+        size = format_size(report["bytes"])
+        click.echo(f"dropped {report['chunks']} chunks, {size}; {report['skipped']} are held and stay")
+
+
+@cli.command(epilog=_epilog("kvpoolctl check", "kvpoolctl check --deep --json"))
+@click.option("--deep", is_flag=True, help="Read every chunk's bytes and compare their checksums too.")
+@common_options
+@pass_options
+def check(options: Options, deep: bool) -> None:
+    """Recount every invariant inside the running daemon. Exit code 1 when one is broken."""
+    with options.connect() as connection:
+        report = ask(lambda: connection.check(deep))
+    if options.is_json:
+        print_json(report)
+    else:
+        for problem in report["problems"]:
+            click.echo(problem)
+        verified = f", {report['verified']} verified by their bytes" if deep else ""
+        click.echo(f"{len(report['problems'])} problems, {report['chunks']} chunks{verified}")
+    sys.exit(EXIT_FAILURE if report["problems"] else 0)
+
+
+def _watch(options: Options, connection: Any, interval_s: float, count: int | None) -> None:
+    before: dict[str, Any] = {}
+    line = 0
+    while count is None or line < count:
+        if line:
+            time.sleep(interval_s)
+        sections = ask(connection.stats)
+        now = {name: value for values in sections.values() for name, value in values.items()}
+        if options.is_json:
+            print_json(sections)
+        else:
+            if line % HEADER_EVERY == 0:
+                click.echo("  ".join(f"{name:>24}" for name in WATCHED))
+            click.echo("  ".join(f"{_with_delta(now, before, name):>24}" for name in WATCHED))
+        before = now
+        line += 1
+
+
+def _with_delta(now: dict[str, Any], before: dict[str, Any], name: str) -> str:
+    return f"{now[name]} [{now[name] - before.get(name, now[name]):+d}]"
+
+
+def _seconds(text: str, option: str) -> float:
+    try:
+        return parse_duration(text)
+    except InvalidArgument as error:
+        fail(f"{option}: {error}", EXIT_USAGE)

@@ -1,0 +1,65 @@
+"""What commands print: JSON for machines, aligned names and tables for people, errors that say what to do next.
+
+Nothing here talks to a daemon. Main thread of a command only.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.table import Table
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+COLUMNS_MAX = 7
+PLAIN_WIDTH = 160
+
+
+def print_json(value: object) -> None:
+    """One JSON document on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def print_section(name: str, values: Mapping[str, object]) -> None:
+    """`# Section` and one `name:value` line for each value."""
+    sys.stdout.write(f"# {name.capitalize()}\n")
+    for key, value in values.items():
+        sys.stdout.write(f"{key}:{_plain(value)}\n")
+
+
+def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table that aligns: a column for each key, or a line for each key when there are many of them."""
+    keys = list(rows[0])
+    table = Table(title=title, title_justify="left")
+    if len(keys) > COLUMNS_MAX:
+        table.add_column(keys[0])
+        for row in rows:
+            table.add_column(_plain(row[keys[0]]), justify="right")
+        for key in keys[1:]:
+            table.add_row(key, *(_plain(row[key]) for row in rows))
+    else:
+        for key in keys:
+            table.add_column(key, justify="left" if isinstance(rows[0][key], str) else "right")
+        for row in rows:
+            table.add_row(*(_plain(row[key]) for key in keys))
+    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Say on standard error what failed, and end with the exit code."""
+    sys.stderr.write(f"kvpoolctl: {message}\n")
+    sys.exit(code)
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(entry) for entry in value)
+    return str(value)

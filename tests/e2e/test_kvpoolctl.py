@@ -1,0 +1,116 @@
+"""The operator's command against the real daemon: what it prints, and how it ends."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.daemon import SMALL, Daemon
+from tests.payload import store, tokens_of
+
+
+def _run(*arguments: str, answer: str = "") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, input=answer, timeout=120, check=False)
+
+
+def test_info_names_what_is_in_use(daemon: Daemon) -> None:
+    plain = _run("--socket", daemon.socket, "info")
+    assert plain.returncode == 0, plain.stderr
+    assert plain.stdout.startswith("# Info\n")
+    values = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
+    assert values["dram_capacity_bytes"] == 16 << 20
+    assert f"epoch:{values['epoch']}\n" in plain.stdout
+
+
+def test_stats_count_what_was_stored(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        store(pool, pool.keys(tokens_of(1, 3 * 32)))
+        sections = json.loads(_run("--json", "--socket", daemon.socket, "stats").stdout)
+        assert sections["dram"]["dram.chunks"] == 3
+        assert sections["server"]["connections"] == 2
+        plain = _run("--socket", daemon.socket, "stats", "dram").stdout
+        assert f"dram.used_bytes:{3 * SMALL.chunk_bytes}\n" in plain
+        assert "# Chunks" not in plain
+
+
+def test_stats_refuse_a_section_that_is_none(daemon: Daemon) -> None:
+    refused = _run("--socket", daemon.socket, "stats", "tape")
+    assert refused.returncode == 2
+    assert "'tape' is no section, expected one of server" in refused.stderr
+
+
+def test_watch_prints_totals_with_deltas(daemon: Daemon) -> None:
+    watched = _run("--socket", daemon.socket, "stats", "--watch", "--interval", "10ms", "--count", "22").stdout
+    lines = watched.splitlines()
+    assert len(lines) == 24
+    assert "dram.chunks" in lines[0]
+    assert "dram.chunks" in lines[21]
+    assert "0 [+0]" in lines[1]
+
+
+def test_flush_asks_and_says_what_it_did(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, 3 * 32))
+        store(pool, keys)
+        refused = _run("--socket", daemon.socket, "flush", "--all", answer="n\n")
+        assert refused.returncode == 1
+        assert pool.lookup(keys).chunks == 3
+        assert _run("--socket", daemon.socket, "flush", "--older-than", "1h", "--yes").stdout.startswith("dropped 0 ")
+        done = _run("--socket", daemon.socket, "flush", "--model", "test-model", answer="y\n")
+        assert done.returncode == 0
+        assert done.stdout == f"dropped 3 chunks, {3 * SMALL.chunk_bytes / 1024:.1f} KiB; 0 are held and stay\n"
+        assert pool.lookup(keys).chunks == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["flush"], ["flush", "--all", "--model", "m"], ["flush", "--older-than", "soon"], ["nonsense"], []]
+)
+def test_wrong_usage_ends_with_2(daemon: Daemon, arguments: list[str]) -> None:
+    assert _run("--socket", daemon.socket, *arguments, "--yes" if "flush" in arguments else "--bad").returncode == 2
+
+
+def test_check_finds_nothing_and_then_a_flipped_bit(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, 3 * 32))
+        store(pool, keys)
+        good = _run("--socket", daemon.socket, "check", "--deep")
+        assert (good.returncode, good.stdout) == (0, "0 problems, 3 chunks, 3 verified by their bytes\n")
+        lease = pool.acquire(pool.lookup(keys))
+        assert lease.session is not None
+        lease.session.arena.view()[int(lease.offsets[1])] ^= 1
+        bad = _run("--socket", daemon.socket, "--json", "check", "--deep")
+        assert bad.returncode == 1
+        assert keys[1].hex() in json.loads(bad.stdout)["problems"][0]
+
+
+@pytest.mark.parametrize("command", ["info", "stats", "check"])
+def test_an_unreachable_daemon_ends_with_3_and_a_hint(command: str) -> None:
+    refused = _run("--socket", "/nowhere/kvpool.sock", command)
+    assert refused.returncode == 3
+    assert "is kvpoold running?" in refused.stderr
+
+
+@pytest.mark.parametrize("command", ["info", "stats", "flush", "check", "bench"])
+def test_help_reads_like_a_manual_page(command: str) -> None:
+    text = _run(command, "--help").stdout
+    assert text.startswith(f"Usage: kvpoolctl {command}")
+    assert "Examples:" in text
+    assert "3  daemon unreachable" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("copy", {"save_gb_per_s", "load_gb_per_s", "memcpy_gb_per_s", "ratio", "cpu_seconds"}),
+        ("lookup", {"p50_us", "p99_us"}),
+        ("rpc", {"p50_us", "p99_us", "ratio", "cpu_seconds"}),
+    ],
+)
+def test_bench_writes_rows_that_name_their_units(kind: str, keys: set[str]) -> None:
+    run = _run("--json", "bench", kind, "--quick")
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert set(document) == {"command", "version", "machine", "rows"}
+    assert all(keys <= set(row) for row in document["rows"])
