@@ -1,0 +1,129 @@
+"""Frames: what is not of the protocol is refused as ProtocolError before it costs anything, however it is cut."""
+
+import random
+
+import msgpack
+import pytest
+
+from kvpool.errors import ProtocolError
+from kvpool.protocol.frames import FRAME_BYTES_MAX, LENGTH, FrameReader, check_length, decode, encode
+
+
+def _framed(body: bytes) -> bytes:
+    return LENGTH.pack(len(body)) + body
+
+
+def _nested(depth: int) -> bytes:
+    return b"\x93\x01\x02" + b"\x91" * depth + b"\xc0"
+
+
+def test_a_frame_reads_back() -> None:
+    fields: list[object] = [b"\x00\xff", "é", -3, 1.5, None, True, [1, [2]], {"a": 1}]
+    frame = encode(7, 1 << 40, fields)
+    assert LENGTH.unpack_from(frame)[0] == len(frame) - LENGTH.size
+    assert decode(frame[LENGTH.size :]) == (7, 1 << 40, fields)
+    assert decode(memoryview(frame)[LENGTH.size :]) == (7, 1 << 40, fields)
+
+
+def test_a_frame_over_the_limit_is_its_makers_mistake() -> None:
+    with pytest.raises(AssertionError):
+        encode(1, 1, [bytes(FRAME_BYTES_MAX)])
+
+
+@pytest.mark.parametrize("length", [0, 1, FRAME_BYTES_MAX + 1, 0xFFFFFFFF])
+def test_a_length_out_of_range_is_refused_before_its_body_arrives(length: int) -> None:
+    with pytest.raises(ProtocolError):
+        check_length(length)
+    with pytest.raises(ProtocolError):
+        list(FrameReader().feed(LENGTH.pack(length)))
+
+
+@pytest.mark.parametrize("length", [2, FRAME_BYTES_MAX])
+def test_a_length_in_range_is_taken(length: int) -> None:
+    check_length(length)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x93\x01",
+        b"\x92\x01\x02\x03",
+        msgpack.packb({"kind": 1}),
+        msgpack.packb("kind"),
+        msgpack.packb(12),
+        msgpack.packb(None),
+        msgpack.packb([]),
+        msgpack.packb([1]),
+        msgpack.packb(["1", 2]),
+        msgpack.packb([1, "2"]),
+        msgpack.packb([True, 2]),
+        msgpack.packb([1, False]),
+        msgpack.packb([1, 2.0]),
+        msgpack.packb([1, -1]),
+        msgpack.packb([1, 1 << 63]),
+        msgpack.packb([1, 2, {1: 2}]),
+        msgpack.packb([1, 2, {b"\xff": [], None: 1}]),
+        msgpack.packb([1, 2, msgpack.ExtType(5, b"")]),
+        msgpack.packb([1, 2, msgpack.ExtType(5, b"code")]),
+        msgpack.packb([1, 2, msgpack.Timestamp(1, 2)]),
+        msgpack.packb([1, 2, [0] * 4097]),
+        b"\x93\x01\x02\xa2\xff\xfe",
+        b"\x93\x01\x02\xdd\xff\xff\xff\xff",
+        b"\x93\x01\x02\xc6\xff\xff\xff\xff",
+        b"\x93\x01\x02\xdf\xff\xff\xff\xff",
+        _nested(4096),
+        _nested(200_000),
+    ],
+    ids=lambda body: body[:8].hex() or "empty",
+)
+def test_a_body_that_is_no_frame_is_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(body)
+
+
+def test_frames_arrive_in_pieces_of_any_size(seed: int) -> None:
+    chance = random.Random(seed)
+    sent = [(kind, kind * 3, [chance.randbytes(chance.randrange(300)), kind]) for kind in range(60)]
+    stream = b"".join(encode(*frame) for frame in sent)
+    reader, received = FrameReader(), []
+    while stream:
+        size = chance.choice((1, 2, 3, 5, 100, 1000))
+        received += list(reader.feed(stream[:size]))
+        stream = stream[size:]
+    assert received == sent
+
+
+def test_good_frames_before_a_bad_one_are_handed_out_first() -> None:
+    frames = FrameReader().feed(encode(1, 2, []) + _framed(b"\xc0\xc0"))
+    assert next(frames) == (1, 2, [])
+    with pytest.raises(ProtocolError):
+        next(frames)
+
+
+def test_random_bytes_raise_nothing_but_a_protocol_error(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(20_000):
+        body = chance.randbytes(chance.randrange(40))
+        if chance.random() < 0.7:
+            body = bytes([0x90 + chance.randrange(16), 1, 2]) + body
+        try:
+            kind, sequence, fields = decode(body)
+        except ProtocolError:
+            continue
+        assert type(kind) is int
+        assert type(sequence) is int
+        assert isinstance(fields, list)
+
+
+def test_a_frame_with_one_byte_changed_raises_nothing_but_a_protocol_error(seed: int) -> None:
+    chance = random.Random(seed)
+    good = encode(3, 9, [b"k" * 64, "model", [1, 2, 3], {"name": 1.5}, None])
+    for _ in range(5_000):
+        frame = bytearray(good)
+        frame[chance.randrange(len(frame))] = chance.randrange(256)
+        try:
+            list(FrameReader().feed(bytes(frame)))
+        except ProtocolError:
+            continue

@@ -1,0 +1,166 @@
+"""Leases and tickets: who protects what, for how long, and which holds have to go when it is over."""
+
+import random
+
+import pytest
+
+from kvpool.index import leases as module
+from kvpool.index.leases import TICKET_BYTES, Leases
+from kvpool.types import ConnectionId, HoldId, LeaseId
+
+TTL_NS = 1000
+ANN, BOB = ConnectionId(1), ConnectionId(2)
+IDENTITY = ("model", b"layout")
+
+
+def _holds(*numbers: int) -> dict[int, HoldId]:
+    return {rank: HoldId(number) for rank, number in enumerate(numbers)}
+
+
+def test_a_lease_is_its_owners_alone() -> None:
+    leases = Leases(TTL_NS)
+    lease = leases.grant(ANN, 3, _holds(7), now_ns=0)
+    assert leases.find(lease.id, ANN) is lease
+    assert leases.find(lease.id, BOB) is None
+    assert not leases.renew(lease.id, BOB, now_ns=1)
+    assert leases.release(lease.id, BOB) == []
+    assert (len(leases), leases.count_of(ANN), leases.count_of(BOB)) == (1, 1, 0)
+
+
+def test_a_released_lease_gives_its_holds_back_once() -> None:
+    leases = Leases(TTL_NS)
+    lease = leases.grant(ANN, 3, _holds(7, 8), now_ns=0)
+    assert leases.release(lease.id, ANN) == [7, 8]
+    assert leases.release(lease.id, ANN) == []
+    assert (len(leases), leases.hold_count(), leases.verify()) == (0, 0, [])
+
+
+def test_an_unknown_lease_is_nobodys() -> None:
+    leases = Leases(TTL_NS)
+    assert leases.find(LeaseId(1), ANN) is None
+    assert not leases.renew(LeaseId(0), ANN, now_ns=0)
+    assert leases.drop_owner(ANN) == []
+
+
+def test_a_lease_ends_at_its_deadline_and_not_before() -> None:
+    leases = Leases(TTL_NS)
+    leases.grant(ANN, 1, _holds(7), now_ns=5)
+    assert leases.expire(TTL_NS + 4) == []
+    assert leases.expire(TTL_NS + 5) == [7]
+    assert leases.expire(TTL_NS + 5) == []
+
+
+def test_use_moves_the_deadline() -> None:
+    leases = Leases(TTL_NS)
+    lease = leases.grant(ANN, 1, _holds(7), now_ns=0)
+    assert leases.renew(lease.id, ANN, now_ns=900)
+    assert leases.expire(1899) == []
+    assert leases.expire(1900) == [7]
+    assert not leases.renew(lease.id, ANN, now_ns=1901)
+
+
+def test_a_connections_leases_end_with_it() -> None:
+    leases = Leases(TTL_NS)
+    for number in (1, 2, 3):
+        leases.grant(ANN, 1, _holds(number), now_ns=0)
+    other = leases.grant(BOB, 1, _holds(4), now_ns=0)
+    assert sorted(leases.drop_owner(ANN)) == [1, 2, 3]
+    assert leases.find(other.id, BOB) is other
+    assert leases.verify() == []
+
+
+def test_lease_ids_are_never_used_twice() -> None:
+    leases = Leases(TTL_NS)
+    seen = set()
+    for _ in range(10):
+        lease = leases.grant(ANN, 1, _holds(1), now_ns=0)
+        leases.release(lease.id, ANN)
+        seen.add(lease.id)
+    assert len(seen) == 10
+
+
+def test_a_ticket_is_claimed_by_each_rank_once() -> None:
+    leases = Leases(TTL_NS)
+    ticket = leases.issue_ticket(IDENTITY, 4, _holds(10, 11), now_ns=0)
+    assert len(ticket) == TICKET_BYTES
+    entry = leases.find_ticket(ticket)
+    assert entry is not None
+    assert (entry.identity, entry.chunks) == (IDENTITY, 4)
+    assert leases.take_from_ticket(ticket, 1) == 11
+    assert (leases.tickets, leases.hold_count()) == (1, 1)
+    with pytest.raises(KeyError):
+        leases.take_from_ticket(ticket, 1)
+    assert leases.take_from_ticket(ticket, 0) == 10
+    assert leases.find_ticket(ticket) is None
+    assert leases.tickets == 0
+
+
+def test_a_ticket_outlives_every_connection_until_its_time_is_over() -> None:
+    leases = Leases(TTL_NS)
+    ticket = leases.issue_ticket(IDENTITY, 4, _holds(10, 11), now_ns=0)
+    leases.drop_owner(ANN)
+    leases.take_from_ticket(ticket, 0)
+    assert leases.expire(TTL_NS - 1) == []
+    assert leases.expire(TTL_NS) == [11]
+    assert leases.find_ticket(ticket) is None
+
+
+def test_a_forged_ticket_is_none() -> None:
+    leases = Leases(TTL_NS)
+    ticket = leases.issue_ticket(IDENTITY, 1, _holds(1), now_ns=0)
+    assert leases.find_ticket(ticket[:-1] + bytes([ticket[-1] ^ 1])) is None
+    assert leases.find_ticket(b"") is None
+
+
+def test_tickets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TICKETS_MAX", 2)
+    leases = Leases(TTL_NS)
+    first = leases.issue_ticket(IDENTITY, 1, _holds(1), now_ns=0)
+    leases.issue_ticket(IDENTITY, 1, _holds(2), now_ns=0)
+    assert not leases.has_room_for_ticket
+    leases.take_from_ticket(first, 0)
+    assert leases.has_room_for_ticket
+
+
+def test_a_hold_in_two_places_is_found() -> None:
+    leases = Leases(TTL_NS)
+    leases.grant(ANN, 1, _holds(7), now_ns=0)
+    assert leases.verify() == []
+    leases.issue_ticket(IDENTITY, 1, _holds(7), now_ns=0)
+    assert leases.verify() == ["leases: a hold is in two leases or tickets"]
+
+
+def test_no_hold_is_lost_or_given_back_twice(seed: int) -> None:
+    chance, leases, now_ns = random.Random(seed), Leases(TTL_NS), 0
+    live: set[int] = set()
+    granted: list[tuple[LeaseId, ConnectionId]] = []
+    tickets: list[bytes] = []
+    for step in range(2000):
+        now_ns += chance.randrange(200)
+        owner = chance.choice((ANN, BOB))
+        back: list[HoldId] = []
+        verb = chance.choice(("grant", "grant", "ticket", "release", "claim", "renew", "expire", "drop"))
+        if verb in ("grant", "ticket"):
+            holds = _holds(2 * step, 2 * step + 1)
+            live |= set(holds.values())
+            if verb == "grant":
+                granted.append((leases.grant(owner, 1, holds, now_ns).id, owner))
+            else:
+                tickets.append(leases.issue_ticket(IDENTITY, 1, holds, now_ns))
+        elif verb == "release" and granted:
+            back = leases.release(*chance.choice(granted))
+        elif verb == "renew" and granted:
+            leases.renew(*chance.choice(granted), now_ns)
+        elif verb == "claim" and tickets:
+            ticket = chance.choice(tickets)
+            entry = leases.find_ticket(ticket)
+            back = [leases.take_from_ticket(ticket, chance.choice(sorted(entry.holds)))] if entry else []
+        elif verb == "expire":
+            back = leases.expire(now_ns)
+        elif verb == "drop" and chance.random() < 0.1:
+            back = leases.drop_owner(owner)
+        assert set(back) <= live
+        assert len(back) == len(set(back))
+        live -= set(back)
+        assert leases.hold_count() == len(live)
+        assert leases.verify() == []
