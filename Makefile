@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 # Everything the installed package is made of: a change installs it anew.
 SOURCES := $(shell find kvpool client native pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 TORCH ?= torch==2.13.0
-CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+CMAKE = $(BIN)/cmake --no-warn-unused-cli -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 CTEST = $(abspath $(BIN)/ctest) --output-on-failure
-RUN_TREE := PYTHONPATH=.:client
+# Tests, and the daemons they start, import the tree; the native module is the installed one.
+RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client"
 
 .PHONY: help setup demo test test-native test-sanitizers check lint native bench clean
 .DEFAULT_GOAL := help
