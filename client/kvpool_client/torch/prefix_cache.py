@@ -48,10 +48,7 @@ class PagedPrefixCache:
     """One engine's paged KV and the pool behind it."""
 
     def __init__(self, pool: Pool, layers: Sequence[torch.Tensor], block_tokens: int, form: str = "auto") -> None:
-        """Raises LayoutMismatch for tensors that do not fit the Pool's layout or are not in host memory."""
-        for number, layer in enumerate(layers):
-            if layer.device.type != "cpu":
-                raise LayoutMismatch(f"layer {number} is on {layer.device}, expected host memory")
+        """Raises LayoutMismatch for tensors that do not fit the Pool's layout."""
         self._pool = pool
         self._cache = pool.register(layers, block_tokens=block_tokens, form=form)
         self._block_tokens = block_tokens

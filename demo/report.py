@@ -1,0 +1,139 @@
+"""What the demonstration shows: progress while it runs, then the table and the verdict.
+
+With a terminal a bar moves; without one the same lines are printed plainly. One thread.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from demo.node import Worker
+
+PLAIN_WIDTH = 118
+SPEED_UP_WANTED = 4.0
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One turn, answered cold and warm by two processes."""
+
+    title: str
+    turn: int
+    prompt_tokens: int
+    reused_tokens: int
+    cold_s: float
+    warm_s: float
+    has_same_tokens: bool
+    has_same_logits: bool
+
+    @property
+    def speed_up(self) -> float:
+        """How many times sooner the first token was there."""
+        return self.cold_s / self.warm_s
+
+
+def make_console() -> Console:
+    """A console that is wide enough for the table where there is no terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+
+
+class Screen:
+    """Progress of the workers. A context: within it a bar moves where there is a terminal."""
+
+    def __init__(self, console: Console, titles: list[str]) -> None:
+        self.console = console
+        self._titles = titles
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} tokens"))
+        is_silent = not console.is_terminal
+        self._bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=is_silent)
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> "Screen":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def start(self, worker: Worker) -> None:
+        """Wait until a worker is ready."""
+        self._bar.reset(self._task, total=None, description=f"{worker.name} builds its model")
+        for event in worker.get_ready():
+            self.console.print(f"{worker.name} is ready: a Llama of {event['parameters'] / 1e6:.0f}M random weights")
+
+    def ask(self, worker: Worker, conversation: int, turn: int) -> Event:
+        """Put a question to a worker and show how it comes along; its answer."""
+        what = f"{worker.name}: {self._titles[conversation]}, turn {turn + 1}"
+        self._bar.reset(self._task, total=None, description=what)
+        answer: Event = {}
+        for event in worker.ask(conversation, turn):
+            if event["event"] == "step":
+                self._bar.update(self._task, completed=event["done"], total=event["total"])
+            else:
+                answer = event
+        self.console.print(
+            f"{what}: {answer['prompt_tokens']} tokens, {answer['reused_tokens']} reused, "
+            f"{answer['stored_chunks']} chunks stored, first token after {answer['ttft_s'] * 1e3:.0f} ms"
+        )
+        return answer
+
+
+def compare(title: str, turn: int, cold: Event, warm: Event) -> Row:
+    """One turn of two workers side by side."""
+    return Row(
+        title=title,
+        turn=turn + 1,
+        prompt_tokens=warm["prompt_tokens"],
+        reused_tokens=warm["reused_tokens"],
+        cold_s=cold["ttft_s"],
+        warm_s=warm["ttft_s"],
+        has_same_tokens=cold["tokens"] == warm["tokens"] and cold["prompt_tokens"] == warm["prompt_tokens"],
+        has_same_logits=cold["logits_digest"] == warm["logits_digest"],
+    )
+
+
+def show(console: Console, rows: list[Row], answer_tokens: int) -> None:
+    """Print the table."""
+    table = Table(caption=f"TTFT: time from the prompt to the first of {answer_tokens} greedy tokens")
+    table.add_column("conversation")
+    for name in ("turn", "prompt tokens", "reused", "TTFT cold", "TTFT warm", "speed-up"):
+        table.add_column(name, justify="right")
+    table.add_column("same tokens")
+    for row in rows:
+        table.add_row(
+            row.title,
+            str(row.turn),
+            str(row.prompt_tokens),
+            str(row.reused_tokens),
+            f"{row.cold_s * 1e3:.0f} ms",
+            f"{row.warm_s * 1e3:.0f} ms",
+            f"{row.speed_up:.1f} x",
+            "yes" if row.has_same_tokens else "NO",
+            end_section=row.turn == max(other.turn for other in rows),
+        )
+    console.print(table)
+
+
+def judge(console: Console, rows: list[Row]) -> bool:
+    """Print the verdict; whether the demonstration has shown what it claims."""
+    speed_ups = [row.speed_up for row in rows]
+    same = sum(row.has_same_tokens for row in rows)
+    same_logits = sum(row.has_same_logits for row in rows)
+    typical = median(speed_ups)
+    console.print(
+        f"greedy tokens identical in {same} of {len(rows)} turns, first-token logits bit for bit in {same_logits}; "
+        f"speed-up {min(speed_ups):.1f} to {max(speed_ups):.1f}, median {typical:.1f}"
+    )
+    if same < len(rows):
+        console.print("FAILED: warm answers differ from cold ones")
+    if typical < SPEED_UP_WANTED:
+        console.print(f"FAILED: the median speed-up is below {SPEED_UP_WANTED:.0f}")
+    if any(row.reused_tokens == 0 for row in rows):
+        console.print("FAILED: a turn reused nothing")
+    return same == len(rows) and typical >= SPEED_UP_WANTED and all(row.reused_tokens for row in rows)
