@@ -71,6 +71,7 @@ def _perform(console: Console, plan: Plan, directory: Path) -> list[Row]:
                     warm_answer = screen.ask(second, number, turn)
                     cold_answer = screen.ask(cold, number, turn)
                     rows.append(compare(conversation.title, turn, cold_answer, warm_answer))
+    console.print("kvpoold stopped by SIGTERM")
     return rows
 
 
