@@ -41,9 +41,10 @@ def running_daemon(directory: Path, capacity: str) -> Iterator[Path]:
         _wait_for_socket(socket, process, log)
         yield socket
         process.terminate()
-        code = process.wait(STOP_TIMEOUT_S)
-        if code != 0:
-            raise ProcessFailed(f"kvpoold ended with exit code {code}\n{log.read_text()}")
+        with contextlib.suppress(subprocess.TimeoutExpired):  # `returncode` stays None, which is reported below
+            process.wait(STOP_TIMEOUT_S)
+        if process.returncode != 0:
+            raise ProcessFailed(f"kvpoold answered SIGTERM with exit code {process.returncode}\n{log.read_text()}")
     finally:
         if process.poll() is None:
             process.kill()
