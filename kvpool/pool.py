@@ -3,9 +3,7 @@
 Decides on the native directory, which is also what clients read; moves no payload itself. Control thread only, but
 for the jobs it hands to the pre-fault and transfer threads, which come back through the event loop.
 
-Invariants:
-- every hold in the directory is in exactly one lease or ticket, or being used by a check under way;
-- every reservation in the directory is in `Reservations`, with the same number.
+Invariant: every hold in the directory is in exactly one lease or ticket, or being used by a check under way.
 """
 
 import asyncio
@@ -21,10 +19,10 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
 from kvpool.errors import LayoutMismatch, ProtocolError, Refused
 from kvpool.index.integrity import Integrity
-from kvpool.index.leases import Leases
 from kvpool.index.namespaces import Namespace, Namespaces
-from kvpool.index.reservations import Reservation, Reservations
+from kvpool.index.reading import Grant, Reading
 from kvpool.index.sessions import EngineSession
+from kvpool.index.writing import Writing
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool.report import Sections, render_info, render_stats
@@ -32,25 +30,13 @@ from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
 from kvpool.tiers.prefault import Prefault
 from kvpool.transfer.verify import find_corrupt
 from kvpool.transfer.workers import Urgency, Workers, call_later
-from kvpool.types import (
-    EPOCH_BYTES,
-    KEY_BYTES,
-    ChunkExtent,
-    ConnectionId,
-    HoldId,
-    LeaseId,
-    NamespaceId,
-    ReservationId,
-    SaveState,
-    SizeClassId,
-)
+from kvpool.types import EPOCH_BYTES, KEY_BYTES, ChunkExtent, ConnectionId, NamespaceId, SizeClassId
 
 log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
 EXPIRY_FRACTION = 0.25
-_NOTHING_LEASED = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 
 
 class Pool:
@@ -67,16 +53,15 @@ class Pool:
         self._dram.seal()
         self._namespaces = Namespaces()
         self._size_classes: dict[tuple[int, int], SizeClassId] = {}
-        self._leases = Leases(int(config.server.lease_ttl * NS_PER_S))
-        self._reservations = Reservations(int(config.server.reservation_ttl * NS_PER_S))
+        server = config.server
+        self._reading = Reading(self._directory, int(server.lease_ttl * NS_PER_S), server.max_leases)
+        self._writing = Writing(self._directory, int(server.reservation_ttl * NS_PER_S), server.max_reservations)
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
         self._prefault: Prefault | None = None
         self._segment_ready = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
         self._integrity = Integrity(self._directory, self._find_corrupt)
         self._index_view = kvpool_native.IndexView(self._dram.index)
-        self._expired_leases = 0
-        self._expired_reservations = 0
 
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
@@ -120,7 +105,7 @@ class Pool:
     @property
     def is_busy(self) -> bool:
         """Whether a save is under way that a stop should wait for."""
-        return len(self._reservations) > 0
+        return self._writing.reservations > 0
 
     async def wait_for_segment(self, timeout_s: float) -> None:
         """Until another segment has its pages, or the time is over."""
@@ -146,50 +131,29 @@ class Pool:
     def acquire(self, session: EngineSession, keys: bytes) -> m.Leased:
         """Lease the longest prefix that is present, on every rank the session stands for."""
         m.check_keys(keys, ranks=len(session.namespaces))
-        self._check_room_for_lease(session)
-        namespaces = [namespace.id for namespace in session.namespaces.values()]
-        now_ns = self._clock.now_ns()
-        chunks, holds = self._directory.acquire_ranks(namespaces, keys)
-        if not chunks:
-            return _NOTHING_LEASED
-        by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
-        return self._grant(session, chunks, by_rank, now_ns)
+        return self._leased(self._reading.acquire(session, keys, self._clock.now_ns()))
 
     def release(self, session: EngineSession, lease: int) -> m.Done:
         """End a lease."""
-        self._release_holds(self._leases.release(LeaseId(lease), session.connection))
+        self._reading.release(session, lease, self._clock.now_ns())
         return m.Done()
 
     def renew(self, session: EngineSession, leases: bytes) -> m.Done:
         """Count leases as used now."""
         if len(leases) % 8:
             raise ProtocolError(f"leases column has {len(leases)} bytes, expected a multiple of 8")
-        now_ns = self._clock.now_ns()
-        for lease in np.frombuffer(leases, dtype="<u8").tolist():
-            self._leases.renew(LeaseId(lease), session.connection, now_ns)
+        self._reading.renew(session, np.frombuffer(leases, dtype="<u8").tolist(), self._clock.now_ns())
         return m.Done()
 
-    def issue_ticket(self, session: EngineSession, lease_id: int) -> m.Ticket:
+    def issue_ticket(self, session: EngineSession, lease: int) -> m.Ticket:
         """A ticket on a lease: a hold of its own for each rank."""
-        now_ns = self._clock.now_ns()
-        lease = self._leases.find(LeaseId(lease_id), session.connection)
-        if lease is None or not self._leases.has_room_for_ticket:
-            return m.Ticket(b"")
-        self._leases.renew(lease.id, session.connection, now_ns)
-        holds = {rank: HoldId(self._directory.duplicate(hold)) for rank, hold in lease.holds.items()}
+        ticket = self._reading.issue_ticket(session, lease, self._clock.now_ns())
         self._schedule_expiry()
-        return m.Ticket(self._leases.issue_ticket(session.identity, lease.chunks, holds, now_ns))
+        return m.Ticket(ticket)
 
     def claim(self, session: EngineSession, ticket: bytes) -> m.Leased:
         """A lease from a ticket, for the session's rank, once."""
-        entry = self._leases.find_ticket(ticket)
-        rank = session.layout.rank
-        if entry is None or rank is None or entry.identity != session.identity or rank not in entry.holds:
-            return _NOTHING_LEASED
-        self._check_room_for_lease(session)
-        chunks = entry.chunks
-        hold = self._leases.take_from_ticket(ticket, rank)
-        return self._grant(session, chunks, {rank: hold}, self._clock.now_ns())
+        return self._leased(self._reading.claim(session, ticket, self._clock.now_ns()))
 
     def reserve(
         self, session: EngineSession, parent: bytes, keys: bytes, *, may_wait: bool = True
@@ -202,60 +166,24 @@ class Pool:
         m.check_keys(keys, ranks=1)
         if len(parent) not in (0, KEY_BYTES):
             raise ProtocolError(f"parent key has {len(parent)} bytes, expected none or {KEY_BYTES}")
-        limit = self._config.server.max_reservations
-        if self._reservations.count_of(session.connection) >= limit:
-            raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
-        own = session.own
-        now_ns = self._clock.now_ns()
-        reservation_id, states, offsets, generations = self._directory.reserve(
-            own.id, own.size_class, parent, keys, now_ns
-        )
-        reserved = states.count(SaveState.RESERVED)
-        if may_wait and SaveState.NOT_READY in states and self._directory.is_behind():
-            self._directory.end_reservation(reservation_id, now_ns)
+        places = self._writing.reserve(session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
+        if places is None:
             return None
-        if reserved:
-            layers = own.layout.layers
-            self._reservations.add(
-                ReservationId(reservation_id), session.connection, chunks=reserved, layers=layers, now_ns=now_ns
-            )
-            self._schedule_expiry()
-        else:
-            assert not reservation_id
-        return m.Reserved(reservation_id, states, offsets, generations)
+        self._schedule_expiry()
+        return m.Reserved(places.reservation, places.states, places.offsets, places.generations)
 
-    def commit(self, session: EngineSession, reservation_id: int, checksums: bytes) -> m.Committed:
+    def commit(self, session: EngineSession, reservation: int, checksums: bytes) -> m.Committed:
         """Publish the next chunks of a reservation."""
-        layers = session.own.layout.layers
-        chunk_checksum_bytes = 4 * layers
-        count, rest = divmod(len(checksums), chunk_checksum_bytes)
-        if rest or not count:
-            raise ProtocolError(f"checksums have {len(checksums)} bytes, expected a multiple of {chunk_checksum_bytes}")
-        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
-        if reservation is None:
-            return m.Committed(bytes([SaveState.EXPIRED]) * count)
-        if reservation.committed + count > reservation.chunks:
-            raise ProtocolError(f"commit of {reservation.committed + count} chunks, {reservation.chunks} are reserved")
-        now_ns = self._clock.now_ns()
-        self._expire(now_ns)
-        if reservation.is_expired:
-            return m.Committed(bytes([SaveState.EXPIRED]) * count)
-        states = self._directory.commit(reservation_id, reservation.committed, checksums)
-        reservation.committed += count
-        if reservation.committed == reservation.chunks:
-            self._end(reservation, now_ns)
-        return m.Committed(states)
+        return m.Committed(self._writing.commit(session, reservation, checksums, self._clock.now_ns()))
 
-    def end_reservation(self, session: EngineSession, reservation_id: int) -> m.Done:
+    def end_reservation(self, session: EngineSession, reservation: int) -> m.Done:
         """Give up what was not committed; the writer has said that it writes no more."""
-        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
-        if reservation is not None:
-            self._end(reservation, self._clock.now_ns())
+        self._writing.end(session, reservation, self._clock.now_ns())
         return m.Done()
 
     async def check_reported(self, session: EngineSession, lease_id: int, chunk: int) -> None:
         """Recompute the checksums of a leased chunk that a client found bad; drop it if it is."""
-        lease = self._leases.find(LeaseId(lease_id), session.connection)
+        lease = self._reading.find(session, lease_id)
         rank = session.layout.rank
         if lease is None or rank is None or not 0 <= chunk < lease.chunks:
             return
@@ -267,9 +195,8 @@ class Pool:
     def drop_connection(self, connection: ConnectionId) -> None:
         """A connection has ended: its leases and reservations end with it."""
         now_ns = self._clock.now_ns()
-        self._release_holds(self._leases.drop_owner(connection))
-        for reservation in self._reservations.of_owner(connection):
-            self._end(reservation, now_ns)
+        self._reading.drop_owner(connection, now_ns)
+        self._writing.drop_owner(connection, now_ns)
 
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
@@ -283,12 +210,12 @@ class Pool:
             "transfer_waiting": self._workers.waiting,
         }
         index = {
-            "leases": len(self._leases),
-            "tickets": self._leases.tickets,
-            "reservations": len(self._reservations),
+            "leases": self._reading.leases,
+            "tickets": self._reading.tickets,
+            "reservations": self._writing.reservations,
             "namespaces": len(self._namespaces),
-            "expired_leases": self._expired_leases,
-            "expired_reservations": self._expired_reservations,
+            "expired_leases": self._reading.expired_leases,
+            "expired_reservations": self._writing.expired_reservations,
             "checksum_failures": self._integrity.checksum_failures,
             "corrupt_reports": self._integrity.corrupt_reports,
         }
@@ -311,10 +238,10 @@ class Pool:
 
     def verify(self) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each) and the number of `chunks` looked at."""
-        problems = self._directory.verify() + self._leases.verify() + self._reservations.verify()
+        problems = self._directory.verify() + self._reading.verify() + self._writing.verify()
         if not self._workers.is_healthy:
             problems.append("transfer: a thread has died")
-        expected_holds = self._leases.hold_count() + self._integrity.holds_in_use
+        expected_holds = self._reading.holds + self._integrity.holds_in_use
         found_holds = self._directory.stats()["holds"]
         if found_holds != expected_holds:
             problems.append(f"index: {found_holds} holds, {expected_holds} are in leases, tickets and checks")
@@ -343,24 +270,10 @@ class Pool:
         self._namespaces.add(namespace)
         return namespace
 
-    def _grant(self, session: EngineSession, chunks: int, holds: dict[int, HoldId], now_ns: int) -> m.Leased:
-        lease = self._leases.grant(session.connection, chunks, holds, now_ns)
-        self._schedule_expiry()
-        rank = session.layout.rank
-        if rank is None:
-            levels = [np.frombuffer(self._directory.columns(hold)[2], np.uint8) for hold in holds.values()]
-            return m.Leased(lease.id, chunks, b"", b"", np.maximum.reduce(levels).tobytes())
-        offsets, generations, tiers = self._directory.columns(holds[rank])
-        return m.Leased(lease.id, chunks, offsets, generations, tiers)
-
-    def _release_holds(self, holds: list[HoldId]) -> None:
-        now_ns = self._clock.now_ns()
-        for hold in holds:
-            self._directory.release(hold, now_ns)
-
-    def _end(self, reservation: Reservation, now_ns: int) -> None:
-        self._directory.end_reservation(reservation.id, now_ns)
-        self._reservations.end(reservation)
+    def _leased(self, grant: Grant) -> m.Leased:
+        if grant.lease:
+            self._schedule_expiry()
+        return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers)
 
     def _mark_ready(self, segment: int) -> None:
         self._directory.mark_segment_ready(segment)
@@ -371,28 +284,17 @@ class Pool:
         if self._expiry is None:
             shortest_s = min(self._config.server.lease_ttl, self._config.server.reservation_ttl)
             loop = asyncio.get_running_loop()
-            self._expiry = loop.call_later(min(1.0, shortest_s * EXPIRY_FRACTION), self._expire_and_reschedule)
+            self._expiry = loop.call_later(min(1.0, shortest_s * EXPIRY_FRACTION), self._expire)
 
-    def _expire_and_reschedule(self) -> None:
+    def _expire(self) -> None:
         self._expiry = None
-        self._expire(self._clock.now_ns())
-        if len(self._leases) or self._leases.tickets or len(self._reservations):
+        now_ns = self._clock.now_ns()
+        self._reading.expire(now_ns)
+        self._writing.expire(now_ns)
+        if self._reading.leases or self._reading.tickets or self._writing.reservations:
             self._schedule_expiry()
-
-    def _expire(self, now_ns: int) -> None:
-        leases_before = len(self._leases)
-        self._release_holds(self._leases.expire(now_ns))
-        self._expired_leases += leases_before - len(self._leases)
-        for reservation in self._reservations.expire(now_ns):
-            self._directory.expire_reservation(reservation.id, now_ns)
-            self._expired_reservations += 1
 
     async def _find_corrupt(self, extents: tuple[ChunkExtent, ...]) -> tuple[bytes, ...]:
         """Read the extents on a transfer thread. Raises Refused when too many checks are waiting."""
         job = partial(find_corrupt, self._dram.arena, self._index_view, extents)
         return await self._workers.run(job, Urgency.HOUSEKEEPING)
-
-    def _check_room_for_lease(self, session: EngineSession) -> None:
-        limit = self._config.server.max_leases
-        if self._leases.count_of(session.connection) >= limit:
-            raise Refused("full", f"this connection has server.max_leases = {limit} leases")

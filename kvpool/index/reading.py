@@ -1,0 +1,133 @@
+"""What a reader may ask: leases and tickets on stored chunks, over the holds of the native directory.
+
+Joins the directory, which protects chunks, with the records of who asked and until when. It schedules nothing and
+speaks no protocol; `now_ns` is an argument. Control thread only.
+
+Invariant: every hold that a reader has in the directory is in exactly one lease or ticket.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import kvpool_native
+from kvpool.errors import Refused
+from kvpool.index.leases import Lease, Leases
+from kvpool.index.sessions import EngineSession
+from kvpool.types import ConnectionId, HoldId, LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease as its holder sees it: columns of u64 offsets and generations, u8 tiers. `lease` 0: nothing was leased."""
+
+    lease: int
+    chunks: int
+    offsets: bytes
+    generations: bytes
+    tiers: bytes
+
+
+NOTHING = Grant(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
+
+
+class Reading:
+    """All readers of the daemon. `leases_max` bounds the leases of one connection."""
+
+    def __init__(self, directory: kvpool_native.Directory, ttl_ns: int, leases_max: int) -> None:
+        self._directory = directory
+        self._leases = Leases(ttl_ns)
+        self._leases_max = leases_max
+        self.expired_leases = 0
+
+    def __repr__(self) -> str:
+        return f"<Reading {self.leases} leases, {self.tickets} tickets>"
+
+    @property
+    def leases(self) -> int:
+        """Leases that live."""
+        return len(self._leases)
+
+    @property
+    def tickets(self) -> int:
+        """Tickets that somebody may still claim."""
+        return self._leases.tickets
+
+    @property
+    def holds(self) -> int:
+        """Holds that leases and tickets have in the directory."""
+        return self._leases.hold_count()
+
+    def find(self, session: EngineSession, lease: int) -> Lease | None:
+        """The lease, if it lives and is the session's."""
+        return self._leases.find(LeaseId(lease), session.connection)
+
+    def acquire(self, session: EngineSession, keys: bytes, now_ns: int) -> Grant:
+        """Lease the longest present prefix of `keys`, on every rank of the session. Raises Refused."""
+        self._check_room(session)
+        namespaces = [namespace.id for namespace in session.namespaces.values()]
+        chunks, holds = self._directory.acquire_ranks(namespaces, keys)
+        if not chunks:
+            return NOTHING
+        by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
+        return self._grant(session, chunks, by_rank, now_ns)
+
+    def release(self, session: EngineSession, lease: int, now_ns: int) -> None:
+        """End a lease; nothing where it had ended before."""
+        self._end_holds(self._leases.release(LeaseId(lease), session.connection), now_ns)
+
+    def renew(self, session: EngineSession, leases: list[int], now_ns: int) -> None:
+        """Count leases as used now."""
+        for lease in leases:
+            self._leases.renew(LeaseId(lease), session.connection, now_ns)
+
+    def issue_ticket(self, session: EngineSession, lease_id: int, now_ns: int) -> bytes:
+        """A ticket on a lease, a hold of its own for each rank; empty where the lease has ended or there is no room."""
+        lease = self.find(session, lease_id)
+        if lease is None or not self._leases.has_room_for_ticket:
+            return b""
+        self._leases.renew(lease.id, session.connection, now_ns)
+        holds = {rank: HoldId(self._directory.duplicate(hold)) for rank, hold in lease.holds.items()}
+        return self._leases.issue_ticket(session.identity, lease.chunks, holds, now_ns)
+
+    def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Grant:
+        """A lease from a ticket, for the session's rank, once. Raises Refused."""
+        entry = self._leases.find_ticket(ticket)
+        rank = session.layout.rank
+        if entry is None or rank is None or entry.identity != session.identity or rank not in entry.holds:
+            return NOTHING
+        self._check_room(session)
+        chunks = entry.chunks
+        hold = self._leases.take_from_ticket(ticket, rank)
+        return self._grant(session, chunks, {rank: hold}, now_ns)
+
+    def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
+        """End every lease of a connection."""
+        self._end_holds(self._leases.drop_owner(connection), now_ns)
+
+    def expire(self, now_ns: int) -> None:
+        """End what has outlived its time."""
+        before = len(self._leases)
+        self._end_holds(self._leases.expire(now_ns), now_ns)
+        self.expired_leases += before - len(self._leases)
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        return self._leases.verify()
+
+    def _grant(self, session: EngineSession, chunks: int, holds: dict[int, HoldId], now_ns: int) -> Grant:
+        lease = self._leases.grant(session.connection, chunks, holds, now_ns)
+        rank = session.layout.rank
+        if rank is None:
+            levels = [np.frombuffer(self._directory.columns(hold)[2], np.uint8) for hold in holds.values()]
+            return Grant(lease.id, chunks, b"", b"", np.maximum.reduce(levels).tobytes())
+        offsets, generations, tiers = self._directory.columns(holds[rank])
+        return Grant(lease.id, chunks, offsets, generations, tiers)
+
+    def _end_holds(self, holds: list[HoldId], now_ns: int) -> None:
+        for hold in holds:
+            self._directory.release(hold, now_ns)
+
+    def _check_room(self, session: EngineSession) -> None:
+        if self._leases.count_of(session.connection) >= self._leases_max:
+            raise Refused("full", f"this connection has server.max_leases = {self._leases_max} leases")

@@ -1,0 +1,114 @@
+"""What a writer may ask: reserve, commit, end, over the slots of the native directory.
+
+Joins the directory, which makes room and publishes, with the records of who writes and until when. It schedules nothing
+and speaks no protocol; `now_ns` is an argument. Control thread only.
+
+Invariant: every reservation in the directory is in `Reservations`, with the same number.
+"""
+
+from dataclasses import dataclass
+
+import kvpool_native
+from kvpool.errors import ProtocolError, Refused
+from kvpool.index.reservations import Reservation, Reservations
+from kvpool.index.sessions import EngineSession
+from kvpool.types import ConnectionId, ReservationId, SaveState
+
+CHECKSUM_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """A reservation as its holder sees it: u8 states, columns of u64 offsets and generations. Id 0: nothing to write."""
+
+    reservation: int
+    states: bytes
+    offsets: bytes
+    generations: bytes
+
+
+class Writing:
+    """All writers of the daemon. `reservations_max` bounds the reservations of one connection."""
+
+    def __init__(self, directory: kvpool_native.Directory, ttl_ns: int, reservations_max: int) -> None:
+        self._directory = directory
+        self._reservations = Reservations(ttl_ns)
+        self._reservations_max = reservations_max
+        self.expired_reservations = 0
+
+    def __repr__(self) -> str:
+        return f"<Writing {self.reservations} reservations>"
+
+    @property
+    def reservations(self) -> int:
+        """Reservations under way, expired ones whose writer has not been heard of included."""
+        return len(self._reservations)
+
+    def reserve(
+        self, session: EngineSession, parent: bytes, keys: bytes, now_ns: int, *, may_wait: bool
+    ) -> Places | None:
+        """Slots for new chunks; None where only memory still being faulted in could serve. Raises Refused."""
+        if self._reservations.count_of(session.connection) >= self._reservations_max:
+            limit = self._reservations_max
+            raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
+        own = session.own
+        reservation, states, offsets, generations = self._directory.reserve(
+            own.id, own.size_class, parent, keys, now_ns
+        )
+        reserved = states.count(SaveState.RESERVED)
+        if may_wait and SaveState.NOT_READY in states and self._directory.is_behind():
+            self._directory.end_reservation(reservation, now_ns)
+            return None
+        if reserved:
+            layers = own.layout.layers
+            self._reservations.add(
+                ReservationId(reservation), session.connection, chunks=reserved, layers=layers, now_ns=now_ns
+            )
+        else:
+            assert not reservation
+        return Places(reservation, states, offsets, generations)
+
+    def commit(self, session: EngineSession, reservation_id: int, checksums: bytes, now_ns: int) -> bytes:
+        """Publish the next chunks of a reservation; a state for each. Raises ProtocolError for counts that do not fit."""
+        chunk_checksum_bytes = CHECKSUM_BYTES * session.own.layout.layers
+        count, rest = divmod(len(checksums), chunk_checksum_bytes)
+        if rest or not count:
+            raise ProtocolError(f"checksums have {len(checksums)} bytes, expected a multiple of {chunk_checksum_bytes}")
+        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        if reservation is None:
+            return bytes([SaveState.EXPIRED]) * count
+        if reservation.committed + count > reservation.chunks:
+            raise ProtocolError(f"commit of {reservation.committed + count} chunks, {reservation.chunks} are reserved")
+        self.expire(now_ns)
+        if reservation.is_expired:
+            return bytes([SaveState.EXPIRED]) * count
+        states = self._directory.commit(reservation_id, reservation.committed, checksums)
+        reservation.committed += count
+        if reservation.committed == reservation.chunks:
+            self._end(reservation, now_ns)
+        return states
+
+    def end(self, session: EngineSession, reservation_id: int, now_ns: int) -> None:
+        """Give up what was not committed; its writer has said that it writes no more."""
+        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        if reservation is not None:
+            self._end(reservation, now_ns)
+
+    def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
+        """End every reservation of a connection."""
+        for reservation in self._reservations.of_owner(connection):
+            self._end(reservation, now_ns)
+
+    def expire(self, now_ns: int) -> None:
+        """Take what has outlived its time out of sight; its slots wait for their writer's word."""
+        for reservation in self._reservations.expire(now_ns):
+            self._directory.expire_reservation(reservation.id, now_ns)
+            self.expired_reservations += 1
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        return self._reservations.verify()
+
+    def _end(self, reservation: Reservation, now_ns: int) -> None:
+        self._directory.end_reservation(reservation.id, now_ns)
+        self._reservations.end(reservation)
