@@ -6,6 +6,7 @@ but Refused the connection is unusable and must be closed: an answer may still b
 
 import array
 import socket
+import struct
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -16,6 +17,9 @@ from kvpool.protocol import messages as m
 
 Answer = TypeVar("Answer")
 _FDS_EXPECTED = 2
+_BUFFER_BYTES = 64 << 10
+_TIMEVAL = struct.Struct("ll")
+_TIMEOUT_S_MIN = 1e-3
 
 
 class BlockingConnection:
@@ -25,11 +29,13 @@ class BlockingConnection:
         """Raises DaemonUnreachable, Refused or ProtocolError; then nothing is left open."""
         self._timeout_s = timeout_s
         self._sequence = 0
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._waits_s = 0.0
         self.fds: list[int] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         deadline = Deadline(timeout_s)
         try:
-            self._socket.settimeout(timeout_s)
+            self._wait_at_most(timeout_s)
             self._socket.connect(path)
             self._socket.sendall(m.encode(hello, 0))
             self.welcome = self._receive_welcome(deadline)
@@ -67,11 +73,12 @@ class BlockingConnection:
     def call(self, request: object, answer: type[Answer], timeout_s: float | None = None) -> Answer:
         """One round trip. Raises Refused, DaemonUnreachable (also when time runs out) or ProtocolError."""
         self._sequence += 1
-        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        deadline = Deadline(limit_s)
         try:
-            self._socket.settimeout(max(deadline.remaining_s(), 1e-3))
+            self._wait_at_most(limit_s)
             self._socket.sendall(m.encode(request, self._sequence))
-            kind, sequence, values = frames.decode(self._receive_body(deadline))
+            kind, sequence, values = self._receive(0, deadline)
         except OSError as error:
             raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
         return _expect(answer, kind, sequence, values, self._sequence)
@@ -95,42 +102,57 @@ class BlockingConnection:
         return self.call(m.Check(deep), m.Report, timeout_s).values
 
     def _receive_welcome(self, deadline: Deadline) -> m.Welcome:
-        self._socket.settimeout(max(deadline.remaining_s(), 1e-3))
         ancillary_bytes = socket.CMSG_SPACE(_FDS_EXPECTED * array.array("i").itemsize)
-        data, ancillary, _, _ = self._socket.recvmsg(65536, ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
+        got, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                 self.fds.extend(received)
-        if not data:
+        if not got:
             raise DaemonUnreachable("the daemon closed the connection during the handshake")
-        kind_of, sequence, values = frames.decode(self._receive_body(deadline, data))
-        return _expect(m.Welcome, kind_of, sequence, values, 0)
+        return _expect(m.Welcome, *self._receive(got, deadline), 0)
 
-    def _receive_body(self, deadline: Deadline, head: bytes = b"") -> bytes:
-        buffer = bytearray(head)
+    def _receive(self, got: int, deadline: Deadline) -> tuple[int, int, list[object]]:
+        """The next frame, of which `got` bytes are in the buffer already. Copies per byte: those of decoding."""
         needed = frames.LENGTH.size
-        has_length = False
-        while True:
-            if not has_length and len(buffer) >= frames.LENGTH.size:
-                (length,) = frames.LENGTH.unpack_from(buffer)
+        while got < needed or needed == frames.LENGTH.size:
+            if got >= frames.LENGTH.size:
+                (length,) = frames.LENGTH.unpack_from(self._buffer)
                 frames.check_length(length)
-                needed += length
-                has_length = True
-            if has_length and len(buffer) >= needed:
-                break
-            remaining_s = deadline.remaining_s()
-            if remaining_s <= 0.0:
-                raise DaemonUnreachable("the daemon did not answer in time")
-            self._socket.settimeout(remaining_s)
-            data = self._socket.recv(max(65536, needed - len(buffer)))
-            if not data:
-                raise DaemonUnreachable("the daemon closed the connection")
-            buffer += data
-        if len(buffer) != needed:
-            raise ProtocolError(f"answer is followed by {len(buffer) - needed} bytes that nobody asked for")
-        return bytes(memoryview(buffer)[frames.LENGTH.size :])
+                needed = frames.LENGTH.size + length
+                if needed > len(self._buffer):
+                    self._buffer.extend(bytes(needed - len(self._buffer)))
+            if got < needed:
+                got += self._receive_some(got, deadline)
+        if got != needed:
+            raise ProtocolError(f"answer is followed by {got - needed} bytes that nobody asked for")
+        with memoryview(self._buffer) as view:
+            return frames.decode(view[frames.LENGTH.size : needed])
+
+    def _receive_some(self, got: int, deadline: Deadline) -> int:
+        if got:
+            self._wait_at_most(deadline.remaining_s())
+        try:
+            with memoryview(self._buffer) as view:
+                received = self._socket.recv_into(view[got:])
+        except BlockingIOError as error:
+            raise DaemonUnreachable("the daemon did not answer in time") from error
+        if not received:
+            raise DaemonUnreachable("the daemon closed the connection")
+        if got and deadline.has_passed():
+            raise DaemonUnreachable("the daemon did not answer in time")
+        return received
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """Bound each send and receive from now on, in the kernel: a socket in Python's timeout mode polls before each."""
+        bound_s = max(seconds, _TIMEOUT_S_MIN)
+        if bound_s != self._waits_s:
+            whole = int(bound_s)
+            timeval = _TIMEVAL.pack(whole, int((bound_s - whole) * 1e6))
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, timeval)
+            self._waits_s = bound_s
 
 
 def _expect(answer: type[Answer], kind: int, sequence: int, values: list[object], expected_sequence: int) -> Answer:

@@ -73,6 +73,12 @@ class FrameReader:
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, list[object]]]:
         """The complete frames after `data` has arrived. Raises ProtocolError at the first bad one."""
+        if not self._buffer and len(data) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(data)
+            if len(data) == LENGTH.size + length:  # the usual case: a request at a time, whole
+                check_length(length)
+                yield decode(memoryview(data)[LENGTH.size :])
+                return
         self._buffer += data
         start = 0
         while len(self._buffer) - start >= LENGTH.size:
