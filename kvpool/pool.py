@@ -133,6 +133,15 @@ class Pool:
         m.check_keys(keys, ranks=len(session.namespaces))
         return self._leased(self._reading.acquire(session, keys, self._clock.now_ns()))
 
+    def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int) -> m.Leased:
+        """Lease whole prefixes by their last keys."""
+        ranks = len(session.namespaces)
+        if len(leaves) != ranks * KEY_BYTES:
+            raise ProtocolError(f"leaves column has {len(leaves)} bytes, expected {ranks * KEY_BYTES}")
+        if not 0 < chunks * ranks <= m.KEYS_MAX:
+            raise ProtocolError(f"chunks is {chunks}, expected 1..{m.KEYS_MAX // ranks}")
+        return self._leased(self._reading.acquire_leaves(session, leaves, chunks, self._clock.now_ns()))
+
     def release(self, session: EngineSession, lease: int) -> m.Done:
         """End a lease."""
         self._reading.release(session, lease, self._clock.now_ns())

@@ -151,15 +151,23 @@ class Pool:
         return Hit(chunks, chunks * self.layout.chunk_tokens, tiers, keys)
 
     def acquire(self, hit: Hit) -> Lease:
-        """Lease a hit's chunks, or the longest prefix of them that is still there. One round trip; none for an empty hit."""
+        """Lease a hit's chunks, or the longest prefix of them that is still there.
+
+        One round trip; none for an empty hit, a second one where some of the hit has gone since the lookup.
+        """
         if not isinstance(hit, Hit):
             raise InvalidArgument(f"hit is {type(hit).__name__}, expected what lookup answered")
         session = self._link.session
         chunks = min(hit.chunks, m.KEYS_MAX // len(self.layout.ranks))
         if session is None or not chunks:
             return self._lease(None, _NO_LEASE)
-        keys = b"".join(column[: chunks * KEY_BYTES] for column in hit.keys.columns())
-        return self._ask_for_lease(session, m.Acquire(keys))
+        columns = hit.keys.columns()
+        end = chunks * KEY_BYTES
+        leaves = b"".join(column[end - KEY_BYTES : end] for column in columns)
+        lease = self._ask_for_lease(session, m.AcquireLeaves(leaves, chunks))
+        if lease.chunks or not session.is_alive:
+            return lease
+        return self._ask_for_lease(session, m.Acquire(b"".join(column[:end] for column in columns)))
 
     def claim(self, ticket: bytes) -> Lease:
         """The lease that a ticket stands for, once on each rank. A used, expired or forged ticket gives an empty lease."""
@@ -278,7 +286,7 @@ class Pool:
             on_end=self._load_ended,
         )
 
-    def _ask_for_lease(self, session: Session, request: m.Acquire | m.Claim) -> Lease:
+    def _ask_for_lease(self, session: Session, request: m.Acquire | m.AcquireLeaves | m.Claim) -> Lease:
         try:
             leased = session.call(request, m.Leased)
         except KVPoolError as error:

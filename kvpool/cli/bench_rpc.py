@@ -17,7 +17,7 @@ from kvpool.cli.bench_lookup import LAYOUT, TOKENS, store_zeros
 from kvpool.cli.bench_measure import cpu_seconds, latencies, median, timed_s
 
 ACQUIRE_BAR_US = 100
-REQUEST_BYTES = 512 * 32
+REQUEST_BYTES = 32 + 16
 ANSWER_BYTES = 512 * 17
 ECHO = f"""
 import socket, sys

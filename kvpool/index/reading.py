@@ -65,12 +65,13 @@ class Reading:
     def acquire(self, session: EngineSession, keys: bytes, now_ns: int) -> Grant:
         """Lease the longest present prefix of `keys`, on every rank of the session. Raises Refused."""
         self._check_room(session)
-        namespaces = [namespace.id for namespace in session.namespaces.values()]
-        chunks, holds = self._directory.acquire_ranks(namespaces, keys)
-        if not chunks:
-            return NOTHING
-        by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
-        return self._grant(session, chunks, by_rank, now_ns)
+        return self._grant_acquired(session, *self._directory.acquire_ranks(session.namespace_ids, keys), now_ns)
+
+    def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int, now_ns: int) -> Grant:
+        """Lease the `chunks` chunks that end in `leaves`, one key for each rank: all of them or nothing. Raises Refused."""
+        self._check_room(session)
+        acquired = self._directory.acquire_leaves(session.namespace_ids, leaves, chunks)
+        return self._grant_acquired(session, *acquired, now_ns)
 
     def release(self, session: EngineSession, lease: int, now_ns: int) -> None:
         """End a lease; nothing where it had ended before."""
@@ -114,6 +115,12 @@ class Reading:
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
         return self._leases.verify()
+
+    def _grant_acquired(self, session: EngineSession, chunks: int, holds: list[int], now_ns: int) -> Grant:
+        if not chunks:
+            return NOTHING
+        by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
+        return self._grant(session, chunks, by_rank, now_ns)
 
     def _grant(self, session: EngineSession, chunks: int, holds: dict[int, HoldId], now_ns: int) -> Grant:
         lease = self._leases.grant(session.connection, chunks, holds, now_ns)

@@ -25,6 +25,11 @@ class EngineSession:
         return self.namespaces[self.layout.rank]
 
     @property
+    def namespace_ids(self) -> list[int]:
+        """The directory's number of each rank's namespace, by rank."""
+        return [namespace.id for namespace in self.namespaces.values()]
+
+    @property
     def identity(self) -> tuple[str, bytes]:
         """Model and layout but for the rank: what a ticket's issuer and claimer must share."""
         return self.model, self.layout.for_rank(0).fingerprint()

@@ -73,6 +73,18 @@ class Acquire:
 
 
 @dataclass(frozen=True, slots=True)
+class AcquireLeaves:
+    """Lease the `chunks` chunks that end in `leaves`, a key for each rank. Answered by Leased: all of them or nothing.
+
+    A chunk key names its whole prefix, so 32 bytes stand for it; when it is not whole any more, Acquire finds the rest.
+    """
+
+    KIND: ClassVar[int] = 17
+    leaves: bytes
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leased:
     """What was leased. `lease` 0: nothing. A scheduler's lease carries no offsets."""
 

@@ -26,6 +26,7 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
     return _by_kind(
         {
             m.Acquire: lambda request: pool.acquire(session, request.keys),
+            m.AcquireLeaves: lambda request: pool.acquire_leaves(session, request.leaves, request.chunks),
             m.Release: lambda request: pool.release(session, request.lease),
             m.Renew: lambda request: pool.renew(session, request.leases),
             m.IssueTicket: lambda request: pool.issue_ticket(session, request.lease),

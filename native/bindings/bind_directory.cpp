@@ -68,22 +68,35 @@ Directory* make_directory(std::shared_ptr<Mapping> arena, std::shared_ptr<Mappin
   return new Directory(std::move(arena), std::move(index), geometry, static_cast<const uint8_t*>(epoch.data()));
 }
 
+std::vector<NamespaceId> known_namespaces(const Directory& directory, const std::vector<uint32_t>& owners) {
+  std::vector<NamespaceId> ids;
+  for (const uint32_t owner : owners) {
+    ids.push_back(known_namespace(directory, owner));
+  }
+  return ids;
+}
+
+nb::tuple held_chunks(const std::vector<Hold>& holds) {
+  std::vector<HoldId> ids;
+  for (const Hold& hold : holds) {
+    ids.push_back(hold.id);
+  }
+  return nb::make_tuple(holds.front().chunks, ids);
+}
+
 nb::tuple acquire_ranks(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& keys) {
   if (owners.empty() || keys.size() % (owners.size() * KEY_BYTES) != 0) {
     throw nb::value_error("keys must be 32 bytes for each chunk of each rank");
   }
   const size_t n = keys.size() / (owners.size() * KEY_BYTES);
-  std::vector<NamespaceId> ids;
-  for (const uint32_t owner : owners) {
-    ids.push_back(known_namespace(directory, owner));
+  return held_chunks(directory.acquire_ranks(known_namespaces(directory, owners), packed_keys(keys), n));
+}
+
+nb::tuple acquire_leaves(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t n) {
+  if (owners.empty() || leaves.size() != owners.size() * KEY_BYTES) {
+    throw nb::value_error("leaves must be one key of 32 bytes for each rank");
   }
-  std::vector<HoldId> holds;
-  size_t chunks = 0;
-  for (const Hold& hold : directory.acquire_ranks(ids, packed_keys(keys), n)) {
-    holds.push_back(hold.id);
-    chunks = hold.chunks;
-  }
-  return nb::make_tuple(chunks, holds);
+  return held_chunks(directory.acquire_leaves(known_namespaces(directory, owners), packed_keys(leaves), n));
 }
 
 nb::tuple reserve(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
@@ -196,6 +209,9 @@ void bind_holds(nb::class_<Directory>& directory) {
           "namespace"_a, "keys"_a, "(chunks, hold) of the longest stored prefix; (0, 0) where there is none.")
       .def("acquire_ranks", &acquire_ranks, "namespaces"_a, "keys"_a,
            "(chunks, holds): one hold per rank, all of the shortest prefix; keys of one rank after those of another.")
+      .def("acquire_leaves", &acquire_leaves, "namespaces"_a, "leaves"_a, "chunks"_a,
+           "The same as acquire_ranks for the prefixes of `chunks` chunks that end in `leaves`, one key for each rank; "
+           "chunks is 0 and so are the holds unless all of them are stored whole.")
       .def(
           "duplicate",
           [](Directory& self, HoldId hold) {

@@ -109,6 +109,34 @@ std::vector<Hold> Directory::acquire_ranks(const std::vector<NamespaceId>& owner
   return holds;
 }
 
+std::vector<RecordId> Directory::whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const {
+  const auto entry = table_.find(ChunkKey::from_bytes(leaf));
+  std::vector<RecordId> chain;
+  if (entry && entry->tiers != 0 && records_[entry->record].owner == owner) {
+    chain.reserve(n);
+    append_chain(entry->record, chain);
+  }
+  if (chain.size() != n) {
+    chain.clear();
+  }
+  return chain;
+}
+
+std::vector<Hold> Directory::acquire_leaves(const std::vector<NamespaceId>& owners, const uint8_t* leaves, size_t n) {
+  std::vector<std::vector<RecordId>> ranks;
+  for (size_t rank = 0; rank < owners.size(); ++rank) {
+    ranks.push_back(whole_chain(owners[rank], leaves + rank * KEY_BYTES, n));
+    if (ranks.back().empty()) {
+      return std::vector<Hold>(owners.size());
+    }
+  }
+  std::vector<Hold> holds;
+  for (std::vector<RecordId>& records : ranks) {
+    holds.push_back(make_hold(std::move(records)));
+  }
+  return holds;
+}
+
 std::optional<Hold> Directory::duplicate(HoldId hold) {
   const auto found = holds_.find(hold);
   if (found == holds_.end()) {

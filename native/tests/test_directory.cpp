@@ -115,6 +115,28 @@ TEST(ranks_are_cut_to_their_common_prefix) {
   EXPECT(pool.is_sound());
 }
 
+TEST(a_leaf_stands_for_its_whole_prefix_or_for_nothing) {
+  Pool pool(20 * CHUNK);
+  const NamespaceId other = pool.directory.add_namespace();
+  EXPECT(pool.store({1, 2, 3}) == 3);
+  const auto made = pool.directory.reserve(other, pool.small, std::nullopt, pack({11, 12, 13}).data(), 3, 1);
+  const auto both = [&](uint64_t first, uint64_t second, size_t n) {
+    return pool.directory.acquire_leaves({pool.owner, other}, pack({first, second}).data(), n);
+  };
+  EXPECT(both(3, 13, 3)[0].id == 0);  // the other's are just being written
+  EXPECT(pool.commit(made, 0, 3).size() == 3);
+  const auto holds = both(3, 13, 3);
+  EXPECT(holds[0].chunks == 3);
+  EXPECT(holds[1].chunks == 3);
+  EXPECT(pool.directory.columns(holds[1].id)->generations[0] == made.generations[0]);
+  EXPECT(both(2, 12, 3)[0].id == 0);   // not that long
+  EXPECT(both(3, 13, 2)[1].id == 0);   // longer
+  EXPECT(both(3, 3, 3)[1].id == 0);    // another namespace's
+  EXPECT(both(3, 99, 3)[0].id == 0);   // not stored
+  EXPECT(pool.directory.stats().holds == 2);
+  EXPECT(pool.is_sound());
+}
+
 TEST(expired_reservation_keeps_its_slots_until_it_ends) {
   Pool pool(4 * CHUNK);
   const Reservation made = pool.reserve({1, 2, 3, 4});

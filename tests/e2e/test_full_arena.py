@@ -40,6 +40,20 @@ def test_leaves_are_evicted_before_their_parents(start_daemon: Callable[..., Dae
         assert pool.lookup(keys).chunks == CHUNKS - 5
 
 
+def test_a_hit_that_has_shrunk_since_is_leased_as_far_as_it_goes(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(dram__capacity=CAPACITY)
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHUNKS * 32))
+        store(pool, keys)
+        hit = pool.lookup(keys)
+        store(pool, pool.keys(tokens_of(2, 5 * 32)))
+        with pool.acquire(hit) as lease:
+            assert (hit.chunks, lease.chunks) == (CHUNKS, CHUNKS - 5)
+            into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
+            assert_right_bytes(keys, SMALL, pool.load(lease, into=into).wait(), into)
+    assert daemon.problems() == []
+
+
 def test_a_save_into_an_arena_that_is_all_leased_is_declined(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__capacity=CAPACITY)
     with daemon.connect() as pool:

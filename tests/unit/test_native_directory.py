@@ -286,6 +286,18 @@ def test_ranks_are_held_together() -> None:
     store.verify()
 
 
+def test_a_leaf_stands_for_its_whole_prefix() -> None:
+    store = Store(20 * CHUNK)
+    store.store([1, 2, 3])
+    chunks, holds = store.directory.acquire_leaves([store.namespace], key(3), 3)
+    assert (chunks, len(store.directory.columns(holds[0])[2])) == (3, 3)
+    assert store.directory.acquire_leaves([store.namespace], key(3), 2) == (0, [0])
+    assert store.directory.acquire_leaves([store.namespace], key(4), 3) == (0, [0])
+    with pytest.raises(ValueError, match="one key"):
+        store.directory.acquire_leaves([store.namespace], key(3) * 2, 3)
+    store.verify()
+
+
 def test_dropped_chunk_reads_as_gone_and_leaves_when_let_go() -> None:
     store = Store(8 * CHUNK)
     store.store([1, 2, 3])

@@ -139,6 +139,10 @@ class Directory {
   // The same for several ranks at once: keys of all ranks one after the other, n each, every hold cut to the
   // shortest prefix. Nothing is held where that is empty.
   [[nodiscard]] std::vector<Hold> acquire_ranks(const std::vector<NamespaceId>& owners, const uint8_t* keys, size_t n);
+  // The same by the last key of each rank alone, which names its whole prefix: nothing is held unless all of it is
+  // stored and has `n` chunks on every rank. `leaves`: one packed key for each rank.
+  [[nodiscard]] std::vector<Hold> acquire_leaves(const std::vector<NamespaceId>& owners, const uint8_t* leaves,
+                                                 size_t n);
   [[nodiscard]] std::optional<Hold> duplicate(HoldId hold);
   [[nodiscard]] std::optional<Columns> columns(HoldId hold) const;
   // The key of the chunk at a position of a hold; nothing where there is none.
@@ -214,6 +218,7 @@ class Directory {
   void add_hold(RecordId id) noexcept;
   void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
   void append_chain(RecordId leaf, std::vector<RecordId>& records) const;
+  [[nodiscard]] std::vector<RecordId> whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const;
 
   // directory_reserve.cpp
   [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
