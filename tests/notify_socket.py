@@ -1,5 +1,6 @@
 """A service manager's end of sd_notify: a datagram socket that keeps what it is told, in order."""
 
+import select
 import socket
 from pathlib import Path
 
@@ -26,12 +27,10 @@ class NotifySocket:
     def take(self) -> list[list[str]]:
         """What has arrived since the last look."""
         fresh = []
-        while True:
-            try:
-                fresh.append(self._socket.recv(65536).decode().splitlines())
-            except BlockingIOError:
-                self.told += fresh
-                return fresh
+        while select.select([self._socket], [], [], 0)[0]:
+            fresh.append(self._socket.recv(65536).decode().splitlines())
+        self.told += fresh
+        return fresh
 
     def count(self, line: str) -> int:
         """How often `line` has been told so far."""

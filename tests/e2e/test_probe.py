@@ -119,9 +119,7 @@ def test_a_wrong_byte_or_answer_is_found(
     assert daemon.problems() == []
 
 
-def test_a_full_pool_is_not_broken(
-    start_daemon: Callable[..., Daemon], make_probe: Callable[[Daemon], Probe]
-) -> None:
+def test_a_full_pool_is_not_broken(start_daemon: Callable[..., Daemon], make_probe: Callable[[Daemon], Probe]) -> None:
     chunks = 24
     capacity = chunks * SMALL.chunk_bytes + PROBE_LAYOUT.chunk_bytes
     daemon = start_daemon(dram__capacity=f"{capacity}B")
