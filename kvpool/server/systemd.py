@@ -3,7 +3,7 @@
 Without that variable nothing is sent and nothing is watched. A message that cannot be delivered is counted and logged
 once: the daemon serves engines whether or not somebody watches it. No library is needed for one datagram.
 
-Any thread may call it; each call opens, sends and closes.
+Any thread may call it; each call opens, sends and closes, and blocks for at most SEND_TIMEOUT_S.
 """
 
 import logging
@@ -54,8 +54,10 @@ class ServiceManager:
         message = "\n".join(line.replace("\n", " ") for line in assignments).encode()
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                # Connected, because only then the wait for room in the manager's queue is a wait.
                 sender.settimeout(SEND_TIMEOUT_S)
-                sender.sendto(message, self._address)
+                sender.connect(self._address)
+                sender.send(message)
         except OSError as error:
             self._unsent += 1
             level = logging.WARNING if self._unsent == 1 else logging.DEBUG

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,20 @@ def test_a_manager_that_has_gone_is_mentioned_once(tmp_path: Path, caplog: pytes
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "cannot be told READY=1" in warnings[0].getMessage()
+
+
+def test_a_manager_that_does_not_read_costs_a_short_wait_and_no_work(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with NotifySocket(str(tmp_path / "notify")) as socket:
+        manager = ServiceManager({"NOTIFY_SOCKET": socket.address})
+        sent = 0
+        while not caplog.records:
+            before_s = time.thread_time()
+            manager.alive()
+            used_s = time.thread_time() - before_s
+            sent += 1
+            assert sent < 10_000
+        assert used_s < 0.05, "it spins while the queue is full"
+        assert "cannot be told WATCHDOG=1" in caplog.text
+        assert len(socket.take()) == sent - 1
