@@ -121,17 +121,18 @@ def test_sigterm_says_stopping_and_ends_with_0(manager: NotifySocket, daemon: Da
     assert daemon.stop() == 0
     manager.take()
     assert manager.count("STOPPING=1") == 1
-    assert any(line.startswith("STATUS=draining") for line in manager.told[-1] + manager.told[-2])
+    assert ["STOPPING=1", "STATUS=draining: saves under way may still be committed"] in manager.told
     assert "unhealthy" not in daemon.log()
 
 
 def test_the_watchdog_hears_of_each_probe_and_the_pool_keeps_one_chunk(manager: NotifySocket, daemon: Daemon) -> None:
     manager.wait_for("WATCHDOG=1", times=8)
-    wait_until(lambda: daemon.stats()["dram.chunks"] == 1, "the chunks of older probes go")
+    # Between two steps of a probe there may be two chunks, or no lease.
+    expected = {"dram.chunks": 1, "leases": 1, "namespaces": 1, "evicted_chunks": 0, "dropped_chunks": 0}
+    wait_until(lambda: expected.items() <= daemon.stats().items(), "one chunk is kept, those of older probes go")
     stats = daemon.stats()
     assert int(stats["stored_chunks"]) >= 8
     assert int(stats["dram.segments"]) - int(stats["dram.segments_free"]) == 1
-    assert (stats["leases"], stats["namespaces"], stats["evicted_chunks"], stats["dropped_chunks"]) == (1, 1, 0, 0)
     with daemon.admin() as admin:
         info = admin.info()
     assert (info["health"], info["problems"]) == ("ready", [])
@@ -148,6 +149,11 @@ def test_without_a_manager_nothing_is_probed(daemon: Daemon) -> None:
     stats = daemon.stats()
     assert (stats["connections"], stats["stored_chunks"]) == (1, 0)
     assert "self-probe off" in daemon.log()
+
+
+def _has_status(manager: NotifySocket, beginning: str) -> bool:
+    manager.take()
+    return any(line.startswith(beginning) for lines in manager.told for line in lines)
 
 
 def _assert_silence(manager: NotifySocket) -> None:
@@ -171,9 +177,7 @@ def test_a_control_thread_that_hangs_silences_the_watchdog(
     manager.wait_for("WATCHDOG=1")
     service.signal(signal.SIGUSR1)
     _assert_silence(manager)
-    wait_until(lambda: "unhealthy" in service.log(), "the failed probe is logged")
-    manager.take()
-    assert any(line.startswith("STATUS=unhealthy: self-probe: ") for lines in manager.told for line in lines)
+    wait_until(lambda: _has_status(manager, "STATUS=unhealthy: self-probe: "), "the failed probe is told")
     service.signal(signal.SIGUSR2)
     manager.wait_for("WATCHDOG=1", times=3)
     assert (service.log().count("unhealthy"), service.log().count("healthy again")) == (1, 1)
