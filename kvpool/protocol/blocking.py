@@ -5,6 +5,7 @@ but Refused the connection is unusable and must be closed: an answer may still b
 """
 
 import array
+import contextlib
 import socket
 from types import TracebackType
 from typing import Any, TypeVar
@@ -31,7 +32,8 @@ class BlockingConnection:
         try:
             self._socket.settimeout(timeout_s)
             self._socket.connect(path)
-            self._socket.sendall(m.encode(hello, 0))
+            with contextlib.suppress(BrokenPipeError):  # refused unread, as a full daemon does: its reason can be read
+                self._socket.sendall(m.encode(hello, 0))
             self.welcome = self._receive_welcome(deadline)
         except OSError as error:
             self.close()
