@@ -6,12 +6,15 @@ BIN := $(VENV)/bin
 # Everything the installed package is made of: a change installs it anew.
 SOURCES := $(shell find kvpool client native pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 TORCH ?= torch==2.13.0
+# Where install-service puts its files (empty: this machine), and the daemon that the service runs.
+DESTDIR ?=
+KVPOOLD ?=
 CMAKE = $(BIN)/cmake --no-warn-unused-cli -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client"
 
-.PHONY: help setup demo test test-native test-sanitizers check lint native bench clean
+.PHONY: help setup demo test test-native test-sanitizers check lint native bench clean install-service uninstall-service
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +24,8 @@ help:
 	@echo "make bench            measure, against memcpy and sockets of the same run (bench-results/bench.json)"
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
 	@echo "make native           build the native module into $(VENV) for development"
+	@echo "make install-service [KVPOOLD=/opt/kvpool/bin/kvpoold] [DESTDIR=DIR]   the systemd service; starts nothing"
+	@echo "make uninstall-service [DESTDIR=DIR]   stops and removes the service, keeps configuration and data"
 	@echo "make clean            remove builds and $(VENV)"
 
 setup: $(VENV)/.installed
@@ -73,6 +78,12 @@ check: lint test-native
 bench: setup
 	mkdir -p bench-results
 	$(BIN)/kvpoolctl bench all --out bench-results/bench.json
+
+install-service:
+	@DESTDIR="$(DESTDIR)" scripts/install-service $(if $(KVPOOLD),--kvpoold "$(KVPOOLD)")
+
+uninstall-service:
+	@DESTDIR="$(DESTDIR)" scripts/uninstall-service
 
 clean:
 	rm -rf build $(VENV) bench-results .pytest_cache .mypy_cache .ruff_cache

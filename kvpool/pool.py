@@ -245,11 +245,20 @@ class Pool:
             }
         return total
 
+    def discard(self, key: bytes) -> None:
+        """Drop a chunk that its only user wants no more, held or not; nothing where it is gone."""
+        self._directory.discard(key)
+
+    def problems(self) -> list[str]:
+        """Background threads that have ended before their work, one line each. Any thread."""
+        problems = [] if self._workers.is_healthy else ["transfer: a thread has died"]
+        if self._prefault is not None and self._prefault.failure:
+            problems.append(f"dram: pre-faulting ended early: {self._prefault.failure}")
+        return problems
+
     def verify(self) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each) and the number of `chunks` looked at."""
-        problems = self._directory.verify() + self._reading.verify() + self._writing.verify()
-        if not self._workers.is_healthy:
-            problems.append("transfer: a thread has died")
+        problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.problems()
         expected_holds = self._reading.holds + self._integrity.holds_in_use
         found_holds = self._directory.stats()["holds"]
         if found_holds != expected_holds:

@@ -5,6 +5,7 @@ but Refused the connection is unusable and must be closed: an answer may still b
 """
 
 import array
+import contextlib
 import socket
 import struct
 from types import TracebackType
@@ -37,7 +38,8 @@ class BlockingConnection:
         try:
             self._wait_at_most(timeout_s)
             self._socket.connect(path)
-            self._socket.sendall(m.encode(hello, 0))
+            with contextlib.suppress(BrokenPipeError):  # refused unread, as a full daemon does: its reason can be read
+                self._socket.sendall(m.encode(hello, 0))
             self.welcome = self._receive_welcome(deadline)
         except OSError as error:
             self.close()

@@ -4,7 +4,7 @@
     stop_timeout──► STOPPED
 
 The socket appears with SERVING. In DRAINING new connections are refused and reservations under way may still be
-committed. Control thread only, but for the pre-fault and transfer threads that it starts and joins.
+committed. Control thread only, but for the pre-fault, transfer and self-probe threads that it starts and joins.
 """
 
 import asyncio
@@ -24,8 +24,11 @@ from kvpool.layout import Layout
 from kvpool.pool import Pool
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Connection
+from kvpool.server.health import Health
 from kvpool.server.local_socket import Admission, LocalSocket, Peer
 from kvpool.server.service import ConnectionCounts, Handlers, admin_handlers, engine_handlers
+from kvpool.server.supervision import Supervision
+from kvpool.server.systemd import ServiceManager
 from kvpool.types import ConnectionId
 from kvpool.units import format_size
 
@@ -60,14 +63,21 @@ class App:
         self._listener = listener
         try:
             self._pool = Pool(self._config, self._clock)
+            manager = ServiceManager(os.environ)
+            health = Health(self._pool.problems, self._clock, watchdog_interval_s=manager.watchdog_interval_s)
+            self._supervision = Supervision(manager, health, self._clock)
             try:
                 await self._pool.start()
                 self._catch_signals()
                 listener.start(self._admit, self._adopt, lambda: len(self._connections))
-                self._log_ready((self._clock.now_ns() - started_ns) / 1e9)
+                serving = self._describe_serving()
+                self._supervision.begin_serving(server.socket, f"serving {serving}", self._pool.discard)
+                self._log_ready(serving, (self._clock.now_ns() - started_ns) / 1e9)
                 await self._stop.wait()
+                self._supervision.begin_draining()
                 await self._drain()
             finally:
+                await self._supervision.end()
                 await self._pool.stop()
         finally:
             await listener.stop()
@@ -106,7 +116,7 @@ class App:
 
     def _handlers_of(self, connection_id: ConnectionId, hello: m.Hello) -> Handlers:
         if hello.role == m.ROLE_ADMIN:
-            return admin_handlers(self._pool, self._info(), self._counts)
+            return admin_handlers(self._pool, self._info, self._counts)
         session = self._pool.open_session(connection_id, hello.model, Layout.from_wire(hello.layout))
         return engine_handlers(self._pool, session)
 
@@ -125,7 +135,8 @@ class App:
         )
 
     def _info(self) -> dict[str, Any]:
-        return {"version": __version__, "pid": os.getpid(), "socket": self._config.server.socket}
+        process = {"version": __version__, "pid": os.getpid(), "socket": self._config.server.socket}
+        return {**process, **self._supervision.info()}
 
     def _on_closed(self, connection_id: ConnectionId) -> None:
         self._connections.pop(connection_id, None)
@@ -141,6 +152,7 @@ class App:
         deadline = Deadline(self._config.server.stop_timeout)
         while self._pool.is_busy and not deadline.has_passed():
             await asyncio.sleep(DRAIN_POLL_S)
+        await self._supervision.end()
         for connection in list(self._connections.values()):
             connection.close()
         log.info(
@@ -149,16 +161,13 @@ class App:
             (self._clock.now_ns() - started_ns) / 1e9,
         )
 
-    def _log_ready(self, seconds: float) -> None:
-        use = self._pool.page_use()
-        log.info(
-            "kvpoold %s ready in %.2f s at %s: dram %s (%s pages), transport shared memory",
-            __version__,
-            seconds,
-            self._config.server.socket,
-            format_size(self._config.dram.capacity),
-            use.mode,
-        )
+    def _describe_serving(self) -> str:
+        capacity = format_size(self._config.dram.capacity)
+        return f"at {self._config.server.socket}: dram {capacity} ({self._pool.page_use().mode} pages)"
+
+    def _log_ready(self, serving: str, seconds: float) -> None:
+        probing = self._supervision.describe_probing()
+        log.info("kvpoold %s ready in %.2f s %s, transport shared memory, %s", __version__, seconds, serving, probing)
 
 
 def _read_secret(path: str) -> bytes:

@@ -6,7 +6,7 @@ the next segment, and checks of bytes run on the transfer threads. Control threa
 
 import asyncio
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -39,11 +39,11 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
     )
 
 
-def admin_handlers(pool: Pool, info: dict[str, Any], connections: "ConnectionCounts") -> Handlers:
-    """The requests of an operator."""
+def admin_handlers(pool: Pool, info: Callable[[], dict[str, Any]], connections: "ConnectionCounts") -> Handlers:
+    """The requests of an operator. `info` is what the process knows of itself, now."""
     return _by_kind(
         {
-            m.AskInfo: lambda _: m.Report({**info, **pool.info()}),
+            m.AskInfo: lambda _: m.Report({**info(), **pool.info()}),
             m.AskStats: lambda _: m.Report(pool.stats(connections.stats())),
             m.Flush: lambda request: _flush(pool, request),
             m.Check: lambda request: _check(pool, is_deep=request.is_deep),

@@ -17,12 +17,16 @@ log = logging.getLogger(__name__)
 
 
 class Prefault:
-    """The pre-fault threads of one tier. Invariant: each segment is reported at most once."""
+    """The pre-fault threads of one tier. Invariant: each segment is reported at most once.
+
+    `failure`: why a thread ended before all was done, empty while none has.
+    """
 
     def __init__(self, tier: DramTier, threads: int, on_ready: Callable[[int], None]) -> None:
         assert threads > 0
         self._tier = tier
         self._on_ready = on_ready
+        self.failure = ""
         self._is_stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, name=f"kvpool-prefault-{number}", daemon=True)
@@ -53,4 +57,8 @@ class Prefault:
                 pass
         except OSError as error:
             # Out of memory: what has been faulted in is served, the rest is never handed out.
+            self.failure = str(error)
             log.error("pre-faulting the arena ends early: %s", error)
+        except BaseException as error:
+            self.failure = repr(error)
+            raise

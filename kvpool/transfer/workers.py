@@ -71,8 +71,9 @@ class Workers:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether every thread lives."""
-        return all(thread.is_alive() for thread in self._threads)
+        """Whether every thread lives, or has been told to end."""
+        with self._lock:
+            return self._is_stopping or all(thread.is_alive() for thread in self._threads)
 
     def submit(self, job: Job, done: Report, urgency: Urgency) -> bool:
         """Queue a job. False when the queue is full or the pool stops; then `done` is never called."""

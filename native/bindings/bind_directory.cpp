@@ -281,6 +281,9 @@ void bind_directory(nb::module_& module) {
           "drop", [](Directory& self, const nb::bytes& key) { return self.drop(one_key(key)); }, "key"_a,
           "Takes a bad chunk and its descendants out; returns how many went.")
       .def(
+          "discard", [](Directory& self, const nb::bytes& key) { return self.discard(one_key(key)); }, "key"_a,
+          "Takes a good chunk and its descendants out, counted as flushed; returns how many went.")
+      .def(
           "flush",
           [](Directory& self, std::optional<uint32_t> owner, uint64_t before_ns) {
             std::optional<NamespaceId> only;

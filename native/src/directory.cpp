@@ -179,13 +179,20 @@ RecordId Directory::oldest_idle() const noexcept {
   return oldest;
 }
 
-uint64_t Directory::drop(const ChunkKey& key) {
+uint64_t Directory::remove_named(const ChunkKey& key) noexcept {
   const auto entry = table_.find(key);
-  if (!entry || entry->tiers == 0) {
-    return 0;
-  }
-  const uint64_t removed = remove_subtree(entry->record);
+  return !entry || entry->tiers == 0 ? 0 : remove_subtree(entry->record);
+}
+
+uint64_t Directory::drop(const ChunkKey& key) {
+  const uint64_t removed = remove_named(key);
   stats_.dropped_chunks += removed;
+  return removed;
+}
+
+uint64_t Directory::discard(const ChunkKey& key) {
+  const uint64_t removed = remove_named(key);
+  stats_.flushed_chunks += removed;
   return removed;
 }
 

@@ -180,6 +180,22 @@ TEST(dropped_chunk_is_gone_at_once_and_freed_when_let_go) {
   EXPECT(pool.is_sound());
 }
 
+TEST(discarded_chunk_goes_like_a_dropped_one_and_counts_as_flushed) {
+  Pool pool(8 * CHUNK);
+  EXPECT(pool.store({1, 2}) == 2);
+  const Hold hold = pool.acquire({1});
+  EXPECT(pool.directory.discard(key_of(3)) == 0);
+  EXPECT(pool.directory.discard(key_of(1)) == 2);
+  EXPECT(pool.directory.discard(key_of(1)) == 0);
+  EXPECT(pool.lookup({1}) == 0);
+  EXPECT(pool.directory.stats().used_bytes == CHUNK);
+  EXPECT(pool.directory.release(hold.id, ++pool.now));
+  EXPECT(pool.directory.stats().used_bytes == 0);
+  EXPECT(pool.directory.stats().flushed_chunks == 2);
+  EXPECT(pool.directory.stats().dropped_chunks == 0);
+  EXPECT(pool.is_sound());
+}
+
 TEST(flush_takes_what_is_old_and_not_held) {
   Pool pool(20 * CHUNK);
   EXPECT(pool.store({1, 2, 3}) == 3);

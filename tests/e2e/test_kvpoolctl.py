@@ -22,6 +22,8 @@ def test_info_names_what_is_in_use(daemon: Daemon) -> None:
     values = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
     assert values["dram_capacity_bytes"] == 16 << 20
     assert f"epoch:{values['epoch']}\n" in plain.stdout
+    assert "\nhealth:ready\nproblems:\n" in plain.stdout
+    assert (values["health"], values["problems"]) == ("ready", [])
 
 
 def test_stats_count_what_was_stored(daemon: Daemon) -> None:

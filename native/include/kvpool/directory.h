@@ -168,6 +168,8 @@ class Directory {
   // Takes a bad chunk and all that follow it out at once; slots in use are freed when their holds end.
   // Returns how many READY chunks went; a chunk that is just being written is not dropped for its own sake.
   uint64_t drop(const ChunkKey& key);
+  // The same for a good chunk that nobody wants any more: it counts as flushed.
+  uint64_t discard(const ChunkKey& key);
   // Removes what nobody holds and was last used before `before_ns`, in one namespace or (absent) in all.
   FlushResult flush(std::optional<NamespaceId> owner, uint64_t before_ns);
 
@@ -209,6 +211,7 @@ class Directory {
   void make_zombie(RecordId id) noexcept;
   void free_slot(RecordId id) noexcept;
   uint64_t remove_subtree(RecordId top) noexcept;
+  uint64_t remove_named(const ChunkKey& key) noexcept;
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
   [[nodiscard]] RecordId oldest_idle() const noexcept;
 

@@ -1,0 +1,78 @@
+"""What a service manager is told by sd_notify: a datagram of `NAME=value` lines to the socket in NOTIFY_SOCKET.
+
+Without that variable nothing is sent and nothing is watched. A message that cannot be delivered is counted and logged
+once: the daemon serves engines whether or not somebody watches it. No library is needed for one datagram.
+
+Any thread may call it; each call opens, sends and closes, and blocks for at most SEND_TIMEOUT_S.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
+
+SEND_TIMEOUT_S = 0.1
+_US_PER_S = 1_000_000
+
+
+class ServiceManager:
+    """The manager named by an environment.
+
+    `watchdog_interval_s`: how often it wants to hear WATCHDOG=1, None where it does not watch this process.
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, pid: int | None = None) -> None:
+        self._address = _address(environment.get("NOTIFY_SOCKET", ""))
+        self._unsent = 0
+        own = os.getpid() if pid is None else pid
+        self.watchdog_interval_s = _watchdog_interval_s(environment, own) if self._address is not None else None
+
+    def __repr__(self) -> str:
+        return f"<ServiceManager {'away' if self._address is None else self._address!r}, {self._unsent} unsent>"
+
+    def ready(self, status: str) -> None:
+        """The daemon serves."""
+        self._send("READY=1", f"STATUS={status}")
+
+    def stopping(self, status: str) -> None:
+        """The daemon has begun to end."""
+        self._send("STOPPING=1", f"STATUS={status}")
+
+    def status(self, status: str) -> None:
+        """One line for people who ask the manager."""
+        self._send(f"STATUS={status}")
+
+    def alive(self) -> None:
+        """The daemon has just been seen to work; the manager's watchdog starts anew."""
+        self._send("WATCHDOG=1")
+
+    def _send(self, *assignments: str) -> None:
+        if self._address is None:
+            return
+        message = "\n".join(line.replace("\n", " ") for line in assignments).encode()
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                # Connected, because only then the wait for room in the manager's queue is a wait.
+                sender.settimeout(SEND_TIMEOUT_S)
+                sender.connect(self._address)
+                sender.send(message)
+        except OSError as error:
+            self._unsent += 1
+            level = logging.WARNING if self._unsent == 1 else logging.DEBUG
+            log.log(level, "the service manager cannot be told %s: %s", assignments[0], error)
+
+
+def _address(name: str) -> str | bytes | None:
+    """A path, or `@name` of the abstract namespace; anything else is no address that this daemon knows."""
+    if name.startswith("/"):
+        return name
+    return b"\0" + os.fsencode(name[1:]) if name.startswith("@") and len(name) > 1 else None
+
+
+def _watchdog_interval_s(environment: Mapping[str, str], pid: int) -> float | None:
+    interval, watched = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
+    if not interval.isdecimal() or int(interval) == 0 or (watched and watched != str(pid)):
+        return None
+    return int(interval) / _US_PER_S
