@@ -139,11 +139,11 @@ class BlockingConnection:
             with memoryview(self._buffer) as view:
                 received = self._socket.recv_into(view[got:])
         except BlockingIOError as error:
-            raise DaemonUnreachable("the daemon did not answer in time") from error
+            raise TimeoutError("the daemon did not answer in time") from error
         if not received:
-            raise DaemonUnreachable("the daemon closed the connection")
+            raise ConnectionResetError("the daemon closed the connection")
         if got and deadline.has_passed():
-            raise DaemonUnreachable("the daemon did not answer in time")
+            raise TimeoutError("the daemon did not answer in time")
         return received
 
     def _wait_at_most(self, seconds: float) -> None:
