@@ -30,7 +30,8 @@ ChunkTable::ChunkTable(std::shared_ptr<const Mapping> mapping, IndexShape shape,
       header_(reinterpret_cast<IndexHeader*>(mapping_->data())),
       slots_(reinterpret_cast<TableSlot*>(mapping_->data() + PAGE_BYTES)),
       generations_(reinterpret_cast<uint64_t*>(mapping_->data() + shape.generations_offset())),
-      checksums_(reinterpret_cast<uint32_t*>(mapping_->data() + shape.checksums_offset())) {
+      checksums_(reinterpret_cast<uint32_t*>(mapping_->data() + shape.checksums_offset())),
+      landings_(reinterpret_cast<uint32_t*>(mapping_->data() + shape.landings_offset())) {
   KVPOOL_CHECK(shape_.valid());
   KVPOOL_CHECK(mapping_->is_writable());
   KVPOOL_CHECK(mapping_->size() >= shape_.total_bytes());
@@ -88,7 +89,7 @@ bool ChunkTable::has_room(const ChunkKey& key) const noexcept {
 
 bool ChunkTable::insert(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
   KVPOOL_CHECK(generation != 0);
-  KVPOOL_CHECK(page.value() < shape_.page_count());
+  KVPOOL_CHECK(page.value() < shape_.page_count() || !page.valid());
   KVPOOL_DCHECK(!position_of(key));
   if (!has_room(key)) {
     return false;
@@ -106,6 +107,20 @@ bool ChunkTable::insert(const ChunkKey& key, RecordId record, uint64_t generatio
   store_release(slot.seq, seq + 2);
   store_relaxed(header_->count, ++count_);
   return true;
+}
+
+void ChunkTable::move(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
+  const auto position = position_of(key);
+  KVPOOL_CHECK(position.has_value());
+  KVPOOL_CHECK(generation != 0);
+  KVPOOL_CHECK(page.value() < shape_.page_count() || !page.valid());
+  TableSlot& slot = slots_[*position];
+  const uint32_t seq = slot.seq;
+  store_relaxed(slot.seq, seq + 1);
+  store_release(slot.record, record.value());
+  store_release(slot.generation, generation);
+  store_release(slot.page, page.value());
+  store_release(slot.seq, seq + 2);
 }
 
 void ChunkTable::set_tiers(const ChunkKey& key, uint8_t tiers) noexcept {
@@ -169,6 +184,11 @@ void ChunkTable::set_checksums(PageIndex page, const uint32_t* checksums, uint32
   }
 }
 
+void ChunkTable::set_landed(PageIndex page, uint32_t layers) noexcept {
+  KVPOOL_CHECK(page.value() < shape_.page_count());
+  store_release(landings_[page.value()], layers);
+}
+
 uint64_t ChunkTable::generation(PageIndex page) const noexcept {
   KVPOOL_CHECK(page.value() < shape_.page_count());
   return generations_[page.value()];
@@ -197,7 +217,7 @@ std::vector<std::string> ChunkTable::verify() const {
     if (!found || *found != position) {
       broken.push_back("table slot " + std::to_string(position) + " is not where its key is found");
     }
-    if (slot.page >= shape_.page_count()) {
+    if (slot.page >= shape_.page_count() && slot.page != NO_PAGE) {
       broken.push_back("table slot " + std::to_string(position) + " points outside the arena");
     }
   }

@@ -8,6 +8,12 @@
 #include "kvpool/check.h"
 
 namespace kvpool {
+namespace {
+
+// How long a thread waits for bytes on their way before it looks whether other work has come.
+constexpr double BLOCKED_WAIT_S = 1e-3;
+
+}  // namespace
 
 bool CopyQueue::add(std::shared_ptr<CopyJob> job) {
   const bool is_load = job->is_load();
@@ -23,33 +29,52 @@ bool CopyQueue::add(std::shared_ptr<CopyJob> job) {
   return true;
 }
 
-// The job to work on, which stays queued until it has nothing more to hand out; nothing when stopped.
-std::shared_ptr<CopyJob> CopyQueue::next() {
+// The job to work on, which stays queued until it has nothing more to hand out; nothing when stopped. `blocked`: how many
+// loads in a row had nothing to hand out yet; when that is all of them a save may go first.
+std::shared_ptr<CopyJob> CopyQueue::next(size_t blocked) {
   std::unique_lock guard(lock_);
   wake_.wait(guard, [this] { return stopped_ || !loads_.empty() || !saves_.empty(); });
   if (stopped_) {
     return nullptr;
   }
-  return loads_.empty() ? saves_.front() : loads_.front();
+  const bool has_ready_load = blocked < loads_.size();
+  return has_ready_load || saves_.empty() ? loads_.front() : saves_.front();
 }
 
 void CopyQueue::run() {
-  while (const std::shared_ptr<CopyJob> job = next()) {
+  size_t blocked = 0;
+  while (const std::shared_ptr<CopyJob> job = next(blocked)) {
     uint64_t copied = 0;
     do {
       copied = job->run_piece();
       bytes_copied_.fetch_add(copied, std::memory_order_relaxed);
     } while (copied > 0 && (job->is_load() || !has_load()));
-    if (copied == 0) {
-      const std::lock_guard guard(lock_);
-      auto& queue = job->is_load() ? loads_ : saves_;
-      // Another thread may have taken it out. A piece that was announced meanwhile keeps it in.
-      if (!queue.empty() && queue.front() == job && !job->has_pieces()) {
-        queue.pop_front();
-      }
-      waiting_loads_.store(loads_.size(), std::memory_order_relaxed);
+    if (copied > 0) {
+      blocked = 0;
+    } else if (retire_or_rotate(job, blocked)) {
+      job->wait_until_unblocked(BLOCKED_WAIT_S);
     }
   }
+}
+
+// Takes a job out that has nothing more to hand out, or lets the next load try. True when there is nothing to do but wait.
+bool CopyQueue::retire_or_rotate(const std::shared_ptr<CopyJob>& job, size_t& blocked) {
+  const std::lock_guard guard(lock_);
+  auto& queue = job->is_load() ? loads_ : saves_;
+  // Another thread may have taken it out. A piece that was announced meanwhile keeps it in.
+  const bool is_front = !queue.empty() && queue.front() == job;
+  if (is_front && !job->has_pieces()) {
+    queue.pop_front();
+    waiting_loads_.store(loads_.size(), std::memory_order_relaxed);
+    blocked = 0;
+    return false;
+  }
+  if (is_front && job->is_load()) {
+    queue.pop_front();
+    queue.push_back(job);
+    ++blocked;
+  }
+  return job->is_load() && blocked >= loads_.size() && saves_.empty();
 }
 
 CopyPool::CopyPool(unsigned threads) : queue_(std::make_shared<CopyQueue>()) {

@@ -197,8 +197,9 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         answers[index] = static_cast<uint8_t>(SaveState::NO_PARENT);
         continue;
       }
-      // In this order: who finds the key finds its generation, who finds the generation finds the checksums.
+      // In this order: who finds the key finds its generation, who finds the generation finds the layers and checksums.
       table_.set_checksums(record.page, checksums + index * state.layers, state.layers);
+      table_.set_landed(record.page, state.layers);
       table_.set_generation(record.page, record.generation);
       table_.set_tiers(record.key, tier_bit(Tier::DRAM));
       record.state = ChunkState::READY;

@@ -1,4 +1,9 @@
 // The readers' side of the shared index. See chunk_table.h for the layout and the argument.
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
 #include <bit>
 #include <cstring>
 
@@ -82,7 +87,8 @@ IndexView::IndexView(std::shared_ptr<const Mapping> mapping, IndexShape shape) n
       header_(reinterpret_cast<const IndexHeader*>(mapping_->data())),
       slots_(reinterpret_cast<const TableSlot*>(mapping_->data() + PAGE_BYTES)),
       generations_(reinterpret_cast<const uint64_t*>(mapping_->data() + shape.generations_offset())),
-      checksums_(reinterpret_cast<const uint32_t*>(mapping_->data() + shape.checksums_offset())) {}
+      checksums_(reinterpret_cast<const uint32_t*>(mapping_->data() + shape.checksums_offset())),
+      landings_(reinterpret_cast<const uint32_t*>(mapping_->data() + shape.landings_offset())) {}
 
 std::optional<TableEntry> IndexView::find(const ChunkKey& key) const noexcept {
   const uint64_t mask = shape_.slot_count() - 1;
@@ -133,6 +139,22 @@ uint32_t IndexView::checksum_at(uint64_t offset, uint32_t layer) const noexcept 
     return 0;
   }
   return load_acquire(checksums_[offset / PAGE_BYTES * CHECKSUMS_PER_PAGE + layer]);
+}
+
+uint32_t IndexView::landed_at(uint64_t offset) const noexcept {
+  if (offset % PAGE_BYTES != 0 || offset >= shape_.arena_bytes) {
+    return 0;
+  }
+  return load_acquire(landings_[offset / PAGE_BYTES]);
+}
+
+uint32_t IndexView::landings() const noexcept { return load_acquire(header_->landings); }
+
+void IndexView::wait_for_landing(uint32_t seen, double timeout_s) const noexcept {
+  const auto whole = static_cast<time_t>(timeout_s);
+  const timespec timeout{whole, static_cast<long>((timeout_s - static_cast<double>(whole)) * 1e9)};
+  // Waiting needs no right to write. Woken, late, interrupted or refused: the caller looks again in any case.
+  static_cast<void>(syscall(SYS_futex, &header_->landings, FUTEX_WAIT, seen, &timeout, nullptr, 0));
 }
 
 bool IndexView::covers(uint64_t offset, uint32_t layers) const noexcept {

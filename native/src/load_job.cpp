@@ -51,9 +51,14 @@ bool LoadJob::has_pieces() const {
 bool LoadJob::claim(Piece& piece) {
   const std::lock_guard guard(lock_);
   while (!cancelled_ && next_layer_ < plan_.layers) {
-    const uint64_t end = std::min(next_chunk_ + piece_chunks_, fail_at_);
-    piece = {next_layer_, next_chunk_, end > next_chunk_ ? end - next_chunk_ : 0};
-    next_chunk_ = std::max(end, next_chunk_);
+    seen_landings_ = plan_.index->landings();
+    const uint64_t wanted = std::min(next_chunk_ + piece_chunks_, fail_at_);
+    const uint64_t count = wanted > next_chunk_ ? count_landed(next_layer_, next_chunk_, wanted) : 0;
+    if (wanted > next_chunk_ && count == 0) {
+      return false;  // blocked
+    }
+    piece = {next_layer_, next_chunk_, count};
+    next_chunk_ += count;
     if (next_chunk_ >= fail_at_) {
       settle(next_layer_, next_chunk_, chunk_count_ - next_chunk_);
       if (layer_left_[next_layer_] == 0) {
@@ -71,16 +76,42 @@ bool LoadJob::claim(Piece& piece) {
   return false;
 }
 
+// How many chunks from `first` on can be dealt with: those whose layer is there, and those of which no more will come.
+uint64_t LoadJob::count_landed(uint32_t layer, uint64_t first, uint64_t end) const {
+  uint64_t chunk = first;
+  for (; chunk < end; ++chunk) {
+    const uint64_t offset = plan_.offsets[chunk];
+    const uint32_t landed = plan_.index->landed_at(offset);
+    if (landed <= layer && plan_.index->generation_at(offset) == plan_.generations[chunk]) {
+      break;
+    }
+  }
+  return chunk - first;
+}
+
+void LoadJob::wait_until_unblocked(double timeout_s) const {
+  uint32_t seen = 0;
+  {
+    const std::lock_guard guard(lock_);
+    seen = seen_landings_;
+  }
+  plan_.index->wait_for_landing(seen, timeout_s);
+}
+
 LoadReason LoadJob::copy(uint32_t layer, uint64_t chunk) const {
   const uint64_t offset = plan_.offsets[chunk];
   const uint8_t* extent = plan_.arena->data() + offset + layer * plan_.layer_bytes;
   const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
   const uint32_t crc = scatter_layer(plan_.view, layer, ids, extent);
   const uint32_t expected = plan_.index->checksum_at(offset, layer);
+  const uint32_t landed = plan_.index->landed_at(offset);
   // The bytes were read before the checksum (scatter_layer ends in a fence) and the checksum, with acquire, before the
   // generation: if that still stands, all of them were this chunk's.
   if (plan_.index->generation_at(offset) != plan_.generations[chunk]) {
     return LoadReason::GONE;
+  }
+  if ((landed & LANDING_FAILED) != 0 || landed <= layer) {
+    return LoadReason::IO;
   }
   return !plan_.verifies || crc == expected ? LoadReason::COMPLETE : LoadReason::CHECKSUM;
 }

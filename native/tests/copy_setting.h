@@ -90,6 +90,7 @@ class CopySetting {
       sums.push_back(crc32c(0, extent(chunk, layer), layer_bytes));
     }
     table->set_checksums(page(chunk), sums.data(), layers);
+    table->set_landed(page(chunk), layers);
     table->set_generation(page(chunk), chunk + 1);
   }
 

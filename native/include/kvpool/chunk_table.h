@@ -1,7 +1,7 @@
 // The shared index: a hash table of chunks in a memfd, written by the daemon alone, probed by every client.
 //
-// What it is: key -> (generation, place, tiers), one generation word per arena page and one CRC-32C per layer of a
-// slot. What it is not: a right to anything. A hit is a hint that carries a generation; who copied bytes checks
+// What it is: key -> (generation, place, tiers), one generation word and one landing word per arena page, and one CRC-32C
+// per layer of a slot. What it is not: a right to anything. A hit is a hint that carries a generation; who copied bytes checks
 // afterwards that `generation_at` still says the same.
 //
 // Layout of the region, little endian:
@@ -10,6 +10,7 @@
 //   4096          TableSlot[2^table_log2], one cache line each
 //   then          u64 generations[pages]    generation of the chunk whose slot starts at that page; 0: do not read
 //   then          u32 checksums[4 * pages]  layer l of the slot at page p is word 4*p + l
+//   then          u32 landings[pages]       layers in place of the slot that starts there; LANDING_FAILED: no more come
 //
 // Table: linear probing from the key's home, at most MAX_PROBE slots, load at most 1/2, erase by backward shift, so
 // there are no tombstones and no empty slot lies between a key and its home.
@@ -22,6 +23,9 @@
 //      moment a key that is not itself being inserted or erased therefore stands whole in at least one slot. A
 //      reader that found nothing looks at `moves`: if it changed, or a slot was in flux, it looks again (at most
 //      MAX_LOOKS times; then it answers "miss", which is always allowed).
+//
+// Reading a chunk that is just being promoted: its generation word is set from the start, its landing word rises layer by
+// layer after the layer's bytes and checksum are there, and `header.landings` with it, which readers wait on (futex).
 //
 // Threads: ChunkTable is the daemon's control thread's. IndexView may be used from any thread of any process.
 #pragma once
@@ -43,6 +47,9 @@ inline constexpr uint32_t MAX_TABLE_LOG2 = 30;
 inline constexpr uint32_t MAX_PROBE = 256;
 inline constexpr uint32_t MAX_LOOKS = 64;
 inline constexpr uint32_t CHECKSUMS_PER_PAGE = 4;
+inline constexpr uint32_t LANDING_FAILED = 0x80000000U;
+// The page of an entry that is in no slot of the arena.
+inline constexpr uint32_t NO_PAGE = UINT32_MAX;
 
 struct alignas(64) IndexHeader {
   char magic[8];
@@ -53,8 +60,9 @@ struct alignas(64) IndexHeader {
   uint8_t reserved[24];
   alignas(64) uint64_t moves;  // read by every probe that misses: a line of its own
   alignas(64) uint64_t count;  // entries
+  alignas(64) uint32_t landings;  // changes whenever a landing word does
 };
-static_assert(sizeof(IndexHeader) == 192);
+static_assert(sizeof(IndexHeader) == 256);
 static_assert(sizeof(IndexHeader) <= PAGE_BYTES);
 
 struct alignas(64) TableSlot {
@@ -62,7 +70,7 @@ struct alignas(64) TableSlot {
   uint32_t record;      // the daemon's record; means nothing to a client
   uint64_t generation;  // 0: empty
   ChunkKey key;
-  uint32_t page;  // arena offset / PAGE_BYTES
+  uint32_t page;  // arena offset / PAGE_BYTES, or NO_PAGE
   uint8_t tiers;  // bit t: readable in tier t; 0: being written
   uint8_t reserved[11];
 };
@@ -81,8 +89,11 @@ struct IndexShape {
   [[nodiscard]] uint64_t checksums_offset() const noexcept {
     return round_up(generations_offset() + page_count() * sizeof(uint64_t), 64);
   }
+  [[nodiscard]] uint64_t landings_offset() const noexcept {
+    return round_up(checksums_offset() + page_count() * CHECKSUMS_PER_PAGE * sizeof(uint32_t), 64);
+  }
   [[nodiscard]] uint64_t total_bytes() const noexcept {
-    return round_up(checksums_offset() + page_count() * CHECKSUMS_PER_PAGE * sizeof(uint32_t), PAGE_BYTES);
+    return round_up(landings_offset() + page_count() * sizeof(uint32_t), PAGE_BYTES);
   }
   // The smallest table that holds `max_chunks` at half load.
   [[nodiscard]] static uint32_t table_log2_for(uint64_t max_chunks) noexcept;
@@ -116,6 +127,12 @@ class IndexView {
   // CRC-32C of a layer of the slot at `offset`; 0 outside the arena: check with `covers` beforehand.
   [[nodiscard]] uint32_t checksum_at(uint64_t offset, uint32_t layer) const noexcept;
 
+  // Layers in place of the slot at `offset`, or LANDING_FAILED; 0 outside the arena.
+  [[nodiscard]] uint32_t landed_at(uint64_t offset) const noexcept;
+  [[nodiscard]] uint32_t landings() const noexcept;
+  // Until `landings` is no longer `seen`, or the time is over. May return early.
+  void wait_for_landing(uint32_t seen, double timeout_s) const noexcept;
+
   // Whether a slot at `offset` with `layers` layers has its words inside the index.
   [[nodiscard]] bool covers(uint64_t offset, uint32_t layers) const noexcept;
 
@@ -132,6 +149,7 @@ class IndexView {
   const TableSlot* const slots_;
   const uint64_t* const generations_;
   const uint32_t* const checksums_;
+  const uint32_t* const landings_;
 };
 
 // The writer. Control thread only.
@@ -150,17 +168,20 @@ class ChunkTable {
   // Whether insert would take the key: in reach, and below half load.
   [[nodiscard]] bool has_room(const ChunkKey& key) const noexcept;
 
-  // Adds a key with tiers = 0. Returns false, and does nothing, where `has_room` is false.
+  // Adds a key with tiers = 0; `page` unset where it is in no slot. Returns false, and does nothing, where `has_room` is false.
   // REQUIRES: the key is absent; generation != 0.
   [[nodiscard]] bool insert(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept;
 
-  // REQUIRES: the key is present.
+  // REQUIRES: the key is present. `move` gives its chunk another place and generation, its tiers stay.
+  void move(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept;
   void set_tiers(const ChunkKey& key, uint8_t tiers) noexcept;
   void erase(const ChunkKey& key) noexcept;
 
   // The words of a slot. A generation word is stored with release, after the slot's bytes and checksums.
   void set_generation(PageIndex page, uint64_t generation) noexcept;
   void set_checksums(PageIndex page, const uint32_t* checksums, uint32_t layers) noexcept;
+  // How many layers of a slot can be read: stored with release, after their bytes and checksums.
+  void set_landed(PageIndex page, uint32_t layers) noexcept;
   [[nodiscard]] uint64_t generation(PageIndex page) const noexcept;
   [[nodiscard]] uint32_t checksum(PageIndex page, uint32_t layer) const noexcept;
 
@@ -182,6 +203,7 @@ class ChunkTable {
   TableSlot* const slots_;
   uint64_t* const generations_;
   uint32_t* const checksums_;
+  uint32_t* const landings_;
   uint64_t count_ = 0;  // equals header_->count
 };
 

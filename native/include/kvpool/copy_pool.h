@@ -2,6 +2,7 @@
 //
 // Guarantees:
 // 1. Load jobs go before save jobs; among equals the oldest goes first. A save under way yields between pieces.
+//    A load whose bytes are still on their way to the arena lets others through.
 // 2. Several threads may work on one job; a job hands out each of its pieces once.
 // 3. `stop` lets running pieces finish, cancels queued jobs and joins the threads. What comes later is cancelled at once,
 //    so nobody waits for a job that no thread will run.
@@ -31,7 +32,11 @@ class CopyJob {
 
   // Copies one piece and returns its bytes; 0 when there is none to hand out now.
   virtual uint64_t run_piece() = 0;
+  // Whether there are more to hand out, now or later.
   [[nodiscard]] virtual bool has_pieces() const = 0;
+  // Returns when a piece that was not there at the last `run_piece` may be, or the time is over.
+  // A job that can always hand out what it has need not say more.
+  virtual void wait_until_unblocked(double) const {}
   virtual void cancel() = 0;
   [[nodiscard]] virtual bool is_load() const noexcept = 0;
 
@@ -51,8 +56,9 @@ class CopyQueue {
  private:
   friend class CopyPool;
 
-  std::shared_ptr<CopyJob> next();
+  std::shared_ptr<CopyJob> next(size_t blocked);
   void run();
+  bool retire_or_rotate(const std::shared_ptr<CopyJob>& job, size_t& blocked);
   [[nodiscard]] bool has_load() const noexcept { return waiting_loads_.load(std::memory_order_relaxed) > 0; }
 
   std::mutex lock_;

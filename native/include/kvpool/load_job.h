@@ -5,7 +5,8 @@
 //
 // Pieces go layer-major: layer 0 of every chunk, then layer 1. After a layer of a chunk was copied its slot's generation
 // is read again and then its checksum compared; a chunk that fails takes the chunks behind it along. What is not said
-// to be good is not good: a chunk counts only when all of its layers were checked.
+// to be good is not good: a chunk counts only when all of its layers were checked. A chunk that is still being promoted is
+// copied as its layers land; until then the job is blocked, and its thread serves others.
 //
 // Invariant: `chunk_left_[c]` layers of chunk c and `layer_left_[l]` chunks of layer l are neither checked nor skipped.
 // Threads: any. All mutable state is guarded by `lock_`, which is not held while bytes are copied.
@@ -25,7 +26,7 @@
 namespace kvpool {
 
 // Why a load ended; the wire codes of kvpool.types.LoadReason.
-enum class LoadReason : uint8_t { COMPLETE = 0, GONE = 1, CHECKSUM = 2, CANCELLED = 3 };
+enum class LoadReason : uint8_t { COMPLETE = 0, GONE = 1, CHECKSUM = 2, CANCELLED = 3, IO = 5 };
 
 enum class LayerState : int8_t { TIMED_OUT = -1, ENDED = 0, IN_PLACE = 1 };
 
@@ -53,6 +54,7 @@ class LoadJob final : public CopyJob {
   // When it returns no byte is written any more.
   void cancel() override;
   [[nodiscard]] bool is_load() const noexcept override { return true; }
+  void wait_until_unblocked(double timeout_s) const override;
 
   [[nodiscard]] uint32_t layers() const noexcept { return plan_.layers; }
 
@@ -76,6 +78,7 @@ class LoadJob final : public CopyJob {
   };
 
   bool claim(Piece& piece);
+  [[nodiscard]] uint64_t count_landed(uint32_t layer, uint64_t first, uint64_t end) const;
   LoadReason copy(uint32_t layer, uint64_t chunk) const;
   void finish(const Piece& piece, uint64_t good, LoadReason failure);
   void settle(uint32_t layer, uint64_t first, uint64_t count);
@@ -91,6 +94,7 @@ class LoadJob final : public CopyJob {
   mutable std::condition_variable changed_;
   uint32_t next_layer_ = 0;
   uint64_t next_chunk_ = 0;
+  uint32_t seen_landings_ = 0;
   uint64_t running_ = 0;  // pieces
   uint64_t settled_ = 0;  // layers of chunks
   uint64_t fail_at_;
