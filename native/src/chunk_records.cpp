@@ -75,17 +75,38 @@ void ChunkRecords::detach(RecordId child) noexcept {
 
 void ChunkRecords::add_class() { lists_.emplace_back(); }
 
-void ChunkRecords::push_newest(RecordId id) noexcept {
+void ChunkRecords::push_newest(RecordId id) noexcept { link_behind(id, newest(records_[id.value()].size_class)); }
+
+void ChunkRecords::insert_by_access(RecordId id, uint32_t steps) noexcept {
+  ChunkRecord& record = records_[id.value()];
+  RecordId below = newest(record.size_class);  // from the newest end down to one that is not newer
+  RecordId above = oldest(record.size_class);  // from the oldest end up to one that is
+  for (uint32_t step = 0; step < steps; ++step) {
+    if (!below.valid() || records_[below.value()].last_access_ns <= record.last_access_ns) {
+      link_behind(id, below);
+      return;
+    }
+    if (records_[above.value()].last_access_ns > record.last_access_ns) {
+      link_behind(id, records_[above.value()].older);
+      return;
+    }
+    below = records_[below.value()].older;
+    above = records_[above.value()].newer;
+  }
+  record.last_access_ns = records_[newest(record.size_class).value()].last_access_ns;
+  push_newest(id);
+}
+
+// `older` unset: becomes the oldest.
+void ChunkRecords::link_behind(RecordId id, RecordId older) noexcept {
   ChunkRecord& record = records_[id.value()];
   RecencyList& list = lists_[record.size_class.value()];
   KVPOOL_DCHECK(!record.older.valid() && !record.newer.valid());
-  record.older = list.newest;
-  if (list.newest.valid()) {
-    records_[list.newest.value()].newer = id;
-  } else {
-    list.oldest = id;
-  }
-  list.newest = id;
+  record.older = older;
+  RecordId& before = older.valid() ? records_[older.value()].newer : list.oldest;
+  record.newer = before;
+  before = id;
+  (record.newer.valid() ? records_[record.newer.value()].older : list.newest) = id;
   ++list.length;
 }
 

@@ -200,6 +200,22 @@ uint32_t ChunkTable::checksum(PageIndex page, uint32_t layer) const noexcept {
   return checksums_[word];
 }
 
+uint64_t ChunkTable::count_placeless() const noexcept {
+  uint64_t count = 0;
+  for (uint64_t position = 0; position < shape_.slot_count(); ++position) {
+    count += slots_[position].generation != 0 && slots_[position].page == NO_PAGE ? 1U : 0U;
+  }
+  return count;
+}
+
+uint64_t ChunkTable::count_in(uint8_t tiers) const noexcept {
+  uint64_t count = 0;
+  for (uint64_t position = 0; position < shape_.slot_count(); ++position) {
+    count += slots_[position].generation != 0 && (slots_[position].tiers & tiers) != 0 ? 1U : 0U;
+  }
+  return count;
+}
+
 std::vector<std::string> ChunkTable::verify() const {
   std::vector<std::string> broken;
   const uint64_t mask = shape_.slot_count() - 1;

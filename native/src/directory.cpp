@@ -16,9 +16,10 @@ constexpr uint64_t MAX_CAPACITY = uint64_t{4} << 40;
 }  // namespace
 
 std::optional<DirectoryGeometry> DirectoryGeometry::plan(uint64_t capacity, uint64_t segment_bytes,
-                                                         uint32_t max_chunks) {
+                                                         uint32_t max_chunks, uint32_t further_entries) {
+  const uint64_t entries = uint64_t{max_chunks} + further_entries;
   if (capacity == 0 || capacity > MAX_CAPACITY || segment_bytes == 0 || max_chunks == 0 ||
-      max_chunks > (1U << (MAX_TABLE_LOG2 - 1))) {
+      entries > (1U << (MAX_TABLE_LOG2 - 1))) {
     return std::nullopt;
   }
   const uint64_t share = (capacity + SEGMENTS_AT_LEAST - 1) / SEGMENTS_AT_LEAST;
@@ -31,21 +32,37 @@ std::optional<DirectoryGeometry> DirectoryGeometry::plan(uint64_t capacity, uint
     return std::nullopt;
   }
   const ArenaShape arena{bytes, static_cast<uint32_t>(segments)};
-  const IndexShape index{IndexShape::table_log2_for(max_chunks), arena.total_bytes()};
+  const IndexShape index{IndexShape::table_log2_for(entries), arena.total_bytes()};
   if (!index.valid() || arena.total_bytes() / PAGE_BYTES >= (1U << 31) - 1) {
     return std::nullopt;
   }
   return DirectoryGeometry{capacity, max_chunks, arena, index};
 }
 
+std::optional<DirectoryGeometry> DirectoryGeometry::plan_files(uint64_t segment_bytes, uint32_t segments,
+                                                               uint32_t max_chunks) {
+  const bool is_in_range = segment_bytes != 0 && segment_bytes % PAGE_BYTES == 0 && segments != 0 &&
+                           segment_bytes <= MAX_CAPACITY / segments;
+  if (!is_in_range || max_chunks == 0 || max_chunks > (1U << (MAX_TABLE_LOG2 - 1))) {
+    return std::nullopt;
+  }
+  const ArenaShape arena{segment_bytes, segments, 1};
+  const IndexShape index{IndexShape::table_log2_for(max_chunks), arena.total_bytes()};
+  if (!index.valid() || arena.total_bytes() / PAGE_BYTES >= (1U << 31) - 1) {
+    return std::nullopt;
+  }
+  return DirectoryGeometry{arena.total_bytes(), max_chunks, arena, index};
+}
+
 Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
-                     const DirectoryGeometry& geometry, const uint8_t epoch[16])
+                     const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier)
     : geometry_(geometry),
+      tier_(tier),
       arena_mapping_(std::move(arena)),
       table_(std::move(index), geometry.index, epoch),
       arena_(geometry.arena),
       records_(geometry.max_chunks) {
-  KVPOOL_CHECK(arena_mapping_->size() >= geometry_.arena.total_bytes());
+  KVPOOL_CHECK(arena_mapping_ == nullptr || arena_mapping_->size() >= geometry_.arena.total_bytes());
   KVPOOL_CHECK(geometry_.index.arena_bytes == geometry_.arena.total_bytes());
 }
 
@@ -104,7 +121,7 @@ void Directory::make_busy(RecordId id) noexcept {
 void Directory::hide(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(!record.first_child.valid());
-  table_.erase(record.key);
+  leave(record.key);
   table_.set_generation(record.page, 0);
   records_.detach(id);
   if (record.state == ChunkState::READY) {
@@ -113,6 +130,11 @@ void Directory::hide(RecordId id) noexcept {
     counts.bytes -= chunk_bytes(record);
     counts.held -= record.holds > 0 ? 1U : 0U;
     --stats_.chunks;
+    if (faster_ != nullptr) {
+      static_cast<void>(faster_->note_slower(record.key, false));
+    }
+  } else if (record.state == ChunkState::PROMOTING) {
+    --stats_.promoting;
   } else {
     KVPOOL_CHECK(record.state == ChunkState::WRITING);
     --stats_.writing;
@@ -124,6 +146,11 @@ void Directory::remove_idle(RecordId id) noexcept {
   make_busy(id);
   hide(id);
   free_slot(id);
+}
+
+void Directory::evict(RecordId id) noexcept {
+  count_departure(records_[id].key);
+  remove_idle(id);
 }
 
 void Directory::make_zombie(RecordId id) noexcept {
@@ -151,12 +178,14 @@ RecordId Directory::leftmost_leaf(RecordId top) const noexcept {
 }
 
 // Removes a chunk and all that follow it, leaves first. Returns how many READY chunks went.
-uint64_t Directory::remove_subtree(RecordId top) noexcept {
+uint64_t Directory::remove_subtree(RecordId top, bool is_eviction) noexcept {
   uint64_t removed = 0;
   for (RecordId id = leftmost_leaf(top);; id = leftmost_leaf(top)) {
     const bool is_last = id == top;
     removed += records_[id].state == ChunkState::READY ? 1U : 0U;
-    if (records_[id].holds == 0) {
+    if (records_[id].holds == 0 && is_eviction) {
+      evict(id);
+    } else if (records_[id].holds == 0) {
       remove_idle(id);
     } else {
       make_zombie(id);
@@ -181,7 +210,8 @@ RecordId Directory::oldest_idle() const noexcept {
 
 uint64_t Directory::remove_named(const ChunkKey& key) noexcept {
   const auto entry = table_.find(key);
-  return !entry || entry->tiers == 0 ? 0 : remove_subtree(entry->record);
+  const bool is_here = entry && entry->record.valid() && has_bytes(records_[entry->record].state);
+  return is_here ? remove_subtree(entry->record) : 0;
 }
 
 uint64_t Directory::drop(const ChunkKey& key) {

@@ -24,7 +24,7 @@ size_t Directory::find_prefix(NamespaceId owner, const uint8_t* keys, size_t n, 
       table_.prefetch(ChunkKey::from_bytes(keys + (index + PREFETCH_AHEAD) * KEY_BYTES));
     }
     const auto entry = table_.find(ChunkKey::from_bytes(keys + index * KEY_BYTES));
-    if (!entry || entry->tiers == 0) {
+    if (!entry || entry->tiers == 0 || !entry->record.valid()) {
       break;
     }
     records_.prefetch(entry->record);
@@ -32,7 +32,8 @@ size_t Directory::find_prefix(NamespaceId owner, const uint8_t* keys, size_t n, 
   }
   RecordId parent;
   size_t length = 0;
-  while (length < out.size() && records_[out[length]].owner == owner && records_[out[length]].parent == parent) {
+  while (length < out.size() && records_[out[length]].owner == owner && records_[out[length]].parent == parent &&
+         has_bytes(records_[out[length]].state)) {
     parent = out[length++];
   }
   out.resize(length);
@@ -112,7 +113,8 @@ std::vector<Hold> Directory::acquire_ranks(const std::vector<NamespaceId>& owner
 std::vector<RecordId> Directory::whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const {
   const auto entry = table_.find(ChunkKey::from_bytes(leaf));
   std::vector<RecordId> chain;
-  if (entry && entry->tiers != 0 && records_[entry->record].owner == owner) {
+  if (entry && entry->record.valid() && records_[entry->record].owner == owner &&
+      has_bytes(records_[entry->record].state)) {
     chain.reserve(n);
     append_chain(entry->record, chain);
   }
@@ -158,7 +160,9 @@ std::optional<Columns> Directory::columns(HoldId hold) const {
     columns.offsets[index] = uint64_t{record.page.value()} * PAGE_BYTES;
     columns.generations[index] = record.generation;
     if (record.state == ChunkState::READY) {
-      columns.levels[index] = static_cast<uint8_t>(Tier::DRAM);
+      columns.levels[index] = static_cast<uint8_t>(tier_);
+    } else if (record.state == ChunkState::PROMOTING) {
+      columns.levels[index] = static_cast<uint8_t>(Tier::SSD);
     }
   }
   return columns;
@@ -177,8 +181,15 @@ bool Directory::release(HoldId hold, uint64_t now_ns) {
   if (found == holds_.end()) {
     return false;
   }
-  end_holds(found->second, now_ns);
+  const std::vector<RecordId> records = std::move(found->second);
   holds_.erase(found);
+  for (const RecordId id : records) {
+    // What nobody else holds and never landed is not going to.
+    if (records_[id].state == ChunkState::PROMOTING && records_[id].holds == 1) {
+      remove_subtree(id);
+    }
+  }
+  end_holds(records, now_ns);
   return true;
 }
 

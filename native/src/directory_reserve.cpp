@@ -8,18 +8,29 @@ namespace kvpool {
 
 Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                const uint8_t* keys, size_t n, uint64_t now_ns) {
+  Reservation answer;
+  ReservationState state = place_chain(owner, size_class, parent, keys, n, ChunkState::WRITING, answer);
+  finish_reserve(std::move(state), answer, now_ns);
+  return answer;
+}
+
+// Holds what precedes the keys and what is present of them, and makes records in the state `as` for the others, as far as
+// that goes without a gap.
+Directory::ReservationState Directory::place_chain(NamespaceId owner, ClassId size_class,
+                                                   const std::optional<ChunkKey>& parent, const uint8_t* keys, size_t n,
+                                                   ChunkState as, Reservation& answer) {
   KVPOOL_CHECK(owner.value() < namespaces_.size());
   KVPOOL_CHECK(size_class.value() < arena_.class_count());
-  Reservation answer{0, std::vector<uint8_t>(n, static_cast<uint8_t>(SaveState::NO_PARENT)),
-                     std::vector<uint64_t>(n), std::vector<uint64_t>(n)};
+  answer = {0, std::vector<uint8_t>(n, static_cast<uint8_t>(SaveState::NO_PARENT)), std::vector<uint64_t>(n),
+            std::vector<uint64_t>(n)};
   ReservationState state;
   state.layers = arena_.size_class(size_class).layers;
   RecordId above;
   bool is_open = true;
   if (parent) {
     const auto entry = table_.find(*parent);
-    is_open = entry && entry->tiers != 0 && records_[entry->record].owner == owner &&
-              records_[entry->record].size_class == size_class;
+    is_open = entry && entry->record.valid() && has_bytes(records_[entry->record].state) &&
+              records_[entry->record].owner == owner && records_[entry->record].size_class == size_class;
     if (is_open) {
       above = entry->record;
       append_chain(above, state.records);
@@ -33,7 +44,7 @@ Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std:
   for (size_t index = 0; index < n && is_open; ++index) {
     RecordId record;
     const ChunkKey key = ChunkKey::from_bytes(keys + index * KEY_BYTES);
-    const SaveState result = place(owner, size_class, above, key, search, record);
+    const SaveState result = place(owner, size_class, above, key, search, as, record);
     answer.states[index] = static_cast<uint8_t>(result);
     is_open = record.valid();
     if (is_open) {
@@ -44,8 +55,7 @@ Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std:
       above = record;
     }
   }
-  finish_reserve(std::move(state), answer, now_ns);
-  return answer;
+  return state;
 }
 
 void Directory::finish_reserve(ReservationState state, Reservation& answer, uint64_t now_ns) {
@@ -74,8 +84,9 @@ SaveState Directory::present_state(NamespaceId owner, RecordId parent, const Tab
 
 // Decides one chunk; `record` is set where it is PRESENT or RESERVED, and is then held once more.
 SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
-                              WindowSearch& search, RecordId& record) noexcept {
-  if (const auto entry = table_.find(key)) {
+                           WindowSearch& search, ChunkState as, RecordId& record) noexcept {
+  const auto entry = table_.find(key);
+  if (entry && entry->record.valid()) {
     const SaveState state = present_state(owner, parent, *entry);
     if (state == SaveState::PRESENT) {
       record = entry->record;
@@ -83,7 +94,13 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
     }
     return state;
   }
-  if (!table_.is_in_reach(key)) {
+  if (entry && is_foreign_below(owner, key)) {
+    return SaveState::FOREIGN;
+  }
+  if (!entry && as == ChunkState::PROMOTING) {
+    return SaveState::NO_PARENT;  // the slower tier has lost it meanwhile
+  }
+  if (!entry && !table_.is_in_reach(key)) {
     return SaveState::FULL;
   }
   const SaveState state = make_room(size_class, search);
@@ -91,26 +108,39 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
     return state;
   }
   const RecordId id = records_.allocate();
-  const auto page = arena_.allocate(size_class, id);
-  KVPOOL_CHECK(page.has_value());
-  KVPOOL_CHECK(table_.generation(*page) == 0);
   ChunkRecord& fresh = records_[id];
   fresh.key = key;
-  fresh.generation = ++last_generation_;
-  fresh.page = *page;
   fresh.owner = owner;
   fresh.size_class = size_class;
-  fresh.holds = 1;
-  fresh.state = ChunkState::WRITING;
-  KVPOOL_CHECK(table_.insert(key, id, fresh.generation, *page));
+  occupy(id, as);
   if (parent.valid()) {
     records_.attach_child(parent, id);
   }
-  stats_.used_bytes += chunk_bytes(fresh);
-  ++stats_.writing;
-  ++stats_.held;
   record = id;
   return SaveState::RESERVED;
+}
+
+// Gives a blank record its slot, generation and entry.
+void Directory::occupy(RecordId id, ChunkState as) noexcept {
+  ChunkRecord& fresh = records_[id];
+  const auto page = arena_.allocate(fresh.size_class, id);
+  KVPOOL_CHECK(page.has_value());
+  KVPOOL_CHECK(table_.generation(*page) == 0);
+  fresh.generation = ++last_generation_;
+  fresh.page = *page;
+  fresh.holds = 1;
+  fresh.state = as;
+  enter(fresh.key, id);
+  stats_.used_bytes += chunk_bytes(fresh);
+  ++stats_.held;
+  if (as == ChunkState::WRITING) {
+    ++stats_.writing;
+    return;
+  }
+  // Readers may come before the first layer does.
+  table_.set_landed(fresh.page, 0);
+  table_.set_generation(fresh.page, fresh.generation);
+  ++stats_.promoting;
 }
 
 // Sees first whether everything needed can be had, then evicts until it is there: nothing goes in vain.
@@ -122,41 +152,54 @@ SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcep
   if (records_.is_full() && !oldest_idle().valid()) {
     return SaveState::FULL;
   }
-  if (!make_slot(size_class, search)) {
-    return arena_.is_behind() ? SaveState::NOT_READY : SaveState::FULL;
+  const SaveState slot = make_slot(size_class, search);
+  if (slot != SaveState::RESERVED) {
+    return slot;
   }
   while (stats_.used_bytes + bytes > geometry_.capacity || records_.is_full()) {
     const RecordId victim = oldest_idle();
     KVPOOL_CHECK(victim.valid());
-    remove_idle(victim);
-    ++stats_.evicted_chunks;
+    if (!may_evict(victim)) {
+      return SaveState::NOT_READY;
+    }
+    evict(victim);
   }
   KVPOOL_DCHECK(arena_.can_allocate(size_class));
   return SaveState::RESERVED;
 }
 
 // Evicts the class's own oldest chunk, or clears a window of other classes that was used longer ago than that.
-bool Directory::make_slot(ClassId size_class, WindowSearch& search) noexcept {
+SaveState Directory::make_slot(ClassId size_class, WindowSearch& search) noexcept {
   if (arena_.can_allocate(size_class)) {
-    return true;
+    return SaveState::RESERVED;
   }
   const RecordId own = records_.oldest(size_class);
   find_window(size_class, search);
   if (search.window && (!own.valid() || search.window->newest_ns < records_[own].last_access_ns)) {
-    for (const RecordId id : arena_.owners_in(*search.window)) {
+    const std::vector<RecordId> owners = arena_.owners_in(*search.window);
+    if (!std::all_of(owners.begin(), owners.end(), [this](RecordId id) { return may_evict(id); })) {
+      return SaveState::NOT_READY;
+    }
+    for (const RecordId id : owners) {
       if (records_[id].state == ChunkState::READY) {  // else it went with its parent
-        stats_.evicted_chunks += remove_subtree(id);
+        remove_subtree(id, true);
       }
     }
     KVPOOL_CHECK(arena_.can_allocate(size_class));
-    return true;
+    return SaveState::RESERVED;
   }
   if (!own.valid()) {
-    return false;
+    return arena_.is_behind() ? SaveState::NOT_READY : SaveState::FULL;
   }
-  remove_idle(own);
-  ++stats_.evicted_chunks;
-  return true;
+  if (!may_evict(own)) {
+    return SaveState::NOT_READY;
+  }
+  evict(own);
+  return SaveState::RESERVED;
+}
+
+bool Directory::may_evict(RecordId id) const noexcept {
+  return !protects_unsaved_ || is_elsewhere(records_[id].key);
 }
 
 void Directory::find_window(ClassId size_class, WindowSearch& search) const noexcept {
@@ -193,7 +236,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       continue;
     }
     if (record.state == ChunkState::WRITING) {
-      if (record.parent.valid() && records_[record.parent].state != ChunkState::READY) {
+      if (record.parent.valid() && !has_bytes(records_[record.parent].state)) {
         answers[index] = static_cast<uint8_t>(SaveState::NO_PARENT);
         continue;
       }
@@ -201,15 +244,9 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       table_.set_checksums(record.page, checksums + index * state.layers, state.layers);
       table_.set_landed(record.page, state.layers);
       table_.set_generation(record.page, record.generation);
-      table_.set_tiers(record.key, tier_bit(Tier::DRAM));
-      record.state = ChunkState::READY;
-      NamespaceCounts& counts = namespaces_[record.owner.value()];
-      ++counts.chunks;
-      ++counts.held;
-      counts.bytes += chunk_bytes(record);
       --stats_.writing;
-      ++stats_.chunks;
       ++stats_.stored_chunks;
+      become_ready(record);
     }
     answers[index] = static_cast<uint8_t>(SaveState::STORED);
   }

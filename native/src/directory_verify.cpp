@@ -50,11 +50,11 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
     if (entry->generation != record.generation || entry->page != record.page) {
       broken.push_back(name_of(id) + " differs from its table entry");
     }
-    if (entry->tiers != (is_ready ? tier_bit(Tier::DRAM) : 0)) {
+    if ((entry->tiers & tier_bit(tier_)) != (is_ready ? tier_bit(tier_) : 0)) {
       broken.push_back(name_of(id) + " has wrong tiers in the table");
     }
   }
-  if (table_.generation(record.page) != (is_ready ? record.generation : 0)) {
+  if (table_.generation(record.page) != (has_bytes(record.state) ? record.generation : 0)) {
     broken.push_back(name_of(id) + " has a wrong generation word");
   }
   if (record.generation == 0 || record.generation > last_generation_) {
@@ -92,7 +92,7 @@ void Directory::verify_tree(RecordId id, std::vector<std::string>& broken) const
     broken.push_back(name_of(id) + " differs from its parent in namespace or size class");
   }
   const bool both_writing = parent.state == ChunkState::WRITING && record.state == ChunkState::WRITING;
-  if (parent.state != ChunkState::READY && !both_writing) {
+  if (!has_bytes(parent.state) && !both_writing) {
     broken.push_back(name_of(id) + " has a parent that is not stored");
   }
 }
@@ -170,6 +170,7 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
     sums.used_bytes += bytes;
     sums.held += record.holds > 0 ? 1U : 0U;
     sums.writing += record.state == ChunkState::WRITING ? 1U : 0U;
+    sums.promoting += record.state == ChunkState::PROMOTING ? 1U : 0U;
     sums.zombies += record.state == ChunkState::ZOMBIE ? 1U : 0U;
     if (record.state == ChunkState::READY) {
       ++sums.chunks;
@@ -187,13 +188,17 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
   };
   expect("chunks", sums.chunks, stats_.chunks);
   expect("writing", sums.writing, stats_.writing);
+  expect("promoting", sums.promoting, stats_.promoting);
   expect("zombies", sums.zombies, stats_.zombies);
   expect("held", sums.held, stats_.held);
   expect("used bytes", sums.used_bytes, stats_.used_bytes);
   expect("idle bytes", sums.idle_bytes, stats_.idle_bytes);
-  expect("table entries", sums.chunks + sums.writing, table_.count());
-  expect("stored chunks", sums.chunks + stats_.evicted_chunks + stats_.flushed_chunks + stats_.dropped_chunks,
-         stats_.stored_chunks);
+  const uint8_t slower_bit = slower_ == nullptr ? uint8_t{0} : tier_bit(slower_->tier_);
+  expect("table entries", sums.chunks + sums.writing + sums.promoting + table_.count_placeless(), table_.count());
+  expect("entries of the slower tier", slower_ == nullptr ? 0 : slower_->stats_.chunks, table_.count_in(slower_bit));
+  expect("stored chunks",
+         sums.chunks + stats_.evicted_chunks + stats_.shed_chunks + stats_.flushed_chunks + stats_.dropped_chunks,
+         stats_.stored_chunks + stats_.promoted_chunks);
   for (uint32_t index = 0; index < namespaces_.size(); ++index) {
     expect("chunks of a namespace", counts[index].chunks, namespaces_[index].chunks);
     expect("bytes of a namespace", counts[index].bytes, namespaces_[index].bytes);

@@ -58,11 +58,11 @@ std::optional<ClassId> SlotArena::add_class(uint64_t chunk_bytes, uint32_t layer
   const uint64_t checksum_pages = (uint64_t{layers} + 3) / 4;
   const uint64_t slot_bytes = std::max(round_up(chunk_bytes, PAGE_BYTES), checksum_pages * PAGE_BYTES);
   const uint64_t shortest = round_up(slot_bytes, shape_.segment_bytes) / shape_.segment_bytes;
-  if (shortest > shape_.segments || classes_.size() == MAX_CLASSES) {
+  if (shortest > shape_.segments || (shortest > shape_.max_run_segments && shape_.max_run_segments == 1) || classes_.size() == MAX_CLASSES) {
     return std::nullopt;
   }
   const auto min_segments = static_cast<uint32_t>(shortest);
-  const uint32_t longest = std::min(std::max(min_segments, MAX_RUN_SEGMENTS), shape_.segments);
+  const uint32_t longest = std::min(std::max(min_segments, shape_.max_run_segments), shape_.segments);
   const uint32_t run_segments = preferred_run(slot_bytes, shape_.segment_bytes, min_segments, longest);
   classes_.push_back({{chunk_bytes, layers, slot_bytes, min_segments, run_segments}, NONE, 0, 0});
   return ClassId(static_cast<uint32_t>(classes_.size() - 1));
@@ -238,21 +238,67 @@ void SlotArena::lend(ClassId size_class) noexcept {
   while (!first && count > state.geometry.min_segments) {
     first = free_window(--count);
   }
-  if (!first) {
-    return;
+  if (first) {
+    lend_at(size_class, *first, count);
   }
-  for (uint32_t segment = *first; segment < *first + count; ++segment) {
-    segments_[segment] = {SegmentState::LENT, *first};
+}
+
+void SlotArena::lend_at(ClassId size_class, uint32_t first, uint32_t count) noexcept {
+  ClassState& state = classes_[size_class.value()];
+  for (uint32_t segment = first; segment < first + count; ++segment) {
+    segments_[segment] = {SegmentState::LENT, first};
   }
   free_segments_ -= count;
-  Run& run = runs_[*first];
+  Run& run = runs_[first];
   run = Run{};
   run.size_class = size_class;
   run.segments = count;
   run.slots = static_cast<uint32_t>(count * shape_.segment_bytes / state.geometry.slot_bytes);
   KVPOOL_CHECK(run.slots > 0);
   ++state.runs;
-  link_run(*first);
+  link_run(first);
+}
+
+bool SlotArena::claim(ClassId size_class, PageIndex page, RecordId record) noexcept {
+  const SizeClass& geometry = classes_[size_class.value()].geometry;
+  const auto segment = static_cast<uint32_t>(page.value() / pages_per_segment());
+  if (segment >= segments_.size() || geometry.run_segments != 1) {
+    return false;
+  }
+  if (segments_[segment].state == SegmentState::FREE) {
+    lend_at(size_class, segment, 1);
+  }
+  Run& run = runs_[segment];
+  const uint64_t slot_pages = geometry.slot_bytes / PAGE_BYTES;
+  const uint64_t inside = page.value() % pages_per_segment();
+  if (segments_[segment].state != SegmentState::LENT || run.size_class != size_class || inside % slot_pages != 0 ||
+      inside / slot_pages >= run.slots || owner(page).valid()) {
+    return false;
+  }
+  run.fresh = std::max(run.fresh, static_cast<uint32_t>(inside / slot_pages) + 1);
+  owner_words_[page.value()] = record.value() + 1;
+  ++classes_[size_class.value()].used;
+  if (++run.used == run.slots) {
+    unlink_run(segment);
+  }
+  return true;
+}
+
+// The slots between claimed ones were never handed out in this life: they join the chains of free ones.
+void SlotArena::finish_claims() noexcept {
+  for (uint32_t first = 0; first < shape_.segments; ++first) {
+    Run& run = runs_[first];
+    for (uint32_t slot = 0; slot < run.fresh; ++slot) {
+      const PageIndex page = slot_page(first, slot);
+      if (owner_words_[page.value()] == 0) {
+        owner_words_[page.value()] = run.free_page | FREE_BIT;
+        run.free_page = page.value();
+      }
+    }
+    if (run.segments != 0 && run.used == 0) {
+      give_back(first);
+    }
+  }
 }
 
 void SlotArena::give_back(uint32_t first) noexcept {
@@ -293,71 +339,6 @@ void SlotArena::unlink_run(uint32_t first) noexcept {
   }
   run.previous = NONE;
   run.next = NONE;
-}
-
-std::vector<std::string> SlotArena::verify() const {
-  std::vector<std::string> broken;
-  uint32_t ready = 0;
-  uint32_t free = 0;
-  std::vector<uint64_t> used(classes_.size());
-  std::vector<uint32_t> runs(classes_.size());
-  for (uint32_t segment = 0; segment < shape_.segments; ++segment) {
-    const Segment& state = segments_[segment];
-    ready += state.state != SegmentState::NOT_READY ? 1U : 0U;
-    free += state.state == SegmentState::FREE ? 1U : 0U;
-    const bool lent = state.state == SegmentState::LENT;
-    if (lent != (state.run != NONE)) {
-      broken.push_back("segment " + std::to_string(segment) + " is lent without a run, or has one and is not lent");
-    } else if (lent && state.run == segment) {
-      verify_run(segment, broken);
-      used[runs_[segment].size_class.value()] += runs_[segment].used;
-      ++runs[runs_[segment].size_class.value()];
-    } else if (lent && (state.run > segment || segment >= state.run + runs_[state.run].segments)) {
-      broken.push_back("segment " + std::to_string(segment) + " lies outside its run");
-    }
-  }
-  if (ready != ready_segments_ || free != free_segments_) {
-    broken.push_back("counts of ready or free segments are wrong");
-  }
-  for (uint32_t index = 0; index < classes_.size(); ++index) {
-    if (used[index] != classes_[index].used || runs[index] != classes_[index].runs) {
-      broken.push_back("class " + std::to_string(index) + " miscounts its slots or runs");
-    }
-    for (uint32_t run = classes_[index].first_run; run != NONE; run = runs_[run].next) {
-      --runs[index];
-      if (runs_[run].used == runs_[run].slots || runs_[run].size_class != ClassId(index)) {
-        broken.push_back("run " + std::to_string(run) + " does not belong in its class's list");
-      }
-    }
-    for (uint32_t run = 0; run < shape_.segments; ++run) {
-      const bool full = runs_[run].segments != 0 && runs_[run].used == runs_[run].slots;
-      runs[index] -= full && runs_[run].size_class == ClassId(index) ? 1U : 0U;
-    }
-    if (runs[index] != 0) {
-      broken.push_back("class " + std::to_string(index) + " has a run with a free slot outside its list");
-    }
-  }
-  return broken;
-}
-
-void SlotArena::verify_run(uint32_t first, std::vector<std::string>& broken) const {
-  const Run& run = runs_[first];
-  const std::string name = "run " + std::to_string(first);
-  uint32_t used = 0;
-  for (uint32_t slot = 0; slot < run.fresh; ++slot) {
-    used += owner(slot_page(first, slot)).valid() ? 1U : 0U;
-  }
-  uint32_t free = run.slots - run.fresh;
-  for (uint32_t page = run.free_page; page != END_OF_CHAIN && free <= run.slots;
-       page = owner_words_[page] & ~FREE_BIT) {
-    ++free;
-  }
-  if (used != run.used || used + free != run.slots) {
-    broken.push_back(name + " miscounts its slots");
-  }
-  if (run.idle > run.used || run.used == 0) {
-    broken.push_back(name + " is empty, or has more idle than used slots");
-  }
 }
 
 }  // namespace kvpool

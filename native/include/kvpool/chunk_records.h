@@ -19,7 +19,9 @@ namespace kvpool {
 //                        |                  |
 //                        +--expire, drop----+--drop while held--> ZOMBIE --last hold ends--> FREE
 //                        +--abort--> FREE
-enum class ChunkState : uint8_t { FREE, WRITING, READY, ZOMBIE };
+//   FREE --promote--> PROMOTING --landed--> READY
+//                        +--failed, drop (it is held)--> ZOMBIE
+enum class ChunkState : uint8_t { FREE, WRITING, READY, ZOMBIE, PROMOTING };
 
 struct ChunkRecord {
   ChunkKey key{};
@@ -66,11 +68,17 @@ class ChunkRecords {
 
   void add_class();
   void push_newest(RecordId id) noexcept;
+  // Puts a record among the others by its last access, behind those of the same time. Looks at no more than `steps`
+  // entries from each end; where that does not do it becomes the newest, and its last access that of the newest.
+  void insert_by_access(RecordId id, uint32_t steps) noexcept;
   void unlink(RecordId id) noexcept;
   [[nodiscard]] RecordId oldest(ClassId size_class) const noexcept { return lists_[size_class.value()].oldest; }
+  [[nodiscard]] RecordId newest(ClassId size_class) const noexcept { return lists_[size_class.value()].newest; }
   [[nodiscard]] uint64_t listed(ClassId size_class) const noexcept { return lists_[size_class.value()].length; }
 
  private:
+  void link_behind(RecordId id, RecordId older) noexcept;
+
   struct RecencyList {
     RecordId oldest;
     RecordId newest;

@@ -188,6 +188,10 @@ class ChunkTable {
   [[nodiscard]] uint64_t count() const noexcept { return count_; }
   [[nodiscard]] const IndexShape& shape() const noexcept { return shape_; }
 
+  // Counted by looking at every slot: entries in no slot of the arena, and entries with one of these tiers.
+  [[nodiscard]] uint64_t count_placeless() const noexcept;
+  [[nodiscard]] uint64_t count_in(uint8_t tiers) const noexcept;
+
   // Recounts everything; one line per broken invariant.
   [[nodiscard]] std::vector<std::string> verify() const;
 

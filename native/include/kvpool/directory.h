@@ -1,6 +1,6 @@
 // The directory: which chunks are stored, for whom, where, who holds them, and which of them go first.
 //
-// What it is: the DRAM tier's truth. It joins the shared table, the slot arena and the records. What it is not: a
+// What it is: one tier's truth. It joins the shared table, the slot arena and the records. What it is not: a
 // mover of bytes, a clock (`now_ns` is an argument), or a keeper of deadlines (leases and reservations' times
 // belong to the caller).
 //
@@ -16,6 +16,11 @@
 //   4. A chunk and its parent have the same namespace and size class.
 //   5. used_bytes, the payload of all allocated slots, is at most the capacity.
 //   6. Generations are positive and never repeat.
+//   7. What stands in a tier stands there from the root on: each tier's chunks are whole prefixes.
+//
+// Two tiers are two directories. The faster one owns the table that clients read; `attach_slower` makes the slower one tell
+// it what it holds, so that an entry of the shared table says all tiers of a key. A chunk that leaves the faster tier
+// keeps its entry while the slower one has it; one that returns is `promote`d into a slot and read layer by layer.
 //
 // Threads: the control thread only. O(1) per chunk, but for lending memory to a class: O(segments).
 // Unknown hold ids and unknown namespaces are answers, not errors; broken invariants end the process.
@@ -46,8 +51,12 @@ struct DirectoryGeometry {
 
   // One segment more than the capacity needs, so that a second size class finds a place beside a full first one.
   // Nothing where the numbers are out of range.
+  // `further_entries`: table entries for chunks of a slower tier.
   [[nodiscard]] static std::optional<DirectoryGeometry> plan(uint64_t capacity, uint64_t segment_bytes,
-                                                             uint32_t max_chunks);
+                                                             uint32_t max_chunks, uint32_t further_entries = 0);
+  // Of a tier on disk: whole segments of exactly this size, none more than the capacity, no slot over two of them.
+  [[nodiscard]] static std::optional<DirectoryGeometry> plan_files(uint64_t segment_bytes, uint32_t segments,
+                                                                   uint32_t max_chunks);
 };
 
 // What became of a chunk of a save; the wire uses the same numbers. `reserve` answers PRESENT chunks first, then
@@ -113,8 +122,11 @@ struct DirectoryStats {
   uint64_t reservations = 0;
   uint64_t used_bytes = 0;
   uint64_t idle_bytes = 0;
-  uint64_t stored_chunks = 0;  // these five since the start: stored = chunks + evicted + flushed + dropped
-  uint64_t evicted_chunks = 0;
+  uint64_t stored_chunks = 0;  // these since the start: stored + promoted = chunks + evicted + shed + flushed + dropped
+  uint64_t evicted_chunks = 0;  // left the pool
+  uint64_t shed_chunks = 0;     // left this tier for room and are in another one
+  uint64_t promoting = 0;
+  uint64_t promoted_chunks = 0;  // came back from the slower tier, or from an earlier life
   uint64_t flushed_chunks = 0;
   uint64_t dropped_chunks = 0;
   uint64_t aborted_chunks = 0;
@@ -123,11 +135,15 @@ struct DirectoryStats {
 
 class Directory {
  public:
-  // REQUIRES: both regions writable, index zeroed, sizes as the geometry says.
+  // `arena` may be absent: then the slots are somewhere else, and only their places are kept here.
+  // REQUIRES: regions writable, index zeroed, sizes as the geometry says.
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
-            const DirectoryGeometry& geometry, const uint8_t epoch[16]);
+            const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier = Tier::DRAM);
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
+
+  // The slower tier's directory from now on tells this one what it holds. REQUIRES: both empty; `slower` lives as long.
+  void attach_slower(Directory& slower) noexcept;
 
   // The class of chunks of this geometry, made where it is new; nothing where such a chunk cannot fit.
   [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers);
@@ -164,6 +180,28 @@ class Directory {
   bool end_reservation(HoldId reservation, uint64_t now_ns);
   // Takes what was not committed out of sight but keeps its slots until end_reservation: the writer may still write.
   bool expire_reservation(HoldId reservation, uint64_t now_ns);
+
+  // Slots for chunks that the slower tier holds and that follow what `hold` holds, to be read into; like `reserve`, but
+  // anybody may acquire them at once, and read each layer when it has landed. The answer's id is a hold, ended by release.
+  // `landed` makes one an ordinary chunk. `fail_landing` takes it and what follows it out, for good.
+  [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
+                                    const uint8_t* keys, size_t n, uint64_t now_ns);
+  bool landed(const ChunkKey& key, uint64_t generation) noexcept;
+  uint64_t fail_landing(const ChunkKey& key, uint64_t generation);
+
+  // The prefix that ends in one of the chunks next to be evicted that the slower tier lacks: held, from the root on, and how
+  // many of its first chunks the slower tier has. At most `scan` chunks are looked at. Id 0: none of them is lacking.
+  [[nodiscard]] Hold hold_coldest_unsaved(uint32_t scan, size_t& saved);
+  // Ends a hold as if it had never been: nothing counts as used.
+  bool release_untouched(HoldId hold);
+  // While set, `reserve` and `promote` answer NOT_READY rather than evict what no other tier has.
+  void protect_unsaved(bool is_protected) noexcept { protects_unsaved_ = is_protected; }
+
+  // Makes a chunk of an earlier life READY where it lies, ancestors before descendants, the most recent first. False where its
+  // parent, its place or room is lacking. REQUIRES: no reservation yet; `finish_restore` ends the restoring.
+  bool restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const ChunkKey& key,
+               PageIndex page, uint64_t generation);
+  void finish_restore() noexcept;
 
   // Takes a bad chunk and all that follow it out at once; slots in use are freed when their holds end.
   // Returns how many READY chunks went; a chunk that is just being written is not dropped for its own sake.
@@ -202,15 +240,28 @@ class Directory {
   };
 
   [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] bool has_bytes(ChunkState state) const noexcept {
+    return state == ChunkState::READY || state == ChunkState::PROMOTING;
+  }
+
+  // directory_tiers.cpp: what another tier holds.
+  [[nodiscard]] bool note_slower(const ChunkKey& key, bool is_held) noexcept;
+  [[nodiscard]] bool is_foreign_below(NamespaceId owner, const ChunkKey& key) const noexcept;
+  void become_ready(ChunkRecord& record) noexcept;
+  [[nodiscard]] bool is_elsewhere(const ChunkKey& key) const noexcept;
+  void enter(const ChunkKey& key, RecordId id) noexcept;
+  void leave(const ChunkKey& key) noexcept;
+  void count_departure(const ChunkKey& key) noexcept;
 
   // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
   void make_idle(RecordId id, uint64_t now_ns) noexcept;
   void make_busy(RecordId id) noexcept;
   void hide(RecordId id) noexcept;
   void remove_idle(RecordId id) noexcept;
+  void evict(RecordId id) noexcept;
   void make_zombie(RecordId id) noexcept;
   void free_slot(RecordId id) noexcept;
-  uint64_t remove_subtree(RecordId top) noexcept;
+  uint64_t remove_subtree(RecordId top, bool is_eviction = false) noexcept;
   uint64_t remove_named(const ChunkKey& key) noexcept;
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
   [[nodiscard]] RecordId oldest_idle() const noexcept;
@@ -225,13 +276,17 @@ class Directory {
 
   // directory_reserve.cpp
   [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
-                                   WindowSearch& search, RecordId& record) noexcept;
+                                WindowSearch& search, ChunkState as, RecordId& record) noexcept;
   [[nodiscard]] SaveState present_state(NamespaceId owner, RecordId parent, const TableEntry& entry) const noexcept;
+  void occupy(RecordId id, ChunkState as) noexcept;
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
-  [[nodiscard]] bool make_slot(ClassId size_class, WindowSearch& search) noexcept;
+  [[nodiscard]] SaveState make_slot(ClassId size_class, WindowSearch& search) noexcept;
+  [[nodiscard]] bool may_evict(RecordId id) const noexcept;
   void find_window(ClassId size_class, WindowSearch& search) const noexcept;
   void abort_writing(RecordId id) noexcept;
   void finish_reserve(ReservationState state, Reservation& answer, uint64_t now_ns);
+  [[nodiscard]] ReservationState place_chain(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
+                                             const uint8_t* keys, size_t n, ChunkState as, Reservation& answer);
 
   // directory_verify.cpp
   void verify_records(std::vector<std::string>& broken) const;
@@ -242,6 +297,10 @@ class Directory {
   void verify_sums(std::vector<std::string>& broken) const;
 
   const DirectoryGeometry geometry_;
+  const Tier tier_;
+  Directory* slower_ = nullptr;
+  Directory* faster_ = nullptr;
+  bool protects_unsaved_ = false;
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
   ChunkTable table_;
   SlotArena arena_;

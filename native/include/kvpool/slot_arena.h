@@ -33,6 +33,7 @@ namespace kvpool {
 struct ArenaShape {
   uint64_t segment_bytes;
   uint32_t segments;
+  uint32_t max_run_segments = 8;  // 1 where a slot must not straddle segments
   [[nodiscard]] uint64_t total_bytes() const noexcept { return segment_bytes * segments; }
 };
 
@@ -53,7 +54,6 @@ struct SegmentWindow {
 
 class SlotArena {
  public:
-  static constexpr uint32_t MAX_RUN_SEGMENTS = 8;
   static constexpr uint32_t MAX_CLASSES = 64;
 
   explicit SlotArena(ArenaShape shape);
@@ -70,6 +70,11 @@ class SlotArena {
 
   // A slot for `record`; nothing where can_allocate is false. A new slot is not idle.
   [[nodiscard]] std::optional<PageIndex> allocate(ClassId size_class, RecordId record) noexcept;
+
+  // Takes this very slot, whose place is known from an earlier life. False where no slot of the class starts there, or it
+  // is taken. REQUIRES: nothing has been allocated yet; `finish_claims` ends the claiming.
+  [[nodiscard]] bool claim(ClassId size_class, PageIndex page, RecordId record) noexcept;
+  void finish_claims() noexcept;
 
   // REQUIRES: the slot is used and not idle.
   void release(PageIndex page) noexcept;
@@ -143,6 +148,7 @@ class SlotArena {
   [[nodiscard]] std::optional<uint64_t> newest_access(ClassId size_class, uint32_t first,
                                                       uint32_t count) const noexcept;
   void lend(ClassId size_class) noexcept;
+  void lend_at(ClassId size_class, uint32_t first, uint32_t count) noexcept;
   void give_back(uint32_t first) noexcept;
   void link_run(uint32_t first) noexcept;
   void unlink_run(uint32_t first) noexcept;

@@ -1,0 +1,268 @@
+// Two directories as one pool: what leaves the faster tier stays found, comes back, and is lost only when both let go.
+#include <random>
+#include <set>
+
+#include "directory_pool.h"
+#include "harness.h"
+#include "kvpool/directory.h"
+
+using namespace kvpool;
+using namespace kvpool::testing;
+
+namespace {
+
+constexpr uint64_t FILE_SLOT = CHUNK + PAGE_BYTES;
+
+// A pool of memory over a tier of files, both for one size of chunks.
+struct Tiers {
+  Tiers(uint32_t memory_chunks, uint32_t file_chunks)
+      : memory(memory_chunks * CHUNK, 2000),
+        file_geometry(*DirectoryGeometry::plan_files(8 * FILE_SLOT, (file_chunks + 7) / 8, 1000)),
+        file_index(Mapping::create("files", file_geometry.index.total_bytes(), false).mapping),
+        files(nullptr, file_index, file_geometry, EPOCH, Tier::SSD) {
+    memory.directory.attach_slower(files);
+    EXPECT(files.add_namespace() == memory.owner);
+    in_files = *files.add_class(FILE_SLOT, LAYERS);
+    for (uint32_t segment = 0; segment < file_geometry.arena.segments; ++segment) {
+      files.mark_segment_ready(segment);
+    }
+  }
+
+  // Writes the coldest chain that the files lack; how many chunks they took.
+  size_t demote(bool succeeds = true) {
+    size_t saved = 0;
+    const Hold hold = memory.directory.hold_coldest_unsaved(64, saved);
+    if (hold.id == 0) {
+      return 0;
+    }
+    std::vector<uint8_t> keys;
+    for (size_t position = 0; position < hold.chunks; ++position) {
+      const ChunkKey key = *memory.directory.key_of(hold.id, position);
+      keys.insert(keys.end(), reinterpret_cast<const uint8_t*>(key.words), reinterpret_cast<const uint8_t*>(key.words + 4));
+    }
+    std::optional<ChunkKey> parent;
+    if (saved > 0) {
+      parent = ChunkKey::from_bytes(&keys[(saved - 1) * KEY_BYTES]);
+    }
+    const size_t count = hold.chunks - saved;
+    const Reservation made =
+        files.reserve(memory.owner, in_files, parent, &keys[saved * KEY_BYTES], count, ++memory.now);
+    const auto taken = static_cast<size_t>(std::count(made.states.begin(), made.states.end(),
+                                                      static_cast<uint8_t>(SaveState::RESERVED)));
+    if (made.id != 0) {
+      if (succeeds) {
+        const std::vector<uint32_t> sums(taken * LAYERS);
+        EXPECT(all_are(files.commit(made.id, 0, taken, sums.data()), SaveState::STORED));
+      }
+      EXPECT(files.end_reservation(made.id, memory.now));
+    }
+    EXPECT(memory.directory.release_untouched(hold.id));
+    return succeeds ? taken : 0;
+  }
+
+  // Leases what both tiers have of a prompt; the chunks that are read back land or fail. Returns the chunks leased.
+  size_t load(const std::vector<uint64_t>& ids, bool lands = true) {
+    const Hold here = memory.acquire(ids);
+    const Hold below = files.acquire(memory.owner, pack(ids).data(), ids.size());
+    size_t chunks = here.chunks;
+    if (below.chunks > here.chunks) {
+      std::optional<ChunkKey> parent;
+      if (here.chunks > 0) {
+        parent = key_of(ids[here.chunks - 1]);
+      }
+      const std::vector<uint64_t> rest(ids.begin() + static_cast<std::ptrdiff_t>(here.chunks),
+                                       ids.begin() + static_cast<std::ptrdiff_t>(below.chunks));
+      const Reservation made = memory.directory.promote(memory.owner, memory.small, parent, pack(rest).data(),
+                                                        rest.size(), ++memory.now);
+      for (size_t index = 0; index < rest.size(); ++index) {
+        if (made.states[index] > static_cast<uint8_t>(SaveState::RESERVED)) {
+          break;
+        }
+        ++chunks;
+        if (made.states[index] == static_cast<uint8_t>(SaveState::RESERVED)) {
+          EXPECT(!lands || view_generation(made.offsets[index]) == made.generations[index]);
+          if (lands) {
+            EXPECT(memory.directory.landed(key_of(rest[index]), made.generations[index]));
+          } else {
+            memory.directory.fail_landing(key_of(rest[index]), made.generations[index]);
+          }
+        }
+      }
+      EXPECT(made.id == 0 || memory.directory.release(made.id, ++memory.now));
+    }
+    EXPECT(below.id == 0 || files.release(below.id, ++memory.now));
+    EXPECT(here.id == 0 || memory.directory.release(here.id, ++memory.now));
+    return chunks;
+  }
+
+  [[nodiscard]] uint64_t view_generation(uint64_t offset) const { return memory.view->generation_at(offset); }
+
+  [[nodiscard]] bool is_sound() const {
+    const auto broken = files.verify();
+    for (const auto& line : broken) {
+      std::printf("  files: %s\n", line.c_str());
+    }
+    return memory.is_sound() && broken.empty();
+  }
+
+  Pool memory;
+  DirectoryGeometry file_geometry;
+  std::shared_ptr<Mapping> file_index;
+  Directory files;
+  ClassId in_files;
+};
+
+}  // namespace
+
+TEST(a_demoted_chunk_outlives_its_slot_and_comes_back) {
+  Tiers tiers(4, 16);
+  EXPECT(tiers.memory.store({1, 2, 3, 4}) == 4);
+  EXPECT(tiers.demote() == 4);
+  EXPECT(tiers.demote() == 0);
+  EXPECT(tiers.is_sound());
+  EXPECT(tiers.memory.store({11, 12, 13}) == 3);
+  EXPECT(tiers.is_sound());
+  uint8_t levels[4] = {};
+  EXPECT(tiers.memory.view->lookup(pack({1, 2, 3, 4}).data(), 4, levels) == 4);
+  EXPECT(levels[0] == 1 && levels[1] == 2 && levels[3] == 2);
+  EXPECT(tiers.memory.directory.stats().shed_chunks == 3);
+  EXPECT(tiers.memory.directory.stats().evicted_chunks == 0);
+  EXPECT(tiers.load({1, 2, 3, 4}) == 4);
+  EXPECT(tiers.memory.directory.stats().evicted_chunks == 3);
+  EXPECT(tiers.memory.lookup({1, 2, 3, 4}) == 4);
+  EXPECT(tiers.memory.lookup({11, 12, 13}) == 0);
+  EXPECT(tiers.is_sound());
+}
+
+TEST(a_demotion_changes_nothing_about_who_goes_next) {
+  Tiers tiers(6, 16);
+  EXPECT(tiers.memory.store({1, 2}) == 2);
+  EXPECT(tiers.memory.store({11, 12}) == 2);
+  EXPECT(tiers.memory.store({21, 22}) == 2);
+  EXPECT(tiers.demote() == 2);
+  EXPECT(tiers.memory.store({31, 32}) == 2);
+  EXPECT(tiers.memory.lookup({11, 12}) == 2);
+  EXPECT(tiers.memory.acquire({1, 2}).id == 0);
+  EXPECT(tiers.is_sound());
+}
+
+TEST(a_failed_landing_takes_what_follows_along) {
+  Tiers tiers(4, 16);
+  EXPECT(tiers.memory.store({1, 2, 3}) == 3);
+  EXPECT(tiers.demote() == 3);
+  EXPECT(tiers.memory.store({11, 12, 13, 14}) == 4);
+  const Hold below = tiers.files.acquire(tiers.memory.owner, pack({1, 2, 3}).data(), 3);
+  const Reservation made = tiers.memory.directory.promote(tiers.memory.owner, tiers.memory.small, std::nullopt,
+                                                          pack({1, 2, 3}).data(), 3, ++tiers.memory.now);
+  const Hold lease = tiers.memory.acquire({1, 2, 3});
+  EXPECT(lease.chunks == 3);
+  EXPECT(tiers.memory.directory.columns(lease.id)->levels == std::vector<uint8_t>({2, 2, 2}));
+  EXPECT(tiers.memory.directory.landed(key_of(1), made.generations[0]));
+  EXPECT(tiers.memory.directory.landed(key_of(3), made.generations[2]));
+  EXPECT(tiers.is_sound());
+  EXPECT(tiers.files.drop(key_of(2)) == 2);
+  EXPECT(tiers.memory.directory.fail_landing(key_of(2), made.generations[1]) == 1);
+  EXPECT(tiers.view_generation(made.offsets[1]) == 0);
+  EXPECT(tiers.view_generation(made.offsets[2]) == 0);
+  EXPECT(tiers.memory.lookup({1, 2, 3}) == 1);
+  EXPECT(tiers.is_sound());
+  EXPECT(tiers.memory.directory.release(lease.id, ++tiers.memory.now));
+  EXPECT(tiers.memory.directory.release(made.id, ++tiers.memory.now));
+  EXPECT(tiers.files.release(below.id, tiers.memory.now));
+  EXPECT(tiers.is_sound());
+}
+
+TEST(what_no_other_tier_has_can_be_protected) {
+  Tiers tiers(4, 16);
+  EXPECT(tiers.memory.store({1, 2, 3, 4}) == 4);
+  tiers.memory.directory.protect_unsaved(true);
+  const Reservation refused = tiers.memory.reserve({11});
+  EXPECT(all_are(refused.states, SaveState::NOT_READY));
+  EXPECT(tiers.demote() == 4);
+  EXPECT(tiers.memory.store({11}) == 1);
+  tiers.memory.directory.protect_unsaved(false);
+  EXPECT(tiers.memory.store({12, 13, 14, 15}) == 4);
+  EXPECT(tiers.is_sound());
+}
+
+TEST(files_are_restored_into_the_places_they_had) {
+  std::vector<std::pair<uint64_t, uint64_t>> places;
+  Tiers before(8, 32);
+  EXPECT(before.memory.store({1, 2, 3}) == 3);
+  EXPECT(before.demote() == 3);
+  EXPECT(before.memory.store({2, 31}, std::nullopt) == 0);
+  EXPECT(before.memory.store({41, 42}) == 2);
+  while (before.demote() > 0) {
+  }
+  const Hold chain = before.files.acquire(before.memory.owner, pack({1, 2, 3}).data(), 3);
+  const Columns columns = *before.files.columns(chain.id);
+  Tiers after(8, 32);
+  const auto restore = [&](uint64_t id, std::optional<uint64_t> parent, size_t position) {
+    std::optional<ChunkKey> above;
+    if (parent) {
+      above = key_of(*parent);
+    }
+    return after.files.restore(after.memory.owner, after.in_files, above, key_of(id),
+                               PageIndex(static_cast<uint32_t>(columns.offsets[position] / PAGE_BYTES)),
+                               columns.generations[position]);
+  };
+  EXPECT(!restore(2, 1, 1));  // its parent is not there
+  EXPECT(restore(1, std::nullopt, 0));
+  EXPECT(!restore(1, std::nullopt, 0));
+  EXPECT(!restore(7, 1, 0));  // the place is taken
+  EXPECT(restore(3, 1, 2));
+  EXPECT(!after.files.restore(after.memory.owner, after.in_files, std::nullopt, key_of(9), PageIndex(1), 5));
+  EXPECT(!after.files.restore(after.memory.owner, after.in_files, std::nullopt, key_of(9), PageIndex(1 << 20), 5));
+  after.files.finish_restore();
+  EXPECT(after.is_sound());
+  EXPECT(after.memory.lookup({1, 3}) == 2);
+  EXPECT(after.load({1, 3}) == 2);
+  EXPECT(after.memory.store({51, 52, 53, 54, 55, 56, 57, 58}) == 8);
+  while (after.demote() > 0) {
+    EXPECT(after.is_sound());
+  }
+  EXPECT(after.is_sound());
+}
+
+TEST(random_operations_keep_both_tiers_sound) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    std::mt19937_64 random(seed);
+    Tiers tiers(10, 24);
+    const auto chain = [&] {
+      std::vector<uint64_t> ids;
+      uint64_t id = 1 + random() % 3;
+      for (size_t length = 1 + random() % 7; length > 0; --length) {
+        ids.push_back(id);
+        id = id * 3 + random() % 2;
+      }
+      return ids;
+    };
+    for (int step = 0; step < 400; ++step) {
+      const std::vector<uint64_t> ids = chain();
+      const uint64_t pick = random() % 100;
+      tiers.memory.directory.protect_unsaved(random() % 4 == 0);
+      if (pick < 40) {
+        static_cast<void>(tiers.memory.store(ids));
+      } else if (pick < 60) {
+        static_cast<void>(tiers.demote(random() % 5 != 0));
+      } else if (pick < 90) {
+        const bool lands = random() % 8 != 0;
+        const size_t found = tiers.memory.lookup(ids);
+        EXPECT(tiers.load(ids, lands) <= found);
+      } else if (pick < 93) {
+        static_cast<void>(tiers.memory.directory.drop(key_of(ids.back())));
+      } else if (pick < 96) {
+        static_cast<void>(tiers.files.drop(key_of(ids.back())));
+      } else {
+        Directory& flushed = random() % 2 == 0 ? tiers.memory.directory : tiers.files;
+        static_cast<void>(flushed.flush(std::nullopt, random() % (tiers.memory.now + 1)));
+      }
+      if (!tiers.is_sound()) {
+        std::printf("  seed %llu step %d pick %llu\n", static_cast<unsigned long long>(seed), step,
+                    static_cast<unsigned long long>(pick));
+        EXPECT(false);
+        return;
+      }
+    }
+  }
+}
