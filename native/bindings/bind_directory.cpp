@@ -5,10 +5,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <bit>
 #include <string>
 
 #include "bindings.h"
+#include "columns.h"
 #include "kvpool/directory.h"
 
 namespace nb = nanobind;
@@ -17,53 +17,23 @@ using namespace nb::literals;
 namespace kvpool {
 namespace {
 
-static_assert(std::endian::native == std::endian::little);
-
-template <typename Word>
-nb::bytes pack(const std::vector<Word>& words) {
-  return nb::bytes(words.data(), words.size() * sizeof(Word));
-}
-
-const uint8_t* packed_keys(const nb::bytes& keys) {
-  if (keys.size() % KEY_BYTES != 0) {
-    throw nb::value_error("keys must be a multiple of 32 bytes");
+void require_index(const Mapping& index, const DirectoryGeometry& geometry, const nb::bytes& epoch) {
+  if (epoch.size() != 16) {
+    throw nb::value_error("epoch must be 16 bytes");
   }
-  return static_cast<const uint8_t*>(keys.data());
-}
-
-ChunkKey one_key(const nb::bytes& key) {
-  if (key.size() != KEY_BYTES) {
-    throw nb::value_error("a key must be 32 bytes");
+  if (!index.is_writable() || index.size() < geometry.index.total_bytes()) {
+    throw nb::value_error("index region is read-only or smaller than planned");
   }
-  return ChunkKey::from_bytes(static_cast<const uint8_t*>(key.data()));
-}
-
-NamespaceId known_namespace(const Directory& directory, uint32_t owner) {
-  if (owner >= directory.namespaces()) {
-    throw nb::index_error("unknown namespace");
-  }
-  return NamespaceId(owner);
-}
-
-void require_known(bool known) {
-  if (!known) {
-    throw nb::key_error("unknown hold or reservation");
+  if (reinterpret_cast<const IndexHeader*>(index.data())->version != 0) {
+    throw nb::value_error("index region is in use");
   }
 }
 
 Directory* make_directory(std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index,
                           const DirectoryGeometry& geometry, const nb::bytes& epoch) {
-  if (epoch.size() != 16) {
-    throw nb::value_error("epoch must be 16 bytes");
-  }
+  require_index(*index, geometry, epoch);
   if (!arena->is_writable() || arena->size() < geometry.arena.total_bytes()) {
     throw nb::value_error("arena region is read-only or smaller than planned");
-  }
-  if (!index->is_writable() || index->size() < geometry.index.total_bytes()) {
-    throw nb::value_error("index region is read-only or smaller than planned");
-  }
-  if (reinterpret_cast<const IndexHeader*>(index->data())->version != 0) {
-    throw nb::value_error("index region is in use");
   }
   return new Directory(std::move(arena), std::move(index), geometry, static_cast<const uint8_t*>(epoch.data()));
 }
@@ -82,6 +52,16 @@ nb::tuple held_chunks(const std::vector<Hold>& holds) {
     ids.push_back(hold.id);
   }
   return nb::make_tuple(holds.front().chunks, ids);
+}
+
+// The directory of a tier whose bytes are elsewhere: in files.
+Directory* make_file_directory(const std::shared_ptr<Mapping>& index, const DirectoryGeometry& geometry,
+                               const nb::bytes& epoch) {
+  require_index(*index, geometry, epoch);
+  if (geometry.arena.max_run_segments != 1) {
+    throw nb::value_error("geometry is not planned for files");
+  }
+  return new Directory(nullptr, index, geometry, static_cast<const uint8_t*>(epoch.data()), Tier::SSD);
 }
 
 nb::tuple acquire_ranks(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& keys) {
@@ -150,7 +130,10 @@ nb::dict stats(const Directory& directory) {
   result["used_bytes"] = counts.used_bytes;
   result["idle_bytes"] = counts.idle_bytes;
   result["stored_chunks"] = counts.stored_chunks;
+  result["promoting"] = counts.promoting;
+  result["promoted_chunks"] = counts.promoted_chunks;
   result["evicted_chunks"] = counts.evicted_chunks;
+  result["shed_chunks"] = counts.shed_chunks;
   result["flushed_chunks"] = counts.flushed_chunks;
   result["dropped_chunks"] = counts.dropped_chunks;
   result["aborted_chunks"] = counts.aborted_chunks;
@@ -181,14 +164,24 @@ void bind_geometry(nb::module_& module) {
   nb::class_<DirectoryGeometry>(module, "DirectoryGeometry", "Sizes of a directory, before memory is mapped.")
       .def_static(
           "plan",
-          [](uint64_t capacity, uint64_t segment_bytes, uint32_t max_chunks) {
-            const auto planned = DirectoryGeometry::plan(capacity, segment_bytes, max_chunks);
+          [](uint64_t capacity, uint64_t segment_bytes, uint32_t max_chunks, uint32_t further_entries) {
+            const auto planned = DirectoryGeometry::plan(capacity, segment_bytes, max_chunks, further_entries);
             if (!planned) {
               throw nb::value_error("capacity, segment_bytes or max_chunks is out of range");
             }
             return *planned;
           },
-          "capacity"_a, "segment_bytes"_a, "max_chunks"_a)
+          "capacity"_a, "segment_bytes"_a, "max_chunks"_a, "further_entries"_a = 0)
+      .def_static(
+          "plan_files",
+          [](uint64_t segment_bytes, uint32_t segments, uint32_t max_chunks) {
+            const auto planned = DirectoryGeometry::plan_files(segment_bytes, segments, max_chunks);
+            if (!planned) {
+              throw nb::value_error("segment_bytes, segments or max_chunks is out of range");
+            }
+            return *planned;
+          },
+          "segment_bytes"_a, "segments"_a, "max_chunks"_a)
       .def_ro("capacity", &DirectoryGeometry::capacity)
       .def_ro("max_chunks", &DirectoryGeometry::max_chunks)
       .def_prop_ro("segment_bytes", [](const DirectoryGeometry& g) { return g.arena.segment_bytes; })
@@ -257,6 +250,8 @@ void bind_directory(nb::module_& module) {
   nb::class_<Directory> directory(module, "Directory", "What is stored, where, for whom. Control thread only.");
   directory
       .def(nb::new_(&make_directory), "arena"_a, "index"_a, "geometry"_a, "epoch"_a)
+      .def_static("of_files", &make_file_directory, "index"_a, "geometry"_a, "epoch"_a, nb::rv_policy::take_ownership,
+                  "The directory of a tier in files; `index` is private memory of its own.")
       .def(
           "add_class",
           [](Directory& self, uint64_t chunk_bytes, uint32_t layers) {
@@ -308,6 +303,7 @@ void bind_directory(nb::module_& module) {
       .def("verify", &Directory::verify, "One line per broken invariant.");
   bind_holds(directory);
   bind_reservations(directory);
+  bind_tiers(directory);
 }
 
 }  // namespace kvpool

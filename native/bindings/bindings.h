@@ -5,9 +5,12 @@
 
 namespace kvpool {
 
+class Directory;
+
 void bind_keys(nanobind::module_& module);
 void bind_memory(nanobind::module_& module);
 void bind_directory(nanobind::module_& module);
 void bind_copy(nanobind::module_& module);
+void bind_tiers(nanobind::class_<Directory>& directory);
 
 }  // namespace kvpool

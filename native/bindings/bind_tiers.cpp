@@ -1,0 +1,114 @@
+// Bindings of what two tiers tell each other. Columns cross as packed little-endian bytes. No logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "bindings.h"
+#include "columns.h"
+#include "kvpool/directory.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvpool {
+namespace {
+
+std::optional<ChunkKey> parent_of(const nb::bytes& parent) {
+  return parent.size() == 0 ? std::nullopt : std::optional(one_key(parent));
+}
+
+nb::tuple promote(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
+                  const nb::bytes& keys, uint64_t now_ns) {
+  if (size_class >= directory.arena().class_count()) {
+    throw nb::index_error("unknown size class");
+  }
+  const Reservation answer = directory.promote(known_namespace(directory, owner), ClassId(size_class), parent_of(parent),
+                                               packed_keys(keys), keys.size() / KEY_BYTES, now_ns);
+  return nb::make_tuple(answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations));
+}
+
+nb::tuple hold_coldest_unsaved(Directory& directory, uint32_t scan) {
+  size_t saved = 0;
+  const Hold hold = directory.hold_coldest_unsaved(scan, saved);
+  return nb::make_tuple(hold.id, hold.chunks, saved);
+}
+
+nb::bytes keys_of(const Directory& directory, HoldId hold) {
+  std::vector<ChunkKey> keys;
+  while (const auto key = directory.key_of(hold, keys.size())) {
+    keys.push_back(*key);
+  }
+  return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
+}
+
+// One row of a catalogue as the daemon restores it.
+struct RestoreRow {
+  uint8_t key[KEY_BYTES];
+  uint8_t parent[KEY_BYTES];  // zeros: the root
+  uint64_t offset;
+  uint64_t generation;
+  uint32_t owner;
+  uint32_t size_class;
+};
+static_assert(sizeof(RestoreRow) == 88);
+
+bool restore_row(Directory& directory, const RestoreRow& row) {
+  const bool has_parent = std::any_of(row.parent, row.parent + KEY_BYTES, [](uint8_t byte) { return byte != 0; });
+  const uint64_t page = row.offset / PAGE_BYTES;
+  if (row.owner >= directory.namespaces() || row.size_class >= directory.arena().class_count() ||
+      row.offset % PAGE_BYTES != 0 || page >= directory.geometry().index.page_count()) {
+    return false;
+  }
+  return directory.restore(NamespaceId(row.owner), ClassId(row.size_class),
+                           has_parent ? std::optional(ChunkKey::from_bytes(row.parent)) : std::nullopt,
+                           ChunkKey::from_bytes(row.key), PageIndex(static_cast<uint32_t>(page)), row.generation);
+}
+
+nb::bytes restore(Directory& directory, const nb::bytes& rows) {
+  if (rows.size() % sizeof(RestoreRow) != 0) {
+    throw nb::value_error("rows must be 88 bytes each");
+  }
+  std::vector<uint8_t> is_restored(rows.size() / sizeof(RestoreRow));
+  for (size_t index = 0; index < is_restored.size(); ++index) {
+    RestoreRow row;
+    std::memcpy(&row, static_cast<const uint8_t*>(rows.data()) + index * sizeof(row), sizeof(row));
+    is_restored[index] = restore_row(directory, row) ? 1 : 0;
+  }
+  return pack(is_restored);
+}
+
+}  // namespace
+
+void bind_tiers(nb::class_<Directory>& directory) {
+  directory
+      .def("attach_slower", &Directory::attach_slower, "slower"_a, nb::keep_alive<1, 2>(),
+           "Has the slower tier's directory say here what it holds; both must be empty.")
+      .def("promote", &promote, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a,
+           "(hold, states u8, offsets u64, generations u64): slots to read the slower tier's chunks into; RESERVED ones\n"
+           "are to be read. The hold ends by `release`.")
+      .def(
+          "landed",
+          [](Directory& self, const nb::bytes& key, uint64_t generation) { return self.landed(one_key(key), generation); },
+          "key"_a, "generation"_a, "Makes a promoted chunk an ordinary one; False where it has gone meanwhile.")
+      .def(
+          "fail_landing",
+          [](Directory& self, const nb::bytes& key, uint64_t generation) {
+            return self.fail_landing(one_key(key), generation);
+          },
+          "key"_a, "generation"_a, "Takes a chunk that could not be read out, with what follows it.")
+      .def("hold_coldest_unsaved", &hold_coldest_unsaved, "scan"_a,
+           "(hold, chunks, saved): the prefix of a chunk to be evicted soon that the slower tier lacks; hold 0: none.")
+      .def("keys_of", &keys_of, "hold"_a, "The keys of a hold, packed.")
+      .def("release_untouched", &Directory::release_untouched, "hold"_a, "Ends a hold without counting as a use.")
+      .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
+           "While True nothing is evicted that no other tier has: NOT_READY instead.")
+      .def("restore", &restore, "rows"_a,
+           "Rows of key, parent, offset u64, generation u64, namespace u32, size class u32; ancestors first, the most\n"
+           "recent first. A column of u8: 1 where the chunk was restored.")
+      .def("finish_restore", &Directory::finish_restore);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,47 @@
+// What bindings share: packed columns, keys, and the checks of ids. Little endian.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <bit>
+#include <vector>
+
+#include "kvpool/directory.h"
+
+namespace kvpool {
+
+static_assert(std::endian::native == std::endian::little);
+
+template <typename Word>
+[[nodiscard]] inline nanobind::bytes pack(const std::vector<Word>& words) {
+  return nanobind::bytes(words.data(), words.size() * sizeof(Word));
+}
+
+[[nodiscard]] inline const uint8_t* packed_keys(const nanobind::bytes& keys) {
+  if (keys.size() % KEY_BYTES != 0) {
+    throw nanobind::value_error("keys must be a multiple of 32 bytes");
+  }
+  return static_cast<const uint8_t*>(keys.data());
+}
+
+[[nodiscard]] inline ChunkKey one_key(const nanobind::bytes& key) {
+  if (key.size() != KEY_BYTES) {
+    throw nanobind::value_error("a key must be 32 bytes");
+  }
+  return ChunkKey::from_bytes(static_cast<const uint8_t*>(key.data()));
+}
+
+[[nodiscard]] inline NamespaceId known_namespace(const Directory& directory, uint32_t owner) {
+  if (owner >= directory.namespaces()) {
+    throw nanobind::index_error("unknown namespace");
+  }
+  return NamespaceId(owner);
+}
+
+inline void require_known(bool known) {
+  if (!known) {
+    throw nanobind::key_error("unknown hold or reservation");
+  }
+}
+
+}  // namespace kvpool
