@@ -1,0 +1,85 @@
+// The threads of the SSD tier and the queue before them.
+//
+// Guarantees:
+// 1. Demand reads go before promotions, both before write-back; among equals the oldest goes first, a piece at a time.
+// 2. Write-back never takes more than half of the threads, so that a demand read waits for one piece at most.
+// 3. Every chunk of an accepted job is reported exactly once: OK, its failure, or CANCELLED when the queue stops first.
+// 4. Queues are bounded: a full one refuses. `stop` lets running pieces finish.
+//
+// The depth is shallow on purpose: disks of this class saturate at one or two reads of a MiB in flight, and every further one
+// only adds to the waiting of urgent ones.
+// Threads: any. Lock order: the queue's lock, then a job's; neither is held during I/O.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kvpool/ssd_job.h"
+
+namespace kvpool {
+
+enum class SsdUrgency : uint8_t { DEMAND = 0, PROMOTION = 1, WRITE_BACK = 2 };
+inline constexpr size_t SSD_URGENCIES = 3;
+
+struct SsdQueueStats {
+  std::array<uint64_t, SSD_URGENCIES> waiting{};  // jobs
+  uint64_t read_bytes = 0;
+  uint64_t written_bytes = 0;
+  uint64_t failed_chunks = 0;
+};
+
+class SsdQueue {
+ public:
+  // REQUIRES: threads > 0. Throws std::system_error where there are no threads or descriptors to be had.
+  SsdQueue(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mapping> arena, std::shared_ptr<LandingBoard> board,
+           unsigned threads, size_t jobs_max);
+  ~SsdQueue();
+  SsdQueue(const SsdQueue&) = delete;
+  SsdQueue& operator=(const SsdQueue&) = delete;
+
+  // A job's number; 0 where its queue is full or stopped. REQUIRES: what the jobs require.
+  [[nodiscard]] uint64_t read(std::vector<SsdRead> chunks, SsdUrgency urgency);
+  [[nodiscard]] uint64_t write(std::vector<SsdWrite> chunks);
+
+  // What has ended since the last call. The descriptor is readable while there is something.
+  [[nodiscard]] std::vector<SsdOutcome> take_outcomes();
+  [[nodiscard]] int event_fd() const noexcept { return event_fd_; }
+
+  void stop();
+
+  [[nodiscard]] SsdQueueStats stats() const;
+  [[nodiscard]] const SsdFiles& files() const noexcept { return *files_; }
+  [[nodiscard]] const Mapping& arena() const noexcept { return *arena_; }
+
+ private:
+  [[nodiscard]] uint64_t add(std::shared_ptr<SsdJob> job, SsdUrgency urgency);
+  [[nodiscard]] std::shared_ptr<SsdJob> next(SsdUrgency& urgency);
+  [[nodiscard]] bool has_work() const noexcept;
+  void run();
+  void report(const std::vector<SsdOutcome>& ended, bool is_read);
+
+  const std::shared_ptr<SsdFiles> files_;
+  const std::shared_ptr<const Mapping> arena_;
+  const std::shared_ptr<LandingBoard> board_;
+  const size_t jobs_max_;
+  const unsigned writers_max_;
+  const int event_fd_;  // owned
+
+  mutable std::mutex lock_;
+  std::condition_variable wake_;
+  std::array<std::deque<std::shared_ptr<SsdJob>>, SSD_URGENCIES> queues_;  // guarded by lock_
+  unsigned writers_ = 0;                                                    // guarded by lock_
+  uint64_t last_job_ = 0;                                                   // guarded by lock_
+  bool is_stopped_ = false;                                                 // guarded by lock_
+  std::vector<SsdOutcome> outcomes_;                                        // guarded by lock_
+  SsdQueueStats stats_;                                                     // guarded by lock_
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace kvpool

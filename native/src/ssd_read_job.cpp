@@ -1,0 +1,174 @@
+#include <algorithm>
+
+#include "kvpool/check.h"
+#include "kvpool/crc32c.h"
+#include "kvpool/ssd_job.h"
+
+namespace kvpool {
+namespace {
+
+uint32_t layers_in_piece(uint32_t layers, uint64_t layer_bytes) {
+  const uint64_t pieces = std::max<uint64_t>(1, (layers * layer_bytes + SSD_PIECE_BYTES / 2) / SSD_PIECE_BYTES);
+  return static_cast<uint32_t>(std::max<uint64_t>(1, layers / pieces));
+}
+
+}  // namespace
+
+SsdReadJob::SsdReadJob(uint64_t id, std::vector<SsdRead> chunks, std::shared_ptr<SsdFiles> files,
+                       std::shared_ptr<const Mapping> arena, std::shared_ptr<LandingBoard> board)
+    : SsdJob(id),
+      plan_(std::move(chunks)),
+      files_(std::move(files)),
+      arena_(std::move(arena)),
+      board_(std::move(board)),
+      layers_(static_cast<uint32_t>(plan_.at(0).expected.layer_crcs.size())),
+      layer_bytes_(plan_.at(0).expected.layer_bytes),
+      piece_layers_(layers_in_piece(layers_, layer_bytes_)),
+      pieces_((layers_ + piece_layers_ - 1) / piece_layers_),
+      chunks_(plan_.size()) {
+  for (size_t chunk = 0; chunk < plan_.size(); ++chunk) {
+    KVPOOL_CHECK(plan_[chunk].expected.layer_crcs.size() == layers_);
+    KVPOOL_CHECK(plan_[chunk].expected.layer_bytes == layer_bytes_);
+    chunks_[chunk].is_read.resize(pieces_);
+  }
+}
+
+// Where a piece begins in the chunk: the page behind the one that ends the layers before.
+uint64_t SsdReadJob::piece_start(uint32_t piece) const noexcept {
+  return round_up(std::min(first_layer(piece), layers_) * layer_bytes_, PAGE_BYTES);
+}
+
+bool SsdReadJob::has_pieces() const {
+  const std::lock_guard guard(lock_);
+  return next_piece_ < pieces_;
+}
+
+bool SsdReadJob::claim(uint32_t& piece, size_t& chunk) {
+  const std::lock_guard guard(lock_);
+  while (next_piece_ < pieces_) {
+    piece = next_piece_;
+    chunk = next_chunk_;
+    if (++next_chunk_ == chunks_.size()) {
+      next_chunk_ = 0;
+      ++next_piece_;
+    }
+    if (chunks_[chunk].status == SsdStatus::OK) {
+      ++chunks_[chunk].running;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool SsdReadJob::run_piece(std::vector<SsdOutcome>& ended) {
+  uint32_t piece = 0;
+  size_t chunk = 0;
+  if (!claim(piece, chunk)) {
+    return false;
+  }
+  SsdHeader found;
+  uint64_t bytes = 0;
+  const SsdStatus status = read(piece, chunk, found, bytes);
+  if (piece == 0 && status == SsdStatus::OK) {
+    const std::lock_guard guard(lock_);
+    chunks_[chunk].found = std::move(found);
+  }
+  settle(piece, chunk, status, bytes, ended);
+  return true;
+}
+
+SsdStatus SsdReadJob::read(uint32_t piece, size_t chunk, SsdHeader& found, uint64_t& bytes) {
+  alignas(PAGE_BYTES) static thread_local SsdPage page;
+  const SsdRead& plan = plan_[chunk];
+  const uint64_t start = piece_start(piece);
+  bytes = piece_start(piece + 1) - start;
+  iovec parts[2] = {{page.data(), page.size()}, {arena_->data() + plan.arena_offset + start, bytes}};
+  const bool has_header = piece == 0;
+  int error = 0;
+  if (has_header) {
+    error = files_->read(plan.offset, parts, 2);
+    bytes += page.size();
+  } else if (bytes > 0) {
+    error = files_->read(plan.offset + SSD_HEADER_BYTES + start, parts + 1, 1);
+  }
+  if (error != 0) {
+    return error == SsdFiles::NO_MORE_BYTES ? SsdStatus::SHORT_READ : SsdStatus::IO_ERROR;
+  }
+  if (!has_header) {
+    return SsdStatus::OK;
+  }
+  const SsdStatus decoded = decode_ssd_header(page.data(), found);
+  return decoded == SsdStatus::OK ? compare_ssd_headers(found, plan.expected) : decoded;
+}
+
+// Notes what a piece came to, and checks and announces whatever is in order now. One thread at a time does that for a
+// chunk; what another one reads meanwhile it finds in its next round.
+void SsdReadJob::settle(uint32_t piece, size_t index, SsdStatus status, uint64_t bytes,
+                        std::vector<SsdOutcome>& ended) {
+  std::unique_lock guard(lock_);
+  Chunk& chunk = chunks_[index];
+  chunk.bytes += bytes;
+  chunk.is_read[piece] = status == SsdStatus::OK;
+  if (status != SsdStatus::OK && chunk.status == SsdStatus::OK) {
+    chunk.status = status;
+    board_->fail(plan_[index].arena_offset);
+  }
+  if (!chunk.is_checking) {
+    chunk.is_checking = true;
+    while (chunk.status == SsdStatus::OK && chunk.checked < pieces_ && chunk.is_read[chunk.checked]) {
+      const uint32_t next = chunk.checked;
+      guard.unlock();
+      const SsdStatus checked = check_piece(next, index);
+      guard.lock();
+      ++chunk.checked;
+      if (chunk.status == SsdStatus::OK && checked != SsdStatus::OK) {
+        chunk.status = checked;
+        board_->fail(plan_[index].arena_offset);
+      } else if (chunk.status == SsdStatus::OK) {
+        const uint32_t first = first_layer(next);
+        const uint32_t end = std::min(first + piece_layers_, layers_);
+        board_->land(plan_[index].arena_offset, first, chunk.found.layer_crcs.data() + first, end - first);
+      }
+    }
+    chunk.is_checking = false;
+  }
+  --chunk.running;
+  end_if_over(index, ended);
+}
+
+// `found` is only written by piece 0, which was read before any piece is checked.
+SsdStatus SsdReadJob::check_piece(uint32_t piece, size_t chunk) const {
+  const uint32_t end = std::min(first_layer(piece + 1), layers_);
+  for (uint32_t layer = first_layer(piece); layer < end; ++layer) {
+    const uint8_t* bytes = arena_->data() + plan_[chunk].arena_offset + layer * layer_bytes_;
+    if (crc32c(0, bytes, layer_bytes_) != chunks_[chunk].found.layer_crcs[layer]) {
+      return SsdStatus::BAD_CHECKSUM;
+    }
+  }
+  return SsdStatus::OK;
+}
+
+// A chunk ends when nothing is or will be written into its slot any more.
+void SsdReadJob::end_if_over(size_t index, std::vector<SsdOutcome>& ended) {
+  Chunk& chunk = chunks_[index];
+  const bool is_over = chunk.status != SsdStatus::OK || chunk.checked == pieces_;
+  if (is_over && chunk.running == 0 && !chunk.is_checking && !chunk.has_ended) {
+    chunk.has_ended = true;
+    ended.push_back({id(), static_cast<uint32_t>(index), chunk.status, chunk.bytes});
+  }
+}
+
+void SsdReadJob::cancel(std::vector<SsdOutcome>& ended) {
+  const std::lock_guard guard(lock_);
+  next_piece_ = pieces_;
+  for (size_t index = 0; index < chunks_.size(); ++index) {
+    Chunk& chunk = chunks_[index];
+    if (chunk.status == SsdStatus::OK && chunk.checked < pieces_) {
+      chunk.status = SsdStatus::CANCELLED;
+      board_->fail(plan_[index].arena_offset);
+    }
+    end_if_over(index, ended);
+  }
+}
+
+}  // namespace kvpool
