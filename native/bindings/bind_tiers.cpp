@@ -33,7 +33,9 @@ nb::tuple promote(Directory& directory, uint32_t owner, uint32_t size_class, con
 nb::tuple hold_coldest_unsaved(Directory& directory, uint32_t scan) {
   size_t saved = 0;
   const Hold hold = directory.hold_coldest_unsaved(scan, saved);
-  return nb::make_tuple(hold.id, hold.chunks, saved);
+  const auto leaf = hold.id == 0 ? std::nullopt : directory.record_of(hold.id, 0);
+  const ChunkRecord first = leaf ? directory.record(*leaf) : ChunkRecord{};
+  return nb::make_tuple(hold.id, hold.chunks, saved, first.owner.value(), first.size_class.value());
 }
 
 nb::bytes keys_of(const Directory& directory, HoldId hold) {
@@ -100,7 +102,8 @@ void bind_tiers(nb::class_<Directory>& directory) {
           },
           "key"_a, "generation"_a, "Takes a chunk that could not be read out, with what follows it.")
       .def("hold_coldest_unsaved", &hold_coldest_unsaved, "scan"_a,
-           "(hold, chunks, saved): the prefix of a chunk to be evicted soon that the slower tier lacks; hold 0: none.")
+           "(hold, chunks, saved, namespace, size class): the prefix of a chunk to be evicted soon that the slower tier\n"
+           "lacks, of which it has the first `saved` chunks; hold 0: none.")
       .def("keys_of", &keys_of, "hold"_a, "The keys of a hold, packed.")
       .def("release_untouched", &Directory::release_untouched, "hold"_a, "Ends a hold without counting as a use.")
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,

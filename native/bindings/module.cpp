@@ -11,4 +11,5 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_memory(module);
   kvpool::bind_directory(module);
   kvpool::bind_copy(module);
+  kvpool::bind_ssd(module);
 }

@@ -168,12 +168,17 @@ std::optional<Columns> Directory::columns(HoldId hold) const {
   return columns;
 }
 
-std::optional<ChunkKey> Directory::key_of(HoldId hold, size_t position) const {
+std::optional<RecordId> Directory::record_of(HoldId hold, size_t position) const {
   const auto found = holds_.find(hold);
   if (found == holds_.end() || position >= found->second.size()) {
     return std::nullopt;
   }
-  return records_[found->second[position]].key;
+  return found->second[position];
+}
+
+std::optional<ChunkKey> Directory::key_of(HoldId hold, size_t position) const {
+  const auto record = record_of(hold, position);
+  return record ? std::optional(records_[*record].key) : std::nullopt;
 }
 
 bool Directory::release(HoldId hold, uint64_t now_ns) {

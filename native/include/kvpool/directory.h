@@ -161,7 +161,8 @@ class Directory {
                                                  size_t n);
   [[nodiscard]] std::optional<Hold> duplicate(HoldId hold);
   [[nodiscard]] std::optional<Columns> columns(HoldId hold) const;
-  // The key of the chunk at a position of a hold; nothing where there is none.
+  // The chunk at a position of a hold, and its key; nothing where there is none.
+  [[nodiscard]] std::optional<RecordId> record_of(HoldId hold, size_t position) const;
   [[nodiscard]] std::optional<ChunkKey> key_of(HoldId hold, size_t position) const;
   // Ends a hold; its chunks become the newest. Returns false where the hold is unknown.
   bool release(HoldId hold, uint64_t now_ns);

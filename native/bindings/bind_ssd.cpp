@@ -1,0 +1,188 @@
+// Bindings of the SSD tier's files and queue. Checks every extent before anything runs; rows cross packed, once per job.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <string>
+
+#include "bindings.h"
+#include "columns.h"
+#include "kvpool/ssd_queue.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvpool {
+namespace {
+
+constexpr unsigned THREADS_MAX = 64;
+
+// A chunk to move, as Python packs it.
+struct MoveRow {
+  uint8_t key[KEY_BYTES];
+  uint8_t parent[KEY_BYTES];
+  uint64_t offset;        // over all segment files
+  uint64_t arena_offset;
+  uint64_t generation;    // in the files
+};
+static_assert(sizeof(MoveRow) == 88);
+
+[[noreturn]] void raise_os_error(int error, const std::string& what) {
+  PyErr_SetObject(PyExc_OSError, nb::make_tuple(error, what).ptr());
+  throw nb::python_error();
+}
+
+std::shared_ptr<SsdFiles> open_files(const std::string& path, uint64_t segment_bytes, uint32_t segments,
+                                     bool wants_direct) {
+  if (segment_bytes == 0 || segment_bytes % PAGE_BYTES != 0 || segments == 0) {
+    throw nb::value_error("segment_bytes must be whole pages, segments positive");
+  }
+  SsdFilesResult result;
+  {
+    const nb::gil_scoped_release released;
+    result = SsdFiles::open(path, segment_bytes, segments, wants_direct);
+  }
+  if (result.files == nullptr) {
+    raise_os_error(result.error, result.detail);
+  }
+  return result.files;
+}
+
+// What all chunks of a job have in common.
+SsdHeader common_header(const nb::bytes& epoch, const nb::bytes& name_space, uint32_t layers, uint64_t layer_bytes) {
+  SsdHeader header{};
+  if (epoch.size() != sizeof(header.pool_epoch) || name_space.size() != sizeof(header.name_space)) {
+    throw nb::value_error("epoch must be 16 bytes, namespace 32");
+  }
+  if (layers == 0 || layers > SSD_LAYERS_MAX || layer_bytes == 0) {
+    throw nb::value_error("layers must be 1 to 986, layer_bytes positive");
+  }
+  std::memcpy(header.pool_epoch, epoch.data(), sizeof(header.pool_epoch));
+  std::memcpy(header.name_space, name_space.data(), sizeof(header.name_space));
+  header.layer_bytes = layer_bytes;
+  header.layer_crcs.resize(layers);
+  return header;
+}
+
+std::vector<MoveRow> checked_rows(const SsdQueue& queue, const nb::bytes& rows, const SsdHeader& common) {
+  if (rows.size() == 0 || rows.size() % sizeof(MoveRow) != 0) {
+    throw nb::value_error("rows must be 88 bytes each, and at least one");
+  }
+  std::vector<MoveRow> unpacked(rows.size() / sizeof(MoveRow));
+  std::memcpy(unpacked.data(), rows.data(), rows.size());
+  uint64_t bytes = 0;
+  const bool fits = !__builtin_mul_overflow(common.layer_bytes, common.layer_crcs.size(), &bytes) &&
+                    bytes <= queue.arena().size();
+  for (const MoveRow& row : unpacked) {
+    if (!fits || row.offset % PAGE_BYTES != 0 || row.arena_offset % PAGE_BYTES != 0 ||
+        !queue.arena().contains(row.arena_offset, round_up(bytes, PAGE_BYTES)) ||
+        !queue.files().contains(row.offset, round_up(bytes, PAGE_BYTES) + SSD_HEADER_BYTES)) {
+      throw nb::value_error("a chunk lies outside the arena or the files");
+    }
+  }
+  return unpacked;
+}
+
+SsdHeader header_of(const SsdHeader& common, const MoveRow& row) {
+  SsdHeader header = common;
+  std::memcpy(header.key, row.key, sizeof(header.key));
+  std::memcpy(header.parent, row.parent, sizeof(header.parent));
+  header.generation = row.generation;
+  return header;
+}
+
+uint64_t read(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, const nb::bytes& name_space,
+              uint32_t layers, uint64_t layer_bytes, uint8_t urgency) {
+  if (urgency >= SSD_URGENCIES - 1) {
+    throw nb::value_error("urgency must be 0 (demand) or 1 (promotion)");
+  }
+  const SsdHeader common = common_header(epoch, name_space, layers, layer_bytes);
+  std::vector<SsdRead> chunks;
+  for (const MoveRow& row : checked_rows(queue, rows, common)) {
+    chunks.push_back({row.offset, row.arena_offset, header_of(common, row)});
+  }
+  return queue.read(std::move(chunks), static_cast<SsdUrgency>(urgency));
+}
+
+uint64_t write(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, const nb::bytes& name_space,
+               uint32_t layers, uint64_t layer_bytes, const IndexView& index) {
+  const SsdHeader common = common_header(epoch, name_space, layers, layer_bytes);
+  std::vector<SsdWrite> chunks;
+  for (const MoveRow& row : checked_rows(queue, rows, common)) {
+    SsdHeader header = header_of(common, row);
+    if (!index.covers(row.arena_offset, layers)) {
+      throw nb::value_error("a chunk has no words in the index");
+    }
+    for (uint32_t layer = 0; layer < layers; ++layer) {
+      header.layer_crcs[layer] = index.checksum_at(row.arena_offset, layer);
+    }
+    chunks.push_back({row.offset, row.arena_offset, std::move(header)});
+  }
+  return queue.write(std::move(chunks));
+}
+
+nb::list take_outcomes(SsdQueue& queue) {
+  nb::list rows;
+  for (const SsdOutcome& outcome : queue.take_outcomes()) {
+    rows.append(nb::make_tuple(outcome.job, outcome.chunk, static_cast<uint8_t>(outcome.status), outcome.bytes));
+  }
+  return rows;
+}
+
+nb::dict queue_stats(const SsdQueue& queue) {
+  const SsdQueueStats counts = queue.stats();
+  nb::dict result;
+  result["waiting_demand"] = counts.waiting[0];
+  result["waiting_promotion"] = counts.waiting[1];
+  result["waiting_write_back"] = counts.waiting[2];
+  result["read_bytes"] = counts.read_bytes;
+  result["written_bytes"] = counts.written_bytes;
+  result["failed_chunks"] = counts.failed_chunks;
+  return result;
+}
+
+}  // namespace
+
+void bind_ssd(nb::module_& module) {
+  module.attr("SSD_HEADER_BYTES") = SSD_HEADER_BYTES;
+  module.attr("SSD_LAYERS_MAX") = SSD_LAYERS_MAX;
+  nb::class_<SsdFiles>(module, "SsdFiles", "The segment files of an SSD tier.")
+      .def_static("open", &open_files, "path"_a, "segment_bytes"_a, "segments"_a, "wants_direct"_a,
+                  "Opens or makes the directory and its files; OSError names what is wrong. GIL released.")
+      .def_prop_ro("is_direct", &SsdFiles::is_direct)
+      .def(
+          "sync",
+          [](SsdFiles& self) {
+            int error = 0;
+            {
+              const nb::gil_scoped_release released;
+              error = self.sync();
+            }
+            if (error != 0) {
+              raise_os_error(error, "cannot sync segment files");
+            }
+          },
+          "Has the disk keep what was written; OSError when it did not, which is final. GIL released.");
+  nb::class_<SsdQueue>(module, "SsdQueue", "Threads that move chunks between segment files and the arena.")
+      .def(nb::new_([](std::shared_ptr<SsdFiles> files, std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index,
+                       unsigned threads, size_t jobs_max) {
+             if (threads == 0 || threads > THREADS_MAX || jobs_max == 0) {
+               throw nb::value_error("threads must be 1 to 64, jobs_max positive");
+             }
+             auto board = std::make_shared<LandingBoard>(std::move(index));
+             return std::make_shared<SsdQueue>(std::move(files), std::move(arena), std::move(board), threads, jobs_max);
+           }),
+           "files"_a, "arena"_a, "index"_a, "threads"_a, "jobs_max"_a)
+      .def("read", &read, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "urgency"_a,
+           "A job's number, 0 where the queue is full. Rows of 88 bytes: key, parent, file offset, arena offset,\n"
+           "generation. Layers are announced on the index as they land.")
+      .def("write", &write, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "index"_a,
+           "The same the other way; checksums are the index's.")
+      .def("take_outcomes", &take_outcomes, "[(job, chunk, status, bytes)], each chunk of each job once.")
+      .def("fileno", &SsdQueue::event_fd, "Readable while there are outcomes.")
+      .def("stop", &SsdQueue::stop, nb::call_guard<nb::gil_scoped_release>())
+      .def("stats", &queue_stats);
+}
+
+}  // namespace kvpool
