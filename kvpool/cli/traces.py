@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ class TraceError(KVPoolError):
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request. `hash_ids`: the ids of its full blocks, the root first; two prompts share an id iff they share all up to it."""
+    """One request. `hash_ids`: the ids of its full blocks, the root first; each stands for the whole prefix up to it."""
 
     at_s: float
     input_tokens: int
@@ -104,8 +104,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     """The lines of a plain or gzipped file, read as they are asked for."""
     number = 1
     try:
-        file: IO[bytes]
-        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
+        with open(path, "rb") as plain, _unzipped(path, plain) as file:
             while line := file.readline(LINE_BYTES_MAX + 1):
                 if len(line) > LINE_BYTES_MAX:
                     raise TraceError(f"{path}: line {number}: longer than {LINE_BYTES_MAX} bytes, expected a request")
@@ -117,6 +116,10 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise TraceError(f"{path}: line {number}: cut off or damaged ({error}), expected a whole gzip file") from error
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}, expected a readable file") from error
+
+
+def _unzipped(path: Path, plain: BinaryIO) -> BinaryIO:
+    return cast(BinaryIO, gzip.GzipFile(fileobj=plain)) if path.name.endswith(".gz") else plain
 
 
 def _request_of(fields: dict[str, Any], place: str) -> TraceRequest:
