@@ -103,15 +103,16 @@ def wait_until_ready(socket: str, process: "subprocess.Popen[bytes]") -> None:
         time.sleep(READY_POLL_S)
 
 
-def wait_until_settled(socket: str, process: "subprocess.Popen[bytes]", capacity: int) -> None:
-    """Until the arena has all its pages. Raises KVPoolError when the daemon ends or time runs out."""
+def wait_until_settled(socket: str, process: "subprocess.Popen[bytes]", capacity: int) -> dict[str, Any]:
+    """Until the arena has all its pages; what `info` says then. Raises KVPoolError when the daemon ends or time runs out."""
     timeout_s = START_TIMEOUT_S + SETTLE_TIMEOUT_S_PER_GIB * capacity / (1 << 30)
     deadline = Deadline(timeout_s)
     with BlockingConnection.admin(socket, REQUEST_TIMEOUT_S) as connection:
-        while connection.info()["dram_is_settling"]:
+        while (info := connection.info())["dram_is_settling"]:
             if deadline.has_passed() or process.poll() is not None:
                 raise KVPoolError(f"the daemon at {socket} did not settle within {timeout_s:.0f} s")
             time.sleep(SETTLE_POLL_S)
+    return info
 
 
 def memory_available_bytes() -> int:

@@ -2,7 +2,8 @@
 
 Ready counts from the start of a launcher that becomes the daemon to the first answered handshake, the interpreter's own
 start included, while the arena still gets its pages in the background. Memory and CPU are read when that work is over.
-Memory is what the kernel counts as resident, less the arena's pages; the index is part of it.
+Memory is what the kernel counts as resident, less the arena's pages. The index is part of it as far as it was touched: a
+daemon that has been filled once has all of it, which `index_full_mib` tells.
 """
 
 import re
@@ -58,7 +59,7 @@ def bench_footprint(capacity: int, is_quick: bool, advance: Callable[[int], None
                 advance(steps)
                 if number < starts - 1:
                     continue
-                wait_until_settled(socket, process, capacity)
+                info = wait_until_settled(socket, process, capacity)
                 advance(steps)
                 before_s, start = cpu_seconds(process.pid), time.perf_counter()
                 time.sleep(window_s)
@@ -79,6 +80,7 @@ def bench_footprint(capacity: int, is_quick: bool, advance: Callable[[int], None
             "ready_bar_s": READY_BAR_S,
             "rss_mib": _mib(resident["all"] - arena),
             "rss_index_mib": _mib(index),
+            "index_full_mib": _mib(info["index_bytes"]),
             "rss_bar_mib": RSS_BAR_MIB,
             "arena_mib": _mib(arena),
             "idle_s": round(idle_s, 2),

@@ -28,7 +28,7 @@ TRACES_VARIABLE = "KVPOOL_TRACES"
 # Bytes of chunks that two clients load and save in about a minute on two cores (1.8 GB/s, measured and less when shared);
 # bounds a run whose requests nobody counted.
 DEFAULT_BYTES = 80 << 30
-QUICK_REQUESTS = 60
+QUICK_REQUESTS = 400
 CAPACITY_BYTES_MIN = 64 << 10
 INDEXED_BYTES_MIN = 32 << 10
 SALT_BYTES = 8

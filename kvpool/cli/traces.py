@@ -32,6 +32,11 @@ LINE_BYTES_MAX = 64 << 20
 ARRAYS_BYTES_MAX = 4 << 30
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz")
 SUFFIXES = (*JSON_SUFFIXES, ".npz")
+# What numpy and zipfile raise over an archive whose bytes make no sense; memory runs out for a shape that is none.
+ARCHIVE_FAULTS = (
+    *(ValueError, EOFError, KeyError, NotImplementedError, MemoryError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 Ints = npt.NDArray[np.int64]
 
@@ -214,7 +219,7 @@ def _load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
             for name in ("t", "n_in", "n_out", "leaf", "parent", "block"):
                 if name in archive.files:
                     arrays[name] = archive[name]
-    except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+    except ARCHIVE_FAULTS as error:
         raise TraceError(f"{path}: cut off or damaged ({error}), expected a numpy archive") from error
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}, expected a readable file") from error
