@@ -275,12 +275,15 @@ def _measure_kinds(report: Report, options: Options, kinds: Sequence[str], *, is
 
 
 def _measure_replay(report: Report, traces: Sequence[Trace], asked: ReplayOptions) -> None:
+    """Each trace in turn, up to the first that brings wrong bytes back: no figure counts after that."""
     for trace in traces:
         report.measure(
             "replay",
             REPLAY_TITLE,
             lambda advance, trace=trace: [bench_replay(trace, asked, advance)],  # type: ignore[misc]
         )
+        if report.rows[-1]["wrong_bytes"]:
+            return
 
 
 @contextmanager

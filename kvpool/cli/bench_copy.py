@@ -51,6 +51,7 @@ class _Rounds:
     daemon_cpu_s: float = 0.0
 
     def add(self, floors_s: list[float], save_s: tuple[float, float], load_s: tuple[float, float]) -> None:
+        """Count one round: the three floors, and seconds with CPU seconds of the save and the load between them."""
         self.memcpy += [self.total / seconds / 1e9 for seconds in floors_s]
         self.save.append(self.total / save_s[0] / 1e9)
         self.load.append(self.total / load_s[0] / 1e9)

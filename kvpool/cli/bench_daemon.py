@@ -38,11 +38,14 @@ class MeasuredDaemon:
     is_own: bool
 
     def cpu_seconds(self) -> float:
-        """CPU time of the daemon so far, all threads. Raises DaemonUnreachable when it has ended."""
+        """CPU time of the daemon so far, all threads. Raises DaemonUnreachable when it cannot be told."""
         try:
             return cpu_seconds(self.pid)
         except ProcessLookupError as error:
-            raise DaemonUnreachable(f"the daemon at {self.socket} has ended: {error}") from error
+            raise DaemonUnreachable(
+                f"process {self.pid} of the daemon at {self.socket} cannot be seen: "
+                "it has ended, or runs where this machine's process numbers do not hold"
+            ) from error
 
     def stats(self) -> dict[str, Any]:
         """All counters, sections joined."""

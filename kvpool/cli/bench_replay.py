@@ -124,10 +124,13 @@ def bench_replay(trace: Trace, options: ReplayOptions, advance: Advance) -> Row:
         if not daemon.is_own and not options.salt:
             daemon.forget(MODEL)
     changed = {name: after[name] - before[name] for name in ("evicted_chunks", "checksum_failures")}
+    copy_cpu_s = sum(each.copy_cpu_seconds for each in used)
+    copied_bytes = (tally.loaded_chunks + tally.stored_chunks) * options.chunk_bytes
     cpu = {
         "daemon_cpu_seconds": round(daemon_cpu_s, 3),
         "client_cpu_seconds": round(sum(each.cpu_seconds for each in used), 2),
-        "client_copy_cpu_seconds": round(sum(each.copy_cpu_seconds for each in used), 2),
+        "client_copy_cpu_seconds": round(copy_cpu_s, 2),
+        "copied_gb_per_cpu_second": round(copied_bytes / copy_cpu_s / 1e9, 2) if copy_cpu_s else None,
         "cpu_seconds": round(daemon_cpu_s + sum(each.cpu_seconds for each in used), 2),
     }
     return {

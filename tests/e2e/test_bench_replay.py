@@ -162,7 +162,7 @@ def test_wrong_bytes_end_with_1_and_the_key(daemon: Daemon, tmp_path: Path) -> N
 def test_a_shared_daemon_is_left_without_the_chunks_of_a_run(daemon: Daemon, tmp_path: Path) -> None:
     trace = _conversations(tmp_path / "chat.jsonl", 2, 2)
     for _ in range(2):
-        run = _run(trace, "--json", "--socket", daemon.socket, *SMALL)
+        run = _run(trace, "--json", "--clients", 1, "--socket", daemon.socket, *SMALL)
         assert run.returncode == 0, run.stderr
         (row,) = _rows(run)
         assert row["saved_chunks"] == 2 + 2 * 4
