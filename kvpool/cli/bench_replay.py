@@ -25,8 +25,8 @@ from kvpool.errors import InvalidArgument
 from kvpool.units import parse_size
 
 TRACES_VARIABLE = "KVPOOL_TRACES"
-# Bytes of chunks that two clients load and save in about a minute on two cores (1.8 GB/s, measured and less when shared);
-# bounds a run whose requests nobody counted.
+# Bounds a run whose requests nobody counted to about a minute: two clients on two cores load and save 1.3 to 3.4 GB/s of
+# chunks, measured with `bench all` on three traces.
 DEFAULT_BYTES = 80 << 30
 QUICK_REQUESTS = 400
 CAPACITY_BYTES_MIN = 64 << 10

@@ -140,6 +140,24 @@ def test_a_corrupted_chunk_ends_a_load_short_and_is_never_wrong_bytes(daemon: Da
     assert daemon.problems() == []
 
 
+def test_a_flipped_bit_that_no_checksum_catches_is_found_by_the_contents(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    """A daemon that does not verify chunks in DRAM: what the pool lets through, the replay has to find."""
+    daemon = start_daemon(dram__verify="cold")
+    trace = _trace(tmp_path / "t.jsonl", [0, 1, 2])
+    arguments = (trace, "--json", "--socket", daemon.socket, "--salt", SALT, "--clients", 1, *SMALL)
+    assert _run(*arguments).returncode == 0
+    with _own_pool(daemon) as pool, pool.acquire(pool.lookup(_keys(pool, [0, 1, 2]))) as lease:
+        assert lease.session is not None
+        lease.session.arena.view()[int(lease.offsets[2]) + 77] ^= 0x10
+        key = _keys(pool, [0, 1, 2])[2].hex()
+    run = _run(*arguments)
+    assert run.returncode == 1
+    (row,) = _rows(run)
+    assert (row["wrong_bytes"], row["wrong_keys"], row["loads_short"]) == (1, [f"{key} layer 0"], {})
+
+
 def test_wrong_bytes_end_with_1_and_the_key(daemon: Daemon, tmp_path: Path) -> None:
     """A chunk that some client stored with other bytes than its key asks for: only the contents can tell."""
     trace = _trace(tmp_path / "t.jsonl", [0, 1, 2])
