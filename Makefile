@@ -21,7 +21,7 @@ help:
 	@echo "make demo             a conversation through the pool with a real torch engine (sets everything up)"
 	@echo "make test             the whole test suite: C++ and Python (sets everything up)"
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
-	@echo "make bench            measure, against memcpy and sockets of the same run (bench-results/bench.json)"
+	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
 	@echo "make native           build the native module into $(VENV) for development"
 	@echo "make install-service [KVPOOLD=/opt/kvpool/bin/kvpoold] [DESTDIR=DIR]   the systemd service; starts nothing"
@@ -77,7 +77,7 @@ check: lint test-native
 
 bench: setup
 	mkdir -p bench-results
-	$(BIN)/kvpoolctl bench all --out bench-results/bench.json
+	@$(BIN)/kvpoolctl bench all --out bench-results/bench.json >bench-results/bench.txt; status=$$?; cat bench-results/bench.txt; exit $$status
 
 install-service:
 	@DESTDIR="$(DESTDIR)" scripts/install-service $(if $(KVPOOLD),--kvpoold "$(KVPOOLD)")

@@ -1,132 +1,327 @@
 """`kvpoolctl bench`: measures a daemon through the public client, against floors taken in the same run.
 
 Without --socket it starts a daemon of its own and stops it afterwards. Prints medians with their spread; never a figure
-without its floor. What is measured is in bench_copy, bench_lookup and bench_rpc.
+without its floor. What is measured is in modules of their own: bench_copy, bench_lookup, bench_rpc, bench_footprint and
+bench_replay. This one holds the commands and the document they write. Main thread only.
 """
 
 import json
 import os
 import platform
 import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kvpool import __version__
 from kvpool.cli.bench_copy import bench_copy
+from kvpool.cli.bench_daemon import MeasuredDaemon, found_daemon, own_daemon
+from kvpool.cli.bench_footprint import bench_footprint, default_capacity
 from kvpool.cli.bench_lookup import bench_lookup
+from kvpool.cli.bench_replay import (
+    QUICK_REQUESTS,
+    TRACES_VARIABLE,
+    ReplayOptions,
+    bench_replay,
+    named_traces,
+    parse_capacity,
+)
+from kvpool.cli.bench_replay_client import replay_layout
 from kvpool.cli.bench_rpc import bench_rpc
 from kvpool.cli.kvpoolctl import EXIT_CODES, Options, cli, common_options
-from kvpool.cli.output import EXIT_FAILURE, fail, print_json, print_table
-from kvpool.clock import Deadline
-from kvpool.errors import KVPoolError
-from kvpool.protocol.blocking import BlockingConnection
+from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail, print_json, print_table
+from kvpool.cli.traces import Trace, TraceError
+from kvpool.errors import DaemonUnreachable, InvalidArgument, KVPoolError
+from kvpool.units import parse_size
 
-CAPACITY = "2GiB"
-START_TIMEOUT_S = 30.0
+CAPACITY_BYTES = 2 << 30
+DEFAULT_CLIENTS = 2
+DEFAULT_CHUNK_BYTES = 64 << 10
+DEFAULT_CAPACITY = "10%"
 
 Row = dict[str, Any]
-Advance = Callable[[], None]
-# Steps that a kind announces to its progress bar, and what runs it.
-Bench = Callable[[str, bool, Advance], list[Row]]
+# Called once for each step done, with the number of steps there are.
+Advance = Callable[[int], None]
+Bench = Callable[[MeasuredDaemon, bool, Advance], Sequence[Row]]
 
+# What runs on one daemon, one kind after the other.
 KINDS: dict[str, tuple[Bench, str]] = {
     "copy": (bench_copy, "save and load, per copying thread, against memcpy of the same bytes"),
     "lookup": (bench_lookup, "keys and lookup of a 128k-token prompt"),
     "rpc": (bench_rpc, "acquire of 512 chunks against a raw socket's round trip"),
 }
+FOOTPRINT_TITLE = "what an idle daemon costs, and how soon it serves"
+REPLAY_TITLE = "a trace's requests with real bytes, all of them checked"
 
 
-@cli.command(
-    epilog=f"""\b
-Examples:
-  kvpoolctl bench copy
-  kvpoolctl --json bench rpc --out rpc.json
+class Report:
+    """Rows as they are measured: printed at once, or kept for the JSON document. Invariant: `rows` holds all of them."""
 
-{EXIT_CODES}"""
-)
-@click.argument("kind", type=click.Choice([*KINDS, "all"]))
-@click.option("--quick", is_flag=True, help="Few rounds: shows that it works, proves nothing.")
-@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the JSON document to FILE too.")
-@common_options
-@click.pass_obj
-def bench(options: Options, kind: str, quick: bool, out: str | None) -> None:
-    """Measure one KIND: copy, lookup, rpc, or all of them.
+    def __init__(self, options: Options, command: str, out: str | None) -> None:
+        self.rows: list[Row] = []
+        self._is_json = options.is_json
+        self._command = command
+        self._out = out
+        # Before anything is measured: the load is that of others, and a file that cannot be written costs no time.
+        self._machine = _machine()
+        if out is not None:
+            _check_writable(Path(out))
 
-    Ratios are what counts: each figure stands beside its floor from the same run on the same cores. Without --socket a
-    daemon of its own is started and stopped.
+    def measure(self, name: str, title: str, run: Callable[[Advance], Sequence[Row]]) -> None:
+        """Run one kind under a progress bar, and print its rows."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        times = (TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(*columns, *times, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(f"bench {name}", total=None)
+            rows = list(run(lambda total: progress.update(task, advance=1, total=total)))
+        self.rows += rows
+        if not self._is_json:
+            print_table(f"{name}: {title}", [_readable(row) for row in rows])
+
+    def note(self, text: str) -> None:
+        """Something to know that is no figure."""
+        click.echo(text, err=self._is_json)
+
+    def finish(self) -> None:
+        """Write the document where it was asked for."""
+        document = {
+            "command": f"bench {self._command}",
+            "version": __version__,
+            "machine": self._machine,
+            "rows": self.rows,
+        }
+        if self._is_json:
+            print_json(document)
+        if self._out is not None:
+            Path(self._out).write_text(json.dumps(document, indent=2) + "\n")
+
+
+def bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --quick and --out, and what every command has."""
+    quick = click.option("--quick", is_flag=True, help="Few rounds: shows that it works, proves nothing.")
+    out = click.option(
+        "--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the JSON document to FILE too."
+    )
+    return quick(out(common_options(click.pass_obj(command))))
+
+
+traces_argument = click.argument("traces", nargs=-1, metavar="[TRACE]...", type=click.Path(dir_okay=False))
+
+
+def _epilog(*examples: str) -> str:
+    lines = "\n".join(f"  {example}" for example in examples)
+    return f"\b\nExamples:\n{lines}\n\n{EXIT_CODES}"
+
+
+@cli.group(epilog=_epilog("kvpoolctl bench copy", "kvpoolctl --json bench rpc --out rpc.json"))
+def bench() -> None:
+    """Measure against floors of the same run on the same cores.
+
+    Ratios are what counts: each figure stands beside its floor and its spread. Without --socket a daemon of its own is
+    started and stopped.
     """
-    chosen = list(KINDS) if kind == "all" else [kind]
-    rows: list[Row] = []
-    console = Console(stderr=True)
-    try:
-        with _daemon(options) as socket, Progress(console=console, transient=True) as progress:
-            for name in chosen:
-                task = progress.add_task(f"bench {name}", total=None)
-                measured = KINDS[name][0](socket, quick, lambda task=task: progress.advance(task))  # type: ignore[misc]  # bound at once
-                rows += measured
-                if not options.is_json:
-                    progress.stop()
-                    print_table(f"{name}: {KINDS[name][1]}", measured)
-                    progress.start()
-    except KVPoolError as error:
-        fail(str(error), EXIT_FAILURE)
-    document = {"command": f"bench {kind}", "version": __version__, "machine": _machine(), "rows": rows}
-    if options.is_json:
-        print_json(document)
-    if out is not None:
-        Path(out).write_text(json.dumps(document, indent=2) + "\n")
+    # A plain end would leave the daemon's directory behind; this way leaving is the same as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench copy", "kvpoolctl bench copy --quick --json"))
+@bench_options
+def copy(options: Options, quick: bool, out: str | None) -> None:
+    """Save and load, for each copying thread, against memcpy of the same bytes."""
+    with _reporting(options, "copy", out) as report:
+        _measure_kinds(report, options, ["copy"], is_quick=quick)
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench lookup", "kvpoolctl bench lookup --quick --json"))
+@bench_options
+def lookup(options: Options, quick: bool, out: str | None) -> None:
+    """Keys and lookup of a 128k-token prompt, against SHA-256 and a dict."""
+    with _reporting(options, "lookup", out) as report:
+        _measure_kinds(report, options, ["lookup"], is_quick=quick)
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench rpc", "kvpoolctl bench rpc --quick --json"))
+@bench_options
+def rpc(options: Options, quick: bool, out: str | None) -> None:
+    """Acquire of 512 chunks, against a raw socket's round trip."""
+    with _reporting(options, "rpc", out) as report:
+        _measure_kinds(report, options, ["rpc"], is_quick=quick)
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench footprint", "kvpoolctl bench footprint --capacity 64GiB"))
+@click.option(
+    "--capacity", metavar="SIZE", help="The arena (default: 16GiB, or what the machine can spare of it; --quick: 1GiB)."
+)
+@bench_options
+def footprint(options: Options, capacity: str | None, quick: bool, out: str | None) -> None:
+    """What an idle daemon costs in memory and CPU time, and how soon it serves.
+
+    Starts daemons of its own; --socket has no meaning here.
+    """
+    if options.socket is not None:
+        fail("footprint starts daemons of its own: leave --socket out", EXIT_USAGE)
+    with _reporting(options, "footprint", out) as report:
+        size = default_capacity(quick) if capacity is None else parse_size(capacity)
+        report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
+
+
+@bench.command(
+    epilog=_epilog(
+        "kvpoolctl bench replay conversation_trace.jsonl.gz --capacity 10%",
+        f"{TRACES_VARIABLE}=traces kvpoolctl bench replay --quick --json",
+    )
+)
+@traces_argument
+@click.option("--clients", type=click.IntRange(1, 64), default=DEFAULT_CLIENTS, help="Client processes (default: 2).")
+@click.option("--chunk-bytes", metavar="SIZE", default="64KiB", help="Bytes of a chunk (default: 64KiB).")
+@click.option(
+    "--capacity", metavar="SIZE|SHARE", help="The daemon's DRAM, or its share of the unique bytes (default: 10%)."
+)
+@click.option(
+    "--requests", type=click.IntRange(min=1), metavar="N", help="Replay the first N (default: about a minute's)."
+)
+@click.option(
+    "--salt", default="", metavar="TEXT", help="Find the chunks of an earlier run with this salt (default: a new one)."
+)
+@bench_options
+def replay(
+    options: Options,
+    traces: tuple[str, ...],
+    clients: int,
+    chunk_bytes: str,
+    capacity: str | None,
+    requests: int | None,
+    salt: str,
+    quick: bool,
+    out: str | None,
+) -> None:
+    """Replay request traces through a daemon, with real bytes, every one of which is checked.
+
+    TRACE is a file of JSON lines as Mooncake publishes them (.jsonl, .jsonl.gz) or a numpy archive (.npz). Without one the
+    files of the folder that KVPOOL_TRACES names are taken. A wrong byte ends the command with exit code 1.
+    """
+    if options.socket is not None and capacity is not None:
+        fail("--capacity is for a daemon of the benchmark's own: leave it or --socket out", EXIT_USAGE)
+    with _reporting(options, "replay", out) as report:
+        named = named_traces(traces)
+        if not named:
+            fail(f"name traces, or the folder they are in by {TRACES_VARIABLE}=FOLDER", EXIT_USAGE)
+        asked = ReplayOptions(
+            clients=clients,
+            chunk_bytes=parse_size(chunk_bytes),
+            capacity=capacity or DEFAULT_CAPACITY,
+            requests=QUICK_REQUESTS if quick and requests is None else requests,
+            salt=salt,
+            socket=options.socket,
+        )
+        replay_layout(asked.chunk_bytes, Trace.block_tokens)
+        parse_capacity(asked.capacity, 1)
+        _measure_replay(report, named, asked)
+
+
+@bench.command("all", epilog=_epilog("kvpoolctl bench all", "kvpoolctl bench all traces/*.jsonl.gz --out bench.json"))
+@traces_argument
+@bench_options
+def all_kinds(options: Options, traces: tuple[str, ...], quick: bool, out: str | None) -> None:
+    """All of them; replay where a TRACE is named, or a folder of them by KVPOOL_TRACES."""
+    with _reporting(options, "all", out) as report:
+        named = named_traces(traces)
+        _measure_kinds(report, options, list(KINDS), is_quick=quick)
+        if options.socket is None:
+            size = default_capacity(quick)
+            report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
+        else:
+            report.note("footprint is left out: it starts daemons of its own, and --socket names one")
+        if named:
+            requests = QUICK_REQUESTS if quick else None
+            asked = ReplayOptions(DEFAULT_CLIENTS, DEFAULT_CHUNK_BYTES, DEFAULT_CAPACITY, requests, "", options.socket)
+            _measure_replay(report, named, asked)
+        else:
+            report.note(f"replay is left out: name traces, or the folder they are in by {TRACES_VARIABLE}=FOLDER")
 
 
 @contextmanager
-def _daemon(options: Options) -> Iterator[str]:
-    """The socket of the daemon to measure: the one that was named, or one started for this run."""
+def _reporting(options: Options, command: str, out: str | None) -> Iterator[Report]:
+    """A report that is finished at the end; what goes wrong ends the command with its exit code."""
+    try:
+        report = Report(options, command, out)
+        yield report
+        report.finish()
+    except (TraceError, InvalidArgument) as error:
+        fail(str(error), EXIT_USAGE)
+    except DaemonUnreachable as error:
+        fail(str(error), EXIT_UNREACHABLE)
+    except KVPoolError as error:
+        fail(str(error), EXIT_FAILURE)
+    wrong = [row for row in report.rows if row.get("wrong_bytes")]
+    for row in wrong:
+        click.echo(f"kvpoolctl: {row['trace']}: {row['wrong_bytes']} wrong bytes, in chunks:", err=True)
+        for key in row["wrong_keys"]:
+            click.echo(f"  {key}", err=True)
+    if wrong:
+        fail("wrong bytes came back: this daemon must not be used", EXIT_FAILURE)
+
+
+def _measure_kinds(report: Report, options: Options, kinds: Sequence[str], *, is_quick: bool) -> None:
+    with _daemon(options) as daemon:
+        for name in kinds:
+            run, title = KINDS[name]
+            report.measure(name, title, lambda advance, run=run: run(daemon, is_quick, advance))  # type: ignore[misc]
+
+
+def _measure_replay(report: Report, traces: Sequence[Trace], asked: ReplayOptions) -> None:
+    """Each trace in turn, up to the first that brings wrong bytes back: no figure counts after that."""
+    for trace in traces:
+        report.measure(
+            "replay",
+            REPLAY_TITLE,
+            lambda advance, trace=trace: [bench_replay(trace, asked, advance)],  # type: ignore[misc]
+        )
+        if report.rows[-1]["wrong_bytes"]:
+            return
+
+
+@contextmanager
+def _daemon(options: Options) -> Iterator[MeasuredDaemon]:
+    """The daemon to measure: the one that was named, or one started for this run."""
     if options.socket is not None:
-        options.connect().close()
-        yield options.socket
+        yield found_daemon(options.socket)
         return
-    with tempfile.TemporaryDirectory(prefix="kvpool-bench-") as directory:
-        socket = f"{directory}/kvpool.sock"
-        sets = [f"--set=server.socket={socket}", f"--set=dram.capacity={CAPACITY}", "--set=log.level=warning"]
-        process = subprocess.Popen([sys.executable, "-m", "kvpool.cli.kvpoold", *sets])  # noqa: S603 - our own module
-        try:
-            _wait_until_settled(socket, process)
-            yield socket
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(START_TIMEOUT_S)
+    with own_daemon(CAPACITY_BYTES) as daemon:
+        yield daemon
 
 
-def _wait_until_settled(socket: str, process: "subprocess.Popen[bytes]") -> None:
-    """Until the daemon answers and its arena has its pages, huge ones included: that work is not what is measured."""
-    deadline = Deadline(START_TIMEOUT_S)
-    while not deadline.has_passed() and process.poll() is None:
-        try:
-            with BlockingConnection.admin(socket, 1.0) as connection:
-                if not connection.info()["dram_is_settling"]:
-                    return
-        except KVPoolError:
-            pass
-        time.sleep(0.05)
-    fail(f"the daemon at {socket} did not settle within {START_TIMEOUT_S:.0f} s", EXIT_FAILURE)
+def _readable(row: Row) -> Row:
+    """A row for people: spreads as `low..high`, counts by reason as words; keys of wrong chunks are told apart."""
+    readable = {}
+    for name, value in row.items():
+        if "spread" in name:
+            value = f"{value[0]:g}..{value[1]:g}"
+        elif isinstance(value, dict):
+            value = ", ".join(f"{count} {reason}" for reason, count in value.items()) or "none"
+        if name != "wrong_keys":
+            readable[name] = value
+    return readable
+
+
+def _check_writable(path: Path) -> None:
+    folder = path.parent
+    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise InvalidArgument(f"--out is {str(path)!r}, expected a file that can be written in a folder that exists")
 
 
 def _machine() -> dict[str, Any]:
     return {
         "processor": _processor(),
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
+        "load_average_before": os.getloadavg()[0],
     }
 
 

@@ -1,11 +1,14 @@
 """`bench copy`: paged KV into the pool and back, per copying thread, against memcpy of the same bytes.
 
-Save counts from the reservation to the answered commit, load from the acquire to the last verified layer. The three are
-taken in turn inside one window, so that the machine's moods hit all alike. The first round warms page tables and is not
-counted. The last load of each size is compared with the source.
+Save counts from the reservation to the answered commit, load from the acquire to the last verified layer. A round takes
+memcpy, save, memcpy, load and memcpy in turn, so that the machine's moods hit all alike, and a save's or load's ratio is
+to the mean of the two memcpys around it. The first round warms page tables and is not counted. The load's target is
+overwritten before each round and every load is compared with the source, outside the measured time.
 """
 
+import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,14 +16,18 @@ import numpy.typing as npt
 
 import kvpool_client as kv
 import kvpool_native
-from kvpool.cli.bench_measure import cpu_seconds, median, spread, timed_s
+from kvpool.cli.bench_daemon import MeasuredDaemon
+from kvpool.cli.bench_measure import median, rates, spread, timed_s, timed_with_cpu_s
 from kvpool.errors import KVPoolError
 
 BLOCK_TOKENS = 16
 TOTAL_BYTES = 512 << 20
 QUICK_BYTES = 64 << 20
+ROUNDS = 11
+QUICK_ROUNDS = 3
 SAVE_BAR = 0.7
 LOAD_BAR = 0.8
+MODEL = "bench-copy"
 SIZES = {
     "32 MiB": kv.Layout(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16", chunk_tokens=256),
     "2 MiB": kv.Layout(layers=8, kv_heads=2, head_dim=128, dtype="bfloat16", chunk_tokens=256),
@@ -30,40 +37,68 @@ SIZES = {
 Layers = list[npt.NDArray[np.uint16]]
 
 
-def bench_copy(socket: str, is_quick: bool, advance: Callable[[], None]) -> list[dict[str, Any]]:
+@dataclass(slots=True)
+class _Rounds:
+    """What the counted rounds gave. Invariant: every list but `memcpy` has one entry for each of them."""
+
+    total: int
+    memcpy: list[float] = field(default_factory=list)
+    save: list[float] = field(default_factory=list)
+    load: list[float] = field(default_factory=list)
+    save_ratio: list[float] = field(default_factory=list)
+    load_ratio: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    daemon_cpu_s: float = 0.0
+
+    def add(self, floors_s: list[float], save_s: tuple[float, float], load_s: tuple[float, float]) -> None:
+        """Count one round: the three floors, and seconds with CPU seconds of the save and the load between them."""
+        self.memcpy += [self.total / seconds / 1e9 for seconds in floors_s]
+        self.save.append(self.total / save_s[0] / 1e9)
+        self.load.append(self.total / load_s[0] / 1e9)
+        self.save_ratio.append((floors_s[0] + floors_s[1]) / 2 / save_s[0])
+        self.load_ratio.append((floors_s[1] + floors_s[2]) / 2 / load_s[0])
+        self.cpu_s += save_s[1] + load_s[1]
+
+
+def bench_copy(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int], None]) -> list[dict[str, Any]]:
     """One row for each chunk size."""
-    return [_size(socket, name, layout, is_quick, advance) for name, layout in SIZES.items()]
+    steps = len(SIZES) * (QUICK_ROUNDS if is_quick else ROUNDS)
+    rows = [_size(daemon, name, layout, is_quick, lambda: advance(steps)) for name, layout in SIZES.items()]
+    if not daemon.is_own:
+        daemon.forget(MODEL)
+    return rows
 
 
-def _size(socket: str, name: str, layout: kv.Layout, is_quick: bool, advance: Callable[[], None]) -> dict[str, Any]:
+def _size(
+    daemon: MeasuredDaemon, name: str, layout: kv.Layout, is_quick: bool, advance: Callable[[], None]
+) -> dict[str, Any]:
     total = QUICK_BYTES if is_quick else TOTAL_BYTES
-    rounds = 3 if is_quick else 9
     chunks = total // layout.chunk_bytes
     source, target = _engine(layout, chunks, fill=True), _engine(layout, chunks, fill=False)
     flat, copy = np.ones(total, np.uint8), np.zeros(total, np.uint8)
-    rates: dict[str, list[float]] = {"save": [], "load": [], "memcpy": []}
-    with kv.connect(socket, model=f"bench-{name}", layout=layout, timeout_s=10.0) as pool:
-        saving, loading = (
-            pool.register(source, BLOCK_TOKENS, "kv_first"),
-            pool.register(target, BLOCK_TOKENS, "kv_first"),
-        )
-        cpu_before = cpu_seconds()
-        for number in range(rounds):
+    rounds = _Rounds(total)
+    # A salt of this run: a shared daemon must not have the chunks of an earlier one.
+    with kv.connect(daemon.socket, model=MODEL, layout=layout, salt=os.urandom(16), timeout_s=10.0) as pool:
+        saving, loading = (pool.register(layers, BLOCK_TOKENS, "kv_first") for layers in (source, target))
+        for number in range(QUICK_ROUNDS if is_quick else ROUNDS):
             random = np.random.default_rng(number)
             block_ids = random.permutation(saving.blocks)
             keys = pool.keys(random.integers(0, 50_000, chunks * layout.chunk_tokens, dtype=np.int32))
-            seconds = {
-                "memcpy": timed_s(lambda: kvpool_native.copy_plain(copy, flat)),
-                "save": timed_s(lambda: _save(pool, keys, saving, block_ids)),  # noqa: B023 - called at once
-                "load": timed_s(lambda: _load(pool, keys, loading, block_ids)),  # noqa: B023 - called at once
-            }
+            for layer in target:
+                layer.fill(0)
+            floors_s = [timed_s(lambda: kvpool_native.copy_plain(copy, flat))]
+            daemon_cpu_s = daemon.cpu_seconds()
+            save_s = timed_with_cpu_s(lambda: _save(pool, keys, saving, block_ids))  # noqa: B023 - called at once
+            floors_s.append(timed_s(lambda: kvpool_native.copy_plain(copy, flat)))
+            load_s = timed_with_cpu_s(lambda: _load(pool, keys, loading, block_ids))  # noqa: B023 - called at once
+            daemon_cpu_s = daemon.cpu_seconds() - daemon_cpu_s
+            floors_s.append(timed_s(lambda: kvpool_native.copy_plain(copy, flat)))
+            _compare(source, target, name)
             if number:
-                for path, duration in seconds.items():
-                    rates[path].append(total / duration / 1e9)
+                rounds.add(floors_s, save_s, load_s)
+                rounds.daemon_cpu_s += daemon_cpu_s
             advance()
-        used = cpu_seconds() - cpu_before
-    _compare(source, target, name)
-    return _row(name, chunks, rates, used)
+    return _row(name, chunks, rounds)
 
 
 def _engine(layout: kv.Layout, chunks: int, *, fill: bool) -> Layers:
@@ -71,8 +106,8 @@ def _engine(layout: kv.Layout, chunks: int, *, fill: bool) -> Layers:
     shape = (2, blocks, BLOCK_TOKENS, layout.kv_heads, layout.head_dim)
     random = np.random.default_rng(1)
     if fill:
-        return [random.integers(0, 65535, shape, dtype=np.uint16) for _ in range(layout.layers)]
-    return [np.ones(shape, np.uint16) for _ in range(layout.layers)]
+        return [random.integers(1, 65535, shape, dtype=np.uint16) for _ in range(layout.layers)]
+    return [np.zeros(shape, np.uint16) for _ in range(layout.layers)]
 
 
 def _save(pool: kv.Pool, keys: kv.KeyChain, cache: kv.Cache, block_ids: npt.NDArray[np.int64]) -> None:
@@ -83,6 +118,10 @@ def _save(pool: kv.Pool, keys: kv.KeyChain, cache: kv.Cache, block_ids: npt.NDAr
 
 def _load(pool: kv.Pool, keys: kv.KeyChain, cache: kv.Cache, block_ids: npt.NDArray[np.int64]) -> None:
     with pool.acquire(pool.lookup(keys)) as lease:
+        if lease.chunks != len(keys):
+            raise KVPoolError(
+                f"{lease.chunks} of {len(keys)} chunks are left to load; the daemon needs 1 GiB of its own"
+            )
         result = pool.load(lease, cache, block_ids).wait()
     if result.chunks != len(keys):
         raise KVPoolError(f"a load of {len(keys)} chunks ended early: {result}")
@@ -93,20 +132,23 @@ def _compare(source: Layers, target: Layers, name: str) -> None:
         raise KVPoolError(f"wrong bytes: {name} chunks came back other than they were saved")
 
 
-def _row(name: str, chunks: int, rates: dict[str, list[float]], used: float) -> dict[str, Any]:
-    save, load, memcpy = (median(rates[path]) for path in ("save", "load", "memcpy"))
+def _row(name: str, chunks: int, rounds: _Rounds) -> dict[str, Any]:
+    save_ratio, load_ratio = median(rounds.save_ratio), median(rounds.load_ratio)
     return {
         "chunk": name,
         "chunks": chunks,
-        "memcpy_gb_per_s": round(memcpy, 2),
-        "save_gb_per_s": round(save, 2),
-        "save_spread": spread(rates["save"]),
-        "save_ratio": round(save / memcpy, 2),
+        "rounds": len(rounds.save),
+        **rates("memcpy", rounds.memcpy),
+        **rates("save", rounds.save),
+        "save_ratio": round(save_ratio, 2),
+        "save_ratio_spread": spread(rounds.save_ratio),
         "save_bar": SAVE_BAR,
-        "load_gb_per_s": round(load, 2),
-        "load_spread": spread(rates["load"]),
-        "load_ratio": round(load / memcpy, 2),
+        **rates("load", rounds.load),
+        "load_ratio": round(load_ratio, 2),
+        "load_ratio_spread": spread(rounds.load_ratio),
         "load_bar": LOAD_BAR,
-        "ratio": round(min(save, load) / memcpy, 2),
-        "cpu_seconds": round(used, 2),
+        "ratio": round(min(save_ratio, load_ratio), 2),
+        "cpu_seconds": round(rounds.cpu_s, 2),
+        "daemon_cpu_seconds": round(rounds.daemon_cpu_s, 3),
+        "cpu_seconds_per_gb": round(rounds.cpu_s / (2 * rounds.total * len(rounds.save) / 1e9), 3),
     }

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -102,17 +104,45 @@ def test_help_reads_like_a_manual_page(command: str) -> None:
     assert "3  daemon unreachable" in text
 
 
-@pytest.mark.parametrize(
-    ("kind", "keys"),
-    [
-        ("copy", {"save_gb_per_s", "load_gb_per_s", "memcpy_gb_per_s", "ratio", "cpu_seconds"}),
-        ("lookup", {"p50_us", "p99_us"}),
-        ("rpc", {"p50_us", "p99_us", "ratio", "cpu_seconds"}),
-    ],
-)
-def test_bench_writes_rows_that_name_their_units(kind: str, keys: set[str]) -> None:
-    run = _run("--json", "bench", kind, "--quick")
+LATENCY = {"p50_us", "p99_us", "spread_us", "ratio", "cpu_seconds"}
+RATE = {"save_gb_per_s", "load_gb_per_s", "memcpy_gb_per_s", "load_ratio", "save_ratio", "cpu_seconds"}
+
+
+def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -> None:
+    trace, out = tmp_path / "one.jsonl", tmp_path / "bench.json"
+    trace.write_text('{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}\n')
+    run = _run("--json", "bench", "all", str(trace), "--quick", "--out", str(out))
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout)
+    assert document == json.loads(out.read_text())
     assert set(document) == {"command", "version", "machine", "rows"}
-    assert all(keys <= set(row) for row in document["rows"])
+    rows = document["rows"]
+    expected = [
+        *[RATE | {"ratio", "load_ratio_spread", "daemon_cpu_seconds"}] * 3,
+        *[LATENCY] * 9,
+        {"ready_s", "ready_spread_s", "rss_mib", "idle_cpu_seconds", "arena_mib"},
+        RATE | {"hit_rate", "ideal_hit_rate", "wrong_bytes", "load_spread_gb_per_s", "acquire_p99_us"},
+    ]
+    assert [sorted(keys - set(row)) for row, keys in zip(rows, expected, strict=True)] == [[]] * len(rows)
+
+
+def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
+    start_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KVPOOL_TRACES", raising=False)
+    daemon = start_daemon(dram__capacity="256MiB")
+    for _ in range(2):
+        run = _run("bench", "all", "--quick", "--socket", daemon.socket)
+        assert run.returncode == 0, run.stderr
+        assert "footprint is left out: it starts daemons of its own" in run.stdout
+        assert "replay is left out: name traces" in run.stdout
+    assert daemon.stats()["dram.chunks"] == 0
+
+
+def test_an_idle_daemon_is_small_and_sleeps() -> None:
+    run = _run("bench", "footprint", "--quick", "--json", "--capacity", "256MiB")
+    assert run.returncode == 0, run.stderr
+    (row,) = json.loads(run.stdout)["rows"]
+    assert row["rss_mib"] <= row["rss_bar_mib"] == 100
+    assert row["idle_cpu_seconds"] <= row["idle_cpu_bar_seconds"]
+    assert row["arena_mib"] >= 256
