@@ -30,12 +30,22 @@ nb::tuple promote(Directory& directory, uint32_t owner, uint32_t size_class, con
   return nb::make_tuple(answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations));
 }
 
-nb::tuple hold_coldest_unsaved(Directory& directory, uint32_t scan) {
-  size_t saved = 0;
-  const Hold hold = directory.hold_coldest_unsaved(scan, saved);
+nb::tuple describe(const Directory& directory, Hold hold, size_t saved) {
   const auto leaf = hold.id == 0 ? std::nullopt : directory.record_of(hold.id, 0);
   const ChunkRecord first = leaf ? directory.record(*leaf) : ChunkRecord{};
   return nb::make_tuple(hold.id, hold.chunks, saved, first.owner.value(), first.size_class.value());
+}
+
+nb::tuple hold_coldest_unsaved(Directory& directory, uint32_t scan) {
+  size_t saved = 0;
+  const Hold hold = directory.hold_coldest_unsaved(scan, saved);
+  return describe(directory, hold, saved);
+}
+
+nb::tuple hold_unsaved(Directory& directory, const nb::bytes& key) {
+  size_t saved = 0;
+  const Hold hold = directory.hold_unsaved(one_key(key), saved);
+  return describe(directory, hold, saved);
 }
 
 nb::bytes keys_of(const Directory& directory, HoldId hold) {
@@ -104,6 +114,7 @@ void bind_tiers(nb::class_<Directory>& directory) {
       .def("hold_coldest_unsaved", &hold_coldest_unsaved, "scan"_a,
            "(hold, chunks, saved, namespace, size class): the prefix of a chunk to be evicted soon that the slower tier\n"
            "lacks, of which it has the first `saved` chunks; hold 0: none.")
+      .def("hold_unsaved", &hold_unsaved, "key"_a, "The same for the prefix that ends in this chunk.")
       .def("keys_of", &keys_of, "hold"_a, "The keys of a hold, packed.")
       .def("release_untouched", &Directory::release_untouched, "hold"_a, "Ends a hold without counting as a use.")
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,

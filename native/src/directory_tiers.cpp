@@ -143,15 +143,26 @@ Hold Directory::hold_coldest_unsaved(uint32_t scan, size_t& saved) {
       if (is_elsewhere(records_[id].key)) {
         continue;
       }
-      std::vector<RecordId> chain;
-      append_chain(id, chain);
-      while (saved < chain.size() && is_elsewhere(records_[chain[saved]].key)) {
-        ++saved;
-      }
-      return make_hold(std::move(chain));
+      return hold_chain_of(id, saved);
     }
   }
   return {};
+}
+
+Hold Directory::hold_unsaved(const ChunkKey& key, size_t& saved) {
+  saved = 0;
+  const auto entry = table_.find(key);
+  const bool is_wanted = entry && entry->record.valid() && records_[entry->record].state == ChunkState::READY;
+  return is_wanted && !is_elsewhere(key) ? hold_chain_of(entry->record, saved) : Hold{};
+}
+
+Hold Directory::hold_chain_of(RecordId leaf, size_t& saved) {
+  std::vector<RecordId> chain;
+  append_chain(leaf, chain);
+  while (saved < chain.size() && is_elsewhere(records_[chain[saved]].key)) {
+    ++saved;
+  }
+  return make_hold(std::move(chain));
 }
 
 bool Directory::release_untouched(HoldId hold) {

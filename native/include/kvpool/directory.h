@@ -193,6 +193,8 @@ class Directory {
   // The prefix that ends in one of the chunks next to be evicted that the slower tier lacks: held, from the root on, and how
   // many of its first chunks the slower tier has. At most `scan` chunks are looked at. Id 0: none of them is lacking.
   [[nodiscard]] Hold hold_coldest_unsaved(uint32_t scan, size_t& saved);
+  // The same for the prefix that ends in this chunk; id 0 where it is not here, or the slower tier has it.
+  [[nodiscard]] Hold hold_unsaved(const ChunkKey& key, size_t& saved);
   // Ends a hold as if it had never been: nothing counts as used.
   bool release_untouched(HoldId hold);
   // While set, `reserve` and `promote` answer NOT_READY rather than evict what no other tier has.
@@ -273,6 +275,7 @@ class Directory {
   void add_hold(RecordId id) noexcept;
   void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
   void append_chain(RecordId leaf, std::vector<RecordId>& records) const;
+  [[nodiscard]] Hold hold_chain_of(RecordId leaf, size_t& saved);
   [[nodiscard]] std::vector<RecordId> whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const;
 
   // directory_reserve.cpp
