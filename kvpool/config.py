@@ -23,6 +23,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+SSD_CAPACITY_MIN = 16 << 20
 SOCKET_PATH_BYTES_MAX = 107 - len(".lock")
 
 
@@ -56,6 +57,21 @@ class DramConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SsdConfig:
+    """Section `ssd`; sizes in bytes, durations in seconds. Capacity 0: no such tier."""
+
+    path: str
+    capacity: int
+    segment: int
+    max_chunks: int
+    direct: bool
+    threads: int
+    watermark: float
+    write_through: bool
+    checkpoint_interval: float
+
+
+@dataclass(frozen=True, slots=True)
 class LogConfig:
     """Section `log`."""
 
@@ -68,6 +84,7 @@ class Config:
 
     server: ServerConfig
     dram: DramConfig
+    ssd: SsdConfig
     log: LogConfig
 
 
@@ -110,7 +127,7 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
         _check_together(parsed, faults)
     if faults:
         raise ConfigError(faults)
-    sections = {"server": ServerConfig, "dram": DramConfig, "log": LogConfig}
+    sections = {"server": ServerConfig, "dram": DramConfig, "ssd": SsdConfig, "log": LogConfig}
     built = {
         section: kind(**{name.split(".")[1]: value for name, value in parsed.items() if name.startswith(f"{section}.")})
         for section, kind in sections.items()
@@ -173,6 +190,12 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
         )
 
 
+    if parsed["ssd.capacity"] and not parsed["ssd.path"]:
+        faults.append(f"ssd.path is '', expected a directory because ssd.capacity is {parsed['ssd.capacity']}")
+    if 0 < parsed["ssd.capacity"] < SSD_CAPACITY_MIN:
+        faults.append(f"ssd.capacity is {parsed['ssd.capacity']}, expected 0 or at least {SSD_CAPACITY_MIN}")
+
+
 def _size(low: str, high: str, default: str) -> Option:
     least, most = parse_size(low), parse_size(high)
 
@@ -229,6 +252,22 @@ def _flag(default: str) -> Option:
     return Option(parse, default, "true or false")
 
 
+def _share(default: str) -> Option:
+    def parse(value: Any) -> float:
+        share = float(value) if isinstance(value, str) else value
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 <= share <= 1.0:
+            raise InvalidArgument(repr(value))
+        return float(share)
+
+    return Option(parse, default, "a number from 0 to 1")
+
+
+def _directory(value: Any) -> str:
+    if not isinstance(value, str) or (value and not value.startswith("/")) or "\0" in value:
+        raise InvalidArgument(repr(value))
+    return value
+
+
 def _plain_int(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidArgument(repr(value))
@@ -282,5 +321,14 @@ OPTIONS: dict[str, Option] = {
     "dram.prefault": _flag("true"),
     "dram.prefault_threads": _count(1, 64, 2),
     "dram.verify": _choice("always", "cold"),
+    "ssd.path": Option(_directory, "", "an absolute path of a directory (needed where ssd.capacity is not 0)"),
+    "ssd.capacity": _size("0B", "8TiB", "0B"),
+    "ssd.segment": _size("64KiB", "64GiB", "1GiB"),
+    "ssd.max_chunks": _count(0, 1 << 27, 0),
+    "ssd.direct": _flag("true"),
+    "ssd.threads": _count(1, 64, 4),
+    "ssd.watermark": _share("0.5"),
+    "ssd.write_through": _flag("false"),
+    "ssd.checkpoint_interval": _duration("100ms", "1h", "5s"),
     "log.level": _choice("info", "debug", "warning", "error"),
 }

@@ -28,6 +28,8 @@ from kvpool.protocol import messages as m
 from kvpool.report import Sections, render_info, render_stats
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
 from kvpool.tiers.prefault import Prefault
+from kvpool.tiers.ssd import SsdPlan, SsdTier, plan_ssd
+from kvpool.tiering import Tiering
 from kvpool.transfer.verify import find_corrupt
 from kvpool.transfer.workers import Urgency, Workers, call_later
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, ChunkExtent, ConnectionId, NamespaceId, SizeClassId
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
 EXPIRY_FRACTION = 0.25
+# At most this part of DRAM is being written down at a time: what is, cannot be evicted meanwhile.
+DEMOTING_FRACTION = 8
 
 
 class Pool:
@@ -47,24 +51,32 @@ class Pool:
         self._config = config
         self._started_ns = clock.now_ns()
         self.epoch = os.urandom(EPOCH_BYTES)
-        self.geometry = plan_geometry(config.dram.capacity, config.dram.segment, config.dram.max_chunks)
+        ssd = plan_ssd(config.ssd) if config.ssd.capacity else None
+        self.geometry = plan_geometry(
+            config.dram.capacity, config.dram.segment, config.dram.max_chunks, ssd.max_chunks if ssd else 0
+        )
         self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages)
         self._directory = kvpool_native.Directory(self._dram.arena, self._dram.index, self.geometry, self.epoch)
         self._dram.seal()
         self._namespaces = Namespaces()
+        self._segment_ready = asyncio.Event()
+        self._tiering = self._make_tiering(ssd) if ssd else None
+        self._opening: asyncio.Task[None] | None = None
         self._size_classes: dict[tuple[int, int], SizeClassId] = {}
         server = config.server
-        self._reading = Reading(self._directory, int(server.lease_ttl * NS_PER_S), server.max_leases)
+        promotions = self._tiering.promotions if self._tiering else None
+        self._reading = Reading(self._directory, int(server.lease_ttl * NS_PER_S), server.max_leases, promotions)
         self._writing = Writing(self._directory, int(server.reservation_ttl * NS_PER_S), server.max_reservations)
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
         self._prefault: Prefault | None = None
-        self._segment_ready = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
         self._integrity = Integrity(self._directory, self._find_corrupt)
         self._index_view = kvpool_native.IndexView(self._dram.index)
 
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
+        if self._tiering is not None:
+            self._opening = asyncio.create_task(self._tiering.open(self._reopen_namespace))
         if not self._config.dram.prefault:
             for segment in range(self.geometry.segments):
                 self._directory.mark_segment_ready(segment)
@@ -80,13 +92,20 @@ class Pool:
         )
 
     async def stop(self) -> None:
-        """End the threads. Chunks in DRAM are gone with the process."""
+        """End the threads. Chunks in DRAM alone are gone with the process."""
         if self._expiry is not None:
             self._expiry.cancel()
         loop = asyncio.get_running_loop()
+        if self._tiering is not None and self._opening is not None:
+            await self._opening
+            await self._tiering.close()
         if self._prefault is not None:
             await loop.run_in_executor(None, self._prefault.stop)
         await loop.run_in_executor(None, self._workers.stop)
+
+    async def write_down(self, timeout_s: float) -> int:
+        """Have the SSD tier keep what DRAM alone has, as far as the time goes. Returns how many chunks were written."""
+        return 0 if self._tiering is None else await self._tiering.drain(timeout_s)
 
     def fds(self) -> tuple[int, int]:
         """The descriptors an engine gets: arena, index."""
@@ -107,8 +126,8 @@ class Pool:
         """Whether a save is under way that a stop should wait for."""
         return self._writing.reservations > 0
 
-    async def wait_for_segment(self, timeout_s: float) -> None:
-        """Until another segment has its pages, or the time is over."""
+    async def wait_for_room(self, timeout_s: float) -> None:
+        """Until another segment has its pages, chunks have been written down, or the time is over."""
         self._segment_ready.clear()
         try:
             await asyncio.wait_for(self._segment_ready.wait(), timeout_s)
@@ -169,21 +188,29 @@ class Pool:
     ) -> m.Reserved | None:
         """Reserve slots for new chunks, evicting others where memory is short.
 
-        None when only memory still being faulted in could serve: ask again after `wait_for_segment`, or with
-        `may_wait=False` to have those chunks declined.
+        None when only memory could serve that is still being faulted in, or holds what the SSD tier lacks: ask again after
+        `wait_for_room`, or with `may_wait=False` to take what there is.
         """
         m.check_keys(keys, ranks=1)
         if len(parent) not in (0, KEY_BYTES):
             raise ProtocolError(f"parent key has {len(parent)} bytes, expected none or {KEY_BYTES}")
+        is_protected = may_wait and self._tiering is not None and self._tiering.can_write
+        self._directory.protect_unsaved(is_protected)
         places = self._writing.reserve(session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
+        self._directory.protect_unsaved(False)
         if places is None:
+            if self._tiering is not None:
+                self._tiering.run(is_urgent=True)
             return None
         self._schedule_expiry()
         return m.Reserved(places.reservation, places.states, places.offsets, places.generations)
 
     def commit(self, session: EngineSession, reservation: int, checksums: bytes) -> m.Committed:
         """Publish the next chunks of a reservation."""
-        return m.Committed(self._writing.commit(session, reservation, checksums, self._clock.now_ns()))
+        states = self._writing.commit(session, reservation, checksums, self._clock.now_ns())
+        if self._tiering is not None:
+            self._tiering.run()
+        return m.Committed(states)
 
     def end_reservation(self, session: EngineSession, reservation: int) -> m.Done:
         """Give up what was not committed; the writer has said that it writes no more."""
@@ -209,7 +236,8 @@ class Pool:
 
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
-        return render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
+        info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
+        return info if self._tiering is None else {**info, **self._tiering.info()}
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
@@ -228,21 +256,27 @@ class Pool:
             "checksum_failures": self._integrity.checksum_failures,
             "corrupt_reports": self._integrity.corrupt_reports,
         }
-        return render_stats(self._config, self._directory.stats(), self.page_use(), server=server, index=index)
+        sections = render_stats(self._config, self._directory.stats(), self.page_use(), server=server, index=index)
+        return sections if self._tiering is None else {**sections, "ssd": self._tiering.stats()}
 
-    def flush(self, model: str | None, older_than_s: float | None) -> dict[str, int]:
-        """Drop what nobody holds, of one model or all, unused for a time or at any age."""
+    def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> dict[str, int]:
+        """Drop what nobody holds, of one model or all, unused for a time or at any age, from one tier or (empty) all.
+
+        `chunks` counts those that are in no tier any more. Raises Refused for a tier that there is not.
+        """
+        tiers = {"dram": self._directory, **({"ssd": self._tiering.directory} if self._tiering else {})}
+        if tier and tier not in tiers:
+            raise Refused("argument", f"tier is {tier!r}, expected one of {', '.join(tiers)}")
         now_ns = self._clock.now_ns()
         before_ns = now_ns + 1 if older_than_s is None else now_ns - min(now_ns, int(older_than_s * NS_PER_S))
         owners: list[int | None] = [None] if model is None else [entry.id for entry in self._namespaces.of_model(model)]
         total = {"chunks": 0, "bytes": 0, "skipped": 0}
-        for owner in owners:
-            chunks, size, skipped = self._directory.flush(owner, before_ns)
-            total = {
-                "chunks": total["chunks"] + chunks,
-                "bytes": total["bytes"] + size,
-                "skipped": total["skipped"] + skipped,
-            }
+        for directory in [tiers[tier]] if tier else tiers.values():
+            for owner in owners:
+                for name, count in zip(total, directory.flush(owner, before_ns), strict=True):
+                    total[name] += count
+        if self._tiering is not None:
+            self._tiering.forget_departed()
         return total
 
     def discard(self, key: bytes) -> None:
@@ -260,6 +294,9 @@ class Pool:
         """Recount every invariant: `problems` (one line each) and the number of `chunks` looked at."""
         problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.problems()
         expected_holds = self._reading.holds + self._integrity.holds_in_use
+        if self._tiering is not None:
+            expected_holds += self._tiering.holds
+            problems += self._tiering.verify()
         found_holds = self._directory.stats()["holds"]
         if found_holds != expected_holds:
             problems.append(f"index: {found_holds} holds, {expected_holds} are in leases, tickets and checks")
@@ -285,8 +322,27 @@ class Pool:
             except ValueError as error:
                 raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
         namespace = Namespace(NamespaceId(self._directory.add_namespace()), self._size_classes[geometry], model, layout)
+        if self._tiering is not None:
+            below = self._tiering.directory.add_namespace()
+            assert below == namespace.id
         self._namespaces.add(namespace)
         return namespace
+
+    def _reopen_namespace(self, model: str, wire: list[int | str]) -> Namespace:
+        return self._namespace(model, Layout.from_wire(wire))
+
+    def _make_tiering(self, plan: SsdPlan) -> Tiering:
+        dram = self._config.dram.capacity
+        return Tiering(
+            self._directory,
+            SsdTier(plan, self._dram.arena, self._dram.index, self.epoch),
+            self._namespaces,
+            self._clock,
+            watermark_bytes=int(dram * self._config.ssd.watermark),
+            bytes_max=max(1, dram // DEMOTING_FRACTION),
+            is_write_through=self._config.ssd.write_through,
+            on_settled=self._segment_ready.set,
+        )
 
     def _leased(self, grant: Grant) -> m.Leased:
         if grant.lease:

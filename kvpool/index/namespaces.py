@@ -27,6 +27,7 @@ class Namespaces:
 
     def __init__(self) -> None:
         self._by_identity: dict[tuple[str, bytes], Namespace] = {}
+        self._by_id: dict[NamespaceId, Namespace] = {}
 
     def __len__(self) -> int:
         return len(self._by_identity)
@@ -41,6 +42,11 @@ class Namespaces:
         assert identity not in self._by_identity
         assert not self.is_full
         self._by_identity[identity] = namespace
+        self._by_id[namespace.id] = namespace
+
+    def by_id(self, namespace_id: NamespaceId) -> Namespace:
+        """The namespace of a number that the directory gave."""
+        return self._by_id[namespace_id]
 
     @property
     def is_full(self) -> bool:

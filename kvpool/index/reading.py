@@ -13,6 +13,7 @@ import numpy as np
 import kvpool_native
 from kvpool.errors import Refused
 from kvpool.index.leases import Lease, Leases
+from kvpool.index.promotions import Promotions
 from kvpool.index.sessions import EngineSession
 from kvpool.types import ConnectionId, HoldId, LeaseId
 
@@ -34,8 +35,15 @@ NOTHING = Grant(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 class Reading:
     """All readers of the daemon. `leases_max` bounds the leases of one connection."""
 
-    def __init__(self, directory: kvpool_native.Directory, ttl_ns: int, leases_max: int) -> None:
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        ttl_ns: int,
+        leases_max: int,
+        promotions: Promotions | None = None,
+    ) -> None:
         self._directory = directory
+        self._promotions = promotions
         self._leases = Leases(ttl_ns)
         self._leases_max = leases_max
         self.expired_leases = 0
@@ -65,6 +73,8 @@ class Reading:
     def acquire(self, session: EngineSession, keys: bytes, now_ns: int) -> Grant:
         """Lease the longest present prefix of `keys`, on every rank of the session. Raises Refused."""
         self._check_room(session)
+        if self._promotions is not None:
+            return self._grant_acquired(session, *self._promotions.acquire(session, keys, now_ns), now_ns)
         return self._grant_acquired(session, *self._directory.acquire_ranks(session.namespace_ids, keys), now_ns)
 
     def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int, now_ns: int) -> Grant:

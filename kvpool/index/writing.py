@@ -47,7 +47,10 @@ class Writing:
     def reserve(
         self, session: EngineSession, parent: bytes, keys: bytes, now_ns: int, *, may_wait: bool
     ) -> Places | None:
-        """Slots for new chunks; None where only memory still being faulted in could serve. Raises Refused."""
+        """Slots for new chunks; None where only memory could serve that is still being faulted in or written down.
+
+        Raises Refused.
+        """
         if self._reservations.count_of(session.connection) >= self._reservations_max:
             limit = self._reservations_max
             raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
@@ -56,7 +59,7 @@ class Writing:
             own.id, own.size_class, parent, keys, now_ns
         )
         reserved = states.count(SaveState.RESERVED)
-        if may_wait and SaveState.NOT_READY in states and self._directory.is_behind():
+        if may_wait and SaveState.NOT_READY in states:
             self._directory.end_reservation(reservation, now_ns)
             return None
         if reserved:

@@ -85,7 +85,7 @@ def _reserve(pool: Pool, session: EngineSession, request: m.Reserve) -> Answer |
 async def _reserve_later(pool: Pool, session: EngineSession, request: m.Reserve) -> Answer:
     deadline = Deadline(RESERVE_WAIT_S)
     while not deadline.has_passed():
-        await pool.wait_for_segment(deadline.remaining_s())
+        await pool.wait_for_room(deadline.remaining_s())
         answer = pool.reserve(session, request.parent, request.keys)
         if answer is not None:
             return answer

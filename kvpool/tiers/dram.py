@@ -97,18 +97,20 @@ class DramTier:
         return segment if segment < self.geometry.segments else None
 
 
-def plan_geometry(capacity: int, segment: int, max_chunks: int) -> kvpool_native.DirectoryGeometry:
+def plan_geometry(
+    capacity: int, segment: int, max_chunks: int, further_entries: int = 0
+) -> kvpool_native.DirectoryGeometry:
     """The sizes of arena and index for `capacity` payload bytes.
 
     A small arena is cut in at least eight segments, so that several size classes find a place; large segments are whole
     huge pages. `max_chunks` 0 derives the index from the capacity: one entry for each 32 KiB, or for each page of a
-    small arena.
+    small arena. `further_entries`: index entries for chunks that a slower tier holds.
     """
     wanted = min(segment, -(-capacity // SEGMENTS_MIN))
     unit = HUGE_PAGE_BYTES if wanted >= 8 * HUGE_PAGE_BYTES else PAGE_BYTES
     segment_bytes = -(-wanted // unit) * unit
     derived = max(capacity // CHUNK_BYTES_TYPICAL_MIN, min(capacity // PAGE_BYTES, CHUNKS_SMALL_ARENA), 64)
-    return kvpool_native.DirectoryGeometry.plan(capacity, segment_bytes, max_chunks or derived)
+    return kvpool_native.DirectoryGeometry.plan(capacity, segment_bytes, max_chunks or derived, further_entries)
 
 
 def _create_arena(size: int, huge_pages: str) -> tuple[kvpool_native.Mapping, str]:

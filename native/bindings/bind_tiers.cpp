@@ -36,15 +36,9 @@ nb::tuple describe(const Directory& directory, Hold hold, size_t saved) {
   return nb::make_tuple(hold.id, hold.chunks, saved, first.owner.value(), first.size_class.value());
 }
 
-nb::tuple hold_coldest_unsaved(Directory& directory, uint32_t scan) {
+nb::tuple hold_unsaved(Directory& directory, uint32_t scan, bool newest_first) {
   size_t saved = 0;
-  const Hold hold = directory.hold_coldest_unsaved(scan, saved);
-  return describe(directory, hold, saved);
-}
-
-nb::tuple hold_unsaved(Directory& directory, const nb::bytes& key) {
-  size_t saved = 0;
-  const Hold hold = directory.hold_unsaved(one_key(key), saved);
+  const Hold hold = directory.hold_unsaved(scan, newest_first, saved);
   return describe(directory, hold, saved);
 }
 
@@ -111,10 +105,9 @@ void bind_tiers(nb::class_<Directory>& directory) {
             return self.fail_landing(one_key(key), generation);
           },
           "key"_a, "generation"_a, "Takes a chunk that could not be read out, with what follows it.")
-      .def("hold_coldest_unsaved", &hold_coldest_unsaved, "scan"_a,
-           "(hold, chunks, saved, namespace, size class): the prefix of a chunk to be evicted soon that the slower tier\n"
-           "lacks, of which it has the first `saved` chunks; hold 0: none.")
-      .def("hold_unsaved", &hold_unsaved, "key"_a, "The same for the prefix that ends in this chunk.")
+      .def("hold_unsaved", &hold_unsaved, "scan"_a, "newest_first"_a,
+           "(hold, chunks, saved, namespace, size class): a prefix that the slower tier lacks, of which it has the first\n"
+           "`saved` chunks, ending in one of the `scan` chunks next to be evicted, or used last; hold 0: none.")
       .def("keys_of", &keys_of, "hold"_a, "The keys of a hold, packed.")
       .def("release_untouched", &Directory::release_untouched, "hold"_a, "Ends a hold without counting as a use.")
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
@@ -122,7 +115,14 @@ void bind_tiers(nb::class_<Directory>& directory) {
       .def("restore", &restore, "rows"_a,
            "Rows of key, parent, offset u64, generation u64, namespace u32, size class u32; ancestors first, the most\n"
            "recent first. A column of u8: 1 where the chunk was restored.")
-      .def("finish_restore", &Directory::finish_restore);
+      .def("finish_restore", &Directory::finish_restore)
+      .def(
+          "take_departed",
+          [](Directory& self) {
+            const auto keys = self.take_departed();
+            return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
+          },
+          "The keys that left this slower tier since the last call, packed.");
 }
 
 }  // namespace kvpool

@@ -132,6 +132,7 @@ void Directory::hide(RecordId id) noexcept {
     --stats_.chunks;
     if (faster_ != nullptr) {
       static_cast<void>(faster_->note_slower(record.key, false));
+      departed_.push_back(record.key);
     }
   } else if (record.state == ChunkState::PROMOTING) {
     --stats_.promoting;

@@ -1,5 +1,6 @@
 // What two tiers tell each other: shared entries, promotion, demotion, restoring. See directory.h.
 #include <algorithm>
+#include <utility>
 
 #include "kvpool/check.h"
 #include "kvpool/directory.h"
@@ -135,25 +136,18 @@ uint64_t Directory::fail_landing(const ChunkKey& key, uint64_t generation) {
   return removed;
 }
 
-Hold Directory::hold_coldest_unsaved(uint32_t scan, size_t& saved) {
+Hold Directory::hold_unsaved(uint32_t scan, bool newest_first, size_t& saved) {
   saved = 0;
   for (uint32_t index = 0; index < arena_.class_count(); ++index) {
-    RecordId id = records_.oldest(ClassId(index));
-    for (uint32_t step = 0; step < scan && id.valid(); ++step, id = records_[id].newer) {
-      if (is_elsewhere(records_[id].key)) {
-        continue;
+    RecordId id = newest_first ? records_.newest(ClassId(index)) : records_.oldest(ClassId(index));
+    for (uint32_t step = 0; step < scan && id.valid(); ++step) {
+      if (!is_elsewhere(records_[id].key)) {
+        return hold_chain_of(id, saved);
       }
-      return hold_chain_of(id, saved);
+      id = newest_first ? records_[id].older : records_[id].newer;
     }
   }
   return {};
-}
-
-Hold Directory::hold_unsaved(const ChunkKey& key, size_t& saved) {
-  saved = 0;
-  const auto entry = table_.find(key);
-  const bool is_wanted = entry && entry->record.valid() && records_[entry->record].state == ChunkState::READY;
-  return is_wanted && !is_elsewhere(key) ? hold_chain_of(entry->record, saved) : Hold{};
 }
 
 Hold Directory::hold_chain_of(RecordId leaf, size_t& saved) {
@@ -228,6 +222,8 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   become_ready(record);
   return true;
 }
+
+std::vector<ChunkKey> Directory::take_departed() noexcept { return std::exchange(departed_, {}); }
 
 // Children were restored after their parents and must stand before them in their list.
 void Directory::finish_restore() noexcept {

@@ -31,7 +31,7 @@ struct Tiers {
   // Writes the coldest chain that the files lack; how many chunks they took.
   size_t demote(bool succeeds = true) {
     size_t saved = 0;
-    const Hold hold = memory.directory.hold_coldest_unsaved(64, saved);
+    const Hold hold = memory.directory.hold_unsaved(64, memory.now % 3 == 0, saved);
     if (hold.id == 0) {
       return 0;
     }

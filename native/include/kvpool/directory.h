@@ -190,11 +190,9 @@ class Directory {
   bool landed(const ChunkKey& key, uint64_t generation) noexcept;
   uint64_t fail_landing(const ChunkKey& key, uint64_t generation);
 
-  // The prefix that ends in one of the chunks next to be evicted that the slower tier lacks: held, from the root on, and how
-  // many of its first chunks the slower tier has. At most `scan` chunks are looked at. Id 0: none of them is lacking.
-  [[nodiscard]] Hold hold_coldest_unsaved(uint32_t scan, size_t& saved);
-  // The same for the prefix that ends in this chunk; id 0 where it is not here, or the slower tier has it.
-  [[nodiscard]] Hold hold_unsaved(const ChunkKey& key, size_t& saved);
+  // A prefix that the slower tier lacks: held, from the root on, and how many of its first chunks the slower tier has. It ends
+  // in one of the `scan` chunks next to be evicted, or (`newest_first`) used last. Id 0: none of them is lacking.
+  [[nodiscard]] Hold hold_unsaved(uint32_t scan, bool newest_first, size_t& saved);
   // Ends a hold as if it had never been: nothing counts as used.
   bool release_untouched(HoldId hold);
   // While set, `reserve` and `promote` answer NOT_READY rather than evict what no other tier has.
@@ -205,6 +203,8 @@ class Directory {
   bool restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const ChunkKey& key,
                PageIndex page, uint64_t generation);
   void finish_restore() noexcept;
+  // The keys that left this slower tier since the last call, in their order, packed.
+  [[nodiscard]] std::vector<ChunkKey> take_departed() noexcept;
 
   // Takes a bad chunk and all that follow it out at once; slots in use are freed when their holds end.
   // Returns how many READY chunks went; a chunk that is just being written is not dropped for its own sake.
@@ -305,6 +305,7 @@ class Directory {
   Directory* slower_ = nullptr;
   Directory* faster_ = nullptr;
   bool protects_unsaved_ = false;
+  std::vector<ChunkKey> departed_;  // of a slower tier: bounded by its caller, who takes them
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
   ChunkTable table_;
   SlotArena arena_;

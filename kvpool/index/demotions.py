@@ -1,0 +1,169 @@
+"""Demotion: chunks written to the slower tier before DRAM needs their slots.
+
+Takes the prefix of the coldest chunk that the slower tier lacks, from the root on, so that what stands below is always
+whole prefixes. While it is written it is held, so its slots stay; nothing of it counts as used by that.
+
+Bounded by bytes under way. Control thread only; no I/O. Invariant: each job in `_jobs` has one hold in the DRAM directory and
+one reservation in the one below, and ends both when the last of its chunks has been reported.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import kvpool_native
+from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.index.slower import SlowerTier, pack_moves
+from kvpool.types import KEY_BYTES, HoldId, NamespaceId, ReservationId, SaveState
+
+log = logging.getLogger(__name__)
+
+# Chunks looked at from the cold end for one that is not written yet: a guess that keeps the control thread quick.
+SCAN_CHUNKS = 512
+
+
+@dataclass(slots=True)
+class _Job:
+    namespace: Namespace
+    hold: HoldId
+    reservation: ReservationId
+    keys: list[bytes]
+    parents: list[bytes]
+    offsets: list[int]
+    generations: list[int]
+    size: int
+    left: int
+    is_good: list[bool] = field(default_factory=list)
+
+
+class Demotions:
+    """All demotions under way. `bytes_max` bounds them; `watermark_bytes` of DRAM in use begins them."""
+
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        slower: SlowerTier,
+        namespaces: Namespaces,
+        *,
+        watermark_bytes: int,
+        bytes_max: int,
+        is_write_through: bool,
+    ) -> None:
+        self._directory = directory
+        self._slower = slower
+        self._namespaces = namespaces
+        self._watermark_bytes = watermark_bytes
+        self._bytes_max = bytes_max
+        self._is_write_through = is_write_through
+        self._jobs: dict[int, _Job] = {}
+        self._bytes = 0
+        self.demoted_chunks = 0
+        self.failed_chunks = 0
+        self.corrupt_chunks = 0
+
+    def __repr__(self) -> str:
+        return f"<Demotions {len(self._jobs)} jobs, {self._bytes} bytes>"
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def holds(self) -> int:
+        """Holds that demotions have in the DRAM directory."""
+        return len(self._jobs)
+
+    def run(self, now_ns: int, *, is_urgent: bool = False, scan: int = SCAN_CHUNKS) -> None:
+        """Start what may be started: above the watermark (or `is_urgent`) the coldest chunks, with write-through the newest."""
+        while self._has_room and (
+            is_urgent or self._is_write_through or self._directory.stats()["used_bytes"] > self._watermark_bytes
+        ):
+            is_newest_first = self._is_write_through and not is_urgent
+            held = self._directory.hold_unsaved(scan, is_newest_first)
+            if not held[0] or not self._start(held, now_ns):
+                return
+
+    def settle(self, job_id: int, chunk: int, *, is_good: bool, is_bad_here: bool, now_ns: int) -> bool:
+        """A chunk has been written or not. False when the job is none of these."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return False
+        job.is_good[chunk] = is_good
+        if is_bad_here:
+            self.corrupt_chunks += 1
+            log.error("chunk %s is corrupt in memory: dropped", job.keys[chunk].hex()[:16])
+            self._directory.drop(job.keys[chunk])
+        job.left -= 1
+        if not job.left:
+            del self._jobs[job_id]
+            self._finish(job, now_ns)
+        return True
+
+    @property
+    def _has_room(self) -> bool:
+        return self._slower.can_write and (self._bytes < self._bytes_max or not self._jobs)
+
+    def _start(self, held: tuple[int, int, int, int, int], now_ns: int) -> bool:
+        """Write a held prefix as far as the tier takes it. False when it takes nothing."""
+        hold, _, saved, namespace_id, _ = held
+        namespace = self._namespaces.by_id(NamespaceId(namespace_id))
+        size_class = self._slower.size_class_of(namespace)
+        packed = self._directory.keys_of(hold)
+        keys = [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
+        taken = 0
+        if size_class is not None:
+            parent = keys[saved - 1] if saved else b""
+            reservation, states, offsets, generations = self._slower.directory.reserve(
+                namespace.id, size_class, parent, packed[saved * KEY_BYTES :], now_ns
+            )
+            taken = states.count(SaveState.RESERVED)
+        if not taken:
+            self._directory.release_untouched(hold)
+            return False
+        first = saved + states.index(SaveState.RESERVED)
+        arena = np.frombuffer(self._directory.columns(hold)[0], "<u8")
+        places = np.frombuffer(offsets, "<u8")[first - saved : first - saved + taken]
+        fresh = np.frombuffer(generations, "<u8")[first - saved : first - saved + taken]
+        job = _Job(
+            namespace,
+            HoldId(hold),
+            ReservationId(reservation),
+            keys[first : first + taken],
+            [keys[n - 1] if n else b"" for n in range(first, first + taken)],
+            places.tolist(),
+            fresh.tolist(),
+            taken * namespace.layout.chunk_bytes,
+            taken,
+            [False] * taken,
+        )
+        rows = pack_moves(
+            job.keys, job.parents, job.offsets, arena[first : first + taken].tolist(), job.generations
+        )
+        job_id = self._slower.write(namespace, rows)
+        if not job_id:
+            self._slower.directory.end_reservation(reservation, now_ns)
+            self._directory.release_untouched(hold)
+            return False
+        self._jobs[job_id] = job
+        self._bytes += job.size
+        return True
+
+    def _finish(self, job: _Job, now_ns: int) -> None:
+        self._bytes -= job.size
+        good = job.is_good.index(False) if False in job.is_good else len(job.is_good)
+        if good:
+            checksums = bytes(4 * job.namespace.layout.layers * good)
+            states = self._slower.directory.commit(job.reservation, 0, checksums)
+            for number, state in enumerate(states):
+                if state == SaveState.STORED:
+                    self.demoted_chunks += 1
+                    self._slower.remember(
+                        job.namespace,
+                        job.keys[number],
+                        job.parents[number],
+                        job.offsets[number],
+                        job.generations[number],
+                    )
+        self.failed_chunks += len(job.is_good) - good
+        self._slower.directory.end_reservation(job.reservation, now_ns)
+        self._directory.release_untouched(job.hold)

@@ -1,0 +1,290 @@
+"""Two tiers as one: what moves between DRAM and the SSD tier, and what an earlier life left there.
+
+Joins the decisions of `index` (promotions, demotions) with the bytes of `tiers.ssd`. The pool owns one of these where an SSD
+tier is configured. Control thread only; what blocks runs in an executor and comes back through the event loop.
+
+Invariants: the two directories have the same namespaces under the same numbers; every key that leaves the slower
+directory is forgotten by the catalogue before another row is written.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+import kvpool_native
+from kvpool.clock import Clock, Deadline
+from kvpool.errors import KVPoolError
+from kvpool.index.demotions import Demotions
+from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.index.promotions import Promotions
+from kvpool.tiers.catalogue_rows import Row
+from kvpool.tiers.ssd import Recovered, SsdStatus, SsdTier, SsdUnavailable, TierState
+from kvpool.types import KEY_BYTES, SizeClassId
+
+log = logging.getLogger(__name__)
+
+# Opens the namespace of a model and a layout in wire form. Raises KVPoolError.
+OpenNamespace = Callable[[str, list[int | str]], Namespace]
+RESTORE_ROWS = 2048
+SCAN_ALL = (1 << 32) - 1
+DRAIN_LOOK_S = 0.005
+CHECKPOINT_TIMEOUT_S = 10.0
+_RESTORE_ROW = np.dtype(
+    [
+        ("key", "V32"),
+        ("parent", "V32"),
+        ("offset", "<u8"),
+        ("generation", "<u8"),
+        ("namespace", "<u4"),
+        ("size_class", "<u4"),
+    ]
+)
+
+
+class Tiering:
+    """Everything between the two tiers of one daemon."""
+
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        tier: SsdTier,
+        namespaces: Namespaces,
+        clock: Clock,
+        *,
+        watermark_bytes: int,
+        bytes_max: int,
+        is_write_through: bool,
+        on_settled: Callable[[], None],
+    ) -> None:
+        self._on_settled = on_settled
+        self._fast = directory
+        self.tier = tier
+        self._namespaces = namespaces
+        self._clock = clock
+        self._classes: dict[tuple[int, int], SizeClassId | None] = {}
+        self._numbers: dict[int, int] = {}  # the catalogue's number of a namespace, which outlives this daemon
+        self._next_number = 1
+        self.settled = asyncio.Event()
+        directory.attach_slower(tier.directory)
+        self.promotions = Promotions(directory, self)
+        self.demotions = Demotions(
+            directory,
+            self,
+            namespaces,
+            watermark_bytes=watermark_bytes,
+            bytes_max=bytes_max,
+            is_write_through=is_write_through,
+        )
+        self.restored_chunks = 0
+
+    @property
+    def directory(self) -> kvpool_native.Directory:
+        """The slower tier's directory."""
+        return self.tier.directory
+
+    @property
+    def can_read(self) -> bool:
+        """Whether chunks can be promoted."""
+        return self.tier.can_read
+
+    @property
+    def can_write(self) -> bool:
+        """Whether chunks can be demoted."""
+        return self.tier.can_write
+
+    @property
+    def holds(self) -> int:
+        """Holds that promotions and demotions have in the DRAM directory."""
+        return self.promotions.holds + self.demotions.holds
+
+    def size_class_of(self, namespace: Namespace) -> SizeClassId | None:
+        """The slots of a namespace's chunks in the files; None where they do not fit a segment or a header."""
+        layout = namespace.layout
+        geometry = (layout.chunk_bytes, layout.layers)
+        if geometry not in self._classes:
+            self._classes[geometry] = None
+            size = layout.chunk_bytes + kvpool_native.SSD_HEADER_BYTES
+            if layout.layers <= kvpool_native.SSD_LAYERS_MAX and size <= self.tier.plan.segment_bytes:
+                try:
+                    self._classes[geometry] = SizeClassId(self.directory.add_class(size, layout.layers))
+                except ValueError as error:
+                    log.warning("chunks of %d bytes are not kept on disk: %s", layout.chunk_bytes, error)
+        return self._classes[geometry]
+
+    def read(self, namespace: Namespace, rows: bytes, *, is_urgent: bool) -> int:
+        """See `SlowerTier`."""
+        layout = namespace.layout
+        return self.tier.read(
+            rows, _fingerprint(namespace), layout.layers, layout.chunk_bytes // layout.layers, is_urgent=is_urgent
+        )
+
+    def write(self, namespace: Namespace, rows: bytes) -> int:
+        """See `SlowerTier`."""
+        layout = namespace.layout
+        return self.tier.write(rows, _fingerprint(namespace), layout.layers, layout.chunk_bytes // layout.layers)
+
+    def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
+        """See `SlowerTier`."""
+        self.forget_departed()
+        number = self._numbers.get(namespace.id)
+        if number is None:
+            number = self._numbers[namespace.id] = self._next_number
+            self._next_number += 1
+            self.tier.remember_namespace(number, (namespace.model, namespace.layout.to_wire()))
+        layout = namespace.layout
+        layer_bytes = layout.chunk_bytes // layout.layers
+        recency = self.tier.next_recency()
+        self.tier.remember(
+            Row(key, parent, offset, generation, recency, layer_bytes, layout.layers, number)
+        )
+
+    def forget_departed(self) -> None:
+        """Have the catalogue forget what has left the slower tier."""
+        departed = self.directory.take_departed()
+        for at in range(0, len(departed), KEY_BYTES):
+            self.tier.forget(departed[at : at + KEY_BYTES])
+
+    async def open(self, open_namespace: OpenNamespace) -> None:
+        """Open the tier and restore what an earlier life left. Never raises: a tier that cannot be opened is OFFLINE."""
+        loop = asyncio.get_running_loop()
+        try:
+            recovered = await loop.run_in_executor(None, self.tier.open)
+        except SsdUnavailable as error:
+            self.tier.become(TierState.OFFLINE, str(error))
+            return
+        await self._restore(recovered, open_namespace)
+        loop.add_reader(self.tier.fileno(), self._take_outcomes)
+        self.tier.become(
+            TierState.OK, f"at {self.tier.plan.path}: {self.restored_chunks} chunks found, {recovered.bad_rows} bad rows"
+        )
+
+    def run(self, *, is_urgent: bool = False) -> None:
+        """Start demotions that are due."""
+        self.demotions.run(self._clock.now_ns(), is_urgent=is_urgent)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Write down what DRAM alone has, as far as the time goes, and checkpoint. Returns how many chunks that were."""
+        deadline = Deadline(timeout_s)
+        before = self.demotions.demoted_chunks
+        while self.can_write and not deadline.has_passed():
+            self.demotions.run(self._clock.now_ns(), is_urgent=True, scan=SCAN_ALL)
+            if not len(self.demotions):
+                break
+            self.settled.clear()
+            try:
+                await asyncio.wait_for(self.settled.wait(), max(deadline.remaining_s(), DRAIN_LOOK_S))
+            except asyncio.TimeoutError:
+                break
+        self.forget_departed()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self.tier.checkpoint, CHECKPOINT_TIMEOUT_S)
+        return self.demotions.demoted_chunks - before
+
+    async def close(self) -> None:
+        """End I/O; what is under way is settled."""
+        loop = asyncio.get_running_loop()
+        if self.tier.fileno() >= 0:
+            loop.remove_reader(self.tier.fileno())
+        await loop.run_in_executor(None, self.tier.close)
+
+    def info(self) -> dict[str, int | str | list[str]]:
+        """What is in use, for operators."""
+        tier = self.tier
+        return {
+            "tiers": ["dram", "ssd"],
+            "ssd_path": str(tier.plan.path),
+            "ssd_state": tier.state.name.lower(),
+            "ssd_reason": tier.state_reason,
+            "ssd_io": tier.backend,
+            "ssd_segments": tier.plan.segments,
+            "ssd_segment_bytes": tier.plan.segment_bytes,
+            "ssd_max_chunks": tier.plan.max_chunks,
+            "ssd_catalogue_bytes": tier.plan.catalogue_bytes,
+        }
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Counters, by name."""
+        slots = self.directory.stats()
+        return {
+            "ssd.chunks": slots["chunks"],
+            "ssd.used_bytes": slots["used_bytes"],
+            "ssd.capacity_bytes": self.tier.plan.segments * self.tier.plan.segment_bytes,
+            "ssd.evicted_chunks": slots["evicted_chunks"] + slots["shed_chunks"],
+            "ssd.restored_chunks": self.restored_chunks,
+            "demoted_chunks": self.demotions.demoted_chunks,
+            "demotions_failed": self.demotions.failed_chunks,
+            "demotions_under_way": len(self.demotions),
+            "promoted_chunks": self._fast.stats()["promoted_chunks"],
+            "promotions_under_way": len(self.promotions),
+            **self.tier.stats(),
+        }
+
+    def verify(self) -> list[str]:
+        """Broken invariants of the slower directory, one line each."""
+        problems = [f"ssd: {problem}" for problem in self.directory.verify()]
+        expected = self.promotions.holds
+        found = self.directory.stats()["holds"]
+        if found != expected:
+            problems.append(f"ssd: {found} holds, {expected} are in promotions")
+        return problems
+
+    def _take_outcomes(self) -> None:
+        now_ns = self._clock.now_ns()
+        for job, chunk, status in self.tier.take_outcomes():
+            is_good = status == SsdStatus.OK
+            is_promotion = self.promotions.settle(
+                job, chunk, is_good=is_good, is_bad_below=status.is_corruption, now_ns=now_ns
+            )
+            if not is_promotion:
+                self.demotions.settle(
+                    job, chunk, is_good=is_good, is_bad_here=status == SsdStatus.BAD_SOURCE, now_ns=now_ns
+                )
+        self.forget_departed()
+        self.run()
+        self.settled.set()
+        self._on_settled()
+
+    async def _restore(self, recovered: Recovered, open_namespace: OpenNamespace) -> None:
+        numbers: dict[int, Namespace] = {}
+        for number, (model, wire) in recovered.namespaces.items():
+            self._next_number = max(self._next_number, number + 1)
+            try:
+                numbers[number] = open_namespace(model, wire)
+            except KVPoolError as error:
+                log.warning("chunks of model %s are not restored: %s", model, error)
+            else:
+                self._numbers[numbers[number].id] = number
+        packed = self._restore_rows(recovered, numbers)
+        for first in range(0, len(packed), RESTORE_ROWS):
+            part = packed[first : first + RESTORE_ROWS]
+            is_restored = np.frombuffer(self.directory.restore(part.tobytes()), np.uint8)
+            self.restored_chunks += int(is_restored.sum())
+            for lost in np.flatnonzero(is_restored == 0):
+                self.tier.forget(bytes(part["key"][lost]))
+            await asyncio.sleep(0)
+        self.directory.finish_restore()
+
+    def _restore_rows(self, recovered: Recovered, numbers: dict[int, Namespace]) -> "npt.NDArray[np.void]":
+        rows = recovered.rows
+        packed = np.zeros(len(rows), _RESTORE_ROW)
+        for name in ("key", "parent", "offset", "generation"):
+            packed[name] = rows[name]
+        packed["namespace"] = packed["size_class"] = (1 << 32) - 1
+        for number, namespace in numbers.items():
+            size_class = self.size_class_of(namespace)
+            layout = namespace.layout
+            chosen = rows["namespace"] == number
+            fits = (rows["layers"] == layout.layers) & (rows["layer_bytes"] == layout.chunk_bytes // layout.layers)
+            if size_class is not None:
+                packed["namespace"][chosen & fits] = namespace.id
+                packed["size_class"][chosen & fits] = size_class
+        return packed
+
+
+def _fingerprint(namespace: Namespace) -> bytes:
+    return kvpool_native.derive_root(
+        [b"kvpool namespace", namespace.model.encode(), namespace.layout.fingerprint()]
+    )
