@@ -17,6 +17,7 @@ certain that nobody writes into slots that the peer had reserved.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 from kvpool.errors import KVPoolError, ProtocolError
@@ -52,7 +53,7 @@ class Connection(asyncio.Protocol):
         self._on_failed = on_failed
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._waiting: asyncio.Task[None] | None = None
+        self._waiting: asyncio.Future[Answer] | None = None
         self._turn: asyncio.Handle | None = None
         self._is_reading = True
         self._is_peer_reading = True
@@ -133,7 +134,9 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             answer = self._failure_of(error, kind)
         if isinstance(answer, Awaitable):
-            self._waiting = asyncio.ensure_future(self._answer_later(answer, sequence))
+            # The task is the answer itself: one around it, ended before its first step, would leave it never awaited.
+            self._waiting = asyncio.ensure_future(answer)
+            self._waiting.add_done_callback(partial(self._answer_late, sequence))
         else:
             self._send(answer, sequence)
         return True
@@ -144,22 +147,23 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(f"frame of kind {kind} has no place on this connection")
         return entry
 
-    def _failure_of(self, error: Exception, kind: int) -> m.Failure:
+    def _failure_of(self, error: BaseException, kind: int) -> m.Failure:
         log.error("request of kind %d on connection %d failed", kind, self.id, exc_info=error)
         if isinstance(error, MemoryError):
             self._on_failed(error)  # it may have struck between two steps that belong together
         return m.Failure("internal", f"{type(error).__name__}: {error}")
 
-    async def _answer_later(self, answer: Awaitable[Answer], sequence: int) -> None:
-        result: Answer
-        try:
-            result = await answer
-        except KVPoolError as error:
-            result = m.Failure("refused", str(error))
-        except Exception as error:
-            result = self._failure_of(error, 0)
+    def _answer_late(self, sequence: int, answered: "asyncio.Future[Answer]") -> None:
         self._waiting = None
-        self._send(result, sequence)
+        if answered.cancelled():
+            return
+        error = answered.exception()
+        if error is None:
+            self._send(answered.result(), sequence)
+        elif isinstance(error, KVPoolError):
+            self._send(m.Failure("refused", str(error)), sequence)
+        else:
+            self._send(self._failure_of(error, 0), sequence)
         self._serve()
 
     def _read(self, *, is_wanted: bool) -> None:
