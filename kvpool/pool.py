@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
 EXPIRY_FRACTION = 0.25
+SIZE_CLASSES_MAX = 64  # the native arena's MAX_CLASSES
 
 
 class Pool:
@@ -264,6 +265,11 @@ class Pool:
             return found
         geometry = (layout.chunk_bytes, layout.layers)
         if geometry not in self._size_classes:
+            if len(self._size_classes) == SIZE_CLASSES_MAX:
+                raise LayoutMismatch(
+                    f"this daemon has {SIZE_CLASSES_MAX} chunk sizes already, {layout.chunk_bytes} bytes in "
+                    f"{layout.layers} layers is one more: restart it to forget them"
+                )
             try:
                 self._size_classes[geometry] = SizeClassId(self._directory.add_class(*geometry))
             except ValueError as error:
