@@ -32,14 +32,15 @@ def encode(kind: int, sequence: int, fields: list[object]) -> bytes:
 
 def decode(body: bytes | memoryview) -> tuple[int, int, list[object]]:
     """`(kind, sequence, fields)` of a body. Raises ProtocolError on anything else."""
+    limit = _ItemLimit() if len(body) > ITEMS_MAX else None  # an item has a byte at least
     try:
         items = msgpack.unpackb(
             body,
             raw=False,
             strict_map_key=True,
             use_list=True,
-            list_hook=(limit := _ItemLimit()).take_list,
-            object_hook=limit.take_map,
+            list_hook=limit.take_list if limit else None,
+            object_hook=limit.take_map if limit else None,
             ext_hook=_refuse_extension,
             max_str_len=FRAME_BYTES_MAX,
             max_bin_len=FRAME_BYTES_MAX,
@@ -66,14 +67,14 @@ def check_length(length: int) -> None:
 class FrameReader:
     """Cuts a byte stream into frames, one when it is asked for: frames that wait cost their bytes and nothing more.
 
-    Invariant: `_buffer` from `_start` on begins with a frame, and holds what arrived and was not taken. Its owner adds
-    nothing while whole frames wait, but for what one read brings.
+    Invariant: `_buffer` from `_start` on begins with a frame, and holds what arrived and was not taken: where nothing was
+    left, the very bytes that came, uncopied. Its owner adds nothing while whole frames wait, but for what one read brings.
     """
 
     __slots__ = ("_buffer", "_start")
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._buffer: bytes | bytearray = b""
         self._start = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, list[object]]]:
@@ -84,9 +85,15 @@ class FrameReader:
 
     def add(self, data: bytes) -> None:
         """Bytes arrived."""
-        del self._buffer[: self._start]
+        if self._start == len(self._buffer):
+            self._buffer = data
+        elif isinstance(self._buffer, bytearray):
+            del self._buffer[: self._start]
+            self._buffer += data
+        else:
+            self._buffer = bytearray(memoryview(self._buffer)[self._start :])
+            self._buffer += data
         self._start = 0
-        self._buffer += data
 
     def next(self) -> tuple[int, int, list[object]] | None:
         """The next complete frame, None where more bytes have to come first. Raises ProtocolError for a bad one."""
@@ -98,7 +105,8 @@ class FrameReader:
         if len(self._buffer) < start + length:
             return None
         self._start = start + length
-        return decode(bytes(memoryview(self._buffer)[start : self._start]))
+        with memoryview(self._buffer) as whole, whole[start : self._start] as body:
+            return decode(body)
 
 
 class _ItemLimit:

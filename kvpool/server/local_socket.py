@@ -67,6 +67,7 @@ class LocalSocket:
         self._max_connections = max_connections
         self._handshake_timeout_s = handshake_timeout_s
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._undecided = 0  # handshakes whose connection is neither counted as open nor refused yet
         self._accepting: asyncio.Task[None] | None = None
         self.refused_connections = 0
         Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -135,9 +136,10 @@ class LocalSocket:
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
             is_pausing = False
-            if open_connections() + len(self._handshakes) >= self._max_connections:
+            if open_connections() + self._undecided >= self._max_connections:
                 self._refuse_full(accepted)
                 continue
+            self._undecided += 1
             task = loop.create_task(self._handshake(accepted, admit, adopt))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
@@ -154,13 +156,16 @@ class LocalSocket:
     async def _handshake(self, accepted: socket.socket, admit: Admit, adopt: Adopt) -> None:
         is_adopted = False
         try:
-            peer = _peer_of(accepted)
-            hello = await asyncio.wait_for(_receive_hello(accepted), self._handshake_timeout_s)
-            admission = admit(hello, peer)
-            sent = m.encode(admission.welcome, 0)
-            # The first send on a fresh socket takes these few bytes whole.
-            if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
-                raise ProtocolError("the welcome did not fit the socket's buffer")
+            try:
+                peer = _peer_of(accepted)
+                hello = await asyncio.wait_for(_receive_hello(accepted), self._handshake_timeout_s)
+                admission = admit(hello, peer)
+                sent = m.encode(admission.welcome, 0)
+                # The first send on a fresh socket takes these few bytes whole.
+                if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
+                    raise ProtocolError("the welcome did not fit the socket's buffer")
+            finally:
+                self._undecided -= 1
             await adopt(accepted, hello, peer)
             is_adopted = True
         except (Refused, LayoutMismatch, ProtocolError) as error:

@@ -23,6 +23,13 @@ def open_fds(daemon: Daemon) -> int:
     return len(os.listdir(f"/proc/{pid_of(daemon)}/fd"))
 
 
+def fds_at_rest(daemon: Daemon) -> int:
+    """Descriptors that it has open while nobody is connected."""
+    with daemon.admin() as admin:
+        wait_until(lambda: admin.stats()["server"]["connections"] == 1, "the asking connection alone is open")
+        return open_fds(daemon) - 1
+
+
 def private_bytes(daemon: Daemon) -> int:
     """Resident memory of its own: the arena, which is shared, does not count."""
     for line in Path(f"/proc/{pid_of(daemon)}/status").read_text().splitlines():

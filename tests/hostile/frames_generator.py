@@ -15,31 +15,9 @@ from kvpool.protocol import messages as m
 from kvpool.protocol.frames import FRAME_BYTES_MAX, LENGTH
 from tests.hostile.raw_clients import key_of
 
-RECORDS: tuple[type[Any], ...] = (
-    m.Hello,
-    m.Welcome,
-    m.Failure,
-    m.Done,
-    m.Acquire,
-    m.Leased,
-    m.Release,
-    m.Renew,
-    m.IssueTicket,
-    m.Ticket,
-    m.Claim,
-    m.Reserve,
-    m.Reserved,
-    m.Commit,
-    m.Committed,
-    m.End,
-    m.ReportCorrupt,
-    m.AskInfo,
-    m.AskStats,
-    m.Flush,
-    m.Check,
-    m.Report,
-)
-REQUESTS = tuple(record for record in RECORDS if 10 <= record.KIND < 34 and record.__name__[-2:] != "ed")
+RECORDS: tuple[type[Any], ...] = tuple(record for record in vars(m).values() if hasattr(record, "KIND"))
+ANSWERS = (m.Hello, m.Welcome, m.Failure, m.Done, m.Leased, m.Ticket, m.Reserved, m.Committed, m.Report)
+REQUESTS = tuple(record for record in RECORDS if record not in ANSWERS)
 BOUNDARIES = (0, 1, 2, 3, 31, 127, 128, 255, 256, 4096, 65535, 65536, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32)
 BOUNDARIES += ((1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -32, -33, -128, -(1 << 31), -(1 << 63))
 KEYS = tuple(key_of(number) for number in range(24))

@@ -29,6 +29,9 @@ def hello_of(layout: kv.Layout = SMALL, model: str = MODEL, role: str = m.ROLE_E
     return m.Hello(m.MAGIC, m.PROTOCOL_VERSION, role, model, layout.to_wire() if role == m.ROLE_ENGINE else [])
 
 
+HELLO = m.encode(hello_of(), 0)
+
+
 def engine(daemon: Daemon, layout: kv.Layout = SMALL, model: str = MODEL) -> BlockingConnection:
     """A handshaken engine's connection."""
     return BlockingConnection(daemon.socket, hello_of(layout, model), TIMEOUT_S)

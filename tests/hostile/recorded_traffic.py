@@ -22,7 +22,7 @@ def record_session(daemon: Daemon) -> list[bytes]:
         patch.setattr(m, "encode", recording)
         _run_session(daemon)
     kinds = {type(record).KIND for record in SENT}
-    assert {frame[5] for frame in frames} == kinds, "every kind of request was sent"
+    assert {frame[5] for frame in frames} >= kinds, "every kind of request was sent"
     return frames
 
 

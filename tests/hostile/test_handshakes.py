@@ -13,11 +13,11 @@ import pytest
 from kvpool.protocol import messages as m
 from kvpool.protocol.frames import LENGTH
 from tests.daemon import SMALL, Daemon, wait_until
-from tests.hostile.daemon_watch import assert_never_internal, open_fds
+from tests.hostile.daemon_watch import assert_never_internal, fds_at_rest, open_fds
 from tests.hostile.raw_clients import (
+    HELLO,
     answers_until_eof,
     engine,
-    hello_of,
     keys_of,
     next_answer,
     raw_engine,
@@ -25,8 +25,6 @@ from tests.hostile.raw_clients import (
     read_back,
     store,
 )
-
-HELLO = m.encode(hello_of(), 0)
 
 
 def _first_failure(raw: socket.socket) -> str:
@@ -120,7 +118,7 @@ def test_a_layout_nested_deeply_is_refused(shared_daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 4, 5, len(HELLO) - 1])
 def test_a_hello_cut_off_is_refused_and_forgotten(shared_daemon: Daemon, cut: int) -> None:
-    fds = open_fds(shared_daemon)
+    fds = fds_at_rest(shared_daemon)
     with raw_socket(shared_daemon) as raw:
         raw.sendall(HELLO[:cut])
         raw.shutdown(socket.SHUT_WR)
@@ -129,7 +127,7 @@ def test_a_hello_cut_off_is_refused_and_forgotten(shared_daemon: Daemon, cut: in
 
 
 def test_a_client_gone_before_its_welcome_leaves_nothing(shared_daemon: Daemon) -> None:
-    fds = open_fds(shared_daemon)
+    fds = fds_at_rest(shared_daemon)
     for _ in range(50):
         with raw_socket(shared_daemon) as raw:
             raw.sendall(HELLO)
@@ -140,7 +138,7 @@ def test_a_client_gone_before_its_welcome_leaves_nothing(shared_daemon: Daemon) 
 
 @pytest.mark.parametrize("when", ["with the hello", "in the hello", "later", "with a bad frame"])
 def test_descriptors_that_a_client_passes_are_not_taken(shared_daemon: Daemon, when: str) -> None:
-    fds = open_fds(shared_daemon)
+    fds = fds_at_rest(shared_daemon)
     passed = [os.memfd_create(f"hostile-{number}") for number in range(100)]
     with raw_socket(shared_daemon) if when != "later" else raw_engine(shared_daemon) as raw:
         if when == "with the hello":
@@ -168,7 +166,7 @@ def test_descriptors_that_a_client_passes_are_not_taken(shared_daemon: Daemon, w
 def test_slow_handshakes_end_in_time_and_keep_nobody_out(start_daemon: Callable[..., Daemon]) -> None:
     timeout_s = 1.0
     daemon = start_daemon(server__handshake_timeout=f"{timeout_s:.0f}s")
-    fds = open_fds(daemon)
+    fds = fds_at_rest(daemon)
     begun_s = time.monotonic()
     slow = [raw_socket(daemon) for _ in range(300)]
     connected_s = time.monotonic() - begun_s

@@ -11,7 +11,12 @@ import numpy as np
 from kvpool.protocol import messages as m
 from tests.daemon import Daemon, spawn
 from tests.hostile.conftest import Campaign
-from tests.hostile.daemon_watch import assert_never_internal, assert_nothing_is_left, open_fds, private_bytes
+from tests.hostile.daemon_watch import (
+    assert_never_internal,
+    assert_nothing_is_left,
+    fds_at_rest,
+    private_bytes,
+)
 from tests.hostile.frames_generator import FramesGenerator
 from tests.hostile.raw_clients import (
     answers_until_eof,
@@ -98,7 +103,7 @@ def _name(kind: int, values: list[object]) -> str:
 def test_a_live_daemon_outlives_generated_frames(daemon: Daemon, campaign: Campaign, seed: int) -> None:
     count = campaign.pick(10_000, 100_000)
     attacker = Attacker(daemon, FramesGenerator(seed, record_session(daemon)))
-    fds = open_fds(daemon)
+    fds = fds_at_rest(daemon)
     marks: list[int] = []
     while attacker.sent < count:
         attacker.connection()

@@ -19,7 +19,7 @@ from tests.hostile.daemon_watch import (
     assert_never_internal,
     assert_nothing_is_left,
     cpu_seconds,
-    open_fds,
+    fds_at_rest,
     private_bytes,
 )
 from tests.hostile.raw_clients import (
@@ -61,7 +61,7 @@ def _push(raw: socket.socket, data: bytes, size_max: int) -> int:
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_client_that_reads_no_answers_is_not_served_on(daemon: Daemon, role: str, request_: object) -> None:
-    before, fds = private_bytes(daemon), open_fds(daemon)
+    before, fds = private_bytes(daemon), fds_at_rest(daemon)
     requests = m.encode(request_, 5) * 1000
     with engine(daemon) as good:
         store(good, keys_of(0, 200))
@@ -131,7 +131,7 @@ def test_a_flood_of_requests_leaves_others_their_turn(daemon: Daemon, name: str)
 
 
 def test_half_closed_connections_get_their_answers_and_end(daemon: Daemon) -> None:
-    fds = open_fds(daemon)
+    fds = fds_at_rest(daemon)
     with engine(daemon) as good:
         store(good, keys_of(0, 3))
     with raw_engine(daemon) as raw:
@@ -143,7 +143,7 @@ def test_half_closed_connections_get_their_answers_and_end(daemon: Daemon) -> No
 
 
 def test_a_connection_closed_for_reading_ends_without_harm(daemon: Daemon) -> None:
-    fds = open_fds(daemon)
+    fds = fds_at_rest(daemon)
     with raw_engine(daemon) as raw:
         raw.shutdown(socket.SHUT_RD)
         with contextlib.suppress(BrokenPipeError):
@@ -177,11 +177,11 @@ def test_frames_that_never_end_are_bounded(daemon: Daemon) -> None:
         for raw in clients:
             raw.close()
         assert read_back(good, keys_of(0, 3)) == [True] * 3
-    assert_nothing_is_left(daemon, fds=open_fds(daemon))
+    assert_nothing_is_left(daemon, fds=fds_at_rest(daemon))
 
 
 def test_clients_killed_and_stopped_at_random_hold_nothing(daemon: Daemon, seed: int) -> None:
-    chance, fds = random.Random(seed), open_fds(daemon)
+    chance, fds = random.Random(seed), fds_at_rest(daemon)
     for number in range(200):
         with raw_engine(daemon) as raw:
             for _ in range(chance.randrange(1, 5)):
