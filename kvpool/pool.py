@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
 EXPIRY_FRACTION = 0.25
+SIZE_CLASSES_MAX = 64  # the native arena's MAX_CLASSES
 
 
 class Pool:
@@ -122,7 +123,11 @@ class Pool:
                 f"a chunk of this layout has {layout.chunk_bytes} bytes, "
                 f"dram.capacity is {self._config.dram.capacity}: no chunk can be stored"
             )
-        return {rank: self._namespace(model, layout.for_rank(rank)) for rank in layout.ranks}
+        layouts = {rank: layout.for_rank(rank) for rank in layout.ranks}
+        fresh = sum(self._namespaces.find(model, rank_layout) is None for rank_layout in layouts.values())
+        if not self._namespaces.has_room_for(fresh):
+            raise Refused("full", "this daemon knows as many models and layouts as it can: restart it to forget them")
+        return {rank: self._namespace(model, rank_layout) for rank, rank_layout in layouts.items()}
 
     def open_session(self, connection: ConnectionId, model: str, layout: Layout) -> EngineSession:
         """What an engine's requests carry along."""
@@ -149,8 +154,8 @@ class Pool:
 
     def renew(self, session: EngineSession, leases: bytes) -> m.Done:
         """Count leases as used now."""
-        if len(leases) % 8:
-            raise ProtocolError(f"leases column has {len(leases)} bytes, expected a multiple of 8")
+        if len(leases) % 8 or len(leases) > 8 * m.RENEWALS_MAX:
+            raise ProtocolError(f"leases column has {len(leases)} bytes, expected 8 each for at most {m.RENEWALS_MAX}")
         self._reading.renew(session, np.frombuffer(leases, dtype="<u8").tolist(), self._clock.now_ns())
         return m.Done()
 
@@ -233,7 +238,7 @@ class Pool:
     def flush(self, model: str | None, older_than_s: float | None) -> dict[str, int]:
         """Drop what nobody holds, of one model or all, unused for a time or at any age."""
         now_ns = self._clock.now_ns()
-        before_ns = now_ns + 1 if older_than_s is None else now_ns - min(now_ns, int(older_than_s * NS_PER_S))
+        before_ns = now_ns + 1 if older_than_s is None else now_ns - int(min(now_ns, older_than_s * NS_PER_S))
         owners: list[int | None] = [None] if model is None else [entry.id for entry in self._namespaces.of_model(model)]
         total = {"chunks": 0, "bytes": 0, "skipped": 0}
         for owner in owners:
@@ -276,10 +281,13 @@ class Pool:
         found = self._namespaces.find(model, layout)
         if found is not None:
             return found
-        if self._namespaces.is_full:
-            raise Refused("full", "this daemon knows as many models and layouts as it can: restart it to forget them")
         geometry = (layout.chunk_bytes, layout.layers)
         if geometry not in self._size_classes:
+            if len(self._size_classes) == SIZE_CLASSES_MAX:
+                raise LayoutMismatch(
+                    f"this daemon has {SIZE_CLASSES_MAX} chunk sizes already, {layout.chunk_bytes} bytes in "
+                    f"{layout.layers} layers is one more: restart it to forget them"
+                )
             try:
                 self._size_classes[geometry] = SizeClassId(self._directory.add_class(*geometry))
             except ValueError as error:

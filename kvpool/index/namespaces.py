@@ -36,16 +36,15 @@ class Namespaces:
         return self._by_identity.get((model, layout.fingerprint()))
 
     def add(self, namespace: Namespace) -> None:
-        """Remember a new namespace. The caller has checked `is_full` and `find`."""
+        """Remember a new namespace. The caller has checked `has_room_for` and `find`."""
         identity = (namespace.model, namespace.layout.fingerprint())
         assert identity not in self._by_identity
-        assert not self.is_full
+        assert self.has_room_for(1)
         self._by_identity[identity] = namespace
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further namespace can be opened."""
-        return len(self._by_identity) >= NAMESPACES_MAX
+    def has_room_for(self, count: int) -> bool:
+        """Whether `count` further namespaces can be opened."""
+        return len(self._by_identity) + count <= NAMESPACES_MAX
 
     def of_model(self, model: str) -> list[Namespace]:
         """Every namespace of a model."""

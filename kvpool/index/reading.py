@@ -12,7 +12,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool.errors import Refused
-from kvpool.index.leases import Lease, Leases
+from kvpool.index.leases import HELD_CHUNKS_MAX, Lease, Leases
 from kvpool.index.sessions import EngineSession
 from kvpool.types import ConnectionId, HoldId, LeaseId
 
@@ -85,11 +85,11 @@ class Reading:
     def issue_ticket(self, session: EngineSession, lease_id: int, now_ns: int) -> bytes:
         """A ticket on a lease, a hold of its own for each rank; empty where the lease has ended or there is no room."""
         lease = self.find(session, lease_id)
-        if lease is None or not self._leases.has_room_for_ticket:
+        if lease is None or not self._leases.has_room_for_ticket(lease.owner, lease.chunks * len(lease.holds)):
             return b""
         self._leases.renew(lease.id, session.connection, now_ns)
         holds = {rank: HoldId(self._directory.duplicate(hold)) for rank, hold in lease.holds.items()}
-        return self._leases.issue_ticket(session.identity, lease.chunks, holds, now_ns)
+        return self._leases.issue_ticket(session.identity, lease.owner, lease.chunks, holds, now_ns)
 
     def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Grant:
         """A lease from a ticket, for the session's rank, once. Raises Refused."""
@@ -138,3 +138,5 @@ class Reading:
     def _check_room(self, session: EngineSession) -> None:
         if self._leases.count_of(session.connection) >= self._leases_max:
             raise Refused("full", f"this connection has server.max_leases = {self._leases_max} leases")
+        if not self._leases.has_room_for(session.connection):
+            raise Refused("full", f"this connection's leases and tickets hold {HELD_CHUNKS_MAX} chunks or more")

@@ -15,6 +15,7 @@ from kvpool.types import KEY_BYTES
 MAGIC = b"KVPL"
 PROTOCOL_VERSION = 1
 KEYS_MAX = 30_000
+RENEWALS_MAX = 4096
 CHECKSUM_BYTES_MAX = 900_000
 
 ROLE_ENGINE = "engine"
@@ -106,7 +107,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Say that leases are in use. `leases` is a column of u64. Answered by Done."""
+    """Say that leases are in use. `leases` is a column of u64, RENEWALS_MAX at most. Answered by Done."""
 
     KIND: ClassVar[int] = 13
     leases: bytes

@@ -17,6 +17,7 @@ from kvpool.protocol import messages as m
 from kvpool.server.connection import Answer, Handler
 
 RESERVE_WAIT_S = 0.5
+PROBLEMS_MAX = 500
 
 Handlers = dict[int, tuple[type[Any], Handler]]
 
@@ -110,5 +111,8 @@ async def _check(pool: Pool, *, is_deep: bool) -> Answer:
         corrupt, verified = await pool.verify_bytes()
         report["problems"] += [f"chunk {key.hex()}: bytes do not match their checksums" for key in corrupt]
         report["verified"] = verified
+    if len(report["problems"]) > PROBLEMS_MAX:
+        more = len(report["problems"]) - PROBLEMS_MAX
+        report["problems"] = [*report["problems"][:PROBLEMS_MAX], f"and {more} more"]
     await asyncio.sleep(0)
     return m.Report(report)

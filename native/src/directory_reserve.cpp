@@ -60,9 +60,10 @@ void Directory::finish_reserve(ReservationState state, Reservation& answer, uint
   reservations_.emplace(last_id_, std::move(state));
 }
 
-SaveState Directory::present_state(NamespaceId owner, RecordId parent, const TableEntry& entry) const noexcept {
+SaveState Directory::present_state(NamespaceId owner, ClassId size_class, RecordId parent,
+                                   const TableEntry& entry) const noexcept {
   const ChunkRecord& record = records_[entry.record];
-  if (record.owner != owner) {
+  if (record.owner != owner || record.size_class != size_class) {
     return SaveState::FOREIGN;
   }
   if (record.state == ChunkState::WRITING) {
@@ -76,7 +77,7 @@ SaveState Directory::present_state(NamespaceId owner, RecordId parent, const Tab
 SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
                               WindowSearch& search, RecordId& record) noexcept {
   if (const auto entry = table_.find(key)) {
-    const SaveState state = present_state(owner, parent, *entry);
+    const SaveState state = present_state(owner, size_class, parent, *entry);
     if (state == SaveState::PRESENT) {
       record = entry->record;
       add_hold(record);

@@ -59,7 +59,7 @@ enum class SaveState : uint8_t {
   NO_PARENT = 3,  // its parent is not stored
   FULL = 4,       // everything that could go is held
   NOT_READY = 5,  // the memory that would serve is not pre-faulted yet
-  FOREIGN = 6,    // the key belongs to another namespace
+  FOREIGN = 6,    // the key belongs to another namespace, or to a chunk of another size
   STORED = 7,
   EXPIRED = 8,  // the reservation, or the chunk in it, is gone
 };
@@ -226,7 +226,8 @@ class Directory {
   // directory_reserve.cpp
   [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
                                    WindowSearch& search, RecordId& record) noexcept;
-  [[nodiscard]] SaveState present_state(NamespaceId owner, RecordId parent, const TableEntry& entry) const noexcept;
+  [[nodiscard]] SaveState present_state(NamespaceId owner, ClassId size_class, RecordId parent,
+                                        const TableEntry& entry) const noexcept;
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
   [[nodiscard]] bool make_slot(ClassId size_class, WindowSearch& search) noexcept;
   void find_window(ClassId size_class, WindowSearch& search) const noexcept;
