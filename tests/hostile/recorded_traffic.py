@@ -29,6 +29,7 @@ def record_session(daemon: Daemon) -> list[bytes]:
 SENT = (
     m.Hello(b"", 0, "", "", []),
     m.Acquire(b""),
+    m.AcquireLeaves(b"", 0),
     m.Release(0),
     m.Renew(b""),
     m.IssueTicket(0),
@@ -55,6 +56,7 @@ def _run_session(daemon: Daemon) -> None:
         made = raw.call(m.Reserve(b"", keys_of(0, 3)), m.Reserved)
         raw.call(m.End(made.reservation), m.Done)
         raw.call(m.Renew((3).to_bytes(8, "little")), m.Done)
+        raw.call(m.Acquire(keys_of(0, 3)), m.Leased)
         raw.call(m.ReportCorrupt(1, 0), m.Done)
     with daemon.admin() as admin:
         admin.info()
