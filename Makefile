@@ -14,7 +14,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client"
 
-.PHONY: help setup demo test test-native test-sanitizers check lint native bench clean install-service uninstall-service
+.PHONY: help setup demo test test-native test-sanitizers test-hostile fuzz check lint native bench clean install-service uninstall-service
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,8 @@ help:
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
 	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
+	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about two minutes"
+	@echo "make fuzz SECONDS=30  each native fuzz target for that long, under sanitizers (with libFuzzer where clang is)"
 	@echo "make native           build the native module into $(VENV) for development"
 	@echo "make install-service [KVPOOLD=/opt/kvpool/bin/kvpoold] [DESTDIR=DIR]   the systemd service; starts nothing"
 	@echo "make uninstall-service [DESTDIR=DIR]   stops and removes the service, keeps configuration and data"
@@ -65,6 +67,26 @@ test-sanitizers: $(VENV)/.tools
 	for kind in address,undefined thread; do \
 	  $(CMAKE) -S native -B build/$$kind -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF -DKVPOOL_SANITIZE=$$kind >/dev/null && \
 	  $(BIN)/cmake --build build/$$kind && (cd build/$$kind && $(CTEST)) || exit 1; \
+	done
+
+test-hostile: setup
+	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest tests/hostile -rA
+
+# Without clang the same targets run with a driver that makes random inputs.
+SECONDS ?= 30
+FUZZ_TARGETS := key_hash index_view copy_plan directory
+CLANG := $(firstword $(foreach name,clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14,$(shell command -v $(name))))
+FUZZ_BUILD := build/fuzz$(if $(CLANG),,-standalone)
+
+fuzz: $(VENV)/.tools
+	@echo "$(if $(CLANG),libFuzzer of $(CLANG),no clang: random inputs without guidance by coverage)"
+	$(if $(CLANG),CXX=$(CLANG)) $(CMAKE) -S native -B $(FUZZ_BUILD) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_PYTHON=OFF \
+	  -DKVPOOL_SANITIZE=address,undefined -D$(if $(CLANG),KVPOOL_FUZZ,KVPOOL_TESTS)=ON >/dev/null
+	$(BIN)/cmake --build $(FUZZ_BUILD) --target $(FUZZ_TARGETS:%=fuzz_%)
+	for name in $(FUZZ_TARGETS); do \
+	  mkdir -p $(FUZZ_BUILD)/corpus/$$name && echo "fuzz_$$name for $(SECONDS) s" && \
+	  $(FUZZ_BUILD)/fuzz_$$name -max_total_time=$(SECONDS) -timeout=10 -max_len=4096 -verbosity=0 -print_final_stats=1 \
+	    -artifact_prefix=$(FUZZ_BUILD)/$$name- $(FUZZ_BUILD)/corpus/$$name native/fuzz/corpus/$$name || exit 1; \
 	done
 
 lint: setup

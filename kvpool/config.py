@@ -189,7 +189,6 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
             f"expected at most dram.capacity {format_size(parsed['dram.capacity'])}"
         )
 
-
     if parsed["ssd.capacity"] and not parsed["ssd.path"]:
         faults.append(f"ssd.path is '', expected a directory because ssd.capacity is {parsed['ssd.capacity']}")
     if 0 < parsed["ssd.capacity"] < SSD_CAPACITY_MIN:

@@ -149,7 +149,7 @@ class Layout:
         layers, kv_heads, head_dim, dtype, chunk_tokens, planes, rank, world, name, block_tokens = fields
         numbers = (layers, kv_heads, head_dim, chunk_tokens, planes, rank, world, block_tokens)
         if not all(_is_count(number) for number in numbers):
-            raise LayoutMismatch(f"layout in the handshake has a field that is no integer: {numbers!r}")
+            raise LayoutMismatch("layout in the handshake has a field that should be an integer and is none")
         if not isinstance(dtype, str) or not isinstance(name, str):
             raise LayoutMismatch("layout in the handshake has a dtype or format that is no string")
         try:

@@ -26,10 +26,10 @@ from kvpool.index.writing import Writing
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool.report import Sections, render_info, render_stats
+from kvpool.tiering import Tiering
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
 from kvpool.tiers.prefault import Prefault
 from kvpool.tiers.ssd import SsdPlan, SsdTier, plan_ssd
-from kvpool.tiering import Tiering
 from kvpool.transfer.verify import find_corrupt
 from kvpool.transfer.workers import Urgency, Workers, call_later
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, ChunkExtent, ConnectionId, NamespaceId, SizeClassId
@@ -41,6 +41,7 @@ TRANSFER_QUEUE_SIZE = 1024
 EXPIRY_FRACTION = 0.25
 # At most this part of DRAM is being written down at a time: what is, cannot be evicted meanwhile.
 DEMOTING_FRACTION = 8
+SIZE_CLASSES_MAX = 64  # the native arena's MAX_CLASSES
 
 
 class Pool:
@@ -103,9 +104,10 @@ class Pool:
             await loop.run_in_executor(None, self._prefault.stop)
         await loop.run_in_executor(None, self._workers.stop)
 
-    async def write_down(self, timeout_s: float) -> int:
-        """Have the SSD tier keep what DRAM alone has, as far as the time goes. Returns how many chunks were written."""
-        return 0 if self._tiering is None else await self._tiering.drain(timeout_s)
+    async def write_down(self, timeout_s: float) -> dict[str, int]:
+        """Have the SSD tier keep what DRAM alone has, as far as the time goes: `chunks` written, and those `left`."""
+        written = 0 if self._tiering is None else await self._tiering.drain(timeout_s)
+        return {"chunks": written, "left": self._directory.count_unsaved()}
 
     def fds(self) -> tuple[int, int]:
         """The descriptors an engine gets: arena, index."""
@@ -141,16 +143,26 @@ class Pool:
                 f"a chunk of this layout has {layout.chunk_bytes} bytes, "
                 f"dram.capacity is {self._config.dram.capacity}: no chunk can be stored"
             )
-        return {rank: self._namespace(model, layout.for_rank(rank)) for rank in layout.ranks}
+        layouts = {rank: layout.for_rank(rank) for rank in layout.ranks}
+        fresh = sum(self._namespaces.find(model, rank_layout) is None for rank_layout in layouts.values())
+        if not self._namespaces.has_room_for(fresh):
+            raise Refused("full", "this daemon knows as many models and layouts as it can: restart it to forget them")
+        return {rank: self._namespace(model, rank_layout) for rank, rank_layout in layouts.items()}
 
     def open_session(self, connection: ConnectionId, model: str, layout: Layout) -> EngineSession:
         """What an engine's requests carry along."""
         return EngineSession(connection, layout, model, self.open_namespaces(model, layout))
 
-    def acquire(self, session: EngineSession, keys: bytes) -> m.Leased:
-        """Lease the longest prefix that is present, on every rank the session stands for."""
+    def acquire(self, session: EngineSession, keys: bytes, *, may_wait: bool = True) -> m.Leased | None:
+        """Lease the longest prefix that is present, on every rank the session stands for.
+
+        None when what moves between the tiers leaves no room for all of it just now: ask again after `wait_for_room`, or
+        with `may_wait=False` to take what there is.
+        """
         m.check_keys(keys, ranks=len(session.namespaces))
-        return self._leased(self._reading.acquire(session, keys, self._clock.now_ns()))
+        is_moving = self._tiering is not None and self._tiering.is_moving
+        grant = self._reading.acquire(session, keys, self._clock.now_ns(), may_wait=may_wait and is_moving)
+        return None if grant is None else self._leased(grant)
 
     def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int) -> m.Leased:
         """Lease whole prefixes by their last keys."""
@@ -168,8 +180,8 @@ class Pool:
 
     def renew(self, session: EngineSession, leases: bytes) -> m.Done:
         """Count leases as used now."""
-        if len(leases) % 8:
-            raise ProtocolError(f"leases column has {len(leases)} bytes, expected a multiple of 8")
+        if len(leases) % 8 or len(leases) > 8 * m.RENEWALS_MAX:
+            raise ProtocolError(f"leases column has {len(leases)} bytes, expected 8 each for at most {m.RENEWALS_MAX}")
         self._reading.renew(session, np.frombuffer(leases, dtype="<u8").tolist(), self._clock.now_ns())
         return m.Done()
 
@@ -262,19 +274,23 @@ class Pool:
     def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> dict[str, int]:
         """Drop what nobody holds, of one model or all, unused for a time or at any age, from one tier or (empty) all.
 
-        `chunks` counts those that are in no tier any more. Raises Refused for a tier that there is not.
+        `chunks` counts those that left the tier, or with no tier named those that are found no more; `bytes` in every tier.
+        Raises Refused for a tier that there is not.
         """
         tiers = {"dram": self._directory, **({"ssd": self._tiering.directory} if self._tiering else {})}
         if tier and tier not in tiers:
             raise Refused("argument", f"tier is {tier!r}, expected one of {', '.join(tiers)}")
         now_ns = self._clock.now_ns()
-        before_ns = now_ns + 1 if older_than_s is None else now_ns - min(now_ns, int(older_than_s * NS_PER_S))
+        before_ns = now_ns + 1 if older_than_s is None else now_ns - int(min(now_ns, older_than_s * NS_PER_S))
         owners: list[int | None] = [None] if model is None else [entry.id for entry in self._namespaces.of_model(model)]
         total = {"chunks": 0, "bytes": 0, "skipped": 0}
+        found_before = self._index_view.count
         for directory in [tiers[tier]] if tier else tiers.values():
             for owner in owners:
                 for name, count in zip(total, directory.flush(owner, before_ns), strict=True):
                     total[name] += count
+        if not tier:
+            total["chunks"] = found_before - self._index_view.count
         if self._tiering is not None:
             self._tiering.forget_departed()
         return total
@@ -313,10 +329,13 @@ class Pool:
         found = self._namespaces.find(model, layout)
         if found is not None:
             return found
-        if self._namespaces.is_full:
-            raise Refused("full", "this daemon knows as many models and layouts as it can: restart it to forget them")
         geometry = (layout.chunk_bytes, layout.layers)
         if geometry not in self._size_classes:
+            if len(self._size_classes) == SIZE_CLASSES_MAX:
+                raise LayoutMismatch(
+                    f"this daemon has {SIZE_CLASSES_MAX} chunk sizes already, {layout.chunk_bytes} bytes in "
+                    f"{layout.layers} layers is one more: restart it to forget them"
+                )
             try:
                 self._size_classes[geometry] = SizeClassId(self._directory.add_class(*geometry))
             except ValueError as error:

@@ -96,6 +96,11 @@ class Tiering:
         return self.tier.can_write
 
     @property
+    def is_moving(self) -> bool:
+        """Whether chunks are under way, which hold room that will be free."""
+        return len(self.promotions) + len(self.demotions) > 0
+
+    @property
     def holds(self) -> int:
         """Holds that promotions and demotions have in the DRAM directory."""
         return self.promotions.holds + self.demotions.holds
@@ -137,9 +142,7 @@ class Tiering:
         layout = namespace.layout
         layer_bytes = layout.chunk_bytes // layout.layers
         recency = self.tier.next_recency()
-        self.tier.remember(
-            Row(key, parent, offset, generation, recency, layer_bytes, layout.layers, number)
-        )
+        self.tier.remember(Row(key, parent, offset, generation, recency, layer_bytes, layout.layers, number))
 
     def forget_departed(self) -> None:
         """Have the catalogue forget what has left the slower tier."""
@@ -158,7 +161,8 @@ class Tiering:
         await self._restore(recovered, open_namespace)
         loop.add_reader(self.tier.fileno(), self._take_outcomes)
         self.tier.become(
-            TierState.OK, f"at {self.tier.plan.path}: {self.restored_chunks} chunks found, {recovered.bad_rows} bad rows"
+            TierState.OK,
+            f"at {self.tier.plan.path}: {self.restored_chunks} chunks found, {recovered.bad_rows} bad rows",
         )
 
     def run(self, *, is_urgent: bool = False) -> None:
@@ -285,6 +289,4 @@ class Tiering:
 
 
 def _fingerprint(namespace: Namespace) -> bytes:
-    return kvpool_native.derive_root(
-        [b"kvpool namespace", namespace.model.encode(), namespace.layout.fingerprint()]
-    )
+    return kvpool_native.derive_root([b"kvpool namespace", namespace.model.encode(), namespace.layout.fingerprint()])

@@ -30,7 +30,8 @@ LAYERS = {
     "tiers": {"tiers"},
     "transfer": {"transfer"},
     "report": {"tiers"},
-    "pool": {"protocol", "index", "tiers", "transfer", "report"},
+    "tiering": {"index", "tiers"},
+    "pool": {"protocol", "index", "tiers", "transfer", "tiering", "report"},
     "server": {"server", "pool", "protocol", "index"},
     "cli": {"cli", "server", "protocol", "pool"},
 }

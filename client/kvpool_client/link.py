@@ -137,10 +137,10 @@ class Link:
 
     def _renew(self, session: Session) -> None:
         with self._lock:
-            leases = list(self._leases_in_use)
-        if leases:
-            with contextlib.suppress(KVPoolError):  # the next wait sees the session's end
-                session.call(m.Renew(np.array(leases, dtype="<u8").tobytes()), m.Done)
+            leases = np.array(list(self._leases_in_use), dtype="<u8")
+        with contextlib.suppress(KVPoolError):  # the next wait sees the session's end
+            for first in range(0, len(leases), m.RENEWALS_MAX):
+                session.call(m.Renew(leases[first : first + m.RENEWALS_MAX].tobytes()), m.Done)
 
     def _wait(self, session: Session | None, timeout_s: float) -> bool:
         """Until woken or the time is over; True when the session's socket has hung up."""

@@ -12,6 +12,7 @@ from kvpool.errors import InvalidArgument
 from kvpool.units import format_size, parse_duration
 
 HEADER_EVERY = 20
+WRITE_DOWN_TIMEOUT_S = 600.0
 WATCHED = ("dram.chunks", "dram.used_bytes", "stored_chunks", "evicted_chunks", "leases", "reservations", "connections")
 
 pass_options = click.pass_obj
@@ -43,7 +44,7 @@ def info(options: Options) -> None:
 @common_options
 @pass_options
 def stats(options: Options, section: str | None, watch: bool, interval: str, count: int | None) -> None:
-    """Print counters, all or those of one SECTION: server, index, dram, chunks.
+    """Print counters, all or those of one SECTION: server, index, dram, chunks, ssd (where there is such a tier).
 
     Lines are `name:value`; a name never changes its meaning. --watch prints totals, with the change since the line
     before in brackets.
@@ -67,22 +68,33 @@ def stats(options: Options, section: str | None, watch: bool, interval: str, cou
 @click.option("--all", "is_all", is_flag=True, help="Every chunk.")
 @click.option("--model", metavar="M", help="Chunks of one model.")
 @click.option("--older-than", metavar="DURATION", help="Chunks not used for this long, such as 30m.")
+@click.option("--tier", type=click.Choice(["dram", "ssd"]), help="Only from this tier (default: every tier).")
+@click.option("--demote", is_flag=True, help="Write what DRAM alone has to the SSD tier and checkpoint; drop nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common_options
 @pass_options
-def flush(options: Options, is_all: bool, model: str | None, older_than: str | None, yes: bool) -> None:
-    """Drop chunks from every tier. Chunks that are held stay. Prints what was dropped."""
-    if not is_all and model is None and older_than is None:
-        fail("name what to drop: --all, --model M or --older-than DURATION", EXIT_USAGE)
+def flush(
+    options: Options, is_all: bool, model: str | None, older_than: str | None, tier: str | None, demote: bool, yes: bool
+) -> None:
+    """Drop chunks from every tier, or one. Chunks that are held stay. Prints what was dropped.
+
+    With --demote nothing is dropped: what only DRAM has is written to the SSD tier, and made certain there.
+    """
+    if demote:
+        _write_down(options, is_alone=model is None and older_than is None and tier is None)
+        return
+    if not is_all and model is None and older_than is None and tier is None:
+        fail("name what to drop: --all, --model M, --tier T or --older-than DURATION", EXIT_USAGE)
     if is_all and (model is not None or older_than is not None):
         fail("--all goes with neither --model nor --older-than", EXIT_USAGE)
     age_s = None if older_than is None else _seconds(older_than, "--older-than")
     what = "every chunk" if is_all else "chunks" + (f" of model {model}" if model else "")
     what += f" not used for {older_than}" if older_than else ""
+    what += f" in tier {tier}" if tier else ""
     if not yes and not click.confirm(f"Drop {what} at {options.socket_path}?", err=True):
         fail("nothing was dropped", EXIT_FAILURE)
     with options.connect() as connection:
-        report = ask(lambda: connection.flush(model, age_s))
+        report = ask(lambda: connection.flush(model, age_s, tier or ""))
     if options.is_json:
         print_json(report)
     else:
@@ -106,6 +118,18 @@ def check(options: Options, deep: bool) -> None:
         verified = f", {report['verified']} verified by their bytes" if deep else ""
         click.echo(f"{len(report['problems'])} problems, {report['chunks']} chunks{verified}")
     sys.exit(EXIT_FAILURE if report["problems"] else 0)
+
+
+def _write_down(options: Options, *, is_alone: bool) -> None:
+    if not is_alone:
+        fail("--demote writes everything down: it goes with no other choice than --all", EXIT_USAGE)
+    with options.connect() as connection:
+        report = ask(lambda: connection.write_down(WRITE_DOWN_TIMEOUT_S))
+    if options.is_json:
+        print_json(report)
+    else:
+        click.echo(f"wrote {report['chunks']} chunks to the SSD tier; {report['left']} are in DRAM alone")
+    sys.exit(EXIT_FAILURE if report["left"] else 0)
 
 
 def _watch(options: Options, connection: Any, interval_s: float, count: int | None) -> None:

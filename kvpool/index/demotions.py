@@ -136,9 +136,7 @@ class Demotions:
             taken,
             [False] * taken,
         )
-        rows = pack_moves(
-            job.keys, job.parents, job.offsets, arena[first : first + taken].tolist(), job.generations
-        )
+        rows = pack_moves(job.keys, job.parents, job.offsets, arena[first : first + taken].tolist(), job.generations)
         job_id = self._slower.write(namespace, rows)
         if not job_id:
             self._slower.directory.end_reservation(reservation, now_ns)

@@ -7,7 +7,8 @@ until every rank has claimed it or its time is over, whatever its issuer does.
 Control thread only. `now_ns` is an argument everywhere: no clock is read here. The chunks themselves are protected by
 holds in the native directory; this module says which holds exist for whom and hands back those that have to go.
 
-Invariant: each hold id is in exactly one lease or ticket; `_of_owner` names exactly the leases in `_by_id`.
+Invariant: each hold id is in exactly one lease or ticket; `_of_owner` names exactly the leases in `_by_id`;
+`_held_chunks` counts the chunks of every hold by the connection that asked for it, `_ticket_chunks` those of tickets.
 """
 
 import secrets
@@ -17,6 +18,9 @@ from kvpool.types import ConnectionId, HoldId, LeaseId
 
 TICKET_BYTES = 32
 TICKETS_MAX = 65536
+# What a hold costs is 4 bytes for each chunk: 16 MiB for a connection, 64 MiB for tickets, which outlive theirs.
+HELD_CHUNKS_MAX = 4 << 20
+TICKET_CHUNKS_MAX = 16 << 20
 
 
 @dataclass(slots=True)
@@ -35,6 +39,7 @@ class TicketHold:
     """What a ticket still holds: a hold for each rank that has not claimed it."""
 
     identity: tuple[str, bytes]
+    issuer: ConnectionId
     chunks: int
     deadline_ns: int
     holds: dict[int, HoldId] = field(default_factory=dict)
@@ -50,6 +55,8 @@ class Leases:
         self._by_id: dict[LeaseId, Lease] = {}
         self._of_owner: dict[ConnectionId, set[LeaseId]] = {}
         self._tickets: dict[bytes, TicketHold] = {}
+        self._held_chunks: dict[ConnectionId, int] = {}
+        self._ticket_chunks = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -69,6 +76,7 @@ class Leases:
         assert holds
         lease = Lease(LeaseId(self._next_id), owner, chunks, holds, now_ns + self._ttl_ns)
         self._next_id += 1
+        self._count_chunks(owner, chunks * len(holds))
         self._by_id[lease.id] = lease
         self._of_owner.setdefault(owner, set()).add(lease.id)
         return lease
@@ -101,19 +109,34 @@ class Leases:
         ended = [lease for lease in self._by_id.values() if lease.deadline_ns <= now_ns]
         holds = [hold for lease in ended for hold in self._end(lease)]
         for ticket in [token for token, entry in self._tickets.items() if entry.deadline_ns <= now_ns]:
-            holds.extend(self._tickets.pop(ticket).holds.values())
+            entry = self._tickets.pop(ticket)
+            self._count_ticket(entry, -len(entry.holds))
+            holds.extend(entry.holds.values())
         return holds
 
-    @property
-    def has_room_for_ticket(self) -> bool:
-        """Whether another ticket may be issued."""
-        return len(self._tickets) < TICKETS_MAX
+    def has_room_for(self, owner: ConnectionId) -> bool:
+        """Whether what a connection holds, tickets that it issued and nobody claimed included, is within its bound."""
+        return self._held_chunks.get(owner, 0) < HELD_CHUNKS_MAX
 
-    def issue_ticket(self, identity: tuple[str, bytes], chunks: int, holds: dict[int, HoldId], now_ns: int) -> bytes:
+    def has_room_for_ticket(self, issuer: ConnectionId, chunks: int) -> bool:
+        """Whether a ticket may be issued whose holds are of `chunks` chunks together."""
+        has_room = len(self._tickets) < TICKETS_MAX and self._ticket_chunks + chunks <= TICKET_CHUNKS_MAX
+        return has_room and self.has_room_for(issuer)
+
+    def issue_ticket(
+        self,
+        identity: tuple[str, bytes],
+        issuer: ConnectionId,
+        chunks: int,
+        holds: dict[int, HoldId],
+        now_ns: int,
+    ) -> bytes:
         """A new ticket over holds of its own. `identity` is what a claimer must share: model and layout but for the rank."""
-        assert self.has_room_for_ticket
+        assert self.has_room_for_ticket(issuer, chunks * len(holds))
         ticket = secrets.token_bytes(TICKET_BYTES)
-        self._tickets[ticket] = TicketHold(identity, chunks, now_ns + self._ttl_ns, holds)
+        entry = TicketHold(identity, issuer, chunks, now_ns + self._ttl_ns, holds)
+        self._tickets[ticket] = entry
+        self._count_ticket(entry, len(holds))
         return ticket
 
     def find_ticket(self, ticket: bytes) -> TicketHold | None:
@@ -124,6 +147,7 @@ class Leases:
         """The hold of one rank, which leaves the ticket. The ticket ends with its last rank."""
         entry = self._tickets[ticket]
         hold = entry.holds.pop(rank)
+        self._count_ticket(entry, -1)
         if not entry.holds:
             del self._tickets[ticket]
         return hold
@@ -138,6 +162,10 @@ class Leases:
         holds += [hold for entry in self._tickets.values() for hold in entry.holds.values()]
         if len(holds) != len(set(holds)):
             problems.append("leases: a hold is in two leases or tickets")
+        of_tickets = sum(entry.chunks * len(entry.holds) for entry in self._tickets.values())
+        of_leases = sum(lease.chunks * len(lease.holds) for lease in self._by_id.values())
+        if self._ticket_chunks != of_tickets or sum(self._held_chunks.values()) != of_tickets + of_leases:
+            problems.append("leases: the chunks that leases and tickets hold are miscounted")
         return problems
 
     def hold_count(self) -> int:
@@ -147,8 +175,21 @@ class Leases:
 
     def _end(self, lease: Lease) -> list[HoldId]:
         del self._by_id[lease.id]
+        self._count_chunks(lease.owner, -lease.chunks * len(lease.holds))
         owned = self._of_owner[lease.owner]
         owned.discard(lease.id)
         if not owned:
             del self._of_owner[lease.owner]
         return list(lease.holds.values())
+
+    def _count_ticket(self, entry: TicketHold, holds: int) -> None:
+        self._ticket_chunks += entry.chunks * holds
+        self._count_chunks(entry.issuer, entry.chunks * holds)
+
+    def _count_chunks(self, owner: ConnectionId, chunks: int) -> None:
+        count = self._held_chunks.get(owner, 0) + chunks
+        assert count >= 0
+        if count:
+            self._held_chunks[owner] = count
+        else:
+            self._held_chunks.pop(owner, None)

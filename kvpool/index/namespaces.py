@@ -37,10 +37,10 @@ class Namespaces:
         return self._by_identity.get((model, layout.fingerprint()))
 
     def add(self, namespace: Namespace) -> None:
-        """Remember a new namespace. The caller has checked `is_full` and `find`."""
+        """Remember a new namespace. The caller has checked `has_room_for` and `find`."""
         identity = (namespace.model, namespace.layout.fingerprint())
         assert identity not in self._by_identity
-        assert not self.is_full
+        assert self.has_room_for(1)
         self._by_identity[identity] = namespace
         self._by_id[namespace.id] = namespace
 
@@ -48,10 +48,9 @@ class Namespaces:
         """The namespace of a number that the directory gave."""
         return self._by_id[namespace_id]
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further namespace can be opened."""
-        return len(self._by_identity) >= NAMESPACES_MAX
+    def has_room_for(self, count: int) -> bool:
+        """Whether `count` further namespaces can be opened."""
+        return len(self._by_identity) + count <= NAMESPACES_MAX
 
     def of_model(self, model: str) -> list[Namespace]:
         """Every namespace of a model."""

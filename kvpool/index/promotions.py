@@ -63,8 +63,11 @@ class Promotions:
         """Holds that promotions have in the DRAM directory; as many in the one below."""
         return len(self._jobs)
 
-    def acquire(self, session: EngineSession, keys: bytes, now_ns: int) -> tuple[int, list[int]]:
-        """(chunks, a DRAM hold for each rank) of the longest prefix that both tiers hold together on every rank."""
+    def acquire(self, session: EngineSession, keys: bytes, now_ns: int) -> tuple[int, list[int], bool]:
+        """(chunks, a DRAM hold for each rank, whether it is all) of the longest prefix that both tiers hold together.
+
+        Not all: DRAM has no room for the rest just now.
+        """
         ranks = list(session.namespaces.values())
         length = len(keys) // len(ranks)
         found = [self._find(entry, keys[rank * length : (rank + 1) * length]) for rank, entry in enumerate(ranks)]
@@ -83,7 +86,7 @@ class Promotions:
         for entry in found:
             if entry.hold:
                 self._directory.release(entry.hold, now_ns)
-        return chunks, holds
+        return chunks, holds, chunks == reach
 
     def settle(self, job_id: int, chunk: int, *, is_good: bool, is_bad_below: bool, now_ns: int) -> bool:
         """A chunk has landed or failed. False when the job is none of these."""
@@ -113,7 +116,7 @@ class Promotions:
         return _Found(keys, chunks, HoldId(hold), chunks_below, HoldId(hold_below))
 
     def _promote(self, namespace: Namespace, found: _Found, reach: int, now_ns: int) -> int:
-        """Have chunks up to `reach` read. Returns how many are in DRAM or on their way; the hold below is given back or used."""
+        """Have chunks up to `reach` read; how many are in DRAM or on their way. The hold below is given back or used."""
         chunks = found.chunks
         is_under_way = False
         if reach > chunks:

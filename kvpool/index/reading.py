@@ -12,7 +12,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool.errors import Refused
-from kvpool.index.leases import Lease, Leases
+from kvpool.index.leases import HELD_CHUNKS_MAX, Lease, Leases
 from kvpool.index.promotions import Promotions
 from kvpool.index.sessions import EngineSession
 from kvpool.types import ConnectionId, HoldId, LeaseId
@@ -70,11 +70,18 @@ class Reading:
         """The lease, if it lives and is the session's."""
         return self._leases.find(LeaseId(lease), session.connection)
 
-    def acquire(self, session: EngineSession, keys: bytes, now_ns: int) -> Grant:
-        """Lease the longest present prefix of `keys`, on every rank of the session. Raises Refused."""
+    def acquire(self, session: EngineSession, keys: bytes, now_ns: int, *, may_wait: bool) -> Grant | None:
+        """Lease the longest present prefix of `keys`, on every rank of the session. Raises Refused.
+
+        None where DRAM has no room for all that a slower tier has (and `may_wait`).
+        """
         self._check_room(session)
         if self._promotions is not None:
-            return self._grant_acquired(session, *self._promotions.acquire(session, keys, now_ns), now_ns)
+            chunks, holds, is_all = self._promotions.acquire(session, keys, now_ns)
+            if is_all or not may_wait:
+                return self._grant_acquired(session, chunks, holds, now_ns)
+            self._end_holds([HoldId(hold) for hold in holds if hold], now_ns)
+            return None
         return self._grant_acquired(session, *self._directory.acquire_ranks(session.namespace_ids, keys), now_ns)
 
     def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int, now_ns: int) -> Grant:
@@ -95,11 +102,11 @@ class Reading:
     def issue_ticket(self, session: EngineSession, lease_id: int, now_ns: int) -> bytes:
         """A ticket on a lease, a hold of its own for each rank; empty where the lease has ended or there is no room."""
         lease = self.find(session, lease_id)
-        if lease is None or not self._leases.has_room_for_ticket:
+        if lease is None or not self._leases.has_room_for_ticket(lease.owner, lease.chunks * len(lease.holds)):
             return b""
         self._leases.renew(lease.id, session.connection, now_ns)
         holds = {rank: HoldId(self._directory.duplicate(hold)) for rank, hold in lease.holds.items()}
-        return self._leases.issue_ticket(session.identity, lease.chunks, holds, now_ns)
+        return self._leases.issue_ticket(session.identity, lease.owner, lease.chunks, holds, now_ns)
 
     def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Grant:
         """A lease from a ticket, for the session's rank, once. Raises Refused."""
@@ -148,3 +155,5 @@ class Reading:
     def _check_room(self, session: EngineSession) -> None:
         if self._leases.count_of(session.connection) >= self._leases_max:
             raise Refused("full", f"this connection has server.max_leases = {self._leases_max} leases")
+        if not self._leases.has_room_for(session.connection):
+            raise Refused("full", f"this connection's leases and tickets hold {HELD_CHUNKS_MAX} chunks or more")

@@ -82,7 +82,8 @@ class Writing:
             return bytes([SaveState.EXPIRED]) * count
         if reservation.committed + count > reservation.chunks:
             raise ProtocolError(f"commit of {reservation.committed + count} chunks, {reservation.chunks} are reserved")
-        self.expire(now_ns)
+        if reservation.deadline_ns <= now_ns:
+            self.expire(now_ns)
         if reservation.is_expired:
             return bytes([SaveState.EXPIRED]) * count
         states = self._directory.commit(reservation_id, reservation.committed, checksums)

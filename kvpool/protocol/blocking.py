@@ -93,10 +93,14 @@ class BlockingConnection:
         """Counters by section."""
         return self.call(m.AskStats(), m.Report).values
 
-    def flush(self, model: str | None, older_than_s: float | None) -> dict[str, Any]:
+    def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> dict[str, Any]:
         """Drop chunks; answers `chunks` and `bytes` dropped and chunks `skipped` because they are held."""
-        request = m.Flush(model or "", -1.0 if older_than_s is None else float(older_than_s))
+        request = m.Flush(model or "", -1.0 if older_than_s is None else float(older_than_s), tier)
         return self.call(request, m.Report).values
+
+    def write_down(self, timeout_s: float) -> dict[str, Any]:
+        """Write what DRAM alone has to the SSD tier; answers `chunks` written and `left`."""
+        return self.call(m.WriteDown(timeout_s), m.Report, timeout_s + self._timeout_s).values
 
     def check(self, deep: bool) -> dict[str, Any]:
         """Recount invariants inside the daemon: `problems` (lines), `chunks` seen, `verified` by their bytes."""

@@ -15,6 +15,7 @@ from kvpool.types import KEY_BYTES
 MAGIC = b"KVPL"
 PROTOCOL_VERSION = 1
 KEYS_MAX = 30_000
+RENEWALS_MAX = 4096
 CHECKSUM_BYTES_MAX = 900_000
 
 ROLE_ENGINE = "engine"
@@ -106,7 +107,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Say that leases are in use. `leases` is a column of u64. Answered by Done."""
+    """Say that leases are in use. `leases` is a column of u64, RENEWALS_MAX at most. Answered by Done."""
 
     KIND: ClassVar[int] = 13
     leases: bytes
@@ -206,11 +207,23 @@ class AskStats:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Drop chunks: of `model` (empty: any), unused for `older_than_s` seconds (negative: any). Answered by Report."""
+    """Drop chunks: of `model`, in `tier` (both: empty for any), unused for `older_than_s` seconds (negative: any).
+
+    Answered by Report.
+    """
 
     KIND: ClassVar[int] = 32
     model: str
     older_than_s: float
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteDown:
+    """Have the SSD tier keep what DRAM alone has, and checkpoint, within `timeout_s`. Answered by Report."""
+
+    KIND: ClassVar[int] = 36
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)

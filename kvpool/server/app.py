@@ -49,9 +49,10 @@ class App:
         self._next_connection = itertools.count(1)
         self._domain = domain_key(_read_secret(config.server.domain_secret_file))
         self._stop = asyncio.Event()
+        self._failure: BaseException | None = None
 
     async def run(self) -> None:
-        """Serve until a signal. Raises SocketInUse or OSError if serving cannot begin."""
+        """Serve until a signal. Raises SocketInUse, OSError or MemoryError if serving cannot begin or go on."""
         started_ns = self._clock.now_ns()
         server = self._config.server
         listener = LocalSocket(
@@ -69,12 +70,14 @@ class App:
             try:
                 await self._pool.start()
                 self._catch_signals()
-                listener.start(self._admit, self._adopt, lambda: len(self._connections))
+                listener.start(self._admit, self._adopt, lambda: len(self._connections), self._on_failed)
                 serving = self._describe_serving()
                 self._supervision.begin_serving(server.socket, f"serving {serving}", self._pool.discard)
                 self._log_ready(serving, (self._clock.now_ns() - started_ns) / 1e9)
                 await self._stop.wait()
                 self._supervision.begin_draining()
+                if self._failure is not None:
+                    raise self._failure
                 await self._drain()
             finally:
                 await self._supervision.end()
@@ -107,11 +110,17 @@ class App:
             self._handlers_of(connection_id, hello),
             on_closed=self._on_closed,
             on_protocol_error=self._on_protocol_error,
+            on_failed=self._on_failed,
         )
         self._connections[connection_id] = connection
         self._counts.accepted += 1
         self._counts.open = len(self._connections)
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
+        self._counts.refused = self._listener.refused_connections
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
+        except BaseException:
+            self._on_closed(connection_id)
+            raise
         log.debug("connection %d: %s, pid %d uid %d", connection_id, hello.role, peer.pid, peer.uid)
 
     def _handlers_of(self, connection_id: ConnectionId, hello: m.Hello) -> Handlers:
@@ -147,6 +156,11 @@ class App:
     def _on_protocol_error(self) -> None:
         self._counts.protocol_errors += 1
 
+    def _on_failed(self, error: BaseException) -> None:
+        """The daemon cannot be trusted to go on: a new one can."""
+        self._failure = error
+        self._stop.set()
+
     async def _drain(self) -> None:
         started_ns = self._clock.now_ns()
         deadline = Deadline(self._config.server.stop_timeout)
@@ -155,9 +169,11 @@ class App:
         await self._supervision.end()
         for connection in list(self._connections.values()):
             connection.close()
+        kept = await self._pool.write_down(deadline.remaining_s())
         log.info(
-            "stopped by signal: %d chunks dropped with the DRAM tier, drained in %.2f s",
-            self._pool.chunks,
+            "stopped by signal: %d chunks written down, %d dropped with the DRAM tier, drained in %.2f s",
+            kept["chunks"],
+            kept["left"],
             (self._clock.now_ns() - started_ns) / 1e9,
         )
 

@@ -28,6 +28,7 @@ BACKLOG = 1024
 HELLO_BYTES_MAX = 4096
 _PEERCRED = struct.Struct("3i")
 _ACCEPT_PAUSE_S = 0.1
+_ACCEPT_MAY_FAIL_WITH = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class LocalSocket:
         self._max_connections = max_connections
         self._handshake_timeout_s = handshake_timeout_s
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._undecided = 0  # handshakes whose connection is neither counted as open nor refused yet
         self._accepting: asyncio.Task[None] | None = None
         self.refused_connections = 0
         Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -78,11 +80,19 @@ class LocalSocket:
             os.close(self._lock_fd)
             raise
 
-    def start(self, admit: Admit, adopt: Adopt, open_connections: Callable[[], int]) -> None:
-        """Show the socket and accept."""
+    def start(
+        self,
+        admit: Admit,
+        adopt: Adopt,
+        open_connections: Callable[[], int],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        """Show the socket and accept. `on_failed` is told when nobody can be accepted any more."""
         self._listener.listen(BACKLOG)
         os.rename(_unpublished(self._path), self._path)
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(admit, adopt, open_connections))
+        self._accepting = asyncio.get_running_loop().create_task(
+            self._accept(admit, adopt, open_connections, on_failed)
+        )
 
     async def stop(self) -> None:
         """Accept nobody any more and take the socket away."""
@@ -103,21 +113,33 @@ class LocalSocket:
         self._listener.bind(unpublished)
         os.chmod(unpublished, self._mode)
 
-    async def _accept(self, admit: Admit, adopt: Adopt, open_connections: Callable[[], int]) -> None:
+    async def _accept(
+        self,
+        admit: Admit,
+        adopt: Adopt,
+        open_connections: Callable[[], int],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
         loop = asyncio.get_running_loop()
+        is_pausing = False
         while True:
             try:
                 accepted, _ = await loop.sock_accept(self._listener)
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 # Out of descriptors or memory: those who are connected are served on, new ones wait in the backlog.
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
-                    raise
-                log.warning("accepting pauses: %s", error)
+                if isinstance(error, OSError) and error.errno not in _ACCEPT_MAY_FAIL_WITH:
+                    on_failed(error)
+                    return
+                if not is_pausing:
+                    log.warning("accepting pauses: %s", error)
+                is_pausing = True
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
-            if open_connections() + len(self._handshakes) >= self._max_connections:
+            is_pausing = False
+            if open_connections() + self._undecided >= self._max_connections:
                 self._refuse_full(accepted)
                 continue
+            self._undecided += 1
             task = loop.create_task(self._handshake(accepted, admit, adopt))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
@@ -134,15 +156,18 @@ class LocalSocket:
     async def _handshake(self, accepted: socket.socket, admit: Admit, adopt: Adopt) -> None:
         is_adopted = False
         try:
-            peer = _peer_of(accepted)
-            hello = await asyncio.wait_for(_receive_hello(accepted), self._handshake_timeout_s)
-            admission = admit(hello, peer)
-            sent = m.encode(admission.welcome, 0)
-            # The first send on a fresh socket takes these few bytes whole.
-            if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
-                raise ProtocolError("the welcome did not fit the socket's buffer")
-            is_adopted = True
+            try:
+                peer = _peer_of(accepted)
+                hello = await asyncio.wait_for(_receive_hello(accepted), self._handshake_timeout_s)
+                admission = admit(hello, peer)
+                sent = m.encode(admission.welcome, 0)
+                # The first send on a fresh socket takes these few bytes whole.
+                if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
+                    raise ProtocolError("the welcome did not fit the socket's buffer")
+            finally:
+                self._undecided -= 1
             await adopt(accepted, hello, peer)
+            is_adopted = True
         except (Refused, LayoutMismatch, ProtocolError) as error:
             self._answer_refusal(accepted, error)
         except (OSError, asyncio.TimeoutError) as error:

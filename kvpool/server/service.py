@@ -16,7 +16,9 @@ from kvpool.pool import Pool
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Answer, Handler
 
-RESERVE_WAIT_S = 0.5
+ROOM_WAIT_S = 0.5
+WRITE_DOWN_S_MAX = 3600.0
+PROBLEMS_MAX = 500
 
 Handlers = dict[int, tuple[type[Any], Handler]]
 
@@ -25,7 +27,7 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
     """The requests of an engine; the operator's are not among them."""
     return _by_kind(
         {
-            m.Acquire: lambda request: pool.acquire(session, request.keys),
+            m.Acquire: partial(_acquire, pool, session),
             m.AcquireLeaves: lambda request: pool.acquire_leaves(session, request.leaves, request.chunks),
             m.Release: lambda request: pool.release(session, request.lease),
             m.Renew: lambda request: pool.renew(session, request.leases),
@@ -46,6 +48,7 @@ def admin_handlers(pool: Pool, info: Callable[[], dict[str, Any]], connections: 
             m.AskInfo: lambda _: m.Report({**info(), **pool.info()}),
             m.AskStats: lambda _: m.Report(pool.stats(connections.stats())),
             m.Flush: lambda request: _flush(pool, request),
+            m.WriteDown: lambda request: _write_down(pool, request),
             m.Check: lambda request: _check(pool, is_deep=request.is_deep),
         }
     )
@@ -77,13 +80,28 @@ def _by_kind(handlers: dict[type[Any], Handler]) -> Handlers:
     return {record.KIND: (record, handler) for record, handler in handlers.items()}
 
 
+def _acquire(pool: Pool, session: EngineSession, request: m.Acquire) -> Answer | Awaitable[Answer]:
+    answer = pool.acquire(session, request.keys)
+    return _acquire_later(pool, session, request) if answer is None else answer
+
+
+async def _acquire_later(pool: Pool, session: EngineSession, request: m.Acquire) -> Answer:
+    deadline = Deadline(ROOM_WAIT_S)
+    while not deadline.has_passed():
+        await pool.wait_for_room(deadline.remaining_s())
+        answer = pool.acquire(session, request.keys)
+        if answer is not None:
+            return answer
+    return pool.acquire(session, request.keys, may_wait=False)
+
+
 def _reserve(pool: Pool, session: EngineSession, request: m.Reserve) -> Answer | Awaitable[Answer]:
     answer = pool.reserve(session, request.parent, request.keys)
     return _reserve_later(pool, session, request) if answer is None else answer
 
 
 async def _reserve_later(pool: Pool, session: EngineSession, request: m.Reserve) -> Answer:
-    deadline = Deadline(RESERVE_WAIT_S)
+    deadline = Deadline(ROOM_WAIT_S)
     while not deadline.has_passed():
         await pool.wait_for_room(deadline.remaining_s())
         answer = pool.reserve(session, request.parent, request.keys)
@@ -96,7 +114,13 @@ def _flush(pool: Pool, request: m.Flush) -> Answer:
     if math.isnan(request.older_than_s):
         return m.Failure("argument", "older_than_s is not a number, expected seconds")
     older_than_s = None if request.older_than_s < 0 else request.older_than_s
-    return m.Report(pool.flush(request.model or None, older_than_s))
+    return m.Report(pool.flush(request.model or None, older_than_s, request.tier))
+
+
+async def _write_down(pool: Pool, request: m.WriteDown) -> Answer:
+    if not 0.0 <= request.timeout_s <= WRITE_DOWN_S_MAX:
+        return m.Failure("argument", f"timeout_s is {request.timeout_s}, expected 0 to {WRITE_DOWN_S_MAX:g}")
+    return m.Report(await pool.write_down(request.timeout_s))
 
 
 async def _report_corrupt(pool: Pool, session: EngineSession, report: m.ReportCorrupt) -> Answer:
@@ -110,5 +134,8 @@ async def _check(pool: Pool, *, is_deep: bool) -> Answer:
         corrupt, verified = await pool.verify_bytes()
         report["problems"] += [f"chunk {key.hex()}: bytes do not match their checksums" for key in corrupt]
         report["verified"] = verified
+    if len(report["problems"]) > PROBLEMS_MAX:
+        more = len(report["problems"]) - PROBLEMS_MAX
+        report["problems"] = [*report["problems"][:PROBLEMS_MAX], f"and {more} more"]
     await asyncio.sleep(0)
     return m.Report(report)

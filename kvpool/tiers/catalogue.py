@@ -91,9 +91,7 @@ class Catalogue:
     def start(self, *, checkpoint_s: float) -> None:
         """Begin to write behind, with a checkpoint at least this often while there are changes."""
         assert self._thread is None
-        self._thread = threading.Thread(
-            target=self._run, args=(checkpoint_s,), name="kvpool-catalogue", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(checkpoint_s,), name="kvpool-catalogue", daemon=True)
         self._thread.start()
 
     def put_namespace(self, number: int, record: NamespaceRecord) -> bool:
@@ -217,9 +215,11 @@ def read_epoch(path: Path) -> bytes | None:
         log.error("catalogue %s is discarded: %s", path, problem)
         _move_aside(path)
         return None
-    with lmdb.open(str(path), readonly=True, lock=False, max_dbs=TABLES_MAX) as environment:
-        with environment.begin() as transaction:
-            record = transaction.get(_META, db=environment.open_db(b"meta", transaction, create=False))
+    with (
+        lmdb.open(str(path), readonly=True, lock=False, max_dbs=TABLES_MAX) as environment,
+        environment.begin() as transaction,
+    ):
+        record = transaction.get(_META, db=environment.open_db(b"meta", transaction, create=False))
     if record is None or len(record) != 24 or _meta_record(record[4:20]) != record:
         log.error("catalogue %s is discarded: its format is not version %d of kvpool's", path, FORMAT_VERSION)
         _move_aside(path)

@@ -9,6 +9,7 @@ It knows slots and chunks only as bytes: which chunk is where is the native dire
 Threads: `prefault_next` and `collapse_next` from any thread; the rest from the control thread.
 """
 
+import fcntl
 import itertools
 import threading
 from dataclasses import dataclass
@@ -58,8 +59,11 @@ class DramTier:
         return f"<DramTier {use.resident_bytes}/{self.geometry.arena_bytes} bytes resident, {use.mode}>"
 
     def seal(self) -> None:
-        """Take from everybody but this process the means to write the index. Called once, after the index is laid out."""
+        """Take from everybody but this process the means to write the index, and to seal the arena: an engine could
+        seal it against writing, and no other engine could map it any more. Called once, after the index is laid out.
+        """
         self.index.seal_read_only()
+        fcntl.fcntl(self.arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
     def prefault_next(self) -> int | None:
         """Give the next segment its pages; its number, or None when all have been taken. Blocks for the time it takes."""

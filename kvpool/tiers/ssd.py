@@ -134,9 +134,7 @@ def plan_ssd(config: SsdConfig) -> SsdPlan:
 class SsdTier:
     """The tier of one daemon."""
 
-    def __init__(
-        self, plan: SsdPlan, arena: kvpool_native.Mapping, index: kvpool_native.Mapping, epoch: bytes
-    ) -> None:
+    def __init__(self, plan: SsdPlan, arena: kvpool_native.Mapping, index: kvpool_native.Mapping, epoch: bytes) -> None:
         self.plan = plan
         self._arena = arena
         self._index = index
@@ -294,7 +292,8 @@ class SsdTier:
             self.io_errors += 1
             self._read_errors += 1
             self.become(
-                TierState.OFFLINE if self._read_errors >= ERRORS_UNTIL_OFFLINE else TierState.READONLY, "after I/O errors"
+                TierState.OFFLINE if self._read_errors >= ERRORS_UNTIL_OFFLINE else TierState.READONLY,
+                "after I/O errors",
             )
         elif status.is_corruption:
             self.corrupt_chunks += 1
@@ -306,5 +305,3 @@ def _remove_segments(path: Path) -> None:
     for file in path.glob("segment-*.kvs*"):
         if file.is_file() and not file.is_symlink() and file.stat().st_uid == os.geteuid():
             file.unlink()
-
-

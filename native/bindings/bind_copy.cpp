@@ -5,12 +5,12 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
 
 #include "bindings.h"
+#include "kvpool/copy_checks.h"
 #include "kvpool/copy_pool.h"
 #include "kvpool/crc32c.h"
 #include "kvpool/load_job.h"
@@ -59,38 +59,16 @@ std::vector<Word> column(const nb::bytes& data, const char* what) {
   return words;
 }
 
-void require_extents(const Mapping& arena, const std::vector<uint64_t>& offsets, uint32_t layers,
-                     uint64_t layer_bytes) {
-  uint64_t chunk_bytes = 0;
-  if (layers == 0 || layer_bytes == 0 || __builtin_mul_overflow(layers, layer_bytes, &chunk_bytes)) {
-    throw nb::value_error("layers and layer_bytes must be positive and their product fit 64 bits");
-  }
-  if (std::any_of(offsets.begin(), offsets.end(), [&](uint64_t at) { return !arena.contains(at, chunk_bytes); })) {
-    throw nb::value_error("an extent lies outside the arena");
-  }
-}
-
-void require_blocks(const CacheView& view, const std::vector<int64_t>& ids, size_t chunks, uint32_t layers,
-                    uint64_t layer_bytes, bool may_skip) {
-  if (view.layers.size() != layers) {
-    throw nb::value_error("the view has another number of layers");
-  }
-  if (chunks == 0 ? !ids.empty() : ids.size() % chunks != 0 || view.layer_bytes(ids.size() / chunks) != layer_bytes) {
-    throw nb::value_error("the blocks of a chunk do not make up its layer");
-  }
-  const int64_t lowest = may_skip ? SKIP_BLOCK : 0;
-  const auto is_outside = [&](int64_t id) { return id < lowest || id >= static_cast<int64_t>(view.blocks); };
-  if (std::any_of(ids.begin(), ids.end(), is_outside)) {
-    throw nb::value_error("a block id lies outside the view");
+void require(const char* fault) {
+  if (fault != nullptr) {
+    throw nb::value_error(fault);
   }
 }
 
 CacheView make_view(const std::vector<uint64_t>& bases, uint32_t planes, uint64_t blocks, uint64_t plane_block_bytes,
                     uint64_t plane_stride, uint64_t block_stride, const nb::object&) {
-  if (planes == 0 || plane_block_bytes == 0 || blocks > uint64_t{1} << 40 || plane_block_bytes > uint64_t{1} << 40) {
-    throw nb::value_error("planes and plane_block_bytes must be positive, blocks and bytes at most 2^40");
-  }
   CacheView view{{}, planes, blocks, plane_block_bytes, plane_stride, block_stride};
+  require(view_fault(view));
   for (const uint64_t base : bases) {
     view.layers.push_back(reinterpret_cast<uint8_t*>(base));
   }
@@ -102,14 +80,7 @@ LoadHandle make_load(const CopyPool& pool, const CacheView& view, const std::sha
                      const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes, bool verifies) {
   LoadPlan plan{view, arena, index, column<uint64_t>(offsets, "offsets"), column<uint64_t>(generations, "generations"),
                 column<int64_t>(block_ids, "block_ids"), layers, layer_bytes, verifies};
-  require_extents(*arena, plan.offsets, layers, layer_bytes);
-  require_blocks(view, plan.block_ids, plan.offsets.size(), layers, layer_bytes, true);
-  if (plan.generations.size() != plan.offsets.size()) {
-    throw nb::value_error("offsets and generations differ in length");
-  }
-  if (std::any_of(plan.offsets.begin(), plan.offsets.end(), [&](uint64_t at) { return !index->covers(at, layers); })) {
-    throw nb::value_error("an extent has no words in the index");
-  }
+  require(load_fault(plan));
   LoadHandle handle(std::make_shared<LoadJob>(std::move(plan)), pool.queue());
   if (!handle.queue->add(handle.job)) {
     handle.job->cancel();
@@ -121,11 +92,7 @@ SaveHandle make_save(const CopyPool& pool, const CacheView& view, const std::sha
                      const nb::bytes& offsets, const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes) {
   SavePlan plan{view, arena, column<uint64_t>(offsets, "offsets"), column<int64_t>(block_ids, "block_ids"),
                 layers, layer_bytes};
-  if (!arena->is_writable()) {
-    throw nb::value_error("the arena is mapped read-only");
-  }
-  require_extents(*arena, plan.offsets, layers, layer_bytes);
-  require_blocks(view, plan.block_ids, plan.offsets.size(), layers, layer_bytes, false);
+  require(save_fault(plan));
   return {std::make_shared<SaveJob>(std::move(plan)), pool.queue()};
 }
 
@@ -153,7 +120,7 @@ nb::bytes words_as_bytes(const std::vector<uint32_t>& words) {
 }
 
 nb::bytes extent_checksums(const Mapping& arena, uint64_t offset, uint64_t layer_bytes, uint32_t layers) {
-  require_extents(arena, {offset}, layers, layer_bytes);
+  require(extents_fault(arena, {offset}, layers, layer_bytes));
   std::vector<uint32_t> words(layers);
   {
     const nb::gil_scoped_release released;

@@ -108,6 +108,7 @@ void bind_tiers(nb::class_<Directory>& directory) {
       .def("hold_unsaved", &hold_unsaved, "scan"_a, "newest_first"_a,
            "(hold, chunks, saved, namespace, size class): a prefix that the slower tier lacks, of which it has the first\n"
            "`saved` chunks, ending in one of the `scan` chunks next to be evicted, or used last; hold 0: none.")
+      .def("count_unsaved", &Directory::count_unsaved, "Chunks that the other tier lacks, counted one by one.")
       .def("keys_of", &keys_of, "hold"_a, "The keys of a hold, packed.")
       .def("release_untouched", &Directory::release_untouched, "hold"_a, "Ends a hold without counting as a use.")
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,

@@ -134,7 +134,10 @@ void ChunkTable::erase(const ChunkKey& key) noexcept {
   KVPOOL_CHECK(position.has_value());
   const uint64_t mask = shape_.slot_count() - 1;
   uint64_t hole = *position;
-  for (uint64_t next = (hole + 1) & mask; slots_[next].generation != 0; next = (next + 1) & mask) {
+  // No entry stands MAX_PROBE or more behind its home, so none from there on can move to the hole: keys are the clients'
+  // choice, and a run of occupied slots can be as long as the table allows.
+  for (uint64_t next = (hole + 1) & mask; slots_[next].generation != 0 && ((next - hole) & mask) < MAX_PROBE;
+       next = (next + 1) & mask) {
     // The entry may move back to the hole unless that is before its home, in probe order.
     const uint64_t distance = (next - home_of(slots_[next].key, mask)) & mask;
     if (distance >= ((next - hole) & mask)) {

@@ -17,7 +17,7 @@ constexpr size_t STRIDE = 256;  // four registers
 constexpr size_t LINE = 64;
 
 // x^n modulo the polynomial, reflected.
-consteval uint64_t power_of_x(unsigned n) {
+constexpr uint64_t power_of_x(unsigned n) {
   uint32_t remainder = 0x80000000U;
   for (unsigned i = 0; i < n; ++i) {
     remainder = (remainder >> 1) ^ ((remainder & 1U) != 0 ? POLYNOMIAL : 0U);

@@ -181,8 +181,9 @@ RecordId Directory::leftmost_leaf(RecordId top) const noexcept {
 // Removes a chunk and all that follow it, leaves first. Returns how many READY chunks went.
 uint64_t Directory::remove_subtree(RecordId top, bool is_eviction) noexcept {
   uint64_t removed = 0;
-  for (RecordId id = leftmost_leaf(top);; id = leftmost_leaf(top)) {
+  for (RecordId id = leftmost_leaf(top);;) {
     const bool is_last = id == top;
+    const RecordId parent = records_[id].parent;
     removed += records_[id].state == ChunkState::READY ? 1U : 0U;
     if (records_[id].holds == 0 && is_eviction) {
       evict(id);
@@ -194,6 +195,7 @@ uint64_t Directory::remove_subtree(RecordId top, bool is_eviction) noexcept {
     if (is_last) {
       return removed;
     }
+    id = leftmost_leaf(parent);  // from here and not from the top: each chunk of the subtree is passed once down, once up
   }
 }
 

@@ -70,9 +70,10 @@ void Directory::finish_reserve(ReservationState state, Reservation& answer, uint
   reservations_.emplace(last_id_, std::move(state));
 }
 
-SaveState Directory::present_state(NamespaceId owner, RecordId parent, const TableEntry& entry) const noexcept {
+SaveState Directory::present_state(NamespaceId owner, ClassId size_class, RecordId parent,
+                                   const TableEntry& entry) const noexcept {
   const ChunkRecord& record = records_[entry.record];
-  if (record.owner != owner) {
+  if (record.owner != owner || record.size_class != size_class) {
     return SaveState::FOREIGN;
   }
   if (record.state == ChunkState::WRITING) {
@@ -87,7 +88,7 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
                            WindowSearch& search, ChunkState as, RecordId& record) noexcept {
   const auto entry = table_.find(key);
   if (entry && entry->record.valid()) {
-    const SaveState state = present_state(owner, parent, *entry);
+    const SaveState state = present_state(owner, size_class, parent, *entry);
     if (state == SaveState::PRESENT) {
       record = entry->record;
       add_hold(record);

@@ -150,6 +150,15 @@ Hold Directory::hold_unsaved(uint32_t scan, bool newest_first, size_t& saved) {
   return {};
 }
 
+uint64_t Directory::count_unsaved() const noexcept {
+  uint64_t count = 0;
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    count += record.state == ChunkState::READY && !is_elsewhere(record.key) ? 1U : 0U;
+  }
+  return count;
+}
+
 Hold Directory::hold_chain_of(RecordId leaf, size_t& saved) {
   std::vector<RecordId> chain;
   append_chain(leaf, chain);

@@ -1,5 +1,6 @@
 #include "kvpool/key_hash.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -55,7 +56,7 @@ void mix_leaf(const uint8_t leaf[HASH_BYTES], const uint8_t* payload, size_t siz
   static const HashKey key = named_key("kvpool.extra.1");
   std::vector<uint8_t> joined(HASH_BYTES + size);
   std::memcpy(joined.data(), leaf, HASH_BYTES);
-  std::memcpy(joined.data() + HASH_BYTES, payload, size);
+  std::copy_n(payload, size, joined.data() + HASH_BYTES);  // of nothing, there may be no pointer
   blake3_hash(key, joined.data(), joined.size(), out);
 }
 

@@ -8,41 +8,13 @@
 #include <chrono>
 #include <thread>
 
-#include "copy_setting.h"
+#include "copy_jobs.h"
 #include "harness.h"
 
 using namespace kvpool;
-using testing::CopySetting;
-using testing::LONG_S;
+using namespace kvpool::testing;
 
 namespace {
-
-std::shared_ptr<LoadJob> start_load(CopyPool& pool, LoadPlan plan) {
-  auto job = std::make_shared<LoadJob>(std::move(plan));
-  if (!pool.queue()->add(job)) {
-    job->cancel();
-  }
-  return job;
-}
-
-bool announce(CopyPool& pool, const std::shared_ptr<SaveJob>& job, uint32_t layer) {
-  const bool is_new = job->announce(layer);
-  if (is_new && !pool.queue()->add(job)) {
-    job->cancel();
-  }
-  return is_new;
-}
-
-void expect_loaded(CopySetting& setting, const LoadJob& job, size_t chunks, LoadReason reason) {
-  EXPECT(job.wait(LONG_S));
-  EXPECT(job.chunks() == chunks);
-  EXPECT(job.reason() == reason);
-  for (size_t chunk = 0; chunk < std::min<size_t>(chunks, job.chunks()); ++chunk) {
-    for (uint32_t layer = 0; layer < setting.layers; ++layer) {
-      EXPECT(setting.holds(chunk, layer));
-    }
-  }
-}
 
 // A job of one piece that waits until it is let go, and notes when it ran.
 struct Gate final : CopyJob {
@@ -223,50 +195,6 @@ TEST(no_announcement_is_lost_between_threads_that_run_dry) {
     }
     EXPECT(job->wait(LONG_S));
     EXPECT(job->checksums().size() == 128);
-  }
-}
-
-TEST(layers_are_copied_as_they_land_and_others_are_served_meanwhile) {
-  CopySetting setting(4, 3, 4096, 11);
-  for (size_t chunk = 2; chunk < 4; ++chunk) {
-    setting.table->set_landed(setting.page(chunk), 0);
-  }
-  CopyPool pool(1);
-  const auto job = start_load(pool, setting.load_plan());
-  EXPECT(job->wait_layer(0, 0.02) == LayerState::TIMED_OUT);
-  CopySetting other(2, 3, 4096, 12);
-  const auto quick = start_load(pool, other.load_plan());
-  expect_loaded(other, *quick, 2, LoadReason::COMPLETE);
-  CopySetting third(2, 3, 4096, 13);
-  const auto save = std::make_shared<SaveJob>(third.save_plan());
-  for (uint32_t layer = 0; layer < 3; ++layer) {
-    EXPECT(announce(pool, save, layer));
-  }
-  EXPECT(save->wait(LONG_S));
-  for (uint32_t layer = 0; layer < 3; ++layer) {
-    for (size_t chunk = 2; chunk < 4; ++chunk) {
-      setting.table->set_landed(setting.page(chunk), layer + 1);
-    }
-    EXPECT(job->wait_layer(layer, LONG_S) == LayerState::IN_PLACE);
-    EXPECT(layer == 2 || job->wait_layer(layer + 1, 0.01) == LayerState::TIMED_OUT);
-  }
-  expect_loaded(setting, *job, 4, LoadReason::COMPLETE);
-}
-
-TEST(a_landing_that_fails_or_a_slot_that_goes_ends_the_load_there) {
-  for (const bool goes : {false, true}) {
-    CopySetting setting(4, 2, 4096, 21);
-    setting.table->set_landed(setting.page(2), 1);
-    CopyPool pool(1);
-    const auto job = start_load(pool, setting.load_plan());
-    EXPECT(job->wait_layer(0, LONG_S) == LayerState::IN_PLACE);
-    EXPECT(!job->wait(0.01));
-    if (goes) {
-      setting.table->set_generation(setting.page(2), 0);
-    } else {
-      setting.table->set_landed(setting.page(2), LANDING_FAILED);
-    }
-    expect_loaded(setting, *job, 2, goes ? LoadReason::GONE : LoadReason::IO);
   }
 }
 

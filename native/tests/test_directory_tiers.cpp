@@ -29,9 +29,9 @@ struct Tiers {
   }
 
   // Writes the coldest chain that the files lack; how many chunks they took.
-  size_t demote(bool succeeds = true) {
+  size_t demote(bool succeeds = true, bool newest_first = false) {
     size_t saved = 0;
-    const Hold hold = memory.directory.hold_unsaved(64, memory.now % 3 == 0, saved);
+    const Hold hold = memory.directory.hold_unsaved(64, newest_first, saved);
     if (hold.id == 0) {
       return 0;
     }
@@ -244,7 +244,7 @@ TEST(random_operations_keep_both_tiers_sound) {
       if (pick < 40) {
         static_cast<void>(tiers.memory.store(ids));
       } else if (pick < 60) {
-        static_cast<void>(tiers.demote(random() % 5 != 0));
+        static_cast<void>(tiers.demote(random() % 5 != 0, random() % 3 == 0));
       } else if (pick < 90) {
         const bool lands = random() % 8 != 0;
         const size_t found = tiers.memory.lookup(ids);

@@ -127,3 +127,29 @@ def test_a_frame_with_one_byte_changed_raises_nothing_but_a_protocol_error(seed:
             list(FrameReader().feed(bytes(frame)))
         except ProtocolError:
             continue
+
+
+def test_a_frame_of_too_many_items_is_refused_however_they_are_nested() -> None:
+    for item in (b"\x80", b"\x90", b"\xc0", b"\xa0"):
+        array = b"\xdc\x0f\xff" + item * 4095
+        body = b"\x93\x0a\x01\xdc\x00\xc8" + array * 200
+        with pytest.raises(ProtocolError, match="items"):
+            decode(body)
+
+
+def test_as_many_items_as_allowed_pass() -> None:
+    fields: list[object] = [["x" * 8] * 2000, {"problems": ["y"] * 1900}]
+    assert decode(encode(34, 1, fields)[LENGTH.size :]) == (34, 1, fields)
+
+
+def test_frames_wait_as_bytes_until_they_are_taken() -> None:
+    reader = FrameReader()
+    reader.add(encode(1, 1, []) + encode(1, 2, []) + encode(1, 3, [])[:5])
+    assert reader.next() == (1, 1, [])
+    reader.add(encode(1, 3, [])[5:] + b"\x02")
+    assert reader.next() == (1, 2, [])
+    assert reader.next() == (1, 3, [])
+    assert reader.next() is None
+    reader.add(b"\0\0\0\xc0\xc0")
+    with pytest.raises(ProtocolError):
+        reader.next()

@@ -81,7 +81,7 @@ def test_lease_ids_are_never_used_twice() -> None:
 
 def test_a_ticket_is_claimed_by_each_rank_once() -> None:
     leases = Leases(TTL_NS)
-    ticket = leases.issue_ticket(IDENTITY, 4, _holds(10, 11), now_ns=0)
+    ticket = leases.issue_ticket(IDENTITY, ANN, 4, _holds(10, 11), now_ns=0)
     assert len(ticket) == TICKET_BYTES
     entry = leases.find_ticket(ticket)
     assert entry is not None
@@ -97,7 +97,7 @@ def test_a_ticket_is_claimed_by_each_rank_once() -> None:
 
 def test_a_ticket_outlives_every_connection_until_its_time_is_over() -> None:
     leases = Leases(TTL_NS)
-    ticket = leases.issue_ticket(IDENTITY, 4, _holds(10, 11), now_ns=0)
+    ticket = leases.issue_ticket(IDENTITY, ANN, 4, _holds(10, 11), now_ns=0)
     leases.drop_owner(ANN)
     leases.take_from_ticket(ticket, 0)
     assert leases.expire(TTL_NS - 1) == []
@@ -107,7 +107,7 @@ def test_a_ticket_outlives_every_connection_until_its_time_is_over() -> None:
 
 def test_a_forged_ticket_is_none() -> None:
     leases = Leases(TTL_NS)
-    ticket = leases.issue_ticket(IDENTITY, 1, _holds(1), now_ns=0)
+    ticket = leases.issue_ticket(IDENTITY, ANN, 1, _holds(1), now_ns=0)
     assert leases.find_ticket(ticket[:-1] + bytes([ticket[-1] ^ 1])) is None
     assert leases.find_ticket(b"") is None
 
@@ -115,18 +115,43 @@ def test_a_forged_ticket_is_none() -> None:
 def test_tickets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICKETS_MAX", 2)
     leases = Leases(TTL_NS)
-    first = leases.issue_ticket(IDENTITY, 1, _holds(1), now_ns=0)
-    leases.issue_ticket(IDENTITY, 1, _holds(2), now_ns=0)
-    assert not leases.has_room_for_ticket
+    first = leases.issue_ticket(IDENTITY, ANN, 1, _holds(1), now_ns=0)
+    leases.issue_ticket(IDENTITY, ANN, 1, _holds(2), now_ns=0)
+    assert not leases.has_room_for_ticket(BOB, 1)
     leases.take_from_ticket(first, 0)
-    assert leases.has_room_for_ticket
+    assert leases.has_room_for_ticket(BOB, 1)
+
+
+def test_what_a_connection_holds_is_bounded_tickets_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD_CHUNKS_MAX", 10)
+    leases = Leases(TTL_NS)
+    leases.grant(ANN, 3, _holds(1, 2), now_ns=0)
+    assert leases.has_room_for(ANN)
+    ticket = leases.issue_ticket(IDENTITY, ANN, 4, _holds(3), now_ns=0)
+    assert not leases.has_room_for(ANN)
+    assert not leases.has_room_for_ticket(ANN, 1)
+    assert leases.has_room_for(BOB)
+    leases.take_from_ticket(ticket, 0)
+    assert leases.has_room_for(ANN)
+    assert leases.verify() == []
+
+
+def test_what_tickets_hold_is_bounded_over_all_issuers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TICKET_CHUNKS_MAX", 8)
+    leases = Leases(TTL_NS)
+    leases.issue_ticket(IDENTITY, ANN, 3, _holds(1, 2), now_ns=0)
+    assert not leases.has_room_for_ticket(BOB, 3)
+    assert leases.has_room_for_ticket(BOB, 2)
+    leases.expire(TTL_NS)
+    assert leases.has_room_for_ticket(BOB, 8)
+    assert leases.verify() == []
 
 
 def test_a_hold_in_two_places_is_found() -> None:
     leases = Leases(TTL_NS)
     leases.grant(ANN, 1, _holds(7), now_ns=0)
     assert leases.verify() == []
-    leases.issue_ticket(IDENTITY, 1, _holds(7), now_ns=0)
+    leases.issue_ticket(IDENTITY, ANN, 1, _holds(7), now_ns=0)
     assert leases.verify() == ["leases: a hold is in two leases or tickets"]
 
 
@@ -146,7 +171,7 @@ def test_no_hold_is_lost_or_given_back_twice(seed: int) -> None:
             if verb == "grant":
                 granted.append((leases.grant(owner, 1, holds, now_ns).id, owner))
             else:
-                tickets.append(leases.issue_ticket(IDENTITY, 1, holds, now_ns))
+                tickets.append(leases.issue_ticket(IDENTITY, ANN, 1, holds, now_ns))
         elif verb == "release" and granted:
             back = leases.release(*chance.choice(granted))
         elif verb == "renew" and granted:

@@ -68,7 +68,7 @@ enum class SaveState : uint8_t {
   NO_PARENT = 3,  // its parent is not stored
   FULL = 4,       // everything that could go is held
   NOT_READY = 5,  // the memory that would serve is not pre-faulted yet
-  FOREIGN = 6,    // the key belongs to another namespace
+  FOREIGN = 6,    // the key belongs to another namespace, or to a chunk of another size
   STORED = 7,
   EXPIRED = 8,  // the reservation, or the chunk in it, is gone
 };
@@ -193,6 +193,8 @@ class Directory {
   // A prefix that the slower tier lacks: held, from the root on, and how many of its first chunks the slower tier has. It ends
   // in one of the `scan` chunks next to be evicted, or (`newest_first`) used last. Id 0: none of them is lacking.
   [[nodiscard]] Hold hold_unsaved(uint32_t scan, bool newest_first, size_t& saved);
+  // Chunks that the other tier lacks, counted one by one.
+  [[nodiscard]] uint64_t count_unsaved() const noexcept;
   // Ends a hold as if it had never been: nothing counts as used.
   bool release_untouched(HoldId hold);
   // While set, `reserve` and `promote` answer NOT_READY rather than evict what no other tier has.
@@ -281,7 +283,8 @@ class Directory {
   // directory_reserve.cpp
   [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
                                 WindowSearch& search, ChunkState as, RecordId& record) noexcept;
-  [[nodiscard]] SaveState present_state(NamespaceId owner, RecordId parent, const TableEntry& entry) const noexcept;
+  [[nodiscard]] SaveState present_state(NamespaceId owner, ClassId size_class, RecordId parent,
+                                        const TableEntry& entry) const noexcept;
   void occupy(RecordId id, ChunkState as) noexcept;
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
   [[nodiscard]] SaveState make_slot(ClassId size_class, WindowSearch& search) noexcept;

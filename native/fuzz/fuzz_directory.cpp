@@ -1,0 +1,182 @@
+// Any sequence of requests to the directory, with any keys and ids: its invariants hold, and nothing stays held.
+#include "directory_pool.h"
+#include "fuzz_input.h"
+
+using namespace kvpool;
+using kvpool::fuzzing::Input;
+using kvpool::testing::CHUNK;
+using kvpool::testing::Pool;
+
+namespace {
+
+class Requests {
+ public:
+  explicit Requests(Input& input)
+      : input_(input),
+        pool_((8 + input.up_to(40)) * CHUNK, static_cast<uint32_t>(4 + input.up_to(60)), input.up_to(3) != 0, 4 * CHUNK),
+        other_(pool_.directory.add_namespace()) {}
+
+  void run() {
+    for (int step = 0; step < 400 && !input_.is_empty(); ++step) {
+      request();
+      if (step % 16 == 0) {
+        FUZZ_EXPECT(pool_.is_sound());
+      }
+    }
+    for (const HoldId id : ids_) {
+      pool_.directory.end_reservation(id, ++pool_.now);
+      pool_.directory.release(id, ++pool_.now);
+    }
+    FUZZ_EXPECT(pool_.is_sound());
+    const DirectoryStats stats = pool_.directory.stats();
+    FUZZ_EXPECT(stats.held == 0);
+    FUZZ_EXPECT(stats.holds == 0);
+    FUZZ_EXPECT(stats.reservations == 0);
+    FUZZ_EXPECT(stats.zombies == 0);
+    FUZZ_EXPECT(stats.writing == 0);
+    static_cast<void>(pool_.directory.flush(std::nullopt, UINT64_MAX));
+    FUZZ_EXPECT(pool_.directory.stats().used_bytes == 0);
+  }
+
+ private:
+  void request() {
+    switch (input_.up_to(11)) {
+      case 0:
+      case 1:
+        return reserve();
+      case 2:
+      case 3:
+        return commit();
+      case 4:
+        return acquire();
+      case 5:
+        pool_.directory.release(id(), ++pool_.now);
+        return;
+      case 6:
+        pool_.directory.end_reservation(id(), time());
+        return;
+      case 7:
+        pool_.directory.expire_reservation(id(), time());
+        return;
+      case 8:
+        return remove();
+      case 9:
+        return look();
+      case 10:
+        return remember(pool_.directory.duplicate(id()).value_or(Hold{}).id);
+      default:
+        return prepare();
+    }
+  }
+
+  // Few keys, so that they meet; some of them share the place where their probes begin.
+  ChunkKey key() {
+    const auto number = input_.number<uint8_t>();
+    return number < 128 ? kvpool::testing::key_of(number % 32) : ChunkKey{{number % 4U, number, 1, 1}};
+  }
+
+  std::vector<uint8_t> keys(size_t count) {
+    std::vector<uint8_t> packed(count * KEY_BYTES);
+    const auto first = input_.number<uint8_t>();
+    for (size_t index = 0; index < count; ++index) {
+      // A chain of neighbours most of the time: it can be stored and acquired whole.
+      const ChunkKey one = first < 192 ? kvpool::testing::key_of((first + index) % 32) : key();
+      std::memcpy(&packed[index * KEY_BYTES], one.words, KEY_BYTES);
+    }
+    return packed;
+  }
+
+  HoldId id() { return ids_.empty() || input_.up_to(7) == 0 ? input_.awkward() : ids_[input_.up_to(ids_.size() - 1)]; }
+  uint64_t time() { return input_.up_to(7) == 0 ? input_.awkward() >> 1 : ++pool_.now; }
+  NamespaceId owner() { return input_.up_to(4) == 0 ? other_ : pool_.owner; }
+
+  void remember(HoldId made) {
+    if (made != 0) {
+      ids_.push_back(made);
+    }
+  }
+
+  void reserve() {
+    const auto count = input_.up_to(12);
+    std::optional<ChunkKey> parent;
+    if (input_.up_to(2) == 0) {
+      parent = key();
+    }
+    const ClassId size_class(static_cast<uint32_t>(input_.up_to(pool_.directory.arena().class_count() - 1)));
+    const NamespaceId asking = owner();
+    const Reservation made =
+        pool_.directory.reserve(asking, size_class, parent, keys(count).data(), count, time());
+    FUZZ_EXPECT(made.states.size() == count);
+    const bool reserved = std::count(made.states.begin(), made.states.end(), 1) > 0;
+    FUZZ_EXPECT((made.id != 0) == reserved);
+    remember(made.id);
+  }
+
+  void commit() {
+    const HoldId reservation = id();
+    const auto layers = pool_.directory.reservation_layers(reservation);
+    const auto count = input_.up_to(14);
+    const std::vector<uint32_t> sums(count * layers.value_or(1), 9);
+    const auto states = pool_.directory.commit(reservation, input_.awkward(), count, sums.data());
+    FUZZ_EXPECT(states.size() == count);
+    const auto again = pool_.directory.commit(reservation, 0, count, sums.data());
+    FUZZ_EXPECT(layers.has_value() || kvpool::testing::all_are(again, SaveState::EXPIRED));
+  }
+
+  void acquire() {
+    const auto count = input_.up_to(12);
+    if (input_.up_to(1) == 0) {
+      return remember(pool_.directory.acquire(owner(), keys(count).data(), count).id);
+    }
+    const auto packed = keys(2 * count);
+    for (const Hold& hold : pool_.directory.acquire_ranks({owner(), owner()}, packed.data(), count)) {
+      remember(hold.id);
+    }
+  }
+
+  void remove() {
+    if (input_.up_to(3) != 0) {
+      static_cast<void>(pool_.directory.drop(key()));
+    } else {
+      std::optional<NamespaceId> only;
+      if (input_.up_to(1) == 0) {
+        only = owner();
+      }
+      static_cast<void>(pool_.directory.flush(only, time()));
+    }
+  }
+
+  void look() {
+    const HoldId hold = id();
+    const auto columns = pool_.directory.columns(hold);
+    const auto position = input_.awkward();
+    const auto found = pool_.directory.key_of(hold, position);
+    FUZZ_EXPECT(!found || (columns && position < columns->offsets.size()));
+    const RecordPage page =
+        pool_.directory.records(static_cast<uint32_t>(input_.awkward()), static_cast<uint32_t>(1 + input_.up_to(9)));
+    remember(page.hold);
+    static_cast<void>(pool_.directory.namespace_counts(NamespaceId(static_cast<uint32_t>(input_.awkward()))));
+    FUZZ_EXPECT(pool_.directory.stats().used_bytes <= pool_.geometry.capacity);
+  }
+
+  void prepare() {
+    if (input_.up_to(1) == 0) {
+      pool_.directory.mark_segment_ready(static_cast<uint32_t>(input_.up_to(pool_.geometry.arena.segments - 1)));
+    } else {
+      static_cast<void>(pool_.directory.add_class(input_.awkward(), static_cast<uint32_t>(input_.awkward())));
+    }
+  }
+
+  Input& input_;
+  Pool pool_;
+  NamespaceId other_;
+  std::vector<HoldId> ids_;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Input input(data, size);
+  Requests(input).run();
+  return 0;
+}

@@ -1,0 +1,174 @@
+"""The SSD tier through a daemon: what DRAM has no room for comes back, also after a restart, always with the right bytes."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.errors import Refused
+from kvpool.types import Level
+from tests.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.payload import assert_right_bytes, load_all, store, tokens_of
+
+CHUNK_TOKENS = SMALL.chunk_tokens
+DRAM_CHUNKS = 24
+CHAIN = 8
+
+
+@pytest.fixture
+def tiered(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Daemon:
+    """A daemon with little DRAM over an SSD tier of 64 MiB."""
+    daemon = start_daemon(
+        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity="64MiB",
+        ssd__checkpoint_interval="100ms",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    return daemon
+
+
+def chains(pool: kv.Pool, count: int) -> list[kv.KeyChain]:
+    return [pool.keys(tokens_of(100 + number, CHAIN * CHUNK_TOKENS)) for number in range(count)]
+
+
+def fill(pool: kv.Pool, count: int) -> list[kv.KeyChain]:
+    """Stores several times what DRAM has room for."""
+    stored = chains(pool, count)
+    for keys in stored:
+        assert store(pool, keys).stored == CHAIN
+    return stored
+
+
+def load_right(pool: kv.Pool, keys: kv.KeyChain) -> kv.LoadResult:
+    result, into = load_all(pool, keys)
+    assert_right_bytes(keys, SMALL, result, into)
+    return result
+
+
+def test_what_dram_has_no_room_for_is_found_and_loaded(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        stored = fill(pool, 12)
+        assert [pool.lookup(keys).chunks for keys in stored] == [CHAIN] * 12
+        assert pool.lookup(stored[0]).tiers.tolist() == [Level.SSD] * CHAIN
+        for keys in stored:
+            result = load_right(pool, keys)
+            assert (result.chunks, result.reason) == (CHAIN, "complete")
+        stats = tiered.stats()
+        assert stats["evicted_chunks"] == 0
+        assert stats["promoted_chunks"] >= 9 * CHAIN
+    assert tiered.problems() == []
+
+
+def test_a_kill_leaves_a_warm_tier(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        stored = fill(pool, 12)
+        on_disk = int(tiered.stats()["ssd.chunks"])
+        assert on_disk >= 9 * CHAIN
+        wait_until(lambda: tiered.stats()["ssd.catalogue_waiting"] == 0, "the catalogue is written")
+        tiered.kill()
+        tiered.start()
+        wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open again")
+        assert tiered.stats()["ssd.chunks"] >= on_disk - CHAIN
+        wait_connected(pool)
+        found = 0
+        for keys in stored:
+            hit = pool.lookup(keys)
+            result = load_right(pool, keys)
+            assert result.chunks == hit.chunks
+            found += result.chunks
+        assert found >= on_disk - CHAIN
+    assert tiered.problems() == []
+
+
+def test_a_planned_restart_keeps_everything(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        stored = fill(pool, 5)
+        assert tiered.stop() == 0
+        assert "written down, 0 dropped" in tiered.log()
+        tiered.start()
+        wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open again")
+        wait_connected(pool)
+        assert [load_right(pool, keys).chunks for keys in stored] == [CHAIN] * 5
+    assert tiered.problems() == []
+
+
+def test_the_tier_takes_no_more_than_its_capacity(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    capacity = 16 << 20
+    daemon = start_daemon(
+        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity=f"{capacity}B",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool:
+        stored = fill(pool, 200)
+        assert daemon.stats()["ssd.evicted_chunks"] > 0
+        found = [load_right(pool, keys).chunks for keys in stored]
+        assert sum(found) < 200 * CHAIN
+        assert found[-1] == CHAIN
+    files = [file for file in (tmp_path / "ssd").rglob("*") if file.is_file()]
+    assert sum(file.stat().st_blocks * 512 for file in files) <= capacity
+    assert all(stat.S_IMODE(file.stat().st_mode) & 0o077 == 0 for file in files)
+    assert daemon.problems() == []
+
+
+def test_bytes_that_changed_on_disk_are_a_miss(tiered: Daemon, tmp_path: Path) -> None:
+    with tiered.connect() as pool:
+        stored = fill(pool, 12)
+        assert pool.lookup(stored[0]).tiers.tolist() == [Level.SSD] * CHAIN
+        for segment in sorted((tmp_path / "ssd").glob("segment-*.kvs")):
+            data = np.fromfile(segment, np.uint8)
+            data[4096 * 2 + 100 :: 4096] ^= 1
+            with segment.open("r+b") as file:
+                file.write(data.tobytes())
+                os.fsync(file.fileno())
+        lost = 0
+        for keys in stored:
+            result = load_right(pool, keys)
+            lost += CHAIN - result.chunks
+            if result.chunks < CHAIN:
+                assert result.reason in ("io", "checksum", "gone", "complete")
+        assert lost > 0
+        assert tiered.stats()["ssd.corrupt_chunks"] > 0
+        assert store(pool, stored[0]).declined == 0
+        assert load_right(pool, stored[0]).chunks == CHAIN
+    assert tiered.problems() == []
+
+
+def test_a_tier_that_cannot_be_opened_stops_nothing(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    daemon = start_daemon(ssd__path=str(blocked / "ssd"), ssd__capacity="64MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "offline", "the tier gives up")
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))
+        assert store(pool, keys).stored == CHAIN
+        assert load_right(pool, keys).chunks == CHAIN
+    assert daemon.stop() == 0
+
+
+def test_flush_takes_one_tier_or_all(tiered: Daemon) -> None:
+    with tiered.connect() as pool, tiered.admin() as admin:
+        stored = fill(pool, 2)
+        assert admin.write_down(10.0) == {"chunks": 2 * CHAIN, "left": 0}
+        assert admin.flush(None, None, "dram")["chunks"] == 2 * CHAIN
+        assert [pool.lookup(keys).tiers.tolist() for keys in stored] == [[Level.SSD] * CHAIN] * 2
+        assert load_right(pool, stored[0]).chunks == CHAIN
+        wait_until(lambda: tiered.stats()["promotions_under_way"] == 0, "promotions have ended")
+        assert admin.flush(None, None, "ssd")["chunks"] == 2 * CHAIN
+        assert [pool.lookup(keys).chunks for keys in stored] == [CHAIN, 0]
+        assert admin.write_down(10.0)["chunks"] == CHAIN
+        assert admin.flush(None, None)["chunks"] == CHAIN
+        assert [pool.lookup(keys).chunks for keys in stored] == [0, 0]
+        assert tiered.stats()["ssd.chunks"] == 0
+    assert tiered.problems() == []
+
+
+def test_a_tier_that_is_not_there_cannot_be_flushed(daemon: Daemon) -> None:
+    with daemon.admin() as admin, pytest.raises(Refused, match="expected one of dram"):
+        admin.flush(None, None, "ssd")

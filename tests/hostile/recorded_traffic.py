@@ -1,0 +1,65 @@
+"""What a good client and a good operator send: the frames of one real session, recorded as they are encoded."""
+
+import pytest
+
+from kvpool.protocol import messages as m
+from tests.daemon import SMALL, Daemon
+from tests.hostile.raw_clients import engine, keys_of
+from tests.payload import load_all, store, tokens_of
+
+
+def record_session(daemon: Daemon) -> list[bytes]:
+    """Run a session of the client library, of two raw connections and of an operator; every frame that was sent."""
+    frames: list[bytes] = []
+    encode = m.encode
+
+    def recording(record: object, sequence: int) -> bytes:
+        frame = encode(record, sequence)
+        frames.append(frame)
+        return frame
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(m, "encode", recording)
+        _run_session(daemon)
+    kinds = {type(record).KIND for record in SENT}
+    assert {frame[5] for frame in frames} >= kinds, "every kind of request was sent"
+    return frames
+
+
+SENT = (
+    m.Hello(b"", 0, "", "", []),
+    m.Acquire(b""),
+    m.AcquireLeaves(b"", 0),
+    m.Release(0),
+    m.Renew(b""),
+    m.IssueTicket(0),
+    m.Claim(b""),
+    m.Reserve(b"", b""),
+    m.Commit(0, b""),
+    m.End(0),
+    m.ReportCorrupt(0, 0),
+    m.AskInfo(),
+    m.AskStats(),
+    m.Flush("", 0.0, ""),
+    m.Check(False),
+)
+
+
+def _run_session(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, 7 * SMALL.chunk_tokens))
+        assert store(pool, keys).stored == 7
+        assert load_all(pool, keys)[0].chunks == 7
+        with pool.acquire(pool.lookup(keys)) as lease, pool.claim(lease.ticket()) as claimed:
+            assert claimed.chunks == 7
+    with engine(daemon) as raw:
+        made = raw.call(m.Reserve(b"", keys_of(0, 3)), m.Reserved)
+        raw.call(m.End(made.reservation), m.Done)
+        raw.call(m.Renew((3).to_bytes(8, "little")), m.Done)
+        raw.call(m.Acquire(keys_of(0, 3)), m.Leased)
+        raw.call(m.ReportCorrupt(1, 0), m.Done)
+    with daemon.admin() as admin:
+        admin.info()
+        admin.stats()
+        admin.check(deep=True)
+        admin.flush("test-model", None)

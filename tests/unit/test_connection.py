@@ -1,0 +1,168 @@
+"""One connection's protocol over a transport that remembers: turns, waiting, a peer that does not read, memory's end."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from kvpool.errors import ProtocolError
+from kvpool.protocol import messages as m
+from kvpool.protocol.frames import FrameReader
+from kvpool.server.connection import REQUESTS_PER_TURN, Connection
+from kvpool.types import ConnectionId
+
+
+class Transport(asyncio.Transport):
+    """Takes what is written; knows whether it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.is_reading = True
+        self.has_ended = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is ever buffered."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """The peer gets it."""
+        self.written += data
+
+    def is_closing(self) -> bool:
+        """Never by itself."""
+        return False
+
+    def pause_reading(self) -> None:
+        """Read no more."""
+        assert self.is_reading
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        assert not self.is_reading
+        self.is_reading = True
+
+    def can_write_eof(self) -> bool:
+        """It can."""
+        return True
+
+    def write_eof(self) -> None:
+        """The last of it."""
+        self.has_ended = True
+
+    @property
+    def answers(self) -> list[tuple[int, int, list[object]]]:
+        """What was written, as frames."""
+        return list(FrameReader().feed(bytes(self.written)))
+
+
+def _connection(
+    handler: Callable[[m.Release], object | Awaitable[object]], failures: list[BaseException] | None = None
+) -> tuple[Connection, Transport]:
+    connection = Connection(
+        ConnectionId(1),
+        {m.Release.KIND: (m.Release, handler)},
+        on_closed=lambda _: None,
+        on_protocol_error=lambda: None,
+        on_failed=(failures if failures is not None else []).append,
+    )
+    transport = Transport()
+    connection.connection_made(transport)
+    return connection, transport
+
+
+def _requests(first: int, count: int) -> bytes:
+    return b"".join(m.encode(m.Release(number), number) for number in range(first, first + count))
+
+
+async def _turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_many_requests_at_once_are_served_in_turns() -> None:
+    async def run() -> None:
+        connection, transport = _connection(lambda _: m.Done())
+        connection.data_received(_requests(0, 3 * REQUESTS_PER_TURN + 1))
+        assert len(transport.answers) == REQUESTS_PER_TURN
+        assert not transport.is_reading
+        await _turns(1)
+        assert len(transport.answers) == 2 * REQUESTS_PER_TURN
+        await _turns(3)
+        assert [sequence for _, sequence, _ in transport.answers] == list(range(3 * REQUESTS_PER_TURN + 1))
+        assert transport.is_reading
+
+    asyncio.run(run())
+
+
+def test_a_request_that_waits_holds_the_later_ones_back() -> None:
+    async def run() -> None:
+        gate: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        connection, transport = _connection(lambda request: gate if request.lease == 1 else m.Done())
+        connection.data_received(_requests(0, 4))
+        assert [sequence for _, sequence, _ in transport.answers] == [0]
+        assert not transport.is_reading
+        gate.set_result(m.Done())
+        await _turns(2)
+        assert [sequence for _, sequence, _ in transport.answers] == [0, 1, 2, 3]
+        assert transport.is_reading
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_does_not_read_is_served_no_more_until_it_does() -> None:
+    async def run() -> None:
+        connection, transport = _connection(lambda _: m.Done())
+        connection.pause_writing()
+        connection.data_received(_requests(0, 3))
+        await _turns(3)
+        assert transport.answers == []
+        assert not transport.is_reading
+        connection.resume_writing()
+        assert len(transport.answers) == 3
+        assert transport.is_reading
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_ends_before_its_answer_begins_leaves_nothing_waiting() -> None:
+    async def never_begun() -> object:
+        raise AssertionError("it has begun")
+
+    async def run() -> None:
+        connection, transport = _connection(lambda _: never_begun())
+        connection.data_received(_requests(0, 1))
+        connection.connection_lost(None)
+        await _turns(3)
+        assert transport.answers == []
+
+    asyncio.run(run())
+
+
+def test_after_a_bad_frame_the_rest_is_read_but_not_served() -> None:
+    async def run() -> None:
+        connection, transport = _connection(lambda _: m.Done())
+        connection.data_received(_requests(0, 2) + m.encode(m.AskStats(), 7) + _requests(2, 2))
+        connection.data_received(_requests(4, 2))
+        await _turns(3)
+        assert [kind for kind, _, _ in transport.answers] == [m.Done.KIND, m.Done.KIND, m.Failure.KIND]
+        assert transport.is_reading
+        assert transport.has_ended
+
+    asyncio.run(run())
+
+
+def test_memorys_end_in_a_request_is_the_daemons() -> None:
+    def handler(request: m.Release) -> object:
+        if request.lease == 1:
+            raise MemoryError
+        if request.lease == 2:
+            raise ProtocolError("bad")
+        return m.Done()
+
+    async def run() -> None:
+        failures: list[BaseException] = []
+        connection, transport = _connection(handler, failures)
+        connection.data_received(_requests(0, 3))
+        assert [values[0] if values else "" for _, _, values in transport.answers] == ["", "internal", "protocol"]
+        assert [type(error) for error in failures] == [MemoryError]
+
+    asyncio.run(run())
