@@ -14,7 +14,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client"
 
-.PHONY: help setup demo test test-native test-sanitizers test-hostile fuzz check lint native bench clean install-service uninstall-service
+.PHONY: help setup demo test test-native test-sanitizers test-faults test-hostile fuzz check lint native bench clean install-service uninstall-service
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
 	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
+	@echo "make test-faults      the whole campaign of failpoints, kills and stops: about ten minutes"
 	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about two minutes"
 	@echo "make fuzz SECONDS=30  each native fuzz target for that long, under sanitizers (with libFuzzer where clang is)"
 	@echo "make native           build the native module into $(VENV) for development"
@@ -68,6 +69,9 @@ test-sanitizers: $(VENV)/.tools
 	  $(CMAKE) -S native -B build/$$kind -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF -DKVPOOL_SANITIZE=$$kind >/dev/null && \
 	  $(BIN)/cmake --build build/$$kind && (cd build/$$kind && $(CTEST)) || exit 1; \
 	done
+
+test-faults: setup
+	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest tests/faults
 
 test-hostile: setup
 	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest tests/hostile -rA

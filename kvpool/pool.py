@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import kvpool_native
+from kvpool import failpoint
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
 from kvpool.errors import LayoutMismatch, ProtocolError, Refused
@@ -242,6 +243,7 @@ class Pool:
 
     def drop_connection(self, connection: ConnectionId) -> None:
         """A connection has ended: its leases and reservations end with it."""
+        failpoint.reach("daemon.connection.ended")
         now_ns = self._clock.now_ns()
         self._reading.drop_owner(connection, now_ns)
         self._writing.drop_owner(connection, now_ns)
@@ -280,6 +282,7 @@ class Pool:
         tiers = {"dram": self._directory, **({"ssd": self._tiering.directory} if self._tiering else {})}
         if tier and tier not in tiers:
             raise Refused("argument", f"tier is {tier!r}, expected one of {', '.join(tiers)}")
+        failpoint.reach("daemon.flush.before", failpoint.refused)
         now_ns = self._clock.now_ns()
         before_ns = now_ns + 1 if older_than_s is None else now_ns - int(min(now_ns, older_than_s * NS_PER_S))
         owners: list[int | None] = [None] if model is None else [entry.id for entry in self._namespaces.of_model(model)]
@@ -381,6 +384,7 @@ class Pool:
 
     def _expire(self) -> None:
         self._expiry = None
+        failpoint.reach("daemon.expire.before")
         now_ns = self._clock.now_ns()
         self._reading.expire(now_ns)
         self._writing.expire(now_ns)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
+from kvpool import failpoint
 from kvpool.clock import Clock, Deadline
 from kvpool.errors import KVPoolError
 from kvpool.index.demotions import Demotions
@@ -121,6 +122,10 @@ class Tiering:
 
     def read(self, namespace: Namespace, rows: bytes, *, is_urgent: bool) -> int:
         """See `SlowerTier`."""
+        try:
+            failpoint.reach("daemon.promote.before_read")
+        except OSError:
+            return 0
         layout = namespace.layout
         return self.tier.read(
             rows, _fingerprint(namespace), layout.layers, layout.chunk_bytes // layout.layers, is_urgent=is_urgent
@@ -128,6 +133,10 @@ class Tiering:
 
     def write(self, namespace: Namespace, rows: bytes) -> int:
         """See `SlowerTier`."""
+        try:
+            failpoint.reach("daemon.demote.before_write")
+        except OSError:
+            return 0
         layout = namespace.layout
         return self.tier.write(rows, _fingerprint(namespace), layout.layers, layout.chunk_bytes // layout.layers)
 
@@ -263,6 +272,7 @@ class Tiering:
                 self._numbers[numbers[number].id] = number
         packed = self._restore_rows(recovered, numbers)
         for first in range(0, len(packed), RESTORE_ROWS):
+            failpoint.reach("daemon.ssd.restore")
             part = packed[first : first + RESTORE_ROWS]
             is_restored = np.frombuffer(self.directory.restore(part.tobytes()), np.uint8)
             self.restored_chunks += int(is_restored.sum())

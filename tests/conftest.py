@@ -11,6 +11,16 @@ import pytest
 from tests.daemon import Daemon
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long campaigns to their own targets."""
+    if os.environ.get("KVPOOL_CAMPAIGN", "") not in ("", "0"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("campaign")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture
 def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Starts daemons that end with the test. Options are `section__key="value"`."""

@@ -26,6 +26,7 @@ class Daemon:
     """One kvpoold process after another at one socket."""
 
     def __init__(self, directory: Path, **options: str) -> None:
+        self.environment: dict[str, str] = {}
         self.socket = str(directory / "kvpool.sock")
         self._log = directory / "kvpoold.log"
         self._options = {"dram.capacity": "16MiB", "log.level": "info", "dram.huge_pages": "off", **options}
@@ -50,7 +51,9 @@ class Daemon:
     def start(self) -> None:
         """Start, and wait until the daemon answers."""
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(self.command(), stderr=log, stdout=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                self.command(), stderr=log, stdout=log, start_new_session=True, env={**os.environ, **self.environment}
+            )
         wait_until(self._answers_or_died, f"daemon answers at {self.socket}", START_TIMEOUT_S)
         assert self.process.poll() is None, self.log()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvpool import failpoint
 from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
@@ -67,6 +68,7 @@ class Lease:
             load.wait()
         if self.session is not None and self.session.is_alive:
             with contextlib.suppress(KVPoolError):  # the session has ended, and the lease with it
+                failpoint.reach("client.release.before", failpoint.unreachable)
                 self.session.call(m.Release(self.id), m.Done)
 
     def ticket(self) -> bytes:

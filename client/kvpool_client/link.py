@@ -16,6 +16,7 @@ import weakref
 
 import numpy as np
 
+from kvpool import failpoint
 from kvpool.errors import KVPoolError, LayoutMismatch, Refused
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
@@ -115,6 +116,7 @@ class Link:
 
     def _try_connect(self) -> None:
         try:
+            failpoint.reach("client.connect.before")
             session = Session(self._path, self._model, self._layout, self._timeout_s)
         except Refused as error:
             self.last_error = str(error)
@@ -139,6 +141,7 @@ class Link:
         with self._lock:
             leases = np.array(list(self._leases_in_use), dtype="<u8")
         with contextlib.suppress(KVPoolError):  # the next wait sees the session's end
+            failpoint.reach("client.renew.before", failpoint.unreachable)
             for first in range(0, len(leases), m.RENEWALS_MAX):
                 session.call(m.Renew(leases[first : first + m.RENEWALS_MAX].tobytes()), m.Done)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
+from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument
 from kvpool.types import LoadReason
@@ -149,6 +150,7 @@ class Load:
             if self._run is not None:
                 chunks, code = self._run.chunks(), LoadReason(self._run.reason())
                 reason = code if code != LoadReason.CANCELLED or reason == LoadReason.COMPLETE else reason
+            failpoint.reach("client.load.before_result")
             total = self.first_chunk + chunks
             self._result = LoadResult(total, total * self._chunk_tokens, reason.name.lower())
             self._on_end(self, self._result)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.keys import DEFAULT_DOMAIN
 from kvpool.layout import Layout
@@ -203,6 +204,7 @@ class Pool:
         if not chunks or session is None or not lease.is_live:
             reason = LoadReason.DISCONNECTED if chunks else LoadReason.COMPLETE
             return self._new_load(lease, None, first_chunk, reason)
+        failpoint.reach("client.load.before")
         run = self._copies.load(session, lease, first_chunk, blocks)
         load = self._new_load(lease, run, first_chunk, LoadReason.COMPLETE)
         if not lease.begin_load(load):
@@ -240,6 +242,7 @@ class Pool:
         asked = min(count, m.KEYS_MAX)
         wanted = column[first_chunk * KEY_BYTES : (first_chunk + asked) * KEY_BYTES]
         try:
+            failpoint.reach("client.save.before_reserve", failpoint.unreachable)
             answer = session.call(m.Reserve(parent, wanted), m.Reserved)
         except KVPoolError as error:
             self._note_failure(session, error)
@@ -248,6 +251,7 @@ class Pool:
         return self._start_save(session, answer, states, blocks)
 
     def _start_save(self, session: Session, answer: m.Reserved, states: list[SaveState], blocks: EngineBlocks) -> Save:
+        failpoint.reach("client.save.after_reserve")
         chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
         if not chosen:
             return self._saved_nothing(states)
@@ -289,6 +293,7 @@ class Pool:
     def _ask_for_lease(self, session: Session, request: m.Acquire | m.AcquireLeaves | m.Claim) -> Lease:
         try:
             leased = session.call(request, m.Leased)
+            failpoint.reach("client.acquire.after", failpoint.unreachable)
         except KVPoolError as error:
             self._note_failure(session, error)
             return self._lease(None, _NO_LEASE)
@@ -311,6 +316,7 @@ class Pool:
     def _report_corrupt(self, session: Session, report: m.ReportCorrupt) -> None:
         """Have the daemon look at the chunk before the failure is told, so that nobody is offered it again."""
         try:
+            failpoint.reach("client.report_corrupt.before", failpoint.unreachable)
             session.call(report, m.Done)
         except KVPoolError as error:
             self._note_failure(session, error)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
+from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol import messages as m
 from kvpool.types import SaveState
@@ -167,7 +168,9 @@ class Save:
             part = reserved[first : first + batch]
             data = checksums[first * chunk_bytes : (first + len(part)) * chunk_bytes]
             try:
+                failpoint.reach("client.save.before_commit", failpoint.unreachable)
                 answer = self._session.call(m.Commit(self._reservation, data), m.Committed)
+                failpoint.reach("client.save.after_commit", failpoint.unreachable)
             except KVPoolError:
                 self._give_up(SaveState.DISCONNECTED)
                 return
@@ -186,6 +189,7 @@ class Save:
         """Tell the daemon that this reservation is written no more, so that its slots can be used again."""
         if self._reservation and self._session is not None and self._session.is_alive:
             with contextlib.suppress(KVPoolError):  # the connection has ended, and the reservation with it
+                failpoint.reach("client.end.before", failpoint.unreachable)
                 self._session.call(m.End(self._reservation), m.Done)
 
     def _end(self) -> None:

@@ -14,6 +14,7 @@ import weakref
 from typing import Protocol, TypeVar
 
 import kvpool_native
+from kvpool import failpoint
 from kvpool.errors import DaemonUnreachable, KVPoolError, ProtocolError, Refused
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
@@ -46,6 +47,7 @@ class Session:
         self._is_alive = True
         self._connection = BlockingConnection(path, hello, timeout_s)  # guarded by _lock
         try:
+            failpoint.reach("client.connect.after_welcome")
             self.welcome = self._connection.welcome
             self.arena, self.index = self._map()
         except BaseException:

@@ -10,7 +10,7 @@ import sys
 
 import uvloop
 
-from kvpool import __version__
+from kvpool import __version__, failpoint
 from kvpool.config import Config, load_config
 from kvpool.errors import ConfigError, SocketInUse
 from kvpool.server.app import App
@@ -42,6 +42,8 @@ def run(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         config = load_config(options.config, options.set)
+        if failpoint.faults:
+            raise ConfigError(failpoint.faults)
     except ConfigError as error:
         for fault in error.faults:
             print(f"kvpoold: {fault}", file=sys.stderr)

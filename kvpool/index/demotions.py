@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import kvpool_native
+from kvpool import failpoint
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.slower import SlowerTier, pack_moves
 from kvpool.types import KEY_BYTES, HoldId, NamespaceId, ReservationId, SaveState
@@ -147,11 +148,13 @@ class Demotions:
         return True
 
     def _finish(self, job: _Job, now_ns: int) -> None:
+        failpoint.reach("daemon.demote.written")
         self._bytes -= job.size
         good = job.is_good.index(False) if False in job.is_good else len(job.is_good)
         if good:
             checksums = bytes(4 * job.namespace.layout.layers * good)
             states = self._slower.directory.commit(job.reservation, 0, checksums)
+            failpoint.reach("daemon.demote.committed")
             for number, state in enumerate(states):
                 if state == SaveState.STORED:
                     self.demoted_chunks += 1

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import kvpool_native
+from kvpool import failpoint
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.index.slower import SlowerTier, pack_moves
@@ -93,6 +94,7 @@ class Promotions:
         job = self._jobs.get(job_id)
         if job is None:
             return False
+        failpoint.reach("daemon.promote.landed")
         key, generation = job.keys[chunk], job.generations[chunk]
         if is_good:
             self._directory.landed(key, generation)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import kvpool_native
+from kvpool import failpoint
 from kvpool.errors import Refused
 from kvpool.index.leases import HELD_CHUNKS_MAX, Lease, Leases
 from kvpool.index.promotions import Promotions
@@ -75,6 +76,7 @@ class Reading:
 
         None where DRAM has no room for all that a slower tier has (and `may_wait`).
         """
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
         if self._promotions is not None:
             chunks, holds, is_all = self._promotions.acquire(session, keys, now_ns)
@@ -86,12 +88,14 @@ class Reading:
 
     def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int, now_ns: int) -> Grant:
         """Lease the `chunks` chunks that end in `leaves`, one key for each rank: all of them or nothing. Raises Refused."""
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
         acquired = self._directory.acquire_leaves(session.namespace_ids, leaves, chunks)
         return self._grant_acquired(session, *acquired, now_ns)
 
     def release(self, session: EngineSession, lease: int, now_ns: int) -> None:
         """End a lease; nothing where it had ended before."""
+        failpoint.reach("daemon.release.before", failpoint.refused)
         self._end_holds(self._leases.release(LeaseId(lease), session.connection), now_ns)
 
     def renew(self, session: EngineSession, leases: list[int], now_ns: int) -> None:
@@ -101,6 +105,7 @@ class Reading:
 
     def issue_ticket(self, session: EngineSession, lease_id: int, now_ns: int) -> bytes:
         """A ticket on a lease, a hold of its own for each rank; empty where the lease has ended or there is no room."""
+        failpoint.reach("daemon.ticket.before_issue", failpoint.refused)
         lease = self.find(session, lease_id)
         if lease is None or not self._leases.has_room_for_ticket(lease.owner, lease.chunks * len(lease.holds)):
             return b""
@@ -110,6 +115,7 @@ class Reading:
 
     def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Grant:
         """A lease from a ticket, for the session's rank, once. Raises Refused."""
+        failpoint.reach("daemon.ticket.before_claim", failpoint.refused)
         entry = self._leases.find_ticket(ticket)
         rank = session.layout.rank
         if entry is None or rank is None or entry.identity != session.identity or rank not in entry.holds:
@@ -137,7 +143,9 @@ class Reading:
         if not chunks:
             return NOTHING
         by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
-        return self._grant(session, chunks, by_rank, now_ns)
+        grant = self._grant(session, chunks, by_rank, now_ns)
+        failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
+        return grant
 
     def _grant(self, session: EngineSession, chunks: int, holds: dict[int, HoldId], now_ns: int) -> Grant:
         lease = self._leases.grant(session.connection, chunks, holds, now_ns)

@@ -9,6 +9,7 @@ Invariant: every reservation in the directory is in `Reservations`, with the sam
 from dataclasses import dataclass
 
 import kvpool_native
+from kvpool import failpoint
 from kvpool.errors import ProtocolError, Refused
 from kvpool.index.reservations import Reservation, Reservations
 from kvpool.index.sessions import EngineSession
@@ -54,7 +55,9 @@ class Writing:
         if self._reservations.count_of(session.connection) >= self._reservations_max:
             limit = self._reservations_max
             raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
+        failpoint.reach("daemon.reserve.before", failpoint.refused)
         own = session.own
+        evicted_before = self._directory.stats()["evicted_chunks"] if failpoint.is_armed else 0
         reservation, states, offsets, generations = self._directory.reserve(
             own.id, own.size_class, parent, keys, now_ns
         )
@@ -69,6 +72,9 @@ class Writing:
             )
         else:
             assert not reservation
+        failpoint.reach("daemon.reserve.after", failpoint.refused)
+        if failpoint.is_armed and self._directory.stats()["evicted_chunks"] > evicted_before:
+            failpoint.reach("daemon.evict.after", failpoint.refused)
         return Places(reservation, states, offsets, generations)
 
     def commit(self, session: EngineSession, reservation_id: int, checksums: bytes, now_ns: int) -> bytes:
@@ -86,14 +92,17 @@ class Writing:
             self.expire(now_ns)
         if reservation.is_expired:
             return bytes([SaveState.EXPIRED]) * count
+        failpoint.reach("daemon.commit.before_publish", failpoint.refused)
         states = self._directory.commit(reservation_id, reservation.committed, checksums)
         reservation.committed += count
         if reservation.committed == reservation.chunks:
             self._end(reservation, now_ns)
+        failpoint.reach("daemon.commit.after_publish", failpoint.refused)
         return states
 
     def end(self, session: EngineSession, reservation_id: int, now_ns: int) -> None:
         """Give up what was not committed; its writer has said that it writes no more."""
+        failpoint.reach("daemon.end.before", failpoint.refused)
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
         if reservation is not None:
             self._end(reservation, now_ns)

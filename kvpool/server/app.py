@@ -15,7 +15,7 @@ import signal
 import socket
 from typing import Any
 
-from kvpool import __version__
+from kvpool import __version__, failpoint
 from kvpool.clock import Deadline, MonotonicClock
 from kvpool.config import Config
 from kvpool.errors import ConfigError, Refused
@@ -162,6 +162,7 @@ class App:
         self._stop.set()
 
     async def _drain(self) -> None:
+        failpoint.reach("daemon.drain.begin")
         started_ns = self._clock.now_ns()
         deadline = Deadline(self._config.server.stop_timeout)
         while self._pool.is_busy and not deadline.has_passed():
@@ -170,6 +171,7 @@ class App:
         for connection in list(self._connections.values()):
             connection.close()
         kept = await self._pool.write_down(deadline.remaining_s())
+        failpoint.reach("daemon.drain.end")
         log.info(
             "stopped by signal: %d chunks written down, %d dropped with the DRAM tier, drained in %.2f s",
             kept["chunks"],

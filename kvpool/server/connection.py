@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, cast
 
+from kvpool import failpoint
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.protocol import messages as m
 from kvpool.protocol.frames import FrameReader
@@ -126,6 +127,7 @@ class Connection(asyncio.Protocol):
                 return False
             kind, sequence, values = frame
             record, handler = self._handler_of(kind)
+            failpoint.reach("daemon.request.before", failpoint.refused)
             answer = handler(m.decode_as(record, values))
         except ProtocolError as error:
             self._drain(error)
@@ -177,8 +179,15 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _send(self, answer: Answer, sequence: int) -> None:
-        if self._transport is not None:
-            self._transport.write(m.encode(answer, sequence))
+        if self._transport is None:
+            return
+        try:
+            failpoint.reach("daemon.answer.before_send")
+        except OSError as error:
+            log.warning("connection %d ends: %s", self.id, error)
+            self._transport.abort()
+            return
+        self._transport.write(m.encode(answer, sequence))
 
     def _drain(self, error: ProtocolError) -> None:
         self._on_protocol_error()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvpool import failpoint
 from kvpool.errors import LayoutMismatch, ProtocolError, Refused, SocketInUse
 from kvpool.protocol import frames
 from kvpool.protocol import messages as m
@@ -161,12 +162,14 @@ class LocalSocket:
                 hello = await asyncio.wait_for(_receive_hello(accepted), self._handshake_timeout_s)
                 admission = admit(hello, peer)
                 sent = m.encode(admission.welcome, 0)
+                failpoint.reach("daemon.handshake.before_welcome")
                 # The first send on a fresh socket takes these few bytes whole.
                 if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
                     raise ProtocolError("the welcome did not fit the socket's buffer")
             finally:
                 self._undecided -= 1
             await adopt(accepted, hello, peer)
+            failpoint.reach("daemon.handshake.after_welcome")
             is_adopted = True
         except (Refused, LayoutMismatch, ProtocolError) as error:
             self._answer_refusal(accepted, error)

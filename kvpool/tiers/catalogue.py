@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
+from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.tiers import catalogue_rows
 from kvpool.tiers.catalogue_check import TABLES_MAX
@@ -148,8 +149,11 @@ class Catalogue:
             try:
                 is_dirty = self._write(batch) or is_dirty
                 if asked > self._checkpoint_done or (is_dirty and (is_last or due.has_passed())):
+                    failpoint.reach("daemon.checkpoint.before_data")
                     self._sync_data()
+                    failpoint.reach("daemon.checkpoint.before_catalogue")
                     self._environment.sync(True)
+                    failpoint.reach("daemon.checkpoint.after")
                     is_dirty = False
             except (lmdb.Error, OSError) as error:
                 log.error("the catalogue cannot be written: %s", error)
@@ -184,6 +188,8 @@ class Catalogue:
                         transaction.delete(key, db=table)
                     else:
                         transaction.put(key, value, db=table)
+                failpoint.reach("daemon.catalogue.before_commit")
+            failpoint.reach("daemon.catalogue.after_commit")
         except lmdb.MapFullError:
             # Removals alone may still fit; the chunks left out are found until the daemon's end, not after it.
             self.dropped_rows += sum(value is not None for _, value in batch)

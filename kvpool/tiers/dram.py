@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass
 
 import kvpool_native
+from kvpool import failpoint
 
 HUGE_PAGE_BYTES = 2 << 20
 PAGE_BYTES = 4096
@@ -70,6 +71,7 @@ class DramTier:
         segment = self._take(self._populated)
         if segment is not None:
             size = self.geometry.segment_bytes
+            failpoint.reach("daemon.prefault.segment")
             self.arena.populate(segment * size, size)
             with self._lock:
                 self._resident_bytes += size

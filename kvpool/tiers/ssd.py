@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
+from kvpool import failpoint
 from kvpool.config import SsdConfig
 from kvpool.errors import ConfigError, KVPoolError
 from kvpool.tiers.catalogue import Catalogue, NamespaceRecord, new_epoch, read_epoch
@@ -166,6 +167,8 @@ class SsdTier:
     @property
     def can_write(self) -> bool:
         """Whether chunks can be demoted."""
+        if self._catalogue is not None and self._catalogue.failure is not None and self.state == TierState.OK:
+            self.become(TierState.READONLY, f"because its catalogue cannot be written: {self._catalogue.failure}")
         return self._queue is not None and self.state == TierState.OK
 
     @property
@@ -184,7 +187,9 @@ class SsdTier:
             if found is None:
                 _remove_segments(self.plan.path)
             self.pool_epoch = found or new_epoch()
+            failpoint.reach("daemon.ssd.open_files")
             self._files = self._open_files(catalogue_path)
+            failpoint.reach("daemon.ssd.open_catalogue")
             self._catalogue = Catalogue(
                 catalogue_path, self.plan.catalogue_bytes, self.pool_epoch, sync_data=self._files.sync
             )

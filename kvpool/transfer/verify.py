@@ -4,6 +4,7 @@ The caller holds the chunks for as long as it runs. Reads each byte once, copies
 """
 
 import kvpool_native
+from kvpool import failpoint
 from kvpool.types import ChunkExtent
 
 
@@ -11,6 +12,7 @@ def find_corrupt(
     arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extents: tuple[ChunkExtent, ...]
 ) -> tuple[bytes, ...]:
     """The keys of the chunks whose bytes do not match the checksums in the index."""
+    failpoint.reach("daemon.verify.job")
     return tuple(extent.key for extent in extents if not _is_intact(arena, index, extent))
 
 

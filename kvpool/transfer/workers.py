@@ -19,6 +19,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, TypeVar
 
+from kvpool import failpoint
 from kvpool.errors import KVPoolError, Refused
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class Workers:
                 _, _, job, done = heapq.heappop(self._queue)
             result: Result
             try:
+                failpoint.reach("daemon.transfer.job")
                 result = job()
             except Exception as error:
                 log.exception("transfer job %r failed", job)

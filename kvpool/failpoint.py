@@ -1,0 +1,195 @@
+"""Named points at which daemon and client can be made to fail, for tests of what happens then.
+
+    KVPOOL_FAILPOINT=name:nth:action[,name:nth:action…]
+
+`nth` is the time the point is reached (1, 2, …) or `*` for every time. Actions: `crash` (SIGKILL of this process), `error` (the
+failure that is natural at that point), `delay(200ms)` (the thread stands still for so long).
+
+The variable is read once, at import. Without it `reach` is a function that does nothing; no point lies in a loop over
+chunks. Every point is in `FAILPOINTS`, and a test holds table and code together. Any thread.
+"""
+
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvpool.errors import ConfigError, DaemonUnreachable, InvalidArgument, Refused
+from kvpool.units import parse_duration
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "KVPOOL_FAILPOINT"
+
+FAILPOINTS = {
+    "daemon.handshake.before_welcome": "a hello was admitted, nothing has been answered",
+    "daemon.handshake.after_welcome": "welcome and descriptors are sent, the connection is not served yet",
+    "daemon.request.before": "a request was read, before its handler",
+    "daemon.answer.before_send": "a request was carried out, its answer is not sent",
+    "daemon.connection.ended": "a connection has ended, before what it held is given back",
+    "daemon.reserve.before": "before slots are reserved",
+    "daemon.reserve.after": "slots are reserved, before the answer",
+    "daemon.evict.after": "chunks were evicted for a reservation, before the answer",
+    "daemon.commit.before_publish": "checksums have come, nothing is visible",
+    "daemon.commit.after_publish": "chunks are visible, before the answer",
+    "daemon.end.before": "before a reservation is given up",
+    "daemon.expire.before": "before leases and reservations are looked through for their deadlines",
+    "daemon.acquire.before_hold": "before a prefix is held",
+    "daemon.acquire.after_grant": "a lease was granted, before the answer",
+    "daemon.release.before": "before a lease ends",
+    "daemon.ticket.before_issue": "before a ticket is issued",
+    "daemon.ticket.before_claim": "before a ticket is claimed",
+    "daemon.flush.before": "before an operator's flush",
+    "daemon.prefault.segment": "before a segment of the arena gets its pages",
+    "daemon.transfer.job": "a transfer thread takes a job",
+    "daemon.verify.job": "before chunks are read to compare their checksums",
+    "daemon.drain.begin": "a signal has come, before the daemon drains",
+    "daemon.drain.end": "everything is written down, before the threads end",
+    "daemon.ssd.open_files": "before segment files are opened",
+    "daemon.ssd.open_catalogue": "before the catalogue is opened",
+    "daemon.ssd.restore": "before a batch of chunks is restored",
+    "daemon.demote.before_write": "slots are reserved on disk, before the write is queued",
+    "daemon.demote.written": "a chain is on disk, not yet visible there",
+    "daemon.demote.committed": "a chain is visible on disk, before the catalogue is told",
+    "daemon.promote.before_read": "slots in DRAM are reserved, before the read is queued",
+    "daemon.promote.landed": "a chunk has come back from disk, before it is an ordinary one",
+    "daemon.catalogue.before_commit": "a batch of rows is in a transaction",
+    "daemon.catalogue.after_commit": "a batch of rows is committed, not synced",
+    "daemon.checkpoint.before_data": "before segment files are synced",
+    "daemon.checkpoint.before_catalogue": "segment files are synced, the catalogue is not",
+    "daemon.checkpoint.after": "a checkpoint is complete, before anybody is told",
+    "client.connect.before": "before a connection is tried",
+    "client.connect.after_welcome": "descriptors have come, nothing is mapped",
+    "client.renew.before": "before leases are renewed",
+    "client.save.before_reserve": "before slots are asked for",
+    "client.save.after_reserve": "slots are reserved, nothing is copied",
+    "client.save.before_commit": "everything is copied, the daemon does not know",
+    "client.save.after_commit": "the daemon has answered a commit",
+    "client.end.before": "before the daemon is told that a reservation is written no more",
+    "client.acquire.after": "a lease was answered",
+    "client.load.before": "a lease is there, before its chunks are copied",
+    "client.load.before_result": "everything was copied, before the result is told",
+    "client.release.before": "before a lease is released",
+    "client.report_corrupt.before": "a checksum did not fit, before the daemon is told",
+}
+
+# Steps that cannot fail by themselves: they can be crashed or delayed.
+WITHOUT_ERROR = {
+    "daemon.connection.ended",
+    "daemon.expire.before",
+    "daemon.drain.begin",
+    "daemon.drain.end",
+    "daemon.ssd.restore",
+    "daemon.demote.written",
+    "daemon.demote.committed",
+    "daemon.promote.landed",
+    "client.save.after_reserve",
+    "client.load.before",
+    "client.load.before_result",
+}
+
+_POINT = re.compile(r"([a-z_.]+):(\*|[1-9][0-9]*):(crash|error|delay\(([^)]+)\))")
+
+Failure = Callable[[str], BaseException]
+
+
+@dataclass(slots=True)
+class _Armed:
+    """One point of the variable. `seen` counts how often it was reached; guarded by `_lock`."""
+
+    nth: int | None
+    action: str
+    delay_s: float
+    seen: int = 0
+
+
+def parse(text: str) -> dict[str, _Armed]:
+    """The points of the variable's value. Raises ConfigError with every fault."""
+    armed: dict[str, _Armed] = {}
+    faults = []
+    for part in filter(None, text.split(",")):
+        match = _POINT.fullmatch(part.strip())
+        if match is None:
+            faults.append(f"{VARIABLE} has {part!r}, expected name:nth:crash, error or delay(DURATION)")
+            continue
+        name, nth, action, delay = match.groups()
+        if name not in FAILPOINTS:
+            faults.append(f"{VARIABLE} names {name!r}, expected one of: {', '.join(FAILPOINTS)}")
+            continue
+        if action == "error" and name in WITHOUT_ERROR:
+            faults.append(f"{VARIABLE} has {part!r}: nothing fails at this point, expected crash or delay(DURATION)")
+            continue
+        try:
+            delay_s = parse_duration(delay) if delay else 0.0
+        except InvalidArgument as error:
+            faults.append(f"{VARIABLE} has {part!r}: {error}")
+            continue
+        armed[name] = _Armed(None if nth == "*" else int(nth), action.partition("(")[0], delay_s)
+    if faults:
+        raise ConfigError(faults)
+    return armed
+
+
+def refused(name: str) -> BaseException:
+    """The natural failure of a request."""
+    return Refused("failpoint", name)
+
+
+def unreachable(name: str) -> BaseException:
+    """The natural failure of a round trip."""
+    return DaemonUnreachable(f"failpoint {name}")
+
+
+def _os_error(name: str) -> BaseException:
+    return OSError(5, f"failpoint {name}")
+
+
+def _do_nothing(name: str, failure: Failure = _os_error) -> None:
+    """No point is armed."""
+
+
+_lock = threading.Lock()
+_armed: dict[str, _Armed] = {}  # guarded by _lock
+
+
+def _act(name: str, failure: Failure = _os_error) -> None:
+    assert name in FAILPOINTS
+    with _lock:
+        point = _armed.get(name)
+        if point is None:
+            return
+        point.seen += 1
+        if point.nth is not None and point.seen != point.nth:
+            return
+    log.warning("failpoint %s reached: %s", name, point.action)
+    if point.action == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if point.action == "delay":
+        time.sleep(point.delay_s)
+        return
+    raise failure(name)
+
+
+def arm_from_environment() -> Callable[..., None]:
+    """Arm what the variable names; what `reach` is from then on. A fault disarms all: see `faults`."""
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return _do_nothing
+    try:
+        _armed.update(parse(text))
+    except ConfigError as error:
+        faults.extend(error.faults)
+        for fault in faults:
+            log.warning("%s", fault)
+        return _do_nothing
+    return _act
+
+
+# What is wrong with the variable; the daemon refuses to start with any.
+faults: list[str] = []
+reach: Callable[..., None] = arm_from_environment()
+is_armed = reach is not _do_nothing

@@ -1,0 +1,1 @@
+"""What happens when a process fails at a named point, is killed, or stands still."""

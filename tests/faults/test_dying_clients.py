@@ -1,0 +1,98 @@
+"""Clients that are killed at any point of their work leave nothing behind, and nobody else notices."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import SMALL, Daemon, wait_until
+from tests.faults.workload import CHAIN, chain_tokens
+from tests.payload import assert_right_bytes, load_all, store
+
+ROOT = Path(__file__).parent.parent.parent
+AT_ONCE = 6
+LIFE_S_MAX = 0.6
+FREED_WITHIN_S = 1.0
+ENDLESS = "1000000"
+
+
+def _start_worker(daemon: Daemon) -> "subprocess.Popen[bytes]":
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "tests.faults.workload", daemon.socket, ENDLESS]
+    return subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def _forked_workers(daemon: Daemon, lives_s: list[float]) -> list[int]:
+    """Workers as forked children of this process, each killed after its life: starting Python 1,000 times takes too long."""
+    children = []
+    for life_s in lives_s:
+        pid = os.fork()
+        if pid == 0:
+            _be_worker(daemon.socket, life_s)
+        children.append(pid)
+    return children
+
+
+def _be_worker(socket: str, life_s: float) -> None:
+    from tests.faults import workload  # in the child alone
+
+    signal.setitimer(signal.ITIMER_REAL, life_s)
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    try:
+        workload.run(socket, int(ENDLESS))
+    finally:
+        traceback.print_exc()
+        os._exit(3)
+
+
+def _expect_nothing_left_but_tickets(daemon: Daemon) -> None:
+    def is_free() -> bool:
+        stats = daemon.stats()
+        held = ("leases", "reservations", "dram.writing_chunks", "dram.zombie_slots")
+        has_pins = stats["pins"] != 0 and stats["tickets"] == 0
+        return int(stats["connections"]) == 1 and not has_pins and all(stats[name] == 0 for name in held)
+
+    wait_until(is_free, "what dead clients held is free", FREED_WITHIN_S)
+
+
+@pytest.mark.parametrize(
+    "deaths", [pytest.param(30, id="some"), pytest.param(1000, id="a-thousand", marks=pytest.mark.campaign)]
+)
+def test_killed_clients_leave_nothing(daemon: Daemon, seed: int, deaths: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(0, deaths, AT_ONCE):
+        children = _forked_workers(daemon, [dice.uniform(0.02, LIFE_S_MAX) for _ in range(AT_ONCE)])
+        for pid in children:
+            _, status = os.waitpid(pid, 0)
+            assert os.WIFSIGNALED(status), f"a worker ended by itself with {status}"
+            assert os.WTERMSIG(status) == signal.SIGKILL
+        # Tickets are nobody's: they end by their own time.
+        _expect_nothing_left_but_tickets(daemon)
+    with daemon.connect() as pool:
+        for number in range(4):
+            keys = pool.keys(chain_tokens(number))
+            result, into = load_all(pool, keys)
+            assert_right_bytes(keys, SMALL, result, into)
+        assert store(pool, pool.keys(chain_tokens(5000))).declined == 0
+    assert daemon.problems() == []
+
+
+def test_a_worker_process_killed_outright_leaves_nothing(daemon: Daemon, seed: int) -> None:
+    dice = random.Random(seed)
+    workers = [_start_worker(daemon) for _ in range(2)]
+    wait_until(lambda: int(daemon.stats()["stored_chunks"]) > CHAIN, "work is under way", 20.0)
+    end = time.monotonic() + dice.uniform(0.0, 0.3)
+    wait_until(lambda: time.monotonic() > end, "some more of it")
+    for worker in workers:
+        worker.kill()
+        worker.wait()
+    _expect_nothing_left_but_tickets(daemon)
+    assert daemon.problems() == []
