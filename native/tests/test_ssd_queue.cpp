@@ -141,7 +141,7 @@ TEST(a_full_queue_refuses_and_a_stopped_one_reports_what_it_drops) {
 }
 
 TEST(an_urgent_read_overtakes_what_waits_to_be_written) {
-  const SsdSetting setting(8, 2, 1 << 20);
+  const SsdSetting setting(9, 2, 1 << 20);
   SsdQueue queue(setting.files, setting.arena, setting.board, 2, 64);
   const auto chunks = writes(setting, 8);
   EXPECT(queue.write(chunks) != 0);
@@ -151,7 +151,7 @@ TEST(an_urgent_read_overtakes_what_waits_to_be_written) {
     last = queue.write(chunks);
     EXPECT(last != 0);
   }
-  const uint64_t urgent = queue.read({{chunks[0].offset, setting.arena_offset(0), chunks[0].header}}, SsdUrgency::DEMAND);
+  const uint64_t urgent = queue.read({{chunks[0].offset, setting.arena_offset(8), chunks[0].header}}, SsdUrgency::DEMAND);
   EXPECT(urgent != 0);
   const auto outcomes = wait_for_outcomes(queue, 161);
   const auto place_of = [&](uint64_t job) {
