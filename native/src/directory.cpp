@@ -126,6 +126,13 @@ void Directory::remove_idle(RecordId id) noexcept {
   free_slot(id);
 }
 
+void Directory::evict(RecordId leaf, Eviction reason) noexcept {
+  stats_.lifetimes.add(age_ns(records_[leaf], latest_ns_));
+  ++stats_.evictions[static_cast<size_t>(reason)];
+  ++stats_.evicted_chunks;
+  remove_idle(leaf);
+}
+
 void Directory::make_zombie(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.holds > 0);
@@ -165,6 +172,17 @@ uint64_t Directory::remove_subtree(RecordId top) noexcept {
       return removed;
     }
   }
+}
+
+// REQUIRES: nobody holds the chunk, and so none that follow it.
+void Directory::evict_subtree(RecordId top, Eviction reason) noexcept {
+  RecordId id = leftmost_leaf(top);
+  while (id != top) {
+    const RecordId parent = records_[id].parent;
+    evict(id, reason);
+    id = leftmost_leaf(parent);
+  }
+  evict(top, reason);
 }
 
 RecordId Directory::oldest_idle() const noexcept {

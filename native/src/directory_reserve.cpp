@@ -10,6 +10,7 @@ Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std:
                                const uint8_t* keys, size_t n, uint64_t now_ns) {
   KVPOOL_CHECK(owner.value() < namespaces_.size());
   KVPOOL_CHECK(size_class.value() < arena_.class_count());
+  latest_ns_ = std::max(latest_ns_, now_ns);
   Reservation answer{0, std::vector<uint8_t>(n, static_cast<uint8_t>(SaveState::NO_PARENT)),
                      std::vector<uint64_t>(n), std::vector<uint64_t>(n)};
   ReservationState state;
@@ -128,8 +129,8 @@ SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcep
   while (stats_.used_bytes + bytes > geometry_.capacity || records_.is_full()) {
     const RecordId victim = oldest_idle();
     KVPOOL_CHECK(victim.valid());
-    remove_idle(victim);
-    ++stats_.evicted_chunks;
+    const Eviction reason = records_[victim].size_class == size_class ? Eviction::OWN_CLASS : Eviction::OTHER_CLASS;
+    evict(victim, stats_.used_bytes + bytes > geometry_.capacity ? reason : Eviction::INDEX_FULL);
   }
   KVPOOL_DCHECK(arena_.can_allocate(size_class));
   return SaveState::RESERVED;
@@ -145,7 +146,7 @@ bool Directory::make_slot(ClassId size_class, WindowSearch& search) noexcept {
   if (search.window && (!own.valid() || search.window->newest_ns < records_[own].last_access_ns)) {
     for (const RecordId id : arena_.owners_in(*search.window)) {
       if (records_[id].state == ChunkState::READY) {  // else it went with its parent
-        stats_.evicted_chunks += remove_subtree(id);
+        evict_subtree(id, Eviction::OTHER_CLASS);
       }
     }
     KVPOOL_CHECK(arena_.can_allocate(size_class));
@@ -154,8 +155,7 @@ bool Directory::make_slot(ClassId size_class, WindowSearch& search) noexcept {
   if (!own.valid()) {
     return false;
   }
-  remove_idle(own);
-  ++stats_.evicted_chunks;
+  evict(own, Eviction::OWN_CLASS);
   return true;
 }
 
@@ -178,7 +178,9 @@ std::optional<uint32_t> Directory::reservation_layers(HoldId reservation) const 
   return found == reservations_.end() ? std::nullopt : std::optional<uint32_t>(found->second.layers);
 }
 
-std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums) {
+std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
+                                       uint64_t now_ns) {
+  latest_ns_ = std::max(latest_ns_, now_ns);
   std::vector<uint8_t> answers(count, static_cast<uint8_t>(SaveState::EXPIRED));
   const auto found = reservations_.find(reservation);
   if (found == reservations_.end() || found->second.expired) {
@@ -202,6 +204,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       table_.set_generation(record.page, record.generation);
       table_.set_tiers(record.key, tier_bit(Tier::DRAM));
       record.state = ChunkState::READY;
+      record.stored_tick = stored_tick_of(latest_ns_);
       NamespaceCounts& counts = namespaces_[record.owner.value()];
       ++counts.chunks;
       ++counts.held;

@@ -192,6 +192,7 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
   expect("used bytes", sums.used_bytes, stats_.used_bytes);
   expect("idle bytes", sums.idle_bytes, stats_.idle_bytes);
   expect("table entries", sums.chunks + sums.writing, table_.count());
+  expect("evictions", stats_.evictions[0] + stats_.evictions[1] + stats_.evictions[2], stats_.evicted_chunks);
   expect("stored chunks", sums.chunks + stats_.evicted_chunks + stats_.flushed_chunks + stats_.dropped_chunks,
          stats_.stored_chunks);
   for (uint32_t index = 0; index < namespaces_.size(); ++index) {
