@@ -22,10 +22,12 @@ from kvpool.index.integrity import Integrity
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.reading import Grant, Reading
 from kvpool.index.sessions import EngineSession
+from kvpool.index.traffic import Traffic
 from kvpool.index.writing import Writing
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
-from kvpool.report import Sections, render_info, render_stats
+from kvpool.protocol import usage
+from kvpool.report import Measurements, Sections, render_info, render_stats
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
 from kvpool.tiers.prefault import Prefault
 from kvpool.transfer.verify import find_corrupt
@@ -56,6 +58,7 @@ class Pool:
         server = config.server
         self._reading = Reading(self._directory, int(server.lease_ttl * NS_PER_S), server.max_leases)
         self._writing = Writing(self._directory, int(server.reservation_ttl * NS_PER_S), server.max_reservations)
+        self._traffic = Traffic()
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
         self._prefault: Prefault | None = None
         self._segment_ready = asyncio.Event()
@@ -174,7 +177,9 @@ class Pool:
 
     def commit(self, session: EngineSession, reservation: int, checksums: bytes) -> m.Committed:
         """Publish the next chunks of a reservation."""
-        return m.Committed(self._writing.commit(session, reservation, checksums, self._clock.now_ns()))
+        states = self._writing.commit(session, reservation, checksums, self._clock.now_ns())
+        self._traffic.count_commit(session, states)
+        return m.Committed(states)
 
     def end_reservation(self, session: EngineSession, reservation: int) -> m.Done:
         """Give up what was not committed; the writer has said that it writes no more."""
@@ -192,6 +197,10 @@ class Pool:
             lease.holds[rank], chunk, layout.chunk_bytes, layout.layers, self._clock.now_ns()
         )
 
+    def count_usage(self, session: EngineSession, column: bytes) -> None:
+        """Add what a client says it did. Raises ProtocolError."""
+        self._traffic.count_report(session, usage.unpack(column))
+
     def drop_connection(self, connection: ConnectionId) -> None:
         """A connection has ended: its leases and reservations end with it."""
         now_ns = self._clock.now_ns()
@@ -204,6 +213,10 @@ class Pool:
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
+        return render_stats(self._config, self.measure(connections))
+
+    def measure(self, connections: dict[str, int]) -> Measurements:
+        """Everything that is counted, at one moment; nothing of it changes afterwards."""
         server = {
             **connections,
             "uptime_s": int(self._uptime_s()),
@@ -219,7 +232,19 @@ class Pool:
             "checksum_failures": self._integrity.checksum_failures,
             "corrupt_reports": self._integrity.corrupt_reports,
         }
-        return render_stats(self._config, self._directory.stats(), self.page_use(), server=server, index=index)
+        return Measurements(
+            server=server,
+            index=index,
+            directory=self._directory.stats(),
+            pages=self.page_use(),
+            capacity_bytes=self._config.dram.capacity,
+            models=self._traffic.models(),
+            failures=self._traffic.failures(),
+        )
+
+    def problems(self) -> list[str]:
+        """Background threads that have ended before their work, one line each. Any thread."""
+        return [] if self._workers.is_healthy else ["transfer: a thread has died"]
 
     def flush(self, model: str | None, older_than_s: float | None) -> dict[str, int]:
         """Drop what nobody holds, of one model or all, unused for a time or at any age."""
@@ -238,9 +263,7 @@ class Pool:
 
     def verify(self) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each) and the number of `chunks` looked at."""
-        problems = self._directory.verify() + self._reading.verify() + self._writing.verify()
-        if not self._workers.is_healthy:
-            problems.append("transfer: a thread has died")
+        problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.problems()
         expected_holds = self._reading.holds + self._integrity.holds_in_use
         found_holds = self._directory.stats()["holds"]
         if found_holds != expected_holds:

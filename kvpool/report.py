@@ -4,13 +4,28 @@ Names never change their meaning; a new number gets a new name. Pure functions; 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import kvpool_native
 from kvpool.config import Config
 from kvpool.tiers.dram import PageUse
+from kvpool.types import ClientFailures, TrafficCounts
 
 Sections = dict[str, dict[str, int | float | str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Everything that the pool counts, at one moment. `directory` is what the native directory says."""
+
+    server: Mapping[str, int]
+    index: Mapping[str, int]
+    directory: Mapping[str, Any]
+    pages: PageUse
+    capacity_bytes: int
+    models: Mapping[str, TrafficCounts]
+    failures: ClientFailures
 
 
 def render_info(
@@ -38,18 +53,12 @@ def render_info(
     }
 
 
-def render_stats(
-    config: Config,
-    directory: Mapping[str, Any],
-    pages: PageUse,
-    *,
-    server: Mapping[str, int],
-    index: Mapping[str, int],
-) -> Sections:
+def render_stats(config: Config, measured: Measurements) -> Sections:
     """Counters by section."""
+    directory, pages, failures = measured.directory, measured.pages, measured.failures
     return {
-        "server": {**server},
-        "index": {**index, "pins": directory["held"]},
+        "server": {**measured.server},
+        "index": {**measured.index, "pins": directory["held"]},
         "dram": {
             "dram.chunks": directory["chunks"],
             "dram.used_bytes": directory["used_bytes"],
@@ -63,6 +72,9 @@ def render_stats(
         "chunks": {
             "stored_chunks": directory["stored_chunks"],
             "evicted_chunks": directory["evicted_chunks"],
+            "evicted_own_class": directory["evicted_own_class"],
+            "evicted_other_class": directory["evicted_other_class"],
+            "evicted_index_full": directory["evicted_index_full"],
             "flushed_chunks": directory["flushed_chunks"],
             "dropped_chunks": directory["dropped_chunks"],
             "aborted_chunks": directory["aborted_chunks"],
@@ -70,5 +82,30 @@ def render_stats(
             "declined_no_parent": directory["answered_no_parent"],
             "declined_full": directory["answered_full"],
             "declined_not_ready": directory["answered_not_ready"],
+            "declined_foreign": directory["answered_foreign"],
+            **{f"declined_{word}": count for word, count in failures.declined_chunks.items()},
         },
+        "usage": _render_usage(measured),
+    }
+
+
+def _render_usage(measured: Measurements) -> dict[str, int | float | str]:
+    """What clients did, over all models; as they report it, at most a second late."""
+    models, failures = measured.models.values(), measured.failures
+    looked_up = sum(model.lookup_tokens for model in models)
+    hit = sum(sum(model.hit_tokens) for model in models)
+    return {
+        "usage.models": len(models),
+        "usage.lookups": sum(model.lookups for model in models),
+        "usage.lookup_tokens": looked_up,
+        "usage.hit_tokens": hit,
+        "usage.hit_rate": round(hit / looked_up, 4) if looked_up else 0.0,
+        "usage.loads": sum(model.loads for model in models),
+        "usage.loaded_tokens": sum(sum(model.loaded_tokens) for model in models),
+        "usage.loaded_bytes": sum(sum(model.loaded_bytes) for model in models),
+        "usage.stored_tokens": sum(model.stored_tokens for model in models),
+        "usage.stored_bytes": sum(model.stored_bytes for model in models),
+        **{f"usage.failed_loads_{word}": count for word, count in failures.failed_loads.items()},
+        "usage.reports": failures.usage_reports,
+        "usage.clamped_values": failures.clamped_values,
     }

@@ -43,7 +43,7 @@ def info(options: Options) -> None:
 @common_options
 @pass_options
 def stats(options: Options, section: str | None, watch: bool, interval: str, count: int | None) -> None:
-    """Print counters, all or those of one SECTION: server, index, dram, chunks.
+    """Print counters, all or those of one SECTION: server, index, dram, chunks, usage.
 
     Lines are `name:value`; a name never changes its meaning. --watch prints totals, with the change since the line
     before in brackets.

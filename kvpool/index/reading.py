@@ -66,7 +66,7 @@ class Reading:
         """Lease the longest present prefix of `keys`, on every rank of the session. Raises Refused."""
         self._check_room(session)
         namespaces = [namespace.id for namespace in session.namespaces.values()]
-        chunks, holds = self._directory.acquire_ranks(namespaces, keys)
+        chunks, holds = self._directory.acquire_ranks(namespaces, keys, now_ns)
         if not chunks:
             return NOTHING
         by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}

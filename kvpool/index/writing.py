@@ -82,7 +82,7 @@ class Writing:
         self.expire(now_ns)
         if reservation.is_expired:
             return bytes([SaveState.EXPIRED]) * count
-        states = self._directory.commit(reservation_id, reservation.committed, checksums)
+        states = self._directory.commit(reservation_id, reservation.committed, checksums, now_ns)
         reservation.committed += count
         if reservation.committed == reservation.chunks:
             self._end(reservation, now_ns)

@@ -4,7 +4,7 @@
     stop_timeout──► STOPPED
 
 The socket appears with SERVING. In DRAINING new connections are refused and reservations under way may still be
-committed. Control thread only, but for the pre-fault and transfer threads that it starts and joins.
+committed. Control thread only, but for the pre-fault, transfer and HTTP threads that it starts and joins.
 """
 
 import asyncio
@@ -24,8 +24,13 @@ from kvpool.layout import Layout
 from kvpool.pool import Pool
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Connection
+from kvpool.server.health import Health
 from kvpool.server.local_socket import Admission, LocalSocket, Peer
+from kvpool.server.metrics_collector import make_registry
+from kvpool.server.metrics_http import SNAPSHOT_TIMEOUT_S, MetricsServer, make_app
+from kvpool.server.request_times import RequestTimes
 from kvpool.server.service import ConnectionCounts, Handlers, admin_handlers, engine_handlers
+from kvpool.server.snapshot import LoopReader, Snapshot
 from kvpool.types import ConnectionId
 from kvpool.units import format_size
 
@@ -46,6 +51,10 @@ class App:
         self._next_connection = itertools.count(1)
         self._domain = domain_key(_read_secret(config.server.domain_secret_file))
         self._stop = asyncio.Event()
+        self._times = RequestTimes()
+        self._roles: dict[ConnectionId, str] = {}
+        self._is_serving = False
+        self._metrics: MetricsServer | None = None
 
     async def run(self) -> None:
         """Serve until a signal. Raises SocketInUse or OSError if serving cannot begin."""
@@ -60,14 +69,19 @@ class App:
         self._listener = listener
         try:
             self._pool = Pool(self._config, self._clock)
+            self._health = Health(lambda: self._is_serving and not self._stop.is_set(), self._pool.problems)
             try:
+                self._metrics = self._start_metrics()
                 await self._pool.start()
                 self._catch_signals()
                 listener.start(self._admit, self._adopt, lambda: len(self._connections))
+                self._is_serving = True
                 self._log_ready((self._clock.now_ns() - started_ns) / 1e9)
                 await self._stop.wait()
                 await self._drain()
             finally:
+                if self._metrics is not None:
+                    await asyncio.get_running_loop().run_in_executor(None, self._metrics.stop)
                 await self._pool.stop()
         finally:
             await listener.stop()
@@ -76,6 +90,26 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+
+    def _start_metrics(self) -> MetricsServer | None:
+        address = self._config.server.metrics
+        if address is None:
+            return None
+        loop = asyncio.get_running_loop()
+        snapshots = LoopReader(loop, self._take_snapshot, SNAPSHOT_TIMEOUT_S)
+        health = LoopReader(loop, self._health.report, SNAPSHOT_TIMEOUT_S)
+        return MetricsServer(address, make_app(make_registry(snapshots.read), health.read), self._clock)
+
+    def _take_snapshot(self) -> Snapshot:
+        info = self._pool.info()
+        self._counts.refused = self._listener.refused_connections
+        return Snapshot(
+            build={"version": __version__, "checksum": info["checksum"], "key_hash": info["key_hash"]},
+            pool=self._pool.measure(self._counts.stats()),
+            connections=dict(self._counts.by_role),
+            verbs=self._times.verbs(),
+            health=self._health.report(),
+        )
 
     def _admit(self, hello: m.Hello, peer: Peer) -> Admission:
         if self._stop.is_set():
@@ -95,10 +129,14 @@ class App:
         connection = Connection(
             connection_id,
             self._handlers_of(connection_id, hello),
+            clock=self._clock,
+            times=self._times,
             on_closed=self._on_closed,
             on_protocol_error=self._on_protocol_error,
         )
         self._connections[connection_id] = connection
+        self._roles[connection_id] = hello.role
+        self._counts.by_role[hello.role] += 1
         self._counts.accepted += 1
         self._counts.open = len(self._connections)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
@@ -125,10 +163,18 @@ class App:
         )
 
     def _info(self) -> dict[str, Any]:
-        return {"version": __version__, "pid": os.getpid(), "socket": self._config.server.socket}
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "socket": self._config.server.socket,
+            "metrics": "off" if self._metrics is None else str(self._metrics.address),
+        }
 
     def _on_closed(self, connection_id: ConnectionId) -> None:
         self._connections.pop(connection_id, None)
+        role = self._roles.pop(connection_id, None)
+        if role is not None:
+            self._counts.by_role[role] -= 1
         self._counts.open = len(self._connections)
         self._counts.refused = self._listener.refused_connections
         self._pool.drop_connection(connection_id)

@@ -1,6 +1,7 @@
 """One engine's or operator's connection after its handshake.
 
-Reads frames, dispatches each to the pool, writes the answers in order. A request that has to wait (for memory that is
+Reads frames, dispatches each to the pool, writes the answers in order; a handler that answers None says nothing. How long
+each took, from its dispatch to its answer, goes into RequestTimes. A request that has to wait (for memory that is
 being faulted in, for a deep check) is answered later; the connection reads nothing more until then, so there is never
 more than one request under way and a peer that does not read its answers only stops itself.
 
@@ -18,9 +19,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+from kvpool.clock import Clock
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.protocol import messages as m
 from kvpool.protocol.frames import FrameReader
+from kvpool.server.request_times import RequestTimes
 from kvpool.types import ConnectionId
 
 log = logging.getLogger(__name__)
@@ -38,11 +41,15 @@ class Connection(asyncio.Protocol):
         connection_id: ConnectionId,
         handlers: dict[int, tuple[type[Any], Handler]],
         *,
+        clock: Clock,
+        times: RequestTimes,
         on_closed: Callable[[ConnectionId], None],
         on_protocol_error: Callable[[], None],
     ) -> None:
         self.id = connection_id
         self._handlers = handlers
+        self._clock = clock
+        self._times = times
         self._on_closed = on_closed
         self._on_protocol_error = on_protocol_error
         self._reader = FrameReader()
@@ -103,6 +110,7 @@ class Connection(asyncio.Protocol):
     def _serve_pending(self) -> None:
         while self._pending and self._waiting is None and not self._is_draining:
             kind, sequence, values = self._pending.pop(0)
+            started_ns = self._clock.now_ns()
             try:
                 record, handler = self._handler_of(kind)
                 answer = handler(m.decode_as(record, values))
@@ -110,12 +118,13 @@ class Connection(asyncio.Protocol):
                 self._drain(error)
                 return
             except KVPoolError as error:
-                answer = m.Failure("refused", str(error))
+                answer = self._refusal_of(error, kind)
             except Exception as error:
                 answer = self._failure_of(error, kind)
             if isinstance(answer, Awaitable):
-                self._wait_for(answer, sequence)
+                self._wait_for(answer, kind, sequence, started_ns)
             else:
+                self._times.add(kind, self._clock.now_ns() - started_ns)
                 self._send(answer, sequence)
 
     def _handler_of(self, kind: int) -> tuple[type[Any], Handler]:
@@ -124,31 +133,37 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(f"frame of kind {kind} has no place on this connection")
         return entry
 
+    def _refusal_of(self, error: KVPoolError, kind: int) -> m.Failure:
+        self._times.add_refusal(kind)
+        return m.Failure("refused", str(error))
+
     def _failure_of(self, error: Exception, kind: int) -> m.Failure:
+        self._times.add_failure(kind)
         log.error("request of kind %d on connection %d failed", kind, self.id, exc_info=error)
         return m.Failure("internal", f"{type(error).__name__}: {error}")
 
-    def _wait_for(self, answer: Awaitable[Answer], sequence: int) -> None:
+    def _wait_for(self, answer: Awaitable[Answer], kind: int, sequence: int, started_ns: int) -> None:
         if self._transport is not None:
             self._transport.pause_reading()
-        self._waiting = asyncio.ensure_future(self._answer_later(answer, sequence))
+        self._waiting = asyncio.ensure_future(self._answer_later(answer, kind, sequence, started_ns))
 
-    async def _answer_later(self, answer: Awaitable[Answer], sequence: int) -> None:
+    async def _answer_later(self, answer: Awaitable[Answer], kind: int, sequence: int, started_ns: int) -> None:
         result: Answer
         try:
             result = await answer
         except KVPoolError as error:
-            result = m.Failure("refused", str(error))
+            result = self._refusal_of(error, kind)
         except Exception as error:
-            result = self._failure_of(error, 0)
+            result = self._failure_of(error, kind)
         self._waiting = None
+        self._times.add(kind, self._clock.now_ns() - started_ns)
         self._send(result, sequence)
         if self._transport is not None:
             self._transport.resume_reading()
             self._serve_pending()
 
     def _send(self, answer: Answer, sequence: int) -> None:
-        if self._transport is not None:
+        if self._transport is not None and answer is not None:
             self._transport.write(m.encode(answer, sequence))
 
     def _drain(self, error: ProtocolError) -> None:
