@@ -11,7 +11,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client"
 
-.PHONY: help setup demo test test-native test-sanitizers check lint native bench clean
+.PHONY: help setup demo test test-native test-sanitizers check lint docs native bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make test             the whole test suite: C++ and Python (sets everything up)"
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
 	@echo "make bench            measure, against memcpy and sockets of the same run (bench-results/bench.json)"
+	@echo "make docs             write the pages that are made from the code (docs/metrics.md)"
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
 	@echo "make native           build the native module into $(VENV) for development"
 	@echo "make clean            remove builds and $(VENV)"
@@ -69,6 +70,9 @@ lint: setup
 
 check: lint test-native
 	$(RUN_TREE) $(BIN)/python -m pytest tests/test_tidy.py
+
+docs: setup
+	$(RUN_TREE) $(BIN)/python -m kvpool.server.metrics_page > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
 
 bench: setup
 	mkdir -p bench-results

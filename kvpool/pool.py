@@ -27,12 +27,12 @@ from kvpool.index.writing import Writing
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool.protocol import usage
-from kvpool.report import Measurements, Sections, render_info, render_stats
+from kvpool.report import Sections, render_info, render_stats
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
 from kvpool.tiers.prefault import Prefault
 from kvpool.transfer.verify import find_corrupt
 from kvpool.transfer.workers import Urgency, Workers, call_later
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, ChunkExtent, ConnectionId, NamespaceId, SizeClassId
+from kvpool.types import EPOCH_BYTES, KEY_BYTES, ChunkExtent, ConnectionId, Measurements, NamespaceId, SizeClassId
 
 log = logging.getLogger(__name__)
 
@@ -232,12 +232,15 @@ class Pool:
             "checksum_failures": self._integrity.checksum_failures,
             "corrupt_reports": self._integrity.corrupt_reports,
         }
+        pages = self.page_use()
         return Measurements(
             server=server,
             index=index,
             directory=self._directory.stats(),
-            pages=self.page_use(),
             capacity_bytes=self._config.dram.capacity,
+            resident_bytes=pages.resident_bytes,
+            huge_bytes=pages.huge_bytes,
+            is_settling=pages.is_settling,
             models=self._traffic.models(),
             failures=self._traffic.failures(),
         )

@@ -3,29 +3,14 @@
 Names never change their meaning; a new number gets a new name. Pure functions; any thread.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import kvpool_native
 from kvpool.config import Config
 from kvpool.tiers.dram import PageUse
-from kvpool.types import ClientFailures, TrafficCounts
+from kvpool.types import Measurements
 
 Sections = dict[str, dict[str, int | float | str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Measurements:
-    """Everything that the pool counts, at one moment. `directory` is what the native directory says."""
-
-    server: Mapping[str, int]
-    index: Mapping[str, int]
-    directory: Mapping[str, Any]
-    pages: PageUse
-    capacity_bytes: int
-    models: Mapping[str, TrafficCounts]
-    failures: ClientFailures
 
 
 def render_info(
@@ -55,7 +40,7 @@ def render_info(
 
 def render_stats(config: Config, measured: Measurements) -> Sections:
     """Counters by section."""
-    directory, pages, failures = measured.directory, measured.pages, measured.failures
+    directory, failures = measured.directory, measured.failures
     return {
         "server": {**measured.server},
         "index": {**measured.index, "pins": directory["held"]},
@@ -63,7 +48,7 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
             "dram.chunks": directory["chunks"],
             "dram.used_bytes": directory["used_bytes"],
             "dram.capacity_bytes": config.dram.capacity,
-            "dram.resident_bytes": pages.resident_bytes,
+            "dram.resident_bytes": measured.resident_bytes,
             "dram.writing_chunks": directory["writing"],
             "dram.zombie_slots": directory["zombies"],
             "dram.segments_free": directory["free_segments"],

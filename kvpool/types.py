@@ -4,9 +4,10 @@ Nothing here has behaviour beyond reading itself. Values that travel are wire co
 a changed number is a change of the protocol.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NewType
+from typing import Any, NewType
 
 KEY_BYTES = 32
 EPOCH_BYTES = 16
@@ -125,6 +126,21 @@ class ClientFailures:
     declined_chunks: dict[str, int]
     usage_reports: int
     clamped_values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Everything that a pool counts, at one moment. `directory` is what the native directory says of itself."""
+
+    server: Mapping[str, int]
+    index: Mapping[str, int]
+    directory: Mapping[str, Any]
+    capacity_bytes: int
+    resident_bytes: int
+    huge_bytes: int
+    is_settling: bool
+    models: Mapping[str, TrafficCounts]
+    failures: ClientFailures
 
 
 @dataclass(frozen=True, slots=True)

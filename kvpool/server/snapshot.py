@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvpool.errors import KVPoolError
-from kvpool.report import Measurements
 from kvpool.server.health import HealthReport
 from kvpool.server.request_times import VerbTimes
+from kvpool.types import Measurements
 
 Result = TypeVar("Result")
 
@@ -54,12 +54,15 @@ class LoopReader(Generic[Result]):
             is_first = answer is None
             if answer is None:
                 answer = self._under_way = Future()
-        try:
-            if is_first:
+        if is_first:
+            try:
                 self._loop.call_soon_threadsafe(self._answer)
+            except RuntimeError as error:  # "Event loop is closed"
+                raise LoopStalled("the control thread has ended") from error
+        try:
             return answer.result(self._timeout_s)
-        except (FutureTimeoutError, RuntimeError) as error:
-            # RuntimeError: "Event loop is closed". The call may still run; whoever asks then joins it.
+        except FutureTimeoutError as error:
+            # The call may still run; until then whoever asks joins it.
             raise LoopStalled(f"the control thread did not answer within {self._timeout_s:g} s") from error
 
     def _answer(self) -> None:
