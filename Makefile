@@ -14,7 +14,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client"
 
-.PHONY: help setup demo test test-native test-sanitizers test-faults test-hostile fuzz check lint native bench clean install-service uninstall-service
+.PHONY: help setup demo test test-native test-sanitizers test-faults test-hostile fuzz check lint docs native bench clean install-service uninstall-service
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test             the whole test suite: C++ and Python (sets everything up)"
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
 	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
+	@echo "make docs             write the pages that are made from the code (docs/metrics.md)"
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
 	@echo "make test-faults      the whole campaign of failpoints, kills and stops: about ten minutes"
 	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about two minutes"
@@ -100,6 +101,9 @@ lint: setup
 
 check: lint test-native
 	$(RUN_TREE) $(BIN)/python -m pytest tests/test_tidy.py
+
+docs: setup
+	$(RUN_TREE) $(BIN)/python -m kvpool.server.metrics_page > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
 
 bench: setup
 	mkdir -p bench-results

@@ -8,6 +8,7 @@ together.
 """
 
 import difflib
+import ipaddress
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,19 @@ else:
 
 SSD_CAPACITY_MIN = 16 << 20
 SOCKET_PATH_BYTES_MAX = 107 - len(".lock")
+PORT_MAX = 65535
+LOOPBACK_NETWORK = ipaddress.ip_network("127.0.0.0/8")
+
+
+@dataclass(frozen=True, slots=True)
+class LoopbackAddress:
+    """Where a listener that only this machine can reach is bound. Port 0: any that is free."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,7 @@ class ServerConfig:
 
     socket: str
     socket_mode: int
+    metrics: LoopbackAddress | None
     lease_ttl: float
     reservation_ttl: float
     max_connections: int
@@ -287,6 +302,20 @@ def _mode(value: Any) -> int:
     return mode
 
 
+def _loopback_address(value: Any) -> LoopbackAddress | None:
+    if value == "off":
+        return None
+    host, separator, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not separator or not port.isascii() or not port.isdigit() or int(port, 10) > PORT_MAX:
+        raise InvalidArgument(repr(value))
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    address = ipaddress.ip_address(host[1:-1] if is_bracketed else host)
+    is_loopback = address in LOOPBACK_NETWORK if address.version == 4 else str(address) == "::1"
+    if not is_loopback or is_bracketed != (address.version == 6):
+        raise InvalidArgument(repr(value))
+    return LoopbackAddress(str(address), int(port, 10))
+
+
 def _secret_file(value: Any) -> str:
     if not isinstance(value, str):
         raise InvalidArgument(repr(value))
@@ -303,6 +332,9 @@ OPTIONS: dict[str, Option] = {
         _socket_path, "", f"an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes (empty: the default place)"
     ),
     "server.socket_mode": Option(_mode, "0660", "octal rights for owner and group, such as 0660"),
+    "server.metrics": Option(
+        _loopback_address, "off", 'a loopback address and port such as "127.0.0.1:9469" or "[::1]:9469", or "off"'
+    ),
     "server.lease_ttl": _duration("10ms", "1d", "30s"),
     "server.reservation_ttl": _duration("10ms", "1d", "60s"),
     "server.max_connections": _count(1, 100_000, 1024),

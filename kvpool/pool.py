@@ -23,9 +23,11 @@ from kvpool.index.integrity import Integrity
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.reading import Grant, Reading
 from kvpool.index.sessions import EngineSession
+from kvpool.index.traffic import Traffic
 from kvpool.index.writing import Writing
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
+from kvpool.protocol import usage
 from kvpool.report import Sections, render_info, render_stats
 from kvpool.tiering import Tiering
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
@@ -33,7 +35,7 @@ from kvpool.tiers.prefault import Prefault
 from kvpool.tiers.ssd import SsdPlan, SsdTier, plan_ssd
 from kvpool.transfer.verify import find_corrupt
 from kvpool.transfer.workers import Urgency, Workers, call_later
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, ChunkExtent, ConnectionId, NamespaceId, SizeClassId
+from kvpool.types import EPOCH_BYTES, KEY_BYTES, ChunkExtent, ConnectionId, Measurements
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,6 @@ TRANSFER_QUEUE_SIZE = 1024
 EXPIRY_FRACTION = 0.25
 # At most this part of DRAM is being written down at a time: what is, cannot be evicted meanwhile.
 DEMOTING_FRACTION = 8
-SIZE_CLASSES_MAX = 64  # the native arena's MAX_CLASSES
 
 
 class Pool:
@@ -60,15 +61,15 @@ class Pool:
         self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages)
         self._directory = kvpool_native.Directory(self._dram.arena, self._dram.index, self.geometry, self.epoch)
         self._dram.seal()
-        self._namespaces = Namespaces()
+        self._namespaces = Namespaces(self._directory)
         self._segment_ready = asyncio.Event()
         self._tiering = self._make_tiering(ssd) if ssd else None
         self._opening: asyncio.Task[None] | None = None
-        self._size_classes: dict[tuple[int, int], SizeClassId] = {}
         server = config.server
         promotions = self._tiering.promotions if self._tiering else None
         self._reading = Reading(self._directory, int(server.lease_ttl * NS_PER_S), server.max_leases, promotions)
         self._writing = Writing(self._directory, int(server.reservation_ttl * NS_PER_S), server.max_reservations)
+        self._traffic = Traffic()
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
         self._prefault: Prefault | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -148,7 +149,7 @@ class Pool:
         fresh = sum(self._namespaces.find(model, rank_layout) is None for rank_layout in layouts.values())
         if not self._namespaces.has_room_for(fresh):
             raise Refused("full", "this daemon knows as many models and layouts as it can: restart it to forget them")
-        return {rank: self._namespace(model, rank_layout) for rank, rank_layout in layouts.items()}
+        return {rank: self._namespaces.open(model, rank_layout) for rank, rank_layout in layouts.items()}
 
     def open_session(self, connection: ConnectionId, model: str, layout: Layout) -> EngineSession:
         """What an engine's requests carry along."""
@@ -209,8 +210,10 @@ class Pool:
             raise ProtocolError(f"parent key has {len(parent)} bytes, expected none or {KEY_BYTES}")
         is_protected = may_wait and self._tiering is not None and self._tiering.can_write
         self._directory.protect_unsaved(is_protected)
-        places = self._writing.reserve(session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
-        self._directory.protect_unsaved(False)
+        try:
+            places = self._writing.reserve(session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
+        finally:
+            self._directory.protect_unsaved(False)
         if places is None:
             if self._tiering is not None:
                 self._tiering.run(is_urgent=True)
@@ -221,6 +224,7 @@ class Pool:
     def commit(self, session: EngineSession, reservation: int, checksums: bytes) -> m.Committed:
         """Publish the next chunks of a reservation."""
         states = self._writing.commit(session, reservation, checksums, self._clock.now_ns())
+        self._traffic.count_commit(session, states)
         if self._tiering is not None:
             self._tiering.run()
         return m.Committed(states)
@@ -241,6 +245,10 @@ class Pool:
             lease.holds[rank], chunk, layout.chunk_bytes, layout.layers, self._clock.now_ns()
         )
 
+    def count_usage(self, session: EngineSession, column: bytes) -> None:
+        """Add what a client says it did. Raises ProtocolError."""
+        self._traffic.count_report(session, usage.unpack(column))
+
     def drop_connection(self, connection: ConnectionId) -> None:
         """A connection has ended: its leases and reservations end with it."""
         failpoint.reach("daemon.connection.ended")
@@ -255,6 +263,10 @@ class Pool:
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
+        return render_stats(self._config, self.measure(connections))
+
+    def measure(self, connections: dict[str, int]) -> Measurements:
+        """Everything that is counted, at one moment; nothing of it changes afterwards."""
         server = {
             **connections,
             "uptime_s": int(self._uptime_s()),
@@ -270,8 +282,19 @@ class Pool:
             "checksum_failures": self._integrity.checksum_failures,
             "corrupt_reports": self._integrity.corrupt_reports,
         }
-        sections = render_stats(self._config, self._directory.stats(), self.page_use(), server=server, index=index)
-        return sections if self._tiering is None else {**sections, "ssd": self._tiering.stats()}
+        pages = self.page_use()
+        return Measurements(
+            server=server,
+            index=index,
+            directory=self._directory.stats(),
+            capacity_bytes=self._config.dram.capacity,
+            resident_bytes=pages.resident_bytes,
+            huge_bytes=pages.huge_bytes,
+            is_settling=pages.is_settling,
+            models=self._traffic.models(),
+            failures=self._traffic.failures(),
+            ssd={} if self._tiering is None else self._tiering.stats(),
+        )
 
     def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> dict[str, int]:
         """Drop what nobody holds, of one model or all, unused for a time or at any age, from one tier or (empty) all.
@@ -328,36 +351,16 @@ class Pool:
     def _uptime_s(self) -> float:
         return (self._clock.now_ns() - self._started_ns) / NS_PER_S
 
-    def _namespace(self, model: str, layout: Layout) -> Namespace:
-        found = self._namespaces.find(model, layout)
-        if found is not None:
-            return found
-        geometry = (layout.chunk_bytes, layout.layers)
-        if geometry not in self._size_classes:
-            if len(self._size_classes) == SIZE_CLASSES_MAX:
-                raise LayoutMismatch(
-                    f"this daemon has {SIZE_CLASSES_MAX} chunk sizes already, {layout.chunk_bytes} bytes in "
-                    f"{layout.layers} layers is one more: restart it to forget them"
-                )
-            try:
-                self._size_classes[geometry] = SizeClassId(self._directory.add_class(*geometry))
-            except ValueError as error:
-                raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
-        namespace = Namespace(NamespaceId(self._directory.add_namespace()), self._size_classes[geometry], model, layout)
-        if self._tiering is not None:
-            below = self._tiering.directory.add_namespace()
-            assert below == namespace.id
-        self._namespaces.add(namespace)
-        return namespace
-
     def _reopen_namespace(self, model: str, wire: list[int | str]) -> Namespace:
-        return self._namespace(model, Layout.from_wire(wire))
+        return self._namespaces.open(model, Layout.from_wire(wire))
 
     def _make_tiering(self, plan: SsdPlan) -> Tiering:
         dram = self._config.dram.capacity
+        tier = SsdTier(plan, self._dram.arena, self._dram.index, self.epoch)
+        self._namespaces.below = tier.directory
         return Tiering(
             self._directory,
-            SsdTier(plan, self._dram.arena, self._dram.index, self.epoch),
+            tier,
             self._namespaces,
             self._clock,
             watermark_bytes=int(dram * self._config.ssd.watermark),

@@ -3,12 +3,12 @@
 Names never change their meaning; a new number gets a new name. Pure functions; any thread.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import kvpool_native
 from kvpool.config import Config
 from kvpool.tiers.dram import PageUse
+from kvpool.types import Measurements
 
 Sections = dict[str, dict[str, int | float | str]]
 
@@ -38,23 +38,17 @@ def render_info(
     }
 
 
-def render_stats(
-    config: Config,
-    directory: Mapping[str, Any],
-    pages: PageUse,
-    *,
-    server: Mapping[str, int],
-    index: Mapping[str, int],
-) -> Sections:
+def render_stats(config: Config, measured: Measurements) -> Sections:
     """Counters by section."""
+    directory, failures = measured.directory, measured.failures
     return {
-        "server": {**server},
-        "index": {**index, "pins": directory["held"]},
+        "server": {**measured.server},
+        "index": {**measured.index, "pins": directory["held"]},
         "dram": {
             "dram.chunks": directory["chunks"],
             "dram.used_bytes": directory["used_bytes"],
             "dram.capacity_bytes": config.dram.capacity,
-            "dram.resident_bytes": pages.resident_bytes,
+            "dram.resident_bytes": measured.resident_bytes,
             "dram.writing_chunks": directory["writing"],
             "dram.zombie_slots": directory["zombies"],
             "dram.segments_free": directory["free_segments"],
@@ -63,6 +57,9 @@ def render_stats(
         "chunks": {
             "stored_chunks": directory["stored_chunks"],
             "evicted_chunks": directory["evicted_chunks"],
+            "evicted_own_class": directory["evicted_own_class"],
+            "evicted_other_class": directory["evicted_other_class"],
+            "evicted_index_full": directory["evicted_index_full"],
             "flushed_chunks": directory["flushed_chunks"],
             "dropped_chunks": directory["dropped_chunks"],
             "aborted_chunks": directory["aborted_chunks"],
@@ -70,5 +67,31 @@ def render_stats(
             "declined_no_parent": directory["answered_no_parent"],
             "declined_full": directory["answered_full"],
             "declined_not_ready": directory["answered_not_ready"],
+            "declined_foreign": directory["answered_foreign"],
+            **{f"declined_{word}": count for word, count in failures.declined_chunks.items()},
         },
+        "usage": _render_usage(measured),
+        **({"ssd": {**measured.ssd}} if measured.ssd else {}),
+    }
+
+
+def _render_usage(measured: Measurements) -> dict[str, int | float | str]:
+    """What clients did, over all models; as they report it, at most a second late."""
+    models, failures = measured.models.values(), measured.failures
+    looked_up = sum(model.lookup_tokens for model in models)
+    hit = sum(sum(model.hit_tokens) for model in models)
+    return {
+        "usage.models": len(models),
+        "usage.lookups": sum(model.lookups for model in models),
+        "usage.lookup_tokens": looked_up,
+        "usage.hit_tokens": hit,
+        "usage.hit_rate": round(hit / looked_up, 4) if looked_up else 0.0,
+        "usage.loads": sum(model.loads for model in models),
+        "usage.loaded_tokens": sum(sum(model.loaded_tokens) for model in models),
+        "usage.loaded_bytes": sum(sum(model.loaded_bytes) for model in models),
+        "usage.stored_tokens": sum(model.stored_tokens for model in models),
+        "usage.stored_bytes": sum(model.stored_bytes for model in models),
+        **{f"usage.failed_loads_{word}": count for word, count in failures.failed_loads.items()},
+        "usage.reports": failures.usage_reports,
+        "usage.clamped_values": failures.clamped_values,
     }

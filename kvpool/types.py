@@ -4,9 +4,10 @@ Nothing here has behaviour beyond reading itself. Values that travel are wire co
 a changed number is a change of the protocol.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NewType
+from typing import Any, NewType
 
 KEY_BYTES = 32
 EPOCH_BYTES = 16
@@ -26,6 +27,9 @@ class Level(IntEnum):
     DRAM = 1
     SSD = 2
     PEER = 3
+
+
+LEVELS = len(Level)
 
 
 class SaveState(IntEnum):
@@ -65,6 +69,79 @@ class LoadReason(IntEnum):
     TIMEOUT = 4
     IO = 5
     DISCONNECTED = 6
+
+
+# Why a client declines chunks of a save by itself: the daemon learns of these from usage reports alone.
+CLIENT_DECLINES = (SaveState.DISCONNECTED, SaveState.TIMEOUT, SaveState.TOO_LONG, SaveState.ABORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """What one client did since its last report, in chunks.
+
+    `hit_chunks` and `loaded_chunks` are by level, `failed_loads` by `LoadReason`, `declined_chunks` as CLIENT_DECLINES.
+    """
+
+    lookups: int
+    lookup_chunks: int
+    loads: int
+    hit_chunks: tuple[int, ...]
+    loaded_chunks: tuple[int, ...]
+    failed_loads: tuple[int, ...]
+    declined_chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficCounts:
+    """What was asked of the pool for one model since the daemon's start; tuples are by level."""
+
+    lookups: int = 0
+    lookup_tokens: int = 0
+    lookup_bytes: int = 0
+    hit_tokens: tuple[int, ...] = (0,) * LEVELS
+    hit_bytes: tuple[int, ...] = (0,) * LEVELS
+    loads: int = 0
+    loaded_tokens: tuple[int, ...] = (0,) * LEVELS
+    loaded_bytes: tuple[int, ...] = (0,) * LEVELS
+    stored_chunks: int = 0
+    stored_tokens: int = 0
+    stored_bytes: int = 0
+
+    @property
+    def missed_tokens(self) -> int:
+        """Tokens looked up that no tier had."""
+        return self.lookup_tokens - sum(self.hit_tokens)
+
+    @property
+    def missed_bytes(self) -> int:
+        """Bytes of the chunks looked up that no tier had."""
+        return self.lookup_bytes - sum(self.hit_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFailures:
+    """What went wrong in clients and does not belong to one model, by word; and what became of their reports."""
+
+    failed_loads: dict[str, int]
+    declined_chunks: dict[str, int]
+    usage_reports: int
+    clamped_values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Everything that a pool counts, at one moment. `directory` is what the native directory says of itself."""
+
+    server: Mapping[str, int]
+    index: Mapping[str, int]
+    directory: Mapping[str, Any]
+    capacity_bytes: int
+    resident_bytes: int
+    huge_bytes: int
+    is_settling: bool
+    models: Mapping[str, TrafficCounts]
+    failures: ClientFailures
+    ssd: Mapping[str, int | float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

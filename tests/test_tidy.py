@@ -186,4 +186,4 @@ def test_the_client_is_thin() -> None:
     foreign -= {"sitecustomize", "usercustomize", "distutils-precedence", "cython_runtime"}
     assert not foreign
     parts = {name.split(".")[1] for name in loaded if name.startswith("kvpool.")}
-    assert parts <= {"types", "errors", "layout", "keys", "clock", "protocol"}
+    assert parts <= {"types", "errors", "layout", "keys", "clock", "protocol", "failpoint", "units"}

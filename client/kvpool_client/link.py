@@ -4,8 +4,9 @@
     any ──close──► CLOSED
 
 The caller's threads never wait for it: while the daemon is away every request is answered at once without it. It also
-says to the daemon that the leases of running loads are in use. Lock: `_lock` guards the session and the set of leases;
-it is never held across a connection attempt or a request.
+says to the daemon that the leases of running loads are in use, and, at most once a second, what the Pool has done.
+Lock: `_lock` guards the session, the set of leases and when to renew them; it is never held across a connection attempt
+or a request.
 """
 
 import contextlib
@@ -17,29 +18,35 @@ import weakref
 import numpy as np
 
 from kvpool import failpoint
+from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError, LayoutMismatch, Refused
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
+from kvpool.protocol import usage
+from kvpool_client.counters import Counters
 from kvpool_client.session import Session
 
 RETRY_S = 0.1
-IDLE_S = 3600.0
+REPORT_INTERVAL_S = 1.0
 RENEW_FRACTION = 1 / 3
 
 
 class Link:
     """The connection of one Pool, over all daemons' lives."""
 
-    def __init__(self, path: str, model: str, layout: Layout, timeout_s: float) -> None:
+    def __init__(self, path: str, model: str, layout: Layout, timeout_s: float, counters: Counters) -> None:
         """Tries to connect once. Raises LayoutMismatch if the daemon cannot take the layout; nothing else."""
         self._path = path
         self._model = model
         self._layout = layout
         self._timeout_s = timeout_s
+        self._counters = counters
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._session: Session | None = None  # guarded by _lock
         self._leases_in_use: dict[int, int] = {}  # guarded by _lock
+        self._renewal = Deadline(0.0)  # guarded by _lock
+        self._report_pause = Deadline(0.0)
         self._is_closed = False
         self.reconnects = 0
         self.last_error = ""
@@ -68,6 +75,8 @@ class Link:
         with self._lock:
             self._leases_in_use[lease_id] = self._leases_in_use.get(lease_id, 0) + 1
             is_first = len(self._leases_in_use) == 1
+            if is_first:
+                self._renewal = Deadline(0.0)
         if is_first:
             self._wake()
 
@@ -90,6 +99,7 @@ class Link:
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
+            self._send_report(session)
             session.end()
         self._close_pipe()
 
@@ -109,10 +119,11 @@ class Link:
                     with contextlib.suppress(LayoutMismatch):  # a daemon with a smaller arena: it may be replaced
                         self._try_connect()
                 continue
-            if self._wait(session, self._renewal_interval_s(session)):
+            if self._wait(session, self._pause_s()):
                 session.end()
             else:
                 self._renew(session)
+                self._report(session)
 
     def _try_connect(self) -> None:
         try:
@@ -133,17 +144,31 @@ class Link:
             previous.end()
             self.reconnects += 1
 
-    def _renewal_interval_s(self, session: Session) -> float:
+    def _pause_s(self) -> float:
+        """Until something may have to be said. What is to report is looked at, so that counting wakes nobody."""
         with self._lock:
-            return session.welcome.lease_ttl_s * RENEW_FRACTION if self._leases_in_use else IDLE_S
+            return min(REPORT_INTERVAL_S, self._renewal.remaining_s() if self._leases_in_use else REPORT_INTERVAL_S)
 
     def _renew(self, session: Session) -> None:
         with self._lock:
+            if not self._renewal.has_passed():
+                return
+            self._renewal = Deadline(session.welcome.lease_ttl_s * RENEW_FRACTION)
             leases = np.array(list(self._leases_in_use), dtype="<u8")
         with contextlib.suppress(KVPoolError):  # the next wait sees the session's end
             failpoint.reach("client.renew.before", failpoint.unreachable)
             for first in range(0, len(leases), m.RENEWALS_MAX):
                 session.call(m.Renew(leases[first : first + m.RENEWALS_MAX].tobytes()), m.Done)
+
+    def _report(self, session: Session) -> None:
+        if self._report_pause.has_passed() and self._send_report(session):
+            self._report_pause = Deadline(REPORT_INTERVAL_S)
+
+    def _send_report(self, session: Session) -> bool:
+        counts = self._counters.take_unsent()
+        if counts and not session.notify(m.Usage(usage.pack(counts))):
+            self._counters.put_back(counts)
+        return bool(counts)
 
     def _wait(self, session: Session | None, timeout_s: float) -> bool:
         """Until woken or the time is over; True when the session's socket has hung up."""

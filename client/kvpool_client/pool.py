@@ -4,11 +4,10 @@
 Pool's native threads. Nothing here raises because of the daemon: away, late, full or restarted, the answer is a miss or
 a declined chunk, and the engine computes. Only a caller's mistake raises, at the call.
 
-Any thread. Lock: `_lock` guards the counters; never held across a wait.
+Any thread. Holds no lock of its own.
 """
 
 import os
-import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,11 +21,12 @@ from kvpool.types import KEY_BYTES, LoadReason, SaveState, TokenRange
 from kvpool_client.arguments import check_connect, check_index, check_keys
 from kvpool_client.cache import Cache
 from kvpool_client.copies import Copies, EngineBlocks
+from kvpool_client.counters import Counters
 from kvpool_client.key_chain import Extra, KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.link import Link
 from kvpool_client.load import Load, LoadRun
-from kvpool_client.results import Hit, LoadResult, SaveResult
+from kvpool_client.results import Hit, LoadResult
 from kvpool_client.roots import Roots
 from kvpool_client.save import Save, SaveRun
 from kvpool_client.session import Session
@@ -64,10 +64,9 @@ class Pool:
         self._salt = bytes(salt)
         self._timeout_s = float(timeout_s)
         self._pid = os.getpid()
-        self._lock = threading.Lock()
         self._roots = Roots(model, layout)
-        self._counts: dict[str, int] = {}  # guarded by _lock
-        self._link = Link(os.fspath(path), model, layout, self._timeout_s)
+        self._counters = Counters()
+        self._link = Link(os.fspath(path), model, layout, self._timeout_s, self._counters)
         self._copies = Copies(layout, copy_threads)
 
     def __repr__(self) -> str:
@@ -92,8 +91,7 @@ class Pool:
 
     def stats(self) -> dict[str, int | float | str]:
         """This client's counters since it was made."""
-        with self._lock:
-            counts: dict[str, int | float | str] = dict(self._counts)
+        counts: dict[str, int | float | str] = {**self._counters.totals()}
         counts["connected"] = int(self.connected)
         counts["reconnects"] = self._link.reconnects
         counts.update(self._copies.stats())
@@ -147,8 +145,7 @@ class Pool:
         chunks = min(count for count, _ in found)
         levels = [np.frombuffer(tiers, dtype=np.uint8)[:chunks] for _, tiers in found]
         tiers = levels[0] if len(levels) == 1 else np.maximum.reduce(levels)
-        self._count("lookups", 1)
-        self._count("lookup_hit_chunks", chunks)
+        self._counters.count_lookup(len(keys), tiers.tobytes())
         return Hit(chunks, chunks * self.layout.chunk_tokens, tiers, keys)
 
     def acquire(self, hit: Hit) -> Lease:
@@ -272,7 +269,7 @@ class Pool:
             run,
             layers=self.layout.layers,
             timeout_s=self._timeout_s,
-            on_end=self._save_ended,
+            on_end=self._counters.count_save,
         )
 
     def _saved_nothing(self, states: list[SaveState]) -> Save:
@@ -297,7 +294,7 @@ class Pool:
         except KVPoolError as error:
             self._note_failure(session, error)
             return self._lease(None, _NO_LEASE)
-        self._count("acquired_chunks", leased.chunks)
+        self._counters.count("acquired_chunks", leased.chunks)
         return self._lease(session if leased.chunks else None, leased)
 
     def _lease(self, session: Session | None, leased: m.Leased) -> Lease:
@@ -307,9 +304,7 @@ class Pool:
         lease = load.lease
         lease.end_load(load)
         self._link.unuse_lease(lease.id)
-        self._count("loads", 1)
-        self._count("loaded_chunks", result.chunks - load.first_chunk)
-        self._count(f"loads_{result.reason}", 1)
+        self._counters.count_load(lease.tiers[load.first_chunk : result.chunks].tobytes(), result)
         if result.reason == "checksum" and lease.session is not None:
             self._report_corrupt(lease.session, m.ReportCorrupt(lease.id, result.chunks))
 
@@ -321,15 +316,8 @@ class Pool:
         except KVPoolError as error:
             self._note_failure(session, error)
 
-    def _save_ended(self, result: SaveResult) -> None:
-        self._count("saves", 1)
-        self._count("saved_chunks", result.stored)
-        self._count("present_chunks", result.present)
-        for reason, count in result.reasons.items():
-            self._count(f"declined_{reason.replace('-', '_')}", count)
-
     def _note_failure(self, session: Session, error: KVPoolError) -> None:
-        self._count("failed_requests", 1)
+        self._counters.count("failed_requests", 1)
         self._link.last_error = str(error)
         if not session.is_alive:
             self._link.lost()
@@ -346,7 +334,3 @@ class Pool:
     def _domain(self) -> bytes:
         session = self._link.session
         return session.welcome.domain if session is not None else DEFAULT_DOMAIN
-
-    def _count(self, name: str, amount: int) -> None:
-        with self._lock:
-            self._counts[name] = self._counts.get(name, 0) + amount

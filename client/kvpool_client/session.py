@@ -86,6 +86,18 @@ class Session:
             self.end()
             raise DaemonUnreachable(str(error)) from error
 
+    def notify(self, record: object) -> bool:
+        """Send a record that is never answered; whether it was sent. Waits for a round trip under way, for no answer."""
+        with self._lock:
+            if not self.is_alive:
+                return False
+            try:
+                return self._connection.notify(record)
+            except DaemonUnreachable:
+                pass  # ended below: `end` takes the lock itself
+        self.end()
+        return False
+
     def adopt_save(self, run: Stoppable) -> bool:
         """Have `end` stop this save. False when the session has ended: then the caller stops it."""
         with self._lock:

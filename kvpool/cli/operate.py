@@ -44,7 +44,7 @@ def info(options: Options) -> None:
 @common_options
 @pass_options
 def stats(options: Options, section: str | None, watch: bool, interval: str, count: int | None) -> None:
-    """Print counters, all or those of one SECTION: server, index, dram, chunks, ssd (where there is such a tier).
+    """Print counters, all or those of one SECTION: server, index, dram, chunks, usage, ssd (where there is such a tier).
 
     Lines are `name:value`; a name never changes its meaning. --watch prints totals, with the change since the line
     before in brackets.

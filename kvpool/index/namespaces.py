@@ -6,10 +6,13 @@ Control thread only. Invariant: one number for one (model, layout fingerprint); 
 
 from dataclasses import dataclass
 
+import kvpool_native
+from kvpool.errors import LayoutMismatch, Refused
 from kvpool.layout import Layout
 from kvpool.types import NamespaceId, SizeClassId
 
 NAMESPACES_MAX = 4096
+SIZE_CLASSES_MAX = 64  # the native arena's MAX_CLASSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +26,15 @@ class Namespace:
 
 
 class Namespaces:
-    """All namespaces of the daemon's life, bounded by NAMESPACES_MAX."""
+    """All namespaces of the daemon's life, bounded by NAMESPACES_MAX.
 
-    def __init__(self) -> None:
+    Invariant: a namespace has the same number in the directory of every tier.
+    """
+
+    def __init__(self, directory: kvpool_native.Directory) -> None:
+        self._directory = directory
+        self.below: kvpool_native.Directory | None = None
+        self._size_classes: dict[tuple[int, int], SizeClassId] = {}
         self._by_identity: dict[tuple[str, bytes], Namespace] = {}
         self._by_id: dict[NamespaceId, Namespace] = {}
 
@@ -36,13 +45,21 @@ class Namespaces:
         """The namespace, if an engine has opened it before."""
         return self._by_identity.get((model, layout.fingerprint()))
 
-    def add(self, namespace: Namespace) -> None:
-        """Remember a new namespace. The caller has checked `has_room_for` and `find`."""
-        identity = (namespace.model, namespace.layout.fingerprint())
-        assert identity not in self._by_identity
-        assert self.has_room_for(1)
-        self._by_identity[identity] = namespace
+    def open(self, model: str, layout: Layout) -> Namespace:
+        """The namespace of a model and one rank's layout, made where it is new. Raises LayoutMismatch or Refused."""
+        found = self.find(model, layout)
+        if found is not None:
+            return found
+        if not self.has_room_for(1):
+            raise Refused("full", "this daemon knows as many models and layouts as it can: restart it to forget them")
+        size_class = self._size_class_of(layout)
+        namespace = Namespace(NamespaceId(self._directory.add_namespace()), size_class, model, layout)
+        if self.below is not None:
+            below = self.below.add_namespace()
+            assert below == namespace.id
+        self._by_identity[model, layout.fingerprint()] = namespace
         self._by_id[namespace.id] = namespace
+        return namespace
 
     def by_id(self, namespace_id: NamespaceId) -> Namespace:
         """The namespace of a number that the directory gave."""
@@ -59,3 +76,17 @@ class Namespaces:
     def all(self) -> list[Namespace]:
         """Every namespace."""
         return list(self._by_identity.values())
+
+    def _size_class_of(self, layout: Layout) -> SizeClassId:
+        geometry = (layout.chunk_bytes, layout.layers)
+        if geometry not in self._size_classes:
+            if len(self._size_classes) == SIZE_CLASSES_MAX:
+                raise LayoutMismatch(
+                    f"this daemon has {SIZE_CLASSES_MAX} chunk sizes already, {layout.chunk_bytes} bytes in "
+                    f"{layout.layers} layers is one more: restart it to forget them"
+                )
+            try:
+                self._size_classes[geometry] = SizeClassId(self._directory.add_class(*geometry))
+            except ValueError as error:
+                raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
+        return self._size_classes[geometry]

@@ -84,13 +84,15 @@ class Reading:
                 return self._grant_acquired(session, chunks, holds, now_ns)
             self._end_holds([HoldId(hold) for hold in holds if hold], now_ns)
             return None
-        return self._grant_acquired(session, *self._directory.acquire_ranks(session.namespace_ids, keys), now_ns)
+        return self._grant_acquired(
+            session, *self._directory.acquire_ranks(session.namespace_ids, keys, now_ns), now_ns
+        )
 
     def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int, now_ns: int) -> Grant:
         """Lease the `chunks` chunks that end in `leaves`, one key for each rank: all of them or nothing. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
-        acquired = self._directory.acquire_leaves(session.namespace_ids, leaves, chunks)
+        acquired = self._directory.acquire_leaves(session.namespace_ids, leaves, chunks, now_ns)
         return self._grant_acquired(session, *acquired, now_ns)
 
     def release(self, session: EngineSession, lease: int, now_ns: int) -> None:

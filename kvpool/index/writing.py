@@ -93,7 +93,7 @@ class Writing:
         if reservation.is_expired:
             return bytes([SaveState.EXPIRED]) * count
         failpoint.reach("daemon.commit.before_publish", failpoint.refused)
-        states = self._directory.commit(reservation_id, reservation.committed, checksums)
+        states = self._directory.commit(reservation_id, reservation.committed, checksums, now_ns)
         reservation.committed += count
         if reservation.committed == reservation.chunks:
             self._end(reservation, now_ns)

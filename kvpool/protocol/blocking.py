@@ -85,6 +85,22 @@ class BlockingConnection:
             raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
         return _expect(answer, kind, sequence, values, self._sequence)
 
+    def notify(self, record: object) -> bool:
+        """Send a record that is never answered, without waiting. False if the socket is full: then nothing was sent.
+
+        Raises DaemonUnreachable.
+        """
+        data = m.encode(record, 0)
+        try:
+            sent = self._socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise DaemonUnreachable(f"{type(record).__name__} cannot be sent: {error}") from error
+        if sent != len(data):
+            raise DaemonUnreachable(f"{type(record).__name__} was sent in part: {sent} of {len(data)} bytes")
+        return True
+
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
         return self.call(m.AskInfo(), m.Report).values

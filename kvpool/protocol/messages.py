@@ -2,7 +2,7 @@
 
 A record's fields are its wire fields in order, and each has one fixed type: `decode_as` refuses anything else.
 Columns are packed little endian: keys 32 bytes each, offsets and generations u64, states and tiers u8, checksums u32.
-Requests carry a sequence number that the answer repeats. Any thread.
+Requests carry a sequence number that the answer repeats; `Usage` alone is never answered. Any thread.
 """
 
 from dataclasses import dataclass, fields
@@ -189,6 +189,14 @@ class ReportCorrupt:
     KIND: ClassVar[int] = 25
     lease: int
     chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a client did since its last report; see `usage` for the column. Never answered: it may wait for nobody."""
+
+    KIND: ClassVar[int] = 26
+    counts: bytes
 
 
 @dataclass(frozen=True, slots=True)

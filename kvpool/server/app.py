@@ -4,7 +4,7 @@
     stop_timeout──► STOPPED
 
 The socket appears with SERVING. In DRAINING new connections are refused and reservations under way may still be
-committed. Control thread only, but for the pre-fault, transfer and self-probe threads that it starts and joins.
+committed. Control thread only, but for the pre-fault, transfer, self-probe and HTTP threads that it starts and joins.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvpool import __version__, failpoint
 from kvpool.clock import Deadline, MonotonicClock
@@ -26,11 +26,16 @@ from kvpool.protocol import messages as m
 from kvpool.server.connection import Connection
 from kvpool.server.health import Health
 from kvpool.server.local_socket import Admission, LocalSocket, Peer
+from kvpool.server.request_times import RequestTimes
 from kvpool.server.service import ConnectionCounts, Handlers, admin_handlers, engine_handlers
+from kvpool.server.snapshot import LoopReader, Snapshot
 from kvpool.server.supervision import Supervision
 from kvpool.server.systemd import ServiceManager
 from kvpool.types import ConnectionId
 from kvpool.units import format_size
+
+if TYPE_CHECKING:
+    from kvpool.server.metrics_http import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +55,9 @@ class App:
         self._domain = domain_key(_read_secret(config.server.domain_secret_file))
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
+        self._times = RequestTimes()
+        self._roles: dict[ConnectionId, str] = {}
+        self._metrics: MetricsServer | None = None
 
     async def run(self) -> None:
         """Serve until a signal. Raises SocketInUse, OSError or MemoryError if serving cannot begin or go on."""
@@ -65,9 +73,15 @@ class App:
         try:
             self._pool = Pool(self._config, self._clock)
             manager = ServiceManager(os.environ)
-            health = Health(self._pool.problems, self._clock, watchdog_interval_s=manager.watchdog_interval_s)
-            self._supervision = Supervision(manager, health, self._clock)
+            self._health = Health(
+                self._pool.problems,
+                self._clock,
+                watchdog_interval_s=manager.watchdog_interval_s,
+                is_kept=server.metrics is not None,
+            )
+            self._supervision = Supervision(manager, self._health, self._clock)
             try:
+                self._metrics = self._start_metrics()
                 await self._pool.start()
                 self._catch_signals()
                 listener.start(self._admit, self._adopt, lambda: len(self._connections), self._on_failed)
@@ -81,6 +95,8 @@ class App:
                 await self._drain()
             finally:
                 await self._supervision.end()
+                if self._metrics is not None:
+                    await asyncio.get_running_loop().run_in_executor(None, self._metrics.stop)
                 await self._pool.stop()
         finally:
             await listener.stop()
@@ -89,6 +105,30 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+
+    def _start_metrics(self) -> "MetricsServer | None":
+        address = self._config.server.metrics
+        if address is None:
+            return None
+        # The Prometheus library costs a start 50 ms and 3 MiB: only where somebody asks for metrics.
+        from kvpool.server.metrics_collector import make_registry
+        from kvpool.server.metrics_http import SNAPSHOT_TIMEOUT_S, MetricsServer, make_app
+
+        loop = asyncio.get_running_loop()
+        snapshots = LoopReader(loop, self._take_snapshot, SNAPSHOT_TIMEOUT_S)
+        health = LoopReader(loop, self._health.report, SNAPSHOT_TIMEOUT_S)
+        return MetricsServer(address, make_app(make_registry(snapshots.read), health.read), self._clock)
+
+    def _take_snapshot(self) -> Snapshot:
+        info = self._pool.info()
+        self._counts.refused = self._listener.refused_connections
+        return Snapshot(
+            build={"version": __version__, "checksum": info["checksum"], "key_hash": info["key_hash"]},
+            pool=self._pool.measure(self._counts.stats()),
+            connections=dict(self._counts.by_role),
+            verbs=self._times.verbs(),
+            health=self._health.report(),
+        )
 
     def _admit(self, hello: m.Hello, peer: Peer) -> Admission:
         if self._stop.is_set():
@@ -108,11 +148,15 @@ class App:
         connection = Connection(
             connection_id,
             self._handlers_of(connection_id, hello),
+            clock=self._clock,
+            times=self._times,
             on_closed=self._on_closed,
             on_protocol_error=self._on_protocol_error,
             on_failed=self._on_failed,
         )
         self._connections[connection_id] = connection
+        self._roles[connection_id] = hello.role
+        self._counts.by_role[hello.role] += 1
         self._counts.accepted += 1
         self._counts.open = len(self._connections)
         self._counts.refused = self._listener.refused_connections
@@ -144,11 +188,19 @@ class App:
         )
 
     def _info(self) -> dict[str, Any]:
-        process = {"version": __version__, "pid": os.getpid(), "socket": self._config.server.socket}
-        return {**process, **self._supervision.info()}
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "socket": self._config.server.socket,
+            "metrics": "off" if self._metrics is None else str(self._metrics.address),
+            **self._supervision.info(),
+        }
 
     def _on_closed(self, connection_id: ConnectionId) -> None:
         self._connections.pop(connection_id, None)
+        role = self._roles.pop(connection_id, None)
+        if role is not None:
+            self._counts.by_role[role] -= 1
         self._counts.open = len(self._connections)
         self._counts.refused = self._listener.refused_connections
         self._pool.drop_connection(connection_id)

@@ -1,6 +1,7 @@
 """One engine's or operator's connection after its handshake.
 
-Reads frames, dispatches each to the pool, writes the answers in order. A request that has to wait (for memory that is
+Reads frames, dispatches each to the pool, writes the answers in order; a handler that answers None says nothing. How long
+each took, from its dispatch to its answer, goes into RequestTimes. A request that has to wait (for memory that is
 being faulted in, for a deep check) is answered later; the connection reads and serves nothing more until then, nor while
 the peer does not read its answers: there is never more than one request under way, and such a peer only stops itself. One
 that sends many requests at once has REQUESTS_PER_TURN of them served before everybody else has a turn.
@@ -21,9 +22,11 @@ from functools import partial
 from typing import Any, cast
 
 from kvpool import failpoint
+from kvpool.clock import Clock
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.protocol import messages as m
 from kvpool.protocol.frames import FrameReader
+from kvpool.server.request_times import RequestTimes
 from kvpool.types import ConnectionId
 
 log = logging.getLogger(__name__)
@@ -44,12 +47,16 @@ class Connection(asyncio.Protocol):
         connection_id: ConnectionId,
         handlers: dict[int, tuple[type[Any], Handler]],
         *,
+        clock: Clock,
+        times: RequestTimes,
         on_closed: Callable[[ConnectionId], None],
         on_protocol_error: Callable[[], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self.id = connection_id
         self._handlers = handlers
+        self._clock = clock
+        self._times = times
         self._on_closed = on_closed
         self._on_protocol_error = on_protocol_error
         self._on_failed = on_failed
@@ -121,6 +128,7 @@ class Connection(asyncio.Protocol):
     def _serve_next(self) -> bool:
         """Serve the next request. False where none has arrived whole, or what has arrived is none."""
         kind = 0
+        started_ns = self._clock.now_ns()
         try:
             frame = self._reader.next()
             if frame is None:
@@ -133,14 +141,15 @@ class Connection(asyncio.Protocol):
             self._drain(error)
             return False
         except KVPoolError as error:
-            answer = m.Failure("refused", str(error))
+            answer = self._refusal_of(error, kind)
         except Exception as error:
             answer = self._failure_of(error, kind)
         if isinstance(answer, Awaitable):
             # The task is the answer itself: one around it, ended before its first step, would leave it never awaited.
             self._waiting = asyncio.ensure_future(answer)
-            self._waiting.add_done_callback(partial(self._answer_late, sequence))
+            self._waiting.add_done_callback(partial(self._answer_late, kind, sequence, started_ns))
         else:
+            self._times.add(kind, self._clock.now_ns() - started_ns)
             self._send(answer, sequence)
         return True
 
@@ -150,23 +159,29 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(f"frame of kind {kind} has no place on this connection")
         return entry
 
+    def _refusal_of(self, error: KVPoolError, kind: int) -> m.Failure:
+        self._times.add_refusal(kind)
+        return m.Failure("refused", str(error))
+
     def _failure_of(self, error: BaseException, kind: int) -> m.Failure:
+        self._times.add_failure(kind)
         log.error("request of kind %d on connection %d failed", kind, self.id, exc_info=error)
         if isinstance(error, MemoryError):
             self._on_failed(error)  # it may have struck between two steps that belong together
         return m.Failure("internal", f"{type(error).__name__}: {error}")
 
-    def _answer_late(self, sequence: int, answered: "asyncio.Future[Answer]") -> None:
+    def _answer_late(self, kind: int, sequence: int, started_ns: int, answered: "asyncio.Future[Answer]") -> None:
         self._waiting = None
         if answered.cancelled():
             return
         error = answered.exception()
+        self._times.add(kind, self._clock.now_ns() - started_ns)
         if error is None:
             self._send(answered.result(), sequence)
         elif isinstance(error, KVPoolError):
-            self._send(m.Failure("refused", str(error)), sequence)
+            self._send(self._refusal_of(error, kind), sequence)
         else:
-            self._send(self._failure_of(error, 0), sequence)
+            self._send(self._failure_of(error, kind), sequence)
         self._serve()
 
     def _read(self, *, is_wanted: bool) -> None:
@@ -179,7 +194,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _send(self, answer: Answer, sequence: int) -> None:
-        if self._transport is None:
+        if self._transport is None or answer is None:
             return
         try:
             failpoint.reach("daemon.answer.before_send")

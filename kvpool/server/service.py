@@ -36,6 +36,7 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
             m.Reserve: partial(_reserve, pool, session),
             m.Commit: lambda request: pool.commit(session, request.reservation, request.checksums),
             m.End: lambda request: pool.end_reservation(session, request.reservation),
+            m.Usage: lambda request: pool.count_usage(session, request.counts),
             m.ReportCorrupt: lambda request: _report_corrupt(pool, session, request),
         }
     )
@@ -57,7 +58,7 @@ def admin_handlers(pool: Pool, info: Callable[[], dict[str, Any]], connections: 
 class ConnectionCounts:
     """Connections by state, for the statistics.
 
-    Invariant: every number is a count since the daemon's start but `open`, which is now.
+    Invariant: every number is a count since the daemon's start but `open` and `by_role`, which are now.
     """
 
     def __init__(self) -> None:
@@ -65,6 +66,7 @@ class ConnectionCounts:
         self.accepted = 0
         self.protocol_errors = 0
         self.refused = 0
+        self.by_role = dict.fromkeys((m.ROLE_ENGINE, m.ROLE_ADMIN), 0)
 
     def stats(self) -> dict[str, int]:
         """By name."""

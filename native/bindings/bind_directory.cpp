@@ -64,19 +64,21 @@ Directory* make_file_directory(const std::shared_ptr<Mapping>& index, const Dire
   return new Directory(nullptr, index, geometry, static_cast<const uint8_t*>(epoch.data()), Tier::SSD);
 }
 
-nb::tuple acquire_ranks(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& keys) {
+nb::tuple acquire_ranks(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& keys,
+                        uint64_t now_ns) {
   if (owners.empty() || keys.size() % (owners.size() * KEY_BYTES) != 0) {
     throw nb::value_error("keys must be 32 bytes for each chunk of each rank");
   }
   const size_t n = keys.size() / (owners.size() * KEY_BYTES);
-  return held_chunks(directory.acquire_ranks(known_namespaces(directory, owners), packed_keys(keys), n));
+  return held_chunks(directory.acquire_ranks(known_namespaces(directory, owners), packed_keys(keys), n, now_ns));
 }
 
-nb::tuple acquire_leaves(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t n) {
+nb::tuple acquire_leaves(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t n,
+                         uint64_t now_ns) {
   if (owners.empty() || leaves.size() != owners.size() * KEY_BYTES) {
     throw nb::value_error("leaves must be one key of 32 bytes for each rank");
   }
-  return held_chunks(directory.acquire_leaves(known_namespaces(directory, owners), packed_keys(leaves), n));
+  return held_chunks(directory.acquire_leaves(known_namespaces(directory, owners), packed_keys(leaves), n, now_ns));
 }
 
 nb::tuple reserve(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
@@ -94,7 +96,7 @@ nb::tuple reserve(Directory& directory, uint32_t owner, uint32_t size_class, con
   return nb::make_tuple(answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations));
 }
 
-nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums) {
+nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums, uint64_t now_ns) {
   const auto layers = directory.reservation_layers(reservation);
   require_known(layers.has_value());
   const size_t chunk_bytes = *layers * sizeof(uint32_t);
@@ -103,7 +105,7 @@ nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const n
   }
   std::vector<uint32_t> aligned(checksums.size() / sizeof(uint32_t));
   std::memcpy(aligned.data(), checksums.data(), checksums.size());
-  return pack(directory.commit(reservation, first, checksums.size() / chunk_bytes, aligned.data()));
+  return pack(directory.commit(reservation, first, checksums.size() / chunk_bytes, aligned.data(), now_ns));
 }
 
 nb::tuple records(Directory& directory, uint32_t cursor, uint32_t limit) {
@@ -116,6 +118,14 @@ nb::tuple records(Directory& directory, uint32_t cursor, uint32_t limit) {
                                record.generation, geometry.chunk_bytes, geometry.layers, record.owner.value()));
   }
   return nb::make_tuple(page.next, page.hold, rows);
+}
+
+nb::tuple histogram(const TimeHistogram& times) {
+  nb::list counts;
+  for (const uint64_t count : times.counts()) {
+    counts.append(count);
+  }
+  return nb::make_tuple(counts, times.sum_s());
 }
 
 nb::dict stats(const Directory& directory) {
@@ -141,6 +151,12 @@ nb::dict stats(const Directory& directory) {
   for (size_t state = 0; state < RESERVE_STATES; ++state) {
     result[(std::string("answered_") + names[state]).c_str()] = counts.answers[state];
   }
+  const char* reasons[EVICTIONS] = {"own_class", "other_class", "index_full"};
+  for (size_t reason = 0; reason < EVICTIONS; ++reason) {
+    result[(std::string("evicted_") + reasons[reason]).c_str()] = counts.evictions[reason];
+  }
+  result["reuse_gaps"] = histogram(counts.reuse_gaps);
+  result["lifetimes"] = histogram(counts.lifetimes);
   const SlotArena& arena = directory.arena();
   result["segments"] = arena.shape().segments;
   result["ready_segments"] = arena.ready_segments();
@@ -153,6 +169,7 @@ nb::dict stats(const Directory& directory) {
     row["layers"] = geometry.layers;
     row["slot_bytes"] = geometry.slot_bytes;
     row["slots_used"] = arena.used_slots(ClassId(index));
+    row["slots"] = arena.lent_slots(ClassId(index));
     row["runs"] = arena.lent_runs(ClassId(index));
     classes.append(row);
   }
@@ -194,15 +211,15 @@ void bind_holds(nb::class_<Directory>& directory) {
   directory
       .def(
           "acquire",
-          [](Directory& self, uint32_t owner, const nb::bytes& keys) {
+          [](Directory& self, uint32_t owner, const nb::bytes& keys, uint64_t now_ns) {
             const uint8_t* first = packed_keys(keys);
-            const Hold hold = self.acquire(known_namespace(self, owner), first, keys.size() / KEY_BYTES);
+            const Hold hold = self.acquire(known_namespace(self, owner), first, keys.size() / KEY_BYTES, now_ns);
             return nb::make_tuple(hold.chunks, hold.id);
           },
-          "namespace"_a, "keys"_a, "(chunks, hold) of the longest stored prefix; (0, 0) where there is none.")
-      .def("acquire_ranks", &acquire_ranks, "namespaces"_a, "keys"_a,
+          "namespace"_a, "keys"_a, "now_ns"_a = 0, "(chunks, hold) of the longest stored prefix; (0, 0) where there is none.")
+      .def("acquire_ranks", &acquire_ranks, "namespaces"_a, "keys"_a, "now_ns"_a = 0,
            "(chunks, holds): one hold per rank, all of the shortest prefix; keys of one rank after those of another.")
-      .def("acquire_leaves", &acquire_leaves, "namespaces"_a, "leaves"_a, "chunks"_a,
+      .def("acquire_leaves", &acquire_leaves, "namespaces"_a, "leaves"_a, "chunks"_a, "now_ns"_a = 0,
            "The same as acquire_ranks for the prefixes of `chunks` chunks that end in `leaves`, one key for each rank; "
            "chunks is 0 and so are the holds unless all of them are stored whole.")
       .def(
@@ -237,7 +254,7 @@ void bind_reservations(nb::class_<Directory>& directory) {
       .def("reserve", &reserve, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a,
            "(reservation, states u8, offsets u64, generations u64); parent b\"\" is the root; reservation 0:\n"
            "there is nothing to end.")
-      .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a,
+      .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a, "now_ns"_a = 0,
            "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer].")
       .def("end_reservation", &Directory::end_reservation, "reservation"_a, "now_ns"_a)
       .def("expire_reservation", &Directory::expire_reservation, "reservation"_a, "now_ns"_a);

@@ -149,9 +149,11 @@ void Directory::remove_idle(RecordId id) noexcept {
   free_slot(id);
 }
 
-void Directory::evict(RecordId id) noexcept {
-  count_departure(records_[id].key);
-  remove_idle(id);
+void Directory::evict(RecordId leaf, Eviction reason) noexcept {
+  stats_.lifetimes.add(age_ns(records_[leaf], latest_ns_));
+  ++stats_.evictions[static_cast<size_t>(reason)];
+  count_departure(records_[leaf].key);
+  remove_idle(leaf);
 }
 
 void Directory::make_zombie(RecordId id) noexcept {
@@ -179,15 +181,13 @@ RecordId Directory::leftmost_leaf(RecordId top) const noexcept {
 }
 
 // Removes a chunk and all that follow it, leaves first. Returns how many READY chunks went.
-uint64_t Directory::remove_subtree(RecordId top, bool is_eviction) noexcept {
+uint64_t Directory::remove_subtree(RecordId top) noexcept {
   uint64_t removed = 0;
   for (RecordId id = leftmost_leaf(top);;) {
     const bool is_last = id == top;
     const RecordId parent = records_[id].parent;
     removed += records_[id].state == ChunkState::READY ? 1U : 0U;
-    if (records_[id].holds == 0 && is_eviction) {
-      evict(id);
-    } else if (records_[id].holds == 0) {
+    if (records_[id].holds == 0) {
       remove_idle(id);
     } else {
       make_zombie(id);
@@ -197,6 +197,17 @@ uint64_t Directory::remove_subtree(RecordId top, bool is_eviction) noexcept {
     }
     id = leftmost_leaf(parent);  // from here and not from the top: each chunk of the subtree is passed once down, once up
   }
+}
+
+// REQUIRES: nobody holds the chunk, and so none that follow it.
+void Directory::evict_subtree(RecordId top, Eviction reason) noexcept {
+  RecordId id = leftmost_leaf(top);
+  while (id != top) {
+    const RecordId parent = records_[id].parent;
+    evict(id, reason);
+    id = leftmost_leaf(parent);
+  }
+  evict(top, reason);
 }
 
 RecordId Directory::oldest_idle() const noexcept {

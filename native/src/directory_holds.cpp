@@ -51,6 +51,14 @@ void Directory::add_hold(RecordId id) noexcept {
   ++record.holds;
 }
 
+void Directory::note_reuse(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
+  latest_ns_ = std::max(latest_ns_, now_ns);
+  for (const RecordId id : records) {
+    const ChunkRecord& record = records_[id];
+    stats_.reuse_gaps.add(record.holds == 0 ? latest_ns_ - record.last_access_ns : 0);
+  }
+}
+
 Hold Directory::make_hold(std::vector<RecordId> records) {
   KVPOOL_CHECK(!records.empty());
   for (const RecordId id : records) {
@@ -88,15 +96,17 @@ void Directory::append_chain(RecordId leaf, std::vector<RecordId>& records) cons
   std::reverse(records.begin() + first, records.end());
 }
 
-Hold Directory::acquire(NamespaceId owner, const uint8_t* keys, size_t n) {
+Hold Directory::acquire(NamespaceId owner, const uint8_t* keys, size_t n, uint64_t now_ns) {
   std::vector<RecordId> records;
   if (find_prefix(owner, keys, n, records) == 0) {
     return {};
   }
+  note_reuse(records, now_ns);
   return make_hold(std::move(records));
 }
 
-std::vector<Hold> Directory::acquire_ranks(const std::vector<NamespaceId>& owners, const uint8_t* keys, size_t n) {
+std::vector<Hold> Directory::acquire_ranks(const std::vector<NamespaceId>& owners, const uint8_t* keys, size_t n,
+                                           uint64_t now_ns) {
   std::vector<std::vector<RecordId>> ranks(owners.size());
   size_t shortest = n;
   for (size_t rank = 0; rank < owners.size() && shortest > 0; ++rank) {
@@ -105,6 +115,7 @@ std::vector<Hold> Directory::acquire_ranks(const std::vector<NamespaceId>& owner
   std::vector<Hold> holds(owners.size());
   for (size_t rank = 0; rank < owners.size() && shortest > 0; ++rank) {
     ranks[rank].resize(shortest);
+    note_reuse(ranks[rank], now_ns);
     holds[rank] = make_hold(std::move(ranks[rank]));
   }
   return holds;
@@ -124,7 +135,8 @@ std::vector<RecordId> Directory::whole_chain(NamespaceId owner, const uint8_t* l
   return chain;
 }
 
-std::vector<Hold> Directory::acquire_leaves(const std::vector<NamespaceId>& owners, const uint8_t* leaves, size_t n) {
+std::vector<Hold> Directory::acquire_leaves(const std::vector<NamespaceId>& owners, const uint8_t* leaves, size_t n,
+                                            uint64_t now_ns) {
   std::vector<std::vector<RecordId>> ranks;
   for (size_t rank = 0; rank < owners.size(); ++rank) {
     ranks.push_back(whole_chain(owners[rank], leaves + rank * KEY_BYTES, n));
@@ -134,6 +146,7 @@ std::vector<Hold> Directory::acquire_leaves(const std::vector<NamespaceId>& owne
   }
   std::vector<Hold> holds;
   for (std::vector<RecordId>& records : ranks) {
+    note_reuse(records, now_ns);
     holds.push_back(make_hold(std::move(records)));
   }
   return holds;

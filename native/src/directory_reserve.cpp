@@ -9,6 +9,7 @@ namespace kvpool {
 Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                const uint8_t* keys, size_t n, uint64_t now_ns) {
   Reservation answer;
+  latest_ns_ = std::max(latest_ns_, now_ns);
   ReservationState state = place_chain(owner, size_class, parent, keys, n, ChunkState::WRITING, answer);
   finish_reserve(std::move(state), answer, now_ns);
   return answer;
@@ -163,7 +164,8 @@ SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcep
     if (!may_evict(victim)) {
       return SaveState::NOT_READY;
     }
-    evict(victim);
+    const Eviction reason = records_[victim].size_class == size_class ? Eviction::OWN_CLASS : Eviction::OTHER_CLASS;
+    evict(victim, stats_.used_bytes + bytes > geometry_.capacity ? reason : Eviction::INDEX_FULL);
   }
   KVPOOL_DCHECK(arena_.can_allocate(size_class));
   return SaveState::RESERVED;
@@ -183,7 +185,7 @@ SaveState Directory::make_slot(ClassId size_class, WindowSearch& search) noexcep
     }
     for (const RecordId id : owners) {
       if (records_[id].state == ChunkState::READY) {  // else it went with its parent
-        remove_subtree(id, true);
+        evict_subtree(id, Eviction::OTHER_CLASS);
       }
     }
     KVPOOL_CHECK(arena_.can_allocate(size_class));
@@ -195,7 +197,7 @@ SaveState Directory::make_slot(ClassId size_class, WindowSearch& search) noexcep
   if (!may_evict(own)) {
     return SaveState::NOT_READY;
   }
-  evict(own);
+  evict(own, Eviction::OWN_CLASS);
   return SaveState::RESERVED;
 }
 
@@ -222,7 +224,9 @@ std::optional<uint32_t> Directory::reservation_layers(HoldId reservation) const 
   return found == reservations_.end() ? std::nullopt : std::optional<uint32_t>(found->second.layers);
 }
 
-std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums) {
+std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
+                                       uint64_t now_ns) {
+  latest_ns_ = std::max(latest_ns_, now_ns);
   std::vector<uint8_t> answers(count, static_cast<uint8_t>(SaveState::EXPIRED));
   const auto found = reservations_.find(reservation);
   if (found == reservations_.end() || found->second.expired) {

@@ -88,6 +88,7 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
   KVPOOL_CHECK(entry.has_value());
   table_.set_tiers(record.key, static_cast<uint8_t>(entry->tiers | tier_bit(tier_)));
   record.state = ChunkState::READY;
+  record.stored_tick = stored_tick_of(latest_ns_);
   NamespaceCounts& counts = namespaces_[record.owner.value()];
   ++counts.chunks;
   counts.held += record.holds > 0 ? 1U : 0U;
@@ -101,8 +102,8 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
 Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                const uint8_t* keys, size_t n, uint64_t now_ns) {
   Reservation answer;
-  ReservationState state = place_chain(owner, size_class, parent, keys, n, ChunkState::PROMOTING, answer);
   latest_ns_ = std::max(latest_ns_, now_ns);
+  ReservationState state = place_chain(owner, size_class, parent, keys, n, ChunkState::PROMOTING, answer);
   if (!state.records.empty()) {
     answer.id = ++last_id_;
     holds_.emplace(last_id_, std::move(state.records));

@@ -196,6 +196,8 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
   const uint8_t slower_bit = slower_ == nullptr ? uint8_t{0} : tier_bit(slower_->tier_);
   expect("table entries", sums.chunks + sums.writing + sums.promoting + table_.count_placeless(), table_.count());
   expect("entries of the slower tier", slower_ == nullptr ? 0 : slower_->stats_.chunks, table_.count_in(slower_bit));
+  expect("evictions", stats_.evictions[0] + stats_.evictions[1] + stats_.evictions[2],
+         stats_.evicted_chunks + stats_.shed_chunks);
   expect("stored chunks",
          sums.chunks + stats_.evicted_chunks + stats_.shed_chunks + stats_.flushed_chunks + stats_.dropped_chunks,
          stats_.stored_chunks + stats_.promoted_chunks);

@@ -199,6 +199,14 @@ std::vector<RecordId> SlotArena::owners_in(const SegmentWindow& window) const {
   return owners;
 }
 
+uint64_t SlotArena::lent_slots(ClassId id) const noexcept {
+  uint64_t slots = 0;
+  for (const Run& run : runs_) {
+    slots += run.segments != 0 && run.size_class == id ? run.slots : 0;
+  }
+  return slots;
+}
+
 RecordId SlotArena::owner(PageIndex page) const noexcept {
   const uint32_t word = owner_words_[page.value()];
   return word == 0 || (word & FREE_BIT) != 0 ? RecordId() : RecordId(word - 1);

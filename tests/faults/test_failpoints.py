@@ -23,7 +23,9 @@ WORK_TIMEOUT_S = 60.0
 ROOT = Path(__file__).parent.parent.parent
 
 # Reached before the first request, or once in a life.
-FIRST_TIME = {name for name in FAILPOINTS if re.search(r"\.(ssd|drain|flush|catalogue|checkpoint|demote|promote)\.", name)} | {
+FIRST_TIME = {
+    name for name in FAILPOINTS if re.search(r"\.(ssd|drain|flush|catalogue|checkpoint|demote|promote)\.", name)
+} | {
     "daemon.verify.job",
     "daemon.transfer.job",
     "client.report_corrupt.before",

@@ -67,6 +67,16 @@ def test_the_last_override_wins_over_the_file(tmp_path: Path) -> None:
         "server.socket_mode=0666",
         "server.socket_mode=0060",
         "server.socket_mode=nine",
+        "server.metrics=9469",
+        "server.metrics=127.0.0.1",
+        "server.metrics=127.0.0.1:65536",
+        "server.metrics=10.0.0.1:9469",
+        "server.metrics=0.0.0.0:9469",
+        "server.metrics=[::]:9469",
+        "server.metrics=::1:9469",
+        "server.metrics=[127.0.0.1]:9469",
+        "server.metrics=localhost:9469",
+        "server.metrics=on",
         "server.lease_ttl=30",
         "server.lease_ttl=9ms",
         "server.max_connections=-1",
@@ -83,6 +93,12 @@ def test_a_value_out_of_range_is_refused_by_name(override: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         load_config(None, [override])
     assert refusal.value.faults[0].startswith(override.partition("=")[0])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9469", "127.8.1.1:65535", "[::1]:9469", "[::1]:0"])
+def test_metrics_take_a_loopback_address(address: str) -> None:
+    assert str(load_config(None, [f"server.metrics={address}"]).server.metrics) == address
+    assert load_config(None, [f"server.metrics={address}", "server.metrics=off"]).server.metrics is None
 
 
 def test_a_secret_file_must_be_its_owners_alone(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from kvpool.clock import MonotonicClock
 from kvpool.errors import ProtocolError
 from kvpool.protocol import messages as m
 from kvpool.protocol.frames import FrameReader
 from kvpool.server.connection import REQUESTS_PER_TURN, Connection
+from kvpool.server.request_times import RequestTimes
 from kvpool.types import ConnectionId
 
 
@@ -60,6 +62,8 @@ def _connection(
     connection = Connection(
         ConnectionId(1),
         {m.Release.KIND: (m.Release, handler)},
+        clock=MonotonicClock(),
+        times=RequestTimes(),
         on_closed=lambda _: None,
         on_protocol_error=lambda: None,
         on_failed=(failures if failures is not None else []).append,

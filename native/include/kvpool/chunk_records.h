@@ -37,9 +37,19 @@ struct ChunkRecord {
   NamespaceId owner;
   ClassId size_class;
   uint32_t holds = 0;
+  uint32_t stored_tick = 0;  // when it became READY; see stored_tick_of
   ChunkState state = ChunkState::FREE;
 };
 static_assert(sizeof(ChunkRecord) == 96);
+
+// Times of storing in 32 bits: ticks of 67 ms, of which differences are taken modulo 9 years.
+inline constexpr unsigned STORED_TICK_SHIFT = 26;
+[[nodiscard]] constexpr uint32_t stored_tick_of(uint64_t now_ns) noexcept {
+  return static_cast<uint32_t>(now_ns >> STORED_TICK_SHIFT);
+}
+[[nodiscard]] constexpr uint64_t age_ns(const ChunkRecord& record, uint64_t now_ns) noexcept {
+  return uint64_t{stored_tick_of(now_ns) - record.stored_tick} << STORED_TICK_SHIFT;
+}
 
 class ChunkRecords {
  public:

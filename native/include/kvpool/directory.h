@@ -38,6 +38,7 @@
 #include "kvpool/chunk_table.h"
 #include "kvpool/memory.h"
 #include "kvpool/slot_arena.h"
+#include "kvpool/time_histogram.h"
 #include "kvpool/types.h"
 
 namespace kvpool {
@@ -73,6 +74,14 @@ enum class SaveState : uint8_t {
   EXPIRED = 8,  // the reservation, or the chunk in it, is gone
 };
 inline constexpr size_t RESERVE_STATES = 7;
+
+// Why a chunk was evicted.
+enum class Eviction : uint8_t {
+  OWN_CLASS = 0,    // for a newer chunk of its own size class
+  OTHER_CLASS = 1,  // its memory went to another size class
+  INDEX_FULL = 2,   // as many chunks are stored as the index has room for
+};
+inline constexpr size_t EVICTIONS = 3;
 
 using HoldId = uint64_t;  // of holds and reservations alike; 0 names none, and none repeats
 
@@ -131,6 +140,9 @@ struct DirectoryStats {
   uint64_t dropped_chunks = 0;
   uint64_t aborted_chunks = 0;
   std::array<uint64_t, RESERVE_STATES> answers{};  // by SaveState
+  std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks
+  TimeHistogram reuse_gaps;  // of each chunk acquired: time since its last access, 0 where it is in use
+  TimeHistogram lifetimes;   // of each chunk evicted: time since it was stored
 };
 
 class Directory {
@@ -151,14 +163,16 @@ class Directory {
   void mark_segment_ready(uint32_t segment) noexcept { arena_.mark_ready(segment); }
 
   // Holds the longest stored prefix; id 0 where that is empty. `keys` are n packed keys from the root on.
-  [[nodiscard]] Hold acquire(NamespaceId owner, const uint8_t* keys, size_t n);
+  // `now_ns` here and in commit serves the statistics alone; 0 stands for the latest time seen.
+  [[nodiscard]] Hold acquire(NamespaceId owner, const uint8_t* keys, size_t n, uint64_t now_ns = 0);
   // The same for several ranks at once: keys of all ranks one after the other, n each, every hold cut to the
   // shortest prefix. Nothing is held where that is empty.
-  [[nodiscard]] std::vector<Hold> acquire_ranks(const std::vector<NamespaceId>& owners, const uint8_t* keys, size_t n);
+  [[nodiscard]] std::vector<Hold> acquire_ranks(const std::vector<NamespaceId>& owners, const uint8_t* keys, size_t n,
+                                                uint64_t now_ns = 0);
   // The same by the last key of each rank alone, which names its whole prefix: nothing is held unless all of it is
   // stored and has `n` chunks on every rank. `leaves`: one packed key for each rank.
   [[nodiscard]] std::vector<Hold> acquire_leaves(const std::vector<NamespaceId>& owners, const uint8_t* leaves,
-                                                 size_t n);
+                                                 size_t n, uint64_t now_ns = 0);
   [[nodiscard]] std::optional<Hold> duplicate(HoldId hold);
   [[nodiscard]] std::optional<Columns> columns(HoldId hold) const;
   // The chunk at a position of a hold, and its key; nothing where there is none.
@@ -174,7 +188,8 @@ class Directory {
                                     const uint8_t* keys, size_t n, uint64_t now_ns);
   // Makes chunks first .. first+count readable, counted from the first RESERVED one, parents before children.
   // `checksums`: [count][layers]. Committing twice is STORED twice.
-  [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums);
+  [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
+                                            uint64_t now_ns = 0);
   // Layers of the reservation's size class; nothing where it is unknown.
   [[nodiscard]] std::optional<uint32_t> reservation_layers(HoldId reservation) const;
   // Frees what was not committed and drops the hold: the writer has stopped. False where it is unknown.
@@ -263,11 +278,12 @@ class Directory {
   void make_busy(RecordId id) noexcept;
   void hide(RecordId id) noexcept;
   void remove_idle(RecordId id) noexcept;
-  void evict(RecordId id) noexcept;
+  void evict(RecordId leaf, Eviction reason) noexcept;
   void make_zombie(RecordId id) noexcept;
   void free_slot(RecordId id) noexcept;
-  uint64_t remove_subtree(RecordId top, bool is_eviction = false) noexcept;
+  uint64_t remove_subtree(RecordId top) noexcept;
   uint64_t remove_named(const ChunkKey& key) noexcept;
+  void evict_subtree(RecordId top, Eviction reason) noexcept;
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
   [[nodiscard]] RecordId oldest_idle() const noexcept;
 
@@ -275,6 +291,7 @@ class Directory {
   [[nodiscard]] size_t find_prefix(NamespaceId owner, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
   void add_hold(RecordId id) noexcept;
+  void note_reuse(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
   void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
   void append_chain(RecordId leaf, std::vector<RecordId>& records) const;
   [[nodiscard]] Hold hold_chain_of(RecordId leaf, size_t& saved);

@@ -99,6 +99,8 @@ class SlotArena {
   [[nodiscard]] uint32_t class_count() const noexcept { return static_cast<uint32_t>(classes_.size()); }
   [[nodiscard]] uint64_t used_slots(ClassId id) const noexcept { return classes_[id.value()].used; }
   [[nodiscard]] uint32_t lent_runs(ClassId id) const noexcept { return classes_[id.value()].runs; }
+  // Slots of all runs lent to the class, used and free. O(segments).
+  [[nodiscard]] uint64_t lent_slots(ClassId id) const noexcept;
   [[nodiscard]] const ArenaShape& shape() const noexcept { return shape_; }
   [[nodiscard]] bool is_behind() const noexcept { return ready_segments_ < shape_.segments; }
   [[nodiscard]] uint32_t free_segments() const noexcept { return free_segments_; }

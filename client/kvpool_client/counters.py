@@ -1,0 +1,97 @@
+"""What one Pool counts: by name for `Pool.stats()`, and since the last report for the daemon's metrics.
+
+Counting costs an engine's call one short lock and no request: the link's thread takes what has gathered, at most once a
+second, and sends it. While the daemon is away it gathers here, in numbers that do not grow in space.
+
+Any thread. Lock: `_lock` guards both tables; never held across a request.
+"""
+
+import threading
+
+from kvpool.protocol import usage
+from kvpool.types import CLIENT_DECLINES, LEVELS, Level, LoadReason
+from kvpool_client.results import LoadResult, SaveResult
+
+_DRAM = int(Level.DRAM)
+_DECLINES = {state.reason: usage.DECLINED_CHUNKS + index for index, state in enumerate(CLIENT_DECLINES)}
+
+
+class Counters:
+    """The counters of one Pool. Invariant: `_unsent` has `usage.COUNTS` numbers, none negative."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: dict[str, int] = {}  # guarded by _lock
+        self._unsent = [0] * usage.COUNTS  # guarded by _lock
+        self._has_unsent = False  # guarded by _lock
+
+    def totals(self) -> dict[str, int]:
+        """Every counter since the Pool was made."""
+        with self._lock:
+            return dict(self._totals)
+
+    def count(self, name: str, amount: int) -> None:
+        """Add to a counter that only this Pool shows."""
+        with self._lock:
+            self._add(name, amount)
+
+    def count_lookup(self, asked: int, tiers: bytes) -> None:
+        """A lookup of `asked` chunks found `tiers`: the level of each chunk of the hit."""
+        with self._lock:
+            self._add("lookups", 1)
+            self._add("lookup_hit_chunks", len(tiers))
+            self._unsent[usage.LOOKUPS] += 1
+            self._unsent[usage.LOOKUP_CHUNKS] += asked
+            self._add_levels(usage.HIT_CHUNKS, tiers)
+            self._has_unsent = True
+
+    def count_load(self, tiers: bytes, result: LoadResult) -> None:
+        """A load has ended, with the chunks in place whose levels are `tiers`."""
+        with self._lock:
+            self._add("loads", 1)
+            self._add("loaded_chunks", len(tiers))
+            self._add(f"loads_{result.reason}", 1)
+            self._unsent[usage.LOADS] += 1
+            self._add_levels(usage.LOADED_CHUNKS, tiers)
+            reason = LoadReason[result.reason.upper()]
+            self._unsent[usage.FAILED_LOADS + reason] += reason is not LoadReason.COMPLETE
+            self._has_unsent = True
+
+    def count_save(self, result: SaveResult) -> None:
+        """A save has ended."""
+        with self._lock:
+            self._add("saves", 1)
+            self._add("saved_chunks", result.stored)
+            self._add("present_chunks", result.present)
+            for reason, count in result.reasons.items():
+                self._add(f"declined_{reason.replace('-', '_')}", count)
+                place = _DECLINES.get(reason)
+                if place is not None:
+                    self._unsent[place] += count
+                    self._has_unsent = True
+
+    def take_unsent(self) -> list[int]:
+        """What has gathered since the last report, for `usage.pack`; empty if nothing has."""
+        with self._lock:
+            if not self._has_unsent:
+                return []
+            taken, self._unsent = self._unsent, [0] * usage.COUNTS
+            self._has_unsent = False
+            return taken
+
+    def put_back(self, counts: list[int]) -> None:
+        """A report could not be sent: it goes with the next one."""
+        with self._lock:
+            self._unsent = [kept + more for kept, more in zip(self._unsent, counts, strict=True)]
+            self._has_unsent = True
+
+    def _add(self, name: str, amount: int) -> None:
+        self._totals[name] = self._totals.get(name, 0) + amount
+
+    def _add_levels(self, first: int, tiers: bytes) -> None:
+        """Most hits lie in one tier: then one pass over the bytes is all it takes."""
+        in_dram = tiers.count(_DRAM)
+        self._unsent[first + _DRAM] += in_dram
+        for level in range(LEVELS) if in_dram != len(tiers) else ():
+            if level != _DRAM:
+                self._unsent[first + level] += tiers.count(level)

@@ -1,0 +1,41 @@
+"""The column of a usage report: u64 little endian, in the order below.
+
+    lookups, chunks looked up, loads,
+    chunks hit by level, chunks loaded by level, failed loads by `LoadReason`, declined chunks as `CLIENT_DECLINES`
+
+Every report has the same length. Pure functions; any thread.
+"""
+
+import struct
+
+from kvpool.errors import ProtocolError
+from kvpool.types import CLIENT_DECLINES, LEVELS, LoadReason, UsageReport
+
+LOOKUPS, LOOKUP_CHUNKS, LOADS = range(3)
+HIT_CHUNKS = 3
+LOADED_CHUNKS = HIT_CHUNKS + LEVELS
+FAILED_LOADS = LOADED_CHUNKS + LEVELS
+DECLINED_CHUNKS = FAILED_LOADS + len(LoadReason)
+COUNTS = DECLINED_CHUNKS + len(CLIENT_DECLINES)
+_COLUMN = struct.Struct(f"<{COUNTS}Q")
+
+
+def pack(counts: list[int]) -> bytes:
+    """The column of `COUNTS` counts."""
+    return _COLUMN.pack(*counts)
+
+
+def unpack(column: bytes) -> UsageReport:
+    """The report in a column. Raises ProtocolError unless it has exactly its length."""
+    if len(column) != _COLUMN.size:
+        raise ProtocolError(f"usage column has {len(column)} bytes, expected {_COLUMN.size}")
+    counts = _COLUMN.unpack(column)
+    return UsageReport(
+        lookups=counts[LOOKUPS],
+        lookup_chunks=counts[LOOKUP_CHUNKS],
+        loads=counts[LOADS],
+        hit_chunks=counts[HIT_CHUNKS:LOADED_CHUNKS],
+        loaded_chunks=counts[LOADED_CHUNKS:FAILED_LOADS],
+        failed_loads=counts[FAILED_LOADS:DECLINED_CHUNKS],
+        declined_chunks=counts[DECLINED_CHUNKS:],
+    )

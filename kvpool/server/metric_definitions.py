@@ -1,0 +1,266 @@
+"""Every metric that kvpoold exports: its name, type, unit, labels and meaning, and where its values are in a Snapshot.
+
+The collector and `docs/metrics.md` are both made from this table. Names never change their meaning. Label sets are bounded:
+models by `traffic.MODELS_MAX`, size classes by the arena's 64, all others by their enums.
+
+Counters are named here without the `_total` that their samples end in. Pure functions; any thread.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from kvpool.clock import NS_PER_S
+from kvpool.server.request_times import BOUNDS_NS
+from kvpool.server.snapshot import Snapshot
+from kvpool.types import Level, TrafficCounts
+
+
+class Kind(Enum):
+    """A metric's type in the exposition formats."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts by bucket, not cumulated: one for each of `bounds`, and one for what lies above the last."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
+Value = float | Histogram
+# A value, or a value for each combination of labels.
+Values = float | Mapping[tuple[str, ...], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. `read` gives its values; those of a metric without labels, a number or nothing at all."""
+
+    name: str
+    kind: Kind
+    help: str
+    read: Callable[[Snapshot], Values | Histogram | None]
+    unit: str = ""
+    labels: tuple[str, ...] = ()
+
+
+def _counter(name: str, help: str, read: Callable[[Snapshot], Values], unit: str = "", *labels: str) -> Metric:
+    return Metric(name, Kind.COUNTER, help, read, unit, labels)
+
+
+def _gauge(name: str, help: str, read: Callable[[Snapshot], Values | None], unit: str = "", *labels: str) -> Metric:
+    return Metric(name, Kind.GAUGE, help, read, unit, labels)
+
+
+def _index(key: str) -> Callable[[Snapshot], float]:
+    return lambda now: now.pool.index[key]
+
+
+def _server(key: str) -> Callable[[Snapshot], float]:
+    return lambda now: now.pool.server[key]
+
+
+def _directory(key: str) -> Callable[[Snapshot], float]:
+    return lambda now: float(now.pool.directory[key])
+
+
+def _by_model(read: Callable[[TrafficCounts], float]) -> Callable[[Snapshot], Values]:
+    return lambda now: {(model,): read(counts) for model, counts in now.pool.models.items()}
+
+
+def _by_tier(read: Callable[[TrafficCounts], tuple[int, ...]]) -> Callable[[Snapshot], Values]:
+    """DRAM always, other tiers from their first use on."""
+    return lambda now: {
+        (model, level.name.lower()): read(counts)[level]
+        for model, counts in now.pool.models.items()
+        for level in Level
+        if level is Level.DRAM or read(counts)[level]
+    }
+
+
+def _labelled(read: Callable[[Snapshot], Iterable[tuple[str, float]]]) -> Callable[[Snapshot], Values]:
+    return lambda now: {(label,): value for label, value in read(now)}
+
+
+def _removed(now: Snapshot) -> Iterable[tuple[str, float]]:
+    names = {
+        "own_class": "evicted_own_class",
+        "other_class": "evicted_other_class",
+        "index_full": "evicted_index_full",
+        "flush": "flushed_chunks",
+        "corrupt": "dropped_chunks",
+    }
+    return ((reason, now.pool.directory[name]) for reason, name in names.items())
+
+
+def _declined(now: Snapshot) -> Iterable[tuple[str, float]]:
+    for reason in ("pending", "no_parent", "full", "not_ready", "foreign"):
+        yield reason, now.pool.directory[f"answered_{reason}"]
+    yield from now.pool.failures.declined_chunks.items()
+
+
+def _segments(now: Snapshot) -> Iterable[tuple[str, float]]:
+    counts = now.pool.directory
+    yield "free", counts["free_segments"]
+    yield "lent", counts["ready_segments"] - counts["free_segments"]
+    yield "not_ready", counts["segments"] - counts["ready_segments"]
+
+
+def _slots(unit: Callable[[Mapping[str, Any]], int]) -> Callable[[Snapshot], Values]:
+    """Used and free slots of each size class; a class is named `<chunk bytes>x<layers>`."""
+    return lambda now: {
+        (f"{row['chunk_bytes']}x{row['layers']}", state): slots * unit(row)
+        for row in now.pool.directory["classes"]
+        for state, slots in (("used", row["slots_used"]), ("free", row["slots"] - row["slots_used"]))
+    }
+
+
+def _log2_seconds(key: str) -> Callable[[Snapshot], Histogram]:
+    def read(now: Snapshot) -> Histogram:
+        counts, sum_s = now.pool.directory[key]
+        return Histogram(tuple(float(1 << power) for power in range(len(counts) - 1)), tuple(counts), sum_s)
+
+    return read
+
+
+def _durations(now: Snapshot) -> Values:
+    bounds = tuple(bound / NS_PER_S for bound in BOUNDS_NS)
+    return {(verb,): Histogram(bounds, times.counts, times.sum_ns / NS_PER_S) for verb, times in now.verbs.items()}
+
+
+def _build(now: Snapshot) -> Values:
+    return {tuple(now.build[label] for label in BUILD_LABELS): 1.0}
+
+
+BUILD_LABELS = ("version", "checksum", "key_hash")
+PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds")
+
+SECTIONS: dict[str, tuple[Metric, ...]] = {
+    "What engines asked and got": (
+        _counter("kvpool_lookups", "Lookups in the shared index.", _by_model(lambda c: c.lookups), "", "model"),
+        _counter("kvpool_lookup_tokens", "Tokens looked up, in full chunks.",
+                 _by_model(lambda c: c.lookup_tokens), "tokens", "model"),
+        _counter("kvpool_hit_tokens", "Tokens looked up that were there, by the fastest tier that has them.",
+                 _by_tier(lambda c: c.hit_tokens), "tokens", "model", "tier"),
+        _counter("kvpool_hit_bytes", "Bytes of the chunks looked up that were there.",
+                 _by_tier(lambda c: c.hit_bytes), "bytes", "model", "tier"),
+        _counter("kvpool_missed_tokens", "Tokens looked up that no tier had.",
+                 _by_model(lambda c: c.missed_tokens), "tokens", "model"),
+        _counter("kvpool_missed_bytes", "Bytes of the chunks looked up that no tier had.",
+                 _by_model(lambda c: c.missed_bytes), "bytes", "model"),
+        _counter("kvpool_loads", "Loads that ended, whole or shorter.", _by_model(lambda c: c.loads), "", "model"),
+        _counter("kvpool_loaded_tokens", "Tokens whose KV was verified in engine memory, by the tier at acquire.",
+                 _by_tier(lambda c: c.loaded_tokens), "tokens", "model", "tier"),
+        _counter("kvpool_loaded_bytes", "Bytes of the chunks loaded.",
+                 _by_tier(lambda c: c.loaded_bytes), "bytes", "model", "tier"),
+        _counter("kvpool_load_failures", "Loads that ended before their last chunk, by reason.",
+                 _labelled(lambda now: now.pool.failures.failed_loads.items()), "", "reason"),
+        _counter("kvpool_saved_chunks", "Chunks committed.", _by_model(lambda c: c.stored_chunks), "chunks", "model"),
+        _counter("kvpool_saved_tokens", "Tokens of the chunks committed.",
+                 _by_model(lambda c: c.stored_tokens), "tokens", "model"),
+        _counter("kvpool_saved_bytes", "Bytes of the chunks committed.",
+                 _by_model(lambda c: c.stored_bytes), "bytes", "model"),
+        _counter("kvpool_usage_reports", "Reports that clients sent of their lookups and loads.",
+                 lambda now: now.pool.failures.usage_reports),
+        _counter("kvpool_usage_clamped_values", "Values in such reports that were too large to believe, and were cut.",
+                 lambda now: now.pool.failures.clamped_values),
+    ),
+    "Chunks": (
+        _gauge("kvpool_chunks", "Chunks that can be loaded.", _directory("chunks"), "chunks"),
+        _gauge("kvpool_writing_chunks", "Chunks reserved and not yet committed.", _directory("writing"), "chunks"),
+        _gauge("kvpool_held_chunks", "Chunks that leases, tickets, saves or checks keep from eviction.",
+               _directory("held"), "chunks"),
+        _counter("kvpool_removed_chunks", "Chunks that left the pool, by reason: evicted for a newer chunk of the same size "
+                 "(own_class), for another size class (other_class), for want of index entries (index_full); flushed by "
+                 "order (flush); found bad, or behind one (corrupt).", _labelled(_removed), "chunks", "reason"),
+        _counter("kvpool_declined_chunks", "Chunks of saves that were not taken, by reason; disconnected, timeout, "
+                 "too_long and aborted are what clients report.", _labelled(_declined), "chunks", "reason"),
+        _counter("kvpool_present_chunks", "Chunks offered for saving that were there already.",
+                 _directory("answered_present"), "chunks"),
+        _counter("kvpool_aborted_chunks", "Chunks reserved and given up.", _directory("aborted_chunks"), "chunks"),
+        Metric("kvpool_reuse_gap_seconds", Kind.HISTOGRAM, "For each chunk acquired, the time since its last access; 0 "
+               "while it is in use.", _log2_seconds("reuse_gaps"), "seconds"),
+        Metric("kvpool_chunk_lifetime_seconds", Kind.HISTOGRAM, "For each chunk evicted, the time since it was stored. "
+               "Where reuse gaps reach as far as lifetimes, more memory means more hits.",
+               _log2_seconds("lifetimes"), "seconds"),
+    ),
+    "Integrity": (
+        _counter("kvpool_checksum_failures", "Chunks whose bytes did not match their checksums, dropped.",
+                 _index("checksum_failures")),
+        _counter("kvpool_corrupt_reports", "Reports of such chunks by clients.", _index("corrupt_reports")),
+    ),
+    "Holders": (
+        _gauge("kvpool_leases", "Leases that live.", _index("leases"), "leases"),
+        _gauge("kvpool_tickets", "Tickets that can be claimed.", _index("tickets"), "tickets"),
+        _gauge("kvpool_reservations", "Saves under way, expired ones of unheard-of writers included.",
+               _index("reservations"), "reservations"),
+        _counter("kvpool_expired_leases", "Leases ended because nobody used them.", _index("expired_leases"), "leases"),
+        _counter("kvpool_expired_reservations", "Saves that took too long.",
+                 _index("expired_reservations"), "reservations"),
+        _gauge("kvpool_namespaces", "Models and layouts, by rank, seen since the start.",
+               _index("namespaces"), "namespaces"),
+    ),
+    "Memory": (
+        _gauge("kvpool_dram_capacity_bytes", "Payload that the DRAM tier may hold.",
+               lambda now: now.pool.capacity_bytes, "bytes"),
+        _gauge("kvpool_dram_used_bytes", "Payload of all slots in use.", _directory("used_bytes"), "bytes"),
+        _gauge("kvpool_dram_idle_bytes", "Payload that may be evicted.", _directory("idle_bytes"), "bytes"),
+        _gauge("kvpool_dram_resident_bytes", "Arena faulted in.", lambda now: now.pool.resident_bytes, "bytes"),
+        _gauge("kvpool_dram_huge_bytes", "Arena in huge pages.", lambda now: now.pool.huge_bytes, "bytes"),
+        _gauge("kvpool_dram_settling", "1 while the arena is being faulted in or collapsed.",
+               lambda now: float(now.pool.is_settling)),
+        _gauge("kvpool_slots", "Slots lent to each size class, named by chunk bytes and layers.",
+               _slots(lambda _: 1), "slots", "size_class", "state"),
+        _gauge("kvpool_slot_bytes", "Memory of those slots.",
+               _slots(lambda row: int(row["slot_bytes"])), "bytes", "size_class", "state"),
+        _gauge("kvpool_zombie_slots", "Slots that wait for a writer whose time was over.", _directory("zombies"), "slots"),
+        _gauge("kvpool_segments", "Segments of the arena.", _labelled(_segments), "segments", "state"),
+    ),
+    "Connections and requests": (
+        _gauge("kvpool_connections", "Open connections.",
+               _labelled(lambda now: now.connections.items()), "connections", "role"),
+        _counter("kvpool_accepted_connections", "Connections taken.", _server("connections_accepted"), "connections"),
+        _counter("kvpool_refused_connections", "Connections refused before their first request.",
+                 _server("connections_refused"), "connections"),
+        _counter("kvpool_protocol_errors", "Connections ended for bytes that were no frame.", _server("protocol_errors")),
+        Metric("kvpool_request_duration_seconds", Kind.HISTOGRAM, "Time from a request's dispatch to its answer, waits "
+               "included.", _durations, "seconds", ("verb",)),
+        _counter("kvpool_request_refusals", "Requests that were refused with a reason.",
+                 _labelled(lambda now: ((verb, times.refused) for verb, times in now.verbs.items())), "", "verb"),
+        _counter("kvpool_request_failures", "Requests that ended in an error nobody expected; the log has it.",
+                 _labelled(lambda now: ((verb, times.failed) for verb, times in now.verbs.items())), "", "verb"),
+        _gauge("kvpool_transfer_waiting_jobs", "Jobs that wait for a transfer thread.", _server("transfer_waiting"), "jobs"),
+    ),
+    "Health": (
+        _gauge("kvpool_ready", "1 while requests are served.", lambda now: float(now.health.is_ready)),
+        _gauge("kvpool_healthy", "1 while /healthz names no problem.", lambda now: float(now.health.is_healthy)),
+        _gauge("kvpool_probe_age_seconds", "Time since the last self-probe ended; absent without one.",
+               lambda now: now.health.probe_age_s, "seconds"),
+        _gauge("kvpool_probe_latency_seconds", "How long the last self-probe took; absent without one.",
+               lambda now: now.health.probe_latency_s, "seconds"),
+        _gauge("kvpool_uptime_seconds", "Time since the daemon's start.", _server("uptime_s"), "seconds"),
+        Metric("kvpool_build", Kind.INFO, "Version of the daemon, and the code paths chosen for this processor.", _build,
+               labels=BUILD_LABELS),
+    ),
+}  # fmt: skip
+
+METRICS: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)
+
+
+def sample_names(metric: Metric) -> tuple[str, ...]:
+    """The names of a metric's samples: what a query may ask for."""
+    suffixes = {
+        Kind.COUNTER: ("_total",),
+        Kind.GAUGE: ("",),
+        Kind.HISTOGRAM: ("_bucket", "_sum", "_count"),
+        Kind.INFO: ("_info",),
+    }
+    return tuple(metric.name + suffix for suffix in suffixes[metric.kind])

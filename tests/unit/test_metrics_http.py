@@ -1,0 +1,236 @@
+"""The HTTP listener: what it answers, and that garbage, slow peers and crowds cost nothing but their own connections."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kvpool.clock import MonotonicClock
+from kvpool.config import LoopbackAddress
+from kvpool.server.health import HealthReport
+from kvpool.server.metrics_http import CONNECTION_TIMEOUT_S, CONNECTIONS_MAX, MetricsServer, make_app
+from kvpool.server.snapshot import LoopStalled
+from tests.daemon import wait_until
+
+GOOD = HealthReport(True, True, (), None, None)
+
+
+class Ticks:
+    """A clock that its test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def now_ns(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., MetricsServer]]:
+    with ExitStack() as stack:
+
+        def start(app: Any = None, clock: Any = None, host: str = "127.0.0.1") -> MetricsServer:
+            chosen = app or make_app(CollectorRegistry(), lambda: GOOD)
+            server = MetricsServer(LoopbackAddress(host, 0), chosen, clock or MonotonicClock())
+            stack.callback(server.stop)
+            return server
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[MetricsServer]:
+    """One listener for the tests that leave nothing behind."""
+    server = MetricsServer(
+        LoopbackAddress("127.0.0.1", 0), make_app(CollectorRegistry(), lambda: GOOD), MonotonicClock()
+    )
+    yield server
+    server.stop()
+
+
+def _connect(server: MetricsServer) -> socket.socket:
+    return socket.create_connection((server.address.host, server.address.port), timeout=10.0)
+
+
+def _ask(server: MetricsServer, request: bytes) -> bytes:
+    with _connect(server) as peer:
+        peer.sendall(request)
+        return _rest(peer)
+
+
+def _rest(peer: socket.socket) -> bytes:
+    """Everything until the end; a reset is an end too."""
+    data = b""
+    try:
+        while part := peer.recv(65536):
+            data += part
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def _get(server: MetricsServer, path: str, *headers: str) -> tuple[int, str]:
+    answer = _ask(server, "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()).decode()
+    return int(answer.split(" ")[1]), answer
+
+
+def _served_threads() -> int:
+    return sum(thread.name == "kvpool-metrics-request" for thread in threading.enumerate())
+
+
+def test_metrics_come_in_both_formats(shared: MetricsServer) -> None:
+    assert "text/plain" in _get(shared, "/metrics")[1]
+    assert "application/openmetrics-text" in _get(shared, "/metrics", "Accept: application/openmetrics-text")[1]
+
+
+def test_health_and_readiness_are_two_things(serve: Callable[..., MetricsServer]) -> None:
+    reports = [GOOD]
+    server = serve(make_app(CollectorRegistry(), lambda: reports[-1]))
+    assert (_get(server, "/healthz")[0], _get(server, "/readyz")[0]) == (200, 200)
+    reports.append(HealthReport(False, True, (), None, None))
+    assert (_get(server, "/healthz")[0], _get(server, "/readyz")[0]) == (200, 503)
+    reports.append(HealthReport(False, False, ("transfer: a thread has died",), 1.5, 0.1))
+    status, answer = _get(server, "/healthz")
+    document = json.loads(answer.partition("\r\n\r\n")[2])
+    assert status == 503
+    assert document["problems"] == ["transfer: a thread has died"]
+    assert (document["probe_age_s"], document["probe_latency_s"]) == (1.5, 0.1)
+
+
+def test_a_control_thread_that_does_not_answer_is_503_everywhere(serve: Callable[..., MetricsServer]) -> None:
+    def late() -> HealthReport:
+        raise LoopStalled("the control thread did not answer within 2 s")
+
+    class Late(CollectorRegistry):
+        def collect(self) -> Any:
+            late()
+
+    server = serve(make_app(Late(), late))
+    for path in ("/metrics", "/healthz", "/readyz"):
+        status, answer = _get(server, path)
+        assert status == 503
+        assert "the control thread did not answer" in answer
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET / HTTP/1.1", 404),
+        ("GET /metrics/../etc/passwd HTTP/1.1", 404),
+        ("POST /metrics HTTP/1.1", 405),
+        ("OPTIONS /healthz HTTP/1.1", 405),
+        ("DELETE /readyz HTTP/1.1", 405),
+        ("GET /metrics?name[]=nothing HTTP/1.1", 200),
+    ],
+)
+def test_only_three_paths_are_answered_and_only_to_get(shared: MetricsServer, request_line: str, status: int) -> None:
+    assert int(_ask(shared, f"{request_line}\r\n\r\n".encode()).split(b" ")[1]) == status
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\0" * 1000,
+        b"\xff\xfe\r\n\r\n",
+        b"GET",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
+        b"GET /metrics HTTP/1.1\r\na: " + b"b" * 70_000 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+def test_garbage_ends_its_own_connection(
+    shared: MetricsServer, garbage: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with _connect(shared) as peer:
+        try:
+            peer.sendall(garbage)
+            peer.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it has hung up already
+        assert not _rest(peer).startswith(b"HTTP/1.0 200")
+    assert _get(shared, "/healthz")[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_peer_that_goes_before_its_answer_is_nobodys_business(
+    serve: Callable[..., MetricsServer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    gone, asked = threading.Event(), threading.Event()
+
+    def slow(environ: Any, start_response: Any) -> Any:
+        asked.set()
+        assert gone.wait(10.0)
+        start_response("200 OK", [])
+        return [b"x" * (8 << 20)]
+
+    server = serve(slow)
+    with _connect(server) as peer:
+        peer.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert asked.wait(10.0)
+    gone.set()
+    wait_until(lambda: _served_threads() == 0, "its thread ends")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_application_that_fails_answers_500_and_is_logged(
+    serve: Callable[..., MetricsServer], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def failing(environ: Any, start_response: Any) -> Any:
+        raise ZeroDivisionError("oops")
+
+    assert _ask(serve(failing), b"GET /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 500")
+    wait_until(lambda: "ZeroDivisionError: oops" in caplog.text, "it is logged")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_connections_beyond_the_bound_are_closed_and_slow_ones_cut(serve: Callable[..., MetricsServer]) -> None:
+    clock = Ticks()
+    server = serve(clock=clock)
+    with ExitStack() as stack:
+        slow = [stack.enter_context(_connect(server)) for _ in range(CONNECTIONS_MAX)]
+        for peer in slow:
+            peer.sendall(b"GET /metrics HTTP/1.1\r\nslow: ")
+        wait_until(lambda: _served_threads() == CONNECTIONS_MAX, "each has its thread")
+        for _ in range(3 * CONNECTIONS_MAX):
+            with _connect(server) as peer:
+                assert peer.recv(1) == b""
+        assert _served_threads() == CONNECTIONS_MAX
+        slow[0].sendall(b"ly dripping")
+        clock.now += int(CONNECTION_TIMEOUT_S * 1e9)
+        for peer in slow:
+            assert not _rest(peer).startswith(b"HTTP/1.0 200")
+        wait_until(lambda: _served_threads() == 0, "their threads have ended")
+    assert _get(server, "/healthz")[0] == 200
+
+
+def test_stopping_cuts_what_is_open_and_frees_the_port(serve: Callable[..., MetricsServer]) -> None:
+    server = serve()
+    with _connect(server) as peer:
+        peer.sendall(b"GET")
+        wait_until(lambda: _served_threads() == 1, "it is being served")
+        server.stop()
+        assert _rest(peer) == b""
+    assert _served_threads() == 0
+    again = MetricsServer(server.address, make_app(CollectorRegistry(), lambda: GOOD), MonotonicClock())
+    try:
+        assert again.address == server.address
+        with pytest.raises(OSError, match=f"server.metrics {server.address} cannot be bound"):
+            MetricsServer(server.address, make_app(CollectorRegistry(), lambda: GOOD), MonotonicClock())
+    finally:
+        again.stop()
+
+
+def test_the_address_may_be_of_the_sixth_version(serve: Callable[..., MetricsServer]) -> None:
+    try:
+        server = serve(host="::1")
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    assert str(server.address).startswith("[::1]:")
+    assert _get(server, "/healthz")[0] == 200
