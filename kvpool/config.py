@@ -55,6 +55,7 @@ class ServerConfig:
     max_reservations: int
     handshake_timeout: float
     stop_timeout: float
+    probe_interval: float
     domain_secret_file: str
 
 
@@ -342,6 +343,7 @@ OPTIONS: dict[str, Option] = {
     "server.max_reservations": _count(1, 4096, 64),
     "server.handshake_timeout": _duration("10ms", "1m", "5s"),
     "server.stop_timeout": _duration("0s", "1h", "10s"),
+    "server.probe_interval": _duration("0s", "1h", "10s"),
     "server.domain_secret_file": Option(
         _secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: the default domain)"
     ),

@@ -77,7 +77,7 @@ class App:
                 self._pool.problems,
                 self._clock,
                 watchdog_interval_s=manager.watchdog_interval_s,
-                is_kept=server.metrics is not None,
+                kept_every_s=server.probe_interval or None if server.metrics is not None else None,
             )
             self._supervision = Supervision(manager, self._health, self._clock)
             try:

@@ -41,7 +41,7 @@ class Health:
     """The health of one daemon.
 
     `problems_of_pool` may be called from any thread. A self-probe is wanted (`probe_interval_s`) when a service manager
-    watches, or when somebody else asks for health from outside (`is_kept`); without either nothing wakes an idle daemon.
+    watches, or every `kept_every_s` when health can be asked from outside; without either nothing wakes an idle daemon.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Health:
         clock: Clock,
         *,
         watchdog_interval_s: float | None = None,
-        is_kept: bool = False,
+        kept_every_s: float | None = None,
     ) -> None:
         self._problems_of_pool = problems_of_pool
         self._clock = clock
-        self.probe_interval_s = _probe_interval_s(watchdog_interval_s, is_kept=is_kept)
+        self.probe_interval_s = _probe_interval_s(watchdog_interval_s, kept_every_s)
         self._lock = threading.Lock()
         self._is_serving = False  # guarded by _lock
         self._is_draining = False  # guarded by _lock
@@ -114,7 +114,7 @@ class Health:
         return 2 * self.probe_interval_s + STEPS_MAX * STEP_TIMEOUT_S
 
 
-def _probe_interval_s(watchdog_interval_s: float | None, *, is_kept: bool) -> float | None:
+def _probe_interval_s(watchdog_interval_s: float | None, kept_every_s: float | None) -> float | None:
     if watchdog_interval_s is not None:
-        return min(watchdog_interval_s / PROBES_PER_WATCHDOG, PROBE_INTERVAL_S)
-    return PROBE_INTERVAL_S if is_kept else None
+        return min(watchdog_interval_s / PROBES_PER_WATCHDOG, kept_every_s or PROBE_INTERVAL_S)
+    return kept_every_s

@@ -52,7 +52,7 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
-def _counter(name: str, help: str, read: Callable[[Snapshot], Values], unit: str = "", *labels: str) -> Metric:
+def _counter(name: str, help: str, read: Callable[[Snapshot], Values | None], unit: str = "", *labels: str) -> Metric:
     return Metric(name, Kind.COUNTER, help, read, unit, labels)
 
 
@@ -70,6 +70,20 @@ def _server(key: str) -> Callable[[Snapshot], float]:
 
 def _directory(key: str) -> Callable[[Snapshot], float]:
     return lambda now: float(now.pool.directory[key])
+
+
+def _ssd(key: str) -> Callable[[Snapshot], float | None]:
+    """Absent where there is no SSD tier."""
+
+    def read(now: Snapshot) -> float | None:
+        return float(now.pool.ssd[key]) if now.pool.ssd else None
+
+    return read
+
+
+def _ssd_state(now: Snapshot) -> Values:
+    states = ("starting", "ok", "readonly", "offline") if now.pool.ssd else ()
+    return {(state,): float(now.pool.ssd["ssd.state"] == state) for state in states}
 
 
 def _by_model(read: Callable[[TrafficCounts], float]) -> Callable[[Snapshot], Values]:
@@ -223,6 +237,22 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                _slots(lambda row: int(row["slot_bytes"])), "bytes", "size_class", "state"),
         _gauge("kvpool_zombie_slots", "Slots that wait for a writer whose time was over.", _directory("zombies"), "slots"),
         _gauge("kvpool_segments", "Segments of the arena.", _labelled(_segments), "segments", "state"),
+    ),
+    "SSD tier (where there is one)": (
+        _gauge("kvpool_ssd_state", "1 for the state the tier is in, 0 for the others.", _ssd_state, "", "state"),
+        _gauge("kvpool_ssd_chunks", "Chunks that can be read from it.", _ssd("ssd.chunks"), "chunks"),
+        _gauge("kvpool_ssd_used_bytes", "Bytes of its slots in use.", _ssd("ssd.used_bytes"), "bytes"),
+        _gauge("kvpool_ssd_capacity_bytes", "Bytes of its segment files.", _ssd("ssd.capacity_bytes"), "bytes"),
+        _counter("kvpool_ssd_demoted_chunks", "Chunks written to it.", _ssd("demoted_chunks"), "chunks"),
+        _counter("kvpool_ssd_promoted_chunks", "Chunks read back from it.", _ssd("promoted_chunks"), "chunks"),
+        _counter("kvpool_ssd_evicted_chunks", "Chunks that gave way in it to newer ones.",
+                 _ssd("ssd.evicted_chunks"), "chunks"),
+        _counter("kvpool_ssd_read_bytes", "Bytes read from it.", _ssd("ssd.read_bytes"), "bytes"),
+        _counter("kvpool_ssd_written_bytes", "Bytes written to it; beside bytes read, what its wear buys.",
+                 _ssd("ssd.written_bytes"), "bytes"),
+        _counter("kvpool_ssd_io_errors", "Reads and writes that failed.", _ssd("ssd.io_errors")),
+        _counter("kvpool_ssd_corrupt_chunks", "Chunks whose slot was not theirs or did not fit its checksums.",
+                 _ssd("ssd.corrupt_chunks"), "chunks"),
     ),
     "Connections and requests": (
         _gauge("kvpool_connections", "Open connections.",

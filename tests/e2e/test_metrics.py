@@ -73,7 +73,7 @@ def _wait_for(address: str, name: str, value: float) -> dict[str, float]:
 
 
 def test_hits_misses_loads_and_saves_of_a_client_appear(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(server__metrics=ON)
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s")
     address = _address(daemon)
     with daemon.connect(model="m-1") as pool, daemon.connect(model="m-2") as other:
         keys = pool.keys(tokens_of(1, 6 * 32))
@@ -94,7 +94,7 @@ def test_hits_misses_loads_and_saves_of_a_client_appear(start_daemon: Callable[.
         assert found[f"kvpool_{name.format('tokens')}"] == chunks * tokens, name
         assert found[f"kvpool_{name.format('bytes')}"] == chunks * size, name
     assert found["kvpool_reuse_gap_seconds_count"] == 6
-    assert found['kvpool_request_duration_seconds_count{verb="acquire"}'] == 1
+    assert found['kvpool_request_duration_seconds_count{verb="acquire_leaves"}'] == 1
     assert found['kvpool_connections{role="engine"}'] == 2
     assert found["process_resident_memory_bytes"] > 1 << 20
     after = _wait_for(address, 'kvpool_connections{role="engine"}', 0)
@@ -103,7 +103,7 @@ def test_hits_misses_loads_and_saves_of_a_client_appear(start_daemon: Callable[.
 
 
 def test_the_last_lookups_before_close_are_not_lost(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(server__metrics=ON)
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s")
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 2 * 32))
         for _ in range(100):
@@ -112,7 +112,7 @@ def test_the_last_lookups_before_close_are_not_lost(start_daemon: Callable[..., 
 
 
 def test_reports_come_at_most_once_a_second(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(server__metrics=ON)
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s")
     address = _address(daemon)
     started = time.monotonic()
     with daemon.connect() as pool:
@@ -128,7 +128,7 @@ def test_reports_come_at_most_once_a_second(start_daemon: Callable[..., Daemon])
 
 
 def test_evictions_and_removals_are_told_apart(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(server__metrics=ON, dram__capacity=CAPACITY)
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s", dram__capacity=CAPACITY)
     address = _address(daemon)
     with daemon.connect() as pool, daemon.connect(layout=LARGE) as other, daemon.admin() as admin:
         for number in range(4):
@@ -159,7 +159,7 @@ def test_evictions_and_removals_are_told_apart(start_daemon: Callable[..., Daemo
 
 
 def test_a_full_index_is_a_reason_of_its_own(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(server__metrics=ON, dram__max_chunks="8")
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s", dram__max_chunks="8")
     with daemon.connect() as pool:
         for number in range(3):
             store(pool, pool.keys(tokens_of(number, 4 * 32)))
@@ -167,7 +167,7 @@ def test_a_full_index_is_a_reason_of_its_own(start_daemon: Callable[..., Daemon]
 
 
 def test_declined_saves_show_their_reason(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(server__metrics=ON, dram__capacity=CAPACITY)
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s", dram__capacity=CAPACITY)
     with daemon.connect() as pool:
         held, new = pool.keys(tokens_of(1, CHUNKS * 32)), pool.keys(tokens_of(2, 3 * 32))
         daemon.kill()
@@ -192,7 +192,7 @@ def test_declined_saves_show_their_reason(start_daemon: Callable[..., Daemon]) -
 
 
 def test_a_hostile_report_is_cut_and_counted(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(server__metrics=ON)
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s")
     address = _address(daemon)
     with daemon.connect(model="liar") as pool:
         session = pool._link.session
@@ -209,7 +209,10 @@ def test_a_hostile_report_is_cut_and_counted(start_daemon: Callable[..., Daemon]
 
 
 def test_port_zero_takes_a_free_port_and_info_shows_it(start_daemon: Callable[..., Daemon]) -> None:
-    first, second = start_daemon(server__metrics=ON), start_daemon(server__metrics=ON)
+    first, second = (
+        start_daemon(server__metrics=ON, server__probe_interval="0s"),
+        start_daemon(server__metrics=ON, server__probe_interval="0s"),
+    )
     assert _address(first) != _address(second)
     assert not _address(first).endswith(":0")
     assert _get(_address(first), "/readyz")[0] == 200
@@ -217,14 +220,14 @@ def test_port_zero_takes_a_free_port_and_info_shows_it(start_daemon: Callable[..
 
 
 def test_a_port_in_use_refuses_the_start_by_name(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(server__metrics=ON)
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s")
     with pytest.raises(AssertionError, match=f"server.metrics {_address(daemon)} cannot be bound"):
         start_daemon(server__metrics=_address(daemon))
 
 
 def test_garbage_and_slow_clients_do_not_hurt(start_daemon: Callable[..., Daemon], seed: int) -> None:
     noise = random.Random(seed)
-    daemon = start_daemon(server__metrics=ON)
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s")
     host, _, port = _address(daemon).rpartition(":")
     assert daemon.process is not None
     tasks = Path(f"/proc/{daemon.process.pid}/task")
@@ -274,7 +277,7 @@ def test_a_control_thread_that_stands_still_is_503_within_the_deadline(tmp_path:
 
 
 def test_not_ready_while_draining(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(server__metrics=ON, server__stop_timeout="20s")
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s", server__stop_timeout="20s")
     address = _address(daemon)
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 3 * 32))
@@ -290,7 +293,7 @@ def test_not_ready_while_draining(start_daemon: Callable[..., Daemon]) -> None:
 
 
 def test_scrapes_under_load_are_each_of_one_moment(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(server__metrics=ON, dram__capacity=CAPACITY)
+    daemon = start_daemon(server__metrics=ON, server__probe_interval="0s", dram__capacity=CAPACITY)
     address = _address(daemon)
     is_over = threading.Event()
 

@@ -33,6 +33,12 @@ def _directory() -> dict[str, Any]:
     return directory.stats()
 
 
+SSD_COUNTS = (
+    *("ssd.chunks", "ssd.used_bytes", "ssd.capacity_bytes", "demoted_chunks", "promoted_chunks"),
+    *("ssd.evicted_chunks", "ssd.read_bytes", "ssd.written_bytes", "ssd.io_errors", "ssd.corrupt_chunks"),
+)
+
+
 def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
     index = dict.fromkeys(
         ("leases", "tickets", "reservations", "namespaces", "expired_leases", "expired_reservations"), 1
@@ -47,6 +53,7 @@ def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
         huge_bytes=0,
         is_settling=False,
         models={"m": _COUNTS} if models is None else models,
+        ssd={"ssd.state": "ok", **dict.fromkeys(SSD_COUNTS, 3)},
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
     )
     times = RequestTimes()
