@@ -7,6 +7,7 @@ Invariant: every hold in the directory is in exactly one lease or ticket, or bei
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 from functools import partial
@@ -121,11 +122,6 @@ class Pool:
         return self._dram.page_use(is_settling=is_settling)
 
     @property
-    def chunks(self) -> int:
-        """Chunks that can be loaded."""
-        return int(self._directory.stats()["chunks"])
-
-    @property
     def is_busy(self) -> bool:
         """Whether a save is under way that a stop should wait for."""
         return self._writing.reservations > 0
@@ -162,8 +158,10 @@ class Pool:
         with `may_wait=False` to take what there is.
         """
         m.check_keys(keys, ranks=len(session.namespaces))
-        is_moving = self._tiering is not None and self._tiering.is_moving
-        grant = self._reading.acquire(session, keys, self._clock.now_ns(), may_wait=may_wait and is_moving)
+        with self._protected(may_wait):
+            grant = self._reading.acquire(session, keys, self._clock.now_ns(), may_wait=may_wait)
+        if grant is None and not (self._tiering and self._tiering.make_room()):
+            return self.acquire(session, keys, may_wait=False)
         return None if grant is None else self._leased(grant)
 
     def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int) -> m.Leased:
@@ -208,15 +206,11 @@ class Pool:
         m.check_keys(keys, ranks=1)
         if len(parent) not in (0, KEY_BYTES):
             raise ProtocolError(f"parent key has {len(parent)} bytes, expected none or {KEY_BYTES}")
-        is_protected = may_wait and self._tiering is not None and self._tiering.can_write
-        self._directory.protect_unsaved(is_protected)
-        try:
+        with self._protected(may_wait):
             places = self._writing.reserve(session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
-        finally:
-            self._directory.protect_unsaved(False)
         if places is None:
             if self._tiering is not None:
-                self._tiering.run(is_urgent=True)
+                self._tiering.make_room()
             return None
         self._schedule_expiry()
         return m.Reserved(places.reservation, places.states, places.offsets, places.generations)
@@ -342,7 +336,7 @@ class Pool:
         found_holds = self._directory.stats()["holds"]
         if found_holds != expected_holds:
             problems.append(f"index: {found_holds} holds, {expected_holds} are in leases, tickets and checks")
-        return {"problems": problems, "chunks": self.chunks, "verified": 0}
+        return {"problems": problems, "chunks": self._directory.stats()["chunks"], "verified": 0}
 
     async def verify_bytes(self) -> tuple[list[bytes], int]:
         """Read every chunk and compare its checksums: the keys of corrupt ones, and how many were read."""
@@ -350,6 +344,9 @@ class Pool:
 
     def _uptime_s(self) -> float:
         return (self._clock.now_ns() - self._started_ns) / NS_PER_S
+
+    def _protected(self, is_wanted: bool) -> contextlib.AbstractContextManager[None]:
+        return self._tiering.protecting(is_wanted) if self._tiering else contextlib.nullcontext()
 
     def _reopen_namespace(self, model: str, wire: list[int | str]) -> Namespace:
         return self._namespaces.open(model, Layout.from_wire(wire))

@@ -8,8 +8,9 @@ directory is forgotten by the catalogue before another row is written.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -173,6 +174,20 @@ class Tiering:
             TierState.OK,
             f"at {self.tier.plan.path}: {self.restored_chunks} chunks found, {recovered.bad_rows} bad rows",
         )
+
+    @contextlib.contextmanager
+    def protecting(self, is_wanted: bool) -> Iterator[None]:
+        """While nothing is evicted that only DRAM has, if the slower tier could take it."""
+        self._fast.protect_unsaved(is_wanted and self.can_write)
+        try:
+            yield
+        finally:
+            self._fast.protect_unsaved(False)
+
+    def make_room(self) -> bool:
+        """Have the coldest chunks written down. Whether anything moves that will give room."""
+        self.run(is_urgent=True)
+        return self.is_moving
 
     def run(self, *, is_urgent: bool = False) -> None:
         """Start demotions that are due."""
