@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 # Opens the namespace of a model and a layout in wire form. Raises KVPoolError.
 OpenNamespace = Callable[[str, list[int | str]], Namespace]
 RESTORE_ROWS = 2048
+# How long a tier rests after errors: this, then twice as long each time, until something succeeds.
+FIRST_PAUSE_S = 1.0
+LAST_PAUSE_S = 300.0
 SCAN_ALL = (1 << 32) - 1
 DRAIN_LOOK_S = 0.005
 CHECKPOINT_TIMEOUT_S = 10.0
@@ -81,6 +84,8 @@ class Tiering:
             is_write_through=is_write_through,
         )
         self.restored_chunks = 0
+        self._pause_s = FIRST_PAUSE_S
+        self._retry: asyncio.TimerHandle | None = None
 
     @property
     def directory(self) -> kvpool_native.Directory:
@@ -192,6 +197,7 @@ class Tiering:
     def run(self, *, is_urgent: bool = False) -> None:
         """Start demotions that are due."""
         self.demotions.run(self._clock.now_ns(), is_urgent=is_urgent)
+        self._see_to_the_tier()
 
     async def drain(self, timeout_s: float) -> int:
         """Write down what DRAM alone has, as far as the time goes, and checkpoint. Returns how many chunks that were."""
@@ -214,6 +220,8 @@ class Tiering:
     async def close(self) -> None:
         """End I/O; what is under way is settled."""
         loop = asyncio.get_running_loop()
+        if self._retry is not None:
+            self._retry.cancel()
         if self.tier.fileno() >= 0:
             loop.remove_reader(self.tier.fileno())
         await loop.run_in_executor(None, self.tier.close)
@@ -270,10 +278,25 @@ class Tiering:
                 self.demotions.settle(
                     job, chunk, is_good=is_good, is_bad_here=status == SsdStatus.BAD_SOURCE, now_ns=now_ns
                 )
+            if is_good:
+                self._pause_s = FIRST_PAUSE_S
         self.forget_departed()
         self.run()
+        self._see_to_the_tier()
         self.settled.set()
         self._on_settled()
+
+    def _see_to_the_tier(self) -> None:
+        """Have a tier that rests because of errors tried again, later each time."""
+        if self.tier.can_be_tried_again and self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(self._pause_s, self._try_again)
+            self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        if self.tier.can_be_tried_again:
+            self.tier.try_again()
+            self.run()
 
     async def _restore(self, recovered: Recovered, open_namespace: OpenNamespace) -> None:
         numbers: dict[int, Namespace] = {}

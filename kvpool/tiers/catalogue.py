@@ -95,6 +95,17 @@ class Catalogue:
         self._thread = threading.Thread(target=self._run, args=(checkpoint_s,), name="kvpool-catalogue", daemon=True)
         self._thread.start()
 
+    def resume(self, *, checkpoint_s: float) -> None:
+        """Write again after a failure. What was queued or written since the last checkpoint may be lost."""
+        assert self.failure is not None
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            self.dropped_rows += len(self._pending)
+            self._pending = []
+            self.failure, self._thread = None, None
+        self.start(checkpoint_s=checkpoint_s)
+
     def put_namespace(self, number: int, record: NamespaceRecord) -> bool:
         """Queue a namespace, before its first row."""
         packed = msgpack.packb(record)

@@ -3,8 +3,8 @@
 It owns the files, the I/O queue, the catalogue and the directory of slots; which chunk is worth writing or reading is
 decided elsewhere. Nothing here stops the DRAM tier: what goes wrong changes the state and is a miss.
 
-    STARTING ──files open, catalogue read──► OK ──write or sync fails──► READONLY ──probe succeeds──► OK
-        └──cannot be opened──► OFFLINE ◄──reads fail──┘                      (each probe waits longer than the last)
+    STARTING ──files open, catalogue read──► OK ◄──tried again, later each time──┐
+        └──cannot be opened──► OFFLINE       └──I/O or the catalogue fails──► READONLY ──it fails on and on──► OFFLINE
 
 Control thread only, but for `open`, `probe` and `close`, which block and belong in an executor.
 
@@ -263,6 +263,17 @@ class SsdTier:
         if state != self.state:
             log.log(logging.INFO if state == TierState.OK else logging.WARNING, "ssd tier %s %s", state.name, reason)
         self.state, self.state_reason = state, reason
+
+    @property
+    def can_be_tried_again(self) -> bool:
+        """Whether the tier was open once and rests because of errors."""
+        return self._queue is not None and self.state in (TierState.READONLY, TierState.OFFLINE)
+
+    def try_again(self) -> None:
+        """Take the tier as usable: what goes wrong now puts it to rest again."""
+        if self._catalogue is not None and self._catalogue.failure is not None:
+            self._catalogue.resume(checkpoint_s=self.plan.checkpoint_s)
+        self.become(TierState.OK, "is tried again")
 
     def stats(self) -> dict[str, int | str]:
         """Counters, by name."""

@@ -1,6 +1,7 @@
 """The SSD tier through a daemon: what DRAM has no room for comes back, also after a restart, always with the right bytes."""
 
 import os
+import resource
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -172,3 +173,27 @@ def test_flush_takes_one_tier_or_all(tiered: Daemon) -> None:
 def test_a_tier_that_is_not_there_cannot_be_flushed(daemon: Daemon) -> None:
     with daemon.admin() as admin, pytest.raises(Refused, match="expected one of dram"):
         admin.flush(None, None, "ssd")
+
+
+def test_a_disk_that_takes_no_writes_is_left_alone_and_tried_again(tiered: Daemon) -> None:
+    """No file may grow or be written: what a full or failing disk does, done to this process alone."""
+    assert tiered.process is not None
+    unlimited = resource.prlimit(tiered.process.pid, resource.RLIMIT_FSIZE)
+    with tiered.connect() as pool:
+        stored = fill(pool, 4)
+        resource.prlimit(tiered.process.pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))
+        stored += [pool.keys(tokens_of(900 + number, CHAIN * CHUNK_TOKENS)) for number in range(6)]
+        for keys in stored[4:]:
+            assert store(pool, keys).stored == CHAIN, "DRAM serves on"
+            assert load_right(pool, keys).chunks == CHAIN
+        wait_until(lambda: tiered.stats()["ssd.state"] != "ok", "the tier rests")
+        demoted = int(tiered.stats()["demoted_chunks"])
+        resource.prlimit(tiered.process.pid, resource.RLIMIT_FSIZE, unlimited)
+        wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is tried again")
+        with tiered.admin() as admin:
+            assert admin.write_down(10.0)["left"] == 0
+        assert int(tiered.stats()["demoted_chunks"]) > demoted
+
+        for keys in stored:
+            load_right(pool, keys)
+    assert tiered.problems() == []
