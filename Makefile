@@ -79,7 +79,7 @@ test-hostile: setup
 
 # Without clang the same targets run with a driver that makes random inputs.
 SECONDS ?= 30
-FUZZ_TARGETS := key_hash index_view copy_plan directory
+FUZZ_TARGETS := key_hash index_view copy_plan directory ssd_header
 CLANG := $(firstword $(foreach name,clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14,$(shell command -v $(name))))
 FUZZ_BUILD := build/fuzz$(if $(CLANG),,-standalone)
 

@@ -32,10 +32,8 @@ class Lease:
         self.chunks = leased.chunks
         self.tokens = leased.chunks * layout.chunk_tokens
         self.layout = layout
-        self.tiers: npt.NDArray[np.uint8] = np.frombuffer(leased.tiers, dtype=np.uint8)
         self.cost_s = cost_s
-        self.offsets = np.frombuffer(leased.offsets, dtype="<u8")
-        self.generations = np.frombuffer(leased.generations, dtype="<u8")
+        self._leased = leased
         self._lock = threading.Lock()
         self._loads: set[Load] = set()  # guarded by _lock
         self._is_released = session is None  # guarded by _lock
@@ -51,6 +49,21 @@ class Lease:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+    @property
+    def tiers(self) -> npt.NDArray[np.uint8]:
+        """The level of each chunk when it was leased."""
+        return np.frombuffer(self._leased.tiers, dtype=np.uint8)
+
+    @property
+    def offsets(self) -> npt.NDArray[np.uint64]:
+        """Where each chunk lies in the arena."""
+        return np.frombuffer(self._leased.offsets, dtype="<u8")
+
+    @property
+    def generations(self) -> npt.NDArray[np.uint64]:
+        """What each chunk's generation word must still say when it has been copied."""
+        return np.frombuffer(self._leased.generations, dtype="<u8")
 
     @property
     def is_live(self) -> bool:

@@ -1,6 +1,6 @@
 """Who asks: an engine's connection and the namespaces it stands for. Immutable; control thread only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvpool.errors import Refused
 from kvpool.index.namespaces import Namespace
@@ -16,6 +16,11 @@ class EngineSession:
     layout: Layout
     model: str
     namespaces: dict[int, Namespace]
+    namespace_ids: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # The directory's number of each rank's namespace, by rank: wanted by every acquire.
+        object.__setattr__(self, "namespace_ids", [namespace.id for namespace in self.namespaces.values()])
 
     @property
     def own(self) -> Namespace:
@@ -23,11 +28,6 @@ class EngineSession:
         if self.layout.rank is None:
             raise Refused("rank", "a scheduler's connection looks up and acquires, it does not load or save")
         return self.namespaces[self.layout.rank]
-
-    @property
-    def namespace_ids(self) -> list[int]:
-        """The directory's number of each rank's namespace, by rank."""
-        return [namespace.id for namespace in self.namespaces.values()]
 
     @property
     def identity(self) -> tuple[str, bytes]:
