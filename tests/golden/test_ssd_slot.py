@@ -1,0 +1,61 @@
+"""The bytes of a slot on disk. `ssd_slot_header.bin` is the header page of the chunk below, written by format 1."""
+
+from pathlib import Path
+
+import numpy as np
+
+import kvpool_native
+from tests.daemon import wait_until
+
+GOLDEN = Path(__file__).parent / "ssd_slot_header.bin"
+LAYERS, LAYER_BYTES, PAGE = 3, 5000, 4096
+KEY, PARENT, NAMESPACE, EPOCH = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96)), bytes(range(96, 112))
+GENERATION = 0x1122334455667788
+SLOT_PAGES = 1 + -(-LAYERS * LAYER_BYTES // PAGE)
+
+
+def _written_slot(directory: Path) -> bytes:
+    """The slot that the native module writes for the chunk."""
+    geometry = kvpool_native.DirectoryGeometry.plan(1 << 20, 1 << 17, 64)
+    arena = kvpool_native.Mapping.create("golden-arena", geometry.arena_bytes)
+    index = kvpool_native.Mapping.create("golden-index", geometry.index_bytes)
+    memory = kvpool_native.Directory(arena, index, geometry, bytes(16))
+    for segment in range(geometry.segments):
+        memory.mark_segment_ready(segment)
+    size_class = memory.add_class(LAYERS * LAYER_BYTES, LAYERS)
+    reservation, _, offsets, _ = memory.reserve(memory.add_namespace(), size_class, b"", KEY, 1)
+    place = int.from_bytes(offsets, "little")
+    arena.view()[place : place + LAYERS * LAYER_BYTES] = np.arange(LAYERS * LAYER_BYTES, dtype=np.uint32) % 251
+    memory.commit(reservation, 0, kvpool_native.extent_checksums(arena, place, LAYER_BYTES, LAYERS))
+    files = kvpool_native.SsdFiles.open(str(directory / "tier"), 16 * PAGE, 1, True)
+    queue = kvpool_native.SsdQueue(files, arena, index, 1, 4)
+    words = b"".join(number.to_bytes(8, "little") for number in (2 * PAGE, place, GENERATION))
+    row = KEY + PARENT + words
+    assert queue.write(row, EPOCH, NAMESPACE, LAYERS, LAYER_BYTES, kvpool_native.IndexView(index))
+    outcomes: list[tuple[int, int, int, int]] = []
+    wait_until(lambda: bool(outcomes.extend(queue.take_outcomes()) or outcomes), "the slot is written")
+    assert [status for _, _, status, _ in outcomes] == [0]
+    queue.stop()
+    segment_file = (directory / "tier" / "segment-000000.kvs").read_bytes()
+    return segment_file[2 * PAGE : (2 + SLOT_PAGES) * PAGE]
+
+
+def test_a_slot_has_the_bytes_of_its_format(tmp_path: Path) -> None:
+    slot = _written_slot(tmp_path)
+    assert slot[:PAGE] == GOLDEN.read_bytes()
+    payload = np.frombuffer(slot[PAGE : PAGE + LAYERS * LAYER_BYTES], np.uint8)
+    assert np.array_equal(payload, (np.arange(LAYERS * LAYER_BYTES) % 251).astype(np.uint8))
+
+
+def test_the_golden_header_reads_as_the_document_says() -> None:
+    page = GOLDEN.read_bytes()
+    assert len(page) == PAGE
+    assert page[:8] == b"KVPSLOT1"
+    assert int.from_bytes(page[8:12], "little") == 1
+    assert page[16:32] == EPOCH
+    assert (page[32:64], page[64:96], page[96:128]) == (KEY, PARENT, NAMESPACE)
+    assert int.from_bytes(page[128:136], "little") == GENERATION
+    assert (int.from_bytes(page[136:144], "little"), int.from_bytes(page[144:148], "little")) == (LAYER_BYTES, LAYERS)
+    without_crc = page[:12] + bytes(4) + page[16:]
+    assert int.from_bytes(page[12:16], "little") == kvpool_native.crc32c(without_crc)
+    assert page[152 + 4 * LAYERS :] == bytes(PAGE - 152 - 4 * LAYERS)
