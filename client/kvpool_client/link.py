@@ -128,7 +128,7 @@ class Link:
     def _try_connect(self) -> None:
         try:
             failpoint.reach("client.connect.before")
-            session = Session(self._path, self._model, self._layout, self._timeout_s)
+            session = Session(self._path, self._model, self._layout, self._timeout_s, on_end=self._wake)
         except Refused as error:
             self.last_error = str(error)
             if error.code == "layout":
@@ -184,12 +184,16 @@ class Link:
         return bool(events.get(fd, 0) & (select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL))
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # full: it is awake already; closed: nobody is left
-            os.write(self._wake_write, b"w")
+        """Have the thread look again, also when whoever asked last has ended the session."""
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: it is awake already
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"w")
 
     def _close_pipe(self) -> None:
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        with self._lock:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
 
 
 def _forget_in_children(link: Link) -> None:

@@ -8,7 +8,6 @@ checksum is computed in the same pass. A commit that is not answered counts as d
 used from one thread at a time.
 """
 
-import contextlib
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -186,11 +185,16 @@ class Save:
         self._acknowledge_end()
 
     def _acknowledge_end(self) -> None:
-        """Tell the daemon that this reservation is written no more, so that its slots can be used again."""
+        """Tell the daemon that this reservation is written no more, so that its slots can be used again.
+
+        Where it does not hear that, the connection ends, which says the same.
+        """
         if self._reservation and self._session is not None and self._session.is_alive:
-            with contextlib.suppress(KVPoolError):  # the connection has ended, and the reservation with it
+            try:
                 failpoint.reach("client.end.before", failpoint.unreachable)
                 self._session.call(m.End(self._reservation), m.Done)
+            except KVPoolError:
+                self._session.end()
 
     def _end(self) -> None:
         self._result = SaveResult.of(self._states)

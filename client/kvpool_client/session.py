@@ -11,6 +11,7 @@ reserved slots once the connection is gone.
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import kvpool_native
@@ -38,8 +39,11 @@ class Session:
     Invariant: once `is_alive` is False it stays so, and no native save job of this session runs.
     """
 
-    def __init__(self, path: str, model: str, layout: Layout, timeout_s: float) -> None:
-        """Raises KVPoolError or OSError; then nothing is left open or mapped."""
+    def __init__(
+        self, path: str, model: str, layout: Layout, timeout_s: float, on_end: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_end` is called once, on the thread that ends the session. Raises KVPoolError or OSError: nothing is left."""
+        self._on_end = on_end
         hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, model, layout.to_wire())
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -117,6 +121,7 @@ class Session:
             run.cancel()
         with self._lock:
             self._connection.close()
+        self._on_end()
 
     def abandon_in_child(self) -> None:
         """In a forked child: let go of the parent's socket without a word. The mappings are not inherited."""

@@ -121,6 +121,19 @@ def test_a_daemon_that_stands_still_is_a_miss_within_the_deadline(daemon: Daemon
     assert daemon.problems() == []
 
 
+def test_a_client_whose_release_was_not_answered_looks_for_the_daemon_at_once(daemon: Daemon) -> None:
+    with daemon.connect(timeout_s=0.2) as pool:
+        keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
+        store(pool, keys)
+        lease = pool.acquire(pool.lookup(keys))
+        daemon.signal(signal.SIGSTOP)
+        lease.release()
+        assert not pool.connected
+        daemon.signal(signal.SIGCONT)
+        wait_until(lambda: pool.connected, "the client is back", 0.7)
+    assert daemon.problems() == []
+
+
 def _faketime() -> list[str]:
     """A command under which wall-clock time can be made to jump, or the reason to skip."""
     if shutil.which("faketime") is None:
