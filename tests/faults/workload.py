@@ -26,6 +26,8 @@ def chain_tokens(number: int) -> np.ndarray:
 
 def run(socket: str, rounds: int) -> None:
     with kv.connect(socket, model=MODEL, layout=SMALL, timeout_s=TIMEOUT_S) as pool:
+        for number in range(rounds):  # what an earlier run has left
+            _load(pool, pool.keys(chain_tokens(number)))
         for number in range(rounds):
             keys = pool.keys(chain_tokens(number))
             store(pool, keys)
