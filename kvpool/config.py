@@ -84,7 +84,10 @@ class SsdConfig:
     threads: int
     watermark: float
     write_through: bool
+    admission: str
+    write_budget: int
     checkpoint_interval: float
+    rebuild: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +365,9 @@ OPTIONS: dict[str, Option] = {
     "ssd.threads": _count(1, 64, 4),
     "ssd.watermark": _share("0.5"),
     "ssd.write_through": _flag("false"),
+    "ssd.admission": _choice("all", "second-touch"),
+    "ssd.write_budget": _size("0B", "8192TiB", "0B"),
     "ssd.checkpoint_interval": _duration("100ms", "1h", "5s"),
+    "ssd.rebuild": _flag("false"),
     "log.level": _choice("info", "debug", "warning", "error"),
 }

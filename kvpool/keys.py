@@ -27,3 +27,8 @@ def root_key(domain: bytes, *, model: str, adapter: str, salt: bytes, layout: La
     version = KEY_FORMAT_VERSION.to_bytes(4, "little")
     fields = [b"kvpool root", version, domain, model.encode(), adapter.encode(), salt, layout.fingerprint()]
     return kvpool_native.derive_root(fields)
+
+
+def namespace_fingerprint(model: str, layout: Layout) -> bytes:
+    """32 bytes over model and layout: how a slot on disk names the namespace of its chunk."""
+    return kvpool_native.derive_root([b"kvpool namespace", model.encode(), layout.fingerprint()])

@@ -101,8 +101,7 @@ class Pool:
             self._expiry.cancel()
         loop = asyncio.get_running_loop()
         if self._tiering is not None and self._opening is not None:
-            await self._opening
-            await self._tiering.close()
+            await self._tiering.close(self._opening)
         if self._prefault is not None:
             await loop.run_in_executor(None, self._prefault.stop)
         await loop.run_in_executor(None, self._workers.stop)

@@ -22,6 +22,7 @@ from kvpool.errors import KVPoolError
 from kvpool.index.demotions import Demotions
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.promotions import Promotions
+from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.catalogue_rows import Row
 from kvpool.tiers.ssd import Recovered, SsdStatus, SsdTier, SsdUnavailable, TierState
 from kvpool.types import KEY_BYTES, SizeClassId
@@ -84,6 +85,7 @@ class Tiering:
             is_write_through=is_write_through,
         )
         self.restored_chunks = 0
+        self.lost_chunks = 0
         self._pause_s = FIRST_PAUSE_S
         self._retry: asyncio.TimerHandle | None = None
 
@@ -134,7 +136,11 @@ class Tiering:
             return 0
         layout = namespace.layout
         return self.tier.read(
-            rows, _fingerprint(namespace), layout.layers, layout.chunk_bytes // layout.layers, is_urgent=is_urgent
+            rows,
+            namespace_fingerprint(namespace.model, layout),
+            layout.layers,
+            layout.chunk_bytes // layout.layers,
+            is_urgent=is_urgent,
         )
 
     def write(self, namespace: Namespace, rows: bytes) -> int:
@@ -144,7 +150,9 @@ class Tiering:
         except OSError:
             return 0
         layout = namespace.layout
-        return self.tier.write(rows, _fingerprint(namespace), layout.layers, layout.chunk_bytes // layout.layers)
+        return self.tier.write(
+            rows, namespace_fingerprint(namespace.model, layout), layout.layers, layout.chunk_bytes // layout.layers
+        )
 
     def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
         """See `SlowerTier`."""
@@ -159,6 +167,10 @@ class Tiering:
         recency = self.tier.next_recency()
         self.tier.remember(Row(key, parent, offset, generation, recency, layer_bytes, layout.layers, number))
 
+    def touch(self, key: bytes) -> None:
+        """See `SlowerTier`."""
+        self.tier.touch(key)
+
     def forget_departed(self) -> None:
         """Have the catalogue forget what has left the slower tier."""
         departed = self.directory.take_departed()
@@ -166,13 +178,20 @@ class Tiering:
             self.tier.forget(departed[at : at + KEY_BYTES])
 
     async def open(self, open_namespace: OpenNamespace) -> None:
-        """Open the tier and restore what an earlier life left. Never raises: a tier that cannot be opened is OFFLINE."""
+        """Open the tier and restore what an earlier life left. Never raises: one that cannot be opened is OFFLINE.
+
+        Goes on trying, later each time, until it is cancelled.
+        """
         loop = asyncio.get_running_loop()
-        try:
-            recovered = await loop.run_in_executor(None, self.tier.open)
-        except SsdUnavailable as error:
-            self.tier.become(TierState.OFFLINE, str(error))
-            return
+        while True:
+            try:
+                recovered = await loop.run_in_executor(None, self.tier.open)
+                break
+            except SsdUnavailable as error:
+                self.tier.become(TierState.OFFLINE, str(error))
+                if self.tier.is_stopping:
+                    return
+            await asyncio.sleep(self._next_pause_s())
         await self._restore(recovered, open_namespace)
         loop.add_reader(self.tier.fileno(), self._take_outcomes)
         self.tier.become(
@@ -217,9 +236,14 @@ class Tiering:
         await loop.run_in_executor(None, self.tier.checkpoint, CHECKPOINT_TIMEOUT_S)
         return self.demotions.demoted_chunks - before
 
-    async def close(self) -> None:
-        """End I/O; what is under way is settled."""
+    async def close(self, opening: "asyncio.Task[None]") -> None:
+        """End `opening`, the task of `open`, and I/O; what is under way is settled."""
         loop = asyncio.get_running_loop()
+        self.tier.stop_opening()
+        if self.tier.state == TierState.OFFLINE:
+            opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await opening
         if self._retry is not None:
             self._retry.cancel()
         if self.tier.fileno() >= 0:
@@ -250,6 +274,7 @@ class Tiering:
             "ssd.capacity_bytes": self.tier.plan.segments * self.tier.plan.segment_bytes,
             "ssd.evicted_chunks": slots["evicted_chunks"] + slots["shed_chunks"],
             "ssd.restored_chunks": self.restored_chunks,
+            "ssd.lost_chunks": self.lost_chunks,
             "demoted_chunks": self.demotions.demoted_chunks,
             "demotions_failed": self.demotions.failed_chunks,
             "demotions_under_way": len(self.demotions),
@@ -289,14 +314,27 @@ class Tiering:
     def _see_to_the_tier(self) -> None:
         """Have a tier that rests because of errors tried again, later each time."""
         if self.tier.can_be_tried_again and self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(self._pause_s, self._try_again)
-            self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+            self._retry = asyncio.get_running_loop().call_later(self._next_pause_s(), self._try_again)
+
+    def _next_pause_s(self) -> float:
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LAST_PAUSE_S)
+        return pause_s
 
     def _try_again(self) -> None:
         self._retry = None
         if self.tier.can_be_tried_again:
+            self._drop_lost()
             self.tier.try_again()
+            self.forget_departed()
             self.run()
+
+    def _drop_lost(self) -> None:
+        """Forget the chunks that a failed sync covered: nobody knows whether the disk has them."""
+        lost = self.tier.take_lost()
+        for key in lost:
+            self.lost_chunks += self.directory.drop(key)
+        if lost:
+            log.warning("%d chunks on disk are forgotten: they were not made certain", self.lost_chunks)
 
     async def _restore(self, recovered: Recovered, open_namespace: OpenNamespace) -> None:
         numbers: dict[int, Namespace] = {}
@@ -334,7 +372,3 @@ class Tiering:
                 packed["namespace"][chosen & fits] = namespace.id
                 packed["size_class"][chosen & fits] = size_class
         return packed
-
-
-def _fingerprint(namespace: Namespace) -> bytes:
-    return kvpool_native.derive_root([b"kvpool namespace", namespace.model.encode(), namespace.layout.fingerprint()])

@@ -48,11 +48,15 @@ class Daemon:
         sets = [f"--set=server.socket={self.socket}", *(f"--set={key}={value}" for key, value in self._options.items())]
         return [sys.executable, "-m", "kvpool.cli.kvpoold", *sets]
 
-    def start(self) -> None:
-        """Start, and wait until the daemon answers."""
+    def start(self, *arguments: str) -> None:
+        """Start with further arguments for this life, and wait until the daemon answers."""
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.command(), stderr=log, stdout=log, start_new_session=True, env={**os.environ, **self.environment}
+                [*self.command(), *arguments],
+                stderr=log,
+                stdout=log,
+                start_new_session=True,
+                env={**os.environ, **self.environment},
             )
         wait_until(self._answers_or_died, f"daemon answers at {self.socket}", START_TIMEOUT_S)
         assert self.process.poll() is None, self.log()

@@ -116,6 +116,11 @@ class Directory:
 SSD_HEADER_BYTES: int
 SSD_LAYERS_MAX: int
 
+CATALOGUE_ROW_BYTES: int
+
+def restoring_order(rows: bytes) -> bytes: ...
+def decode_ssd_header(page: bytes) -> tuple[bytes, bytes, bytes, bytes, int, int, int] | None: ...
+
 class SsdFiles:
     @staticmethod
     def open(path: str, segment_bytes: int, segments: int, wants_direct: bool) -> SsdFiles: ...

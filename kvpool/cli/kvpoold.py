@@ -41,7 +41,8 @@ def run(arguments: list[str]) -> int:
     """Serve until stopped; the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        config = load_config(options.config, options.set)
+        overrides = [*options.set, "ssd.rebuild=true"] if options.rebuild else options.set
+        config = load_config(options.config, overrides)
         if failpoint.faults:
             raise ConfigError(failpoint.faults)
     except ConfigError as error:
@@ -85,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="override one option; may be given again; values as in the file, without quotes",
+    )
+    parser.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="search the segment files of the SSD tier for chunks instead of trusting its catalogue (ssd.rebuild=true)",
     )
     parser.add_argument("--version", action="version", version=f"kvpoold {__version__}")
     return parser

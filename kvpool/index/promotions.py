@@ -98,6 +98,7 @@ class Promotions:
         key, generation = job.keys[chunk], job.generations[chunk]
         if is_good:
             self._directory.landed(key, generation)
+            self._slower.touch(key)
         else:
             self._directory.fail_landing(key, generation)
         if is_bad_below:

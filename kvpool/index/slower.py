@@ -44,6 +44,10 @@ class SlowerTier(Protocol):
         """A chunk is stored there: have it found after a restart."""
         ...
 
+    def touch(self, key: bytes) -> None:
+        """A chunk stored there was used: have it outlive older ones after a restart."""
+        ...
+
 
 def pack_moves(
     keys: list[bytes], parents: list[bytes], offsets: list[int], arena_offsets: list[int], generations: list[int]

@@ -1,93 +1,106 @@
 """The catalogue of the SSD tier: which chunk lies where, in LMDB, written behind.
 
 What it is: enough to find the chunks again after a restart. What it is not: the truth about them; each slot certifies
-itself, so a catalogue that is old, torn or lost costs misses and nothing else. No write waits for a disk: rows are
-queued, written in batches, and kept for certain by a checkpoint (data first, then the catalogue).
+itself, so a catalogue that is old, torn or lost costs misses and nothing else. `catalogue_open` looks at what an earlier
+life left.
 
-Opening a damaged LMDB file can kill the process, so a child process looks at it first; what it does not pass is moved
-aside. Threads: `put`, `delete` and `is_behind` from the control thread; one thread of its own writes; `open`, `load` and
-`close` block and belong in an executor.
+Guarantees:
+1. No change waits for a disk: it is queued, written in batches in the order it came, and kept for certain by a checkpoint.
+2. A checkpoint makes the data certain first, then the catalogue. Checkpoints come by time and by bytes of chunks.
+3. A sync that failed is not tried again: what was put since the last good checkpoint is `take_lost`, and forgotten.
+4. A full map costs the chunks left out, which are found until the daemon's end but not after it; never the catalogue.
 
-Lock order: `_lock` guards the queue and is never held during I/O.
+Threads: changes and `take_lost` from the control thread; one thread of its own writes; opening, `checkpoint` and `close` block
+and belong in an executor. Lock order: `_lock` guards the queue and is never held during I/O.
 """
 
 import logging
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
-import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Deadline
-from kvpool.tiers import catalogue_rows
+from kvpool.tiers import catalogue_open, catalogue_rows
 from kvpool.tiers.catalogue_check import TABLES_MAX
 from kvpool.tiers.catalogue_rows import Row
+from kvpool.tiers.ssd_identity import Identity, NamespaceRecord, pack_namespace, write_identity
 from kvpool.types import KEY_BYTES
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
 QUEUE_ROWS_MAX = 1 << 20
 BATCH_WAIT_S = 0.05
-CHECK_TIMEOUT_S = 60.0
-ASIDE_MAX = 2
-_META = b"catalogue"
-_NUMBER_BYTES = 4
+CHECKPOINT_BYTES = 256 << 20
+# What a full map keeps for removals, which need pages before they free any.
+HEADROOM_BYTES = 256 << 10
+_FILL_ROWS = 1 << 14
+_DELETED_AT_ONCE = 8
 
-# A namespace as the catalogue keeps it: model and layout in wire form.
-NamespaceRecord = tuple[str, list[int | str]]
+# A key with its value, with None (forgotten) or with a number (its recency).
+Change = tuple[bytes, bytes | int | None]
 
 
 class Catalogue:
     """One open catalogue. Invariant: `_pending` holds at most QUEUE_ROWS_MAX changes, in the order they came."""
 
-    def __init__(self, path: Path, map_bytes: int, epoch: bytes, *, sync_data: Callable[[], None]) -> None:
-        """Opens, or makes, the catalogue at `path` for segment files of this `epoch`. Raises lmdb.Error or OSError."""
+    def __init__(self, path: Path, map_bytes: int, identity: Identity, *, sync_data: Callable[[], None]) -> None:
+        """Opens, or makes, the catalogue at `path` for segment files of this identity. Raises lmdb.Error or OSError."""
         self._path = path
+        self._epoch = identity.epoch
+        self._known = dict(identity.namespaces)  # guarded by _lock
         self._sync_data = sync_data
         path.mkdir(mode=0o700, exist_ok=True)
+        catalogue_open.mark_opening(path)
+        self._map_bytes = map_bytes
         self._environment = lmdb.open(
             str(path), map_size=map_bytes, max_dbs=TABLES_MAX, mode=0o600, sync=False, metasync=False, writemap=False
         )
         self._chunks = self._environment.open_db(b"chunks")
         self._namespaces = self._environment.open_db(b"namespaces")
-        self._meta = self._environment.open_db(b"meta")
+        meta = self._environment.open_db(b"meta")
         with self._environment.begin(write=True) as transaction:
-            if transaction.get(_META, db=self._meta) is None:
-                transaction.put(_META, _meta_record(epoch), db=self._meta)
+            transaction.put(catalogue_open.META_KEY, catalogue_open.meta_record(identity.epoch), db=meta)
+            for number, record in identity.namespaces.items():
+                transaction.put(_number_key(number), pack_namespace(record), db=self._namespaces)
+        self._environment.set_mapsize(map_bytes - HEADROOM_BYTES)
+        write_identity(path.parent, identity)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._pending: list[tuple[bytes, bytes | None]] = []  # guarded by _lock
+        self._pending: list[Change] = []  # guarded by _lock
+        self._bytes_pending = 0  # guarded by _lock
+        self._writing = 0  # changes of the batch under way; guarded by _lock
         self._is_stopping = False  # guarded by _lock
-        self._checkpoint_asked = 0  # guarded by _lock
+        self._checkpoint_asked = 1  # guarded by _lock; the first one is the opening's
         self._checkpoint_done = 0  # guarded by _lock
+        self._lost: list[bytes] = []  # guarded by _lock
+        self._uncertain: list[bytes] = []  # put since the last checkpoint; the writer's alone
         self.failure: BaseException | None = None
         self.dropped_rows = 0
+        self.checkpoints = 0
         self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"<Catalogue {self._path}, {self.waiting} waiting>"
 
     @property
     def waiting(self) -> int:
         """Changes not yet written."""
         with self._lock:
-            return len(self._pending)
+            return len(self._pending) + self._writing
 
-    def load(self) -> tuple["npt.NDArray[np.void]", dict[int, NamespaceRecord], int]:
-        """Every good row in the order of restoring, the namespaces by number, and how many records were bad."""
-        with self._environment.begin(buffers=False) as transaction:
-            with transaction.cursor(self._chunks) as cursor:
-                keys = b"".join(cursor.iternext(keys=True, values=False))
-                values = b"".join(cursor.iternext(keys=False, values=True))
-            namespaces = dict(self._read_namespaces(transaction))
-        rows, bad = catalogue_rows.parse(keys, values)
-        return catalogue_rows.in_restoring_order(rows), namespaces, bad
+    def fill(self, rows: "npt.NDArray[np.void]") -> None:
+        """Write many rows at once, before `start`. Raises lmdb.Error."""
+        assert self._thread is None
+        for first in range(0, len(rows), _FILL_ROWS):
+            with self._environment.begin(write=True) as transaction:
+                for row in rows[first : first + _FILL_ROWS]:
+                    packed = row.tobytes()
+                    transaction.put(packed[:KEY_BYTES], packed[KEY_BYTES:], db=self._chunks)
 
     def start(self, *, checkpoint_s: float) -> None:
         """Begin to write behind, with a checkpoint at least this often while there are changes."""
@@ -96,30 +109,37 @@ class Catalogue:
         self._thread.start()
 
     def resume(self, *, checkpoint_s: float) -> None:
-        """Write again after a failure. What was queued or written since the last checkpoint may be lost."""
+        """Write again after a failure, once its losses have been taken."""
         assert self.failure is not None
         if self._thread is not None:
             self._thread.join()
-        with self._lock:
-            self.dropped_rows += len(self._pending)
-            self._pending = []
-            self.failure, self._thread = None, None
+        self.failure, self._thread = None, None
         self.start(checkpoint_s=checkpoint_s)
 
     def put_namespace(self, number: int, record: NamespaceRecord) -> bool:
         """Queue a namespace, before its first row."""
-        packed = msgpack.packb(record)
-        value = kvpool_native.crc32c(packed).to_bytes(4, "little") + packed
-        return self._queue(number.to_bytes(_NUMBER_BYTES, "big"), value)
+        with self._lock:
+            self._known[number] = record
+        return self._queue(_number_key(number), pack_namespace(record))
 
     def put(self, row: Row) -> bool:
         """Queue a row. False when the queue is full: the chunk will not be found after a restart."""
         key, value = row.encode()
-        return self._queue(key, value)
+        return self._queue(key, value, row.layer_bytes * row.layers)
+
+    def touch(self, key: bytes, recency: int) -> bool:
+        """Queue a row's new recency."""
+        return self._queue(key, recency)
 
     def delete(self, key: bytes) -> bool:
         """Queue a removal."""
         return self._queue(key, None)
+
+    def take_lost(self) -> list[bytes]:
+        """Keys whose chunks a failure has made uncertain, once: they are to be forgotten."""
+        with self._lock:
+            lost, self._lost = self._lost, []
+            return lost
 
     def checkpoint(self, timeout_s: float) -> bool:
         """Have everything queued so far kept for certain. False when that did not come to be in time."""
@@ -141,145 +161,122 @@ class Catalogue:
             self._thread.join()
         self._environment.close()
 
-    def _queue(self, key: bytes, value: bytes | None) -> bool:
+    def _queue(self, key: bytes, value: bytes | int | None, chunk_bytes: int = 0) -> bool:
         with self._lock:
             if len(self._pending) >= QUEUE_ROWS_MAX or self.failure is not None:
                 self.dropped_rows += 1
                 return False
             self._pending.append((key, value))
+            self._bytes_pending += chunk_bytes
             if len(self._pending) == 1:
                 self._changed.notify_all()
         return True
 
     def _run(self, checkpoint_s: float) -> None:
         due = Deadline(checkpoint_s)
+        dirty_bytes = 0
         is_dirty = False
         while self.failure is None:
-            batch, asked, is_last = self._next_batch(due if is_dirty else None)
+            batch, batch_bytes, asked, is_last = self._next_batch(due if is_dirty else None)
             due = due if is_dirty else Deadline(checkpoint_s)
             try:
                 is_dirty = self._write(batch) or is_dirty
-                if asked > self._checkpoint_done or (is_dirty and (is_last or due.has_passed())):
-                    failpoint.reach("daemon.checkpoint.before_data")
-                    self._sync_data()
-                    failpoint.reach("daemon.checkpoint.before_catalogue")
-                    self._environment.sync(True)
-                    failpoint.reach("daemon.checkpoint.after")
-                    is_dirty = False
+                dirty_bytes += batch_bytes
+                is_due = is_dirty and (is_last or due.has_passed() or dirty_bytes >= CHECKPOINT_BYTES)
+                if asked > self._checkpoint_done or is_due:
+                    self._checkpoint()
+                    is_dirty, dirty_bytes = False, 0
             except (lmdb.Error, OSError) as error:
-                log.error("the catalogue cannot be written: %s", error)
-                self.failure = error
+                self._fail(error)
             with self._lock:
+                self._writing = 0
                 self._checkpoint_done = asked if self.failure is None else self._checkpoint_done
                 self._changed.notify_all()
             if is_last:
                 return
 
-    def _next_batch(self, due: Deadline | None) -> tuple[list[tuple[bytes, bytes | None]], int, bool]:
-        """What has been queued, once there is something to do; with nothing to do it sleeps until there is."""
+    def _checkpoint(self) -> None:
+        failpoint.reach("daemon.checkpoint.before_data")
+        self._sync_data()
+        failpoint.reach("daemon.checkpoint.before_catalogue")
+        self._environment.sync(True)
+        failpoint.reach("daemon.checkpoint.after")
+        if not self.checkpoints:
+            catalogue_open.unmark_opening(self._path)
+        self._uncertain = []
+        self.checkpoints += 1
+
+    def _fail(self, error: Exception) -> None:
+        log.error("the catalogue cannot be written: %s", error)
+        with self._lock:
+            waiting = [key for key, value in self._pending if isinstance(value, bytes) and len(key) == KEY_BYTES]
+            self.dropped_rows += len(self._pending)
+            self._pending, self._bytes_pending = [], 0
+            self._lost += self._uncertain + waiting
+            self._uncertain = []
+            self.failure = error
+
+    def _next_batch(self, due: Deadline | None) -> tuple[list[Change], int, int, bool]:
+        """What has been queued, and its bytes, once there is something to do; with nothing to do it sleeps until there is."""
         with self._lock:
             if not self._has_work():
                 self._changed.wait(None if due is None else due.remaining_s() + 1e-3)
             if self._pending and not self._is_stopping and self._checkpoint_asked == self._checkpoint_done:
                 self._changed.wait(BATCH_WAIT_S)
             batch, self._pending = self._pending, []
-            return batch, self._checkpoint_asked, self._is_stopping
+            self._writing = len(batch)
+            batch_bytes, self._bytes_pending = self._bytes_pending, 0
+            return batch, batch_bytes, self._checkpoint_asked, self._is_stopping
 
     def _has_work(self) -> bool:
         return bool(self._pending) or self._is_stopping or self._checkpoint_asked > self._checkpoint_done
 
-    def _write(self, batch: list[tuple[bytes, bytes | None]]) -> bool:
+    def _write(self, batch: list[Change]) -> bool:
         if not batch:
             return False
+        # First the names of what a failure makes uncertain, then the attempt.
+        self._uncertain += [key for key, value in batch if isinstance(value, bytes) and len(key) == KEY_BYTES]
+        if any(len(key) != KEY_BYTES for key, _ in batch):
+            with self._lock:
+                identity = Identity(self._epoch, dict(self._known))
+            write_identity(self._path.parent, identity)
         try:
             with self._environment.begin(write=True) as transaction:
                 for key, value in batch:
-                    table = self._chunks if len(key) == KEY_BYTES else self._namespaces
-                    if value is None:
-                        transaction.delete(key, db=table)
-                    else:
-                        transaction.put(key, value, db=table)
+                    self._apply(transaction, key, value)
                 failpoint.reach("daemon.catalogue.before_commit")
             failpoint.reach("daemon.catalogue.after_commit")
         except lmdb.MapFullError:
-            # Removals alone may still fit; the chunks left out are found until the daemon's end, not after it.
-            self.dropped_rows += sum(value is not None for _, value in batch)
-            with self._environment.begin(write=True) as transaction:
-                for key, _ in batch:
-                    transaction.delete(key, db=self._chunks)
+            left_out = sum(isinstance(value, bytes) for _, value in batch)
+            log.warning("the catalogue is full: %d chunks will not be found after a restart", left_out)
+            self.dropped_rows += left_out
+            self._delete_all([key for key, _ in batch if len(key) == KEY_BYTES])
         return True
 
-    def _read_namespaces(self, transaction: lmdb.Transaction) -> list[tuple[int, NamespaceRecord]]:
-        found = []
-        with transaction.cursor(self._namespaces) as cursor:
-            for key, value in cursor:
-                packed = bytes(value[4:])
-                if len(key) == _NUMBER_BYTES and kvpool_native.crc32c(packed).to_bytes(4, "little") == value[:4]:
-                    model, layout = msgpack.unpackb(packed)
-                    found.append((int.from_bytes(key, "big"), (model, layout)))
-        return found
+    def _delete_all(self, keys: list[bytes]) -> None:
+        """Forget keys in a full map, a few at a time: a transaction cannot use the pages that it frees itself.
+
+        What was left out must not be found later in an older version either.
+        """
+        self._environment.set_mapsize(self._map_bytes)
+        for first in range(0, len(keys), _DELETED_AT_ONCE):
+            with self._environment.begin(write=True) as transaction:
+                for key in keys[first : first + _DELETED_AT_ONCE]:
+                    transaction.delete(key, db=self._chunks)
+        self._environment.set_mapsize(self._map_bytes - HEADROOM_BYTES)
+
+    def _apply(self, transaction: lmdb.Transaction, key: bytes, value: bytes | int | None) -> None:
+        table = self._chunks if len(key) == KEY_BYTES else self._namespaces
+        if value is None:
+            transaction.delete(key, db=table)
+        elif isinstance(value, bytes):
+            transaction.put(key, value, db=table)
+        else:
+            found = transaction.get(key, db=table)
+            touched = None if found is None else catalogue_rows.with_recency(key, bytes(found), value)
+            if touched is not None:
+                transaction.put(key, touched, db=table)
 
 
-def read_epoch(path: Path) -> bytes | None:
-    """The epoch of the segment files that a catalogue is about; None where there is none that may be opened.
-
-    Blocks for as long as it takes to read every record in a child process. What cannot be read is moved aside.
-    """
-    if not (path / "data.mdb").exists():
-        return None
-    problem = _problem_of(path)
-    if problem:
-        log.error("catalogue %s is discarded: %s", path, problem)
-        _move_aside(path)
-        return None
-    with (
-        lmdb.open(str(path), readonly=True, lock=False, max_dbs=TABLES_MAX) as environment,
-        environment.begin() as transaction,
-    ):
-        record = transaction.get(_META, db=environment.open_db(b"meta", transaction, create=False))
-    if record is None or len(record) != 24 or _meta_record(record[4:20]) != record:
-        log.error("catalogue %s is discarded: its format is not version %d of kvpool's", path, FORMAT_VERSION)
-        _move_aside(path)
-        return None
-    return bytes(record[4:20])
-
-
-def _problem_of(path: Path) -> str:
-    command = [sys.executable, "-m", "kvpool.tiers.catalogue_check", str(path)]
-    try:
-        done = subprocess.run(  # noqa: S603 - this interpreter, a module of ours, a path of the configuration
-            command, capture_output=True, timeout=CHECK_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"it could not be read within {CHECK_TIMEOUT_S:g} s"
-    words = done.stdout.split()
-    if done.returncode != 0 or len(words) != 3 or words[0] != b"ok":
-        last = done.stderr.decode(errors="replace").strip().splitlines()
-        return f"reading it ended with {done.returncode}: {last[-1] if last else 'no word'}"
-    return ""
-
-
-def _move_aside(path: Path) -> None:
-    for number in range(ASIDE_MAX, 0, -1):
-        newer = path if number == 1 else path.with_name(f"{path.name}.bad-{number - 1}")
-        target = path.with_name(f"{path.name}.bad-{number}")
-        if newer.exists():
-            _remove(target)
-            newer.rename(target)
-
-
-def _remove(path: Path) -> None:
-    if path.exists():
-        for file in path.iterdir():
-            file.unlink()
-        path.rmdir()
-
-
-def _meta_record(epoch: bytes) -> bytes:
-    checked = FORMAT_VERSION.to_bytes(4, "little") + epoch
-    return checked + kvpool_native.crc32c(checked).to_bytes(4, "little")
-
-
-def new_epoch() -> bytes:
-    """The name of a new set of segment files."""
-    return os.urandom(16)
+def _number_key(number: int) -> bytes:
+    return number.to_bytes(catalogue_open.NUMBER_BYTES, "big")

@@ -1,6 +1,7 @@
 """The catalogue's rows: their bytes, and reading many of them at once.
 
-    row := key:32 parent:32 offset:u64 generation:u64 recency:u64 layer_bytes:u64 layers:u32 namespace:u32 crc:u32 pad:u32
+    row := key:32 parent:32 offset:u64 generation:u64 recency:u64 layer_bytes:u64 layers:u32 namespace:u32
+           priority:u32 duration_s:u32 crc:u32 pad:u32
 
 Little endian. LMDB's key is the row's key and its value is the rest. `crc` is the CRC-32C of everything before it: LMDB
 notices no damage of its own. `recency` is a number that rises, not a time. Pure functions; any thread.
@@ -15,10 +16,11 @@ import numpy.typing as npt
 import kvpool_native
 from kvpool.types import KEY_BYTES
 
-_CHECKED = struct.Struct("<32s32sQQQQII")
+_CHECKED = struct.Struct("<32s32sQQQQIIII")
 _CRC = struct.Struct("<II")
 ROW_BYTES = _CHECKED.size + _CRC.size
-CHECKED_BYTES = _CHECKED.size
+VALUE_BYTES = ROW_BYTES - KEY_BYTES
+_RECENCY_AT = 80
 ROW = np.dtype(
     [
         ("key", "V32"),
@@ -29,16 +31,20 @@ ROW = np.dtype(
         ("layer_bytes", "<u8"),
         ("layers", "<u4"),
         ("namespace", "<u4"),
+        ("priority", "<u4"),
+        ("duration_s", "<u4"),
         ("crc", "<u4"),
         ("pad", "<u4"),
     ]
 )
-assert ROW.itemsize == ROW_BYTES
+assert ROW.itemsize == ROW_BYTES == kvpool_native.CATALOGUE_ROW_BYTES
+# What a chunk is kept with when nothing was said; the default of TensorRT-LLM's KvCacheRetentionConfig.
+DEFAULT_PRIORITY = 35
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Where one chunk lies, and what it is."""
+    """Where one chunk lies, and what it is. `duration_s` 0: its priority (0 to 100) does not end."""
 
     key: bytes
     parent: bytes
@@ -48,6 +54,8 @@ class Row:
     layer_bytes: int
     layers: int
     namespace: int
+    priority: int = DEFAULT_PRIORITY
+    duration_s: int = 0
 
     def encode(self) -> tuple[bytes, bytes]:
         """LMDB's key and value."""
@@ -60,59 +68,41 @@ class Row:
             self.layer_bytes,
             self.layers,
             self.namespace,
+            self.priority,
+            self.duration_s,
         )
-        whole = checked + _CRC.pack(kvpool_native.crc32c(checked), 0)
-        return self.key, whole[KEY_BYTES:]
+        return self.key, _closed(checked)[KEY_BYTES:]
 
 
-def parse(keys: bytes, values: bytes) -> tuple["npt.NDArray[np.void]", int]:
-    """The good rows of packed keys and values, and how many were bad."""
-    count = len(keys) // KEY_BYTES
-    value_bytes = ROW_BYTES - KEY_BYTES
-    if len(values) != count * value_bytes or len(keys) != count * KEY_BYTES:
-        return np.empty(0, ROW), count
+def with_recency(key: bytes, value: bytes, recency: int) -> bytes | None:
+    """LMDB's value with another recency; None where the row is not a good one."""
+    checked = bytearray(key + value[: _CHECKED.size - KEY_BYTES])
+    if len(value) != VALUE_BYTES or _closed(bytes(checked))[KEY_BYTES:] != value:
+        return None
+    checked[_RECENCY_AT : _RECENCY_AT + 8] = recency.to_bytes(8, "little")
+    return _closed(bytes(checked))[KEY_BYTES:]
+
+
+def join(keys: bytes, values: bytes) -> bytes:
+    """Whole rows of LMDB's packed keys and values. Raises ValueError where one has another length."""
+    count, rest = divmod(len(keys), KEY_BYTES)
+    if rest or len(values) != count * VALUE_BYTES:
+        raise ValueError(f"{len(keys)} bytes of keys and {len(values)} of values, expected 32 and {VALUE_BYTES} a row")
     joined = np.empty((count, ROW_BYTES), np.uint8)
     joined[:, :KEY_BYTES] = np.frombuffer(keys, np.uint8).reshape(count, KEY_BYTES)
-    joined[:, KEY_BYTES:] = np.frombuffer(values, np.uint8).reshape(count, value_bytes)
-    crcs = kvpool_native.crc32c_rows(np.ascontiguousarray(joined[:, :CHECKED_BYTES]).tobytes(), CHECKED_BYTES)
-    rows = joined.reshape(-1).view(ROW)
-    is_good = rows["crc"] == np.frombuffer(crcs, "<u4")
-    return rows[is_good], int(count - is_good.sum())
+    joined[:, KEY_BYTES:] = np.frombuffer(values, np.uint8).reshape(count, VALUE_BYTES)
+    return joined.tobytes()
 
 
-def in_restoring_order(rows: "npt.NDArray[np.void]") -> "npt.NDArray[np.void]":
-    """Ancestors before descendants, the most recent first. Rows whose ancestors are lacking stand where they may.
+def restorable(rows: bytes) -> tuple["npt.NDArray[np.void]", int]:
+    """The good ones of packed rows, ancestors and recent ones first, and how many were bad.
 
     A chunk counts as used when a descendant was, whatever order their rows were written in.
     """
-    if not len(rows):
-        return rows
-    keys = np.ascontiguousarray(rows["key"])
-    order = np.argsort(keys)
-    places = np.searchsorted(keys, rows["parent"], sorter=order)
-    places[places == len(rows)] = 0
-    parents = order[places]
-    has_parent = keys[parents] == rows["parent"]
-    parents[~has_parent] = -1
-    depth, recency = _depths(parents, rows["recency"].astype(np.uint64))
-    return rows[np.lexsort((depth, np.iinfo(np.uint64).max - recency))]
+    order = np.frombuffer(kvpool_native.restoring_order(rows), np.uint32)
+    table = np.frombuffer(rows, ROW)
+    return table[order], len(table) - len(order)
 
 
-def _depths(
-    parents: "npt.NDArray[np.int64]", recency: "npt.NDArray[np.uint64]"
-) -> tuple["npt.NDArray[np.int64]", "npt.NDArray[np.uint64]"]:
-    """How far below its root each row stands, and its recency raised to that of its most recent descendant."""
-    depth = np.zeros(len(parents), np.int64)
-    levels = []
-    current = np.flatnonzero(parents >= 0)
-    above = parents[current]
-    steps = 0
-    while len(current) and steps < len(parents):
-        depth[current] += 1
-        levels.append((current, above))
-        keep = parents[above] >= 0
-        current, above = current[keep], parents[above[keep]]
-        steps += 1
-    for below, ancestors in levels:
-        np.maximum.at(recency, ancestors, recency[below])
-    return depth, recency
+def _closed(checked: bytes) -> bytes:
+    return checked + _CRC.pack(kvpool_native.crc32c(checked), 0)

@@ -14,10 +14,12 @@ Invariant: files and catalogue together never take more than the capacity.
 import logging
 import os
 import shutil
+import threading
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import numpy.typing as npt
 
@@ -25,8 +27,13 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.config import SsdConfig
 from kvpool.errors import ConfigError, KVPoolError
-from kvpool.tiers.catalogue import Catalogue, NamespaceRecord, new_epoch, read_epoch
+from kvpool.tiers import catalogue_open, catalogue_rows
+from kvpool.tiers.catalogue import Catalogue
 from kvpool.tiers.catalogue_rows import Row
+from kvpool.tiers.ssd_identity import FILE_BYTES_MAX as IDENTITY_BYTES_MAX
+from kvpool.tiers.ssd_identity import FILE_NAME as IDENTITY_NAME
+from kvpool.tiers.ssd_identity import Identity, NamespaceRecord, new_epoch, read_identity
+from kvpool.tiers.ssd_rebuild import find_chunks
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +41,14 @@ PAGE_BYTES = 4096
 # A record takes about 150 bytes in LMDB; the map has room for four times what is needed, because full maps are slow.
 CATALOGUE_BYTES_PER_CHUNK = 640
 CATALOGUE_BYTES_MIN = 1 << 20
+# Lock files, the marker of an opening, and what directories take themselves.
+OTHER_BYTES = 64 << 10
 SEGMENTS_MIN = 8
 CHUNK_BYTES_TYPICAL_MIN = 256 << 10
 CHUNK_BYTES_SMALL = 16 << 10
 CHUNKS_SMALL_TIER = 1 << 16
 QUEUE_JOBS = 1024
+CATALOGUE_NAME = "catalogue"
 ERRORS_UNTIL_OFFLINE = 8
 
 
@@ -92,6 +102,7 @@ class SsdPlan:
     threads: int
     queue_jobs: int
     checkpoint_s: float
+    wants_rebuild: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +120,15 @@ def plan_ssd(config: SsdConfig) -> SsdPlan:
     derived = max(capacity // CHUNK_BYTES_TYPICAL_MIN, min(capacity // CHUNK_BYTES_SMALL, CHUNKS_SMALL_TIER))
     chunks = config.max_chunks or derived
     catalogue_bytes = max(CATALOGUE_BYTES_MIN, -(-chunks * CATALOGUE_BYTES_PER_CHUNK // PAGE_BYTES) * PAGE_BYTES)
-    data_bytes = capacity - catalogue_bytes
+    # The catalogue, one that was set aside, and twice the identity: it is written beside itself.
+    data_bytes = capacity - 2 * catalogue_bytes - 2 * IDENTITY_BYTES_MAX - OTHER_BYTES
     wanted = min(config.segment, max(data_bytes, 0) // SEGMENTS_MIN)
     segment_bytes = wanted // PAGE_BYTES * PAGE_BYTES
     if segment_bytes < 2 * PAGE_BYTES:
         raise ConfigError(
             [
                 f"ssd.capacity is {capacity}, expected more: "
-                f"the catalogue of {chunks} chunks (ssd.max_chunks) takes {catalogue_bytes}"
+                f"the catalogue of {chunks} chunks (ssd.max_chunks) takes twice {catalogue_bytes}"
             ]
         )
     return SsdPlan(
@@ -129,6 +141,7 @@ def plan_ssd(config: SsdConfig) -> SsdPlan:
         threads=config.threads,
         queue_jobs=QUEUE_JOBS,
         checkpoint_s=config.checkpoint_interval,
+        wants_rebuild=config.rebuild,
     )
 
 
@@ -155,6 +168,7 @@ class SsdTier:
         self._catalogue: Catalogue | None = None
         self._recency = 1
         self._read_errors = 0
+        self._is_stopping = threading.Event()
 
     def __repr__(self) -> str:
         return f"<SsdTier {self.plan.path} {self.state.name.lower()}>"
@@ -182,26 +196,53 @@ class SsdTier:
         """Open or make everything, and read what an earlier life left. Raises SsdUnavailable. Blocks."""
         try:
             self.plan.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            catalogue_path = self.plan.path / "catalogue"
-            found = read_epoch(catalogue_path)
-            if found is None:
-                _remove_segments(self.plan.path)
-            self.pool_epoch = found or new_epoch()
-            failpoint.reach("daemon.ssd.open_files")
-            self._files = self._open_files(catalogue_path)
-            failpoint.reach("daemon.ssd.open_catalogue")
-            self._catalogue = Catalogue(
-                catalogue_path, self.plan.catalogue_bytes, self.pool_epoch, sync_data=self._files.sync
-            )
-            rows, namespaces, bad = self._catalogue.load()
-            self._recency = int(rows["recency"].max()) + 1 if len(rows) else 1
-            self._catalogue.start(checkpoint_s=self.plan.checkpoint_s)
-            self._queue = kvpool_native.SsdQueue(
-                self._files, self._arena, self._index, self.plan.threads, self.plan.queue_jobs
-            )
-        except (OSError, RuntimeError, ValueError) as error:
+            return self._open()
+        except (OSError, RuntimeError, ValueError, KVPoolError, lmdb.Error) as error:
+            self._files = None
             raise SsdUnavailable(f"{self.plan.path}: {error}") from error
-        return Recovered(rows, namespaces, bad)
+
+    def _open(self) -> Recovered:
+        plan = self.plan
+        catalogue_path = plan.path / CATALOGUE_NAME
+        found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes).found
+        identity = Identity(found.epoch, found.namespaces) if found else read_identity(plan.path)
+        if identity is None:
+            _remove_segments(plan.path)
+            identity = Identity(new_epoch(), {})
+        failpoint.reach("daemon.ssd.open_files")
+        self._files, is_anew = self._open_files(catalogue_path)
+        if is_anew:
+            found, identity = None, Identity(new_epoch(), {})
+        self.pool_epoch = identity.epoch
+        packed = found.rows if found and not plan.wants_rebuild else b""
+        rows, bad = catalogue_rows.restorable(packed)
+        is_rebuilt = identity.namespaces != {} and (found is None or plan.wants_rebuild)
+        if is_rebuilt:
+            rows = self._rebuild(identity, catalogue_path)
+        failpoint.reach("daemon.ssd.open_catalogue")
+        self._catalogue = Catalogue(catalogue_path, plan.catalogue_bytes, identity, sync_data=self._files.sync)
+        if is_rebuilt:
+            self._catalogue.fill(rows)
+        self._recency = int(rows["recency"].max()) + 1 if len(rows) else 1
+        self._catalogue.start(checkpoint_s=plan.checkpoint_s)
+        self._queue = kvpool_native.SsdQueue(self._files, self._arena, self._index, plan.threads, plan.queue_jobs)
+        return Recovered(rows, identity.namespaces, bad)
+
+    def _rebuild(self, identity: Identity, catalogue_path: Path) -> "npt.NDArray[np.void]":
+        """Find chunks by the headers of their slots, because the catalogue is lost or not wanted."""
+        if catalogue_path.exists():
+            catalogue_open.set_aside(catalogue_path, self.plan.catalogue_bytes)
+        found = find_chunks(self.plan.path, self.plan.segments, self.plan.segment_bytes, identity, self._is_stopping)
+        return catalogue_rows.restorable(found)[0]
+
+    def stop_opening(self) -> None:
+        """Have an `open` under way in another thread give up soon."""
+        self._is_stopping.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `stop_opening` was called."""
+        return self._is_stopping.is_set()
 
     def close(self) -> None:
         """End I/O and write the catalogue down. Blocks."""
@@ -238,6 +279,15 @@ class SsdTier:
         """Have the catalogue know a chunk."""
         assert self._catalogue is not None
         self._catalogue.put(row)
+
+    def touch(self, key: bytes) -> None:
+        """Have the catalogue know that a chunk was used now."""
+        if self._catalogue is not None:
+            self._catalogue.touch(key, self.next_recency())
+
+    def take_lost(self) -> list[bytes]:
+        """Keys of chunks that a failure to make them certain has put in doubt, once."""
+        return self._catalogue.take_lost() if self._catalogue is not None else []
 
     def forget(self, key: bytes) -> None:
         """Have the catalogue know a chunk no more."""
@@ -287,21 +337,22 @@ class SsdTier:
             "ssd.waiting_reads": queue.get("waiting_demand", 0) + queue.get("waiting_promotion", 0),
             "ssd.waiting_writes": queue.get("waiting_write_back", 0),
             "ssd.catalogue_waiting": self._catalogue.waiting if self._catalogue is not None else 0,
+            "ssd.checkpoints": self._catalogue.checkpoints if self._catalogue is not None else 0,
             "ssd.catalogue_dropped": self._catalogue.dropped_rows if self._catalogue is not None else 0,
         }
 
-    def _open_files(self, catalogue_path: Path) -> kvpool_native.SsdFiles:
+    def _open_files(self, catalogue_path: Path) -> tuple[kvpool_native.SsdFiles, bool]:
+        """The segment files, and whether they begin anew."""
         plan = self.plan
         arguments = (str(plan.path), plan.segment_bytes, plan.segments, plan.is_direct)
         try:
-            return kvpool_native.SsdFiles.open(*arguments)
+            return kvpool_native.SsdFiles.open(*arguments), False
         except FileExistsError as error:
             # Other sizes than configured: an earlier configuration's. What they hold cannot be placed in these.
             log.warning("the ssd tier begins anew: %s", error)
             shutil.rmtree(catalogue_path, ignore_errors=True)
             _remove_segments(plan.path)
-            self.pool_epoch = new_epoch()
-            return kvpool_native.SsdFiles.open(*arguments)
+            return kvpool_native.SsdFiles.open(*arguments), True
 
     def _note(self, status: SsdStatus) -> None:
         if status == SsdStatus.IO_ERROR:
@@ -318,6 +369,7 @@ class SsdTier:
 
 
 def _remove_segments(path: Path) -> None:
+    (path / IDENTITY_NAME).unlink(missing_ok=True)
     for file in path.glob("segment-*.kvs*"):
         if file.is_file() and not file.is_symlink() and file.stat().st_uid == os.geteuid():
             file.unlink()

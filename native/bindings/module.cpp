@@ -11,5 +11,6 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_memory(module);
   kvpool::bind_directory(module);
   kvpool::bind_copy(module);
+  kvpool::bind_catalogue(module);
   kvpool::bind_ssd(module);
 }

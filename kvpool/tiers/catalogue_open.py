@@ -1,0 +1,169 @@
+"""Open what an earlier life left of a catalogue, without ever being killed by it.
+
+    marker ──► a child process reads every record ──sound──► its rows; bad ones are left out one by one
+       │                     └──damaged──► moved aside (`catalogue.bad`)
+       └──three openings did not live until their first checkpoint──► moved aside unread
+
+LMDB maps its file, so that a truncated one kills who reads it; the child does, and hands the rows over. The marker beside
+the catalogue stops a daemon from dying of it again and again. Blocks: for an executor, not for the control thread.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+import kvpool_native
+from kvpool.errors import KVPoolError
+from kvpool.tiers.catalogue_check import TABLES_MAX
+from kvpool.tiers.ssd_identity import EPOCH_BYTES, NamespaceRecord, unpack_namespace
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 2
+CHECK_TIMEOUT_S = 60.0
+OPENINGS_MAX = 3
+META_KEY = b"catalogue"
+NUMBER_BYTES = 4
+_MARKER = "catalogue.opening"
+_BLOCK_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A catalogue that can be read: the epoch of its segment files, packed rows as they are, namespaces by number."""
+
+    epoch: bytes
+    rows: bytes
+    namespaces: dict[int, NamespaceRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What there is. Neither: nothing yet. `problem`: there was one, and it has been moved aside."""
+
+    found: Found | None = None
+    problem: str = ""
+
+
+class NewerFormat(KVPoolError):
+    """A later version wrote this catalogue. It is left as it is."""
+
+
+def examine(path: Path, bytes_max: int) -> Examined:
+    """Read the catalogue at `path` through a child. Raises NewerFormat, and OSError where the directory cannot be used."""
+    if not (path / "data.mdb").exists():
+        return Examined()
+    found: Found | None = None
+    openings = _openings(path)
+    if openings >= OPENINGS_MAX:
+        problem = f"{openings} openings ended before their first checkpoint"
+    else:
+        rows, problem = _read_in_child(path)
+        if not problem:
+            found, problem = _read_the_rest(path, rows)
+    if problem:
+        log.error("catalogue %s is discarded: %s", path, problem)
+        set_aside(path, bytes_max)
+    return Examined(found, problem)
+
+
+def mark_opening(path: Path) -> None:
+    """Say that the catalogue is about to be opened in this process."""
+    openings = _openings(path)
+    with open(path.with_name(_MARKER), "w", opener=_opener) as file:
+        file.write(str(openings + 1))
+
+
+def unmark_opening(path: Path) -> None:
+    """Say that the opening went well: the first checkpoint is complete."""
+    path.with_name(_MARKER).unlink(missing_ok=True)
+
+
+def meta_record(epoch: bytes, version: int = FORMAT_VERSION) -> bytes:
+    """What the catalogue says of itself: format version and the epoch of its segment files."""
+    checked = version.to_bytes(4, "little") + epoch
+    return checked + kvpool_native.crc32c(checked).to_bytes(4, "little")
+
+
+def set_aside(path: Path, bytes_max: int) -> None:
+    """Move a catalogue out of the way, for whoever wants to know; the last one is kept, unless it is larger than allowed."""
+    aside = path.with_name(f"{path.name}.bad")
+    shutil.rmtree(aside, ignore_errors=True)
+    if sum(file.stat().st_blocks for file in path.iterdir()) * _BLOCK_BYTES <= bytes_max:
+        path.rename(aside)
+    else:
+        shutil.rmtree(path)
+    unmark_opening(path)
+
+
+def _read_in_child(path: Path) -> tuple[bytes, str]:
+    """All rows, or what is wrong."""
+    fd = os.memfd_create("kvpool-catalogue-rows", os.MFD_CLOEXEC)
+    try:
+        command = [sys.executable, "-m", "kvpool.tiers.catalogue_check", str(path), str(fd)]
+        try:
+            done = subprocess.run(  # noqa: S603 - this interpreter, a module of ours, a path of the configuration
+                command, capture_output=True, timeout=CHECK_TIMEOUT_S, check=False, pass_fds=(fd,)
+            )
+        except subprocess.TimeoutExpired:
+            return b"", f"it could not be read within {CHECK_TIMEOUT_S:g} s"
+        words = done.stdout.split()
+        if done.returncode != 0 or len(words) != 2 or words[0] != b"ok":
+            last = done.stderr.decode(errors="replace").strip().splitlines()
+            return b"", f"reading it ended with {done.returncode}: {last[-1] if last else 'no word'}"
+        with open(fd, "rb", closefd=False) as file:
+            file.seek(0)
+            return file.read(), ""
+    finally:
+        os.close(fd)
+
+
+def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
+    """Meta record and namespaces, which the child has read without harm."""
+    try:
+        with (
+            lmdb.open(str(path), readonly=True, lock=False, max_dbs=TABLES_MAX) as environment,
+            environment.begin() as transaction,
+        ):
+            record = transaction.get(META_KEY, db=environment.open_db(b"meta", transaction, create=False))
+            with transaction.cursor(environment.open_db(b"namespaces", transaction, create=False)) as cursor:
+                packed = [(bytes(key), bytes(value)) for key, value in cursor]
+    except lmdb.Error as error:
+        return None, f"it cannot be opened: {error}"
+    version, epoch = _parse_meta(bytes(record or b""))
+    if version > FORMAT_VERSION:
+        raise NewerFormat(
+            f"its catalogue has format {version}, this version of kvpool reads up to {FORMAT_VERSION}: "
+            "use the version that wrote it, or another ssd.path"
+        )
+    if version < FORMAT_VERSION:
+        return None, f"its format is not version {FORMAT_VERSION} of kvpool's"
+    namespaces = {
+        int.from_bytes(key, "big"): entry
+        for key, value in packed
+        if len(key) == NUMBER_BYTES and (entry := unpack_namespace(value)) is not None
+    }
+    return Found(epoch, rows, namespaces), ""
+
+
+def _parse_meta(record: bytes) -> tuple[int, bytes]:
+    """Format version and epoch; version 0 where the record is not a good one."""
+    version, epoch = int.from_bytes(record[:4], "little"), record[4 : 4 + EPOCH_BYTES]
+    return (version, epoch) if len(epoch) == EPOCH_BYTES and meta_record(epoch, version) == record else (0, b"")
+
+
+def _openings(path: Path) -> int:
+    try:
+        return int(path.with_name(_MARKER).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _opener(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

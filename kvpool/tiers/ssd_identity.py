@@ -1,0 +1,106 @@
+"""Who the segment files belong to: their epoch, and the namespaces by which slots name themselves.
+
+    file := "KVPTIER1" length:u32 crc:u32 body     body: msgpack [epoch, {number: [model, layout in wire form]}]
+
+A second place for what the catalogue knows too. Slots carry the fingerprint of a namespace, not its name; with this file
+they can be found again when the catalogue is lost. Written whole and renamed, never changed in place. Blocks: for the
+catalogue's thread or an executor.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+
+import kvpool_native
+
+MAGIC = b"KVPTIER1"
+FILE_NAME = "identity"
+FILE_BYTES_MAX = 128 << 10
+EPOCH_BYTES = 16
+_HEAD_BYTES = len(MAGIC) + 8
+_BODY_HEAD_BYTES = 32
+_NUMBER_BYTES_MAX = 9
+
+# A namespace as it is kept: model and layout in wire form.
+NamespaceRecord = tuple[str, list[int | str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The epoch of a set of segment files, and its namespaces by number."""
+
+    epoch: bytes
+    namespaces: dict[int, NamespaceRecord]
+
+
+def new_epoch() -> bytes:
+    """The name of a new set of segment files."""
+    return os.urandom(EPOCH_BYTES)
+
+
+def write_identity(directory: Path, identity: Identity) -> None:
+    """Replace the file, for certain; of more namespaces than it has room for, the newest. Raises OSError."""
+    body = _pack_body(identity)
+    crc = kvpool_native.crc32c(body)
+    target = directory / FILE_NAME
+    fresh = directory / f"{FILE_NAME}.new"
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(MAGIC + len(body).to_bytes(4, "little") + crc.to_bytes(4, "little") + body)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(target)
+    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory_fd)
+    finally:
+        os.close(directory_fd)
+
+
+def read_identity(directory: Path) -> Identity | None:
+    """What the file says; None where there is none that is whole."""
+    try:
+        fd = os.open(directory / FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError:
+        return None
+    body = content[_HEAD_BYTES:]
+    head = MAGIC + len(body).to_bytes(4, "little") + kvpool_native.crc32c(body).to_bytes(4, "little")
+    if len(content) > FILE_BYTES_MAX or content[:_HEAD_BYTES] != head:
+        return None
+    try:
+        epoch, entries = msgpack.unpackb(body, strict_map_key=False)
+        namespaces = {int(number): (str(model), list(wire)) for number, (model, wire) in entries.items()}
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return Identity(epoch, namespaces) if isinstance(epoch, bytes) and len(epoch) == EPOCH_BYTES else None
+
+
+def _pack_body(identity: Identity) -> bytes:
+    kept: dict[int, NamespaceRecord] = {}
+    room = FILE_BYTES_MAX - _HEAD_BYTES - _BODY_HEAD_BYTES
+    for number in sorted(identity.namespaces, reverse=True):
+        room -= len(msgpack.packb(identity.namespaces[number])) + _NUMBER_BYTES_MAX
+        if room < 0:
+            break
+        kept[number] = identity.namespaces[number]
+    body: bytes = msgpack.packb([identity.epoch, kept])
+    return body
+
+
+def pack_namespace(record: NamespaceRecord) -> bytes:
+    """A namespace with its checksum, as the catalogue keeps it."""
+    packed: bytes = msgpack.packb(record)
+    return kvpool_native.crc32c(packed).to_bytes(4, "little") + packed
+
+
+def unpack_namespace(value: bytes) -> NamespaceRecord | None:
+    """The namespace; None where it is not what was written."""
+    packed = value[4:]
+    if kvpool_native.crc32c(packed).to_bytes(4, "little") != value[:4]:
+        return None
+    model, wire = msgpack.unpackb(packed)
+    return model, wire
