@@ -20,6 +20,7 @@ from kvpool import failpoint
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
 from kvpool.errors import LayoutMismatch, ProtocolError, Refused
+from kvpool.index.admission import POLICIES, Admission, WriteBudget
 from kvpool.index.integrity import Integrity
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.reading import Grant, Reading
@@ -354,14 +355,17 @@ class Pool:
         dram = self._config.dram.capacity
         tier = SsdTier(plan, self._dram.arena, self._dram.index, self.epoch)
         self._namespaces.below = tier.directory
+        options = self._config.ssd
         return Tiering(
             self._directory,
             tier,
             self._namespaces,
             self._clock,
-            watermark_bytes=int(dram * self._config.ssd.watermark),
+            max_chunks=self.geometry.max_chunks,
+            watermark_bytes=int(dram * options.watermark),
             bytes_max=max(1, dram // DEMOTING_FRACTION),
-            is_write_through=self._config.ssd.write_through,
+            is_write_through=options.write_through,
+            admission=Admission(POLICIES[options.admission](), WriteBudget(options.write_budget, self._clock.now_ns())),
             on_settled=self._segment_ready.set,
         )
 

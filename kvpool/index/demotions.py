@@ -14,6 +14,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.index.admission import Admission
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.slower import SlowerTier, pack_moves
 from kvpool.types import KEY_BYTES, HoldId, NamespaceId, ReservationId, SaveState
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 # Chunks looked at from the cold end for one that is not written yet: a guess that keeps the control thread quick.
 SCAN_CHUNKS = 512
+SCAN_ALL = (1 << 32) - 1
 
 
 @dataclass(slots=True)
@@ -50,6 +52,7 @@ class Demotions:
         watermark_bytes: int,
         bytes_max: int,
         is_write_through: bool,
+        admission: Admission,
     ) -> None:
         self._directory = directory
         self._slower = slower
@@ -57,6 +60,7 @@ class Demotions:
         self._watermark_bytes = watermark_bytes
         self._bytes_max = bytes_max
         self._is_write_through = is_write_through
+        self._admission = admission
         self._jobs: dict[int, _Job] = {}
         self._bytes = 0
         self.demoted_chunks = 0
@@ -74,13 +78,29 @@ class Demotions:
         """Holds that demotions have in the DRAM directory."""
         return len(self._jobs)
 
-    def run(self, now_ns: int, *, is_urgent: bool = False, scan: int = SCAN_CHUNKS) -> None:
+    def may_write(self, now_ns: int) -> bool:
+        """Whether anything would be written now."""
+        return self._slower.can_write and self._admission.fewest_touches(now_ns) is not None
+
+    def run_all(self, now_ns: int) -> None:
+        """Start writing whatever DRAM alone has, worth it or not, as far as there is room."""
+        self._directory.admit_from(0)
+        while self._has_room:
+            held = self._directory.hold_unsaved(SCAN_ALL, False)
+            if not held[0] or not self._start(held, now_ns):
+                return
+
+    def run(self, now_ns: int, *, is_urgent: bool = False) -> None:
         """Start what may be started: above the watermark (or `is_urgent`) the coldest chunks, with write-through the newest."""
+        fewest_touches = self._admission.fewest_touches(now_ns)
+        if fewest_touches is None:
+            return
+        self._directory.admit_from(fewest_touches)
         while self._has_room and (
             is_urgent or self._is_write_through or self._directory.stats()["used_bytes"] > self._watermark_bytes
         ):
             is_newest_first = self._is_write_through and not is_urgent
-            held = self._directory.hold_unsaved(scan, is_newest_first)
+            held = self._directory.hold_unsaved(SCAN_CHUNKS, is_newest_first)
             if not held[0] or not self._start(held, now_ns):
                 return
 
@@ -145,6 +165,7 @@ class Demotions:
             return False
         self._jobs[job_id] = job
         self._bytes += job.size
+        self._admission.spend(job.size, now_ns)
         return True
 
     def _finish(self, job: _Job, now_ns: int) -> None:

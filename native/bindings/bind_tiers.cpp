@@ -105,6 +105,17 @@ void bind_tiers(nb::class_<Directory>& directory) {
             return self.fail_landing(one_key(key), generation);
           },
           "key"_a, "generation"_a, "Takes a chunk that could not be read out, with what follows it.")
+      .def("admit_from", &Directory::admit_from, "touches"_a,
+           "Chunks are worth a place below from this many touches on; others may be evicted unsaved.")
+      .def(
+          "keep_ghosts",
+          [](Directory& self, uint32_t chunks) {
+            if (chunks == 0) {
+              throw nb::value_error("chunks must be positive");
+            }
+            self.keep_ghosts(chunks);
+          },
+          "chunks"_a, "Has evicted chunks remembered, about so many: what comes again counts as touched. Once.")
       .def("hold_unsaved", &hold_unsaved, "scan"_a, "newest_first"_a,
            "(hold, chunks, saved, namespace, size class): a prefix that the slower tier lacks, of which it has the first\n"
            "`saved` chunks, ending in one of the `scan` chunks next to be evicted, or used last; hold 0: none.")

@@ -54,8 +54,9 @@ void Directory::add_hold(RecordId id) noexcept {
 void Directory::note_reuse(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
   for (const RecordId id : records) {
-    const ChunkRecord& record = records_[id];
+    ChunkRecord& record = records_[id];
     stats_.reuse_gaps.add(record.holds == 0 ? latest_ns_ - record.last_access_ns : 0);
+    record.touches = static_cast<uint8_t>(std::min(record.touches + 1, UINT8_MAX));
   }
 }
 

@@ -132,6 +132,8 @@ void Directory::occupy(RecordId id, ChunkState as) noexcept {
   fresh.page = *page;
   fresh.holds = 1;
   fresh.state = as;
+  // What comes back from below, or again after it was evicted, has been used before.
+  fresh.touches = as == ChunkState::PROMOTING || (ghosts_ && ghosts_->contains(fresh.key)) ? 2 : 1;
   enter(fresh.key, id);
   stats_.used_bytes += chunk_bytes(fresh);
   ++stats_.held;
@@ -202,7 +204,7 @@ SaveState Directory::make_slot(ClassId size_class, WindowSearch& search) noexcep
 }
 
 bool Directory::may_evict(RecordId id) const noexcept {
-  return !protects_unsaved_ || is_elsewhere(records_[id].key);
+  return !protects_unsaved_ || records_[id].touches < admitted_touches_ || is_elsewhere(records_[id].key);
 }
 
 void Directory::find_window(ClassId size_class, WindowSearch& search) const noexcept {

@@ -79,8 +79,20 @@ void Directory::leave(const ChunkKey& key) noexcept {
   table_.move(key, RecordId(), entry->generation, PageIndex());
 }
 
-void Directory::count_departure(const ChunkKey& key) noexcept {
-  ++(is_elsewhere(key) ? stats_.shed_chunks : stats_.evicted_chunks);
+void Directory::count_departure(const ChunkKey& key) {
+  if (is_elsewhere(key)) {
+    ++stats_.shed_chunks;
+    return;
+  }
+  ++stats_.evicted_chunks;
+  if (ghosts_) {
+    ghosts_->add(key);
+  }
+}
+
+void Directory::keep_ghosts(uint32_t chunks) {
+  KVPOOL_CHECK(!ghosts_);
+  ghosts_.emplace(chunks);
 }
 
 void Directory::become_ready(ChunkRecord& record) noexcept {
@@ -89,6 +101,7 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
   table_.set_tiers(record.key, static_cast<uint8_t>(entry->tiers | tier_bit(tier_)));
   record.state = ChunkState::READY;
   record.stored_tick = stored_tick_of(latest_ns_);
+  record.touches = std::max(record.touches, uint8_t{1});
   NamespaceCounts& counts = namespaces_[record.owner.value()];
   ++counts.chunks;
   counts.held += record.holds > 0 ? 1U : 0U;
@@ -142,7 +155,7 @@ Hold Directory::hold_unsaved(uint32_t scan, bool newest_first, size_t& saved) {
   for (uint32_t index = 0; index < arena_.class_count(); ++index) {
     RecordId id = newest_first ? records_.newest(ClassId(index)) : records_.oldest(ClassId(index));
     for (uint32_t step = 0; step < scan && id.valid(); ++step) {
-      if (!is_elsewhere(records_[id].key)) {
+      if (records_[id].touches >= admitted_touches_ && !is_elsewhere(records_[id].key)) {
         return hold_chain_of(id, saved);
       }
       id = newest_first ? records_[id].older : records_[id].newer;

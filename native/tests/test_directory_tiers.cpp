@@ -185,6 +185,51 @@ TEST(what_no_other_tier_has_can_be_protected) {
   EXPECT(tiers.is_sound());
 }
 
+TEST(only_what_was_touched_twice_is_worth_a_place_below) {
+  Tiers tiers(6, 16);
+  tiers.memory.directory.keep_ghosts(64);
+  tiers.memory.directory.admit_from(2);
+  EXPECT(tiers.memory.store({1, 2, 3}) == 3);
+  EXPECT(tiers.memory.store({11, 12}) == 2);
+  EXPECT(tiers.demote() == 0);
+  const Hold used = tiers.memory.acquire({1, 2});
+  EXPECT(tiers.memory.directory.release(used.id, ++tiers.memory.now));
+  EXPECT(tiers.demote() == 2);
+  EXPECT(tiers.demote() == 0);
+  // What is not worth a place may go though it is protected.
+  tiers.memory.directory.protect_unsaved(true);
+  EXPECT(tiers.memory.store({21, 22, 23, 24}) == 4);
+  tiers.memory.directory.protect_unsaved(false);
+  EXPECT(tiers.memory.lookup({11}) == 0);
+  // What comes again after it was evicted has been touched before.
+  EXPECT(tiers.memory.store({11, 12}) == 2);
+  EXPECT(tiers.demote() == 2);
+  tiers.memory.directory.admit_from(0);
+  while (tiers.demote() > 0) {
+  }
+  EXPECT(tiers.memory.directory.count_unsaved() == 0);
+  EXPECT(tiers.is_sound());
+}
+
+TEST(ghosts_are_remembered_for_as_long_as_promised_and_strangers_are_few) {
+  GhostFilter ghosts(1000);
+  std::mt19937_64 random(seed());
+  const auto draw = [&] { return ChunkKey{{random(), random(), random(), random()}}; };
+  std::vector<ChunkKey> keys;
+  for (size_t number = 0; number < 5000; ++number) {
+    keys.push_back(draw());
+    ghosts.add(keys.back());
+    const size_t first = keys.size() > 1000 ? keys.size() - 1000 : 0;
+    EXPECT(ghosts.contains(keys[first]));
+  }
+  size_t strangers = 0;
+  for (size_t number = 0; number < 10000; ++number) {
+    strangers += ghosts.contains(draw()) ? 1U : 0U;
+  }
+  EXPECT(strangers < 100);
+  EXPECT(!ghosts.contains(keys[0]));
+}
+
 TEST(files_are_restored_into_the_places_they_had) {
   std::vector<std::pair<uint64_t, uint64_t>> places;
   Tiers before(8, 32);

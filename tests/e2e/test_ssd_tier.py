@@ -197,3 +197,60 @@ def test_a_disk_that_takes_no_writes_is_left_alone_and_tried_again(tiered: Daemo
         for keys in stored:
             load_right(pool, keys)
     assert tiered.problems() == []
+
+
+def test_second_touch_writes_what_was_used_again_and_no_more(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = start_daemon(
+        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity="64MiB",
+        ssd__watermark="0",
+        ssd__admission="second-touch",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool:
+        stored = fill(pool, 3)
+        assert daemon.stats()["demoted_chunks"] == 0
+        assert load_right(pool, stored[0]).chunks == CHAIN
+        more = chains(pool, 6)[3:]
+        for keys in more:
+            assert store(pool, keys).stored == CHAIN
+        wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
+        assert pool.lookup(stored[0]).chunks == CHAIN, "what was used is on disk"
+        assert pool.lookup(stored[1]).chunks == 0, "what was not has gone"
+        assert pool.lookup(more[-1]).chunks == CHAIN
+        assert daemon.stats()["ssd.chunks"] == CHAIN
+        for keys in (stored[1], *chains(pool, 9)[6:]):
+            assert store(pool, keys).stored == CHAIN
+        wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
+        assert load_right(pool, stored[1]).chunks == CHAIN, "what came again has been used before"
+    assert daemon.problems() == []
+
+
+def test_a_write_budget_bounds_what_is_written_and_a_stop_keeps_the_rest(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    hour = 4 * CHAIN * SMALL.chunk_bytes
+    daemon = start_daemon(
+        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity="64MiB",
+        ssd__write_budget=f"{24 * hour}B",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool:
+        stored = fill(pool, 12)
+        wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
+        stats = daemon.stats()
+        assert stats["ssd.touches_needed"] != 0
+        assert stats["demoted_chunks"] < 12 * CHAIN
+        assert stats["evicted_chunks"] > 0
+        assert load_right(pool, stored[-1]).chunks == CHAIN
+        assert daemon.stop() == 0
+        daemon.start()
+        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
+        wait_connected(pool)
+        assert load_right(pool, stored[-1]).chunks == CHAIN, "a planned stop keeps what DRAM had"
+    assert daemon.problems() == []

@@ -39,6 +39,7 @@ struct ChunkRecord {
   uint32_t holds = 0;
   uint32_t stored_tick = 0;  // when it became READY; see stored_tick_of
   ChunkState state = ChunkState::FREE;
+  uint8_t touches = 0;  // times stored or acquired, at most 255; 2 at once for a chunk that was evicted not long ago
 };
 static_assert(sizeof(ChunkRecord) == 96);
 

@@ -36,6 +36,7 @@
 
 #include "kvpool/chunk_records.h"
 #include "kvpool/chunk_table.h"
+#include "kvpool/ghost_filter.h"
 #include "kvpool/memory.h"
 #include "kvpool/slot_arena.h"
 #include "kvpool/time_histogram.h"
@@ -205,7 +206,13 @@ class Directory {
   bool landed(const ChunkKey& key, uint64_t generation) noexcept;
   uint64_t fail_landing(const ChunkKey& key, uint64_t generation);
 
-  // A prefix that the slower tier lacks: held, from the root on, and how many of its first chunks the slower tier has. It ends
+  // From now on chunks are worth a place below if they, or what follows them, have been touched this many times. Those that
+  // are not may be evicted though nobody else has them.
+  void admit_from(uint8_t touches) noexcept { admitted_touches_ = touches; }
+  // Has chunks that are evicted remembered: what comes again counts as touched before. REQUIRES: chunks > 0, called once.
+  void keep_ghosts(uint32_t chunks);
+
+  // A prefix that the slower tier lacks and that is worth a place there: held, from the root on, and how many of its first chunks the slower tier has. It ends
   // in one of the `scan` chunks next to be evicted, or (`newest_first`) used last. Id 0: none of them is lacking.
   [[nodiscard]] Hold hold_unsaved(uint32_t scan, bool newest_first, size_t& saved);
   // Chunks that the other tier lacks, counted one by one.
@@ -271,7 +278,7 @@ class Directory {
   [[nodiscard]] bool is_elsewhere(const ChunkKey& key) const noexcept;
   void enter(const ChunkKey& key, RecordId id) noexcept;
   void leave(const ChunkKey& key) noexcept;
-  void count_departure(const ChunkKey& key) noexcept;
+  void count_departure(const ChunkKey& key);
 
   // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
   void make_idle(RecordId id, uint64_t now_ns) noexcept;
@@ -325,6 +332,8 @@ class Directory {
   Directory* slower_ = nullptr;
   Directory* faster_ = nullptr;
   bool protects_unsaved_ = false;
+  uint8_t admitted_touches_ = 0;
+  std::optional<GhostFilter> ghosts_;
   std::vector<ChunkKey> departed_;  // of a slower tier: bounded by its caller, who takes them
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
   ChunkTable table_;
