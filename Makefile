@@ -72,7 +72,7 @@ test-sanitizers: $(VENV)/.tools
 	done
 
 test-faults: setup
-	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest tests/faults
+	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest tests/faults tests/e2e/test_ssd_restart_time.py
 
 test-hostile: setup
 	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest tests/hostile -rA

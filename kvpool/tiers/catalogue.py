@@ -100,7 +100,7 @@ class Catalogue:
             with self._environment.begin(write=True) as transaction:
                 for row in rows[first : first + _FILL_ROWS]:
                     packed = row.tobytes()
-                    transaction.put(packed[:KEY_BYTES], packed[KEY_BYTES:], db=self._chunks)
+                    transaction.put(packed[:KEY_BYTES], packed, db=self._chunks)
 
     def start(self, *, checkpoint_s: float) -> None:
         """Begin to write behind, with a checkpoint at least this often while there are changes."""
@@ -124,8 +124,7 @@ class Catalogue:
 
     def put(self, row: Row) -> bool:
         """Queue a row. False when the queue is full: the chunk will not be found after a restart."""
-        key, value = row.encode()
-        return self._queue(key, value, row.layer_bytes * row.layers)
+        return self._queue(row.key, row.encode(), row.layer_bytes * row.layers)
 
     def touch(self, key: bytes, recency: int) -> bool:
         """Queue a row's new recency."""
@@ -273,7 +272,7 @@ class Catalogue:
             transaction.put(key, value, db=table)
         else:
             found = transaction.get(key, db=table)
-            touched = None if found is None else catalogue_rows.with_recency(key, bytes(found), value)
+            touched = None if found is None else catalogue_rows.with_recency(bytes(found), value)
             if touched is not None:
                 transaction.put(key, touched, db=table)
 

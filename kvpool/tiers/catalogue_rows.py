@@ -3,8 +3,9 @@
     row := key:32 parent:32 offset:u64 generation:u64 recency:u64 layer_bytes:u64 layers:u32 namespace:u32
            priority:u32 duration_s:u32 crc:u32 pad:u32
 
-Little endian. LMDB's key is the row's key and its value is the rest. `crc` is the CRC-32C of everything before it: LMDB
-notices no damage of its own. `recency` is a number that rises, not a time. Pure functions; any thread.
+Little endian. LMDB's key is the row's key and its value the whole row, so that one pass reads everything. `crc` is the
+CRC-32C of everything before it: LMDB notices no damage of its own. `recency` is a number that rises, not a time.
+Pure functions; any thread.
 """
 
 import struct
@@ -19,7 +20,6 @@ from kvpool.types import KEY_BYTES
 _CHECKED = struct.Struct("<32s32sQQQQIIII")
 _CRC = struct.Struct("<II")
 ROW_BYTES = _CHECKED.size + _CRC.size
-VALUE_BYTES = ROW_BYTES - KEY_BYTES
 _RECENCY_AT = 80
 ROW = np.dtype(
     [
@@ -57,8 +57,8 @@ class Row:
     priority: int = DEFAULT_PRIORITY
     duration_s: int = 0
 
-    def encode(self) -> tuple[bytes, bytes]:
-        """LMDB's key and value."""
+    def encode(self) -> bytes:
+        """The row's bytes."""
         checked = _CHECKED.pack(
             self.key,
             self.parent.ljust(KEY_BYTES, b"\0"),
@@ -71,27 +71,16 @@ class Row:
             self.priority,
             self.duration_s,
         )
-        return self.key, _closed(checked)[KEY_BYTES:]
+        return _closed(checked)
 
 
-def with_recency(key: bytes, value: bytes, recency: int) -> bytes | None:
-    """LMDB's value with another recency; None where the row is not a good one."""
-    checked = bytearray(key + value[: _CHECKED.size - KEY_BYTES])
-    if len(value) != VALUE_BYTES or _closed(bytes(checked))[KEY_BYTES:] != value:
+def with_recency(row: bytes, recency: int) -> bytes | None:
+    """A row with another recency; None where it is not a good one."""
+    checked = bytearray(row[: _CHECKED.size])
+    if len(row) != ROW_BYTES or _closed(bytes(checked)) != row:
         return None
     checked[_RECENCY_AT : _RECENCY_AT + 8] = recency.to_bytes(8, "little")
-    return _closed(bytes(checked))[KEY_BYTES:]
-
-
-def join(keys: bytes, values: bytes) -> bytes:
-    """Whole rows of LMDB's packed keys and values. Raises ValueError where one has another length."""
-    count, rest = divmod(len(keys), KEY_BYTES)
-    if rest or len(values) != count * VALUE_BYTES:
-        raise ValueError(f"{len(keys)} bytes of keys and {len(values)} of values, expected 32 and {VALUE_BYTES} a row")
-    joined = np.empty((count, ROW_BYTES), np.uint8)
-    joined[:, :KEY_BYTES] = np.frombuffer(keys, np.uint8).reshape(count, KEY_BYTES)
-    joined[:, KEY_BYTES:] = np.frombuffer(values, np.uint8).reshape(count, VALUE_BYTES)
-    return joined.tobytes()
+    return _closed(bytes(checked))
 
 
 def restorable(rows: bytes) -> tuple["npt.NDArray[np.void]", int]:

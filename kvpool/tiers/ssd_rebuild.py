@@ -70,7 +70,7 @@ def find_chunks(
                 silence = Deadline(SAY_EVERY_S)
                 log.info("rebuilding the catalogue: %d of %d segments, %d chunks", number + 1, segments, len(newest))
     log.warning("the catalogue was rebuilt from the headers of slots: %d chunks", len(newest))
-    return b"".join(b"".join(slot.row.encode()) for slot in newest.values())
+    return b"".join(slot.row.encode() for slot in newest.values())
 
 
 def _numbers_by_fingerprint(identity: Identity) -> dict[bytes, int]:

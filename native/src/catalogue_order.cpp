@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <compare>
 #include <cstddef>
+#include <numeric>
 
 #include "kvpool/check.h"
 #include "kvpool/crc32c.h"
@@ -78,6 +80,33 @@ std::vector<uint32_t> depths_of(std::vector<uint32_t>& parents) {
   return depths;
 }
 
+// By counting: depths are small numbers.
+std::vector<uint32_t> deepest_first(const std::vector<uint32_t>& numbers, const std::vector<uint32_t>& depths) {
+  uint32_t deepest = 0;
+  for (const uint32_t number : numbers) {
+    deepest = std::max(deepest, depths[number]);
+  }
+  std::vector<uint32_t> starts(size_t{deepest} + 2);
+  for (const uint32_t number : numbers) {
+    ++starts[deepest - depths[number] + 1];
+  }
+  std::partial_sum(starts.begin(), starts.end(), starts.begin());
+  std::vector<uint32_t> sorted(numbers.size());
+  for (const uint32_t number : numbers) {
+    sorted[starts[deepest - depths[number]]++] = number;
+  }
+  return sorted;
+}
+
+// What a row is sorted by, kept together: looking it up in three arrays for each comparison takes three times as long.
+struct Place {
+  uint64_t age;  // the most recent has the least
+  uint32_t depth;
+  uint32_t number;
+
+  friend auto operator<=>(const Place&, const Place&) = default;
+};
+
 }  // namespace
 
 bool is_good(const CatalogueRow& row) noexcept {
@@ -95,19 +124,20 @@ std::vector<uint32_t> restoring_order(const CatalogueRow* rows, size_t n) {
   }
   std::vector<uint32_t> parents = parents_of(rows, n, order);
   const std::vector<uint32_t> depths = depths_of(parents);
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return depths[a] > depths[b]; });
   std::vector<uint64_t> recency(n);
   for (size_t number = 0; number < n; ++number) {
     recency[number] = rows[number].recency;
   }
-  for (const uint32_t number : order) {  // the deepest first
+  for (const uint32_t number : deepest_first(order, depths)) {
     if (parents[number] != NONE) {
       recency[parents[number]] = std::max(recency[parents[number]], recency[number]);
     }
   }
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return recency[a] != recency[b] ? recency[a] > recency[b] : depths[a] != depths[b] ? depths[a] < depths[b] : a < b;
-  });
+  std::vector<Place> places(order.size());
+  std::transform(order.begin(), order.end(), places.begin(),
+                 [&](uint32_t number) { return Place{UINT64_MAX - recency[number], depths[number], number}; });
+  std::sort(places.begin(), places.end());
+  std::transform(places.begin(), places.end(), order.begin(), [](const Place& place) { return place.number; });
   return order;
 }
 
