@@ -93,6 +93,7 @@ class Pool:
             self._dram,
             self._config.dram.prefault_threads,
             lambda segment: call_later(loop, self._mark_ready, segment),
+            self._tiering.tier.note_settled_arena if self._tiering is not None else lambda: None,
         )
 
     async def stop(self) -> None:

@@ -40,6 +40,7 @@ CHUNK_BYTES_SMALL = 16 << 10
 CHUNKS_SMALL_TIER = 1 << 16
 QUEUE_JOBS = 1024
 ERRORS_UNTIL_OFFLINE = 8
+IO_REFUSALS = {"ring_error": "no io_uring", "register_error": "no registered buffers"}
 
 
 class TierState(IntEnum):
@@ -89,6 +90,7 @@ class SsdPlan:
     max_chunks: int
     catalogue_bytes: int
     is_direct: bool
+    io: str
     threads: int
     queue_jobs: int
     checkpoint_s: float
@@ -126,6 +128,7 @@ def plan_ssd(config: SsdConfig) -> SsdPlan:
         max_chunks=chunks,
         catalogue_bytes=catalogue_bytes,
         is_direct=config.direct,
+        io=config.io,
         threads=config.threads,
         queue_jobs=QUEUE_JOBS,
         checkpoint_s=config.checkpoint_interval,
@@ -155,6 +158,7 @@ class SsdTier:
         self._catalogue: Catalogue | None = None
         self._recency = 1
         self._read_errors = 0
+        self._is_arena_settled = False
 
     def __repr__(self) -> str:
         return f"<SsdTier {self.plan.path} {self.state.name.lower()}>"
@@ -174,9 +178,14 @@ class SsdTier:
     @property
     def backend(self) -> str:
         """How I/O is done, for operators."""
-        if self._files is None:
+        if self._files is None or self._queue is None:
             return "none"
-        return "threads, direct" if self._files.is_direct else "threads, page cache"
+        io = self._queue.io()
+        words = ["io_uring" if io["rings"] else "threads", "direct" if self._files.is_direct else "page cache"]
+        if io["registered"]:
+            words.append("registered buffers")
+        refusals = [f"{what}: {os.strerror(io[error])}" for error, what in IO_REFUSALS.items() if io[error]]
+        return ", ".join(words) + (f" ({'; '.join(refusals)})" if refusals else "")
 
     def open(self) -> Recovered:
         """Open or make everything, and read what an earlier life left. Raises SsdUnavailable. Blocks."""
@@ -196,12 +205,16 @@ class SsdTier:
             rows, namespaces, bad = self._catalogue.load()
             self._recency = int(rows["recency"].max()) + 1 if len(rows) else 1
             self._catalogue.start(checkpoint_s=self.plan.checkpoint_s)
-            self._queue = kvpool_native.SsdQueue(
-                self._files, self._arena, self._index, self.plan.threads, self.plan.queue_jobs
-            )
+            self._queue = self._start_queue(self._files)
         except (OSError, RuntimeError, ValueError) as error:
             raise SsdUnavailable(f"{self.plan.path}: {error}") from error
         return Recovered(rows, namespaces, bad)
+
+    def note_settled_arena(self) -> None:
+        """The arena has all its pages, and keeps them: from now on rings may pin them. Any thread."""
+        self._is_arena_settled = True
+        if self._queue is not None:
+            self._queue.register_arena()
 
     def close(self) -> None:
         """End I/O and write the catalogue down. Blocks."""
@@ -302,6 +315,19 @@ class SsdTier:
             _remove_segments(plan.path)
             self.pool_epoch = new_epoch()
             return kvpool_native.SsdFiles.open(*arguments)
+
+    def _start_queue(self, files: kvpool_native.SsdFiles) -> kvpool_native.SsdQueue:
+        plan = self.plan
+        wants_rings = plan.io == "io_uring" or (plan.io == "auto" and files.is_direct)
+        queue = kvpool_native.SsdQueue(files, self._arena, self._index, plan.threads, plan.queue_jobs, wants_rings)
+        self._queue = queue
+        if self._is_arena_settled:
+            queue.register_arena()
+        error = queue.io()["ring_error"]
+        if error:
+            level = logging.WARNING if plan.io == "io_uring" else logging.INFO
+            log.log(level, "the ssd tier does without io_uring: %s", os.strerror(error))
+        return queue
 
     def _note(self, status: SsdStatus) -> None:
         if status == SsdStatus.IO_ERROR:
