@@ -23,7 +23,9 @@ class Prefault:
     `failure`: why a thread ended before all was done, empty while none has.
     """
 
-    def __init__(self, tier: DramTier, threads: int, on_ready: Callable[[int], None], on_settled: Callable[[], None]) -> None:
+    def __init__(
+        self, tier: DramTier, threads: int, on_ready: Callable[[int], None], on_settled: Callable[[], None]
+    ) -> None:
         assert threads > 0
         self._tier = tier
         self._on_ready = on_ready
