@@ -18,7 +18,8 @@ namespace {
 // A piece is a header and a payload that crosses one slice at most; longer ones go in several rounds.
 constexpr unsigned ENTRIES = 8;
 // Small slices, so that an urgent read that comes while one is being pinned waits 2 ms at most (measured with base pages).
-constexpr uint64_t SLICE_BYTES_MIN = 64ULL << 20;
+// The kernel keeps 16 bytes for each page and rounds a slice's up to a power of two: just below 64 MiB wastes the least.
+constexpr uint64_t SLICE_BYTES_MIN = 62ULL << 20;
 // The kernel's limits: bytes of a slice, and slices of a ring.
 constexpr uint64_t SLICE_BYTES_MAX = 1ULL << 30;
 constexpr uint64_t SLICES_MAX = 1 << 14;

@@ -25,7 +25,7 @@ constexpr uint64_t SEGMENT_BYTES = 8 * MIB;
 struct IoSetting {
   explicit IoSetting(bool wants_direct) {
     files = SsdFiles::open(directory.file("tier"), SEGMENT_BYTES, 2, wants_direct).files;
-    arena = Mapping::create("test-arena", 66 * MIB, false).mapping;
+    arena = Mapping::create("test-arena", 64 * MIB, false).mapping;
   }
 
   [[nodiscard]] std::string segment(int number) const {
@@ -150,9 +150,9 @@ TEST(what_is_written_is_read_whole_wherever_it_lies) {
       const IoSetting setting(wants_direct);
       const auto io = make_io(setting, kind);
       expect_right_bytes(*io, setting, 0, 4 * MIB, PAGE_BYTES);
-      expect_right_bytes(*io, setting, 63 * MIB, 62 * MIB, 2 * MIB);
-      expect_right_bytes(*io, setting, 10 * MIB, 62 * MIB, 4 * MIB);
-      expect_right_bytes(*io, setting, 64 * MIB, 63 * MIB + PAGE_BYTES, 2 * MIB);
+      expect_right_bytes(*io, setting, 61 * MIB, 60 * MIB, 2 * MIB);
+      expect_right_bytes(*io, setting, 10 * MIB, 60 * MIB, 4 * MIB);
+      expect_right_bytes(*io, setting, 62 * MIB, 61 * MIB + PAGE_BYTES, 2 * MIB);
     });
   }
 }
@@ -164,10 +164,10 @@ TEST(slices_are_used_as_soon_as_they_are_registered) {
       const auto io = make_io(setting, kind);
       EXPECT(io->register_next());
       EXPECT(!io->has_registered_all());
-      expect_right_bytes(*io, setting, 63 * MIB, 62 * MIB, 3 * MIB);
+      expect_right_bytes(*io, setting, 61 * MIB, 60 * MIB, 3 * MIB);
       EXPECT(!io->register_next());
       EXPECT(io->has_registered_all());
-      expect_right_bytes(*io, setting, 63 * MIB, 62 * MIB, 3 * MIB);
+      expect_right_bytes(*io, setting, 61 * MIB, 60 * MIB, 3 * MIB);
     }
   });
 }
@@ -241,7 +241,7 @@ TEST(a_ring_that_is_refused_later_is_replaced_by_plain_calls) {
       const auto io = make_io(setting, IoKind::REGISTERED_RING);
       expect_right_bytes(*io, setting, 0, 4 * MIB, MIB);
       refuse(SYS_io_uring_enter);
-      expect_right_bytes(*io, setting, 2 * MIB, 63 * MIB, 2 * MIB);
+      expect_right_bytes(*io, setting, 2 * MIB, 61 * MIB, 2 * MIB);
       EXPECT(!io->is_ring());
       expect_right_bytes(*io, setting, 0, 4 * MIB, MIB);
     });

@@ -39,7 +39,7 @@ class SsdIo {
 
   [[nodiscard]] virtual bool is_ring() const noexcept { return false; }
 
-  // Pins the next slice of the arena: about a millisecond for 64 MiB that have their pages; REQUIRES that they do, since
+  // Pins the next slice of the arena: one or two milliseconds for 62 MiB that have their pages; REQUIRES that they do, since
   // it gives them pages otherwise, at 2 s for each GiB. Returns whether there is more to pin.
   [[nodiscard]] virtual bool register_next() noexcept { return false; }
   // Whether the whole arena is pinned; otherwise the errno that ended it, 0 where none has.
