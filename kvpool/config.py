@@ -81,6 +81,7 @@ class SsdConfig:
     segment: int
     max_chunks: int
     direct: bool
+    io: str
     threads: int
     watermark: float
     write_through: bool
@@ -362,6 +363,7 @@ OPTIONS: dict[str, Option] = {
     "ssd.segment": _size("64KiB", "64GiB", "1GiB"),
     "ssd.max_chunks": _count(0, 1 << 27, 0),
     "ssd.direct": _flag("true"),
+    "ssd.io": _choice("auto", "io_uring", "threads"),
     "ssd.threads": _count(1, 64, 4),
     "ssd.watermark": _share("0.5"),
     "ssd.write_through": _flag("false"),

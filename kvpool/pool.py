@@ -34,7 +34,8 @@ from kvpool.report import Sections, render_info, render_stats
 from kvpool.tiering import Tiering
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
 from kvpool.tiers.prefault import Prefault
-from kvpool.tiers.ssd import SsdPlan, SsdTier, plan_ssd
+from kvpool.tiers.ssd import SsdTier
+from kvpool.tiers.ssd_plan import SsdPlan, plan_ssd
 from kvpool.transfer.verify import find_corrupt
 from kvpool.transfer.workers import Urgency, Workers, call_later
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, ChunkExtent, ConnectionId, Measurements
@@ -94,6 +95,7 @@ class Pool:
             self._dram,
             self._config.dram.prefault_threads,
             lambda segment: call_later(loop, self._mark_ready, segment),
+            self._tiering.tier.note_settled_arena if self._tiering is not None else lambda: None,
         )
 
     async def stop(self) -> None:

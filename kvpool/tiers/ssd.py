@@ -25,31 +25,20 @@ import numpy.typing as npt
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.config import SsdConfig
-from kvpool.errors import ConfigError, KVPoolError
+from kvpool.errors import KVPoolError
 from kvpool.tiers import catalogue_open, catalogue_rows
 from kvpool.tiers.catalogue import Catalogue
 from kvpool.tiers.catalogue_rows import Row
-from kvpool.tiers.ssd_identity import FILE_BYTES_MAX as IDENTITY_BYTES_MAX
 from kvpool.tiers.ssd_identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd_identity import Identity, NamespaceRecord, new_epoch, read_identity
+from kvpool.tiers.ssd_plan import SsdPlan
 from kvpool.tiers.ssd_rebuild import find_chunks
 
 log = logging.getLogger(__name__)
 
-PAGE_BYTES = 4096
-# A record takes about 150 bytes in LMDB; the map has room for four times what is needed, because full maps are slow.
-CATALOGUE_BYTES_PER_CHUNK = 640
-CATALOGUE_BYTES_MIN = 1 << 20
-# Lock files, the marker of an opening, and what directories take themselves.
-OTHER_BYTES = 64 << 10
-SEGMENTS_MIN = 8
-CHUNK_BYTES_TYPICAL_MIN = 256 << 10
-CHUNK_BYTES_SMALL = 16 << 10
-CHUNKS_SMALL_TIER = 1 << 16
-QUEUE_JOBS = 1024
 CATALOGUE_NAME = "catalogue"
 ERRORS_UNTIL_OFFLINE = 8
+IO_REFUSALS = {"ring_error": "no io_uring", "register_error": "no registered buffers"}
 
 
 class TierState(IntEnum):
@@ -90,59 +79,12 @@ class SsdUnavailable(KVPoolError):
 
 
 @dataclass(frozen=True, slots=True)
-class SsdPlan:
-    """The sizes of a tier, derived from the configuration before anything is opened."""
-
-    path: Path
-    segment_bytes: int
-    segments: int
-    max_chunks: int
-    catalogue_bytes: int
-    is_direct: bool
-    threads: int
-    queue_jobs: int
-    checkpoint_s: float
-    wants_rebuild: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Recovered:
     """What an earlier life left: rows in the order of restoring, and the namespaces their numbers mean."""
 
     rows: "npt.NDArray[np.void]"
     namespaces: dict[int, NamespaceRecord]
     bad_rows: int
-
-
-def plan_ssd(config: SsdConfig) -> SsdPlan:
-    """Cut a capacity in segment files and a catalogue."""
-    capacity = config.capacity
-    derived = max(capacity // CHUNK_BYTES_TYPICAL_MIN, min(capacity // CHUNK_BYTES_SMALL, CHUNKS_SMALL_TIER))
-    chunks = config.max_chunks or derived
-    catalogue_bytes = max(CATALOGUE_BYTES_MIN, -(-chunks * CATALOGUE_BYTES_PER_CHUNK // PAGE_BYTES) * PAGE_BYTES)
-    # The catalogue, one that was set aside, and twice the identity: it is written beside itself.
-    data_bytes = capacity - 2 * catalogue_bytes - 2 * IDENTITY_BYTES_MAX - OTHER_BYTES
-    wanted = min(config.segment, max(data_bytes, 0) // SEGMENTS_MIN)
-    segment_bytes = wanted // PAGE_BYTES * PAGE_BYTES
-    if segment_bytes < 2 * PAGE_BYTES:
-        raise ConfigError(
-            [
-                f"ssd.capacity is {capacity}, expected more: "
-                f"the catalogue of {chunks} chunks (ssd.max_chunks) takes twice {catalogue_bytes}"
-            ]
-        )
-    return SsdPlan(
-        path=Path(config.path),
-        segment_bytes=segment_bytes,
-        segments=data_bytes // segment_bytes,
-        max_chunks=chunks,
-        catalogue_bytes=catalogue_bytes,
-        is_direct=config.direct,
-        threads=config.threads,
-        queue_jobs=QUEUE_JOBS,
-        checkpoint_s=config.checkpoint_interval,
-        wants_rebuild=config.rebuild,
-    )
 
 
 class SsdTier:
@@ -169,6 +111,7 @@ class SsdTier:
         self._recency = 1
         self._read_errors = 0
         self._is_stopping = threading.Event()
+        self._is_arena_settled = False
 
     def __repr__(self) -> str:
         return f"<SsdTier {self.plan.path} {self.state.name.lower()}>"
@@ -188,9 +131,14 @@ class SsdTier:
     @property
     def backend(self) -> str:
         """How I/O is done, for operators."""
-        if self._files is None:
+        if self._files is None or self._queue is None:
             return "none"
-        return "threads, direct" if self._files.is_direct else "threads, page cache"
+        io = self._queue.io()
+        words = ["io_uring" if io["rings"] else "threads", "direct" if self._files.is_direct else "page cache"]
+        if io["registered"]:
+            words.append("registered buffers")
+        refusals = [f"{what}: {os.strerror(io[error])}" for error, what in IO_REFUSALS.items() if io[error]]
+        return ", ".join(words) + (f" ({'; '.join(refusals)})" if refusals else "")
 
     def open(self) -> Recovered:
         """Open or make everything, and read what an earlier life left. Raises SsdUnavailable. Blocks."""
@@ -225,7 +173,7 @@ class SsdTier:
             self._catalogue.fill(rows)
         self._recency = int(rows["recency"].max()) + 1 if len(rows) else 1
         self._catalogue.start(checkpoint_s=plan.checkpoint_s)
-        self._queue = kvpool_native.SsdQueue(self._files, self._arena, self._index, plan.threads, plan.queue_jobs)
+        self._queue = self._start_queue(self._files)
         return Recovered(rows, identity.namespaces, bad)
 
     def _rebuild(self, identity: Identity, catalogue_path: Path) -> "npt.NDArray[np.void]":
@@ -243,6 +191,12 @@ class SsdTier:
     def is_stopping(self) -> bool:
         """Whether `stop_opening` was called."""
         return self._is_stopping.is_set()
+
+    def note_settled_arena(self) -> None:
+        """The arena has all its pages, and keeps them: from now on rings may pin them. Any thread."""
+        self._is_arena_settled = True
+        if self._queue is not None:
+            self._queue.register_arena()
 
     def close(self) -> None:
         """End I/O and write the catalogue down. Blocks."""
@@ -353,6 +307,19 @@ class SsdTier:
             shutil.rmtree(catalogue_path, ignore_errors=True)
             _remove_segments(plan.path)
             return kvpool_native.SsdFiles.open(*arguments), True
+
+    def _start_queue(self, files: kvpool_native.SsdFiles) -> kvpool_native.SsdQueue:
+        plan = self.plan
+        wants_rings = plan.io == "io_uring" or (plan.io == "auto" and files.is_direct)
+        queue = kvpool_native.SsdQueue(files, self._arena, self._index, plan.threads, plan.queue_jobs, wants_rings)
+        self._queue = queue
+        if self._is_arena_settled:
+            queue.register_arena()
+        error = queue.io()["ring_error"]
+        if error:
+            level = logging.WARNING if plan.io == "io_uring" else logging.INFO
+            log.log(level, "the ssd tier does without io_uring: %s", os.strerror(error))
+        return queue
 
     def _note(self, status: SsdStatus) -> None:
         if status == SsdStatus.IO_ERROR:

@@ -142,6 +142,17 @@ nb::dict queue_stats(const SsdQueue& queue) {
   return result;
 }
 
+nb::dict queue_io(const SsdQueue& queue) {
+  const SsdQueueIo found = queue.io();
+  nb::dict result;
+  result["threads"] = found.threads;
+  result["rings"] = found.rings;
+  result["ring_error"] = found.ring_error;
+  result["registered"] = found.registered;
+  result["register_error"] = found.register_error;
+  return result;
+}
+
 }  // namespace
 
 void bind_ssd(nb::module_& module) {
@@ -166,14 +177,16 @@ void bind_ssd(nb::module_& module) {
           "Has the disk keep what was written; OSError when it did not, which is final. GIL released.");
   nb::class_<SsdQueue>(module, "SsdQueue", "Threads that move chunks between segment files and the arena.")
       .def(nb::new_([](std::shared_ptr<SsdFiles> files, std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index,
-                       unsigned threads, size_t jobs_max) {
+                       unsigned threads, size_t jobs_max, bool wants_rings) {
              if (threads == 0 || threads > THREADS_MAX || jobs_max == 0) {
                throw nb::value_error("threads must be 1 to 64, jobs_max positive");
              }
              auto board = std::make_shared<LandingBoard>(std::move(index));
-             return std::make_shared<SsdQueue>(std::move(files), std::move(arena), std::move(board), threads, jobs_max);
+             return std::make_shared<SsdQueue>(std::move(files), std::move(arena), std::move(board), threads, jobs_max,
+                                               wants_rings);
            }),
-           "files"_a, "arena"_a, "index"_a, "threads"_a, "jobs_max"_a)
+           "files"_a, "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, "wants_rings"_a,
+           nb::call_guard<nb::gil_scoped_release>())
       .def("read", &read, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "urgency"_a,
            "A job's number, 0 where the queue is full. Rows of 88 bytes: key, parent, file offset, arena offset,\n"
            "generation. Layers are announced on the index as they land.")
@@ -182,7 +195,10 @@ void bind_ssd(nb::module_& module) {
       .def("take_outcomes", &take_outcomes, "[(job, chunk, status, bytes)], each chunk of each job once.")
       .def("fileno", &SsdQueue::event_fd, "Readable while there are outcomes.")
       .def("stop", &SsdQueue::stop, nb::call_guard<nb::gil_scoped_release>())
-      .def("stats", &queue_stats);
+      .def("register_arena", &SsdQueue::register_arena,
+           "Has the kernel keep the arena's pages at hand from now on. All must be there, and none replaced later.")
+      .def("stats", &queue_stats)
+      .def("io", &queue_io, "How many threads have a ring, how many of these the whole arena, and the errno of a refusal.");
 }
 
 }  // namespace kvpool

@@ -138,49 +138,12 @@ bool SsdFiles::contains(uint64_t offset, uint64_t length) const noexcept {
   return offset / segment_bytes_ < segments_.size() && length <= segment_bytes_ - inside;
 }
 
-namespace {
-
-// Goes on where a call stopped short. Returns 0, an errno, or NO_MORE_BYTES.
-template <typename Call>
-int transfer_all(iovec* parts, int count, off_t at, Call call) noexcept {
-  while (count > 0) {
-    const ssize_t moved = call(parts, count, at);
-    if (moved < 0 && errno == EINTR) {
-      continue;
-    }
-    if (moved <= 0) {
-      return moved < 0 ? errno : SsdFiles::NO_MORE_BYTES;
-    }
-    at += moved;
-    auto left = static_cast<size_t>(moved);
-    while (count > 0 && left >= parts->iov_len) {
-      left -= parts->iov_len;
-      ++parts;
-      --count;
-    }
-    if (left > 0) {
-      parts->iov_base = static_cast<uint8_t*>(parts->iov_base) + left;
-      parts->iov_len -= left;
-    }
-  }
-  return 0;
+SsdPlace SsdFiles::place(uint64_t offset) const noexcept {
+  const auto segment = static_cast<uint32_t>(offset / segment_bytes_);
+  return {segment, segments_[segment].fd, offset % segment_bytes_};
 }
 
-}  // namespace
-
-int SsdFiles::read(uint64_t offset, iovec* parts, int count) const noexcept {
-  const int fd = segments_[offset / segment_bytes_].fd;
-  const auto at = static_cast<off_t>(offset % segment_bytes_);
-  return transfer_all(parts, count, at, [fd](iovec* p, int n, off_t o) { return preadv(fd, p, n, o); });
-}
-
-int SsdFiles::write(uint64_t offset, iovec* parts, int count) noexcept {
-  Segment& segment = segments_[offset / segment_bytes_];
-  segment.is_dirty.store(true);
-  const int fd = segment.fd;
-  const auto at = static_cast<off_t>(offset % segment_bytes_);
-  return transfer_all(parts, count, at, [fd](iovec* p, int n, off_t o) { return pwritev(fd, p, n, o); });
-}
+void SsdFiles::note_write(uint64_t offset) noexcept { segments_[offset / segment_bytes_].is_dirty.store(true); }
 
 int SsdFiles::sync() noexcept {
   int error = 0;

@@ -24,7 +24,7 @@ int new_event_fd() {
 }  // namespace
 
 SsdQueue::SsdQueue(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mapping> arena,
-                   std::shared_ptr<LandingBoard> board, unsigned threads, size_t jobs_max)
+                   std::shared_ptr<LandingBoard> board, unsigned threads, size_t jobs_max, bool wants_rings)
     : files_(std::move(files)),
       arena_(std::move(arena)),
       board_(std::move(board)),
@@ -34,9 +34,11 @@ SsdQueue::SsdQueue(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mappin
   KVPOOL_CHECK(threads > 0);
   try {
     for (unsigned number = 0; number < threads; ++number) {
-      threads_.emplace_back([this] { run(); });
+      threads_.emplace_back([this, wants_rings] { run(wants_rings); });
       pthread_setname_np(threads_.back().native_handle(), "kvpool-ssd");
     }
+    std::unique_lock guard(lock_);
+    wake_.wait(guard, [this, threads] { return io_.threads == threads; });
   } catch (...) {
     stop();
     close(event_fd_);
@@ -55,7 +57,7 @@ uint64_t SsdQueue::read(std::vector<SsdRead> chunks, SsdUrgency urgency) {
     const std::lock_guard guard(lock_);
     id = ++last_job_;
   }
-  return add(std::make_shared<SsdReadJob>(id, std::move(chunks), files_, arena_, board_), urgency);
+  return add(std::make_shared<SsdReadJob>(id, std::move(chunks), arena_, board_), urgency);
 }
 
 uint64_t SsdQueue::write(std::vector<SsdWrite> chunks) {
@@ -64,7 +66,7 @@ uint64_t SsdQueue::write(std::vector<SsdWrite> chunks) {
     const std::lock_guard guard(lock_);
     id = ++last_job_;
   }
-  return add(std::make_shared<SsdWriteJob>(id, std::move(chunks), files_, arena_), SsdUrgency::WRITE_BACK);
+  return add(std::make_shared<SsdWriteJob>(id, std::move(chunks), arena_), SsdUrgency::WRITE_BACK);
 }
 
 uint64_t SsdQueue::add(std::shared_ptr<SsdJob> job, SsdUrgency urgency) {
@@ -85,12 +87,17 @@ bool SsdQueue::has_work() const noexcept {
   return !queues_[0].empty() || !queues_[1].empty() || (!queues_[2].empty() && writers_ < writers_max_);
 }
 
-// The most urgent job, which stays queued until it has no pieces left; nothing when stopped.
-std::shared_ptr<SsdJob> SsdQueue::next(SsdUrgency& urgency) {
+// What to do next. A job is the most urgent one; it stays queued until it has no pieces left.
+SsdQueue::Turn SsdQueue::next(std::shared_ptr<SsdJob>& job, SsdUrgency& urgency, bool may_register) {
   std::unique_lock guard(lock_);
-  wake_.wait(guard, [this] { return is_stopped_ || has_work(); });
+  const auto can_register = [&] { return may_register && may_register_ && !is_registering_; };
+  wake_.wait(guard, [&] { return is_stopped_ || has_work() || can_register(); });
   if (is_stopped_) {
-    return nullptr;
+    return Turn::STOP;
+  }
+  if (can_register() && queues_[static_cast<size_t>(SsdUrgency::DEMAND)].empty()) {
+    is_registering_ = true;
+    return Turn::REGISTER;
   }
   size_t which = 0;
   while (queues_[which].empty()) {
@@ -98,29 +105,82 @@ std::shared_ptr<SsdJob> SsdQueue::next(SsdUrgency& urgency) {
   }
   urgency = static_cast<SsdUrgency>(which);
   writers_ += urgency == SsdUrgency::WRITE_BACK ? 1U : 0U;
-  return queues_[which].front();
+  job = queues_[which].front();
+  return Turn::PIECE;
 }
 
-void SsdQueue::run() {
-  std::vector<SsdOutcome> ended;
-  SsdUrgency urgency = SsdUrgency::DEMAND;
-  while (const std::shared_ptr<SsdJob> job = next(urgency)) {
-    ended.clear();
-    static_cast<void>(job->run_piece(ended));
-    const bool is_write = urgency == SsdUrgency::WRITE_BACK;
-    {
-      const std::lock_guard guard(lock_);
-      auto& queue = queues_[static_cast<size_t>(urgency)];
-      if (!queue.empty() && queue.front() == job && !job->has_pieces()) {
-        queue.pop_front();
-      }
-      writers_ -= is_write ? 1U : 0U;
-    }
-    if (is_write) {
-      wake_.notify_all();
-    }
-    report(ended, !is_write);
+std::unique_ptr<SsdIo> SsdQueue::make_io(bool wants_ring) {
+  SsdRingResult ring;
+  if (wants_ring) {
+    ring = make_ring_io(files_, arena_);
   }
+  {
+    const std::lock_guard guard(lock_);
+    ++io_.threads;
+    io_.rings += ring.io != nullptr ? 1U : 0U;
+    io_.ring_error = ring.error != 0 ? ring.error : io_.ring_error;
+  }
+  wake_.notify_all();
+  return ring.io != nullptr ? std::move(ring.io) : make_call_io(files_);
+}
+
+void SsdQueue::run(bool wants_ring) {
+  const std::unique_ptr<SsdIo> io = make_io(wants_ring);
+  bool may_register = io->is_ring();
+  std::vector<SsdOutcome> ended;
+  std::shared_ptr<SsdJob> job;
+  SsdUrgency urgency = SsdUrgency::DEMAND;
+  while (true) {
+    const Turn turn = next(job, urgency, may_register);
+    if (turn == Turn::STOP) {
+      return;
+    }
+    if (turn == Turn::REGISTER) {
+      may_register = register_slice(*io);
+    } else {
+      run_piece(*io, *job, urgency, ended);
+      job.reset();
+    }
+  }
+}
+
+void SsdQueue::run_piece(SsdIo& io, SsdJob& job, SsdUrgency urgency, std::vector<SsdOutcome>& ended) {
+  ended.clear();
+  static_cast<void>(job.run_piece(io, ended));
+  const bool is_write = urgency == SsdUrgency::WRITE_BACK;
+  {
+    const std::lock_guard guard(lock_);
+    auto& queue = queues_[static_cast<size_t>(urgency)];
+    if (!queue.empty() && queue.front().get() == &job && !job.has_pieces()) {
+      queue.pop_front();
+    }
+    writers_ -= is_write ? 1U : 0U;
+  }
+  if (is_write) {
+    wake_.notify_all();
+  }
+  report(ended, !is_write);
+}
+
+// Whether this thread has more to register.
+bool SsdQueue::register_slice(SsdIo& io) {
+  const bool has_more = io.register_next();
+  {
+    const std::lock_guard guard(lock_);
+    is_registering_ = false;
+    io_.registered += io.has_registered_all() ? 1U : 0U;
+    io_.register_error = io.register_error() != 0 ? io.register_error() : io_.register_error;
+  }
+  wake_.notify_all();
+  return has_more;
+}
+
+void SsdQueue::register_arena() {
+  {
+    const std::lock_guard guard(lock_);
+    may_register_ = true;
+  }
+  wake_.notify_all();
 }
 
 void SsdQueue::report(const std::vector<SsdOutcome>& ended, bool is_read) {
@@ -169,6 +229,11 @@ void SsdQueue::stop() {
       report(ended, which != static_cast<size_t>(SsdUrgency::WRITE_BACK));
     }
   }
+}
+
+SsdQueueIo SsdQueue::io() const {
+  const std::lock_guard guard(lock_);
+  return io_;
 }
 
 SsdQueueStats SsdQueue::stats() const {

@@ -14,11 +14,10 @@ uint32_t layers_in_piece(uint32_t layers, uint64_t layer_bytes) {
 
 }  // namespace
 
-SsdReadJob::SsdReadJob(uint64_t id, std::vector<SsdRead> chunks, std::shared_ptr<SsdFiles> files,
-                       std::shared_ptr<const Mapping> arena, std::shared_ptr<LandingBoard> board)
+SsdReadJob::SsdReadJob(uint64_t id, std::vector<SsdRead> chunks, std::shared_ptr<const Mapping> arena,
+                       std::shared_ptr<LandingBoard> board)
     : SsdJob(id),
       plan_(std::move(chunks)),
-      files_(std::move(files)),
       arena_(std::move(arena)),
       board_(std::move(board)),
       layers_(static_cast<uint32_t>(plan_.at(0).expected.layer_crcs.size())),
@@ -60,7 +59,7 @@ bool SsdReadJob::claim(uint32_t& piece, size_t& chunk) {
   return false;
 }
 
-bool SsdReadJob::run_piece(std::vector<SsdOutcome>& ended) {
+bool SsdReadJob::run_piece(SsdIo& io, std::vector<SsdOutcome>& ended) {
   uint32_t piece = 0;
   size_t chunk = 0;
   if (!claim(piece, chunk)) {
@@ -68,7 +67,7 @@ bool SsdReadJob::run_piece(std::vector<SsdOutcome>& ended) {
   }
   SsdHeader found;
   uint64_t bytes = 0;
-  const SsdStatus status = read(piece, chunk, found, bytes);
+  const SsdStatus status = read(io, piece, chunk, found, bytes);
   if (piece == 0 && status == SsdStatus::OK) {
     const std::lock_guard guard(lock_);
     chunks_[chunk].found = std::move(found);
@@ -77,7 +76,7 @@ bool SsdReadJob::run_piece(std::vector<SsdOutcome>& ended) {
   return true;
 }
 
-SsdStatus SsdReadJob::read(uint32_t piece, size_t chunk, SsdHeader& found, uint64_t& bytes) {
+SsdStatus SsdReadJob::read(SsdIo& io, uint32_t piece, size_t chunk, SsdHeader& found, uint64_t& bytes) {
   alignas(PAGE_BYTES) static thread_local SsdPage page;
   const SsdRead& plan = plan_[chunk];
   const uint64_t start = piece_start(piece);
@@ -86,13 +85,13 @@ SsdStatus SsdReadJob::read(uint32_t piece, size_t chunk, SsdHeader& found, uint6
   const bool has_header = piece == 0;
   int error = 0;
   if (has_header) {
-    error = files_->read(plan.offset, parts, 2);
+    error = io.read(plan.offset, parts, 2);
     bytes += page.size();
   } else if (bytes > 0) {
-    error = files_->read(plan.offset + SSD_HEADER_BYTES + start, parts + 1, 1);
+    error = io.read(plan.offset + SSD_HEADER_BYTES + start, parts + 1, 1);
   }
   if (error != 0) {
-    return error == SsdFiles::NO_MORE_BYTES ? SsdStatus::SHORT_READ : SsdStatus::IO_ERROR;
+    return error == SsdIo::NO_MORE_BYTES ? SsdStatus::SHORT_READ : SsdStatus::IO_ERROR;
   }
   if (!has_header) {
     return SsdStatus::OK;

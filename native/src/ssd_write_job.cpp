@@ -6,9 +6,8 @@
 
 namespace kvpool {
 
-SsdWriteJob::SsdWriteJob(uint64_t id, std::vector<SsdWrite> chunks, std::shared_ptr<SsdFiles> files,
-                         std::shared_ptr<const Mapping> arena)
-    : SsdJob(id), plan_(std::move(chunks)), files_(std::move(files)), arena_(std::move(arena)) {
+SsdWriteJob::SsdWriteJob(uint64_t id, std::vector<SsdWrite> chunks, std::shared_ptr<const Mapping> arena)
+    : SsdJob(id), plan_(std::move(chunks)), arena_(std::move(arena)) {
   KVPOOL_CHECK(!plan_.empty());
 }
 
@@ -17,7 +16,7 @@ bool SsdWriteJob::has_pieces() const {
   return next_ < plan_.size();
 }
 
-bool SsdWriteJob::run_piece(std::vector<SsdOutcome>& ended) {
+bool SsdWriteJob::run_piece(SsdIo& io, std::vector<SsdOutcome>& ended) {
   size_t index = 0;
   {
     const std::lock_guard guard(lock_);
@@ -27,12 +26,12 @@ bool SsdWriteJob::run_piece(std::vector<SsdOutcome>& ended) {
     index = next_++;
   }
   uint64_t bytes = 0;
-  const SsdStatus status = write(plan_[index], bytes);
+  const SsdStatus status = write(io, plan_[index], bytes);
   ended.push_back({id(), static_cast<uint32_t>(index), status, bytes});
   return true;
 }
 
-SsdStatus SsdWriteJob::write(const SsdWrite& chunk, uint64_t& bytes) const {
+SsdStatus SsdWriteJob::write(SsdIo& io, const SsdWrite& chunk, uint64_t& bytes) const {
   alignas(PAGE_BYTES) static thread_local SsdPage page;
   uint8_t* source = arena_->data() + chunk.arena_offset;
   const uint64_t layer_bytes = chunk.header.layer_bytes;
@@ -46,15 +45,15 @@ SsdStatus SsdWriteJob::write(const SsdWrite& chunk, uint64_t& bytes) const {
   int error = 0;
   if (size <= SSD_WRITE_BYTES) {
     iovec parts[2] = {{page.data(), page.size()}, {source, size}};
-    error = files_->write(chunk.offset, parts, 2);
+    error = io.write(chunk.offset, parts, 2);
   } else {
     for (uint64_t at = 0; at < size && error == 0; at += SSD_WRITE_BYTES) {
       iovec part{source + at, std::min(SSD_WRITE_BYTES, size - at)};
-      error = files_->write(chunk.offset + SSD_HEADER_BYTES + at, &part, 1);
+      error = io.write(chunk.offset + SSD_HEADER_BYTES + at, &part, 1);
     }
     if (error == 0) {
       iovec part{page.data(), page.size()};
-      error = files_->write(chunk.offset, &part, 1);
+      error = io.write(chunk.offset, &part, 1);
     }
   }
   bytes = error == 0 ? size + SSD_HEADER_BYTES : 0;

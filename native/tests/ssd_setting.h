@@ -6,14 +6,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "harness.h"
 #include "kvpool/chunk_table.h"
 #include "kvpool/crc32c.h"
 #include "kvpool/ssd_queue.h"
@@ -107,6 +110,67 @@ class SsdSetting {
   std::shared_ptr<const IndexView> index;
   std::shared_ptr<LandingBoard> board;
 };
+
+// The ways to do I/O that a test tries one after another.
+enum class IoKind { CALLS, RING, REGISTERED_RING };
+
+// Whether the kernel lets this process have rings; says why not.
+inline bool can_have_rings() {
+  const ScratchDirectory scratch;
+  const auto files = SsdFiles::open(scratch.file("tier"), PAGE_BYTES, 1, false).files;
+  const SsdRingResult ring = make_ring_io(files, Mapping::create("test-arena", PAGE_BYTES, false).mapping);
+  if (ring.io == nullptr) {
+    std::printf("  skipped with io_uring: %s\n", std::strerror(ring.error));
+  }
+  return ring.io != nullptr;
+}
+
+// Whether it lets this process pin as much as the tests do; says why not.
+inline bool can_register() {
+  const ScratchDirectory scratch;
+  const auto files = SsdFiles::open(scratch.file("tier"), PAGE_BYTES, 1, false).files;
+  const SsdRingResult ring = make_ring_io(files, Mapping::create("test-arena", 128 << 20, false).mapping);
+  while (ring.io->register_next()) {
+  }
+  if (!ring.io->has_registered_all()) {
+    std::printf("  skipped with registered buffers: %s\n", std::strerror(ring.io->register_error()));
+  }
+  return ring.io->has_registered_all();
+}
+
+template <typename Body>
+void for_each_io(Body body) {
+  body(IoKind::CALLS);
+  static const bool has_rings = can_have_rings();
+  if (has_rings) {
+    body(IoKind::RING);
+  }
+  static const bool has_registered = has_rings && can_register();
+  if (has_registered) {
+    body(IoKind::REGISTERED_RING);
+  }
+}
+
+template <typename Condition>
+void wait_until(Condition condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!condition() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT(condition());
+}
+
+// A queue over all of a setting that does its I/O in one way.
+inline std::unique_ptr<SsdQueue> make_queue(const SsdSetting& setting, IoKind kind, unsigned threads, size_t jobs_max) {
+  auto queue = std::make_unique<SsdQueue>(setting.files, setting.arena, setting.board, threads, jobs_max,
+                                          kind != IoKind::CALLS);
+  EXPECT(queue->io().rings == (kind == IoKind::CALLS ? 0 : threads));
+  if (kind == IoKind::REGISTERED_RING) {
+    queue->register_arena();
+    wait_until([&] { return queue->io().registered == threads; });
+  }
+  return queue;
+}
 
 // The next `count` outcomes, by way of the descriptor.
 inline std::vector<SsdOutcome> wait_for_outcomes(SsdQueue& queue, size_t count) {

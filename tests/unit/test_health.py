@@ -143,6 +143,8 @@ def test_the_pool_tells_of_pre_faulting_that_ended_early(real_pool: Pool, monkey
 
     monkeypatch.setattr(DramTier, "prefault_next", fail)
     tier = DramTier(plan_geometry(1 << 20, 1 << 20, 0), huge_pages="off")
-    real_pool._prefault = Prefault(tier, 1, lambda segment: None)
+    settled: list[bool] = []
+    real_pool._prefault = Prefault(tier, 1, lambda segment: None, lambda: settled.append(True))
     real_pool._prefault.stop()
     assert real_pool.problems() == ["dram: pre-faulting ended early: [Errno 12] Cannot allocate memory"]
+    assert not settled, "memory that has no pages is not taken for good"

@@ -3,10 +3,9 @@
 // What it is: descriptors, opened once and kept. What it is not: a judge of what the bytes mean, or of which are in use.
 // Invariant: every file that exists has been allocated whole, is this user's own regular file and is never resized, so the
 // tier never takes more of the disk than segments * segment_bytes.
-// Threads: `open` and `sync` from one thread at a time; reading and writing from any.
+// How bytes get in and out is the business of ssd_io.h.
+// Threads: `open` and `sync` from one thread at a time; the rest from any.
 #pragma once
-
-#include <sys/uio.h>
 
 #include <atomic>
 #include <cstdint>
@@ -14,9 +13,18 @@
 #include <string>
 #include <vector>
 
+#include "kvpool/types.h"
+
 namespace kvpool {
 
 class SsdFiles;
+
+// An offset over all files, as the place it is.
+struct SsdPlace {
+  uint32_t segment;
+  int fd;
+  uint64_t at;  // in the file
+};
 
 struct SsdFilesResult {
   std::shared_ptr<SsdFiles> files;
@@ -41,14 +49,15 @@ class SsdFiles {
   [[nodiscard]] bool is_direct() const noexcept { return is_direct_; }
   [[nodiscard]] bool contains(uint64_t offset, uint64_t length) const noexcept;
 
-  // Reads or writes at an offset counted over all files, whole or not at all. Returns 0, an errno, or NO_MORE_BYTES where the file
-  // ends before. REQUIRES: the range lies in one segment; addresses, lengths and offset are whole pages.
-  static constexpr int NO_MORE_BYTES = -1;
-  [[nodiscard]] int read(uint64_t offset, iovec* parts, int count) const noexcept;
-  [[nodiscard]] int write(uint64_t offset, iovec* parts, int count) noexcept;
+  // REQUIRES: contains(offset, 1).
+  [[nodiscard]] SsdPlace place(uint64_t offset) const noexcept;
+  // Whether a transfer that stopped here can go on: direct I/O stops between pages only where a file has been cut short.
+  [[nodiscard]] bool can_go_on_at(uint64_t at) const noexcept { return !is_direct_ || at % PAGE_BYTES == 0; }
+  // Has the next `sync` see to the offset's segment. To be called when a write has ended, before anybody is told.
+  void note_write(uint64_t offset) noexcept;
 
-  // Has the disk keep what was written since the last call. Returns 0 or the first errno; a failure is never tried again:
-  // what was written since the last success counts as lost.
+  // Has the disk keep what writes were noted since the last call. Returns 0 or the first errno; a failure is never tried
+  // again: what was written since the last success counts as lost.
   [[nodiscard]] int sync() noexcept;
 
  private:

@@ -18,7 +18,7 @@
 
 #include "kvpool/landing_board.h"
 #include "kvpool/memory.h"
-#include "kvpool/ssd_files.h"
+#include "kvpool/ssd_io.h"
 #include "kvpool/ssd_format.h"
 
 namespace kvpool {
@@ -40,8 +40,9 @@ class SsdJob {
   explicit SsdJob(uint64_t id) : id_(id) {}
   virtual ~SsdJob() = default;
 
-  // Does one piece; false when there is none to hand out. Chunks that ended by it are appended to `ended`.
-  virtual bool run_piece(std::vector<SsdOutcome>& ended) = 0;
+  // Does one piece by the calling thread's means; false when there is none to hand out. Chunks that ended by it are
+  // appended to `ended`.
+  virtual bool run_piece(SsdIo& io, std::vector<SsdOutcome>& ended) = 0;
   [[nodiscard]] virtual bool has_pieces() const = 0;
   // Ends the chunks that nothing has been done for yet; those under way end with their pieces.
   virtual void cancel(std::vector<SsdOutcome>& ended) = 0;
@@ -62,10 +63,10 @@ struct SsdRead {
 class SsdReadJob final : public SsdJob {
  public:
   // REQUIRES: at least one chunk, all of one geometry, extents inside files and arena, offsets whole pages.
-  SsdReadJob(uint64_t id, std::vector<SsdRead> chunks, std::shared_ptr<SsdFiles> files,
-             std::shared_ptr<const Mapping> arena, std::shared_ptr<LandingBoard> board);
+  SsdReadJob(uint64_t id, std::vector<SsdRead> chunks, std::shared_ptr<const Mapping> arena,
+             std::shared_ptr<LandingBoard> board);
 
-  bool run_piece(std::vector<SsdOutcome>& ended) override;
+  bool run_piece(SsdIo& io, std::vector<SsdOutcome>& ended) override;
   [[nodiscard]] bool has_pieces() const override;
   void cancel(std::vector<SsdOutcome>& ended) override;
 
@@ -84,13 +85,12 @@ class SsdReadJob final : public SsdJob {
   [[nodiscard]] uint32_t first_layer(uint32_t piece) const noexcept { return piece * piece_layers_; }
   [[nodiscard]] uint64_t piece_start(uint32_t piece) const noexcept;
   [[nodiscard]] bool claim(uint32_t& piece, size_t& chunk);
-  [[nodiscard]] SsdStatus read(uint32_t piece, size_t chunk, SsdHeader& found, uint64_t& bytes);
+  [[nodiscard]] SsdStatus read(SsdIo& io, uint32_t piece, size_t chunk, SsdHeader& found, uint64_t& bytes);
   void settle(uint32_t piece, size_t chunk, SsdStatus status, uint64_t bytes, std::vector<SsdOutcome>& ended);
   [[nodiscard]] SsdStatus check_piece(uint32_t piece, size_t chunk) const;
   void end_if_over(size_t chunk, std::vector<SsdOutcome>& ended);
 
   const std::vector<SsdRead> plan_;
-  const std::shared_ptr<SsdFiles> files_;
   const std::shared_ptr<const Mapping> arena_;
   const std::shared_ptr<LandingBoard> board_;
   const uint32_t layers_;
@@ -114,18 +114,16 @@ struct SsdWrite {
 class SsdWriteJob final : public SsdJob {
  public:
   // REQUIRES: as SsdReadJob.
-  SsdWriteJob(uint64_t id, std::vector<SsdWrite> chunks, std::shared_ptr<SsdFiles> files,
-              std::shared_ptr<const Mapping> arena);
+  SsdWriteJob(uint64_t id, std::vector<SsdWrite> chunks, std::shared_ptr<const Mapping> arena);
 
-  bool run_piece(std::vector<SsdOutcome>& ended) override;
+  bool run_piece(SsdIo& io, std::vector<SsdOutcome>& ended) override;
   [[nodiscard]] bool has_pieces() const override;
   void cancel(std::vector<SsdOutcome>& ended) override;
 
  private:
-  [[nodiscard]] SsdStatus write(const SsdWrite& chunk, uint64_t& bytes) const;
+  [[nodiscard]] SsdStatus write(SsdIo& io, const SsdWrite& chunk, uint64_t& bytes) const;
 
   const std::vector<SsdWrite> plan_;
-  const std::shared_ptr<SsdFiles> files_;
   const std::shared_ptr<const Mapping> arena_;
 
   mutable std::mutex lock_;

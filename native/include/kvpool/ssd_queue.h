@@ -4,7 +4,10 @@
 // 1. Demand reads go before promotions, both before write-back; among equals the oldest goes first, a piece at a time.
 // 2. Write-back never takes more than half of the threads, so that a demand read waits for one piece at most.
 // 3. Every chunk of an accepted job is reported exactly once: OK, its failure, or CANCELLED when the queue stops first.
-// 4. Queues are bounded: a full one refuses. `stop` lets running pieces finish.
+// 4. Queues are bounded: a full one refuses. `stop` lets running pieces finish: no I/O is under way when it returns.
+//
+// Each thread has an SsdIo of its own: a ring where that is wanted and can be had. Once the arena has its pages for good
+// (`register_arena`), the rings pin it, a slice in a turn, one thread at a time, after demand reads and before the rest.
 //
 // The depth is shallow on purpose: disks of this class saturate at one or two reads of a MiB in flight, and every further one
 // only adds to the waiting of urgent ones.
@@ -34,11 +37,21 @@ struct SsdQueueStats {
   uint64_t failed_chunks = 0;
 };
 
+// How I/O is done, counted in threads.
+struct SsdQueueIo {
+  unsigned threads = 0;
+  unsigned rings = 0;       // threads that have one
+  int ring_error = 0;       // why one has none although it was wanted: an errno
+  unsigned registered = 0;  // rings that have pinned the whole arena
+  int register_error = 0;   // why one could not: an errno
+};
+
 class SsdQueue {
  public:
-  // REQUIRES: threads > 0. Throws std::system_error where there are no threads or descriptors to be had.
+  // Returns when every thread has what it does I/O by. REQUIRES: threads > 0. Throws std::system_error where there are no
+  // threads or descriptors to be had.
   SsdQueue(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mapping> arena, std::shared_ptr<LandingBoard> board,
-           unsigned threads, size_t jobs_max);
+           unsigned threads, size_t jobs_max, bool wants_rings);
   ~SsdQueue();
   SsdQueue(const SsdQueue&) = delete;
   SsdQueue& operator=(const SsdQueue&) = delete;
@@ -51,17 +64,25 @@ class SsdQueue {
   [[nodiscard]] std::vector<SsdOutcome> take_outcomes();
   [[nodiscard]] int event_fd() const noexcept { return event_fd_; }
 
+  // Has rings pin the arena from now on. REQUIRES: all of it has its pages, and none will be replaced (made huge).
+  void register_arena();
+
   void stop();
 
   [[nodiscard]] SsdQueueStats stats() const;
+  [[nodiscard]] SsdQueueIo io() const;
   [[nodiscard]] const SsdFiles& files() const noexcept { return *files_; }
   [[nodiscard]] const Mapping& arena() const noexcept { return *arena_; }
 
  private:
   [[nodiscard]] uint64_t add(std::shared_ptr<SsdJob> job, SsdUrgency urgency);
-  [[nodiscard]] std::shared_ptr<SsdJob> next(SsdUrgency& urgency);
+  enum class Turn { STOP, PIECE, REGISTER };
+  [[nodiscard]] Turn next(std::shared_ptr<SsdJob>& job, SsdUrgency& urgency, bool may_register);
   [[nodiscard]] bool has_work() const noexcept;
-  void run();
+  [[nodiscard]] std::unique_ptr<SsdIo> make_io(bool wants_ring);
+  void run(bool wants_ring);
+  void run_piece(SsdIo& io, SsdJob& job, SsdUrgency urgency, std::vector<SsdOutcome>& ended);
+  [[nodiscard]] bool register_slice(SsdIo& io);
   void report(const std::vector<SsdOutcome>& ended, bool is_read);
 
   const std::shared_ptr<SsdFiles> files_;
@@ -77,6 +98,9 @@ class SsdQueue {
   unsigned writers_ = 0;                                                    // guarded by lock_
   uint64_t last_job_ = 0;                                                   // guarded by lock_
   bool is_stopped_ = false;                                                 // guarded by lock_
+  bool may_register_ = false;                                               // guarded by lock_
+  bool is_registering_ = false;                                             // guarded by lock_
+  SsdQueueIo io_;                                                           // guarded by lock_
   std::vector<SsdOutcome> outcomes_;                                        // guarded by lock_
   SsdQueueStats stats_;                                                     // guarded by lock_
   std::vector<std::thread> threads_;

@@ -1,0 +1,72 @@
+"""The sizes of an SSD tier: how a capacity is cut in segment files, a catalogue and what else lies beside them.
+
+Invariant: all of it together never takes more than the capacity. Pure functions; any thread.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpool.config import SsdConfig
+from kvpool.errors import ConfigError
+from kvpool.tiers.ssd_identity import FILE_BYTES_MAX as IDENTITY_BYTES_MAX
+
+PAGE_BYTES = 4096
+# A record takes about 150 bytes in LMDB; the map has room for four times what is needed, because full maps are slow.
+CATALOGUE_BYTES_PER_CHUNK = 640
+CATALOGUE_BYTES_MIN = 1 << 20
+# Lock files, the marker of an opening, and what directories take themselves.
+OTHER_BYTES = 64 << 10
+SEGMENTS_MIN = 8
+CHUNK_BYTES_TYPICAL_MIN = 256 << 10
+CHUNK_BYTES_SMALL = 16 << 10
+CHUNKS_SMALL_TIER = 1 << 16
+QUEUE_JOBS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SsdPlan:
+    """The sizes of a tier, derived from the configuration before anything is opened."""
+
+    path: Path
+    segment_bytes: int
+    segments: int
+    max_chunks: int
+    catalogue_bytes: int
+    is_direct: bool
+    io: str
+    threads: int
+    queue_jobs: int
+    checkpoint_s: float
+    wants_rebuild: bool
+
+
+def plan_ssd(config: SsdConfig) -> SsdPlan:
+    """Cut a capacity in segment files and a catalogue."""
+    capacity = config.capacity
+    derived = max(capacity // CHUNK_BYTES_TYPICAL_MIN, min(capacity // CHUNK_BYTES_SMALL, CHUNKS_SMALL_TIER))
+    chunks = config.max_chunks or derived
+    catalogue_bytes = max(CATALOGUE_BYTES_MIN, -(-chunks * CATALOGUE_BYTES_PER_CHUNK // PAGE_BYTES) * PAGE_BYTES)
+    # The catalogue, one that was set aside, and twice the identity: it is written beside itself.
+    data_bytes = capacity - 2 * catalogue_bytes - 2 * IDENTITY_BYTES_MAX - OTHER_BYTES
+    wanted = min(config.segment, max(data_bytes, 0) // SEGMENTS_MIN)
+    segment_bytes = wanted // PAGE_BYTES * PAGE_BYTES
+    if segment_bytes < 2 * PAGE_BYTES:
+        raise ConfigError(
+            [
+                f"ssd.capacity is {capacity}, expected more: "
+                f"the catalogue of {chunks} chunks (ssd.max_chunks) takes twice {catalogue_bytes}"
+            ]
+        )
+    return SsdPlan(
+        path=Path(config.path),
+        segment_bytes=segment_bytes,
+        segments=data_bytes // segment_bytes,
+        max_chunks=chunks,
+        catalogue_bytes=catalogue_bytes,
+        is_direct=config.direct,
+        io=config.io,
+        threads=config.threads,
+        queue_jobs=QUEUE_JOBS,
+        checkpoint_s=config.checkpoint_interval,
+        wants_rebuild=config.rebuild,
+    )

@@ -1,0 +1,324 @@
+// The SSD tier's I/O through a ring. Built only where liburing is; linked statically.
+#include <liburing.h>
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <optional>
+#include <vector>
+
+#include "kvpool/check.h"
+#include "kvpool/ssd_io.h"
+#include "kvpool/types.h"
+
+namespace kvpool {
+namespace {
+
+// A piece is a header and a payload that crosses one slice at most; longer ones go in several rounds.
+constexpr unsigned ENTRIES = 8;
+// Small slices, so that an urgent read that comes while one is being pinned waits 2 ms at most (measured with base pages).
+// The kernel keeps 16 bytes for each page and rounds a slice's up to a power of two: just below 64 MiB wastes the least.
+constexpr uint64_t SLICE_BYTES_MIN = 62ULL << 20;
+// The kernel's limits: bytes of a slice, and slices of a ring.
+constexpr uint64_t SLICE_BYTES_MAX = 1ULL << 30;
+constexpr uint64_t SLICES_MAX = 1 << 14;
+// The kernel took nothing, or sent a piece back unmoved: tried again after a nap. A guess, about a tenth of a second.
+constexpr unsigned RETRIES_MAX = 100;
+constexpr timespec NAP = {0, 1'000'000};
+
+// One contiguous range of memory on its way, shrinking as it moves.
+struct Run {
+  uint8_t* address;
+  uint64_t at;  // in the file
+  uint32_t length;
+};
+
+uint64_t slice_bytes_for(uint64_t arena_bytes) noexcept {
+  const uint64_t least = (arena_bytes + SLICES_MAX - 1) / SLICES_MAX;
+  return std::max(SLICE_BYTES_MIN, round_up(least, 2ULL << 20));
+}
+
+// Later kernels know that one thread alone submits, and do their part when it waits instead of interrupting it.
+int open_ring(io_uring& ring) noexcept {
+  int error = -EINVAL;
+  for (const unsigned flags : {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, 0U}) {
+    if (error == -EINVAL) {
+      error = io_uring_queue_init(ENTRIES, &ring, flags);
+    }
+  }
+  if (error == 0 && (ring.features & IORING_FEAT_RW_CUR_POS) == 0) {  // as old as plain reads and writes, Linux 5.6
+    io_uring_queue_exit(&ring);
+    error = -ENOSYS;
+  }
+  return -error;
+}
+
+// Whether the ring really works: a filter may let it be made and refuse its use.
+int try_ring(io_uring& ring) noexcept {
+  io_uring_prep_nop(io_uring_get_sqe(&ring));
+  int submitted = -EINTR;
+  while (submitted == -EINTR) {
+    submitted = io_uring_submit_and_wait(&ring, 1);
+  }
+  io_uring_cqe* completed = nullptr;
+  if (submitted < 0 || io_uring_peek_cqe(&ring, &completed) != 0) {
+    return submitted < 0 ? -submitted : EIO;
+  }
+  const int error = -completed->res;
+  io_uring_cqe_seen(&ring, completed);
+  return error;
+}
+
+class RingIo final : public SsdIo {
+ public:
+  // Takes the ring over.
+  RingIo(const io_uring& ring, std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mapping> arena)
+      : ring_(ring),
+        files_(std::move(files)),
+        arena_(std::move(arena)),
+        calls_(make_call_io(files_)),
+        slice_bytes_(slice_bytes_for(arena_->size())),
+        slices_(static_cast<unsigned>((arena_->size() + slice_bytes_ - 1) / slice_bytes_)) {
+    KVPOOL_CHECK(slice_bytes_ <= SLICE_BYTES_MAX);
+    std::vector<int> descriptors;
+    for (uint32_t segment = 0; segment < files_->segments(); ++segment) {
+      descriptors.push_back(files_->place(segment * files_->segment_bytes()).fd);
+    }
+    // Refused where there are more than a process may open: then without.
+    has_files_ = io_uring_register_files(&ring_, descriptors.data(), files_->segments()) == 0;
+  }
+
+  // Unpinned at once: the kernel closes a ring when it comes to it.
+  ~RingIo() override {
+    if (registered_ > 0) {
+      static_cast<void>(io_uring_unregister_buffers(&ring_));
+    }
+    if (has_files_) {
+      static_cast<void>(io_uring_unregister_files(&ring_));
+    }
+    io_uring_queue_exit(&ring_);
+  }
+
+  int read(uint64_t offset, iovec* parts, int count) noexcept override {
+    return is_broken_ ? calls_->read(offset, parts, count) : transfer(false, offset, parts, count);
+  }
+
+  int write(uint64_t offset, iovec* parts, int count) noexcept override {
+    if (is_broken_) {
+      return calls_->write(offset, parts, count);
+    }
+    const int error = transfer(true, offset, parts, count);
+    files_->note_write(offset);
+    return error;
+  }
+
+  bool is_ring() const noexcept override { return !is_broken_; }
+  bool register_next() noexcept override;
+  bool has_registered_all() const noexcept override { return registered_ == slices_; }
+  int register_error() const noexcept override { return register_error_; }
+
+ private:
+  int transfer(bool is_write, uint64_t offset, iovec* parts, int count) noexcept;
+  bool cut(iovec*& parts, int& count, uint64_t& at, Run& run) const noexcept;
+  [[nodiscard]] std::optional<uint64_t> place_in_arena(const uint8_t* address) const noexcept;
+  void prepare(bool is_write, uint64_t offset, unsigned number) noexcept;
+  bool complete_all(unsigned count) noexcept;
+  int settle(Run& run, int moved, unsigned& retries) const noexcept;
+  int finish_by_calls(bool is_write, uint64_t offset, unsigned waiting, uint64_t at, iovec* parts, int count) noexcept;
+
+  io_uring ring_;
+  const std::shared_ptr<SsdFiles> files_;
+  const std::shared_ptr<const Mapping> arena_;
+  const std::unique_ptr<SsdIo> calls_;
+  const uint64_t slice_bytes_;
+  const unsigned slices_;
+  bool has_files_ = false;
+  bool is_broken_ = false;
+  unsigned registered_ = 0;  // slices, from the arena's start
+  int register_error_ = 0;
+  std::array<Run, ENTRIES> runs_{};
+  std::array<int, ENTRIES> results_{};
+};
+
+// In rounds, each submitted and waited for together. Nothing is under way between two rounds.
+int RingIo::transfer(bool is_write, uint64_t offset, iovec* parts, int count) noexcept {
+  uint64_t at = files_->place(offset).at;
+  unsigned waiting = 0;
+  unsigned retries = 0;
+  while (true) {
+    while (waiting < ENTRIES && cut(parts, count, at, runs_[waiting])) {
+      ++waiting;
+    }
+    if (waiting == 0) {
+      return 0;
+    }
+    for (unsigned number = 0; number < waiting; ++number) {
+      prepare(is_write, offset, number);
+    }
+    if (!complete_all(waiting)) {
+      return finish_by_calls(is_write, offset, waiting, at, parts, count);
+    }
+    unsigned left = 0;
+    for (unsigned number = 0; number < waiting; ++number) {
+      const int error = settle(runs_[number], results_[number], retries);
+      if (error != 0) {
+        return error;
+      }
+      if (runs_[number].length > 0) {
+        runs_[left++] = runs_[number];
+      }
+    }
+    waiting = left;
+  }
+}
+
+// The next range to move: to the end of its part, or of its slice. False when all has been cut.
+bool RingIo::cut(iovec*& parts, int& count, uint64_t& at, Run& run) const noexcept {
+  while (count > 0 && parts->iov_len == 0) {
+    ++parts;
+    --count;
+  }
+  if (count == 0) {
+    return false;
+  }
+  auto* const address = static_cast<uint8_t*>(parts->iov_base);
+  const uint64_t in_slice = place_in_arena(address).value_or(0) % slice_bytes_;
+  const uint64_t length = std::min<uint64_t>(parts->iov_len, slice_bytes_ - in_slice);
+  run = {address, at, static_cast<uint32_t>(length)};
+  parts->iov_base = address + length;
+  parts->iov_len -= length;
+  at += length;
+  return true;
+}
+
+std::optional<uint64_t> RingIo::place_in_arena(const uint8_t* address) const noexcept {
+  const uint64_t from = reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(arena_->data());
+  return from < arena_->size() ? std::optional(from) : std::nullopt;
+}
+
+void RingIo::prepare(bool is_write, uint64_t offset, unsigned number) noexcept {
+  io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
+  KVPOOL_CHECK(entry != nullptr);
+  const Run& run = runs_[number];
+  const SsdPlace place = files_->place(offset);
+  const int file = has_files_ ? static_cast<int>(place.segment) : place.fd;
+  const std::optional<uint64_t> from = place_in_arena(run.address);
+  const bool is_fixed = from && *from / slice_bytes_ < registered_ && run.length <= arena_->size() - *from;
+  const int slice = is_fixed ? static_cast<int>(*from / slice_bytes_) : 0;
+  if (is_fixed && is_write) {
+    io_uring_prep_write_fixed(entry, file, run.address, run.length, run.at, slice);
+  } else if (is_fixed) {
+    io_uring_prep_read_fixed(entry, file, run.address, run.length, run.at, slice);
+  } else if (is_write) {
+    io_uring_prep_write(entry, file, run.address, run.length, run.at);
+  } else {
+    io_uring_prep_read(entry, file, run.address, run.length, run.at);
+  }
+  if (has_files_) {
+    io_uring_sqe_set_flags(entry, IOSQE_FIXED_FILE);
+  }
+  io_uring_sqe_set_data64(entry, number);
+}
+
+// Submits what was prepared and waits for all of it, as long as it takes: the memory is the kernel's until then. False when
+// the kernel takes nothing any more and has nothing: this ring is of no use from now on.
+bool RingIo::complete_all(unsigned count) noexcept {
+  unsigned completed = 0;
+  unsigned retries = 0;
+  while (completed < count) {
+    const int submitted = io_uring_submit_and_wait(&ring_, 1);
+    unsigned head = 0;
+    unsigned seen = 0;
+    io_uring_cqe* entry = nullptr;
+    io_uring_for_each_cqe(&ring_, head, entry) {
+      results_[entry->user_data] = entry->res;
+      ++seen;
+    }
+    io_uring_cq_advance(&ring_, seen);
+    completed += seen;
+    if (submitted >= 0 || seen > 0 || submitted == -EINTR) {
+      continue;
+    }
+    const bool has_none = completed + io_uring_sq_ready(&ring_) == count;
+    if (has_none && ++retries > RETRIES_MAX) {
+      is_broken_ = true;
+      return false;
+    }
+    nanosleep(&NAP, nullptr);
+  }
+  return true;
+}
+
+// The same again without the ring: the runs of its last round whole, then what was not cut yet.
+int RingIo::finish_by_calls(bool is_write, uint64_t offset, unsigned waiting, uint64_t at, iovec* parts,
+                            int count) noexcept {
+  const uint64_t start = offset / files_->segment_bytes() * files_->segment_bytes();
+  int error = 0;
+  for (unsigned number = 0; number < waiting && error == 0; ++number) {
+    iovec run{runs_[number].address, runs_[number].length};
+    const uint64_t from = start + runs_[number].at;
+    error = is_write ? calls_->write(from, &run, 1) : calls_->read(from, &run, 1);
+  }
+  if (error != 0 || count == 0) {
+    return error;
+  }
+  return is_write ? calls_->write(start + at, parts, count) : calls_->read(start + at, parts, count);
+}
+
+// Notes what became of a run. Returns 0 where it is done or goes on, otherwise why it cannot.
+int RingIo::settle(Run& run, int moved, unsigned& retries) const noexcept {
+  if (moved == -EAGAIN || moved == -EINTR) {
+    if (++retries > RETRIES_MAX) {
+      return -moved;
+    }
+    nanosleep(&NAP, nullptr);
+    return 0;
+  }
+  if (moved <= 0) {
+    return moved < 0 ? -moved : NO_MORE_BYTES;
+  }
+  const auto bytes = static_cast<uint32_t>(moved);
+  KVPOOL_CHECK(bytes <= run.length);
+  run = {run.address + bytes, run.at + bytes, run.length - bytes};
+  return run.length > 0 && !files_->can_go_on_at(run.at) ? NO_MORE_BYTES : 0;
+}
+
+bool RingIo::register_next() noexcept {
+  if (is_broken_ || register_error_ != 0 || registered_ == slices_) {
+    return false;
+  }
+  int result = registered_ == 0 ? io_uring_register_buffers_sparse(&ring_, slices_) : 0;
+  if (result == 0) {
+    const uint64_t start = registered_ * slice_bytes_;
+    const iovec slice{arena_->data() + start, std::min(slice_bytes_, arena_->size() - start)};
+    result = io_uring_register_buffers_update_tag(&ring_, registered_, &slice, nullptr, 1);
+  }
+  if (result < 0) {
+    // All or nothing: what is left of the limit may serve others.
+    register_error_ = -result;
+    registered_ = 0;
+    static_cast<void>(io_uring_unregister_buffers(&ring_));
+    return false;
+  }
+  ++registered_;
+  return registered_ < slices_;
+}
+
+}  // namespace
+
+SsdRingResult make_ring_io(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mapping> arena) {
+  io_uring ring{};
+  int error = open_ring(ring);
+  if (error != 0) {
+    return {nullptr, error};
+  }
+  error = try_ring(ring);
+  if (error != 0) {
+    io_uring_queue_exit(&ring);
+    return {nullptr, error};
+  }
+  return {std::make_unique<RingIo>(ring, std::move(files), std::move(arena)), 0};
+}
+
+}  // namespace kvpool
