@@ -67,6 +67,15 @@ uint64_t SsdQueue::write(std::vector<SsdWrite> chunks) {
   return add(std::make_shared<SsdWriteJob>(id, std::move(chunks), files_, arena_), SsdUrgency::WRITE_BACK);
 }
 
+uint64_t SsdQueue::verify(std::vector<SsdVerify> chunks) {
+  uint64_t id = 0;
+  {
+    const std::lock_guard guard(lock_);
+    id = ++last_job_;
+  }
+  return add(std::make_shared<SsdVerifyJob>(id, std::move(chunks), files_), SsdUrgency::CHECK);
+}
+
 uint64_t SsdQueue::add(std::shared_ptr<SsdJob> job, SsdUrgency urgency) {
   const uint64_t id = job->id();
   {
@@ -82,7 +91,8 @@ uint64_t SsdQueue::add(std::shared_ptr<SsdJob> job, SsdUrgency urgency) {
 }
 
 bool SsdQueue::has_work() const noexcept {
-  return !queues_[0].empty() || !queues_[1].empty() || (!queues_[2].empty() && writers_ < writers_max_);
+  return !queues_[0].empty() || !queues_[1].empty() ||
+         ((!queues_[2].empty() || !queues_[3].empty()) && writers_ < writers_max_);
 }
 
 // The most urgent job, which stays queued until it has no pieces left; nothing when stopped.
@@ -97,7 +107,7 @@ std::shared_ptr<SsdJob> SsdQueue::next(SsdUrgency& urgency) {
     ++which;
   }
   urgency = static_cast<SsdUrgency>(which);
-  writers_ += urgency == SsdUrgency::WRITE_BACK ? 1U : 0U;
+  writers_ += urgency >= SsdUrgency::WRITE_BACK ? 1U : 0U;
   return queues_[which].front();
 }
 
@@ -107,19 +117,19 @@ void SsdQueue::run() {
   while (const std::shared_ptr<SsdJob> job = next(urgency)) {
     ended.clear();
     static_cast<void>(job->run_piece(ended));
-    const bool is_write = urgency == SsdUrgency::WRITE_BACK;
+    const bool is_in_background = urgency >= SsdUrgency::WRITE_BACK;
     {
       const std::lock_guard guard(lock_);
       auto& queue = queues_[static_cast<size_t>(urgency)];
       if (!queue.empty() && queue.front() == job && !job->has_pieces()) {
         queue.pop_front();
       }
-      writers_ -= is_write ? 1U : 0U;
+      writers_ -= is_in_background ? 1U : 0U;
     }
-    if (is_write) {
+    if (is_in_background) {
       wake_.notify_all();
     }
-    report(ended, !is_write);
+    report(ended, urgency != SsdUrgency::WRITE_BACK);
   }
 }
 
