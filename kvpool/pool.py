@@ -23,12 +23,13 @@ from kvpool.errors import LayoutMismatch, ProtocolError, Refused
 from kvpool.index.integrity import Integrity
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.reading import Grant, Reading
+from kvpool.index.scrub import Scrub
 from kvpool.index.sessions import EngineSession
 from kvpool.index.traffic import Traffic
 from kvpool.index.writing import Writing
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
-from kvpool.protocol import usage
+from kvpool.protocol import places, usage
 from kvpool.report import Sections, render_info, render_stats
 from kvpool.tiering import Tiering
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
@@ -75,6 +76,8 @@ class Pool:
         self._prefault: Prefault | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._integrity = Integrity(self._directory, self._find_corrupt)
+        comparisons = self._tiering.comparisons if self._tiering else None
+        self._scrub = Scrub(self._directory, self._integrity, self._namespaces, comparisons)
         self._index_view = kvpool_native.IndexView(self._dram.index)
 
     async def start(self) -> None:
@@ -141,11 +144,7 @@ class Pool:
                 f"a chunk of this layout has {layout.chunk_bytes} bytes, "
                 f"dram.capacity is {self._config.dram.capacity}: no chunk can be stored"
             )
-        layouts = {rank: layout.for_rank(rank) for rank in layout.ranks}
-        fresh = sum(self._namespaces.find(model, rank_layout) is None for rank_layout in layouts.values())
-        if not self._namespaces.has_room_for(fresh):
-            raise Refused("full", "this daemon knows as many models and layouts as it can: restart it to forget them")
-        return {rank: self._namespaces.open(model, rank_layout) for rank, rank_layout in layouts.items()}
+        return self._namespaces.open_ranks(model, layout)
 
     def open_session(self, connection: ConnectionId, model: str, layout: Layout) -> EngineSession:
         """What an engine's requests carry along."""
@@ -275,6 +274,7 @@ class Pool:
             "expired_reservations": self._writing.expired_reservations,
             "checksum_failures": self._integrity.checksum_failures,
             "corrupt_reports": self._integrity.corrupt_reports,
+            "verified_chunks": self._scrub.verified_chunks,
         }
         pages = self.page_use()
         return Measurements(
@@ -288,6 +288,7 @@ class Pool:
             models=self._traffic.models(),
             failures=self._traffic.failures(),
             ssd={} if self._tiering is None else self._tiering.stats(),
+            ssd_classes=[] if self._tiering is None else self._tiering.size_classes(),
         )
 
     def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> dict[str, int]:
@@ -327,7 +328,7 @@ class Pool:
         return problems
 
     def verify(self) -> dict[str, Any]:
-        """Recount every invariant: `problems` (one line each) and the number of `chunks` looked at."""
+        """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier."""
         problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.problems()
         expected_holds = self._reading.holds + self._integrity.holds_in_use
         if self._tiering is not None:
@@ -336,11 +337,12 @@ class Pool:
         found_holds = self._directory.stats()["holds"]
         if found_holds != expected_holds:
             problems.append(f"index: {found_holds} holds, {expected_holds} are in leases, tickets and checks")
-        return {"problems": problems, "chunks": self._directory.stats()["chunks"], "verified": 0}
+        tiers = self._scrub.tiers()
+        return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
 
-    async def verify_bytes(self) -> tuple[list[bytes], int]:
-        """Read every chunk and compare its checksums: the keys of corrupt ones, and how many were read."""
-        return await self._integrity.check_all(self._clock.now_ns())
+    async def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
+        """Read a slice of the chunks at places; see `m.VerifyBytes`. Raises ProtocolError or Refused."""
+        return (await self._scrub.read(places.unpack(column), chunks)).to_report()
 
     def _uptime_s(self) -> float:
         return (self._clock.now_ns() - self._started_ns) / NS_PER_S

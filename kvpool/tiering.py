@@ -19,6 +19,7 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Clock, Deadline
 from kvpool.errors import KVPoolError
+from kvpool.index.comparisons import Comparisons
 from kvpool.index.demotions import Demotions
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.promotions import Promotions
@@ -83,6 +84,7 @@ class Tiering:
             bytes_max=bytes_max,
             is_write_through=is_write_through,
         )
+        self.comparisons = Comparisons(self, namespaces)
         self.restored_chunks = 0
         self._pause_s = FIRST_PAUSE_S
         self._retry: asyncio.TimerHandle | None = None
@@ -145,6 +147,11 @@ class Tiering:
             return 0
         layout = namespace.layout
         return self.tier.write(rows, _fingerprint(namespace), layout.layers, layout.chunk_bytes // layout.layers)
+
+    def compare(self, namespace: Namespace, rows: bytes) -> int:
+        """See `SlowerTier`."""
+        layout = namespace.layout
+        return self.tier.compare(rows, _fingerprint(namespace), layout.layers, layout.chunk_bytes // layout.layers)
 
     def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
         """See `SlowerTier`."""
@@ -254,23 +261,35 @@ class Tiering:
             "demotions_failed": self.demotions.failed_chunks,
             "demotions_under_way": len(self.demotions),
             "promoted_chunks": self._fast.stats()["promoted_chunks"],
+            "promotions_failed": self.promotions.failed_chunks,
             "promotions_under_way": len(self.promotions),
+            "ssd.checks_under_way": self.comparisons.holds,
             **self.tier.stats(),
         }
+
+    def size_classes(self) -> list[dict[str, int]]:
+        """Slots by size class, named by the chunks in them: without their headers."""
+        return [
+            {**row, "chunk_bytes": row["chunk_bytes"] - kvpool_native.SSD_HEADER_BYTES}
+            for row in self.directory.stats()["classes"]
+        ]
 
     def verify(self) -> list[str]:
         """Broken invariants of the slower directory, one line each."""
         problems = [f"ssd: {problem}" for problem in self.directory.verify()]
-        expected = self.promotions.holds
+        expected = self.promotions.holds + self.comparisons.holds
         found = self.directory.stats()["holds"]
         if found != expected:
-            problems.append(f"ssd: {found} holds, {expected} are in promotions")
+            problems.append(f"ssd: {found} holds, {expected} are in promotions and checks")
         return problems
 
     def _take_outcomes(self) -> None:
         now_ns = self._clock.now_ns()
         for job, chunk, status in self.tier.take_outcomes():
             is_good = status == SsdStatus.OK
+            fault = "" if is_good else status.name.lower()
+            if self.comparisons.settle(job, fault=fault, is_bad=status.is_corruption):
+                continue
             is_promotion = self.promotions.settle(
                 job, chunk, is_good=is_good, is_bad_below=status.is_corruption, now_ns=now_ns
             )
