@@ -1,25 +1,32 @@
-"""The demonstration, in four acts: a daemon, worker 1 that fills it, worker 2 that profits, a cold one to compare with.
+"""The demonstration, in two acts.
 
-Exit code 0 when every greedy token of the warm answers equals the cold one, every turn reused something and half of the
-turns were sped up at least four times; 1 otherwise. Half of them, because a neighbour on the machine may spoil one.
+The first: a daemon, worker 1 that fills it, worker 2 that profits from its memory, a cold worker to compare with. The
+second: the daemon is killed with -9 and started again on the same SSD directory, and worker 3 profits from the disk.
+
+Exit code 0 when every greedy token of the warm answers equals the cold one, every turn reused something, after the kill
+from SSD alone, and half of the turns of the first act were sped up at least four times; 1 otherwise. Half of them, because
+a neighbour on the machine may spoil one.
 """
 
 import argparse
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from demo.node import ProcessFailed, Worker, running_daemon
+from demo.node import Daemon, ProcessFailed, Worker
 from demo.plan import Plan, make_plan
-from demo.report import Row, Screen, compare, judge, make_console, show
+from demo.report import Event, Row, Screen, compare, judge, make_console, show
 
 DOCUMENTS = 3
 CHUNK_TOKENS = 128
 PREFIX_TOKENS = 16 * CHUNK_TOKENS
 ANSWER_TOKENS = 24
 SEED = 20240611
+DRAM_CAPACITY = "1GiB"
+SSD_CAPACITY = "512MiB"
 
 
 def main() -> int:
@@ -48,31 +55,76 @@ def main() -> int:
 
 
 def _perform(console: Console, plan: Plan, directory: Path) -> list[Row]:
-    """Worker 1 fills the daemon; then worker 2 and a cold worker answer turn by turn, so that the machine is as busy
-    for the one as for the other."""
-    plan_path, nowhere = directory / "plan.json", directory / "no-daemon.sock"
+    plan_path = directory / "plan.json"
     plan.write(plan_path)
     titles = [conversation.title for conversation in plan.conversations]
-    rows = []
-    with running_daemon(directory, capacity="1GiB") as socket, Screen(console, titles) as screen:
-        console.print(f"kvpoold serves at {socket}")
-        with Worker("worker 1", directory, socket, plan_path) as first:
-            screen.start(first)
-            for number in range(len(titles)):
-                screen.ask(first, number, 0)
-        with (
-            Worker("worker 2", directory, socket, plan_path) as second,
-            Worker("cold worker", directory, nowhere, plan_path) as cold,
-        ):
-            screen.start(second)
-            screen.start(cold)
-            for number, conversation in enumerate(plan.conversations):
-                for turn in range(len(conversation.questions)):
-                    warm_answer = screen.ask(second, number, turn)
-                    cold_answer = screen.ask(cold, number, turn)
-                    rows.append(compare(conversation.title, turn, cold_answer, warm_answer))
+    with (
+        Daemon(directory, dram_capacity=DRAM_CAPACITY, ssd_capacity=SSD_CAPACITY) as daemon,
+        Screen(console, titles) as screen,
+    ):
+        console.print(f"kvpoold serves at {daemon.socket}, with {DRAM_CAPACITY} of DRAM over {SSD_CAPACITY} of SSD")
+        stage = _Stage(console, screen, plan, plan_path, directory, daemon)
+        rows, cold = stage.fill_and_profit()
+        rows += stage.kill_and_profit(cold)
     console.print("kvpoold stopped by SIGTERM")
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What both acts need."""
+
+    console: Console
+    screen: Screen
+    plan: Plan
+    plan_path: Path
+    directory: Path
+    daemon: Daemon
+
+    def fill_and_profit(self) -> tuple[list[Row], list[Event]]:
+        """The first act: its rows, and the cold answers to the first questions.
+
+        Worker 1 fills the daemon; then worker 2 and a cold worker answer turn by turn, so that the machine is as busy for
+        the one as for the other.
+        """
+        rows, first_answers = [], []
+        conversations = self.plan.conversations
+        with self._worker("worker 1") as first:
+            self.screen.start(first)
+            for number in range(len(conversations)):
+                self.screen.ask(first, number, 0)
+        nowhere = self.directory / "no-daemon.sock"
+        with self._worker("worker 2") as second, self._worker("cold worker", nowhere) as cold:
+            self.screen.start(second)
+            self.screen.start(cold)
+            for number, conversation in enumerate(conversations):
+                for turn in range(len(conversation.questions)):
+                    warm_answer = self.screen.ask(second, number, turn)
+                    cold_answer = self.screen.ask(cold, number, turn)
+                    rows.append(compare(conversation.title, turn, cold_answer, warm_answer))
+                    first_answers += [cold_answer] if turn == 0 else []
+        return rows, first_answers
+
+    def kill_and_profit(self, cold: list[Event]) -> list[Row]:
+        """The second act: its rows. `cold`: the cold answers to the first questions."""
+        self.console.print(
+            f"{self.daemon.write_down()} chunks are on disk; kvpoold is killed with -9 and started again"
+        )
+        self.daemon.kill()
+        self.daemon.start()
+        stats = self.daemon.stats()
+        self.console.print(
+            f"kvpoold serves again: {stats['dram.chunks']} chunks in DRAM, {stats['ssd.chunks']} on disk"
+        )
+        with self._worker("worker 3") as third:
+            self.screen.start(third)
+            return [
+                compare(conversation.title, 0, cold[number], self.screen.ask(third, number, 0), is_after_kill=True)
+                for number, conversation in enumerate(self.plan.conversations)
+            ]
+
+    def _worker(self, name: str, socket: Path | None = None) -> Worker:
+        return Worker(name, self.directory, socket or self.daemon.socket, self.plan_path)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,45 +10,103 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from kvpool.clock import Deadline
+from kvpool.errors import DaemonUnreachable
+from kvpool.protocol.blocking import BlockingConnection
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 WORKER_TIMEOUT_S = 300.0
+ASK_TIMEOUT_S = 5.0
+WRITE_DOWN_TIMEOUT_S = 60.0
 
 
 class ProcessFailed(Exception):
     """A process of the demonstration did not do its part; carries its last words."""
 
 
-@contextmanager
-def running_daemon(directory: Path, capacity: str) -> Iterator[Path]:
-    """A daemon with the built-in defaults; the path of its socket. SIGTERM ends it, and it has to end with exit code 0."""
-    socket, log = directory / "kvpool.sock", directory / "kvpoold.log"
-    command = [
-        *(sys.executable, "-m", "kvpool.cli.kvpoold"),
-        f"--set=server.socket={socket}",
-        f"--set=dram.capacity={capacity}",
-    ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603 - our own program
-    try:
-        _wait_for_socket(socket, process, log)
-        yield socket
-        process.terminate()
+class Daemon:
+    """One kvpoold after another at one socket and on one SSD directory, otherwise with the built-in defaults.
+
+    A context: within it a daemon runs; leaving it ends the last one, which has to answer SIGTERM with exit code 0.
+    """
+
+    def __init__(self, directory: Path, *, dram_capacity: str, ssd_capacity: str) -> None:
+        self.socket = directory / "kvpool.sock"
+        self._log = directory / "kvpoold.log"
+        self._command = [
+            *(sys.executable, "-m", "kvpool.cli.kvpoold"),
+            f"--set=server.socket={self.socket}",
+            f"--set=dram.capacity={dram_capacity}",
+            f"--set=ssd.path={directory / 'ssd'}",
+            f"--set=ssd.capacity={ssd_capacity}",
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "Daemon":
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._stop()
+        finally:
+            self.kill()
+
+    def start(self) -> None:
+        """Start a daemon; returns when it serves and its SSD tier is open. What it finds on disk is restored by then."""
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=output)  # noqa: S603 - our own program
+        self._wait_for("does not serve", lambda: self.socket.exists() and self._answers())
+        self._wait_for("does not open its SSD tier", lambda: self.stats()["ssd.state"] == "ok")
+
+    def kill(self) -> None:
+        """Kill -9. Idempotent."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def write_down(self) -> int:
+        """Have the SSD tier keep what DRAM alone has; how many chunks it has then. Raises ProcessFailed if some are left."""
+        with BlockingConnection.admin(str(self.socket), ASK_TIMEOUT_S) as connection:
+            left = connection.write_down(WRITE_DOWN_TIMEOUT_S)["left"]
+        if left:
+            raise ProcessFailed(f"{left} chunks were not written to the SSD tier\n{self._log.read_text()}")
+        return int(self.stats()["ssd.chunks"])
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Its statistics, sections joined."""
+        with BlockingConnection.admin(str(self.socket), ASK_TIMEOUT_S) as connection:
+            return {name: value for section in connection.stats().values() for name, value in section.items()}
+
+    def _stop(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):  # `returncode` stays None, which is reported below
-            process.wait(STOP_TIMEOUT_S)
-        if process.returncode != 0:
-            raise ProcessFailed(f"kvpoold answered SIGTERM with exit code {process.returncode}\n{log.read_text()}")
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+            self._process.wait(STOP_TIMEOUT_S)
+        if self._process.returncode != 0:
+            code = self._process.returncode
+            raise ProcessFailed(f"kvpoold answered SIGTERM with exit code {code}\n{self._log.read_text()}")
+
+    def _answers(self) -> bool:
+        """Whether somebody serves: a daemon that was killed leaves its socket behind."""
+        with contextlib.suppress(DaemonUnreachable):  # looked at again until the deadline
+            self.stats()
+            return True
+        return False
+
+    def _wait_for(self, what_not: str, condition: Callable[[], bool]) -> None:
+        assert self._process is not None
+        deadline = Deadline(START_TIMEOUT_S)
+        while not condition():
+            if self._process.poll() is not None or deadline.has_passed():
+                raise ProcessFailed(f"kvpoold {what_not}\n{self._log.read_text()}")
+            time.sleep(0.02)
 
 
 class Worker:
@@ -92,12 +150,3 @@ class Worker:
             if event["event"] == last:
                 return
         raise ProcessFailed(f"{self.name} ended with exit code {self._process.wait()}\n{self._log.read_text()}")
-
-
-def _wait_for_socket(socket: Path, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """The socket appears when requests are served."""
-    deadline = Deadline(START_TIMEOUT_S)
-    while not socket.exists():
-        if process.poll() is not None or deadline.has_passed():
-            raise ProcessFailed(f"kvpoold does not serve\n{log.read_text()}")
-        time.sleep(0.02)

@@ -22,6 +22,7 @@ from demo.engine import BLOCK_TOKENS, Engine, Shape, build_model
 from demo.paged_kv import PagedKV
 from demo.plan import Plan
 from kvpool.clock import Deadline
+from kvpool.types import Level
 from kvpool_client.torch import PagedPrefixCache, layout_of
 
 CONNECT_TIMEOUT_S = 10.0
@@ -50,20 +51,27 @@ def main() -> None:
         engine = Engine(model, paged, prefix, step_tokens=plan.chunk_tokens)
         engine.answer([0] * (2 * plan.chunk_tokens - 1), 2)  # first use of every kernel, outside the measurement
         _say("ready", parameters=sum(weights.numel() for weights in model.parameters()))
-        _converse(engine, plan)
+        _converse(engine, plan, pool)
 
 
-def _converse(engine: Engine, plan: Plan) -> None:
+def _converse(engine: Engine, plan: Plan, pool: kv.Pool) -> None:
     prompts = [list(conversation.prefix) for conversation in plan.conversations]
     for line in sys.stdin:
         number, turn = (int(word) for word in line.split())
         prompts[number] += plan.conversations[number].questions[turn]
-        prompts[number] += _answer(engine, prompts[number], plan.answer_tokens)
+        tiers = tiers_of(pool, prompts[number])
+        prompts[number] += _answer(engine, prompts[number], plan.answer_tokens, tiers)
 
 
-def _answer(engine: Engine, prompt: list[int], count: int) -> list[int]:
+def tiers_of(pool: kv.Pool, prompt: list[int]) -> list[str]:
+    """The tiers that the pool's part of a prompt comes from."""
+    hit = pool.lookup(pool.keys(prompt))
+    return sorted({Level(level).name.lower() for level in hit.tiers.tolist()})
+
+
+def _answer(engine: Engine, prompt: list[int], count: int, tiers: list[str]) -> list[int]:
     answer = engine.answer(prompt, count, lambda done: _say("step", done=done, total=len(prompt)))
-    _say("turn", **asdict(answer))
+    _say("turn", tiers=tiers, **asdict(answer))
     return answer.tokens
 
 

@@ -20,16 +20,16 @@ from kvpool import failpoint
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
 from kvpool.errors import LayoutMismatch, ProtocolError, Refused
-from kvpool.index.admission import POLICIES, Admission, WriteBudget
 from kvpool.index.integrity import Integrity
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.reading import Grant, Reading
+from kvpool.index.scrub import Scrub
 from kvpool.index.sessions import EngineSession
 from kvpool.index.traffic import Traffic
 from kvpool.index.writing import Writing
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
-from kvpool.protocol import usage
+from kvpool.protocol import places, usage
 from kvpool.report import Sections, render_info, render_stats
 from kvpool.tiering import Tiering
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
@@ -45,8 +45,6 @@ log = logging.getLogger(__name__)
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
 EXPIRY_FRACTION = 0.25
-# At most this part of DRAM is being written down at a time: what is, cannot be evicted meanwhile.
-DEMOTING_FRACTION = 8
 
 
 class Pool:
@@ -67,7 +65,6 @@ class Pool:
         self._namespaces = Namespaces(self._directory)
         self._segment_ready = asyncio.Event()
         self._tiering = self._make_tiering(ssd) if ssd else None
-        self._opening: asyncio.Task[None] | None = None
         server = config.server
         promotions = self._tiering.promotions if self._tiering else None
         self._reading = Reading(self._directory, int(server.lease_ttl * NS_PER_S), server.max_leases, promotions)
@@ -77,12 +74,14 @@ class Pool:
         self._prefault: Prefault | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._integrity = Integrity(self._directory, self._find_corrupt)
+        comparisons = self._tiering.comparisons if self._tiering else None
+        self._scrub = Scrub(self._directory, self._integrity, self._namespaces, comparisons)
         self._index_view = kvpool_native.IndexView(self._dram.index)
 
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
         if self._tiering is not None:
-            self._opening = asyncio.create_task(self._tiering.open(self._reopen_namespace))
+            self._tiering.start_opening(self._reopen_namespace)
         if not self._config.dram.prefault:
             for segment in range(self.geometry.segments):
                 self._directory.mark_segment_ready(segment)
@@ -103,8 +102,8 @@ class Pool:
         if self._expiry is not None:
             self._expiry.cancel()
         loop = asyncio.get_running_loop()
-        if self._tiering is not None and self._opening is not None:
-            await self._tiering.close(self._opening)
+        if self._tiering is not None:
+            await self._tiering.close()
         if self._prefault is not None:
             await loop.run_in_executor(None, self._prefault.stop)
         await loop.run_in_executor(None, self._workers.stop)
@@ -143,11 +142,7 @@ class Pool:
                 f"a chunk of this layout has {layout.chunk_bytes} bytes, "
                 f"dram.capacity is {self._config.dram.capacity}: no chunk can be stored"
             )
-        layouts = {rank: layout.for_rank(rank) for rank in layout.ranks}
-        fresh = sum(self._namespaces.find(model, rank_layout) is None for rank_layout in layouts.values())
-        if not self._namespaces.has_room_for(fresh):
-            raise Refused("full", "this daemon knows as many models and layouts as it can: restart it to forget them")
-        return {rank: self._namespaces.open(model, rank_layout) for rank, rank_layout in layouts.items()}
+        return self._namespaces.open_ranks(model, layout)
 
     def open_session(self, connection: ConnectionId, model: str, layout: Layout) -> EngineSession:
         """What an engine's requests carry along."""
@@ -277,6 +272,7 @@ class Pool:
             "expired_reservations": self._writing.expired_reservations,
             "checksum_failures": self._integrity.checksum_failures,
             "corrupt_reports": self._integrity.corrupt_reports,
+            "verified_chunks": self._scrub.verified_chunks,
         }
         pages = self.page_use()
         return Measurements(
@@ -290,6 +286,7 @@ class Pool:
             models=self._traffic.models(),
             failures=self._traffic.failures(),
             ssd={} if self._tiering is None else self._tiering.stats(),
+            ssd_classes=[] if self._tiering is None else self._tiering.size_classes(),
         )
 
     def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> dict[str, int]:
@@ -329,7 +326,7 @@ class Pool:
         return problems
 
     def verify(self) -> dict[str, Any]:
-        """Recount every invariant: `problems` (one line each) and the number of `chunks` looked at."""
+        """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier."""
         problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.problems()
         expected_holds = self._reading.holds + self._integrity.holds_in_use
         if self._tiering is not None:
@@ -338,11 +335,12 @@ class Pool:
         found_holds = self._directory.stats()["holds"]
         if found_holds != expected_holds:
             problems.append(f"index: {found_holds} holds, {expected_holds} are in leases, tickets and checks")
-        return {"problems": problems, "chunks": self._directory.stats()["chunks"], "verified": 0}
+        tiers = self._scrub.tiers()
+        return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
 
-    async def verify_bytes(self) -> tuple[list[bytes], int]:
-        """Read every chunk and compare its checksums: the keys of corrupt ones, and how many were read."""
-        return await self._integrity.check_all(self._clock.now_ns())
+    async def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
+        """Read a slice of the chunks at places; see `m.VerifyBytes`. Raises ProtocolError or Refused."""
+        return (await self._scrub.read(places.unpack(column), chunks)).to_report()
 
     def _uptime_s(self) -> float:
         return (self._clock.now_ns() - self._started_ns) / NS_PER_S
@@ -354,20 +352,15 @@ class Pool:
         return self._namespaces.open(model, Layout.from_wire(wire))
 
     def _make_tiering(self, plan: SsdPlan) -> Tiering:
-        dram = self._config.dram.capacity
         tier = SsdTier(plan, self._dram.arena, self._dram.index, self.epoch)
         self._namespaces.below = tier.directory
-        options = self._config.ssd
         return Tiering(
             self._directory,
             tier,
             self._namespaces,
             self._clock,
+            self._config,
             max_chunks=self.geometry.max_chunks,
-            watermark_bytes=int(dram * options.watermark),
-            bytes_max=max(1, dram // DEMOTING_FRACTION),
-            is_write_through=options.write_through,
-            admission=Admission(POLICIES[options.admission](), WriteBudget(options.write_budget, self._clock.now_ns())),
             on_settled=self._segment_ready.set,
         )
 

@@ -71,8 +71,18 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
             **{f"declined_{word}": count for word, count in failures.declined_chunks.items()},
         },
         "usage": _render_usage(measured),
-        **({"ssd": {**measured.ssd}} if measured.ssd else {}),
+        **({"ssd": {**measured.ssd, **_render_slots(measured)}} if measured.ssd else {}),
     }
+
+
+def _render_slots(measured: Measurements) -> dict[str, int | float | str]:
+    """The SSD tier's slots by size class."""
+    slots: dict[str, int | float | str] = {}
+    for row in measured.ssd_classes:
+        name = f"{row['chunk_bytes']}x{row['layers']}"
+        slots[f"ssd.slots_used.{name}"] = row["slots_used"]
+        slots[f"ssd.slots.{name}"] = row["slots"]
+    return slots
 
 
 def _render_usage(measured: Measurements) -> dict[str, int | float | str]:

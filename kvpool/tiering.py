@@ -13,16 +13,18 @@ import logging
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Clock, Deadline
+from kvpool.config import Config
 from kvpool.errors import KVPoolError
-from kvpool.index.admission import Admission
+from kvpool.index.admission import make_admission
+from kvpool.index.comparisons import Comparisons
 from kvpool.index.demotions import Demotions
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.promotions import Promotions
+from kvpool.index.restore_rows import pack_restore_rows
 from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.catalogue_rows import Row
 from kvpool.tiers.ssd import Recovered, SsdStatus, SsdTier, SsdUnavailable, TierState
@@ -36,21 +38,13 @@ RESTORE_ROWS = 2048
 # Evicted chunks remembered for each that DRAM has room for. Measured on traces: with one the memory is too short to tell what
 # comes again, with four it is not.
 GHOSTS_PER_CHUNK = 4
+# At most this part of DRAM is being written down at a time: what is, cannot be evicted meanwhile.
+DEMOTING_FRACTION = 8
 # How long a tier rests after errors: this, then twice as long each time, until something succeeds.
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 300.0
 DRAIN_LOOK_S = 0.005
 CHECKPOINT_TIMEOUT_S = 10.0
-_RESTORE_ROW = np.dtype(
-    [
-        ("key", "V32"),
-        ("parent", "V32"),
-        ("offset", "<u8"),
-        ("generation", "<u8"),
-        ("namespace", "<u4"),
-        ("size_class", "<u4"),
-    ]
-)
 
 
 class Tiering:
@@ -62,12 +56,9 @@ class Tiering:
         tier: SsdTier,
         namespaces: Namespaces,
         clock: Clock,
+        config: Config,
         *,
         max_chunks: int,
-        watermark_bytes: int,
-        bytes_max: int,
-        is_write_through: bool,
-        admission: Admission,
         on_settled: Callable[[], None],
     ) -> None:
         self._on_settled = on_settled
@@ -81,22 +72,25 @@ class Tiering:
         self.settled = asyncio.Event()
         directory.attach_slower(tier.directory)
         self.promotions = Promotions(directory, self)
+        self._admission = make_admission(config.ssd.admission, config.ssd.write_budget, clock.now_ns())
+        dram_bytes = config.dram.capacity
         self.demotions = Demotions(
             directory,
             self,
             namespaces,
-            watermark_bytes=watermark_bytes,
-            bytes_max=bytes_max,
-            is_write_through=is_write_through,
-            admission=admission,
+            watermark_bytes=int(dram_bytes * config.ssd.watermark),
+            bytes_max=max(1, dram_bytes // DEMOTING_FRACTION),
+            is_write_through=config.ssd.write_through,
+            admission=self._admission,
         )
-        self._admission = admission
-        if admission.needs_ghosts:
+        self.comparisons = Comparisons(self, namespaces)
+        if self._admission.needs_ghosts:
             directory.keep_ghosts(GHOSTS_PER_CHUNK * max_chunks)
         self.restored_chunks = 0
         self.lost_chunks = 0
         self._pause_s = FIRST_PAUSE_S
         self._retry: asyncio.TimerHandle | None = None
+        self._opening: asyncio.Task[None] | None = None
 
     @property
     def directory(self) -> kvpool_native.Directory:
@@ -163,6 +157,13 @@ class Tiering:
             rows, namespace_fingerprint(namespace.model, layout), layout.layers, layout.chunk_bytes // layout.layers
         )
 
+    def compare(self, namespace: Namespace, rows: bytes) -> int:
+        """See `SlowerTier`."""
+        layout = namespace.layout
+        return self.tier.compare(
+            rows, namespace_fingerprint(namespace.model, layout), layout.layers, layout.chunk_bytes // layout.layers
+        )
+
     def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
         """See `SlowerTier`."""
         self.forget_departed()
@@ -185,6 +186,10 @@ class Tiering:
         departed = self.directory.take_departed()
         for at in range(0, len(departed), KEY_BYTES):
             self.tier.forget(departed[at : at + KEY_BYTES])
+
+    def start_opening(self, open_namespace: OpenNamespace) -> None:
+        """Begin to open the tier, beside everything else."""
+        self._opening = asyncio.create_task(self.open(open_namespace))
 
     async def open(self, open_namespace: OpenNamespace) -> None:
         """Open the tier and restore what an earlier life left. Never raises: one that cannot be opened is OFFLINE.
@@ -245,14 +250,15 @@ class Tiering:
         await loop.run_in_executor(None, self.tier.checkpoint, CHECKPOINT_TIMEOUT_S)
         return self.demotions.demoted_chunks - before
 
-    async def close(self, opening: "asyncio.Task[None]") -> None:
-        """End `opening`, the task of `open`, and I/O; what is under way is settled."""
+    async def close(self) -> None:
+        """End the opening and I/O; what is under way is settled."""
         loop = asyncio.get_running_loop()
         self.tier.stop_opening()
-        if self.tier.state == TierState.OFFLINE:
-            opening.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await opening
+        if self._opening is not None:
+            if self.tier.state == TierState.OFFLINE:
+                self._opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._opening
         if self._retry is not None:
             self._retry.cancel()
         if self.tier.fileno() >= 0:
@@ -289,26 +295,38 @@ class Tiering:
             "demotions_failed": self.demotions.failed_chunks,
             "demotions_under_way": len(self.demotions),
             "promoted_chunks": self._fast.stats()["promoted_chunks"],
+            "promotions_failed": self.promotions.failed_chunks,
             "promotions_under_way": len(self.promotions),
+            "ssd.checks_under_way": self.comparisons.holds,
             **self._admission.stats(self._clock.now_ns()),
             **tier,
             # Wear: what is written for each byte that is served.
             "ssd.written_per_read": round(int(tier["ssd.written_bytes"]) / max(1, int(tier["ssd.read_bytes"])), 3),
         }
 
+    def size_classes(self) -> list[dict[str, int]]:
+        """Slots by size class, named by the chunks in them: without their headers."""
+        return [
+            {**row, "chunk_bytes": row["chunk_bytes"] - kvpool_native.SSD_HEADER_BYTES}
+            for row in self.directory.stats()["classes"]
+        ]
+
     def verify(self) -> list[str]:
         """Broken invariants of the slower directory, one line each."""
         problems = [f"ssd: {problem}" for problem in self.directory.verify()]
-        expected = self.promotions.holds
+        expected = self.promotions.holds + self.comparisons.holds
         found = self.directory.stats()["holds"]
         if found != expected:
-            problems.append(f"ssd: {found} holds, {expected} are in promotions")
+            problems.append(f"ssd: {found} holds, {expected} are in promotions and checks")
         return problems
 
     def _take_outcomes(self) -> None:
         now_ns = self._clock.now_ns()
         for job, chunk, status in self.tier.take_outcomes():
             is_good = status == SsdStatus.OK
+            fault = "" if is_good else status.name.lower()
+            if self.comparisons.settle(job, fault=fault, is_bad=status.is_corruption):
+                continue
             is_promotion = self.promotions.settle(
                 job, chunk, is_good=is_good, is_bad_below=status.is_corruption, now_ns=now_ns
             )
@@ -359,7 +377,7 @@ class Tiering:
                 log.warning("chunks of model %s are not restored: %s", model, error)
             else:
                 self._numbers[numbers[number].id] = number
-        packed = self._restore_rows(recovered, numbers)
+        packed = pack_restore_rows(recovered.rows, numbers, self.size_class_of)
         for first in range(0, len(packed), RESTORE_ROWS):
             failpoint.reach("daemon.ssd.restore")
             part = packed[first : first + RESTORE_ROWS]
@@ -369,19 +387,3 @@ class Tiering:
                 self.tier.forget(bytes(part["key"][lost]))
             await asyncio.sleep(0)
         self.directory.finish_restore()
-
-    def _restore_rows(self, recovered: Recovered, numbers: dict[int, Namespace]) -> "npt.NDArray[np.void]":
-        rows = recovered.rows
-        packed = np.zeros(len(rows), _RESTORE_ROW)
-        for name in ("key", "parent", "offset", "generation"):
-            packed[name] = rows[name]
-        packed["namespace"] = packed["size_class"] = (1 << 32) - 1
-        for number, namespace in numbers.items():
-            size_class = self.size_class_of(namespace)
-            layout = namespace.layout
-            chosen = rows["namespace"] == number
-            fits = (rows["layers"] == layout.layers) & (rows["layer_bytes"] == layout.chunk_bytes // layout.layers)
-            if size_class is not None:
-                packed["namespace"][chosen & fits] = namespace.id
-                packed["size_class"][chosen & fits] = size_class
-        return packed

@@ -4,7 +4,7 @@ Nothing here has behaviour beyond reading itself. Values that travel are wire co
 a changed number is a change of the protocol.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NewType
@@ -130,7 +130,10 @@ class ClientFailures:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Everything that a pool counts, at one moment. `directory` is what the native directory says of itself."""
+    """Everything that a pool counts, at one moment. `directory` is what the native directory says of itself.
+
+    `ssd_classes`: the slots of the SSD tier by size class, as `classes` in `directory` has them.
+    """
 
     server: Mapping[str, int]
     index: Mapping[str, int]
@@ -142,6 +145,7 @@ class Measurements:
     models: Mapping[str, TrafficCounts]
     failures: ClientFailures
     ssd: Mapping[str, int | float | str] = field(default_factory=dict)
+    ssd_classes: Sequence[Mapping[str, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,12 @@ class Options:
             fail(str(error), EXIT_FAILURE)
 
 
+def epilog(*examples: str) -> str:
+    """What stands below the options in a command's help."""
+    lines = "\n".join(f"  {example}" for example in examples)
+    return f"\b\nExamples:\n{lines}\n\n{EXIT_CODES}"
+
+
 def _note(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value:
         setattr(context.ensure_object(Options), str(parameter.name), value)
@@ -96,6 +102,7 @@ def load_commands() -> click.Group:
     """The whole command. Its commands register themselves when their modules are imported."""
     # They import this module, so it cannot import them at the top.
     importlib.import_module("kvpool.cli.operate")
+    importlib.import_module("kvpool.cli.verify")
     importlib.import_module("kvpool.cli.bench")
     return cli
 

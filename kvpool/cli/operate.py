@@ -1,4 +1,4 @@
-"""The commands that ask a running daemon: info, stats, flush, check."""
+"""The commands that ask a running daemon what it is and has, and have it drop chunks: info, stats, flush."""
 
 import sys
 import time
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kvpool.cli.kvpoolctl import EXIT_CODES, Options, ask, cli, common_options
+from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_section
 from kvpool.errors import InvalidArgument
 from kvpool.units import format_size, parse_duration
@@ -18,12 +18,7 @@ WATCHED = ("dram.chunks", "dram.used_bytes", "stored_chunks", "evicted_chunks", 
 pass_options = click.pass_obj
 
 
-def _epilog(*examples: str) -> str:
-    lines = "\n".join(f"  {example}" for example in examples)
-    return f"\b\nExamples:\n{lines}\n\n{EXIT_CODES}"
-
-
-@cli.command(epilog=_epilog("kvpoolctl info", "kvpoolctl info --json"))
+@cli.command(epilog=epilog("kvpoolctl info", "kvpoolctl info --json"))
 @common_options
 @pass_options
 def info(options: Options) -> None:
@@ -36,7 +31,7 @@ def info(options: Options) -> None:
         print_section("info", values)
 
 
-@cli.command(epilog=_epilog("kvpoolctl stats", "kvpoolctl stats dram --watch --interval 5s"))
+@cli.command(epilog=epilog("kvpoolctl stats", "kvpoolctl stats dram --watch --interval 5s"))
 @click.argument("section", required=False)
 @click.option("--watch", is_flag=True, help="Print one line for each interval, until interrupted.")
 @click.option("--interval", default="1s", metavar="DURATION", help="Time between lines of --watch (default: 1s).")
@@ -46,8 +41,9 @@ def info(options: Options) -> None:
 def stats(options: Options, section: str | None, watch: bool, interval: str, count: int | None) -> None:
     """Print counters, all or those of one SECTION: server, index, dram, chunks, usage, ssd (where there is such a tier).
 
-    Lines are `name:value`; a name never changes its meaning. --watch prints totals, with the change since the line
-    before in brackets.
+    Lines are `name:value`; a name never changes its meaning. Behind each `…_bytes` a line `…_human` says the size again with
+    a unit; --json has the raw values alone. Slots are counted by size class, CHUNK BYTESxLAYERS. --watch prints totals,
+    with the change since the line before in brackets.
     """
     with options.connect() as connection:
         if watch:
@@ -61,10 +57,10 @@ def stats(options: Options, section: str | None, watch: bool, interval: str, cou
         print_json(chosen)
         return
     for name, values in chosen.items():
-        print_section(name, values)
+        print_section(name, values, is_readable=True)
 
 
-@cli.command(epilog=_epilog("kvpoolctl flush --model llama-3-8b --yes", "kvpoolctl flush --older-than 1h"))
+@cli.command(epilog=epilog("kvpoolctl flush --model llama-3-8b --yes", "kvpoolctl flush --older-than 1h"))
 @click.option("--all", "is_all", is_flag=True, help="Every chunk.")
 @click.option("--model", metavar="M", help="Chunks of one model.")
 @click.option("--older-than", metavar="DURATION", help="Chunks not used for this long, such as 30m.")
@@ -100,24 +96,6 @@ def flush(
     else:
         size = format_size(report["bytes"])
         click.echo(f"dropped {report['chunks']} chunks, {size}; {report['skipped']} are held and stay")
-
-
-@cli.command(epilog=_epilog("kvpoolctl check", "kvpoolctl check --deep --json"))
-@click.option("--deep", is_flag=True, help="Read every chunk's bytes and compare their checksums too.")
-@common_options
-@pass_options
-def check(options: Options, deep: bool) -> None:
-    """Recount every invariant inside the running daemon. Exit code 1 when one is broken."""
-    with options.connect() as connection:
-        report = ask(lambda: connection.check(deep))
-    if options.is_json:
-        print_json(report)
-    else:
-        for problem in report["problems"]:
-            click.echo(problem)
-        verified = f", {report['verified']} verified by their bytes" if deep else ""
-        click.echo(f"{len(report['problems'])} problems, {report['chunks']} chunks{verified}")
-    sys.exit(EXIT_FAILURE if report["problems"] else 0)
 
 
 def _write_down(options: Options, *, is_alone: bool) -> None:

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
+from kvpool.units import format_size
+
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -24,11 +26,16 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def print_section(name: str, values: Mapping[str, object]) -> None:
-    """`# Section` and one `name:value` line for each value."""
+def print_section(name: str, values: Mapping[str, object], *, is_readable: bool = False) -> None:
+    """`# Section` and one `name:value` line for each value.
+
+    Readable: behind each size in bytes a line `…_human` says it again with a unit.
+    """
     sys.stdout.write(f"# {name.capitalize()}\n")
     for key, value in values.items():
         sys.stdout.write(f"{key}:{_plain(value)}\n")
+        if is_readable and key.endswith("_bytes") and isinstance(value, int):
+            sys.stdout.write(f"{key.removesuffix('_bytes')}_human:{format_size(value)}\n")
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:

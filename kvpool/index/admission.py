@@ -110,3 +110,8 @@ class Admission:
             "ssd.budget_left_bytes": int(self._budget.left(now_ns)),
             "ssd.touches_needed": -1 if touches is None else touches,
         }
+
+
+def make_admission(policy: str, bytes_per_day: int, now_ns: int) -> Admission:
+    """The policy of that name in `POLICIES`, with a budget (0 bytes: no bound)."""
+    return Admission(POLICIES[policy](), WriteBudget(bytes_per_day, now_ns))

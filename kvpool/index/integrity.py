@@ -1,10 +1,11 @@
-"""Whether what is stored is what it claims to be: reports of corrupt chunks, and the deep check.
+"""Whether what is in DRAM is what it claims to be: chunks that a client or a check wants compared with their checksums.
 
-Finds the chunks and holds them, has their bytes read elsewhere (by the `find_corrupt` it is given), and drops those that
-are bad, with what hangs on them. A chunk is held while it is read, so it cannot be replaced meanwhile.
+Has the bytes of held chunks read elsewhere (by the `find_corrupt` it is given), and drops those that are bad, with what
+hangs on them. A chunk is held while it is read, so it cannot be replaced meanwhile, whatever becomes of who asked.
 Control thread only; `find_corrupt` runs on the transfer threads.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -12,8 +13,6 @@ import kvpool_native
 from kvpool.types import ChunkExtent, HoldId
 
 log = logging.getLogger(__name__)
-
-BATCH_CHUNKS = 16
 
 FindCorrupt = Callable[[tuple[ChunkExtent, ...]], Awaitable[tuple[bytes, ...]]]
 
@@ -38,34 +37,28 @@ class Integrity:
         offset = int.from_bytes(offsets[chunk * 8 : chunk * 8 + 8], "little")
         extent = ChunkExtent(self._directory.key_of(hold, chunk), offset, chunk_bytes // layers, layers)
         kept = HoldId(self._directory.duplicate(hold))
-        await self._check((extent,), kept, now_ns)
+        await asyncio.shield(self.check_held((extent,), lambda: self._directory.release(kept, now_ns)))
 
-    async def check_all(self, now_ns: int) -> tuple[list[bytes], int]:
-        """Read every chunk that can be loaded; the keys of the corrupt ones, which stay, and how many were read."""
-        corrupt: list[bytes] = []
-        verified = cursor = 0
-        while True:
-            cursor, hold, rows = self._directory.records(cursor, BATCH_CHUNKS)
-            extents = tuple(
-                ChunkExtent(key, offset, chunk_bytes // layers, layers)
-                for key, offset, _, chunk_bytes, layers, _ in rows
-            )
-            if hold:
-                corrupt += await self._read(extents, HoldId(hold), now_ns)
-                verified += len(extents)
-            if not cursor:
-                return corrupt, verified
+    def check_held(
+        self, extents: tuple[ChunkExtent, ...], release: Callable[[], object]
+    ) -> "asyncio.Task[dict[bytes, int]]":
+        """Read chunks that are held until it calls `release`: those that are corrupt, and how many went with each.
 
-    async def _check(self, extents: tuple[ChunkExtent, ...], hold: HoldId, now_ns: int) -> None:
-        for key in await self._read(extents, hold, now_ns):
-            self.checksum_failures += 1
-            dropped = self._directory.drop(key)
-            log.error("chunk %s is corrupt: %d chunks dropped", key.hex()[:16], dropped)
+        The task goes on when who waits for it is cancelled: await it behind a shield.
+        """
+        self.holds_in_use += len(extents)
+        return asyncio.ensure_future(self._read(extents, release))
 
-    async def _read(self, extents: tuple[ChunkExtent, ...], hold: HoldId, now_ns: int) -> tuple[bytes, ...]:
-        self.holds_in_use += 1
+    async def _read(self, extents: tuple[ChunkExtent, ...], release: Callable[[], object]) -> dict[bytes, int]:
         try:
-            return await self._find_corrupt(extents)
+            corrupt = await self._find_corrupt(extents) if extents else ()
+            return {key: self._drop(key) for key in corrupt}
         finally:
-            self.holds_in_use -= 1
-            self._directory.release(hold, now_ns)
+            self.holds_in_use -= len(extents)
+            release()
+
+    def _drop(self, key: bytes) -> int:
+        self.checksum_failures += 1
+        dropped = self._directory.drop(key)
+        log.error("chunk %s is corrupt: %d chunks dropped", key.hex()[:16], dropped)
+        return dropped

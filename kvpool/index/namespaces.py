@@ -51,7 +51,7 @@ class Namespaces:
         if found is not None:
             return found
         if not self.has_room_for(1):
-            raise Refused("full", "this daemon knows as many models and layouts as it can: restart it to forget them")
+            raise _too_many()
         size_class = self._size_class_of(layout)
         namespace = Namespace(NamespaceId(self._directory.add_namespace()), size_class, model, layout)
         if self.below is not None:
@@ -60,6 +60,13 @@ class Namespaces:
         self._by_identity[model, layout.fingerprint()] = namespace
         self._by_id[namespace.id] = namespace
         return namespace
+
+    def open_ranks(self, model: str, layout: Layout) -> dict[int, Namespace]:
+        """The namespaces of all ranks of a layout, or of none. Raises LayoutMismatch or Refused."""
+        layouts = {rank: layout.for_rank(rank) for rank in layout.ranks}
+        if not self.has_room_for(sum(self.find(model, rank_layout) is None for rank_layout in layouts.values())):
+            raise _too_many()
+        return {rank: self.open(model, rank_layout) for rank, rank_layout in layouts.items()}
 
     def by_id(self, namespace_id: NamespaceId) -> Namespace:
         """The namespace of a number that the directory gave."""
@@ -90,3 +97,7 @@ class Namespaces:
             except ValueError as error:
                 raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
         return self._size_classes[geometry]
+
+
+def _too_many() -> Refused:
+    return Refused("full", "this daemon knows as many models and layouts as it can: restart it to forget them")

@@ -52,6 +52,7 @@ class Promotions:
         self._directory = directory
         self._slower = slower
         self._jobs: dict[int, _Job] = {}
+        self.failed_chunks = 0
 
     def __repr__(self) -> str:
         return f"<Promotions {len(self._jobs)} jobs>"
@@ -100,6 +101,7 @@ class Promotions:
             self._directory.landed(key, generation)
             self._slower.touch(key)
         else:
+            self.failed_chunks += 1
             self._directory.fail_landing(key, generation)
         if is_bad_below:
             log.error("chunk %s is bad in the slower tier: dropped there", key.hex()[:16])

@@ -40,6 +40,13 @@ class SlowerTier(Protocol):
         """Start writing; a job's number or 0."""
         ...
 
+    def compare(self, namespace: Namespace, rows: bytes) -> int:
+        """Start comparing chunks with their checksums where they lie, behind all else; a job's number or 0.
+
+        The place in the arena does not matter.
+        """
+        ...
+
     def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
         """A chunk is stored there: have it found after a restart."""
         ...

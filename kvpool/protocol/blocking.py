@@ -8,15 +8,18 @@ import array
 import contextlib
 import socket
 import struct
+import sys
 from types import TracebackType
 from typing import Any, TypeVar
 
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, ProtocolError, Refused
-from kvpool.protocol import frames
+from kvpool.protocol import frames, places
 from kvpool.protocol import messages as m
 
 Answer = TypeVar("Answer")
+# The daemon gives a slice up before.
+SLICE_TIMEOUT_S = 30.0
 _FDS_EXPECTED = 2
 _BUFFER_BYTES = 64 << 10
 _TIMEVAL = struct.Struct("ll")
@@ -118,10 +121,21 @@ class BlockingConnection:
         """Write what DRAM alone has to the SSD tier; answers `chunks` written and `left`."""
         return self.call(m.WriteDown(timeout_s), m.Report, timeout_s + self._timeout_s).values
 
-    def check(self, deep: bool) -> dict[str, Any]:
-        """Recount invariants inside the daemon: `problems` (lines), `chunks` seen, `verified` by their bytes."""
-        timeout_s = 600.0 if deep else self._timeout_s
-        return self.call(m.Check(deep), m.Report, timeout_s).values
+    def check(self, deep: bool, on_slice: places.Advance = lambda _chunks: None) -> dict[str, Any]:
+        """Recount invariants inside the daemon: `problems` (lines), `chunks` seen, by tier too (`tiers`).
+
+        `deep` has every chunk read, slice by slice: how many were `verified` by their bytes, and the `corrupt` ones, which
+        are dropped, and are problems too. `on_slice` hears of each slice.
+        """
+        report = self.call(m.Check(), m.Report).values
+        if not deep:
+            return report
+        found = places.read_all(self.verify_bytes, places.every(report["tiers"]), sys.maxsize, on_slice)
+        return {**report, **found, "problems": [*report["problems"], *places.problems_of(found)]}
+
+    def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
+        """Have a slice of chunks read; see `m.VerifyBytes`."""
+        return self.call(m.VerifyBytes(column, chunks), m.Report, SLICE_TIMEOUT_S + self._timeout_s).values
 
     def _receive_welcome(self, deadline: Deadline) -> m.Welcome:
         ancillary_bytes = socket.CMSG_SPACE(_FDS_EXPECTED * array.array("i").itemsize)

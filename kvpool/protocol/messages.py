@@ -17,6 +17,7 @@ PROTOCOL_VERSION = 1
 KEYS_MAX = 30_000
 RENEWALS_MAX = 4096
 CHECKSUM_BYTES_MAX = 900_000
+PLACES_MAX = 512
 
 ROLE_ENGINE = "engine"
 ROLE_ADMIN = "admin"
@@ -236,10 +237,21 @@ class WriteDown:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Recount every invariant; `is_deep` reads every chunk's bytes too. Answered by Report."""
+    """Recount every invariant; says too where `VerifyBytes` may look. Answered by Report."""
 
     KIND: ClassVar[int] = 33
-    is_deep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyBytes:
+    """Read the chunks at `places` (see `places`; PLACES_MAX at most) in that order, a slice of them and `chunks` at most.
+
+    Answered by Report, which says at how many of the places it has looked.
+    """
+
+    KIND: ClassVar[int] = 37
+    places: bytes
+    chunks: int
 
 
 @dataclass(frozen=True, slots=True)

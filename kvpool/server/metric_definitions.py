@@ -81,6 +81,11 @@ def _ssd(key: str) -> Callable[[Snapshot], float | None]:
     return read
 
 
+def _ssd_by(**keys: str) -> Callable[[Snapshot], Values]:
+    """A value for each word, from the key that stands for it; absent where there is no SSD tier."""
+    return lambda now: {(value,): float(now.pool.ssd[key]) for value, key in keys.items() if now.pool.ssd}
+
+
 def _ssd_state(now: Snapshot) -> Values:
     states = ("starting", "ok", "readonly", "offline") if now.pool.ssd else ()
     return {(state,): float(now.pool.ssd["ssd.state"] == state) for state in states}
@@ -128,11 +133,18 @@ def _segments(now: Snapshot) -> Iterable[tuple[str, float]]:
     yield "not_ready", counts["segments"] - counts["ready_segments"]
 
 
-def _slots(unit: Callable[[Mapping[str, Any]], int]) -> Callable[[Snapshot], Values]:
+def _dram_classes(now: Snapshot) -> Iterable[Mapping[str, int]]:
+    classes: Iterable[Mapping[str, int]] = now.pool.directory["classes"]
+    return classes
+
+
+def _slots(
+    unit: Callable[[Mapping[str, Any]], int], classes: Callable[[Snapshot], Iterable[Mapping[str, int]]] = _dram_classes
+) -> Callable[[Snapshot], Values]:
     """Used and free slots of each size class; a class is named `<chunk bytes>x<layers>`."""
     return lambda now: {
         (f"{row['chunk_bytes']}x{row['layers']}", state): slots * unit(row)
-        for row in now.pool.directory["classes"]
+        for row in classes(now)
         for state, slots in (("used", row["slots_used"]), ("free", row["slots"] - row["slots_used"]))
     }
 
@@ -210,6 +222,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_checksum_failures", "Chunks whose bytes did not match their checksums, dropped.",
                  _index("checksum_failures")),
         _counter("kvpool_corrupt_reports", "Reports of such chunks by clients.", _index("corrupt_reports")),
+        _counter("kvpool_verified_chunks", "Chunks that kvpoolctl check --deep and verify had read, in every tier.",
+                 _index("verified_chunks"), "chunks"),
     ),
     "Holders": (
         _gauge("kvpool_leases", "Leases that live.", _index("leases"), "leases"),
@@ -243,8 +257,12 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_ssd_chunks", "Chunks that can be read from it.", _ssd("ssd.chunks"), "chunks"),
         _gauge("kvpool_ssd_used_bytes", "Bytes of its slots in use.", _ssd("ssd.used_bytes"), "bytes"),
         _gauge("kvpool_ssd_capacity_bytes", "Bytes of its segment files.", _ssd("ssd.capacity_bytes"), "bytes"),
+        _gauge("kvpool_ssd_slots", "Slots lent to each size class in its files, named by chunk bytes and layers.",
+               _slots(lambda _: 1, lambda now: now.pool.ssd_classes), "slots", "size_class", "state"),
         _counter("kvpool_ssd_demoted_chunks", "Chunks written to it.", _ssd("demoted_chunks"), "chunks"),
         _counter("kvpool_ssd_promoted_chunks", "Chunks read back from it.", _ssd("promoted_chunks"), "chunks"),
+        _counter("kvpool_ssd_failed_chunks", "Chunks that could not be written to it (demotion) or read back (promotion).",
+                 _ssd_by(demotion="demotions_failed", promotion="promotions_failed"), "chunks", "direction"),
         _counter("kvpool_ssd_evicted_chunks", "Chunks that gave way in it to newer ones.",
                  _ssd("ssd.evicted_chunks"), "chunks"),
         _counter("kvpool_ssd_read_bytes", "Bytes read from it.", _ssd("ssd.read_bytes"), "bytes"),
@@ -253,6 +271,11 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_ssd_io_errors", "Reads and writes that failed.", _ssd("ssd.io_errors")),
         _counter("kvpool_ssd_corrupt_chunks", "Chunks whose slot was not theirs or did not fit its checksums.",
                  _ssd("ssd.corrupt_chunks"), "chunks"),
+        _gauge("kvpool_ssd_waiting_jobs", "Jobs that wait for it: reads for engines, writes, checks, rows of its catalogue.",
+               _ssd_by(reads="ssd.waiting_reads", writes="ssd.waiting_writes", checks="ssd.waiting_checks",
+                       catalogue="ssd.catalogue_waiting"), "jobs", "queue"),
+        _counter("kvpool_ssd_dropped_rows", "Rows that its catalogue had no room for: their chunks are not found after a "
+                 "restart.", _ssd("ssd.catalogue_dropped")),
     ),
     "Connections and requests": (
         _gauge("kvpool_connections", "Open connections.",

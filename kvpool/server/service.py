@@ -4,7 +4,6 @@ The handlers hold no state of their own. Most answer at once; a save that meets 
 the next segment, and checks of bytes run on the transfer threads. Control thread only.
 """
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -50,7 +49,8 @@ def admin_handlers(pool: Pool, info: Callable[[], dict[str, Any]], connections: 
             m.AskStats: lambda _: m.Report(pool.stats(connections.stats())),
             m.Flush: lambda request: _flush(pool, request),
             m.WriteDown: lambda request: _write_down(pool, request),
-            m.Check: lambda request: _check(pool, is_deep=request.is_deep),
+            m.Check: lambda _: _check(pool),
+            m.VerifyBytes: lambda request: _verify_bytes(pool, request),
         }
     )
 
@@ -130,14 +130,15 @@ async def _report_corrupt(pool: Pool, session: EngineSession, report: m.ReportCo
     return m.Done()
 
 
-async def _check(pool: Pool, *, is_deep: bool) -> Answer:
+def _check(pool: Pool) -> Answer:
     report: dict[str, Any] = pool.verify()
-    if is_deep:
-        corrupt, verified = await pool.verify_bytes()
-        report["problems"] += [f"chunk {key.hex()}: bytes do not match their checksums" for key in corrupt]
-        report["verified"] = verified
     if len(report["problems"]) > PROBLEMS_MAX:
         more = len(report["problems"]) - PROBLEMS_MAX
         report["problems"] = [*report["problems"][:PROBLEMS_MAX], f"and {more} more"]
-    await asyncio.sleep(0)
     return m.Report(report)
+
+
+async def _verify_bytes(pool: Pool, request: m.VerifyBytes) -> Answer:
+    if not 0 < request.chunks <= m.PLACES_MAX:
+        return m.Failure("argument", f"chunks is {request.chunks}, expected 1..{m.PLACES_MAX}")
+    return m.Report(await pool.verify_bytes(request.places, request.chunks))

@@ -229,6 +229,12 @@ class SsdTier:
             return 0
         return self._queue.write(rows, self.pool_epoch, fingerprint, layers, layer_bytes, self._index_view)
 
+    def compare(self, rows: bytes, fingerprint: bytes, layers: int, layer_bytes: int) -> int:
+        """Start comparing chunks with their checksums, behind all else; a job's number, 0 when nothing can be started."""
+        if self._queue is None or not self.can_read:
+            return 0
+        return self._queue.verify(rows, self.pool_epoch, fingerprint, layers, layer_bytes)
+
     def remember(self, row: Row) -> None:
         """Have the catalogue know a chunk."""
         assert self._catalogue is not None
@@ -284,12 +290,14 @@ class SsdTier:
         queue = self._queue.stats() if self._queue is not None else {}
         return {
             "ssd.state": self.state.name.lower(),
+            "ssd.reason": self.state_reason,
             "ssd.read_bytes": queue.get("read_bytes", 0),
             "ssd.written_bytes": queue.get("written_bytes", 0),
             "ssd.io_errors": self.io_errors,
             "ssd.corrupt_chunks": self.corrupt_chunks,
             "ssd.waiting_reads": queue.get("waiting_demand", 0) + queue.get("waiting_promotion", 0),
             "ssd.waiting_writes": queue.get("waiting_write_back", 0),
+            "ssd.waiting_checks": queue.get("waiting_check", 0),
             "ssd.catalogue_waiting": self._catalogue.waiting if self._catalogue is not None else 0,
             "ssd.checkpoints": self._catalogue.checkpoints if self._catalogue is not None else 0,
             "ssd.catalogue_dropped": self._catalogue.dropped_rows if self._catalogue is not None else 0,

@@ -108,8 +108,8 @@ nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const n
   return pack(directory.commit(reservation, first, checksums.size() / chunk_bytes, aligned.data(), now_ns));
 }
 
-nb::tuple records(Directory& directory, uint32_t cursor, uint32_t limit) {
-  const RecordPage page = directory.records(cursor, limit);
+nb::tuple records(Directory& directory, uint32_t cursor, uint32_t limit, uint32_t end) {
+  const RecordPage page = directory.records(cursor, limit, end);
   nb::list rows;
   for (const RecordId id : page.records) {
     const ChunkRecord& record = directory.record(id);
@@ -132,6 +132,7 @@ nb::dict stats(const Directory& directory) {
   const DirectoryStats counts = directory.stats();
   nb::dict result;
   result["chunks"] = counts.chunks;
+  result["places"] = directory.places();
   result["writing"] = counts.writing;
   result["zombies"] = counts.zombies;
   result["held"] = counts.held;
@@ -306,7 +307,7 @@ void bind_directory(nb::module_& module) {
             return nb::make_tuple(result.chunks, result.bytes, result.skipped);
           },
           "namespace"_a.none(), "before_ns"_a, "(chunks, bytes, skipped because held).")
-      .def("records", &records, "cursor"_a, "limit"_a,
+      .def("records", &records, "cursor"_a, "limit"_a, "end"_a = UINT32_MAX,
            "(next cursor or 0, hold or 0, [(key, offset, generation, chunk_bytes, layers, namespace)]).")
       .def(
           "namespace_counts",

@@ -94,7 +94,7 @@ SsdHeader header_of(const SsdHeader& common, const MoveRow& row) {
 
 uint64_t read(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, const nb::bytes& name_space,
               uint32_t layers, uint64_t layer_bytes, uint8_t urgency) {
-  if (urgency >= SSD_URGENCIES - 1) {
+  if (urgency > static_cast<uint8_t>(SsdUrgency::PROMOTION)) {
     throw nb::value_error("urgency must be 0 (demand) or 1 (promotion)");
   }
   const SsdHeader common = common_header(epoch, name_space, layers, layer_bytes);
@@ -122,6 +122,16 @@ uint64_t write(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, c
   return queue.write(std::move(chunks));
 }
 
+uint64_t verify(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, const nb::bytes& name_space,
+                uint32_t layers, uint64_t layer_bytes) {
+  const SsdHeader common = common_header(epoch, name_space, layers, layer_bytes);
+  std::vector<SsdVerify> chunks;
+  for (const MoveRow& row : checked_rows(queue, rows, common)) {
+    chunks.push_back({row.offset, header_of(common, row)});
+  }
+  return queue.verify(std::move(chunks));
+}
+
 nb::list take_outcomes(SsdQueue& queue) {
   nb::list rows;
   for (const SsdOutcome& outcome : queue.take_outcomes()) {
@@ -136,6 +146,7 @@ nb::dict queue_stats(const SsdQueue& queue) {
   result["waiting_demand"] = counts.waiting[0];
   result["waiting_promotion"] = counts.waiting[1];
   result["waiting_write_back"] = counts.waiting[2];
+  result["waiting_check"] = counts.waiting[3];
   result["read_bytes"] = counts.read_bytes;
   result["written_bytes"] = counts.written_bytes;
   result["failed_chunks"] = counts.failed_chunks;
@@ -185,13 +196,16 @@ void bind_ssd(nb::module_& module) {
              return std::make_shared<SsdQueue>(std::move(files), std::move(arena), std::move(board), threads, jobs_max,
                                                wants_rings);
            }),
-           "files"_a, "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, "wants_rings"_a,
+           "files"_a, "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, "wants_rings"_a = false,
            nb::call_guard<nb::gil_scoped_release>())
       .def("read", &read, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "urgency"_a,
            "A job's number, 0 where the queue is full. Rows of 88 bytes: key, parent, file offset, arena offset,\n"
            "generation. Layers are announced on the index as they land.")
       .def("write", &write, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "index"_a,
            "The same the other way; checksums are the index's.")
+      .def("verify", &verify, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a,
+           "Reads chunks and compares them with their checksums, after everything else; nothing is kept. Rows as for `read`,\n"
+           "any arena offset.")
       .def("take_outcomes", &take_outcomes, "[(job, chunk, status, bytes)], each chunk of each job once.")
       .def("fileno", &SsdQueue::event_fd, "Readable while there are outcomes.")
       .def("stop", &SsdQueue::stop, nb::call_guard<nb::gil_scoped_release>())

@@ -261,17 +261,18 @@ FlushResult Directory::flush(std::optional<NamespaceId> owner, uint64_t before_n
   return result;
 }
 
-RecordPage Directory::records(uint32_t cursor, uint32_t limit) {
+RecordPage Directory::records(uint32_t cursor, uint32_t limit, uint32_t end) {
   RecordPage page;
   std::vector<RecordId> held;
   uint32_t index = cursor;
-  for (; index < records_.end() && page.records.size() < limit; ++index) {
+  const uint32_t stop = std::min(end, records_.end());
+  for (; index < stop && page.records.size() < limit; ++index) {
     if (records_[RecordId(index)].state == ChunkState::READY) {
       page.records.push_back(RecordId(index));
       append_chain(RecordId(index), held);
     }
   }
-  page.next = index < records_.end() ? index : 0;
+  page.next = index < stop ? index : 0;
   if (!held.empty()) {
     page.hold = make_hold(std::move(held)).id;
   }

@@ -70,12 +70,15 @@ Hold Directory::make_hold(std::vector<RecordId> records) {
   return {last_id_, chunks};
 }
 
-// From the leaf to the root: invariant 3.
+// From the leaf to the root: invariant 3. What others still hold was used now as well, so that whoever releases it last puts
+// it behind the children that become idle here.
 void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
+  latest_ns_ = std::max(latest_ns_, now_ns);
   for (auto id = records.rbegin(); id != records.rend(); ++id) {
     ChunkRecord& record = records_[*id];
     KVPOOL_CHECK(record.holds > 0);
     if (--record.holds > 0) {
+      record.last_access_ns = latest_ns_;
       continue;
     }
     --stats_.held;

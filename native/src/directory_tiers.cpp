@@ -194,6 +194,7 @@ bool Directory::release_untouched(HoldId hold) {
     ChunkRecord& record = records_[*id];
     KVPOOL_CHECK(record.holds > 0);
     if (--record.holds > 0) {
+      record.last_access_ns = child_access_ns = std::max(record.last_access_ns, child_access_ns);
       continue;
     }
     --stats_.held;

@@ -69,6 +69,15 @@ uint64_t SsdQueue::write(std::vector<SsdWrite> chunks) {
   return add(std::make_shared<SsdWriteJob>(id, std::move(chunks), arena_), SsdUrgency::WRITE_BACK);
 }
 
+uint64_t SsdQueue::verify(std::vector<SsdVerify> chunks) {
+  uint64_t id = 0;
+  {
+    const std::lock_guard guard(lock_);
+    id = ++last_job_;
+  }
+  return add(std::make_shared<SsdVerifyJob>(id, std::move(chunks)), SsdUrgency::CHECK);
+}
+
 uint64_t SsdQueue::add(std::shared_ptr<SsdJob> job, SsdUrgency urgency) {
   const uint64_t id = job->id();
   {
@@ -84,7 +93,8 @@ uint64_t SsdQueue::add(std::shared_ptr<SsdJob> job, SsdUrgency urgency) {
 }
 
 bool SsdQueue::has_work() const noexcept {
-  return !queues_[0].empty() || !queues_[1].empty() || (!queues_[2].empty() && writers_ < writers_max_);
+  return !queues_[0].empty() || !queues_[1].empty() ||
+         ((!queues_[2].empty() || !queues_[3].empty()) && writers_ < writers_max_);
 }
 
 // What to do next. A job is the most urgent one; it stays queued until it has no pieces left.
@@ -104,7 +114,7 @@ SsdQueue::Turn SsdQueue::next(std::shared_ptr<SsdJob>& job, SsdUrgency& urgency,
     ++which;
   }
   urgency = static_cast<SsdUrgency>(which);
-  writers_ += urgency == SsdUrgency::WRITE_BACK ? 1U : 0U;
+  writers_ += urgency >= SsdUrgency::WRITE_BACK ? 1U : 0U;
   job = queues_[which].front();
   return Turn::PIECE;
 }
@@ -147,19 +157,19 @@ void SsdQueue::run(bool wants_ring) {
 void SsdQueue::run_piece(SsdIo& io, SsdJob& job, SsdUrgency urgency, std::vector<SsdOutcome>& ended) {
   ended.clear();
   static_cast<void>(job.run_piece(io, ended));
-  const bool is_write = urgency == SsdUrgency::WRITE_BACK;
+  const bool is_in_background = urgency >= SsdUrgency::WRITE_BACK;
   {
     const std::lock_guard guard(lock_);
     auto& queue = queues_[static_cast<size_t>(urgency)];
     if (!queue.empty() && queue.front().get() == &job && !job.has_pieces()) {
       queue.pop_front();
     }
-    writers_ -= is_write ? 1U : 0U;
+    writers_ -= is_in_background ? 1U : 0U;
   }
-  if (is_write) {
+  if (is_in_background) {
     wake_.notify_all();
   }
-  report(ended, !is_write);
+  report(ended, urgency != SsdUrgency::WRITE_BACK);
 }
 
 // Whether this thread has more to register.

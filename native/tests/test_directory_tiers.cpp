@@ -146,6 +146,41 @@ TEST(a_demotion_changes_nothing_about_who_goes_next) {
   EXPECT(tiers.is_sound());
 }
 
+// A use of another branch ends while a demotion or a check holds what the two have in common.
+TEST(a_branch_used_meanwhile_stays_before_the_prefix_that_it_hangs_on) {
+  Pool pool(8 * CHUNK);
+  EXPECT(pool.store({1, 2}) == 2);
+  EXPECT(pool.store({3}, 1) == 1);
+  const RecordPage first = pool.directory.records(1, 1, 2);
+  const RecordPage second = pool.directory.records(0, 1, 1);
+  EXPECT(first.hold != 0 && second.hold != 0 && second.next == 0);
+  const Hold use = pool.acquire({1, 3});
+  EXPECT(use.chunks == 2);
+  EXPECT(pool.directory.release(use.id, pool.now += 10));
+  EXPECT(pool.directory.release_untouched(first.hold));
+  EXPECT(pool.directory.release_untouched(second.hold));
+  EXPECT(pool.is_sound());
+  for (uint64_t id = 11; id < 19; ++id) {
+    EXPECT(pool.store({id}) == 1);
+    EXPECT(pool.is_sound());
+  }
+  EXPECT(pool.lookup({1}) == 0);
+}
+
+TEST(a_page_of_records_ends_where_it_is_told) {
+  Pool pool(8 * CHUNK);
+  EXPECT(pool.store({1, 2, 3}) == 3);
+  EXPECT(pool.directory.places() == 3);
+  EXPECT(pool.directory.drop(key_of(3)) == 1);
+  const RecordPage none = pool.directory.records(2, 1, 3);
+  EXPECT(none.hold == 0 && none.records.empty() && none.next == 0);
+  const RecordPage all = pool.directory.records(0, 8, 3);
+  EXPECT(all.records.size() == 2);
+  EXPECT(pool.directory.release_untouched(all.hold));
+  EXPECT(pool.directory.records(3, 1, UINT32_MAX).hold == 0);
+  EXPECT(pool.is_sound());
+}
+
 TEST(a_failed_landing_takes_what_follows_along) {
   Tiers tiers(4, 16);
   EXPECT(tiers.memory.store({1, 2, 3}) == 3);

@@ -138,6 +138,7 @@ def test_bytes_that_changed_on_disk_are_a_miss(tiered: Daemon, tmp_path: Path) -
         assert tiered.stats()["ssd.corrupt_chunks"] > 0
         assert store(pool, stored[0]).declined == 0
         assert load_right(pool, stored[0]).chunks == CHAIN
+    assert all(problem.startswith("ssd: chunk ") for problem in tiered.problems()), "what no load has come upon"
     assert tiered.problems() == []
 
 

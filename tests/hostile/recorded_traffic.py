@@ -41,7 +41,8 @@ SENT = (
     m.AskInfo(),
     m.AskStats(),
     m.Flush("", 0.0, ""),
-    m.Check(False),
+    m.Check(),
+    m.VerifyBytes(b"", 1),
 )
 
 

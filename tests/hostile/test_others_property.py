@@ -38,7 +38,7 @@ ENGINE_REQUESTS = (
     m.End(1),
     m.ReportCorrupt(1, 0),
 )
-ADMIN_REQUESTS = (m.AskInfo(), m.AskStats(), m.Flush("", -1.0, ""), m.Check(False))
+ADMIN_REQUESTS = (m.AskInfo(), m.AskStats(), m.Flush("", -1.0, ""), m.Check(), m.VerifyBytes(bytes(8), 1))
 
 
 def _sums(count: int) -> bytes:

@@ -53,7 +53,7 @@ def _push(raw: socket.socket, data: bytes, size_max: int) -> int:
     [
         (m.ROLE_ADMIN, m.AskStats()),
         (m.ROLE_ADMIN, m.AskInfo()),
-        (m.ROLE_ADMIN, m.Check(False)),
+        (m.ROLE_ADMIN, m.Check()),
         (m.ROLE_ENGINE, m.Release(1)),
         (m.ROLE_ENGINE, m.Acquire(keys_of(0, 200))),
         (m.ROLE_ENGINE, m.ReportCorrupt(1, 0)),

@@ -4,22 +4,28 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import kvpool_client as kv
+from tests.daemon import wait_connected
 from tests.fake_pool import FakePool
+from tests.payload import assert_right_bytes, load_all, store, tokens_of
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 transformers = pytest.importorskip("transformers", reason="needs the demo extra: pip install kvpool[demo]")
 
 from demo.conversation import QUESTIONS, SYSTEM, WordTokenizer, cut_prefix, read_documents  # noqa: E402
 from demo.engine import Answer, Engine, Shape, build_model  # noqa: E402
+from demo.node import Daemon  # noqa: E402
 from demo.paged_kv import PagedKV  # noqa: E402
 from demo.plan import Plan, make_plan  # noqa: E402
 from demo.report import Row, judge, make_console, show  # noqa: E402
+from demo.worker import tiers_of  # noqa: E402
 from kvpool_client.torch import PagedPrefixCache, layout_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -171,6 +177,50 @@ def test_the_verdict_needs_speed_and_equal_tokens(
     shown = capsys.readouterr().out
     assert ("FAILED" in shown) is not is_good
     assert "speed-up" in shown
+
+
+AFTER_KILL = Row("a", 1, 2021, 2000, 1.0, 0.2, True, True, ("ssd",), True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        ({"has_same_tokens": False}, "warm answers differ from cold ones"),
+        ({"reused_tokens": 0}, "a turn reused nothing"),
+        ({"tiers": ("dram", "ssd")}, "after the kill a prefix did not come from SSD"),
+        ({"tiers": ()}, "after the kill a prefix did not come from SSD"),
+    ],
+)
+def test_the_second_act_counts_only_with_equal_tokens_from_ssd(
+    capsys: pytest.CaptureFixture[str], change: dict[str, Any], reason: str
+) -> None:
+    rows = [Row("a", 1, 2021, 2000, 1.0, 0.1, True, True), replace(AFTER_KILL, **change)]
+    console = make_console()
+    show(console, rows, 24)
+    assert judge(console, rows) is not bool(reason)
+    shown = capsys.readouterr().out
+    assert shown.count("warm from SSD after kill -9") == 2, "a heading in the table, and the figures below"
+    assert "first token after 200 ms instead of 1000 ms, speed-up 5.0 to 5.0" in shown
+    assert (f"FAILED: {reason}" in shown) is bool(reason)
+
+
+def test_a_killed_daemon_serves_again_from_what_was_written_down(tmp_path: Path) -> None:
+    layout = kv.Layout(layers=2, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32)
+    with Daemon(tmp_path, dram_capacity="16MiB", ssd_capacity="32MiB") as daemon:
+        with kv.connect(str(daemon.socket), model="m", layout=layout) as pool:
+            wait_connected(pool)
+            keys = pool.keys(tokens_of(1, 5 * 32))
+            assert store(pool, keys).stored == 5
+            assert daemon.write_down() == 5
+        daemon.kill()
+        daemon.start()
+        with kv.connect(str(daemon.socket), model="m", layout=layout) as pool:
+            wait_connected(pool)
+            assert tiers_of(pool, tokens_of(1, 5 * 32).tolist()) == ["ssd"]
+            result, into = load_all(pool, keys)
+            assert result.chunks == 5
+            assert_right_bytes(keys, layout, result, into)
 
 
 def test_the_base_client_does_not_import_torch() -> None:

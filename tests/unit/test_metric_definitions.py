@@ -36,6 +36,8 @@ def _directory() -> dict[str, Any]:
 SSD_COUNTS = (
     *("ssd.chunks", "ssd.used_bytes", "ssd.capacity_bytes", "demoted_chunks", "promoted_chunks"),
     *("ssd.evicted_chunks", "ssd.read_bytes", "ssd.written_bytes", "ssd.io_errors", "ssd.corrupt_chunks"),
+    *("demotions_failed", "promotions_failed", "ssd.waiting_reads", "ssd.waiting_writes", "ssd.waiting_checks"),
+    *("ssd.catalogue_waiting", "ssd.catalogue_dropped"),
 )
 
 
@@ -46,7 +48,7 @@ def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
     server = ("connections_accepted", "connections_refused", "protocol_errors", "transfer_waiting", "uptime_s")
     measured = Measurements(
         server=dict.fromkeys(server, 2),
-        index={**index, "checksum_failures": 1, "corrupt_reports": 1},
+        index={**index, "checksum_failures": 1, "corrupt_reports": 1, "verified_chunks": 1},
         directory=_directory(),
         capacity_bytes=1 << 20,
         resident_bytes=4096,
@@ -54,6 +56,7 @@ def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
         is_settling=False,
         models={"m": _COUNTS} if models is None else models,
         ssd={"ssd.state": "ok", **dict.fromkeys(SSD_COUNTS, 3)},
+        ssd_classes=[{"chunk_bytes": 8192, "layers": 2, "slots_used": 1, "slots": 3}],
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
     )
     times = RequestTimes()

@@ -238,8 +238,11 @@ class Directory {
   // Removes what nobody holds and was last used before `before_ns`, in one namespace or (absent) in all.
   FlushResult flush(std::optional<NamespaceId> owner, uint64_t before_ns);
 
-  // Up to `limit` READY chunks from the cursor on (0 = start), held with their ancestors while they are examined.
-  [[nodiscard]] RecordPage records(uint32_t cursor, uint32_t limit);
+  // Up to `limit` READY chunks at places from the cursor on (0 = start) and before `end`, held with their ancestors while
+  // they are examined.
+  [[nodiscard]] RecordPage records(uint32_t cursor, uint32_t limit, uint32_t end = UINT32_MAX);
+  // How many places there are: every record is at one before this.
+  [[nodiscard]] uint32_t places() const noexcept { return records_.end(); }
   [[nodiscard]] const ChunkRecord& record(RecordId id) const noexcept { return records_[id]; }
 
   [[nodiscard]] NamespaceCounts namespace_counts(NamespaceId owner) const noexcept;

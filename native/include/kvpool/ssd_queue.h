@@ -1,8 +1,9 @@
 // The threads of the SSD tier and the queue before them.
 //
 // Guarantees:
-// 1. Demand reads go before promotions, both before write-back; among equals the oldest goes first, a piece at a time.
-// 2. Write-back never takes more than half of the threads, so that a demand read waits for one piece at most.
+// 1. Demand reads go before promotions, both before write-back, all before checks; among equals the oldest goes first, a
+//    piece at a time.
+// 2. Write-back and checks never take more than half of the threads, so that a demand read waits for one piece at most.
 // 3. Every chunk of an accepted job is reported exactly once: OK, its failure, or CANCELLED when the queue stops first.
 // 4. Queues are bounded: a full one refuses. `stop` lets running pieces finish: no I/O is under way when it returns.
 //
@@ -24,11 +25,12 @@
 #include <vector>
 
 #include "kvpool/ssd_job.h"
+#include "kvpool/ssd_verify_job.h"
 
 namespace kvpool {
 
-enum class SsdUrgency : uint8_t { DEMAND = 0, PROMOTION = 1, WRITE_BACK = 2 };
-inline constexpr size_t SSD_URGENCIES = 3;
+enum class SsdUrgency : uint8_t { DEMAND = 0, PROMOTION = 1, WRITE_BACK = 2, CHECK = 3 };
+inline constexpr size_t SSD_URGENCIES = 4;
 
 struct SsdQueueStats {
   std::array<uint64_t, SSD_URGENCIES> waiting{};  // jobs
@@ -59,6 +61,7 @@ class SsdQueue {
   // A job's number; 0 where its queue is full or stopped. REQUIRES: what the jobs require.
   [[nodiscard]] uint64_t read(std::vector<SsdRead> chunks, SsdUrgency urgency);
   [[nodiscard]] uint64_t write(std::vector<SsdWrite> chunks);
+  [[nodiscard]] uint64_t verify(std::vector<SsdVerify> chunks);
 
   // What has ended since the last call. The descriptor is readable while there is something.
   [[nodiscard]] std::vector<SsdOutcome> take_outcomes();
@@ -95,7 +98,7 @@ class SsdQueue {
   mutable std::mutex lock_;
   std::condition_variable wake_;
   std::array<std::deque<std::shared_ptr<SsdJob>>, SSD_URGENCIES> queues_;  // guarded by lock_
-  unsigned writers_ = 0;                                                    // guarded by lock_
+  unsigned writers_ = 0;                                                    // guarded by lock_; those at checks count
   uint64_t last_job_ = 0;                                                   // guarded by lock_
   bool is_stopped_ = false;                                                 // guarded by lock_
   bool may_register_ = false;                                               // guarded by lock_

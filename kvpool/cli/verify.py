@@ -1,0 +1,103 @@
+"""The commands that look for broken invariants and wrong bytes: check, verify.
+
+The daemon reads slice by slice, behind everything else that it does, and only as long as somebody asks for the next slice:
+interrupting the command ends the reading. Main thread only.
+"""
+
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
+from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json
+from kvpool.protocol import places
+from kvpool.units import format_size
+
+KEY_DIGITS = 16
+SEED_BITS = 32
+
+
+@cli.command(epilog=epilog("kvpoolctl check", "kvpoolctl check --deep --json"))
+@click.option(
+    "--deep", is_flag=True, help="Read every chunk of every tier and compare its bytes with its checksums too."
+)
+@common_options
+@click.pass_obj
+def check(options: Options, deep: bool) -> None:
+    """Recount every invariant inside the running daemon. Exit code 1 when one is broken or a chunk is bad.
+
+    With --deep a chunk that is bad is dropped from its tier, with what follows it, and named by the beginning of its key. The
+    daemon serves on meanwhile; what is stored during the check may be left out.
+    """
+    with options.connect() as connection:
+        report = ask(lambda: connection.check(False))
+        problems: list[str] = report["problems"]
+        found: dict[str, Any] = {}
+        if deep:
+            tiers, chunks = report["tiers"], report["chunks"]
+            with _progress(options, "check", chunks) as advance:
+                every = places.every(tiers)
+                found = ask(lambda: places.read_all(connection.verify_bytes, every, sys.maxsize, advance))
+    bad = places.problems_of(found) if deep else []
+    if options.is_json:
+        print_json({**report, "verified": 0, **found, "problems": [*problems, *bad]})
+    else:
+        for problem in [*problems, *(places.problems_of(found, KEY_DIGITS) if deep else [])]:
+            click.echo(problem)
+        verified = f", {found['verified']} verified by their bytes" if deep else ""
+        click.echo(f"{len(problems) + len(bad)} problems, {report['chunks']} chunks{verified}")
+    sys.exit(EXIT_FAILURE if problems or bad else 0)
+
+
+@cli.command(epilog=epilog("kvpoolctl verify --sample 1000", "kvpoolctl verify --sample 100 --tier ssd --seed 7"))
+@click.option("--sample", type=click.IntRange(min=1), required=True, metavar="N", help="How many chunks to read.")
+@click.option("--tier", type=click.Choice(["dram", "ssd"]), help="Only from this tier (default: every tier).")
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="S", help="Draw the same places again (default: a new one, printed)."
+)
+@common_options
+@click.pass_obj
+def verify(options: Options, sample: int, tier: str | None, seed: int | None) -> None:
+    """Read N chunks drawn at random and compare their bytes with their checksums. Exit code 1 when one is bad.
+
+    Every chunk of every tier is as likely as any other to be drawn, and none is drawn twice; where there are fewer than N,
+    all are read. A bad chunk is dropped from its tier, with what follows it.
+    """
+    chosen = secrets.randbits(SEED_BITS) if seed is None else seed
+    with options.connect() as connection:
+        tiers = ask(lambda: connection.check(False))["tiers"]
+        if tier is not None and tier not in tiers:
+            fail(f"there is no tier {tier}, only {', '.join(tiers)}", EXIT_USAGE)
+        wanted = tiers if tier is None else {tier: tiers[tier]}
+        chunks = sum(counts["chunks"] for counts in wanted.values())
+        with _progress(options, "verify", min(sample, chunks)) as advance:
+            drawn = places.drawn(wanted, chosen)
+            found = ask(lambda: places.read_all(connection.verify_bytes, drawn, sample, advance))
+    problems = places.problems_of(found)
+    if options.is_json:
+        print_json({"seed": chosen, "tiers": list(wanted), "chunks": chunks, **found, "problems": problems})
+    else:
+        for problem in places.problems_of(found, KEY_DIGITS):
+            click.echo(problem)
+        read = f"{found['verified']} of {chunks} chunks verified by their bytes, {format_size(found['bytes'])}"
+        click.echo(f"{len(problems)} problems, {read}; seed {chosen}")
+    sys.exit(EXIT_FAILURE if problems else 0)
+
+
+@contextmanager
+def _progress(options: Options, name: str, chunks: int) -> Iterator[places.Advance]:
+    """A bar on standard error, where that is a terminal and people read the answer."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("chunks"))
+    is_silent = options.is_json or not console.is_terminal
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True, disable=is_silent
+    ) as progress:
+        task = progress.add_task(name, total=chunks)
+        yield lambda done: progress.update(task, completed=min(done, chunks))

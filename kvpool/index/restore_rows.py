@@ -1,0 +1,46 @@
+"""The rows in which the slower directory is told of chunks of an earlier life. Pure functions; any thread."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.index.namespaces import Namespace
+from kvpool.types import SizeClassId
+
+_NONE = (1 << 32) - 1
+_RESTORE_ROW = np.dtype(
+    [
+        ("key", "V32"),
+        ("parent", "V32"),
+        ("offset", "<u8"),
+        ("generation", "<u8"),
+        ("namespace", "<u4"),
+        ("size_class", "<u4"),
+    ]
+)
+
+
+def pack_restore_rows(
+    rows: "npt.NDArray[np.void]",
+    namespaces: dict[int, Namespace],
+    size_class_of: Callable[[Namespace], SizeClassId | None],
+) -> "npt.NDArray[np.void]":
+    """The catalogue's rows as `Directory.restore` takes them, in their order.
+
+    `namespaces`: by the catalogue's numbers. Rows of no known namespace, or of another geometry than its own, are packed so
+    that they are refused.
+    """
+    packed = np.zeros(len(rows), _RESTORE_ROW)
+    for name in ("key", "parent", "offset", "generation"):
+        packed[name] = rows[name]
+    packed["namespace"] = packed["size_class"] = _NONE
+    for number, namespace in namespaces.items():
+        size_class = size_class_of(namespace)
+        layout = namespace.layout
+        fits = (rows["layers"] == layout.layers) & (rows["layer_bytes"] == layout.chunk_bytes // layout.layers)
+        chosen = (rows["namespace"] == number) & fits
+        if size_class is not None:
+            packed["namespace"][chosen] = namespace.id
+            packed["size_class"][chosen] = size_class
+    return packed

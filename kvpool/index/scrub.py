@@ -1,0 +1,166 @@
+"""The operator's reading of what is stored: a slice of chunks at a time, in every tier.
+
+Who asks names places in the order in which they are to be looked at: all of a tier one after the other are a full check,
+drawn ones a sample. Nothing is remembered between two slices, so a check ends when nobody asks for the next one. Each
+chunk is held while it is read, also when who asked has gone meanwhile; no slice begins while HELD_CHUNKS_MAX are.
+
+It is no use of a chunk. Only where more than 512 chunks of one size are idle, those in the middle of the order of eviction
+count as used all the same: finding their old place again would take too long.
+
+Control thread only; the bytes are read by `Integrity` and `Comparisons`. Invariant: every hold that a slice takes is given to
+one of these two, which give it back.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import kvpool_native
+from kvpool.errors import Refused
+from kvpool.index.comparisons import Compared, Comparisons
+from kvpool.index.integrity import Integrity
+from kvpool.index.namespaces import Namespaces
+from kvpool.types import ChunkExtent, HoldId, Level, NamespaceId
+
+SLICE_CHUNKS = 16
+SLICE_BYTES = 64 << 20
+HELD_CHUNKS_MAX = 8 * SLICE_CHUNKS
+# A guess: what a disk that does nothing else needs for a slice, a hundred times.
+SLICE_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class BadChunk:
+    """A chunk that is not what it claims to be, or could not be read."""
+
+    level: Level
+    key: bytes
+    fault: str
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What a slice came to: places looked at, chunks and bytes read there, and which were bad."""
+
+    looked_at: int
+    chunks: int
+    bytes: int
+    bad: list[BadChunk]
+
+    def to_report(self) -> dict[str, Any]:
+        """As plain values."""
+        bad = [
+            {"tier": one.level.name.lower(), "key": one.key.hex(), "fault": one.fault, "dropped": one.dropped}
+            for one in self.bad
+        ]
+        return {"looked_at": self.looked_at, "chunks": self.chunks, "bytes": self.bytes, "bad": bad}
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    level: Level
+    hold: HoldId
+    key: bytes
+    offset: int
+    generation: int
+    namespace: NamespaceId
+    layers: int
+    size: int
+
+
+class Scrub:
+    """Reads slices. `comparisons`: those of the SSD tier, where there is one."""
+
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        integrity: Integrity,
+        namespaces: Namespaces,
+        comparisons: Comparisons | None,
+    ) -> None:
+        self._directories = {Level.DRAM: directory}
+        if comparisons is not None:
+            self._directories[Level.SSD] = comparisons.slower.directory
+        self._integrity = integrity
+        self._namespaces = namespaces
+        self._comparisons = comparisons
+        self.verified_chunks = 0
+
+    def __repr__(self) -> str:
+        return f"<Scrub {self.held_chunks} chunks held>"
+
+    @property
+    def held_chunks(self) -> int:
+        """Chunks that are being read."""
+        return self._integrity.holds_in_use + (self._comparisons.holds if self._comparisons else 0)
+
+    def tiers(self) -> dict[str, dict[str, int]]:
+        """By tier: how many chunks it has, and at how many places they may be."""
+        return {
+            level.name.lower(): {name: directory.stats()[name] for name in ("chunks", "places")}
+            for level, directory in self._directories.items()
+        }
+
+    async def read(self, places: Iterable[tuple[int, int]], chunks_max: int) -> Slice:
+        """Read the chunks at places (level, number), `chunks_max` at most, and no more than a slice may have.
+
+        Raises Refused when too much is being read, or the SSD tier cannot be.
+        """
+        if self.held_chunks >= HELD_CHUNKS_MAX:
+            raise Refused("busy", f"{self.held_chunks} chunks are being read by other checks: try again later")
+        looked_at, held = self._hold(places, min(chunks_max, SLICE_CHUNKS))
+        # Every hold is somebody's from here on: nothing is awaited before.
+        started = [self._start(entry) for entry in held if entry.level is not Level.DRAM]
+        slow = [comparison for comparison in started if comparison is not None]
+        fast = asyncio.shield(self._check([entry for entry in held if entry.level is Level.DRAM]))
+        try:
+            corrupt, compared = await asyncio.wait_for(_settled(fast, slow), SLICE_WAIT_S)
+        except asyncio.TimeoutError as error:
+            raise Refused("busy", f"not read within {SLICE_WAIT_S:.0f} s: engines keep the disk busy") from error
+        if len(slow) < len(started):
+            raise Refused("busy", "the ssd tier cannot be read just now: its state is in the statistics")
+        self.verified_chunks += len(held)
+        bad = [BadChunk(Level.DRAM, key, "bad_checksum", dropped) for key, dropped in corrupt.items()]
+        bad += [BadChunk(Level.SSD, one.key, one.fault, one.dropped) for one in compared if one.fault]
+        return Slice(looked_at, len(held), sum(entry.size for entry in held), bad)
+
+    def _hold(self, places: Iterable[tuple[int, int]], chunks_max: int) -> tuple[int, list[_Held]]:
+        held: list[_Held] = []
+        looked_at = size = 0
+        for level, place in places:
+            if len(held) == chunks_max or size >= SLICE_BYTES:
+                break
+            looked_at += 1
+            directory = self._directories.get(Level(level))
+            hold, rows = (0, []) if directory is None else directory.records(place, 1, place + 1)[1:]
+            for key, offset, generation, _, layers, owner in rows:
+                namespace = NamespaceId(owner)
+                chunk_bytes = self._namespaces.by_id(namespace).layout.chunk_bytes
+                size += chunk_bytes
+                held.append(_Held(Level(level), HoldId(hold), key, offset, generation, namespace, layers, chunk_bytes))
+        return looked_at, held
+
+    def _check(self, held: list[_Held]) -> "asyncio.Task[dict[bytes, int]]":
+        extents = tuple(
+            ChunkExtent(entry.key, entry.offset, entry.size // entry.layers, entry.layers) for entry in held
+        )
+        return self._integrity.check_held(extents, partial(self._release, held))
+
+    def _start(self, entry: _Held) -> "asyncio.Future[Compared] | None":
+        assert self._comparisons is not None
+        return self._comparisons.start(
+            entry.key, entry.hold, offset=entry.offset, generation=entry.generation, namespace=entry.namespace
+        )
+
+    def _release(self, held: list[_Held]) -> None:
+        for entry in held:
+            self._directories[entry.level].release_untouched(entry.hold)
+
+
+async def _settled(
+    fast: "asyncio.Future[dict[bytes, int]]", slow: "list[asyncio.Future[Compared]]"
+) -> tuple[dict[bytes, int], list[Compared]]:
+    return await fast, [await comparison for comparison in slow]

@@ -1,0 +1,102 @@
+"""Where chunks may be, for checks of their bytes: a tier's level and the number of a place in it, a word for each.
+
+A check of everything asks for all places one after the other, a sample for drawn ones; both ask slice by slice, so that no
+request takes long and a check ends with its connection. What is stored while a check goes on may escape it. Any thread.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from kvpool.errors import ProtocolError, Refused
+from kvpool.protocol.messages import PLACES_MAX
+from kvpool.types import Level
+
+_WORD = np.dtype("<u8")
+_LEVEL_SHIFT = 32
+_NUMBERS = 1 << 31
+
+# Asks for one slice of places, `chunks` at most: the fields of the answer to `VerifyBytes`.
+AskSlice = Callable[[bytes, int], Mapping[str, Any]]
+# Called after each slice with the chunks read so far.
+Advance = Callable[[int], None]
+# By tier: `chunks` and `places`, as the answer to `Check` has them.
+Tiers = Mapping[str, Mapping[str, int]]
+
+
+def pack(places: list[int]) -> bytes:
+    """The column of words."""
+    return np.array(places, _WORD).tobytes()
+
+
+def unpack(column: bytes) -> list[tuple[Level, int]]:
+    """The places of a column. Raises ProtocolError."""
+    if len(column) % _WORD.itemsize or len(column) > PLACES_MAX * _WORD.itemsize:
+        raise ProtocolError(f"places column has {len(column)} bytes, expected 8 each for at most {PLACES_MAX} places")
+    words = np.frombuffer(column, _WORD).tolist()
+    places = [divmod(word, 1 << _LEVEL_SHIFT) for word in words]
+    if any(level not in (Level.DRAM, Level.SSD) or number >= _NUMBERS for level, number in places):
+        raise ProtocolError("a place is in no tier that has any")
+    return [(Level(level), number) for level, number in places]
+
+
+def every(tiers: Tiers) -> Iterator[int]:
+    """All places, tier after tier."""
+    for name, counts in tiers.items():
+        yield from (_word(name, number) for number in range(counts["places"]))
+
+
+def drawn(tiers: Tiers, seed: int) -> Iterator[int]:
+    """All places in a random order, each one as likely as any other to come next. Takes memory only for what is drawn."""
+    generator = np.random.default_rng(seed)
+    total = sum(counts["places"] for counts in tiers.values())
+    swapped: dict[int, int] = {}
+    for position in range(total):
+        other = int(generator.integers(position, total))
+        chosen = swapped.get(other, other)
+        swapped[other] = swapped.pop(position, position)
+        for name, counts in tiers.items():
+            if chosen < counts["places"]:
+                yield _word(name, chosen)
+                break
+            chosen -= counts["places"]
+
+
+def read_all(
+    ask: AskSlice, places: Iterator[int], chunks_max: int, on_slice: Advance = lambda _chunks: None
+) -> dict[str, Any]:
+    """Have chunks read slice by slice: how many were `verified`, their `bytes`, and the `corrupt` ones.
+
+    `refusal` says why it ended before it was through, where it did.
+    """
+    found: dict[str, Any] = {"verified": 0, "bytes": 0, "corrupt": [], "refusal": ""}
+    batch = list(islice(places, PLACES_MAX))
+    while batch and found["verified"] < chunks_max:
+        try:
+            answer = ask(pack(batch), min(chunks_max - found["verified"], PLACES_MAX))
+        except Refused as error:
+            return {**found, "refusal": str(error)}
+        found["verified"] += answer["chunks"]
+        found["bytes"] += answer["bytes"]
+        found["corrupt"] += answer["bad"]
+        on_slice(found["verified"])
+        batch = list(islice(chain(batch[answer["looked_at"] :], places), PLACES_MAX))
+    return found
+
+
+def problems_of(found: Mapping[str, Any], digits: int | None = None) -> list[str]:
+    """A line for each bad chunk that `read_all` found, with `digits` of its key (all by default), and for its refusal."""
+    lines = [_describe(bad, digits) for bad in found["corrupt"]]
+    return lines + ([f"not everything was read: {found['refusal']}"] if found["refusal"] else [])
+
+
+def _describe(bad: Mapping[str, Any], digits: int | None) -> str:
+    followers = f" with {bad['dropped'] - 1} that follow it" if bad["dropped"] > 1 else ""
+    went = f", dropped{followers}" if bad["dropped"] else ""
+    return f"{bad['tier']}: chunk {bad['key'][:digits]}: {bad['fault'].replace('_', ' ')}{went}"
+
+
+def _word(tier: str, number: int) -> int:
+    return Level[tier.upper()] << _LEVEL_SHIFT | number
