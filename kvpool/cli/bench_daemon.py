@@ -52,10 +52,20 @@ class MeasuredDaemon:
         with self._connect() as connection:
             return {name: value for section in connection.stats().values() for name, value in section.items()}
 
-    def forget(self, model: str) -> None:
+    def info(self) -> dict[str, Any]:
+        """What the daemon is and uses."""
+        with self._connect() as connection:
+            return connection.info()
+
+    def forget(self, model: str, tier: str = "") -> None:
         """Drop what a benchmark stored under its model, so that a shared daemon gives the memory to others."""
         with self._connect() as connection:
-            connection.flush(model, None)
+            connection.flush(model, None, tier)
+
+    def write_down(self, timeout_s: float) -> dict[str, Any]:
+        """Write what DRAM alone has to the SSD tier, and make it certain there."""
+        with self._connect() as connection:
+            return connection.write_down(timeout_s)
 
     def _connect(self) -> BlockingConnection:
         return BlockingConnection.admin(self.socket, REQUEST_TIMEOUT_S)

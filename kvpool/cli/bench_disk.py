@@ -119,15 +119,15 @@ class RawFile:
         _expect(os.preadv(self._fd, [target[chunk].data], chunk * self.chunk_bytes), self.chunk_bytes)
 
     @contextlib.contextmanager
-    def writing(self, source: Bytes) -> Iterator[None]:
+    def writing(self, source: Bytes, chunks: Sequence[int]) -> Iterator[None]:
         """While `depth` threads write chunks over and over, as fast as the disk takes them."""
         is_over = threading.Event()
 
         def write_on(first: int) -> None:
-            chunk = first
+            number = first
             while not is_over.is_set():
-                self.write_one(source, chunk % self.chunks)
-                chunk += self._depth
+                self.write_one(source, chunks[number % len(chunks)])
+                number += self._depth
 
         threads = [threading.Thread(target=write_on, args=(number,), daemon=True) for number in range(self._depth)]
         for thread in threads:
@@ -197,7 +197,7 @@ def fio_gb_per_s(path: Path, *, is_write: bool, chunk_bytes: int, chunks: int, d
         found = subprocess.run(  # noqa: S603 - the program that was looked up, with our own arguments
             [program, *arguments], capture_output=True, timeout=FIO_TIMEOUT_S, check=True
         )
-        return float(json.loads(found.stdout)["jobs"][0][direction]["bw_bytes"]) / 1e9
+        return round(float(json.loads(found.stdout)["jobs"][0][direction]["bw_bytes"]) / 1e9, 2)
     except (subprocess.SubprocessError, ValueError, KeyError, IndexError):
         return None
 
