@@ -21,8 +21,8 @@ from kvpool.cli.bench_daemon import MeasuredDaemon, own_daemon
 from kvpool.cli.bench_disk import Bytes, RawFile
 from kvpool.cli.bench_measure import median, spread
 from kvpool.cli.bench_payload import Payload
-from kvpool.cli.bench_ssd_rig import CHUNKS_MIN, LAYERS, POISON, THREADS, WRITERS, arena_bytes
-from kvpool.cli.bench_ssd_rounds import SIZES, Rounds, Timed, timed_raw
+from kvpool.cli.bench_ssd_rig import LAYERS, POISON, THREADS, WRITERS, arena_bytes, sizes_within
+from kvpool.cli.bench_ssd_rounds import Rounds, Timed, timed_raw
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
 
@@ -33,30 +33,31 @@ ROUNDS, QUICK_ROUNDS = 7, 1
 POOL_TIMEOUT_S = 30.0
 OPEN_TIMEOUT_S = 60.0
 WRITE_DOWN_TIMEOUT_S = 120.0
-POLL_S = 0.002
-# Room in DRAM, so that nothing is written before it is asked for; and on disk, for two size classes in segments of an eighth.
+POLL_S = 0.01
+# Room in DRAM, so that nothing is written before it is asked for; on disk, so that nothing is evicted. A tier is cut in at
+# least eight segments, and a slot is more than its chunk.
 DRAM_FACTOR = 4
 DISK_FACTOR = 4
-LARGEST_BYTES = max(SIZES.values())
+SEGMENT_FACTOR = 10
 
 Row = dict[str, Any]
 
 
-def disk_bytes(total: int) -> int:
-    """What the tier of this benchmark takes of the disk."""
-    return DISK_FACTOR * max(total, CHUNKS_MIN * LARGEST_BYTES)
+def daemon_disk_bytes(total: int) -> int:
+    """What this benchmark takes of the disk, two raw files beside the tier included."""
+    return _tier_bytes(total) + 2 * total
 
 
 def bench_daemon(folder: Path, total: int, is_quick: bool, advance: Callable[[int], None]) -> list[Row]:
     """One row for each chunk size: rates of `total` bytes both ways, and time to the first layer."""
     rounds = QUICK_ROUNDS if is_quick else ROUNDS
-    steps = len(SIZES) * (rounds + 1)
-    total = max(total, CHUNKS_MIN * LARGEST_BYTES)
-    options = (f"ssd.path={folder / 'daemon'}", f"ssd.capacity={disk_bytes(total)}B")
+    sizes = sizes_within(total)
+    steps = len(sizes) * (rounds + 1)
+    options = (f"ssd.path={folder / 'tier'}", f"ssd.capacity={_tier_bytes(total)}B")
     rows = []
     with own_daemon(DRAM_FACTOR * total, *options) as daemon:
         wait_until_open(daemon)
-        for name, chunk_bytes in SIZES.items():
+        for name, chunk_bytes in sizes.items():
             with _comparison(daemon, folder, chunk_bytes, total // chunk_bytes) as comparison:
                 for number in range(rounds + 1):
                     comparison.run(number)
@@ -74,13 +75,18 @@ def wait_until_open(daemon: MeasuredDaemon) -> None:
         time.sleep(POLL_S)
 
 
-def ssd_layout(chunk_bytes: int, layers: int = LAYERS) -> kv.Layout:
+def ssd_layout(chunk_bytes: int, *, layers: int = LAYERS) -> kv.Layout:
     """A layout with chunks of this size."""
     head_dim, rest = divmod(chunk_bytes, layers * PLANES * CHUNK_TOKENS)
     assert not rest
     return kv.Layout(
         layers=layers, planes=PLANES, kv_heads=1, head_dim=head_dim, dtype="uint8", chunk_tokens=CHUNK_TOKENS
     )
+
+
+def _tier_bytes(total: int) -> int:
+    """Room for every round's chunks, in segments that the largest of them fit."""
+    return max(DISK_FACTOR * total, SEGMENT_FACTOR * max(sizes_within(total).values()))
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from typing import Any
 
 from kvpool.cli.bench_disk import Bytes, RawFile, fio_gb_per_s
 from kvpool.cli.bench_measure import timed_s, timed_with_cpu_s
-from kvpool.cli.bench_ssd_rig import THREADS, WRITERS, QueueRig, arena_bytes, measured_queue
-from kvpool.cli.bench_ssd_rounds import SIZES, Rounds, timed_raw
+from kvpool.cli.bench_ssd_rig import THREADS, WRITERS, QueueRig, arena_bytes, measured_queue, sizes_within
+from kvpool.cli.bench_ssd_rounds import Rounds, timed_raw
 
-ROUNDS, QUICK_ROUNDS = 11, 2
+ROUNDS, QUICK_ROUNDS = 11, 1
 SINGLES, QUICK_SINGLES = 8, 2
 
 Row = dict[str, Any]
@@ -23,9 +23,10 @@ Row = dict[str, Any]
 def bench_queue(folder: Path, total: int, is_quick: bool, advance: Callable[[int], None]) -> list[Row]:
     """One row for each chunk size: rates of `total` bytes and latencies of one chunk, both ways."""
     rounds = QUICK_ROUNDS if is_quick else ROUNDS
-    steps = len(SIZES) * (rounds + 1)
+    sizes = sizes_within(total)
+    steps = len(sizes) * (rounds + 1)
     rows = []
-    for name, chunk_bytes in SIZES.items():
+    for name, chunk_bytes in sizes.items():
         with measured_queue(folder, chunk_bytes, total) as measured:
             comparison = _Comparison(*measured)
             for number in range(rounds + 1):

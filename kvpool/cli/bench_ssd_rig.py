@@ -6,6 +6,7 @@ in a real index. Main thread of a command only.
 
 import os
 import select
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,9 @@ TIMEOUT_S = 60.0
 DEMAND = 0
 STATUS_OK = 0
 POISON = 0xA5
+SIZES = {"0.5 MiB": 512 << 10, "1 MiB": 1 << 20, "4 MiB": 4 << 20, "32 MiB": 32 << 20}
 CHUNKS_MIN = 2
+TOTAL_BYTES_MIN = CHUNKS_MIN * (4 << 20)
 
 _MOVE = np.dtype([("key", "V32"), ("parent", "V32"), ("offset", "<u8"), ("arena_offset", "<u8"), ("generation", "<u8")])
 
@@ -113,10 +116,12 @@ class QueueRig:
 
     def wrong_bytes(self, chunks: Sequence[int]) -> int:
         """Bytes of chunks that came back other than they were written."""
-        return sum(
-            int(np.count_nonzero(self._bytes_at(self._sources[chunk]) != self._bytes_at(self._targets[chunk])))
-            for chunk in chunks
-        )
+        wrong = 0
+        for chunk in chunks:
+            written, read = (self._bytes_at(places[chunk]) for places in (self._sources, self._targets))
+            if not np.array_equal(written, read):
+                wrong += int(np.count_nonzero(written != read))
+        return wrong
 
     def _start(self, chunks: Sequence[int], *, is_write: bool) -> int:
         rows = self._moves[list(chunks)]
@@ -148,15 +153,16 @@ class QueueRig:
         """Slots in the arena: those of the sources are filled and have their checksums in the index."""
         size_class = self._directory.add_class(self.chunk_bytes, LAYERS)
         namespace = self._directory.add_namespace()
-        random = np.random.default_rng(7)
+        contents = np.frombuffer(np.random.default_rng(7).bytes(self.chunk_bytes), np.uint8)
         keys = np.random.default_rng(6 if is_source else 8).bytes(KEY_BYTES * self.chunks)
         reservation, states, offsets, _ = self._directory.reserve(namespace, size_class, b"", keys, 1)
         assert states.count(SaveState.RESERVED) == self.chunks
         places = np.frombuffer(offsets, "<u8")
         if is_source:
             checksums = b""
-            for place in places:
-                self._bytes_at(place)[:] = np.frombuffer(random.bytes(self.chunk_bytes), np.uint8)
+            for number, place in enumerate(places):
+                # A chunk for another is seen as well as a byte for another.
+                np.bitwise_xor(contents, np.uint8(number % 251 + 1), out=self._bytes_at(place))
                 checksums += kvpool_native.extent_checksums(self._arena, int(place), self.chunk_bytes // LAYERS, LAYERS)
             self._directory.commit(reservation, 0, checksums, 1)
         return places
@@ -179,7 +185,7 @@ def arena_bytes(chunks: int, chunk_bytes: int) -> Bytes:
 @contextmanager
 def measured_queue(folder: Path, chunk_bytes: int, total: int) -> Iterator[tuple[QueueRig, RawFile, RawFile]]:
     """A queue, and raw files of as many chunks: one as deep as the tier writes, one as deep as it reads."""
-    chunks = max(CHUNKS_MIN, total // chunk_bytes)
+    chunks = total // chunk_bytes
     rig = QueueRig(folder / f"tier-{chunk_bytes}", chunk_bytes, chunks)
     written = RawFile(folder / f"raw-written-{chunk_bytes}", chunk_bytes, chunks, WRITERS)
     read = RawFile(folder / f"raw-read-{chunk_bytes}", chunk_bytes, chunks, THREADS)
@@ -189,3 +195,14 @@ def measured_queue(folder: Path, chunk_bytes: int, total: int) -> Iterator[tuple
         rig.close()
         written.close()
         read.close()
+        shutil.rmtree(folder / f"tier-{chunk_bytes}")
+
+
+def sizes_within(total: int) -> dict[str, int]:
+    """The chunk sizes that a pass of `total` bytes has at least two chunks of."""
+    return {name: size for name, size in SIZES.items() if CHUNKS_MIN * size <= total}
+
+
+def queue_disk_bytes(total: int) -> int:
+    """What a queue and its raw files take of the disk, one chunk size after the other; segments are filled unevenly."""
+    return 3 * total + SEGMENTS * max(sizes_within(total).values())

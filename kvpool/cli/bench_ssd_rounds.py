@@ -14,7 +14,6 @@ from kvpool.cli.bench_measure import median, quantiles_us, rates, spread
 BAR = 0.95
 # Below this a chunk's own costs count: the bar is for chunks from here on.
 BAR_BYTES_MIN = 1 << 20
-SIZES = {"0.5 MiB": 512 << 10, "1 MiB": 1 << 20, "4 MiB": 4 << 20, "32 MiB": 32 << 20}
 
 # Seconds, with CPU seconds of whoever did the work.
 Timed = tuple[float, float]

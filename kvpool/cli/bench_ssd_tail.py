@@ -13,15 +13,15 @@ from kvpool.cli.bench_measure import percentile, quantiles_us, timed_s
 from kvpool.cli.bench_ssd_rig import QueueRig, arena_bytes, measured_queue
 
 TAIL_BAR = 3.0
-SIZES = {"1 MiB": 1 << 20, "4 MiB": 4 << 20}
+TAIL_SIZES = {"1 MiB": 1 << 20, "4 MiB": 4 << 20}
 ROUNDS, SINGLES = 12, 50
 QUICK_ROUNDS, QUICK_SINGLES = 2, 10
 
 
 def bench_tail(folder: Path, total: int, is_quick: bool, advance: Callable[[int], None]) -> list[dict[str, Any]]:
     """One row for each chunk size."""
-    steps = len(SIZES) * (QUICK_ROUNDS if is_quick else ROUNDS)
-    return [_size(folder, name, size, total, is_quick, lambda: advance(steps)) for name, size in SIZES.items()]
+    steps = len(TAIL_SIZES) * (QUICK_ROUNDS if is_quick else ROUNDS)
+    return [_size(folder, name, size, total, is_quick, lambda: advance(steps)) for name, size in TAIL_SIZES.items()]
 
 
 def _size(
