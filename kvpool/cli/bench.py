@@ -208,6 +208,14 @@ def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: 
     "--capacity", metavar="SIZE|SHARE", help="The daemon's DRAM, or its share of the unique bytes (default: 10%)."
 )
 @click.option(
+    "--ssd-ratio",
+    type=click.FloatRange(0.0, 1000.0),
+    default=0.0,
+    metavar="R",
+    help="An SSD tier with R times the capacity, in the folder of --path; 0: DRAM alone (default: 0).",
+)
+@path_option
+@click.option(
     "--requests", type=click.IntRange(min=1), metavar="N", help="Replay the first N (default: about a minute's)."
 )
 @click.option(
@@ -220,6 +228,8 @@ def replay(
     clients: int,
     chunk_bytes: str,
     capacity: str | None,
+    ssd_ratio: float,
+    path: str | None,
     requests: int | None,
     salt: str,
     quick: bool,
@@ -230,8 +240,9 @@ def replay(
     TRACE is a file of JSON lines as Mooncake publishes them (.jsonl, .jsonl.gz) or a numpy archive (.npz). Without one the
     files of the folder that KVPOOL_TRACES names are taken. A wrong byte ends the command with exit code 1.
     """
-    if options.socket is not None and capacity is not None:
-        fail("--capacity is for a daemon of the benchmark's own: leave it or --socket out", EXIT_USAGE)
+    if options.socket is not None and (capacity is not None or ssd_ratio):
+        name = "--ssd-ratio" if ssd_ratio else "--capacity"
+        fail(f"{name} is for a daemon of the benchmark's own: leave it or --socket out", EXIT_USAGE)
     with _reporting(options, "replay", out) as report:
         named = named_traces(traces)
         if not named:
@@ -243,6 +254,8 @@ def replay(
             requests=QUICK_REQUESTS if quick and requests is None else requests,
             salt=salt,
             socket=options.socket,
+            ssd_ratio=ssd_ratio,
+            path=path,
         )
         replay_layout(asked.chunk_bytes, Trace.block_tokens)
         parse_capacity(asked.capacity, 1)

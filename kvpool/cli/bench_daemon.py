@@ -25,6 +25,9 @@ START_TIMEOUT_S = 30.0
 SETTLE_TIMEOUT_S_PER_GIB = 15.0
 READY_POLL_S = 0.001
 SETTLE_POLL_S = 0.05
+OPEN_TIMEOUT_S = 60.0
+# Each look costs the daemon a handshake while it opens its tier.
+OPEN_POLL_S = 0.01
 MEMORY_SHARE_MAX = 0.85
 
 
@@ -126,6 +129,15 @@ def wait_until_settled(socket: str, process: "subprocess.Popen[bytes]", capacity
                 raise KVPoolError(f"the daemon at {socket} did not settle within {timeout_s:.0f} s")
             time.sleep(SETTLE_POLL_S)
     return info
+
+
+def wait_until_open(daemon: MeasuredDaemon) -> None:
+    """Until the SSD tier serves. Raises KVPoolError when it cannot."""
+    deadline = Deadline(OPEN_TIMEOUT_S)
+    while (state := daemon.stats()["ssd.state"]) != "ok":
+        if state != "starting" or deadline.has_passed():
+            raise KVPoolError(f"the ssd tier is {state}: {daemon.info()['ssd_reason']}")
+        time.sleep(OPEN_POLL_S)
 
 
 def memory_available_bytes() -> int:

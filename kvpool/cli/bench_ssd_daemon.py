@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import kvpool_client as kv
-from kvpool.cli.bench_daemon import MeasuredDaemon, own_daemon
+from kvpool.cli.bench_daemon import MeasuredDaemon, own_daemon, wait_until_open
 from kvpool.cli.bench_disk import Bytes, RawFile
 from kvpool.cli.bench_measure import median, spread
 from kvpool.cli.bench_payload import Payload
@@ -31,7 +31,6 @@ CHUNK_TOKENS = 64
 PLANES = 2
 ROUNDS, QUICK_ROUNDS = 7, 1
 POOL_TIMEOUT_S = 30.0
-OPEN_TIMEOUT_S = 60.0
 WRITE_DOWN_TIMEOUT_S = 120.0
 POLL_S = 0.01
 # Room in DRAM, so that nothing is written before it is asked for; on disk, so that nothing is evicted. A tier is cut in at
@@ -64,15 +63,6 @@ def bench_daemon(folder: Path, total: int, is_quick: bool, advance: Callable[[in
                     advance(steps)
                 rows.append(comparison.row(name))
     return rows
-
-
-def wait_until_open(daemon: MeasuredDaemon) -> None:
-    """Until the SSD tier serves. Raises KVPoolError when it cannot."""
-    deadline = Deadline(OPEN_TIMEOUT_S)
-    while (state := daemon.stats()["ssd.state"]) != "ok":
-        if state != "starting" or deadline.has_passed():
-            raise KVPoolError(f"the ssd tier is {state}: {daemon.info()['ssd_reason']}")
-        time.sleep(POLL_S)
 
 
 def ssd_layout(chunk_bytes: int, *, layers: int = LAYERS) -> kv.Layout:

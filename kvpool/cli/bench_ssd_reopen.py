@@ -17,10 +17,10 @@ import numpy as np
 
 import kvpool_client as kv
 from kvpool.cli.bench_children import stop
-from kvpool.cli.bench_daemon import MeasuredDaemon, start_daemon, wait_until_ready
+from kvpool.cli.bench_daemon import MeasuredDaemon, start_daemon, wait_until_open, wait_until_ready
 from kvpool.cli.bench_measure import median, spread
 from kvpool.cli.bench_payload import Payload
-from kvpool.cli.bench_ssd_daemon import MODEL, POOL_TIMEOUT_S, ssd_layout, wait_until_open
+from kvpool.cli.bench_ssd_daemon import MODEL, POOL_TIMEOUT_S, ssd_layout
 from kvpool.cli.bench_ssd_rig import POISON
 from kvpool.errors import KVPoolError
 
