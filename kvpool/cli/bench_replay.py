@@ -148,6 +148,7 @@ def bench_replay(trace: Trace, options: ReplayOptions, advance: Advance) -> Row:
     }
     return {
         **_asked(trace, options, plan, daemon),
+        "ssd_capacity_bytes": after.get("ssd.capacity_bytes", 0),
         "seconds": round(seconds, 2),
         "requests_per_s": round(plan.requests / seconds, 1),
         "hit_rate": round(tally.loaded_chunks * trace.block_tokens / plan.input_tokens, 4),
@@ -167,7 +168,6 @@ def _asked(trace: Trace, options: ReplayOptions, plan: ReplayPlan, daemon: Measu
         "clients": options.clients,
         "chunk_bytes": options.chunk_bytes,
         "capacity_bytes": daemon.capacity_bytes,
-        "ssd_capacity_bytes": daemon.stats().get("ssd.capacity_bytes", 0),
         "unique_bytes": plan.unique_chunks * options.chunk_bytes,
     }
 
