@@ -78,7 +78,7 @@ class RawFile:
     """
 
     def __init__(self, path: Path, chunk_bytes: int, chunks: int, depth: int) -> None:
-        """`depth`: calls under way at a time. Raises InvalidArgument where the file system cannot pass the page cache."""
+        """`depth`: calls under way at a time. Raises KVPoolError where the disk has no room."""
         assert chunk_bytes % PAGE_BYTES == 0
         self.path = path
         self.chunk_bytes = chunk_bytes
@@ -86,11 +86,9 @@ class RawFile:
         self._depth = depth
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600)
+            os.posix_fallocate(self._fd, 0, chunk_bytes * chunks)
         except OSError as error:
-            raise InvalidArgument(
-                f"{path.parent} cannot be written past the page cache ({error.strerror}), expected a disk by --path"
-            ) from error
-        os.posix_fallocate(self._fd, 0, chunk_bytes * chunks)
+            raise KVPoolError(f"{path} cannot be made: {error.strerror}") from error
 
     def close(self) -> None:
         """Close and remove the file."""
@@ -221,6 +219,11 @@ def _checked(path: Path) -> Path:
     kind = file_system(path)
     if kind in MEMORY_FILE_SYSTEMS:
         raise InvalidArgument(f"{path} is on {kind}, which is memory and no disk")
+    with tempfile.NamedTemporaryFile(prefix=FOLDER_PREFIX, dir=path) as file:
+        try:
+            os.close(os.open(file.name, os.O_RDWR | os.O_DIRECT))
+        except OSError as error:
+            raise InvalidArgument(f"{path} is on {kind}, which cannot pass the page cache: {error.strerror}") from error
     return path
 
 

@@ -7,6 +7,7 @@ of the chunks are loaded and compared. Main thread of a command only.
 """
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 
 import kvpool_client as kv
-from kvpool.cli.bench_children import stop
 from kvpool.cli.bench_daemon import MeasuredDaemon, start_daemon, wait_until_open, wait_until_ready
+from kvpool.cli.bench_disk import FOLDER_PREFIX
 from kvpool.cli.bench_measure import median, spread
 from kvpool.cli.bench_payload import Payload
 from kvpool.cli.bench_ssd_daemon import MODEL, POOL_TIMEOUT_S, ssd_layout
@@ -28,7 +29,7 @@ CHUNK_BYTES = 4096
 SLOT_BYTES = 8192
 CHAIN = 128
 CHUNKS, QUICK_CHUNKS = 128 << 10, 1024
-STARTS, QUICK_STARTS = 3, 2
+STARTS, QUICK_STARTS = 3, 1
 CHECKED_CHAINS = 4
 SEGMENTS_SPARE = 2
 CATALOGUE_BYTES_PER_CHUNK = 640
@@ -104,11 +105,9 @@ class _Tier:
     """A tier's folder and the daemons over it, one after another. A daemon ends by SIGKILL, as in a crash."""
 
     def __init__(self, folder: Path, chunks: int) -> None:
-        folder.mkdir()
-        self._socket = str(folder / "kvpool.sock")
         self._dram_bytes = max(DRAM_BYTES_MIN, chunks * CHUNK_BYTES * 5 // 4)
         self._options = (
-            f"ssd.path={folder / 'tier'}",
+            f"ssd.path={folder}",
             f"ssd.capacity={_capacity(chunks)}B",
             f"ssd.max_chunks={2 * chunks}",
             f"dram.max_chunks={2 * chunks}",
@@ -117,15 +116,16 @@ class _Tier:
     @contextmanager
     def started(self) -> Iterator[tuple[MeasuredDaemon, float]]:
         """A daemon that answers, and when its start began; killed at the end."""
-        begin = time.perf_counter()
-        process = start_daemon(self._socket, self._dram_bytes, *self._options)
-        try:
-            wait_until_ready(self._socket, process)
-            yield MeasuredDaemon(self._socket, process.pid, self._dram_bytes, is_own=True), begin
-        finally:
-            process.kill()
-            stop(process)
-            process.wait()
+        with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as directory:
+            socket = f"{directory}/kvpool.sock"
+            begin = time.perf_counter()
+            process = start_daemon(socket, self._dram_bytes, *self._options)
+            try:
+                wait_until_ready(socket, process)
+                yield MeasuredDaemon(socket, process.pid, self._dram_bytes, is_own=True), begin
+            finally:
+                process.kill()
+                process.wait()
 
 
 def _capacity(chunks: int) -> int:
