@@ -29,7 +29,7 @@ from kvpool.errors import KVPoolError
 MODEL = "bench-ssd"
 CHUNK_TOKENS = 64
 PLANES = 2
-ROUNDS, QUICK_ROUNDS = 7, 1
+ROUNDS, QUICK_ROUNDS = 5, 1
 POOL_TIMEOUT_S = 30.0
 WRITE_DOWN_TIMEOUT_S = 120.0
 POLL_S = 0.01

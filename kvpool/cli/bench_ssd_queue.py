@@ -14,8 +14,8 @@ from kvpool.cli.bench_measure import timed_s, timed_with_cpu_s
 from kvpool.cli.bench_ssd_rig import THREADS, WRITERS, QueueRig, arena_bytes, measured_queue, sizes_within
 from kvpool.cli.bench_ssd_rounds import Rounds, timed_raw
 
-ROUNDS, QUICK_ROUNDS = 11, 1
-SINGLES, QUICK_SINGLES = 8, 2
+ROUNDS, QUICK_ROUNDS = 7, 1
+SINGLES, QUICK_SINGLES = 5, 2
 
 Row = dict[str, Any]
 
