@@ -1,8 +1,8 @@
 """`kvpoolctl bench`: measures a daemon through the public client, against floors taken in the same run.
 
 Without --socket it starts a daemon of its own and stops it afterwards. Prints medians with their spread; never a figure
-without its floor. What is measured is in modules of their own: bench_copy, bench_lookup, bench_rpc, bench_footprint and
-bench_replay. This one holds the commands and the document they write. Main thread only.
+without its floor. What is measured is in modules of their own: bench_copy, bench_lookup, bench_rpc, bench_footprint, bench_ssd
+and bench_replay. This one holds the commands and the document they write. Main thread only.
 """
 
 import json
@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvpool import __version__
 from kvpool.cli.bench_copy import bench_copy
 from kvpool.cli.bench_daemon import MeasuredDaemon, found_daemon, own_daemon
+from kvpool.cli.bench_disk import has_disk
 from kvpool.cli.bench_footprint import bench_footprint, default_capacity
 from kvpool.cli.bench_lookup import bench_lookup
 from kvpool.cli.bench_replay import (
@@ -33,6 +34,7 @@ from kvpool.cli.bench_replay import (
 )
 from kvpool.cli.bench_replay_client import replay_layout
 from kvpool.cli.bench_rpc import bench_rpc
+from kvpool.cli.bench_ssd import DEFAULT_SIZE, bench_ssd, parse_total
 from kvpool.cli.kvpoolctl import EXIT_CODES, Options, cli, common_options
 from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail, print_json, print_table
 from kvpool.cli.traces import Trace, TraceError
@@ -170,6 +172,29 @@ def footprint(options: Options, capacity: str | None, quick: bool, out: str | No
         report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
 
 
+path_option = click.option(
+    "--path",
+    metavar="FOLDER",
+    help="Where on a disk to work, in a fresh folder (default: the user's cache, or TMPDIR).",
+)
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench ssd", "kvpoolctl bench ssd --path /mnt/nvme --size 1GiB --json"))
+@path_option
+@click.option("--size", metavar="SIZE", help=f"Bytes of one pass, 8MiB or more (default: {DEFAULT_SIZE}).")
+@bench_options
+def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: str | None) -> None:
+    """The SSD tier against raw I/O past the page cache: rates, the read tail, the first layer, reopening.
+
+    Starts daemons of its own; --socket has no meaning here. The fresh folder is removed at the end. A file system in
+    memory is refused: it says nothing about a disk. Chunk sizes that --size has not two of are left out.
+    """
+    if options.socket is not None:
+        fail("ssd starts daemons of its own: leave --socket out", EXIT_USAGE)
+    with _reporting(options, "ssd", out) as report:
+        bench_ssd(path, parse_total(size, is_quick=quick), quick, report.measure)
+
+
 @bench.command(
     epilog=_epilog(
         "kvpoolctl bench replay conversation_trace.jsonl.gz --capacity 10%",
@@ -183,6 +208,14 @@ def footprint(options: Options, capacity: str | None, quick: bool, out: str | No
     "--capacity", metavar="SIZE|SHARE", help="The daemon's DRAM, or its share of the unique bytes (default: 10%)."
 )
 @click.option(
+    "--ssd-ratio",
+    type=click.FloatRange(0.0, 1000.0),
+    default=0.0,
+    metavar="R",
+    help="An SSD tier with R times the capacity, in the folder of --path; 0: DRAM alone (default: 0).",
+)
+@path_option
+@click.option(
     "--requests", type=click.IntRange(min=1), metavar="N", help="Replay the first N (default: about a minute's)."
 )
 @click.option(
@@ -195,6 +228,8 @@ def replay(
     clients: int,
     chunk_bytes: str,
     capacity: str | None,
+    ssd_ratio: float,
+    path: str | None,
     requests: int | None,
     salt: str,
     quick: bool,
@@ -205,8 +240,9 @@ def replay(
     TRACE is a file of JSON lines as Mooncake publishes them (.jsonl, .jsonl.gz) or a numpy archive (.npz). Without one the
     files of the folder that KVPOOL_TRACES names are taken. A wrong byte ends the command with exit code 1.
     """
-    if options.socket is not None and capacity is not None:
-        fail("--capacity is for a daemon of the benchmark's own: leave it or --socket out", EXIT_USAGE)
+    if options.socket is not None and (capacity is not None or ssd_ratio):
+        name = "--ssd-ratio" if ssd_ratio else "--capacity"
+        fail(f"{name} is for a daemon of the benchmark's own: leave it or --socket out", EXIT_USAGE)
     with _reporting(options, "replay", out) as report:
         named = named_traces(traces)
         if not named:
@@ -218,6 +254,8 @@ def replay(
             requests=QUICK_REQUESTS if quick and requests is None else requests,
             salt=salt,
             socket=options.socket,
+            ssd_ratio=ssd_ratio,
+            path=path,
         )
         replay_layout(asked.chunk_bytes, Trace.block_tokens)
         parse_capacity(asked.capacity, 1)
@@ -235,8 +273,9 @@ def all_kinds(options: Options, traces: tuple[str, ...], quick: bool, out: str |
         if options.socket is None:
             size = default_capacity(quick)
             report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
+            _measure_ssd(report, is_quick=quick)
         else:
-            report.note("footprint is left out: it starts daemons of its own, and --socket names one")
+            report.note("footprint and ssd are left out: they start daemons of their own, and --socket names one")
         if named:
             requests = QUICK_REQUESTS if quick else None
             asked = ReplayOptions(DEFAULT_CLIENTS, DEFAULT_CHUNK_BYTES, DEFAULT_CAPACITY, requests, "", options.socket)
@@ -260,8 +299,9 @@ def _reporting(options: Options, command: str, out: str | None) -> Iterator[Repo
         fail(str(error), EXIT_FAILURE)
     wrong = [row for row in report.rows if row.get("wrong_bytes")]
     for row in wrong:
-        click.echo(f"kvpoolctl: {row['trace']}: {row['wrong_bytes']} wrong bytes, in chunks:", err=True)
-        for key in row["wrong_keys"]:
+        what = row.get("trace") or f"ssd {row['part']}"
+        click.echo(f"kvpoolctl: {what}: {row['wrong_bytes']} wrong bytes, in chunks:", err=True)
+        for key in row.get("wrong_keys", ()):
             click.echo(f"  {key}", err=True)
     if wrong:
         fail("wrong bytes came back: this daemon must not be used", EXIT_FAILURE)
@@ -272,6 +312,13 @@ def _measure_kinds(report: Report, options: Options, kinds: Sequence[str], *, is
         for name in kinds:
             run, title = KINDS[name]
             report.measure(name, title, lambda advance, run=run: run(daemon, is_quick, advance))  # type: ignore[misc]
+
+
+def _measure_ssd(report: Report, *, is_quick: bool) -> None:
+    if has_disk(None):
+        bench_ssd(None, parse_total(None, is_quick=is_quick), is_quick, report.measure)
+    else:
+        report.note("ssd is left out: the user's folders are in memory; name a disk by bench ssd --path FOLDER")
 
 
 def _measure_replay(report: Report, traces: Sequence[Trace], asked: ReplayOptions) -> None:

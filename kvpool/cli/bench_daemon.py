@@ -25,6 +25,9 @@ START_TIMEOUT_S = 30.0
 SETTLE_TIMEOUT_S_PER_GIB = 15.0
 READY_POLL_S = 0.001
 SETTLE_POLL_S = 0.05
+OPEN_TIMEOUT_S = 60.0
+# Each look costs the daemon a handshake while it opens its tier.
+OPEN_POLL_S = 0.01
 MEMORY_SHARE_MAX = 0.85
 
 
@@ -52,10 +55,20 @@ class MeasuredDaemon:
         with self._connect() as connection:
             return {name: value for section in connection.stats().values() for name, value in section.items()}
 
-    def forget(self, model: str) -> None:
+    def info(self) -> dict[str, Any]:
+        """What the daemon is and uses."""
+        with self._connect() as connection:
+            return connection.info()
+
+    def forget(self, model: str, tier: str = "") -> None:
         """Drop what a benchmark stored under its model, so that a shared daemon gives the memory to others."""
         with self._connect() as connection:
-            connection.flush(model, None)
+            connection.flush(model, None, tier)
+
+    def write_down(self, timeout_s: float) -> dict[str, Any]:
+        """Write what DRAM alone has to the SSD tier, and make it certain there."""
+        with self._connect() as connection:
+            return connection.write_down(timeout_s)
 
     def _connect(self) -> BlockingConnection:
         return BlockingConnection.admin(self.socket, REQUEST_TIMEOUT_S)
@@ -116,6 +129,15 @@ def wait_until_settled(socket: str, process: "subprocess.Popen[bytes]", capacity
                 raise KVPoolError(f"the daemon at {socket} did not settle within {timeout_s:.0f} s")
             time.sleep(SETTLE_POLL_S)
     return info
+
+
+def wait_until_open(daemon: MeasuredDaemon) -> None:
+    """Until the SSD tier serves. Raises KVPoolError when it cannot."""
+    deadline = Deadline(OPEN_TIMEOUT_S)
+    while (state := daemon.stats()["ssd.state"]) != "ok":
+        if state != "starting" or deadline.has_passed():
+            raise KVPoolError(f"the ssd tier is {state}: {daemon.info()['ssd_reason']}")
+        time.sleep(OPEN_POLL_S)
 
 
 def memory_available_bytes() -> int:

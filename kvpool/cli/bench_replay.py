@@ -3,7 +3,8 @@
 A plan is made first: how many requests, what an infinite cache would hit of them, how many bytes they are. Then client
 processes share the requests in the trace's order, at the chunk size asked, as fast as they can: the trace's arrival times
 are not kept. A daemon of its own gets a capacity in bytes or as a share of the trace's unique bytes; keys are salted for
-each run, so that a shared daemon has nothing of an earlier one.
+each run, so that a shared daemon has nothing of an earlier one. Where an SSD tier is asked for, its capacity is a
+multiple of DRAM's, and hits are told apart by the tier that had them when they were leased.
 
 Main thread of a command only.
 """
@@ -16,11 +17,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+import kvpool_native
 from kvpool.cli.bench_clients import Clients
-from kvpool.cli.bench_daemon import MeasuredDaemon, found_daemon, own_daemon
+from kvpool.cli.bench_daemon import MeasuredDaemon, found_daemon, own_daemon, wait_until_open
+from kvpool.cli.bench_disk import disk_folder
 from kvpool.cli.bench_replay_client import MODEL, ReplaySettings, Served, replay_layout
 from kvpool.cli.bench_replay_tally import Tally
 from kvpool.cli.traces import Trace, TraceError, find_traces
+from kvpool.config import SSD_CAPACITY_MIN
 from kvpool.errors import InvalidArgument
 from kvpool.units import parse_size
 
@@ -39,7 +43,10 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What was asked. `capacity` is a size, or a share of the unique bytes such as `10%`; `salt` empty: a new one."""
+    """What was asked. `capacity` is a size, or a share of the unique bytes such as `10%`; `salt` empty: a new one.
+
+    `ssd_ratio`: capacity of an SSD tier for each byte of DRAM's, 0 none; `path`: the folder of its disk, None the user's own.
+    """
 
     clients: int
     chunk_bytes: int
@@ -47,6 +54,8 @@ class ReplayOptions:
     requests: int | None
     salt: str
     socket: str | None
+    ssd_ratio: float = 0.0
+    path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +133,10 @@ def bench_replay(trace: Trace, options: ReplayOptions, advance: Advance) -> Row:
         if not daemon.is_own and not options.salt:
             daemon.forget(MODEL)
     changed = {name: after[name] - before[name] for name in ("evicted_chunks", "checksum_failures")}
+    written_bytes = after.get("ssd.written_bytes", 0) - before.get("ssd.written_bytes", 0)
+    tiers = tally.by_tier(
+        chunk_tokens=trace.block_tokens, input_tokens=plan.input_tokens, ssd_written_bytes=written_bytes
+    )
     copy_cpu_s = sum(each.copy_cpu_seconds for each in used)
     copied_bytes = (tally.loaded_chunks + tally.stored_chunks) * options.chunk_bytes
     cpu = {
@@ -135,10 +148,12 @@ def bench_replay(trace: Trace, options: ReplayOptions, advance: Advance) -> Row:
     }
     return {
         **_asked(trace, options, plan, daemon),
+        "ssd_capacity_bytes": after.get("ssd.capacity_bytes", 0),
         "seconds": round(seconds, 2),
         "requests_per_s": round(plan.requests / seconds, 1),
         "hit_rate": round(tally.loaded_chunks * trace.block_tokens / plan.input_tokens, 4),
         "ideal_hit_rate": round(plan.ideal_tokens / plan.input_tokens, 4),
+        **tiers,
         **tally.counts(),
         **changed,
         **tally.speeds(),
@@ -166,5 +181,15 @@ def _daemon(options: ReplayOptions, plan: ReplayPlan) -> Iterator[MeasuredDaemon
     capacity = max(wanted, options.chunk_bytes, CAPACITY_BYTES_MIN)
     # The index is sized for chunks of 32 KiB by default; smaller ones need more entries than that.
     entries = [f"dram.max_chunks={capacity // options.chunk_bytes}"] if options.chunk_bytes < INDEXED_BYTES_MIN else []
-    with own_daemon(capacity, *entries) as daemon:
-        yield daemon
+    if not options.ssd_ratio:
+        with own_daemon(capacity, *entries) as daemon:
+            yield daemon
+        return
+    ssd_capacity = max(int(options.ssd_ratio * capacity), SSD_CAPACITY_MIN)
+    with disk_folder(options.path, ssd_capacity) as folder:
+        # As many entries as slots: by default there is one for each 256 KiB, which is more than a chunk here.
+        slots = ssd_capacity // (options.chunk_bytes + kvpool_native.SSD_HEADER_BYTES)
+        tier = (f"ssd.path={folder / 'tier'}", f"ssd.capacity={ssd_capacity}B", f"ssd.max_chunks={slots}")
+        with own_daemon(capacity, *entries, *tier) as daemon:
+            wait_until_open(daemon)
+            yield daemon

@@ -25,6 +25,7 @@ from kvpool.cli.bench_measure import timed_s
 from kvpool.cli.bench_payload import Payload
 from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument
+from kvpool.types import Level
 
 MODEL = "bench-replay"
 LAYERS = 4
@@ -52,12 +53,16 @@ class ReplaySettings:
 
 @dataclass(slots=True)
 class Served:
-    """What became of one request. Times in seconds; 0 where a part was not needed."""
+    """What became of one request. Times in seconds; 0 where a part was not needed.
+
+    `loaded_ssd_chunks` of the loaded ones were not in DRAM when they were leased.
+    """
 
     chunks: int = 0
     hit_chunks: int = 0
     leased_chunks: int = 0
     loaded_chunks: int = 0
+    loaded_ssd_chunks: int = 0
     load_reason: str = ""
     stored_chunks: int = 0
     present_chunks: int = 0
@@ -121,6 +126,7 @@ class Replayer:
         lease = self._pool.acquire(hit)
         served.acquire_s = time.perf_counter() - start
         served.hit_chunks, served.leased_chunks = hit.chunks, lease.chunks
+        tiers = lease.tiers
         with lease:
             if not lease.chunks:
                 return
@@ -130,6 +136,7 @@ class Replayer:
             result = self._pool.load(lease, into=rows).wait()
             served.load_s = time.perf_counter() - start
         served.loaded_chunks, served.load_reason = result.chunks, result.reason
+        served.loaded_ssd_chunks = int(np.count_nonzero(tiers[: result.chunks] == Level.SSD))
         for wrong in self._payload.check(rows[: result.chunks], keys, 0):
             served.wrong_bytes += wrong.wrong_bytes
             if len(served.wrong_keys) < WRONG_NAMED_MAX:

@@ -42,6 +42,7 @@ class Tally:
         self._chunk_bytes = chunk_bytes
         self.requests = 0
         self.loaded_chunks = 0
+        self.loaded_ssd_chunks = 0
         self.stored_chunks = 0
         self.present_chunks = 0
         self.leases_short = 0
@@ -59,6 +60,7 @@ class Tally:
         """Count one request."""
         self.requests += 1
         self.loaded_chunks += served.loaded_chunks
+        self.loaded_ssd_chunks += served.loaded_ssd_chunks
         self.stored_chunks += served.stored_chunks
         self.present_chunks += served.present_chunks
         self.declined.update(served.declined)
@@ -87,6 +89,21 @@ class Tally:
             "saved_chunks": self.stored_chunks,
             "present_chunks": self.present_chunks,
             "saves_declined": dict(self.declined),
+        }
+
+    def by_tier(self, *, chunk_tokens: int, input_tokens: int, ssd_written_bytes: int) -> dict[str, object]:
+        """Columns: which tier the hits came from, and what the disk was written for them (None: nothing came from it)."""
+        tokens = {
+            "dram": (self.loaded_chunks - self.loaded_ssd_chunks) * chunk_tokens,
+            "ssd": self.loaded_ssd_chunks * chunk_tokens,
+        }
+        hit_bytes = self.loaded_ssd_chunks * self._chunk_bytes
+        return {
+            **{f"hit_tokens_{tier}": count for tier, count in tokens.items()},
+            **{f"hit_rate_{tier}": round(count / input_tokens, 4) for tier, count in tokens.items()},
+            "ssd_hit_bytes": hit_bytes,
+            "ssd_written_bytes": ssd_written_bytes,
+            "ssd_written_per_hit_byte": round(ssd_written_bytes / hit_bytes, 3) if hit_bytes else None,
         }
 
     def speeds(self) -> dict[str, object]:

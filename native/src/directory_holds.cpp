@@ -78,7 +78,8 @@ void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns)
     ChunkRecord& record = records_[*id];
     KVPOOL_CHECK(record.holds > 0);
     if (--record.holds > 0) {
-      record.last_access_ns = latest_ns_;
+      // Its last holder may end without a use; this one's counts then, as it does for what follows the chunk.
+      record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});
       continue;
     }
     --stats_.held;

@@ -193,6 +193,8 @@ bool Directory::release_untouched(HoldId hold) {
   for (auto id = records.rbegin(); id != records.rend(); ++id) {
     ChunkRecord& record = records_[*id];
     KVPOOL_CHECK(record.holds > 0);
+    record.last_access_ns = std::max(record.last_access_ns, child_access_ns);
+    child_access_ns = record.last_access_ns;
     if (--record.holds > 0) {
       record.last_access_ns = child_access_ns = std::max(record.last_access_ns, child_access_ns);
       continue;
@@ -205,7 +207,6 @@ bool Directory::release_untouched(HoldId hold) {
     }
     KVPOOL_CHECK(record.state == ChunkState::READY);
     --namespaces_[record.owner.value()].held;
-    record.last_access_ns = std::max(record.last_access_ns, child_access_ns);
     records_.insert_by_access(*id, INSERT_STEPS);
     child_access_ns = record.last_access_ns;
     arena_.set_idle(record.page, record.last_access_ns);

@@ -346,3 +346,37 @@ TEST(random_operations_keep_both_tiers_sound) {
     }
   }
 }
+
+TEST(a_parent_that_was_demoted_meanwhile_stays_before_a_child_that_was_used) {
+  Tiers tiers(8, 16);
+  EXPECT(tiers.memory.store({1, 2}) == 2);
+  EXPECT(tiers.memory.store({1, 3}) == 2);
+  EXPECT(tiers.memory.store({4}) == 1);
+  size_t saved = 0;
+  const Hold demoted = tiers.memory.directory.hold_unsaved(64, false, saved);  // 1 and 2
+  EXPECT(demoted.chunks == 2);
+  const Hold used = tiers.memory.acquire({1, 3});
+  EXPECT(tiers.memory.directory.release(used.id, ++tiers.memory.now));
+  EXPECT(tiers.memory.directory.release_untouched(demoted.id));
+  EXPECT(tiers.is_sound());
+  EXPECT(tiers.memory.store(range(10, 8)) == 8);  // evicts all of them, leaves first
+  EXPECT(tiers.is_sound());
+}
+
+// Where a chunk has too many others on both sides it counts as used, and its parent with it, held or not.
+TEST(a_parent_that_is_held_hears_that_its_child_counts_as_used) {
+  Tiers tiers(702, 16);
+  for (uint64_t id = 1000; id < 1350; ++id) {
+    EXPECT(tiers.memory.store({id}) == 1);
+  }
+  EXPECT(tiers.memory.store({1, 2}) == 2);
+  for (uint64_t id = 2000; id < 2350; ++id) {
+    EXPECT(tiers.memory.store({id}) == 1);
+  }
+  const Hold whole = tiers.memory.acquire({1, 2});
+  const Hold parent = tiers.memory.acquire({1});
+  EXPECT(tiers.memory.directory.release_untouched(whole.id));
+  EXPECT(tiers.memory.store(range(3000, 200)) == 200);  // evicts the oldest: the parent's place is near the end now
+  EXPECT(tiers.memory.directory.release_untouched(parent.id));
+  EXPECT(tiers.is_sound());
+}

@@ -17,10 +17,12 @@ import kvpool_client as kv
 import kvpool_native
 from kvpool.cli import bench_clients
 from kvpool.cli.bench_clients import Clients
+from kvpool.cli.bench_disk import has_disk
 from kvpool.cli.bench_payload import Payload
 from kvpool.cli.bench_replay import parse_capacity, plan_replay
 from kvpool.cli.bench_replay_client import MODEL, ReplaySettings, Served, replay_layout
 from kvpool.cli.traces import BLOCK_TOKENS, SUFFIXES, Trace
+from kvpool.config import SSD_CAPACITY_MIN
 from kvpool.errors import InvalidArgument, KVPoolError
 from tests.daemon import Daemon, wait_until
 
@@ -92,6 +94,7 @@ def test_one_client_with_room_for_all_hits_what_an_infinite_cache_would(tmp_path
     assert row["hit_rate"] == pytest.approx((asked - unique) * BLOCK_TOKENS / tokens, abs=1e-4)
     assert row["wrong_bytes"] == 0
     assert (row["loads_short"], row["saves_declined"], row["evicted_chunks"]) == ({}, {}, 0)
+    assert (row["ssd_capacity_bytes"], row["hit_tokens_ssd"], row["ssd_written_per_hit_byte"]) == (0, 0, None)
     for name in ("load_gb_per_s", "save_gb_per_s", "memcpy_gb_per_s", "load_p50_us", "save_p99_us", "acquire_p50_us"):
         assert row[name] > 0, name
     assert row["cpu_seconds"] == pytest.approx(row["daemon_cpu_seconds"] + row["client_cpu_seconds"], abs=0.011)
@@ -106,6 +109,27 @@ def test_several_clients_in_a_tight_arena_lose_chunks_and_no_bytes(tmp_path: Pat
     assert row["capacity_bytes"] == parse_capacity("20%", row["unique_bytes"])
     assert row["evicted_chunks"] > 0
     assert 0 < row["hit_rate"] < row["ideal_hit_rate"]
+
+
+def test_an_ssd_tier_gives_back_what_dram_has_no_room_for(tmp_path: Path) -> None:
+    if not has_disk(str(tmp_path)):
+        pytest.skip("the folder for temporary files is on no disk")
+    trace = _conversations(tmp_path / "chat.jsonl", 12, 8)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run = _run(trace, "--json", "--clients", 2, "--capacity", "20%", "--ssd-ratio", 8, "--path", disk, *SMALL)
+    assert run.returncode == 0, run.stderr
+    (row,) = _rows(run)
+    assert (row["wrong_bytes"], row["checksum_failures"]) == (0, 0)
+    assert row["hit_tokens_ssd"] > 0
+    assert row["hit_tokens_dram"] > 0
+    assert row["hit_rate"] == pytest.approx(row["hit_rate_dram"] + row["hit_rate_ssd"], abs=2e-4)
+    assert row["hit_rate"] <= row["ideal_hit_rate"]
+    assert row["hit_tokens_dram"] + row["hit_tokens_ssd"] == row["verified_chunks"] * BLOCK_TOKENS
+    assert row["ssd_hit_bytes"] == row["hit_tokens_ssd"] // BLOCK_TOKENS * CHUNK_BYTES
+    assert row["ssd_written_per_hit_byte"] == pytest.approx(row["ssd_written_bytes"] / row["ssd_hit_bytes"], abs=1e-3)
+    assert 0 < row["ssd_capacity_bytes"] <= SSD_CAPACITY_MIN
+    assert list(disk.iterdir()) == []
 
 
 def test_the_table_says_what_was_measured(tmp_path: Path) -> None:
@@ -195,6 +219,11 @@ def test_wrong_usage_is_refused_with_what_to_do(tmp_path: Path) -> None:
         ((trace, "--capacity", "-3%"), "'-3%' is no share"),
         ((trace, "--chunk-bytes", "5000"), "expected a multiple of 4096"),
         ((trace, "--socket", "/nowhere/kvpool.sock", "--capacity", "1GiB"), "leave it or --socket out"),
+        (
+            (trace, "--socket", "/nowhere/kvpool.sock", "--ssd-ratio", 8),
+            "--ssd-ratio is for a daemon of the benchmark's own",
+        ),
+        ((trace, "--ssd-ratio", 8, "--path", "/nowhere"), "/nowhere is no folder that can be written"),
         ((trace, "--out", "/nowhere/bench.json"), "expected a file that can be written"),
     ):
         refused = _run(*arguments)

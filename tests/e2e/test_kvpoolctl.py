@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvpool.cli.bench_disk import has_disk
 from tests.daemon import SMALL, Daemon
 from tests.payload import store, tokens_of
 
@@ -121,6 +122,7 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
         *[RATE | {"ratio", "load_ratio_spread", "daemon_cpu_seconds"}] * 3,
         *[LATENCY] * 9,
         {"ready_s", "ready_spread_s", "rss_mib", "idle_cpu_seconds", "arena_mib"},
+        *([{"part", "wrong_bytes"}] * 9 if has_disk(None) else []),
         RATE | {"hit_rate", "ideal_hit_rate", "wrong_bytes", "load_spread_gb_per_s", "acquire_p99_us"},
     ]
     assert [sorted(keys - set(row)) for row, keys in zip(rows, expected, strict=True)] == [[]] * len(rows)
@@ -134,7 +136,7 @@ def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
     for _ in range(2):
         run = _run("bench", "all", "--quick", "--socket", daemon.socket)
         assert run.returncode == 0, run.stderr
-        assert "footprint is left out: it starts daemons of its own" in run.stdout
+        assert "footprint and ssd are left out: they start daemons of their own" in run.stdout
         assert "replay is left out: name traces" in run.stdout
     assert daemon.stats()["dram.chunks"] == 0
 
