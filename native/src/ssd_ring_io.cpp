@@ -20,6 +20,9 @@ constexpr unsigned ENTRIES = 8;
 // Small slices, so that an urgent read that comes while one is being pinned waits 2 ms at most (measured with base pages).
 // The kernel keeps 16 bytes for each page and rounds a slice's up to a power of two: just below 64 MiB wastes the least.
 constexpr uint64_t SLICE_BYTES_MIN = 62ULL << 20;
+// Less goes by plain calls: there header and payload are one transfer, and a write does not end on one of the kernel's
+// threads. Measured: at 64 KiB rings write a quarter slower and save nothing, from 256 KiB on they save a third of the CPU.
+constexpr uint64_t TRANSFER_BYTES_MIN = 256 << 10;
 // The kernel's limits: bytes of a slice, and slices of a ring.
 constexpr uint64_t SLICE_BYTES_MAX = 1ULL << 30;
 constexpr uint64_t SLICES_MAX = 1 << 14;
@@ -101,11 +104,11 @@ class RingIo final : public SsdIo {
   }
 
   int read(uint64_t offset, iovec* parts, int count) noexcept override {
-    return is_broken_ ? calls_->read(offset, parts, count) : transfer(false, offset, parts, count);
+    return by_calls(parts, count) ? calls_->read(offset, parts, count) : transfer(false, offset, parts, count);
   }
 
   int write(uint64_t offset, iovec* parts, int count) noexcept override {
-    if (is_broken_) {
+    if (by_calls(parts, count)) {
       return calls_->write(offset, parts, count);
     }
     const int error = transfer(true, offset, parts, count);
@@ -119,6 +122,7 @@ class RingIo final : public SsdIo {
   int register_error() const noexcept override { return register_error_; }
 
  private:
+  [[nodiscard]] bool by_calls(const iovec* parts, int count) const noexcept;
   int transfer(bool is_write, uint64_t offset, iovec* parts, int count) noexcept;
   bool cut(iovec*& parts, int& count, uint64_t& at, Run& run) const noexcept;
   [[nodiscard]] std::optional<uint64_t> place_in_arena(const uint8_t* address) const noexcept;
@@ -140,6 +144,14 @@ class RingIo final : public SsdIo {
   std::array<Run, ENTRIES> runs_{};
   std::array<int, ENTRIES> results_{};
 };
+
+bool RingIo::by_calls(const iovec* parts, int count) const noexcept {
+  uint64_t bytes = 0;
+  for (int number = 0; number < count; ++number) {
+    bytes += parts[number].iov_len;
+  }
+  return is_broken_ || bytes < TRANSFER_BYTES_MIN;
+}
 
 // In rounds, each submitted and waited for together. Nothing is under way between two rounds.
 int RingIo::transfer(bool is_write, uint64_t offset, iovec* parts, int count) noexcept {

@@ -177,18 +177,19 @@ TEST(more_parts_than_fit_at_once_go_in_rounds) {
     const IoSetting setting(true);
     const auto io = make_io(setting, kind);
     constexpr int COUNT = 30;
+    constexpr uint64_t SIZE = 4 * PAGE_BYTES;
     std::vector<iovec> parts(COUNT);
     for (int number = 0; number < COUNT; ++number) {
-      uint8_t* const page = setting.arena->data() + static_cast<uint64_t>(number) * 2 * PAGE_BYTES;
-      std::memset(page, number + 1, PAGE_BYTES);
-      parts[static_cast<size_t>(number)] = {page, PAGE_BYTES};
+      uint8_t* const page = setting.arena->data() + static_cast<uint64_t>(number) * 2 * SIZE;
+      std::memset(page, number + 1, SIZE);
+      parts[static_cast<size_t>(number)] = {page, SIZE};
     }
     EXPECT(io->write(0, parts.data(), COUNT) == 0);
-    iovec all{setting.arena->data() + 2 * MIB, COUNT * PAGE_BYTES};
+    iovec all{setting.arena->data() + 2 * MIB, COUNT * SIZE};
     EXPECT(io->read(0, &all, 1) == 0);
     for (uint64_t number = 0; number < COUNT; ++number) {
-      const uint8_t* const page = setting.arena->data() + 2 * MIB + number * PAGE_BYTES;
-      EXPECT(page[0] == number + 1 && page[PAGE_BYTES - 1] == number + 1);
+      const uint8_t* const page = setting.arena->data() + 2 * MIB + number * SIZE;
+      EXPECT(page[0] == number + 1 && page[SIZE - 1] == number + 1);
     }
   });
 }

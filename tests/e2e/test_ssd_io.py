@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+import kvpool_client as kv
 from kvpool.types import Level
-from tests.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.daemon import Daemon, wait_connected, wait_until
 from tests.payload import assert_right_bytes, load_all, store, tokens_of
 
-CHUNKS = 64
+CHUNKS = 6
+# Chunks of 2 MiB: what is much smaller goes by plain calls anyway.
+LARGE = kv.Layout(layers=4, kv_heads=8, head_dim=64, dtype="float16", chunk_tokens=256)
 
 # The kernel answers EPERM to io_uring_setup from now on, as a container's filter does; then the daemon's own command line.
 REFUSED = """
@@ -38,7 +41,7 @@ class RefusedDaemon(Daemon):
 
 
 def options(directory: Path, io: str) -> dict[str, str]:
-    return {"ssd.path": str(directory / "ssd"), "ssd.capacity": "64MiB", "ssd.io": io}
+    return {"ssd.path": str(directory / "ssd"), "ssd.capacity": "128MiB", "ssd.io": io, "dram.capacity": "64MiB"}
 
 
 def ctl(daemon: Daemon, *arguments: str) -> dict[str, Any]:
@@ -58,8 +61,8 @@ def wait_open(daemon: Daemon) -> None:
 
 def save_restart_load(daemon: Daemon) -> None:
     """Bytes go down and come back in the daemon's next life."""
-    with daemon.connect() as pool:
-        keys = pool.keys(tokens_of(7, CHUNKS * SMALL.chunk_tokens))
+    with daemon.connect(LARGE) as pool:
+        keys = pool.keys(tokens_of(7, CHUNKS * LARGE.chunk_tokens))
         assert store(pool, keys).stored == CHUNKS
         assert ctl(daemon, "flush", "--all", "--demote", "--yes")["chunks"] == CHUNKS
         daemon.kill()
@@ -69,7 +72,7 @@ def save_restart_load(daemon: Daemon) -> None:
         assert pool.lookup(keys).tiers.tolist() == [Level.SSD] * CHUNKS
         result, into = load_all(pool, keys)
         assert (result.chunks, result.reason) == (CHUNKS, "complete")
-        assert_right_bytes(keys, SMALL, result, into)
+        assert_right_bytes(keys, LARGE, result, into)
     stats = daemon.stats()
     assert stats["ssd.read_bytes"] > 0
     assert (stats["ssd.io_errors"], stats["ssd.corrupt_chunks"]) == (0, 0)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import kvpool_native
 from tests.daemon import wait_until
@@ -15,7 +14,7 @@ GENERATION = 0x1122334455667788
 SLOT_PAGES = 1 + -(-LAYERS * LAYER_BYTES // PAGE)
 
 
-def _written_slot(directory: Path, *, wants_rings: bool) -> bytes:
+def _written_slot(directory: Path) -> bytes:
     """The slot that the native module writes for the chunk."""
     geometry = kvpool_native.DirectoryGeometry.plan(1 << 20, 1 << 17, 64)
     arena = kvpool_native.Mapping.create("golden-arena", geometry.arena_bytes)
@@ -29,7 +28,7 @@ def _written_slot(directory: Path, *, wants_rings: bool) -> bytes:
     arena.view()[place : place + LAYERS * LAYER_BYTES] = np.arange(LAYERS * LAYER_BYTES, dtype=np.uint32) % 251
     memory.commit(reservation, 0, kvpool_native.extent_checksums(arena, place, LAYER_BYTES, LAYERS))
     files = kvpool_native.SsdFiles.open(str(directory / "tier"), 16 * PAGE, 1, True)
-    queue = kvpool_native.SsdQueue(files, arena, index, 1, 4, wants_rings)
+    queue = kvpool_native.SsdQueue(files, arena, index, 1, 4, wants_rings=False)
     words = b"".join(number.to_bytes(8, "little") for number in (2 * PAGE, place, GENERATION))
     row = KEY + PARENT + words
     assert queue.write(row, EPOCH, NAMESPACE, LAYERS, LAYER_BYTES, kvpool_native.IndexView(index))
@@ -41,9 +40,8 @@ def _written_slot(directory: Path, *, wants_rings: bool) -> bytes:
     return segment_file[2 * PAGE : (2 + SLOT_PAGES) * PAGE]
 
 
-@pytest.mark.parametrize("wants_rings", [False, True])
-def test_a_slot_has_the_bytes_of_its_format(tmp_path: Path, wants_rings: bool) -> None:
-    slot = _written_slot(tmp_path, wants_rings=wants_rings)
+def test_a_slot_has_the_bytes_of_its_format(tmp_path: Path) -> None:
+    slot = _written_slot(tmp_path)
     assert slot[:PAGE] == GOLDEN.read_bytes()
     payload = np.frombuffer(slot[PAGE : PAGE + LAYERS * LAYER_BYTES], np.uint8)
     assert np.array_equal(payload, (np.arange(LAYERS * LAYER_BYTES) % 251).astype(np.uint8))

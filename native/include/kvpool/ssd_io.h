@@ -3,7 +3,8 @@
 // What it is: one transfer at a time, whole or not at all, waited for. What it is not: a queue, or a judge of the bytes.
 //
 // 1. When `read` or `write` returns nothing of it is under way: the memory may go.
-// 2. A ring that cannot be had, or fails later, is replaced by plain calls; what is said is then said by those.
+// 2. A ring that cannot be had, or fails later, is replaced by plain calls; what is said is then said by those. What is too
+//    short to gain by a ring goes by plain calls too.
 // 3. Memory is pinned (registered) only when `register_next` is called, a slice of the arena at a time. A transfer that
 //    lies in a pinned slice spares the kernel looking its pages up; everything else goes without, with the same result.
 //
