@@ -196,7 +196,6 @@ bool Directory::release_untouched(HoldId hold) {
     record.last_access_ns = std::max(record.last_access_ns, child_access_ns);
     child_access_ns = record.last_access_ns;
     if (--record.holds > 0) {
-      record.last_access_ns = child_access_ns = std::max(record.last_access_ns, child_access_ns);
       continue;
     }
     --stats_.held;
