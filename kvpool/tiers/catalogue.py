@@ -41,6 +41,8 @@ CHECK_TIMEOUT_S = 60.0
 ASIDE_MAX = 2
 _META = b"catalogue"
 _NUMBER_BYTES = 4
+# What LMDB says of a file whose bytes are not what it wrote.
+DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PageFullError, lmdb.CursorFullError, lmdb.InvalidError)
 
 # A namespace as the catalogue keeps it: model and layout in wire form.
 NamespaceRecord = tuple[str, list[int | str]]
@@ -53,16 +55,10 @@ class Catalogue:
         """Opens, or makes, the catalogue at `path` for segment files of this `epoch`. Raises lmdb.Error or OSError."""
         self._path = path
         self._sync_data = sync_data
-        path.mkdir(mode=0o700, exist_ok=True)
-        self._environment = lmdb.open(
-            str(path), map_size=map_bytes, max_dbs=TABLES_MAX, mode=0o600, sync=False, metasync=False, writemap=False
-        )
-        self._chunks = self._environment.open_db(b"chunks")
-        self._namespaces = self._environment.open_db(b"namespaces")
-        self._meta = self._environment.open_db(b"meta")
-        with self._environment.begin(write=True) as transaction:
-            if transaction.get(_META, db=self._meta) is None:
-                transaction.put(_META, _meta_record(epoch), db=self._meta)
+        self._map_bytes = map_bytes
+        self._epoch = epoch
+        self._known_namespaces: dict[bytes, bytes] = {}  # written again wherever they may have been lost
+        self._open()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._pending: list[tuple[bytes, bytes | None]] = []  # guarded by _lock
@@ -72,6 +68,26 @@ class Catalogue:
         self.failure: BaseException | None = None
         self.dropped_rows = 0
         self._thread: threading.Thread | None = None
+
+    def _open(self) -> None:
+        self._path.mkdir(mode=0o700, exist_ok=True)
+        self._environment = lmdb.open(
+            str(self._path),
+            map_size=self._map_bytes,
+            max_dbs=TABLES_MAX,
+            mode=0o600,
+            sync=False,
+            metasync=False,
+            writemap=False,
+        )
+        self._chunks = self._environment.open_db(b"chunks")
+        self._namespaces = self._environment.open_db(b"namespaces")
+        self._meta = self._environment.open_db(b"meta")
+        with self._environment.begin(write=True) as transaction:
+            if transaction.get(_META, db=self._meta) is None:
+                transaction.put(_META, _meta_record(self._epoch), db=self._meta)
+            for key, value in self._known_namespaces.items():
+                transaction.put(key, value, db=self._namespaces)
 
     @property
     def waiting(self) -> int:
@@ -92,8 +108,7 @@ class Catalogue:
     def start(self, *, checkpoint_s: float) -> None:
         """Begin to write behind, with a checkpoint at least this often while there are changes."""
         assert self._thread is None
-        self._thread = threading.Thread(target=self._run, args=(checkpoint_s,), name="kvpool-catalogue", daemon=True)
-        self._thread.start()
+        self._start(checkpoint_s, must_reopen=False)
 
     def resume(self, *, checkpoint_s: float) -> None:
         """Write again after a failure. What was queued or written since the last checkpoint may be lost."""
@@ -103,14 +118,15 @@ class Catalogue:
         with self._lock:
             self.dropped_rows += len(self._pending)
             self._pending = []
-            self.failure, self._thread = None, None
-        self.start(checkpoint_s=checkpoint_s)
+            self.failure = None
+        self._start(checkpoint_s, must_reopen=True)
 
     def put_namespace(self, number: int, record: NamespaceRecord) -> bool:
         """Queue a namespace, before its first row."""
         packed = msgpack.packb(record)
-        value = kvpool_native.crc32c(packed).to_bytes(4, "little") + packed
-        return self._queue(number.to_bytes(_NUMBER_BYTES, "big"), value)
+        key, value = number.to_bytes(_NUMBER_BYTES, "big"), kvpool_native.crc32c(packed).to_bytes(4, "little") + packed
+        self._known_namespaces = {**self._known_namespaces, key: value}
+        return self._queue(key, value)
 
     def put(self, row: Row) -> bool:
         """Queue a row. False when the queue is full: the chunk will not be found after a restart."""
@@ -141,6 +157,12 @@ class Catalogue:
             self._thread.join()
         self._environment.close()
 
+    def _start(self, checkpoint_s: float, *, must_reopen: bool) -> None:
+        self._thread = threading.Thread(
+            target=self._run, args=(checkpoint_s, must_reopen), name="kvpool-catalogue", daemon=True
+        )
+        self._thread.start()
+
     def _queue(self, key: bytes, value: bytes | None) -> bool:
         with self._lock:
             if len(self._pending) >= QUEUE_ROWS_MAX or self.failure is not None:
@@ -151,9 +173,11 @@ class Catalogue:
                 self._changed.notify_all()
         return True
 
-    def _run(self, checkpoint_s: float) -> None:
+    def _run(self, checkpoint_s: float, must_reopen: bool) -> None:
         due = Deadline(checkpoint_s)
         is_dirty = False
+        if must_reopen:
+            self._reopen(is_damaged=False)
         while self.failure is None:
             batch, asked, is_last = self._next_batch(due if is_dirty else None)
             due = due if is_dirty else Deadline(checkpoint_s)
@@ -166,6 +190,10 @@ class Catalogue:
                     self._environment.sync(True)
                     failpoint.reach("daemon.checkpoint.after")
                     is_dirty = False
+            except DAMAGE as error:
+                log.error("the catalogue is damaged and begins anew: %s", error)
+                self.dropped_rows += len(batch)
+                self._reopen(is_damaged=True)
             except (lmdb.Error, OSError) as error:
                 log.error("the catalogue cannot be written: %s", error)
                 self.failure = error
@@ -174,6 +202,17 @@ class Catalogue:
                 self._changed.notify_all()
             if is_last:
                 return
+
+    def _reopen(self, *, is_damaged: bool) -> None:
+        """A new environment, because one that has failed in certain ways refuses all that follows."""
+        try:
+            self._environment.close()
+            if is_damaged:
+                _move_aside(self._path)
+            self._open()
+        except (lmdb.Error, OSError) as error:
+            log.error("the catalogue cannot be opened again: %s", error)
+            self.failure = error
 
     def _next_batch(self, due: Deadline | None) -> tuple[list[tuple[bytes, bytes | None]], int, bool]:
         """What has been queued, once there is something to do; with nothing to do it sleeps until there is."""
@@ -216,6 +255,7 @@ class Catalogue:
                 packed = bytes(value[4:])
                 if len(key) == _NUMBER_BYTES and kvpool_native.crc32c(packed).to_bytes(4, "little") == value[:4]:
                     model, layout = msgpack.unpackb(packed)
+                    self._known_namespaces[bytes(key)] = bytes(value)
                     found.append((int.from_bytes(key, "big"), (model, layout)))
         return found
 

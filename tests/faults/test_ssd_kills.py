@@ -1,7 +1,6 @@
 """The daemon killed at random moments of its life: what is served afterwards has the right bytes, and no more disk is used."""
 
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
