@@ -13,6 +13,8 @@ Lock order: `_lock` guards the queue and is never held during I/O.
 
 import logging
 import os
+import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -42,7 +44,16 @@ ASIDE_MAX = 2
 _META = b"catalogue"
 _NUMBER_BYTES = 4
 # What LMDB says of a file whose bytes are not what it wrote.
-DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PageFullError, lmdb.CursorFullError, lmdb.InvalidError)
+DAMAGE = (
+    lmdb.BadTxnError,
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
 
 # A namespace as the catalogue keeps it: model and layout in wire form.
 NamespaceRecord = tuple[str, list[int | str]]
@@ -265,9 +276,9 @@ def read_epoch(path: Path) -> bytes | None:
 
     Blocks for as long as it takes to read every record in a child process. What cannot be read is moved aside.
     """
-    if not (path / "data.mdb").exists():
+    if not os.path.lexists(path):
         return None
-    problem = _problem_of(path)
+    problem = _foreign_in(path) or _problem_of(path)
     if problem:
         log.error("catalogue %s is discarded: %s", path, problem)
         _move_aside(path)
@@ -282,6 +293,14 @@ def read_epoch(path: Path) -> bytes | None:
         _move_aside(path)
         return None
     return bytes(record[4:20])
+
+
+def _foreign_in(path: Path) -> str:
+    """What of the catalogue is no file of ours: opening it could block, or change what is somewhere else."""
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        return "it is no directory"
+    odd = sorted(file.name for file in path.iterdir() if not stat.S_ISREG(file.lstat().st_mode))
+    return f"{odd[0]} is no regular file" if odd else ""
 
 
 def _problem_of(path: Path) -> str:
@@ -303,16 +322,16 @@ def _move_aside(path: Path) -> None:
     for number in range(ASIDE_MAX, 0, -1):
         newer = path if number == 1 else path.with_name(f"{path.name}.bad-{number - 1}")
         target = path.with_name(f"{path.name}.bad-{number}")
-        if newer.exists():
+        if os.path.lexists(newer):
             _remove(target)
             newer.rename(target)
 
 
 def _remove(path: Path) -> None:
-    if path.exists():
-        for file in path.iterdir():
-            file.unlink()
-        path.rmdir()
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _meta_record(epoch: bytes) -> bytes:

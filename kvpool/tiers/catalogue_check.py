@@ -3,9 +3,11 @@
     python -m kvpool.tiers.catalogue_check DIRECTORY
 
 Prints one line, `ok ROWS BAD`, and exits 0 when every record could be read. Anything else (another exit code, a signal, no
-line in time) means that the catalogue must not be opened. Reads only.
+line in time) means that the catalogue must not be opened. Reads only, but for a file that ends before its last page: it
+gets the missing ones as zeros, which LMDB takes for damage, where looking behind a file's end would kill the daemon.
 """
 
+import os
 import sys
 
 import lmdb
@@ -18,6 +20,9 @@ TABLES_MAX = 4
 def main(path: str) -> int:
     """Walk every record; the exit code."""
     environment = lmdb.open(path, readonly=True, lock=False, max_dbs=TABLES_MAX, readahead=False)
+    file, size = os.path.join(path, "data.mdb"), (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if os.path.getsize(file) < size <= environment.info()["map_size"]:
+        os.truncate(file, size)
     with environment.begin() as transaction:
         table = environment.open_db(b"chunks", transaction, create=False)
         with transaction.cursor(table) as cursor:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import numpy.typing as npt
 
@@ -199,7 +200,7 @@ class SsdTier:
             self._queue = kvpool_native.SsdQueue(
                 self._files, self._arena, self._index, self.plan.threads, self.plan.queue_jobs
             )
-        except (OSError, RuntimeError, ValueError) as error:
+        except (lmdb.Error, OSError, RuntimeError, ValueError) as error:
             raise SsdUnavailable(f"{self.plan.path}: {error}") from error
         return Recovered(rows, namespaces, bad)
 
