@@ -1,9 +1,11 @@
 """Fixtures of the campaigns: how much to run, and one line at the end about each."""
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.faults import fault_filesystem as faulty
 
 _LINES = pytest.StashKey[list[str]]()
 
@@ -32,6 +34,18 @@ def summary(request: pytest.FixtureRequest, seed: int) -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="session")
-def is_whole() -> bool:
-    """Whether the whole counts run, or a quick share."""
-    return os.environ.get("KVPOOL_CAMPAIGN", "") not in ("", "0")
+def fault_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program of the fault file system, built once."""
+    return faulty.build(tmp_path_factory.mktemp("faultfs"))
+
+
+@pytest.fixture
+def fault_filesystem(fault_program: Path, tmp_path: Path) -> Iterator[faulty.FaultFilesystem]:
+    """A mount that fails when it is told to."""
+    directory = tmp_path / "faulty"
+    directory.mkdir()
+    filesystem = faulty.FaultFilesystem(fault_program, directory)
+    try:
+        yield filesystem
+    finally:
+        filesystem.unmount()

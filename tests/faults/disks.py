@@ -11,7 +11,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,11 @@ COMMAND_TIMEOUT_S = 30.0
 
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=COMMAND_TIMEOUT_S)
+
+
+def is_mounted(path: Path) -> bool:
+    """Whether the kernel's table has a mount there: one without power does not say so itself."""
+    return any(line.split()[1] == str(path) for line in Path("/proc/self/mounts").read_text().splitlines())
 
 
 class Disk:
@@ -60,9 +65,7 @@ class Disk:
         wait_until(lambda: self._is_unmounted(), f"{self.path} is unmounted")
 
     def _is_unmounted(self) -> bool:
-        # A file system without power does not even say what it is: the kernel's table does.
-        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-        return str(self.path) not in mounts or not subprocess.run(["umount", self.path], capture_output=True).returncode
+        return not is_mounted(self.path) or not subprocess.run(["umount", self.path], capture_output=True).returncode
 
 
 def _reason_to_skip(*programs: str) -> str:
@@ -108,6 +111,3 @@ def small_disk(size: int) -> Iterator[Disk]:
         pytest.skip(reason)
     with mounted(source="none", kind="tmpfs", options=f"size={size},mode=0700") as disk:
         yield disk
-
-
-MakeDisk = Callable[[str], Disk]

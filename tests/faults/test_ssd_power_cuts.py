@@ -100,4 +100,3 @@ def test_a_power_cut_costs_misses_and_no_checkpoint(
         f"{cuts} cuts of {kind}, {kept.served} chunks of checkpoints kept, {found.served} others served, "
         f"{found.missed} missed, slowest turn without a disk {1e3 * slowest_s:.0f} ms"
     )
-    assert found.served > 0
