@@ -82,12 +82,14 @@ class Catalogue:
 
     def _open(self) -> None:
         self._path.mkdir(mode=0o700, exist_ok=True)
+        # Each commit syncs its pages before the page that makes them valid is written: a power cut on a disk that writes in another
+        # order could otherwise take the last checkpoint too. That page itself is certain with the next commit or checkpoint.
         self._environment = lmdb.open(
             str(self._path),
             map_size=self._map_bytes,
             max_dbs=TABLES_MAX,
             mode=0o600,
-            sync=False,
+            sync=True,
             metasync=False,
             writemap=False,
         )

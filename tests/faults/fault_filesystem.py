@@ -41,6 +41,7 @@ class FaultFilesystem:
         self._backing = directory / "backing"
         self.path = directory / "mount"
         self._cuts = 0
+        self.lost: dict[str, int] = {}  # what the last power cut has kept, torn and dropped
         for made in (self._backing, self.path):
             made.mkdir()
         self._process = self._mount()
@@ -65,6 +66,7 @@ class FaultFilesystem:
 
     def restore_power(self) -> None:
         """Mount again, with what was kept."""
+        self.lost = self.counts()
         self.unmount()
         self._process = self._mount()
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.daemon import Daemon, wait_connected, wait_until
 from tests.faults.fault_filesystem import FaultFilesystem
-from tests.faults.tiered import StartDaemon, is_dead, let_pass, restart, tier_options, wait_open
+from tests.faults.test_ssd_power_cuts import cut_and_restore
+from tests.faults.tiered import StartDaemon, is_dead, restart, tier_options, wait_open
 from tests.faults.traffic import CHAIN, DramClient, Tally, Traffic, chain_of, load_chains
 from tests.payload import store
 
@@ -19,6 +20,7 @@ TURNS = 20
 TURN_S_MAX = 1.0
 BACK_WITHIN_S = 20.0
 DELAY_US = 20_000
+HANG_US = 3_000_000
 SEGMENTS, CATALOGUE = "segment-", "data.mdb"
 
 # Faults that the tier must notice: name, what is set.
@@ -50,7 +52,7 @@ def _cases(faults: dict[str, dict[str, int | str]]) -> Iterator[object]:
 @pytest.fixture
 def tiered(fault_filesystem: FaultFilesystem, start_daemon: StartDaemon) -> Daemon:
     """A daemon whose tier lies on the mount."""
-    daemon = start_daemon(**tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=32 << 20))
+    daemon = start_daemon(**tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20))
     wait_open(daemon)
     return daemon
 
@@ -142,32 +144,42 @@ def test_a_disk_that_lies_or_dawdles_costs_misses(
     assert client.slowest_s <= TURN_S_MAX
 
 
-@pytest.mark.parametrize("cuts", [pytest.param(2, id="two"), pytest.param(40, id="forty", marks=pytest.mark.campaign)])
-def test_writes_that_a_power_cut_takes_or_tears_cost_misses(
+def test_a_disk_that_hangs_holds_nobody_up_for_long(
+    fault_filesystem: FaultFilesystem, tiered: Daemon, summary: Callable[[str], None]
+) -> None:
+    with DramClient(tiered, first_chain=50_000) as client:
+        fault_filesystem.set(match=SEGMENTS, delay_us=HANG_US)
+        while not tiered.stats()["demotions_under_way"]:
+            client.turn()
+        for _ in range(TURNS):
+            client.turn()
+        fault_filesystem.clear()
+    assert not is_dead(tiered)
+    load_chains(tiered, CHAINS)
+    assert tiered.problems() == []
+    summary(f"{client.turns} turns of an engine, slowest {1e3 * client.slowest_s:.0f} ms")
+    assert client.slowest_s <= TURN_S_MAX
+
+
+@pytest.mark.parametrize("cuts", [pytest.param(3, id="some"), pytest.param(40, id="forty", marks=pytest.mark.campaign)])
+def test_a_power_cut_that_keeps_any_of_what_was_not_synced_costs_no_checkpoint(
     fault_filesystem: FaultFilesystem, tiered: Daemon, seed: int, summary: Callable[[str], None], cuts: int
 ) -> None:
     """Of every write that is not synced all, a part or nothing is kept, in no order: disks are free to do so."""
     dice = random.Random(seed)
-    found, counts, empty = Tally(), {"kept": 0, "torn": 0, "dropped": 0}, 0
-    for _ in range(cuts):
+    kept, found, counts = Tally(), Tally(), {"kept": 0, "torn": 0, "dropped": 0}
+    for number in range(cuts):
+        with tiered.admin() as admin:
+            admin.flush(None, None)
         fault_filesystem.set(record=1)
-        with Traffic(tiered, dice.randrange(1 << 32), chains=CHAINS):
-            let_pass(dice.uniform(0.0, 0.6))
-            fault_filesystem.cut_power()
-            with DramClient(tiered, first_chain=50_000) as client:
-                client.turn()
-        tiered.kill()
-        for name, count in fault_filesystem.counts().items():
-            counts[name] = counts.get(name, 0) + count
-        fault_filesystem.restore_power()
-        restart(tiered)
-        wait_open(tiered)
-        here = load_chains(tiered, CHAINS)
-        empty += here.served == 0
-        found += here
+        of_checkpoint, of_all, _ = cut_and_restore(tiered, fault_filesystem, dice, number)
+        for name in counts:
+            counts[name] += fault_filesystem.lost.get(name, 0)
+        kept += of_checkpoint
+        found += of_all
         assert tiered.problems() == []
     _expect_all_well(tiered)
     summary(
-        f"{cuts} cuts, unsynced writes kept {counts['kept']}, torn {counts['torn']}, dropped {counts['dropped']}; "
-        f"{found.served} chunks served, {found.missed} missed, nothing found {empty} times"
+        f"{cuts} cuts, writes not synced: {counts}; {kept.served} chunks of checkpoints kept, "
+        f"{found.served} others served, {found.missed} missed"
     )
