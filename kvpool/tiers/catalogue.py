@@ -82,7 +82,7 @@ class Catalogue:
 
     def _open(self) -> None:
         self._path.mkdir(mode=0o700, exist_ok=True)
-        # Each commit syncs its pages before the page that makes them valid is written: a power cut on a disk that writes in another
+        # Each commit syncs its pages before it writes the page that makes them valid: a power cut on a disk that writes in any
         # order could otherwise take the last checkpoint too. That page itself is certain with the next commit or checkpoint.
         self._environment = lmdb.open(
             str(self._path),

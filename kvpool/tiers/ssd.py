@@ -190,6 +190,7 @@ class SsdTier:
             self.pool_epoch = found or new_epoch()
             failpoint.reach("daemon.ssd.open_files")
             self._files = self._open_files(catalogue_path)
+            _remove_segments(self.plan.path, first=self.plan.segments)
             failpoint.reach("daemon.ssd.open_catalogue")
             self._catalogue = Catalogue(
                 catalogue_path, self.plan.catalogue_bytes, self.pool_epoch, sync_data=self._files.sync
@@ -318,7 +319,9 @@ class SsdTier:
             self._read_errors = 0
 
 
-def _remove_segments(path: Path) -> None:
-    for file in path.glob("segment-*.kvs*"):
-        if file.is_file() and not file.is_symlink() and file.stat().st_uid == os.geteuid():
+def _remove_segments(path: Path, *, first: int = 0) -> None:
+    """Remove the segment files from number `first` on: those of a larger capacity, or all."""
+    for file in path.glob("segment-[0-9][0-9][0-9][0-9][0-9][0-9].kvs*"):
+        number = int(file.name.removeprefix("segment-").partition(".")[0])
+        if number >= first and file.is_file() and not file.is_symlink() and file.stat().st_uid == os.geteuid():
             file.unlink()
