@@ -39,7 +39,7 @@ def fill(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize(
-    "rounds", [pytest.param(1, id="a-round"), pytest.param(30, id="thirty", marks=pytest.mark.campaign)]
+    "rounds", [pytest.param(1, id="a-round"), pytest.param(40, id="forty", marks=pytest.mark.campaign)]
 )
 def test_flips_in_segment_files_under_a_daemon_are_misses(
     start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
@@ -82,7 +82,7 @@ def _work_until_it_holds(daemon: Daemon) -> int:
 
 
 @pytest.mark.parametrize(
-    "rounds", [pytest.param(3, id="some"), pytest.param(80, id="eighty", marks=pytest.mark.campaign)]
+    "rounds", [pytest.param(2, id="some"), pytest.param(80, id="eighty", marks=pytest.mark.campaign)]
 )
 def test_flips_in_the_catalogue_are_misses_and_end_nobody_for_long(
     start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int

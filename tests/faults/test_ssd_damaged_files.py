@@ -36,10 +36,8 @@ QUICK = {
     "dangling-catalogue/data.mdb",
     "fifo-catalogue/data.mdb",
     "90%-catalogue/data.mdb",
-    "4097-catalogue/data.mdb",
     "0-segment-000003.kvs",
     "text-catalogue",
-    "fifo-segment-000003.kvs",
 }
 
 

@@ -19,9 +19,9 @@ from tests.faults.tiered import (
 )
 from tests.faults.traffic import Tally, Traffic, load_chains
 
-# Three times what the tier has room for, so that it evicts too.
-CHAINS = 480
-WORK_S_MAX = 0.8
+# Twice what the tier has room for, so that it evicts too.
+CHAINS = 300
+WORK_S_MAX = 0.6
 START_S_MAX = 0.7
 DRAIN_S_MAX = 0.1
 
