@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.daemon import SMALL, Daemon, wait_until
 from tests.faults.damage import flip_anywhere, flip_in_slots
 from tests.faults.tiered import (
     CAPACITY,
@@ -19,23 +19,12 @@ from tests.faults.tiered import (
     tier_options,
     wait_open,
 )
-from tests.faults.traffic import CHAIN, Tally, chain_of, load_chains
-from tests.payload import store
+from tests.faults.traffic import CHAIN, Tally, fill, load_chains
 
 CHAINS = 60
 FLIPS_A_ROUND = 40
 SLOT_BYTES = SMALL.chunk_bytes + 4096
 DEATHS_IN_A_ROUND_MAX = 3
-
-
-def fill(daemon: Daemon) -> None:
-    """Have every chain on disk for certain."""
-    with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
-        wait_connected(pool)
-        for number in range(CHAINS):
-            store(pool, chain_of(pool, number))
-        assert admin.write_down(10.0)["left"] == 0
-        admin.flush(None, None, "dram")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +39,7 @@ def test_flips_in_segment_files_under_a_daemon_are_misses(
     segments = sorted((tmp_path / "ssd").glob("segment-*.kvs"))
     flips, found = 0, Tally()
     for number in range(rounds):
-        fill(daemon)
+        fill(daemon, CHAINS)
         if number % 2:
             daemon.kill()
         flips += flip_in_slots(segments, FLIPS_A_ROUND, SLOT_BYTES, dice)
@@ -71,7 +60,7 @@ def _work_until_it_holds(daemon: Daemon) -> int:
     for deaths in range(DEATHS_IN_A_ROUND_MAX + 1):
         try:
             load_chains(daemon, CHAINS)
-            fill(daemon)
+            fill(daemon, CHAINS)
             assert daemon.problems() == []
         except Exception:
             wait_until(lambda: is_dead(daemon), f"a daemon that fails has died: {daemon.log()[-2000:]}", 1.0)
@@ -91,7 +80,7 @@ def test_flips_in_the_catalogue_are_misses_and_end_nobody_for_long(
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
     wait_open(daemon)
-    fill(daemon)
+    fill(daemon, CHAINS)
     flips, deaths, kept, waits, found = 0, 0, 0, [], Tally()
     for _ in range(rounds):
         if dice.random() < 0.5:

@@ -9,7 +9,6 @@ import pytest
 
 from tests.daemon import Daemon, wait_until
 from tests.faults.damage import PAGE_BYTES, replace_with
-from tests.faults.test_ssd_bit_flips import CHAINS, fill
 from tests.faults.tiered import (
     CAPACITY,
     StartDaemon,
@@ -19,8 +18,9 @@ from tests.faults.tiered import (
     tier_options,
     wait_open,
 )
-from tests.faults.traffic import DramClient, load_chains
+from tests.faults.traffic import DramClient, fill, load_chains
 
+CHAINS = 60
 LENGTHS = ("90%", "50%", "10%", "0", "1", "4095", "4097", "8192", "12289", "all but 1", "all but 4096")
 KINDS = ("nothing", "directory", "symlink", "dangling", "fifo", "text", "empty")
 # Names below the tier's directory, and the kinds with which the tier heals without anybody's help.
@@ -60,7 +60,7 @@ def filled(start_daemon: StartDaemon, tmp_path: Path) -> Daemon:
     """A daemon that was killed with every chain on disk."""
     daemon = start_daemon(**tier_options(tmp_path / "ssd"))
     wait_open(daemon)
-    fill(daemon)
+    fill(daemon, CHAINS)
     daemon.kill()
     return daemon
 
@@ -75,7 +75,7 @@ def _expect_healed(daemon: Daemon, path: Path) -> None:
     wait_open(daemon)
     with daemon.admin() as admin:
         admin.flush(None, None)
-    fill(daemon)
+    fill(daemon, CHAINS)
     daemon.kill()
     restart(daemon)
     assert load_chains(daemon, CHAINS).missed == 0
@@ -121,14 +121,14 @@ def test_segment_files_cut_and_removed_under_a_daemon_cost_misses(
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
     wait_open(daemon)
-    fill(daemon)
+    fill(daemon, CHAINS)
     segments = sorted(path.glob("segment-*.kvs"))
     segments[0].unlink()
     os.truncate(segments[1], 0)
     os.truncate(segments[2], dice.randrange(segments[2].stat().st_size))
     found = load_chains(daemon, CHAINS)
     assert found.missed > 0
-    fill(daemon)
+    fill(daemon, CHAINS)
     load_chains(daemon, CHAINS)
     assert daemon.problems() == []
     assert daemon.stats()["ssd.state"] == "ok"
@@ -143,7 +143,7 @@ def test_a_catalogue_spoilt_under_a_daemon_begins_anew(start_daemon: StartDaemon
     path = tmp_path / "ssd"
     daemon = start_daemon(**tier_options(path))
     wait_open(daemon)
-    fill(daemon)
+    fill(daemon, CHAINS)
     with (path / "catalogue" / "data.mdb").open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(2 * PAGE_BYTES)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.daemon import Daemon, wait_connected, wait_until
 from tests.faults.fault_filesystem import FaultFilesystem
-from tests.faults.test_ssd_power_cuts import cut_and_restore
+from tests.faults.power_cut import cut_and_restore
 from tests.faults.tiered import StartDaemon, is_dead, restart, tier_options, wait_open
 from tests.faults.traffic import CHAIN, DramClient, Tally, Traffic, chain_of, load_chains
 from tests.payload import store

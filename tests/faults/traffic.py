@@ -65,6 +65,16 @@ def load_chains(daemon: Daemon, chains: int) -> Tally:
     return tally
 
 
+def fill(daemon: Daemon, chains: int) -> None:
+    """Have every chain on disk for certain, and none in DRAM."""
+    with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
+        wait_connected(pool)
+        for number in range(chains):
+            store(pool, chain_of(pool, number))
+        assert admin.write_down(10.0)["left"] == 0
+        admin.flush(None, None, "dram")
+
+
 class Traffic:
     """Saves and loads of chains 0 to `chains`, until the block is left. Leaving it raises where anything was wrong."""
 
