@@ -24,7 +24,7 @@ help:
 	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
 	@echo "make docs             write the pages that are made from the code (docs/metrics.md)"
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
-	@echo "make test-faults      the whole campaign of failpoints, kills and stops: about ten minutes"
+	@echo "make test-faults      the whole campaign of failpoints, kills, stops and failing disks: about twenty minutes"
 	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about two minutes"
 	@echo "make fuzz SECONDS=30  each native fuzz target for that long, under sanitizers (with libFuzzer where clang is)"
 	@echo "make native           build the native module into $(VENV) for development"

@@ -48,8 +48,8 @@ class Daemon:
         sets = [f"--set=server.socket={self.socket}", *(f"--set={key}={value}" for key, value in self._options.items())]
         return [sys.executable, "-m", "kvpool.cli.kvpoold", *sets]
 
-    def start(self, *arguments: str) -> None:
-        """Start with further arguments for this life, and wait until the daemon answers."""
+    def launch(self, *arguments: str) -> None:
+        """Start with further arguments for this life, and wait for nothing."""
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*self.command(), *arguments],
@@ -58,6 +58,11 @@ class Daemon:
                 start_new_session=True,
                 env={**os.environ, **self.environment},
             )
+
+    def start(self, *arguments: str) -> None:
+        """Start with further arguments for this life, and wait until the daemon answers."""
+        self.launch(*arguments)
+        assert self.process is not None
         wait_until(self._answers_or_died, f"daemon answers at {self.socket}", START_TIMEOUT_S)
         assert self.process.poll() is None, self.log()
 

@@ -134,7 +134,7 @@ class SsdFiles:
 
 class SsdQueue:
     def __init__(
-        self, files: SsdFiles, arena: Mapping, index: Mapping, threads: int, jobs_max: int, wants_rings: bool
+        self, files: SsdFiles, arena: Mapping, index: Mapping, threads: int, jobs_max: int, wants_rings: bool = False
     ) -> None: ...
     def read(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int, urgency: int) -> int: ...
     def write(

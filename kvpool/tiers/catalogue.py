@@ -41,6 +41,18 @@ HEADROOM_BYTES = 256 << 10
 _FILL_ROWS = 1 << 14
 _DELETED_AT_ONCE = 8
 
+# What LMDB says of a file whose bytes are not what it wrote.
+DAMAGE = (
+    lmdb.BadTxnError,
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
+
 # A key with its value, with None (forgotten) or with a number (its recency).
 Change = tuple[bytes, bytes | int | None]
 
@@ -54,20 +66,8 @@ class Catalogue:
         self._epoch = identity.epoch
         self._known = dict(identity.namespaces)  # guarded by _lock
         self._sync_data = sync_data
-        path.mkdir(mode=0o700, exist_ok=True)
-        catalogue_open.mark_opening(path)
         self._map_bytes = map_bytes
-        self._environment = lmdb.open(
-            str(path), map_size=map_bytes, max_dbs=TABLES_MAX, mode=0o600, sync=False, metasync=False, writemap=False
-        )
-        self._chunks = self._environment.open_db(b"chunks")
-        self._namespaces = self._environment.open_db(b"namespaces")
-        meta = self._environment.open_db(b"meta")
-        with self._environment.begin(write=True) as transaction:
-            transaction.put(catalogue_open.META_KEY, catalogue_open.meta_record(identity.epoch), db=meta)
-            for number, record in identity.namespaces.items():
-                transaction.put(_number_key(number), pack_namespace(record), db=self._namespaces)
-        self._environment.set_mapsize(map_bytes - HEADROOM_BYTES)
+        self._open()
         write_identity(path.parent, identity)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -87,6 +87,31 @@ class Catalogue:
     def __repr__(self) -> str:
         return f"<Catalogue {self._path}, {self.waiting} waiting>"
 
+    def _open(self, *, is_incomplete: bool = False) -> None:
+        self._path.mkdir(mode=0o700, exist_ok=True)
+        catalogue_open.mark_opening(self._path)
+        # Each commit syncs its pages before it writes the page that makes them valid: a power cut on a disk that writes in
+        # any order could otherwise take the last checkpoint too. That page itself is certain with the next sync.
+        self._environment = lmdb.open(
+            str(self._path),
+            map_size=self._map_bytes,
+            max_dbs=TABLES_MAX,
+            mode=0o600,
+            sync=True,
+            metasync=False,
+            writemap=False,
+        )
+        self._chunks = self._environment.open_db(b"chunks")
+        self._namespaces = self._environment.open_db(b"namespaces")
+        meta = self._environment.open_db(b"meta")
+        with self._environment.begin(write=True) as transaction:
+            transaction.put(catalogue_open.META_KEY, catalogue_open.meta_record(self._epoch), db=meta)
+            if is_incomplete:
+                transaction.put(catalogue_open.INCOMPLETE_KEY, b"", db=meta)
+            for number, record in self._known.items():
+                transaction.put(_number_key(number), pack_namespace(record), db=self._namespaces)
+        self._environment.set_mapsize(self._map_bytes - HEADROOM_BYTES)
+
     @property
     def waiting(self) -> int:
         """Changes not yet written."""
@@ -105,16 +130,15 @@ class Catalogue:
     def start(self, *, checkpoint_s: float) -> None:
         """Begin to write behind, with a checkpoint at least this often while there are changes."""
         assert self._thread is None
-        self._thread = threading.Thread(target=self._run, args=(checkpoint_s,), name="kvpool-catalogue", daemon=True)
-        self._thread.start()
+        self._start(checkpoint_s, must_reopen=False)
 
     def resume(self, *, checkpoint_s: float) -> None:
         """Write again after a failure, once its losses have been taken."""
         assert self.failure is not None
         if self._thread is not None:
             self._thread.join()
-        self.failure, self._thread = None, None
-        self.start(checkpoint_s=checkpoint_s)
+        self.failure = None
+        self._start(checkpoint_s, must_reopen=True)
 
     def put_namespace(self, number: int, record: NamespaceRecord) -> bool:
         """Queue a namespace, before its first row."""
@@ -160,6 +184,11 @@ class Catalogue:
             self._thread.join()
         self._environment.close()
 
+    def _start(self, checkpoint_s: float, *, must_reopen: bool) -> None:
+        arguments = (checkpoint_s, must_reopen)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="kvpool-catalogue", daemon=True)
+        self._thread.start()
+
     def _queue(self, key: bytes, value: bytes | int | None, chunk_bytes: int = 0) -> bool:
         with self._lock:
             if len(self._pending) >= QUEUE_ROWS_MAX or self.failure is not None:
@@ -171,10 +200,12 @@ class Catalogue:
                 self._changed.notify_all()
         return True
 
-    def _run(self, checkpoint_s: float) -> None:
+    def _run(self, checkpoint_s: float, must_reopen: bool) -> None:
         due = Deadline(checkpoint_s)
         dirty_bytes = 0
         is_dirty = False
+        if must_reopen:
+            self._reopen(is_damaged=False)
         while self.failure is None:
             batch, batch_bytes, asked, is_last = self._next_batch(due if is_dirty else None)
             due = due if is_dirty else Deadline(checkpoint_s)
@@ -185,6 +216,10 @@ class Catalogue:
                 if asked > self._checkpoint_done or is_due:
                     self._checkpoint()
                     is_dirty, dirty_bytes = False, 0
+            except DAMAGE as error:
+                log.error("the catalogue is damaged and begins anew: %s", error)
+                self.dropped_rows += len(batch)
+                self._reopen(is_damaged=True)
             except (lmdb.Error, OSError) as error:
                 self._fail(error)
             with self._lock:
@@ -194,14 +229,23 @@ class Catalogue:
             if is_last:
                 return
 
+    def _reopen(self, *, is_damaged: bool) -> None:
+        """A new environment, because one that has failed in certain ways refuses all that follows."""
+        try:
+            self._environment.close()
+            if is_damaged:
+                catalogue_open.set_aside(self._path, self._map_bytes)
+            self._open(is_incomplete=is_damaged)
+        except (lmdb.Error, OSError) as error:
+            self._fail(error)
+
     def _checkpoint(self) -> None:
         failpoint.reach("daemon.checkpoint.before_data")
         self._sync_data()
         failpoint.reach("daemon.checkpoint.before_catalogue")
         self._environment.sync(True)
         failpoint.reach("daemon.checkpoint.after")
-        if not self.checkpoints:
-            catalogue_open.unmark_opening(self._path)
+        catalogue_open.unmark_opening(self._path)
         self._uncertain = []
         self.checkpoints += 1
 

@@ -11,6 +11,7 @@ the catalogue stops a daemon from dying of it again and again. Blocks: for an ex
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ FORMAT_VERSION = 2
 CHECK_TIMEOUT_S = 60.0
 OPENINGS_MAX = 3
 META_KEY = b"catalogue"
+# Present where rows of an earlier life are lacking: the next opening rebuilds them from the slots.
+INCOMPLETE_KEY = b"incomplete"
 NUMBER_BYTES = 4
 _MARKER = "catalogue.opening"
 _BLOCK_BYTES = 512
@@ -57,11 +60,13 @@ class NewerFormat(KVPoolError):
 
 def examine(path: Path, bytes_max: int) -> Examined:
     """Read the catalogue at `path` through a child. Raises NewerFormat, and OSError where the directory cannot be used."""
-    if not (path / "data.mdb").exists():
+    if not os.path.lexists(path):
         return Examined()
     found: Found | None = None
     openings = _openings(path)
-    if openings >= OPENINGS_MAX:
+    if problem := _foreign_in(path):
+        pass
+    elif openings >= OPENINGS_MAX:
         problem = f"{openings} openings ended before their first checkpoint"
     else:
         rows, problem = _read_in_child(path)
@@ -94,12 +99,35 @@ def meta_record(epoch: bytes, version: int = FORMAT_VERSION) -> bytes:
 def set_aside(path: Path, bytes_max: int) -> None:
     """Move a catalogue out of the way, for whoever wants to know; the last one is kept, unless it is larger than allowed."""
     aside = path.with_name(f"{path.name}.bad")
-    shutil.rmtree(aside, ignore_errors=True)
-    if sum(file.stat().st_blocks for file in path.iterdir()) * _BLOCK_BYTES <= bytes_max:
+    _remove(aside)
+    if _blocks_in(path) * _BLOCK_BYTES <= bytes_max:
         path.rename(aside)
     else:
-        shutil.rmtree(path)
+        _remove(path)
     unmark_opening(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _blocks_in(path: Path) -> int:
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_blocks
+    return sum(file.lstat().st_blocks for file in path.rglob("*"))
+
+
+def _foreign_in(path: Path) -> str:
+    """What of the catalogue is no file of ours: opening it could block, or change what is somewhere else."""
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        return "it is no directory"
+    odd = sorted(file.name for file in path.iterdir() if not stat.S_ISREG(file.lstat().st_mode))
+    if odd:
+        return f"{odd[0]} is no regular file"
+    return "" if (path / "data.mdb").exists() else "it has no data.mdb"
 
 
 def _read_in_child(path: Path) -> tuple[bytes, str]:
@@ -131,7 +159,9 @@ def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
             lmdb.open(str(path), readonly=True, lock=False, max_dbs=TABLES_MAX) as environment,
             environment.begin() as transaction,
         ):
-            record = transaction.get(META_KEY, db=environment.open_db(b"meta", transaction, create=False))
+            meta = environment.open_db(b"meta", transaction, create=False)
+            record = transaction.get(META_KEY, db=meta)
+            is_incomplete = transaction.get(INCOMPLETE_KEY, db=meta) is not None
             with transaction.cursor(environment.open_db(b"namespaces", transaction, create=False)) as cursor:
                 packed = [(bytes(key), bytes(value)) for key, value in cursor]
     except lmdb.Error as error:
@@ -144,6 +174,8 @@ def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
         )
     if version < FORMAT_VERSION:
         return None, f"its format is not version {FORMAT_VERSION} of kvpool's"
+    if is_incomplete:
+        return None, "it was begun anew after damage and lacks what was written before"
     namespaces = {
         int.from_bytes(key, "big"): entry
         for key, value in packed

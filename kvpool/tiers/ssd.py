@@ -155,10 +155,11 @@ class SsdTier:
         found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes).found
         identity = Identity(found.epoch, found.namespaces) if found else read_identity(plan.path)
         if identity is None:
-            _remove_segments(plan.path)
+            _forget_everything(plan.path)
             identity = Identity(new_epoch(), {})
         failpoint.reach("daemon.ssd.open_files")
         self._files, is_anew = self._open_files(catalogue_path)
+        _remove_segments(plan.path, first=plan.segments)
         if is_anew:
             found, identity = None, Identity(new_epoch(), {})
         self.pool_epoch = identity.epoch
@@ -313,7 +314,7 @@ class SsdTier:
             # Other sizes than configured: an earlier configuration's. What they hold cannot be placed in these.
             log.warning("the ssd tier begins anew: %s", error)
             shutil.rmtree(catalogue_path, ignore_errors=True)
-            _remove_segments(plan.path)
+            _forget_everything(plan.path)
             return kvpool_native.SsdFiles.open(*arguments), True
 
     def _start_queue(self, files: kvpool_native.SsdFiles) -> kvpool_native.SsdQueue:
@@ -343,8 +344,14 @@ class SsdTier:
             self._read_errors = 0
 
 
-def _remove_segments(path: Path) -> None:
+def _forget_everything(path: Path) -> None:
     (path / IDENTITY_NAME).unlink(missing_ok=True)
-    for file in path.glob("segment-*.kvs*"):
-        if file.is_file() and not file.is_symlink() and file.stat().st_uid == os.geteuid():
+    _remove_segments(path, first=0)
+
+
+def _remove_segments(path: Path, *, first: int) -> None:
+    """Remove the segment files from number `first` on: those of a larger capacity, or all."""
+    for file in path.glob("segment-[0-9][0-9][0-9][0-9][0-9][0-9].kvs*"):
+        number = int(file.name.removeprefix("segment-").partition(".")[0])
+        if number >= first and file.is_file() and not file.is_symlink() and file.stat().st_uid == os.geteuid():
             file.unlink()

@@ -1,0 +1,106 @@
+"""Bits that flip in segment files and in the catalogue: each is a miss or harmless, and no daemon stays dead of it."""
+
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import SMALL, Daemon, wait_until
+from tests.faults.damage import flip_anywhere, flip_in_slots
+from tests.faults.tiered import (
+    CAPACITY,
+    DEAD_S_MAX,
+    StartDaemon,
+    assert_sound,
+    directory_bytes,
+    is_dead,
+    restart,
+    tier_options,
+    wait_open,
+)
+from tests.faults.traffic import CHAIN, Tally, fill, load_chains
+
+CHAINS = 60
+FLIPS_A_ROUND = 40
+SLOT_BYTES = SMALL.chunk_bytes + 4096
+DEATHS_IN_A_ROUND_MAX = 3
+
+
+@pytest.mark.parametrize(
+    "rounds", [pytest.param(1, id="a-round"), pytest.param(40, id="forty", marks=pytest.mark.campaign)]
+)
+def test_flips_in_segment_files_under_a_daemon_are_misses(
+    start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
+) -> None:
+    dice = random.Random(seed)
+    daemon = start_daemon(**tier_options(tmp_path / "ssd"))
+    wait_open(daemon)
+    segments = sorted((tmp_path / "ssd").glob("segment-*.kvs"))
+    flips, waits, found = 0, [0.0], Tally()
+    for number in range(rounds):
+        fill(daemon, CHAINS)
+        if number % 2:
+            daemon.kill()
+        flips += flip_in_slots(segments, FLIPS_A_ROUND, SLOT_BYTES, dice)
+        if number % 2:
+            waits.append(restart(daemon))
+            wait_open(daemon)
+        found += load_chains(daemon, CHAINS)
+        assert not is_dead(daemon), daemon.log()
+        assert daemon.stats()["ssd.corrupt_chunks"] > 0
+        assert_sound(daemon)
+    summary(f"{flips} flips in slots, {found.served} chunks served, {found.missed} missed")
+    assert sorted(waits)[len(waits) // 2] <= DEAD_S_MAX
+    assert flips == rounds * FLIPS_A_ROUND
+    assert found.served > 0
+
+
+def _work_until_it_holds(daemon: Daemon) -> int:
+    """Load and fill as often as it takes until a daemon gets through both; how often it died of it."""
+    for deaths in range(DEATHS_IN_A_ROUND_MAX + 1):
+        try:
+            load_chains(daemon, CHAINS)
+            fill(daemon, CHAINS)
+            assert_sound(daemon)
+        except Exception:
+            wait_until(lambda: is_dead(daemon), f"a daemon that fails has died: {daemon.log()[-2000:]}", 1.0)
+        else:
+            return deaths
+        restart(daemon)
+    raise AssertionError(f"the daemon dies on and on: {daemon.log()[-3000:]}")
+
+
+@pytest.mark.parametrize(
+    "rounds", [pytest.param(2, id="some"), pytest.param(80, id="eighty", marks=pytest.mark.campaign)]
+)
+def test_flips_in_the_catalogue_are_misses_and_end_nobody_for_long(
+    start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None], rounds: int
+) -> None:
+    dice = random.Random(seed)
+    path = tmp_path / "ssd"
+    daemon = start_daemon(**tier_options(path))
+    wait_open(daemon)
+    fill(daemon, CHAINS)
+    flips, deaths, kept, waits, found = 0, 0, 0, [], Tally()
+    for _ in range(rounds):
+        if dice.random() < 0.5:
+            daemon.kill()
+        else:
+            daemon.signal(signal.SIGTERM)
+            assert daemon.process is not None
+            daemon.process.wait(20.0)
+        flips += flip_anywhere(path / "catalogue" / "data.mdb", dice.choice((1, 4, 20)), dice)
+        waits.append(restart(daemon))
+        here = load_chains(daemon, CHAINS) if not is_dead(daemon) else Tally()
+        kept += here.served > 0
+        found += here
+        deaths += _work_until_it_holds(daemon)
+        wait_open(daemon)
+        assert directory_bytes(path) <= CAPACITY
+    summary(
+        f"{flips} flips in {rounds} catalogues, {kept} kept, {found.served} of {rounds * CHAINS * CHAIN} chunks served, "
+        f"{deaths} deaths, slowest restart {max(waits):.2f} s"
+    )
+    assert sorted(waits)[len(waits) // 2] <= DEAD_S_MAX

@@ -1,0 +1,162 @@
+"""Files of the tier that end too soon, are gone, or are something else: the daemon goes on, and what is lost is a miss."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import Daemon, wait_until
+from tests.faults.damage import PAGE_BYTES, replace_with
+from tests.faults.tiered import (
+    CAPACITY,
+    StartDaemon,
+    assert_sound,
+    directory_bytes,
+    is_dead,
+    restart,
+    tier_options,
+    wait_open,
+)
+from tests.faults.traffic import DramClient, fill, load_chains
+
+CHAINS = 60
+LENGTHS = ("90%", "50%", "10%", "0", "1", "4095", "4097", "8192", "12289", "all but 1", "all but 4096")
+KINDS = ("nothing", "directory", "symlink", "dangling", "fifo", "text", "empty")
+# Names below the tier's directory, and the kinds with which the tier heals without anybody's help.
+PLACES = {
+    "catalogue/data.mdb": KINDS,
+    "catalogue/lock.mdb": KINDS,
+    "catalogue": KINDS,
+    "segment-000003.kvs": ("nothing", "text", "empty"),
+    "lock": ("nothing", "fifo", "text", "empty"),
+}
+QUICK = {
+    "all but 4096-catalogue/data.mdb",
+    "dangling-catalogue/data.mdb",
+    "fifo-catalogue/data.mdb",
+    "90%-catalogue/data.mdb",
+    "0-segment-000003.kvs",
+    "text-catalogue",
+}
+
+
+def _cases(values: tuple[str, ...], places: tuple[str, ...]) -> list[object]:
+    names = [(value, place, f"{value}-{place}") for place in places for value in values]
+    return [
+        pytest.param(value, place, marks=() if name in QUICK else (pytest.mark.campaign,), id=name)
+        for value, place, name in names
+    ]
+
+
+def _length(text: str, size: int) -> int:
+    if text.endswith("%"):
+        return size * int(text[:-1]) // 100
+    return size - int(text.removeprefix("all but ")) if text.startswith("all but ") else int(text)
+
+
+@pytest.fixture
+def filled(start_daemon: StartDaemon, tmp_path: Path) -> Daemon:
+    """A daemon that was killed with every chain on disk."""
+    daemon = start_daemon(**tier_options(tmp_path / "ssd"))
+    wait_open(daemon)
+    fill(daemon, CHAINS)
+    daemon.kill()
+    return daemon
+
+
+def _expect_dram_serves(daemon: Daemon) -> None:
+    with DramClient(daemon, first_chain=5000) as client:
+        client.turn()
+
+
+def _expect_healed(daemon: Daemon, path: Path) -> None:
+    """The tier works and keeps what it is given over another restart."""
+    wait_open(daemon)
+    with daemon.admin() as admin:
+        admin.flush(None, None)
+    fill(daemon, CHAINS)
+    daemon.kill()
+    restart(daemon)
+    assert load_chains(daemon, CHAINS).missed == 0
+    assert directory_bytes(path) <= CAPACITY
+    assert_sound(daemon)
+
+
+@pytest.mark.parametrize(("length", "place"), _cases(LENGTHS, ("catalogue/data.mdb", "segment-000003.kvs")))
+def test_a_file_that_ends_too_soon_costs_misses(filled: Daemon, tmp_path: Path, length: str, place: str) -> None:
+    path = tmp_path / "ssd"
+    file = path / place
+    os.truncate(file, _length(length, file.stat().st_size))
+    restart(filled)
+    _expect_dram_serves(filled)
+    load_chains(filled, CHAINS)
+    assert not is_dead(filled), filled.log()
+    _expect_healed(filled, path)
+
+
+@pytest.mark.parametrize(("kind", "place"), _cases(KINDS, tuple(PLACES)))
+def test_something_else_in_a_files_place_costs_misses(filled: Daemon, tmp_path: Path, kind: str, place: str) -> None:
+    path = tmp_path / "ssd"
+    replace_with(path / place, kind)
+    restart(filled)
+    _expect_dram_serves(filled)
+    load_chains(filled, CHAINS)
+    assert not is_dead(filled), filled.log()
+    for outside in tmp_path.glob("outside-*"):
+        assert outside.read_bytes() == b"not yours" * 1000
+    if kind in PLACES[place]:
+        _expect_healed(filled, path)
+        return
+    with filled.admin() as admin:
+        info = admin.info()
+    assert info["ssd_state"] == "offline"
+    assert place in info["ssd_reason"] or str(path) in info["ssd_reason"]
+
+
+def test_segment_files_cut_and_removed_under_a_daemon_cost_misses(
+    start_daemon: StartDaemon, tmp_path: Path, seed: int, summary: Callable[[str], None]
+) -> None:
+    dice = random.Random(seed)
+    path = tmp_path / "ssd"
+    daemon = start_daemon(**tier_options(path))
+    wait_open(daemon)
+    fill(daemon, CHAINS)
+    segments = sorted(path.glob("segment-*.kvs"))
+    segments[0].unlink()
+    os.truncate(segments[1], 0)
+    os.truncate(segments[2], dice.randrange(segments[2].stat().st_size))
+    found = load_chains(daemon, CHAINS)
+    assert found.missed > 0
+    fill(daemon, CHAINS)
+    load_chains(daemon, CHAINS)
+    assert_sound(daemon)
+    assert daemon.stats()["ssd.state"] == "ok"
+    summary(f"{found.served} chunks served, {found.missed} missed")
+    daemon.kill()
+    restart(daemon)
+    load_chains(daemon, CHAINS)
+    _expect_healed(daemon, path)
+
+
+def test_a_catalogue_spoilt_under_a_daemon_begins_anew(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    path = tmp_path / "ssd"
+    daemon = start_daemon(**tier_options(path))
+    wait_open(daemon)
+    fill(daemon, CHAINS)
+    with (path / "catalogue" / "data.mdb").open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(2 * PAGE_BYTES)
+        file.write(bytes(size - 2 * PAGE_BYTES))
+    with DramClient(daemon, first_chain=6000) as client, daemon.admin() as admin:
+        client.turn()
+        assert admin.write_down(10.0)["left"] == 0
+    wait_until(lambda: daemon.stats()["ssd.catalogue_waiting"] == 0, "the catalogue is written")
+    load_chains(daemon, CHAINS)
+    assert not is_dead(daemon), daemon.log()
+    assert daemon.stats()["ssd.state"] == "ok"
+    daemon.kill()
+    restart(daemon)
+    load_chains(daemon, CHAINS)
+    _expect_healed(daemon, path)

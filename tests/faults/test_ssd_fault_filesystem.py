@@ -1,0 +1,212 @@
+"""A disk that fails in every way a file system of ours can make it fail: DRAM serves on, the tier rests and comes back."""
+
+import errno
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.daemon import Daemon, wait_connected, wait_until
+from tests.faults.fault_filesystem import FaultFilesystem
+from tests.faults.power_cut import cut_and_restore
+from tests.faults.tiered import StartDaemon, assert_sound, is_dead, restart, tier_options, wait_open
+from tests.faults.traffic import CHAIN, DramClient, Tally, Traffic, chain_of, load_chains
+from tests.payload import store
+
+CHAINS = 150
+DRAM_CHUNKS = 96
+TURNS = 20
+HANGING_TURNS = 14
+# The engines of a node whose disk is slow or fails wait for DRAM alone. Two shared cores are allowed to be busy.
+TURN_S_MAX = 1.0
+BACK_WITHIN_S = 20.0
+DELAY_US = 20_000
+HANG_US = 1_000_000
+SEGMENTS, CATALOGUE = "segment-", "data.mdb"
+
+# Faults that the tier must notice: name, what is set.
+FAILURES: dict[str, dict[str, int | str]] = {
+    "write-eio": {"match": SEGMENTS, "write_error": errno.EIO},
+    "write-enospc": {"match": SEGMENTS, "write_error": errno.ENOSPC},
+    "read-eio": {"match": SEGMENTS, "read_error": errno.EIO},
+    "sync-eio": {"match": SEGMENTS, "sync_error": errno.EIO},
+    "everything-eio": {"read_error": errno.EIO, "write_error": errno.EIO, "sync_error": errno.EIO, "match": SEGMENTS},
+    "catalogue-write-eio": {"match": CATALOGUE, "write_error": errno.EIO},
+    "catalogue-write-enospc": {"match": CATALOGUE, "write_error": errno.ENOSPC},
+    "catalogue-meta-write-eio": {"match": CATALOGUE, "write_error": errno.EIO, "below": 8192},
+    "catalogue-sync-eio": {"match": CATALOGUE, "sync_error": errno.EIO},
+}
+# Faults that nobody is told of.
+LIES: dict[str, dict[str, int | str]] = {
+    "torn-in-the-header": {"match": SEGMENTS, "torn_bytes": 100},
+    "torn-in-the-chunk": {"match": SEGMENTS, "torn_bytes": 4096 + 5000},
+    "slow": {"match": SEGMENTS, "delay_us": DELAY_US},
+}
+QUICK = {"write-enospc", "catalogue-meta-write-eio", "torn-in-the-chunk"}
+
+
+def _cases(faults: dict[str, dict[str, int | str]]) -> Iterator[object]:
+    for name, values in faults.items():
+        yield pytest.param(values, marks=() if name in QUICK else (pytest.mark.campaign,), id=name)
+
+
+@pytest.fixture
+def tiered(fault_filesystem: FaultFilesystem, start_daemon: StartDaemon) -> Daemon:
+    """A daemon whose tier lies on the mount."""
+    daemon = start_daemon(**tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20))
+    wait_open(daemon)
+    return daemon
+
+
+def _expect_all_well(daemon: Daemon) -> Tally:
+    """The tier takes what it is given, keeps it over a kill, and everything served is right."""
+    load_chains(daemon, CHAINS)
+    with daemon.connect(timeout_s=10.0) as pool, daemon.admin() as admin:
+        wait_connected(pool)
+        for number in range(1000, 1008):
+            store(pool, chain_of(pool, number))
+        assert admin.write_down(10.0)["left"] == 0
+        daemon.kill()
+        restart(daemon)
+        wait_open(daemon)
+        wait_connected(pool)
+        kept = Tally()
+        for number in range(1000, 1008):
+            kept.load(pool, number)
+    assert (kept.missed, kept.wrong) == (0, [])
+    assert_sound(daemon)
+    return load_chains(daemon, CHAINS)
+
+
+@pytest.mark.parametrize("fault", list(_cases(FAILURES)))
+def test_a_failing_disk_leaves_dram_alone_and_is_tried_again(
+    fault_filesystem: FaultFilesystem,
+    tiered: Daemon,
+    seed: int,
+    summary: Callable[[str], None],
+    fault: dict[str, int | str],
+) -> None:
+    with Traffic(tiered, seed, chains=CHAINS) as traffic, DramClient(tiered, first_chain=50_000) as client:
+        wait_until(lambda: int(tiered.stats()["demoted_chunks"]) > CHAIN, "chunks are written")
+        fault_filesystem.set(**fault)
+
+        def has_given_up() -> bool:
+            client.turn()
+            return tiered.stats()["ssd.state"] in ("readonly", "offline")
+
+        wait_until(has_given_up, "the tier gives up")
+        with tiered.admin() as admin:
+            assert admin.info()["ssd_reason"] != ""
+        for _ in range(TURNS):
+            client.turn()
+        fault_filesystem.clear()
+
+        def is_back() -> bool:
+            client.turn()
+            demoted = int(tiered.stats()["demoted_chunks"])
+            return tiered.stats()["ssd.state"] == "ok" and demoted > before
+
+        before = int(tiered.stats()["demoted_chunks"])
+        wait_until(is_back, "the tier is tried again and takes chunks", BACK_WITHIN_S)
+    assert not is_dead(tiered)
+    found = _expect_all_well(tiered)
+    summary(
+        f"{client.turns} turns of an engine, slowest {1e3 * client.slowest_s:.0f} ms, "
+        f"{traffic.tally.served} chunks served, {found.served} after a kill"
+    )
+    assert client.slowest_s <= TURN_S_MAX
+
+
+@pytest.mark.parametrize("fault", list(_cases(LIES)))
+def test_a_disk_that_lies_or_dawdles_costs_misses(
+    fault_filesystem: FaultFilesystem,
+    tiered: Daemon,
+    seed: int,
+    summary: Callable[[str], None],
+    fault: dict[str, int | str],
+) -> None:
+    with Traffic(tiered, seed, chains=CHAINS) as traffic, DramClient(tiered, first_chain=50_000) as client:
+        fault_filesystem.set(**fault)
+
+        def has_moved_much() -> bool:
+            client.turn()
+            stats = tiered.stats()
+            return int(stats["demoted_chunks"]) > 4 * CHAIN and int(stats["ssd.read_bytes"]) > 0
+
+        wait_until(has_moved_much, "chunks move to the disk and back", 20.0)
+        for _ in range(TURNS):
+            client.turn()
+        fault_filesystem.clear()
+    found = _expect_all_well(tiered)
+    summary(
+        f"{client.turns} turns of an engine, slowest {1e3 * client.slowest_s:.0f} ms, "
+        f"{traffic.tally.served} chunks served, {found.served} after a kill"
+    )
+    assert client.slowest_s <= TURN_S_MAX
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        pytest.param("", id="all"),
+        pytest.param(SEGMENTS, id="segments", marks=pytest.mark.campaign),
+        pytest.param(CATALOGUE, id="catalogue", marks=pytest.mark.campaign),
+    ],
+)
+def test_a_daemon_that_starts_on_a_failing_disk_serves_from_dram(
+    fault_filesystem: FaultFilesystem, tiered: Daemon, match: str
+) -> None:
+    load_chains(tiered, CHAINS)
+    assert tiered.stop() == 0
+    fault_filesystem.set(match=match, read_error=errno.EIO, write_error=errno.EIO, sync_error=errno.EIO)
+    restart(tiered)
+    with DramClient(tiered, first_chain=50_000) as client:
+        for _ in range(TURNS):
+            client.turn()
+    assert tiered.problems() == []
+    tiered.kill()
+    fault_filesystem.clear()
+    restart(tiered)
+    wait_open(tiered)
+    _expect_all_well(tiered)
+
+
+def test_a_disk_that_hangs_holds_nobody_up_for_long(
+    fault_filesystem: FaultFilesystem, tiered: Daemon, summary: Callable[[str], None]
+) -> None:
+    with DramClient(tiered, first_chain=50_000) as client:
+        fault_filesystem.set(match=SEGMENTS, delay_us=HANG_US)
+        while not tiered.stats()["demotions_under_way"]:
+            client.turn()
+        for _ in range(HANGING_TURNS):
+            client.turn()
+        fault_filesystem.clear()
+    assert not is_dead(tiered)
+    load_chains(tiered, CHAINS)
+    assert tiered.problems() == []
+    summary(f"{client.turns} turns of an engine, slowest {1e3 * client.slowest_s:.0f} ms")
+    assert client.slowest_s <= TURN_S_MAX
+
+
+@pytest.mark.parametrize("cuts", [pytest.param(2, id="some"), pytest.param(40, id="forty", marks=pytest.mark.campaign)])
+def test_a_power_cut_that_keeps_any_of_what_was_not_synced_costs_no_checkpoint(
+    fault_filesystem: FaultFilesystem, tiered: Daemon, seed: int, summary: Callable[[str], None], cuts: int
+) -> None:
+    """Of every write that is not synced all, a part or nothing is kept, in no order: disks are free to do so."""
+    dice = random.Random(seed)
+    kept, found, counts = Tally(), Tally(), {"kept": 0, "torn": 0, "dropped": 0}
+    for number in range(cuts):
+        with tiered.admin() as admin:
+            admin.flush(None, None)
+        fault_filesystem.set(record=1)
+        of_checkpoint, of_all, _ = cut_and_restore(tiered, fault_filesystem, dice, number)
+        for name in counts:
+            counts[name] += fault_filesystem.lost.get(name, 0)
+        kept += of_checkpoint
+        found += of_all
+        assert tiered.problems() == []
+    _expect_all_well(tiered)
+    summary(
+        f"{cuts} cuts, writes not synced: {counts}; {kept.served} chunks of checkpoints kept, "
+        f"{found.served} others served, {found.missed} missed"
+    )
