@@ -108,10 +108,14 @@ class RingIo final : public SsdIo {
   }
 
   int write(uint64_t offset, iovec* parts, int count) noexcept override {
+    return write_beside(offset, parts, count, nullptr);
+  }
+
+  int write_beside(uint64_t offset, iovec* parts, int count, const std::function<void()>& meanwhile) noexcept override {
     if (by_calls(parts, count)) {
-      return calls_->write(offset, parts, count);
+      return meanwhile ? calls_->write_beside(offset, parts, count, meanwhile) : calls_->write(offset, parts, count);
     }
-    const int error = transfer(true, offset, parts, count);
+    const int error = transfer(true, offset, parts, count, meanwhile);
     files_->note_write(offset);
     return error;
   }
@@ -123,7 +127,8 @@ class RingIo final : public SsdIo {
 
  private:
   [[nodiscard]] bool by_calls(const iovec* parts, int count) const noexcept;
-  int transfer(bool is_write, uint64_t offset, iovec* parts, int count) noexcept;
+  int transfer(bool is_write, uint64_t offset, iovec* parts, int count,
+               const std::function<void()>& meanwhile = nullptr) noexcept;
   bool cut(iovec*& parts, int& count, uint64_t& at, Run& run) const noexcept;
   [[nodiscard]] std::optional<uint64_t> place_in_arena(const uint8_t* address) const noexcept;
   void prepare(bool is_write, uint64_t offset, unsigned number) noexcept;
@@ -154,10 +159,12 @@ bool RingIo::by_calls(const iovec* parts, int count) const noexcept {
 }
 
 // In rounds, each submitted and waited for together. Nothing is under way between two rounds.
-int RingIo::transfer(bool is_write, uint64_t offset, iovec* parts, int count) noexcept {
+int RingIo::transfer(bool is_write, uint64_t offset, iovec* parts, int count,
+                     const std::function<void()>& meanwhile) noexcept {
   uint64_t at = files_->place(offset).at;
   unsigned waiting = 0;
   unsigned retries = 0;
+  bool has_more_to_do = meanwhile != nullptr;
   while (true) {
     while (waiting < ENTRIES && cut(parts, count, at, runs_[waiting])) {
       ++waiting;
@@ -167,6 +174,12 @@ int RingIo::transfer(bool is_write, uint64_t offset, iovec* parts, int count) no
     }
     for (unsigned number = 0; number < waiting; ++number) {
       prepare(is_write, offset, number);
+    }
+    if (has_more_to_do) {
+      // What could not be submitted is by complete_all.
+      static_cast<void>(io_uring_submit(&ring_));
+      meanwhile();
+      has_more_to_do = false;
     }
     if (!complete_all(waiting)) {
       return finish_by_calls(is_write, offset, waiting, at, parts, count);

@@ -5,6 +5,39 @@
 #include "kvpool/ssd_job.h"
 
 namespace kvpool {
+namespace {
+
+// Compares a chunk in memory with its checksums, from its start on, as far as it is told.
+class SourceCheck {
+ public:
+  SourceCheck(const uint8_t* source, const SsdHeader& header) : source_(source), header_(header) {}
+
+  [[nodiscard]] bool is_good() const noexcept { return is_good_; }
+
+  void go_on_to(uint64_t end) noexcept {
+    end = std::min(end, header_.chunk_bytes());
+    while (at_ < end && is_good_) {
+      const uint64_t layer = at_ / header_.layer_bytes;
+      const uint64_t layer_end = (layer + 1) * header_.layer_bytes;
+      const uint64_t step = std::min(end, layer_end) - at_;
+      crc_ = crc32c(crc_, source_ + at_, step);
+      at_ += step;
+      if (at_ == layer_end) {
+        is_good_ = crc_ == header_.layer_crcs[layer];
+        crc_ = 0;
+      }
+    }
+  }
+
+ private:
+  const uint8_t* const source_;
+  const SsdHeader& header_;
+  uint64_t at_ = 0;
+  uint32_t crc_ = 0;
+  bool is_good_ = true;
+};
+
+}  // namespace
 
 SsdWriteJob::SsdWriteJob(uint64_t id, std::vector<SsdWrite> chunks, std::shared_ptr<const Mapping> arena)
     : SsdJob(id), plan_(std::move(chunks)), arena_(std::move(arena)) {
@@ -31,33 +64,34 @@ bool SsdWriteJob::run_piece(SsdIo& io, std::vector<SsdOutcome>& ended) {
   return true;
 }
 
+// The checksums are compared while the disk works: a chunk that is corrupt in memory has a slot then that does not certify
+// itself, which nobody is told of. A long chunk gets its header last, and not at all where it is corrupt.
 SsdStatus SsdWriteJob::write(SsdIo& io, const SsdWrite& chunk, uint64_t& bytes) const {
   alignas(PAGE_BYTES) static thread_local SsdPage page;
   uint8_t* source = arena_->data() + chunk.arena_offset;
-  const uint64_t layer_bytes = chunk.header.layer_bytes;
-  for (size_t layer = 0; layer < chunk.header.layer_crcs.size(); ++layer) {
-    if (crc32c(0, source + layer * layer_bytes, layer_bytes) != chunk.header.layer_crcs[layer]) {
-      return SsdStatus::BAD_SOURCE;
-    }
-  }
+  SourceCheck check(source, chunk.header);
   encode_ssd_header(chunk.header, page.data());
   const uint64_t size = round_up(chunk.header.chunk_bytes(), PAGE_BYTES);
   int error = 0;
   if (size <= SSD_WRITE_BYTES) {
     iovec parts[2] = {{page.data(), page.size()}, {source, size}};
-    error = io.write(chunk.offset, parts, 2);
+    error = io.write_beside(chunk.offset, parts, 2, [&] { check.go_on_to(size); });
   } else {
-    for (uint64_t at = 0; at < size && error == 0; at += SSD_WRITE_BYTES) {
+    for (uint64_t at = 0; at < size && error == 0 && check.is_good(); at += SSD_WRITE_BYTES) {
       iovec part{source + at, std::min(SSD_WRITE_BYTES, size - at)};
-      error = io.write(chunk.offset + SSD_HEADER_BYTES + at, &part, 1);
+      const uint64_t end = at + part.iov_len;
+      error = io.write_beside(chunk.offset + SSD_HEADER_BYTES + at, &part, 1, [&] { check.go_on_to(end); });
     }
-    if (error == 0) {
+    if (error == 0 && check.is_good()) {
       iovec part{page.data(), page.size()};
       error = io.write(chunk.offset, &part, 1);
     }
   }
   bytes = error == 0 ? size + SSD_HEADER_BYTES : 0;
-  return error == 0 ? SsdStatus::OK : SsdStatus::IO_ERROR;
+  if (error != 0) {
+    return SsdStatus::IO_ERROR;
+  }
+  return check.is_good() ? SsdStatus::OK : SsdStatus::BAD_SOURCE;
 }
 
 void SsdWriteJob::cancel(std::vector<SsdOutcome>& ended) {

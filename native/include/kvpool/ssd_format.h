@@ -61,7 +61,7 @@ enum class SsdStatus : uint8_t {
   SHORT_READ = 10,
   IO_ERROR = 11,
   CANCELLED = 12,
-  BAD_SOURCE = 13,  // the chunk in memory does not match its checksums: it is not written
+  BAD_SOURCE = 13,  // the chunk in memory does not match its checksums: its slot is no good
 };
 
 using SsdPage = std::array<uint8_t, SSD_HEADER_BYTES>;

@@ -17,6 +17,7 @@
 #include <sys/uio.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "kvpool/memory.h"
@@ -37,6 +38,13 @@ class SsdIo {
   static constexpr int NO_MORE_BYTES = -1;
   [[nodiscard]] virtual int read(uint64_t offset, iovec* parts, int count) noexcept = 0;
   [[nodiscard]] virtual int write(uint64_t offset, iovec* parts, int count) noexcept = 0;
+  // The same, and calls `meanwhile` once, beside the disk's work where this way of I/O can, before it otherwise. It may read
+  // what is being written, and change nothing of it.
+  [[nodiscard]] virtual int write_beside(uint64_t offset, iovec* parts, int count,
+                                         const std::function<void()>& meanwhile) noexcept {
+    meanwhile();
+    return write(offset, parts, count);
+  }
 
   [[nodiscard]] virtual bool is_ring() const noexcept { return false; }
 

@@ -6,7 +6,7 @@
 // A ReadJob goes layer-major: the first layers of all chunks, then the next ones, so that every chunk's first layer can be
 // loaded while the rest is still being read. Pieces are about SSD_PIECE_BYTES, whole layers, and never overlap: a page
 // that has landed is not written again. Layers are checked and announced in order.
-// A WriteJob checks each chunk against its checksums before it writes it, the header last where the chunk is long.
+// A WriteJob checks each chunk against its checksums while it writes it, the header last where the chunk is long.
 //
 // Threads: any. All mutable state is guarded by `lock_`, which is not held during I/O.
 #pragma once
