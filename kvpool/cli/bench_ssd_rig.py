@@ -70,7 +70,8 @@ class QueueRig:
         self._moves["offset"] = places
         self._moves["generation"] = numbers + 1
         self._epoch, self._namespace = os.urandom(16), os.urandom(32)
-        self._queue = kvpool_native.SsdQueue(self._files, self._arena, index, THREADS, JOBS_MAX)
+        self._queue = kvpool_native.SsdQueue(self._files, self._arena, index, THREADS, JOBS_MAX, self._files.is_direct)
+        self._queue.register_arena()
         self._under_way: dict[int, int] = {}
 
     @property

@@ -146,7 +146,8 @@ class SsdTier:
             self.plan.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             return self._open()
         except (OSError, RuntimeError, ValueError, KVPoolError, lmdb.Error) as error:
-            self._files = None
+            self.close()
+            self._files = self._queue = self._catalogue = None
             raise SsdUnavailable(f"{self.plan.path}: {error}") from error
 
     def _open(self) -> Recovered:

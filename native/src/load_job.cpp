@@ -20,6 +20,7 @@ LoadJob::LoadJob(LoadPlan plan)
       chunk_blocks_(chunk_count_ == 0 ? 0 : plan_.block_ids.size() / chunk_count_),
       piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.layer_bytes)),
       fail_at_(chunk_count_),
+      claimed_(chunk_count_),
       layer_left_(plan_.layers, chunk_count_),
       chunk_left_(chunk_count_, plan_.layers) {
   KVPOOL_CHECK(plan_.generations.size() == chunk_count_);
@@ -32,13 +33,15 @@ uint64_t LoadJob::run_piece() {
   if (!claim(piece)) {
     return 0;
   }
+  const uint64_t units = piece.layers * piece.count;  // one of the two is 1
   uint64_t good = 0;
   LoadReason failure = LoadReason::COMPLETE;
-  while (good < piece.count && failure == LoadReason::COMPLETE) {
-    failure = copy(piece.layer, piece.first + good);
+  while (good < units && failure == LoadReason::COMPLETE) {
+    failure = piece.count > 1 ? copy(piece.layer, piece.first + good)
+                              : copy(piece.layer + static_cast<uint32_t>(good), piece.first);
     good += failure == LoadReason::COMPLETE ? 1 : 0;
   }
-  finish(piece, good, failure);
+  finish(piece, piece.count > 1 ? piece.first + good : piece.first, failure);
   return (failure == LoadReason::COMPLETE ? good : good + 1) * plan_.layer_bytes;
 }
 
@@ -47,46 +50,72 @@ bool LoadJob::has_pieces() const {
   return !cancelled_ && next_layer_ < plan_.layers && chunk_count_ > 0;
 }
 
-// Takes the next piece; settles on the way what lies behind a failed chunk.
+// Takes the next piece in the order of layers or, where that has not landed, one that has; settles on the way what lies behind
+// a failed chunk.
 bool LoadJob::claim(Piece& piece) {
   const std::lock_guard guard(lock_);
   while (!cancelled_ && next_layer_ < plan_.layers) {
     seen_landings_ = plan_.index->landings();
-    const uint64_t wanted = std::min(next_chunk_ + piece_chunks_, fail_at_);
-    const uint64_t count = wanted > next_chunk_ ? count_landed(next_layer_, next_chunk_, wanted) : 0;
-    if (wanted > next_chunk_ && count == 0) {
-      return false;  // blocked
+    while (next_chunk_ < fail_at_ && claimed_[next_chunk_] > next_layer_) {
+      ++next_chunk_;
     }
-    piece = {next_layer_, next_chunk_, count};
-    next_chunk_ += count;
     if (next_chunk_ >= fail_at_) {
-      settle(next_layer_, next_chunk_, chunk_count_ - next_chunk_);
-      if (layer_left_[next_layer_] == 0) {
-        changed_.notify_all();
-      }
-      next_chunk_ = 0;
-      ++next_layer_;
+      end_layer();
+      continue;
     }
-    if (piece.count > 0) {
+    const uint64_t wanted = std::min(next_chunk_ + piece_chunks_, fail_at_);
+    uint64_t end = next_chunk_;
+    while (end < wanted && claimed_[end] == next_layer_ && is_landed(next_layer_, end)) {
+      claimed_[end++] = next_layer_ + 1;
+    }
+    piece = {next_layer_, 1, next_chunk_, end - next_chunk_};
+    next_chunk_ = end;
+    if (piece.count > 0 || claim_ahead(piece)) {
       ++running_;
       return true;
     }
+    return false;  // blocked
   }
   changed_.notify_all();
   return false;
 }
 
-// How many chunks from `first` on can be dealt with: those whose layer is there, and those of which no more will come.
-uint64_t LoadJob::count_landed(uint32_t layer, uint64_t first, uint64_t end) const {
-  uint64_t chunk = first;
-  for (; chunk < end; ++chunk) {
-    const uint64_t offset = plan_.offsets[chunk];
-    const uint32_t landed = plan_.index->landed_at(offset);
-    if (landed <= layer && plan_.index->generation_at(offset) == plan_.generations[chunk]) {
-      break;
+// Layers of a chunk that have landed while an earlier chunk's have not: memory works while the disk does.
+bool LoadJob::claim_ahead(Piece& piece) {
+  for (uint64_t chunk = 0; chunk < fail_at_; ++chunk) {
+    const uint32_t layer = claimed_[chunk];
+    uint32_t end = layer;
+    while (end < plan_.layers && end - layer < piece_chunks_ && is_landed(end, chunk)) {
+      ++end;
+    }
+    if (end > layer) {
+      claimed_[chunk] = end;
+      piece = {layer, end - layer, chunk, 1};
+      return true;
     }
   }
-  return chunk - first;
+  return false;
+}
+
+// The rest of the next layer lies behind a failed chunk: nobody will copy it.
+void LoadJob::end_layer() {
+  for (uint64_t chunk = next_chunk_; chunk < chunk_count_; ++chunk) {
+    if (claimed_[chunk] == next_layer_) {
+      claimed_[chunk] = next_layer_ + 1;
+      settle({next_layer_, 1, chunk, 1});
+    }
+  }
+  if (layer_left_[next_layer_] == 0) {
+    changed_.notify_all();
+  }
+  next_chunk_ = 0;
+  ++next_layer_;
+}
+
+// Whether a layer of a chunk can be dealt with: it is there, or no more of the chunk will come.
+bool LoadJob::is_landed(uint32_t layer, uint64_t chunk) const {
+  const uint64_t offset = plan_.offsets[chunk];
+  return plan_.index->landed_at(offset) > layer || plan_.index->generation_at(offset) != plan_.generations[chunk];
 }
 
 void LoadJob::wait_until_unblocked(double timeout_s) const {
@@ -116,26 +145,32 @@ LoadReason LoadJob::copy(uint32_t layer, uint64_t chunk) const {
   return !plan_.verifies || crc == expected ? LoadReason::COMPLETE : LoadReason::CHECKSUM;
 }
 
-void LoadJob::finish(const Piece& piece, uint64_t good, LoadReason failure) {
+void LoadJob::finish(const Piece& piece, uint64_t failed, LoadReason failure) {
   const std::lock_guard guard(lock_);
   KVPOOL_CHECK(running_ > 0);
   --running_;
-  settle(piece.layer, piece.first, piece.count);
-  if (failure != LoadReason::COMPLETE && piece.first + good < fail_at_) {
-    fail_at_ = piece.first + good;
+  const bool ends_layer = settle(piece);
+  if (failure != LoadReason::COMPLETE && failed < fail_at_) {
+    fail_at_ = failed;
     failure_ = failure;
   }
-  if (layer_left_[piece.layer] == 0 || running_ == 0) {
+  if (ends_layer || running_ == 0) {
     changed_.notify_all();
   }
 }
 
-void LoadJob::settle(uint32_t layer, uint64_t first, uint64_t count) {
-  layer_left_[layer] -= count;
-  settled_ += count;
-  for (uint64_t chunk = first; chunk < first + count; ++chunk) {
-    --chunk_left_[chunk];
+// Returns whether that was the last of a layer.
+bool LoadJob::settle(const Piece& piece) {
+  bool ends_layer = false;
+  for (uint32_t layer = piece.layer; layer < piece.layer + piece.layers; ++layer) {
+    layer_left_[layer] -= piece.count;
+    ends_layer = ends_layer || layer_left_[layer] == 0;
   }
+  for (uint64_t chunk = piece.first; chunk < piece.first + piece.count; ++chunk) {
+    chunk_left_[chunk] -= piece.layers;
+  }
+  settled_ += piece.layers * piece.count;
+  return ends_layer;
 }
 
 void LoadJob::cancel() {

@@ -51,7 +51,7 @@ def test_every_part_is_measured_with_no_wrong_byte(disk: Path) -> None:
     for row in rows[5:8]:
         _assert_positive(row, RATES | COSTS | {"first_layer_ms", "whole_ms"})
         assert 0 < row["first_layer_share"] <= 1
-        assert row["ssd_io"].endswith("direct")
+        assert row["ssd_io"].find("direct") > 0
     _assert_positive(rows[8], {"ready_s", "open_s", "open_empty_s", "cpu_seconds"})
     assert rows[8]["restored_chunks"] == 1024
     assert math.isfinite(rows[8]["open_s_per_million_chunks"])

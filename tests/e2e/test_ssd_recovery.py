@@ -116,6 +116,14 @@ def test_a_catalogue_of_another_program_is_set_aside(tiered: Daemon, ssd: Path) 
     assert (ssd / "catalogue.bad" / "data.mdb").exists()
 
 
+@pytest.mark.parametrize("point", ["daemon.ssd.open_files", "daemon.ssd.open_catalogue"])
+def test_an_opening_that_fails_once_is_made_good(tiered: Daemon, point: str) -> None:
+    tiered.environment = {"KVPOOL_FAILPOINT": f"{point}:1:error"}
+    assert found_after_start(tiered) == STORED * CHAIN
+    assert f"failpoint {point} reached" in tiered.log()
+    assert "ssd tier OFFLINE" in tiered.log()
+
+
 def test_a_directory_that_appears_later_is_used_then(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     blocked = tmp_path / "mount"
     blocked.write_text("not mounted yet")

@@ -6,7 +6,8 @@
 // Pieces go layer-major: layer 0 of every chunk, then layer 1. After a layer of a chunk was copied its slot's generation
 // is read again and then its checksum compared; a chunk that fails takes the chunks behind it along. What is not said
 // to be good is not good: a chunk counts only when all of its layers were checked. A chunk that is still being promoted is
-// copied as its layers land; until then the job is blocked, and its thread serves others.
+// copied as its layers land, before its turn where the chunk whose turn it is has not landed; while nothing has, the job is
+// blocked, and its thread serves others.
 //
 // Invariant: `chunk_left_[c]` layers of chunk c and `layer_left_[l]` chunks of layer l are neither checked nor skipped.
 // Threads: any. All mutable state is guarded by `lock_`, which is not held while bytes are copied.
@@ -71,17 +72,21 @@ class LoadJob final : public CopyJob {
   [[nodiscard]] uint64_t progress() const;
 
  private:
+  // One layer of several chunks, or several layers of one.
   struct Piece {
     uint32_t layer;
+    uint32_t layers;
     uint64_t first;
     uint64_t count;
   };
 
   bool claim(Piece& piece);
-  [[nodiscard]] uint64_t count_landed(uint32_t layer, uint64_t first, uint64_t end) const;
+  bool claim_ahead(Piece& piece);
+  void end_layer();
+  [[nodiscard]] bool is_landed(uint32_t layer, uint64_t chunk) const;
   LoadReason copy(uint32_t layer, uint64_t chunk) const;
-  void finish(const Piece& piece, uint64_t good, LoadReason failure);
-  void settle(uint32_t layer, uint64_t first, uint64_t count);
+  void finish(const Piece& piece, uint64_t failed, LoadReason failure);
+  bool settle(const Piece& piece);
   [[nodiscard]] bool has_ended() const;
   [[nodiscard]] uint64_t complete_chunks() const;
 
@@ -99,6 +104,7 @@ class LoadJob final : public CopyJob {
   uint64_t settled_ = 0;  // layers of chunks
   uint64_t fail_at_;
   LoadReason failure_ = LoadReason::COMPLETE;
+  std::vector<uint32_t> claimed_;  // layers of each chunk that have been handed out, from layer 0 on
   bool cancelled_ = false;
   std::vector<uint64_t> layer_left_;
   std::vector<uint32_t> chunk_left_;
