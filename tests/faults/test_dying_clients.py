@@ -88,11 +88,13 @@ def test_killed_clients_leave_nothing(daemon: Daemon, seed: int, deaths: int) ->
 def test_a_worker_process_killed_outright_leaves_nothing(daemon: Daemon, seed: int) -> None:
     dice = random.Random(seed)
     workers = [_start_worker(daemon) for _ in range(2)]
-    wait_until(lambda: int(daemon.stats()["stored_chunks"]) > CHAIN, "work is under way", 20.0)
-    end = time.monotonic() + dice.uniform(0.0, 0.3)
-    wait_until(lambda: time.monotonic() > end, "some more of it")
-    for worker in workers:
-        worker.kill()
-        worker.wait()
+    try:
+        wait_until(lambda: int(daemon.stats()["stored_chunks"]) > CHAIN, "work is under way", 20.0)
+        end = time.monotonic() + dice.uniform(0.0, 0.3)
+        wait_until(lambda: time.monotonic() > end, "some more of it")
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
     _expect_nothing_left_but_tickets(daemon)
     assert daemon.problems() == []
