@@ -190,6 +190,13 @@ class Tiering:
     def start_opening(self, open_namespace: OpenNamespace) -> None:
         """Begin to open the tier, beside everything else."""
         self._opening = asyncio.create_task(self.open(open_namespace))
+        self._opening.add_done_callback(self._note_opening)
+
+    def _note_opening(self, opening: "asyncio.Task[None]") -> None:
+        """An opening that failed as nothing should must not leave the tier starting for ever."""
+        if not opening.cancelled() and (error := opening.exception()) is not None:
+            log.error("the ssd tier could not be opened", exc_info=error)
+            self.tier.become(TierState.OFFLINE, f"{type(error).__name__}: {error}")
 
     async def open(self, open_namespace: OpenNamespace) -> None:
         """Open the tier and restore what an earlier life left. Never raises: one that cannot be opened is OFFLINE.

@@ -33,6 +33,7 @@ from kvpool.tiers.ssd_identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd_identity import Identity, NamespaceRecord, new_epoch, read_identity
 from kvpool.tiers.ssd_plan import SsdPlan
 from kvpool.tiers.ssd_rebuild import find_chunks
+from kvpool.tiers.ssd_segments import have_other_sizes, locked, open_segments, remove_misfits, remove_segments
 
 log = logging.getLogger(__name__)
 
@@ -153,16 +154,9 @@ class SsdTier:
     def _open(self) -> Recovered:
         plan = self.plan
         catalogue_path = plan.path / CATALOGUE_NAME
-        found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes).found
-        identity = Identity(found.epoch, found.namespaces) if found else read_identity(plan.path)
-        if identity is None:
-            _forget_everything(plan.path)
-            identity = Identity(new_epoch(), {})
-        failpoint.reach("daemon.ssd.open_files")
-        self._files, is_anew = self._open_files(catalogue_path)
-        _remove_segments(plan.path, first=plan.segments)
-        if is_anew:
-            found, identity = None, Identity(new_epoch(), {})
+        with locked(plan.path):
+            found, identity = self._look(catalogue_path)
+        self._files = open_segments(plan)
         self.pool_epoch = identity.epoch
         packed = found.rows if found and not plan.wants_rebuild else b""
         rows, bad = catalogue_rows.restorable(packed)
@@ -177,6 +171,21 @@ class SsdTier:
         self._catalogue.start(checkpoint_s=plan.checkpoint_s)
         self._queue = self._start_queue(self._files)
         return Recovered(rows, identity.namespaces, bad)
+
+    def _look(self, catalogue_path: Path) -> tuple[catalogue_open.Found | None, Identity]:
+        """What an earlier life left, after everything that cannot be used has been removed."""
+        plan = self.plan
+        if have_other_sizes(plan):
+            log.warning("the ssd tier begins anew: its files are of another ssd.segment or ssd.capacity")
+            _forget_everything(plan.path)
+        found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes).found
+        identity = Identity(found.epoch, found.namespaces) if found else read_identity(plan.path)
+        if identity is None:
+            _forget_everything(plan.path)
+            identity = Identity(new_epoch(), {})
+        failpoint.reach("daemon.ssd.open_files")
+        remove_misfits(plan)
+        return found, identity
 
     def _rebuild(self, identity: Identity, catalogue_path: Path) -> "npt.NDArray[np.void]":
         """Find chunks by the headers of their slots, because the catalogue is lost or not wanted."""
@@ -305,19 +314,6 @@ class SsdTier:
             "ssd.catalogue_dropped": self._catalogue.dropped_rows if self._catalogue is not None else 0,
         }
 
-    def _open_files(self, catalogue_path: Path) -> tuple[kvpool_native.SsdFiles, bool]:
-        """The segment files, and whether they begin anew."""
-        plan = self.plan
-        arguments = (str(plan.path), plan.segment_bytes, plan.segments, plan.is_direct)
-        try:
-            return kvpool_native.SsdFiles.open(*arguments), False
-        except FileExistsError as error:
-            # Other sizes than configured: an earlier configuration's. What they hold cannot be placed in these.
-            log.warning("the ssd tier begins anew: %s", error)
-            shutil.rmtree(catalogue_path, ignore_errors=True)
-            _forget_everything(plan.path)
-            return kvpool_native.SsdFiles.open(*arguments), True
-
     def _start_queue(self, files: kvpool_native.SsdFiles) -> kvpool_native.SsdQueue:
         plan = self.plan
         wants_rings = plan.io == "io_uring" or (plan.io == "auto" and files.is_direct)
@@ -346,13 +342,6 @@ class SsdTier:
 
 
 def _forget_everything(path: Path) -> None:
+    shutil.rmtree(path / CATALOGUE_NAME, ignore_errors=True)
     (path / IDENTITY_NAME).unlink(missing_ok=True)
-    _remove_segments(path, first=0)
-
-
-def _remove_segments(path: Path, *, first: int) -> None:
-    """Remove the segment files from number `first` on: those of a larger capacity, or all."""
-    for file in path.glob("segment-[0-9][0-9][0-9][0-9][0-9][0-9].kvs*"):
-        number = int(file.name.removeprefix("segment-").partition(".")[0])
-        if number >= first and file.is_file() and not file.is_symlink() and file.stat().st_uid == os.geteuid():
-            file.unlink()
+    remove_segments(path)

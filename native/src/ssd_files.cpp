@@ -119,7 +119,7 @@ SsdFilesResult SsdFiles::open_segment(uint32_t number, const std::string& path, 
   }
   const std::string refused = refusal(found, segment_bytes_);
   if (!refused.empty()) {
-    return {nullptr, EEXIST, path + "/" + name + " " + refused};
+    return {nullptr, S_ISREG(found.st_mode) && found.st_uid == geteuid() ? EEXIST : EPERM, path + "/" + name + " " + refused};
   }
   int fd = wants_direct ? openat(directory_, name.c_str(), O_RDWR | O_DIRECT | SAFE) : -1;
   if (fd < 0 && (!wants_direct || errno == EINVAL)) {

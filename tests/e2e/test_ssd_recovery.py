@@ -137,3 +137,33 @@ def test_a_directory_that_appears_later_is_used_then(start_daemon: Callable[...,
         assert store(pool, chains(pool, 1)[0]).stored == CHAIN
         assert admin.write_down(10.0)["chunks"] == CHAIN
     assert daemon.stop() == 0
+
+
+def test_a_directory_in_use_is_refused_and_left_alone(
+    start_daemon: Callable[..., Daemon], tiered: Daemon, ssd: Path
+) -> None:
+    tiered.start()
+    wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open")
+    other = start_daemon(ssd__path=str(ssd), ssd__capacity="32MiB")
+    wait_until(lambda: other.stats()["ssd.state"] == "offline", "the second daemon gives up")
+    with other.admin() as admin:
+        assert "another daemon uses this directory" in str(admin.info()["ssd_reason"])
+    with tiered.connect() as pool:
+        assert sum(load_right(pool, keys).chunks for keys in chains(pool, STORED)) == STORED * CHAIN
+    assert tiered.problems() == []
+
+
+def test_one_file_that_was_cut_costs_its_own_chunks(tiered: Daemon, ssd: Path) -> None:
+    first = sorted(ssd.glob("segment-*.kvs"))[1]
+    with first.open("r+b") as file:
+        file.truncate(4096)
+    assert found_after_start(tiered) > 0
+    assert "it begins anew" in tiered.log()
+
+
+def test_another_capacity_begins_the_tier_anew(start_daemon: Callable[..., Daemon], tiered: Daemon, ssd: Path) -> None:
+    other = start_daemon(ssd__path=str(ssd), ssd__capacity="32MiB", ssd__segment="1MiB")
+    wait_until(lambda: other.stats()["ssd.state"] == "ok", "the tier is open")
+    assert other.stats()["ssd.chunks"] == 0
+    assert "the ssd tier begins anew" in other.log()
+    assert sum(file.stat().st_size for file in ssd.glob("segment-*")) <= 32 << 20
