@@ -144,20 +144,6 @@ uint32_t buffer_crc(const Buffer& data, uint32_t init) {
   return crc32c(init, data.data(), data.size());
 }
 
-nb::bytes crc_rows(const nb::bytes& rows, size_t row_bytes) {
-  if (row_bytes == 0 || rows.size() % row_bytes != 0) {
-    throw nb::value_error("rows must be whole rows of row_bytes");
-  }
-  std::vector<uint32_t> words(rows.size() / row_bytes);
-  {
-    const nb::gil_scoped_release released;
-    for (size_t row = 0; row < words.size(); ++row) {
-      words[row] = crc32c(0, static_cast<const uint8_t*>(rows.data()) + row * row_bytes, row_bytes);
-    }
-  }
-  return words_as_bytes(words);
-}
-
 void bind_jobs(nb::module_& module) {
   const auto free_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<LoadHandle>(module, "LoadJob", nb::is_weak_referenceable(), "A load that runs from the start.")
@@ -221,7 +207,6 @@ void bind_copy(nb::module_& module) {
              "CRC-32C of each layer in place, u32. GIL released.");
   module.def("copy_plain", &copy_plain, "target"_a, "source"_a, "memcpy, GIL released: the floor of the benchmarks.");
   module.def("crc32c", &buffer_crc, "data"_a, "init"_a = 0, "GIL released.");
-  module.def("crc32c_rows", &crc_rows, "rows"_a, "row_bytes"_a, "u32 for each row. GIL released.");
   module.def("crc_path", &crc32c_path, "How checksums are computed: avx512, sse4.2 or table.");
 }
 

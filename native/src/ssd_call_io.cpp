@@ -1,4 +1,5 @@
 // The SSD tier's I/O by preadv and pwritev; and the answer of a build that has no rings.
+#include <algorithm>
 #include <cerrno>
 
 #include "kvpool/ssd_io.h"
@@ -58,6 +59,20 @@ class CallIo final : public SsdIo {
 };
 
 }  // namespace
+
+int SsdIo::write_long(uint64_t offset, const iovec& range, uint64_t step,
+                      const std::function<bool(uint64_t)>& handed_over) noexcept {
+  bool goes_on = true;
+  for (uint64_t at = 0; at < range.iov_len && goes_on; at += step) {
+    const uint64_t end = std::min<uint64_t>(at + step, range.iov_len);
+    iovec part{static_cast<uint8_t*>(range.iov_base) + at, end - at};
+    const int error = write_beside(offset + at, &part, 1, [&] { goes_on = handed_over(end); });
+    if (error != 0) {
+      return error;
+    }
+  }
+  return 0;
+}
 
 std::unique_ptr<SsdIo> make_call_io(std::shared_ptr<SsdFiles> files) {
   return std::make_unique<CallIo>(std::move(files));

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <optional>
 #include <vector>
 
 #include "kvpool/check.h"
 #include "kvpool/ssd_io.h"
 #include "kvpool/types.h"
+#include "ring_setup.h"
 
 namespace kvpool {
 namespace {
@@ -28,6 +30,7 @@ constexpr uint64_t SLICE_BYTES_MAX = 1ULL << 30;
 constexpr uint64_t SLICES_MAX = 1 << 14;
 // The kernel took nothing, or sent a piece back unmoved: tried again after a nap. A guess, about a tenth of a second.
 constexpr unsigned RETRIES_MAX = 100;
+constexpr int UNDER_WAY = INT_MIN;  // no errno, no count of bytes
 constexpr timespec NAP = {0, 1'000'000};
 
 // One contiguous range of memory on its way, shrinking as it moves.
@@ -40,37 +43,6 @@ struct Run {
 uint64_t slice_bytes_for(uint64_t arena_bytes) noexcept {
   const uint64_t least = (arena_bytes + SLICES_MAX - 1) / SLICES_MAX;
   return std::max(SLICE_BYTES_MIN, round_up(least, 2ULL << 20));
-}
-
-// Later kernels know that one thread alone submits, and do their part when it waits instead of interrupting it.
-int open_ring(io_uring& ring) noexcept {
-  int error = -EINVAL;
-  for (const unsigned flags : {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, 0U}) {
-    if (error == -EINVAL) {
-      error = io_uring_queue_init(ENTRIES, &ring, flags);
-    }
-  }
-  if (error == 0 && (ring.features & IORING_FEAT_RW_CUR_POS) == 0) {  // as old as plain reads and writes, Linux 5.6
-    io_uring_queue_exit(&ring);
-    error = -ENOSYS;
-  }
-  return -error;
-}
-
-// Whether the ring really works: a filter may let it be made and refuse its use.
-int try_ring(io_uring& ring) noexcept {
-  io_uring_prep_nop(io_uring_get_sqe(&ring));
-  int submitted = -EINTR;
-  while (submitted == -EINTR) {
-    submitted = io_uring_submit_and_wait(&ring, 1);
-  }
-  io_uring_cqe* completed = nullptr;
-  if (submitted < 0 || io_uring_peek_cqe(&ring, &completed) != 0) {
-    return submitted < 0 ? -submitted : EIO;
-  }
-  const int error = -completed->res;
-  io_uring_cqe_seen(&ring, completed);
-  return error;
 }
 
 class RingIo final : public SsdIo {
@@ -120,6 +92,9 @@ class RingIo final : public SsdIo {
     return error;
   }
 
+  int write_long(uint64_t offset, const iovec& range, uint64_t step,
+                 const std::function<bool(uint64_t)>& handed_over) noexcept override;
+
   bool is_ring() const noexcept override { return !is_broken_; }
   bool register_next() noexcept override;
   bool has_registered_all() const noexcept override { return registered_ == slices_; }
@@ -132,9 +107,11 @@ class RingIo final : public SsdIo {
   bool cut(iovec*& parts, int& count, uint64_t& at, Run& run) const noexcept;
   [[nodiscard]] std::optional<uint64_t> place_in_arena(const uint8_t* address) const noexcept;
   void prepare(bool is_write, uint64_t offset, unsigned number) noexcept;
-  bool complete_all(unsigned count) noexcept;
+  bool complete_all(unsigned count) noexcept { return complete(count, count) == count; }
+  unsigned complete(unsigned least, unsigned under_way) noexcept;
   int settle(Run& run, int moved, unsigned& retries) const noexcept;
-  int finish_by_calls(bool is_write, uint64_t offset, unsigned waiting, uint64_t at, iovec* parts, int count) noexcept;
+  int finish_by_calls(bool is_write, uint64_t offset, unsigned first, unsigned count) noexcept;
+  bool cut_step(iovec& rest, uint64_t step, uint64_t& at, Run& run) const noexcept;
 
   io_uring ring_;
   const std::shared_ptr<SsdFiles> files_;
@@ -182,7 +159,12 @@ int RingIo::transfer(bool is_write, uint64_t offset, iovec* parts, int count,
       has_more_to_do = false;
     }
     if (!complete_all(waiting)) {
-      return finish_by_calls(is_write, offset, waiting, at, parts, count);
+      const int error = finish_by_calls(is_write, offset, 0, waiting);
+      const uint64_t from = offset / files_->segment_bytes() * files_->segment_bytes() + at;
+      if (error != 0 || count == 0) {
+        return error;
+      }
+      return is_write ? calls_->write(from, parts, count) : calls_->read(from, parts, count);
     }
     unsigned left = 0;
     for (unsigned number = 0; number < waiting; ++number) {
@@ -244,14 +226,15 @@ void RingIo::prepare(bool is_write, uint64_t offset, unsigned number) noexcept {
     io_uring_sqe_set_flags(entry, IOSQE_FIXED_FILE);
   }
   io_uring_sqe_set_data64(entry, number);
+  results_[number] = UNDER_WAY;
 }
 
-// Submits what was prepared and waits for all of it, as long as it takes: the memory is the kernel's until then. False when
-// the kernel takes nothing any more and has nothing: this ring is of no use from now on.
-bool RingIo::complete_all(unsigned count) noexcept {
+// Submits what was prepared and waits for so many to end, as long as it takes: the memory is the kernel's until then. Returns how
+// many have; fewer when the kernel takes nothing any more and has nothing: this ring is of no use from now on.
+unsigned RingIo::complete(unsigned least, unsigned under_way) noexcept {
   unsigned completed = 0;
   unsigned retries = 0;
-  while (completed < count) {
+  while (completed < least) {
     const int submitted = io_uring_submit_and_wait(&ring_, 1);
     unsigned head = 0;
     unsigned seen = 0;
@@ -265,30 +248,89 @@ bool RingIo::complete_all(unsigned count) noexcept {
     if (submitted >= 0 || seen > 0 || submitted == -EINTR) {
       continue;
     }
-    const bool has_none = completed + io_uring_sq_ready(&ring_) == count;
+    const bool has_none = completed + io_uring_sq_ready(&ring_) == under_way;
     if (has_none && ++retries > RETRIES_MAX) {
       is_broken_ = true;
-      return false;
+      return completed;
     }
     nanosleep(&NAP, nullptr);
   }
-  return true;
+  return completed;
 }
 
-// The same again without the ring: the runs of its last round whole, then what was not cut yet.
-int RingIo::finish_by_calls(bool is_write, uint64_t offset, unsigned waiting, uint64_t at, iovec* parts,
-                            int count) noexcept {
+// Two runs take turns: while the disk has one, the other is handed over.
+int RingIo::write_long(uint64_t offset, const iovec& range, uint64_t step,
+                       const std::function<bool(uint64_t)>& handed_over) noexcept {
+  if (is_broken_) {
+    return SsdIo::write_long(offset, range, step, handed_over);
+  }
+  iovec rest = range;
+  uint64_t at = files_->place(offset).at;
+  unsigned under_way = 0;
+  unsigned retries = 0;
+  int error = 0;
+  bool goes_on = true;
+  std::array<bool, 2> is_busy{};
+  while (true) {
+    for (unsigned number = 0; number < is_busy.size(); ++number) {
+      if (!is_busy[number] && error == 0 && goes_on && cut_step(rest, step, at, runs_[number])) {
+        prepare(true, offset, number);
+        static_cast<void>(io_uring_submit(&ring_));
+        is_busy[number] = true;
+        ++under_way;
+        goes_on = handed_over(range.iov_len - rest.iov_len);
+      }
+    }
+    if (under_way == 0) {
+      break;
+    }
+    if (complete(1, under_way) == 0) {
+      for (unsigned number = 0; number < is_busy.size() && error == 0; ++number) {
+        error = is_busy[number] ? finish_by_calls(true, offset, number, 1) : 0;
+      }
+      const uint64_t done = range.iov_len - rest.iov_len;
+      return error != 0 || !goes_on ? error : SsdIo::write_long(offset + done, rest, step, [&](uint64_t end) {
+        return handed_over(done + end);
+      });
+    }
+    for (unsigned number = 0; number < is_busy.size(); ++number) {
+      if (is_busy[number] && results_[number] != UNDER_WAY) {
+        is_busy[number] = false;
+        --under_way;
+        const int failed = settle(runs_[number], results_[number], retries);
+        error = error == 0 ? failed : error;
+        if (error == 0 && runs_[number].length > 0) {
+          prepare(true, offset, number);
+          is_busy[number] = true;
+          ++under_way;
+        }
+      }
+    }
+  }
+  files_->note_write(offset);
+  return error;
+}
+
+bool RingIo::cut_step(iovec& rest, uint64_t step, uint64_t& at, Run& run) const noexcept {
+  iovec part{rest.iov_base, std::min<uint64_t>(rest.iov_len, step)};
+  iovec* parts = &part;
+  int count = 1;
+  const bool is_cut = cut(parts, count, at, run);
+  rest.iov_base = static_cast<uint8_t*>(rest.iov_base) + (is_cut ? run.length : 0);
+  rest.iov_len -= is_cut ? run.length : 0;
+  return is_cut;
+}
+
+// Runs again, whole, without the ring.
+int RingIo::finish_by_calls(bool is_write, uint64_t offset, unsigned first, unsigned count) noexcept {
   const uint64_t start = offset / files_->segment_bytes() * files_->segment_bytes();
   int error = 0;
-  for (unsigned number = 0; number < waiting && error == 0; ++number) {
+  for (unsigned number = first; number < first + count && error == 0; ++number) {
     iovec run{runs_[number].address, runs_[number].length};
     const uint64_t from = start + runs_[number].at;
     error = is_write ? calls_->write(from, &run, 1) : calls_->read(from, &run, 1);
   }
-  if (error != 0 || count == 0) {
-    return error;
-  }
-  return is_write ? calls_->write(start + at, parts, count) : calls_->read(start + at, parts, count);
+  return error;
 }
 
 // Notes what became of a run. Returns 0 where it is done or goes on, otherwise why it cannot.
@@ -334,7 +376,7 @@ bool RingIo::register_next() noexcept {
 
 SsdRingResult make_ring_io(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mapping> arena) {
   io_uring ring{};
-  int error = open_ring(ring);
+  int error = open_ring(ring, ENTRIES);
   if (error != 0) {
     return {nullptr, error};
   }

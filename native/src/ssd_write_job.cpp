@@ -77,11 +77,10 @@ SsdStatus SsdWriteJob::write(SsdIo& io, const SsdWrite& chunk, uint64_t& bytes) 
     iovec parts[2] = {{page.data(), page.size()}, {source, size}};
     error = io.write_beside(chunk.offset, parts, 2, [&] { check.go_on_to(size); });
   } else {
-    for (uint64_t at = 0; at < size && error == 0 && check.is_good(); at += SSD_WRITE_BYTES) {
-      iovec part{source + at, std::min(SSD_WRITE_BYTES, size - at)};
-      const uint64_t end = at + part.iov_len;
-      error = io.write_beside(chunk.offset + SSD_HEADER_BYTES + at, &part, 1, [&] { check.go_on_to(end); });
-    }
+    error = io.write_long(chunk.offset + SSD_HEADER_BYTES, {source, size}, SSD_WRITE_BYTES / 2, [&](uint64_t end) {
+      check.go_on_to(end);
+      return check.is_good();
+    });
     if (error == 0 && check.is_good()) {
       iovec part{page.data(), page.size()};
       error = io.write(chunk.offset, &part, 1);

@@ -76,8 +76,14 @@ void expect_right_bytes(SsdIo& io, const IoSetting& setting, uint64_t source, ui
   std::vector<uint8_t> found(size);
   const int fd = open(setting.segment(1).c_str(), O_RDONLY);
   EXPECT(pread(fd, found.data(), size, static_cast<off_t>(MIB + page.size())) == static_cast<ssize_t>(size));
-  close(fd);
   EXPECT(found == payload);
+  // The same range again, other bytes, in steps.
+  fill(setting.arena->data() + source, size, target + 1);
+  const auto go_on = [](uint64_t) { return true; };
+  EXPECT(io.write_long(SEGMENT_BYTES + MIB, {setting.arena->data() + source, size}, 64 * PAGE_BYTES, go_on) == 0);
+  EXPECT(pread(fd, found.data(), size, static_cast<off_t>(MIB)) == static_cast<ssize_t>(size));
+  EXPECT(std::memcmp(found.data(), setting.arena->data() + source, size) == 0);
+  close(fd);
 }
 
 // In a child, so that what it gives up is not given up here. Its failures count here.
@@ -143,6 +149,34 @@ SsdQueueIo use_queue() {
 }
 
 }  // namespace
+
+TEST(a_long_range_is_written_whole_in_steps_and_ends_where_it_is_told) {
+  for_each_io([](IoKind kind) {
+    const IoSetting setting(true);
+    const std::unique_ptr<SsdIo> io = make_io(setting, kind);
+    // Across the border of two slices, in steps that do not divide it.
+    const uint64_t source = 60 * MIB;
+    const uint64_t size = 3 * MIB + 5 * PAGE_BYTES;
+    fill(setting.arena->data() + source, size, 7);
+    std::vector<uint64_t> ends;
+    EXPECT(io->write_long(SEGMENT_BYTES, {setting.arena->data() + source, size}, 768 << 10, [&](uint64_t end) {
+      ends.push_back(end);
+      return true;
+    }) == 0);
+    EXPECT(std::is_sorted(ends.begin(), ends.end()));
+    EXPECT(ends.back() == size);
+    std::memset(setting.arena->data(), 0, size);
+    iovec part{setting.arena->data(), size};
+    EXPECT(io->read(SEGMENT_BYTES, &part, 1) == 0);
+    EXPECT(std::memcmp(setting.arena->data(), setting.arena->data() + source, size) == 0);
+    uint64_t handed_over = 0;
+    EXPECT(io->write_long(0, {setting.arena->data() + source, size}, MIB, [&](uint64_t end) {
+      handed_over = end;
+      return false;
+    }) == 0);
+    EXPECT(handed_over <= MIB);
+  });
+}
 
 TEST(what_is_written_is_read_whole_wherever_it_lies) {
   for (const bool wants_direct : {true, false}) {

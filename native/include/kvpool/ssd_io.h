@@ -46,6 +46,11 @@ class SsdIo {
     return write(offset, parts, count);
   }
 
+  // Writes one long range in steps, two of them under way at a time where this way of I/O can. `handed_over` is called for each
+  // step with the bytes handed over by then, as `meanwhile` above; where it returns false no further step is begun.
+  [[nodiscard]] virtual int write_long(uint64_t offset, const iovec& range, uint64_t step,
+                                       const std::function<bool(uint64_t)>& handed_over) noexcept;
+
   [[nodiscard]] virtual bool is_ring() const noexcept { return false; }
 
   // Pins the next slice of the arena: one or two milliseconds for 62 MiB that have their pages; REQUIRES that they do, since
