@@ -77,6 +77,8 @@ class Promotions:
         chunks = reach
         for namespace, entry in zip(ranks, found, strict=True):
             chunks = min(chunks, self._promote(namespace, entry, reach, now_ns))
+        if all(entry.chunks == chunks for entry in found):
+            return chunks, [int(entry.hold) for entry in found], chunks == reach
         holds = [0] * len(ranks)
         if chunks:
             taken = [
