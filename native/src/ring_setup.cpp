@@ -1,11 +1,20 @@
 #include "ring_setup.h"
 
 #include <cerrno>
+#include <mutex>
 
 namespace kvpool {
+namespace {
+
+// Rings are made and ended one at a time: memory that one gives back may be the next one's at once, in another thread, and
+// the kernel's part in that is seen by no sanitizer.
+std::mutex making;
+
+}  // namespace
 
 // Later kernels know that one thread alone submits, and do their part when it waits instead of interrupting it.
 int open_ring(io_uring& ring, unsigned entries) noexcept {
+  const std::lock_guard guard(making);
   int error = -EINVAL;
   for (const unsigned flags : {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, 0U}) {
     if (error == -EINVAL) {
@@ -33,6 +42,11 @@ int try_ring(io_uring& ring) noexcept {
   const int error = -completed->res;
   io_uring_cqe_seen(&ring, completed);
   return error;
+}
+
+void close_ring(io_uring& ring) noexcept {
+  const std::lock_guard guard(making);
+  io_uring_queue_exit(&ring);
 }
 
 }  // namespace kvpool

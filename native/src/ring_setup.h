@@ -5,8 +5,9 @@
 
 namespace kvpool {
 
-// Both return 0 or an errno. What was opened is closed by its owner.
+// Both return 0 or an errno. What was opened is closed by its owner, with `close_ring`.
 [[nodiscard]] int open_ring(io_uring& ring, unsigned entries) noexcept;
 [[nodiscard]] int try_ring(io_uring& ring) noexcept;
+void close_ring(io_uring& ring) noexcept;
 
 }  // namespace kvpool

@@ -72,7 +72,7 @@ class RingIo final : public SsdIo {
     if (has_files_) {
       static_cast<void>(io_uring_unregister_files(&ring_));
     }
-    io_uring_queue_exit(&ring_);
+    close_ring(ring_);
   }
 
   int read(uint64_t offset, iovec* parts, int count) noexcept override {
@@ -382,7 +382,7 @@ SsdRingResult make_ring_io(std::shared_ptr<SsdFiles> files, std::shared_ptr<cons
   }
   error = try_ring(ring);
   if (error != 0) {
-    io_uring_queue_exit(&ring);
+    close_ring(ring);
     return {nullptr, error};
   }
   return {std::make_unique<RingIo>(ring, std::move(files), std::move(arena)), 0};
