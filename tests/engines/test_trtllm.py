@@ -67,6 +67,32 @@ def test_a_second_engine_claims_what_the_first_computed(daemon: Daemon, start: S
     assert daemon.problems() == []
 
 
+@pytest.mark.gpu
+def test_kv_on_a_gpu_comes_back(daemon: Daemon, start: Start) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device here")
+    engine = start(daemon, device="cuda", step_tokens=8)
+    cold = engine.answer(PROMPT, 6)[1]
+    assert engine.answer(PROMPT, 6) == (28, cold)
+
+
+@pytest.mark.parametrize("numbered", [lambda layer: 2 * layer, lambda layer: layer + 1])
+def test_layers_without_kv_do_not_mix_the_others_up(
+    daemon: Daemon, start: Start, numbered: Callable[[int], int]
+) -> None:
+    engine = start(daemon, warm=False)
+    engine.layer_number = numbered
+    engine.warm_up()
+    cold = engine.answer(PROMPT, 6)[1]
+    assert engine.answer(PROMPT, 6) == (28, cold)
+
+
+def test_a_model_whose_hooks_are_skipped_is_served_step_by_step(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon, cuda_graph_config=object())
+    cold = engine.answer(PROMPT, 6)[1]
+    assert engine.answer(PROMPT, 6) == (28, cold)
+
+
 def test_decoded_kv_is_kept_for_the_next_turn(daemon: Daemon, start: Start) -> None:
     engine = start(daemon)
     _, generated = engine.answer(PROMPT, 15)
@@ -145,6 +171,19 @@ def test_a_daemon_that_dies_costs_claims_and_nothing_else(daemon: Daemon, start:
     engine.warm_up()
     engine.answer(PROMPT, 5)
     assert engine.answer(PROMPT, 5) == (28, cold)
+
+
+def test_a_daemon_that_dies_between_the_steps_of_a_prompt(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon, step_tokens=8)
+    request = engine.ask(PROMPT, 5)
+    engine.step()
+    daemon.kill()
+    engine.run()
+    tokens = request.tokens
+    daemon.start()
+    engine.warm_up()
+    assert engine.answer(PROMPT, 5)[1] == tokens[30:]
+    assert engine.answer(PROMPT, 5) == (28, tokens[30:])
 
 
 def test_an_engine_without_a_daemon_runs_and_finds_it_when_it_comes(

@@ -171,6 +171,7 @@ class Executor:
         blocks: int = 64,
         planes: int = 2,
         step_tokens: int = 1 << 20,
+        device: str = "cpu",
         **args: Any,
     ) -> None:
         from kvpool_client.trtllm import KVPoolScheduler, KVPoolWorker
@@ -179,7 +180,8 @@ class Executor:
         self.block_tokens, self.layers, self._planes = arguments.kv_cache_config.tokens_per_block, 3, planes
         self._step_tokens = step_tokens
         shape = (blocks, self.layers, planes, self.block_tokens * WIDTH)
-        self.tensors = [torch.full(shape, GARBAGE, dtype=torch.int16) for _ in range(ranks)]
+        self.device = device
+        self.tensors = [torch.full(shape, GARBAGE, dtype=torch.int16, device=device) for _ in range(ranks)]
         self.scheduler: Any = KVPoolScheduler(arguments)  # type: ignore[operator]
         self.workers: list[Any] = []
         for rank in range(ranks):
@@ -191,6 +193,7 @@ class Executor:
         self._saving: dict[int, Request] = {}
         self._next_id = 1
         self.after_match: Any = lambda: None
+        self.layer_number: Any = lambda layer: layer
 
     def warm_up(self) -> None:
         """Steps with a dummy request, as the engine makes before it serves, until the connector is ready."""
@@ -282,15 +285,16 @@ class Executor:
         return request
 
     def _forward(self, plan: bytes, scheduled: list[tuple[Request, int]]) -> None:
+        stream = Stream() if self.device == "cpu" else torch.cuda.current_stream()
         for rank, worker in enumerate(self.workers):
             worker.bind_connector_meta(pickle.loads(plan))
-            worker.start_load_kv(Stream())
+            worker.start_load_kv(stream)
             for layer in range(self.layers):
-                worker.wait_for_layer_load(layer, Stream())
+                worker.wait_for_layer_load(self.layer_number(layer), stream)
                 for request, count in scheduled:
                     self._attend(rank, layer, request, count)
-                worker.save_kv_layer(layer, Stream())
-            worker.wait_for_save(Stream())
+                worker.save_kv_layer(self.layer_number(layer), stream)
+            worker.wait_for_save(stream)
 
     def _attend(self, rank: int, layer: int, request: Request, count: int) -> None:
         """Check the layer's KV of every token before, and write that of the `count` new ones."""
@@ -313,7 +317,7 @@ class Executor:
         shard = 0 if self._planes == 1 else rank
         factors = np.arange(1, self._planes + 1) + 2 * layer
         rows = (np.array(chains)[None] * factors[:, None] + 101 * shard) % 32003
-        return torch.from_numpy((rows[:, :, None] + np.arange(WIDTH)).astype(np.int16))
+        return torch.from_numpy((rows[:, :, None] + np.arange(WIDTH)).astype(np.int16)).to(self.device)
 
     def _generate(self, request: Request) -> None:
         request.to_generate -= 1

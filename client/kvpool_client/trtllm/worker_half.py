@@ -9,6 +9,7 @@ The executor's thread of this rank only. Copies per byte: load, one to the devic
 """
 
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,9 @@ class WorkerHalf:
         self._plan: Plan | None = None
         self._events: list[Any] = []
         self._loading = 0
+        self._stream: Any = None
+        self._layers_run: set[int] = set()
+        self._has_all_hooks = False
         self._open: list[tuple[int, Save]] = []
         self._under_way: dict[int, Save] = {}
         self._waiting: dict[int, SaveOrder] = {}
@@ -99,39 +103,56 @@ class WorkerHalf:
 
     def start_loads(self, stream: Any) -> None:
         """Queue the plan's loads, and reserve room for its saves. Raises what a failing device raises, nothing else."""
-        plan = self._plan
+        plan, self._stream = self._plan, stream
+        self._layers_run.clear()
         if plan is None:
             return
-        if plan.loads:
-            self._load(plan.loads)
-            if not self._settings.is_layerwise:
-                self.wait_layer(len(self._events) - 1, stream)
-        self._go_on_saving()
-        for order in plan.saves:
-            self._take_order(order)
+        with self._on_stream():
+            if plan.loads:
+                self._load(plan.loads)
+                if not self._settings.is_layerwise and self._events[-1] is not None:
+                    stream.wait_event(self._events[-1])
+            self._go_on_saving()
+            for order in plan.saves:
+                self._take_order(order)
 
     def wait_layer(self, layer: int, stream: Any) -> None:
-        """Nothing queued on `stream` from now on runs before this layer's loads have arrived."""
-        if 0 <= layer < len(self._events) and self._events[layer] is not None:
-            stream.wait_event(self._events[layer])
+        """Nothing queued on `stream` from now on runs before this layer's loads have arrived.
+
+        `layer` counts the model's layers. Where some have no KV the pool's number is lower, and its event comes before.
+        """
+        event = self._events[min(layer, len(self._events) - 1)] if self._events else None
+        if event is not None and self._settings.is_layerwise:
+            stream.wait_event(event)
 
     def save_layer(self, layer: int) -> None:
-        """This layer's KV of the step has been queued: saves may read it when it is written."""
-        for _, save in self._open:
-            self._guarded("save_kv_layer", save.layer, layer)
+        """This layer's KV of the step has been queued: saves may read it when it is written.
+
+        Only once a whole step has shown that the model's layers are the pool's; before, saves follow the whole forward.
+        """
+        self._layers_run.add(layer)
+        if not self._settings.is_layerwise or not self._has_all_hooks:
+            return
+        with self._on_stream():
+            for _, save in self._open:
+                self._guarded("save_kv_layer", save.layer, layer)
 
     def finish_step(self) -> None:
         """The forward has been queued whole: finish its saves in the background."""
-        for request_id, save in self._open:
-            self._guarded("wait_for_save", save.commit, False)
-            self._under_way[request_id] = save
+        with self._on_stream():
+            for request_id, save in self._open:
+                self._guarded("wait_for_save", save.commit, False)
+                self._under_way[request_id] = save
         self._open.clear()
-        self._plan = None
+        self._plan, self._events = None, self._events[-1:]
+        if self._layers_run and self._layout is not None:
+            self._has_all_hooks = self._layers_run == set(range(self._layout.layers))
 
     def finished(self, ended: list[int]) -> list[int]:
         """Of the requests that have ended so far, those whose blocks no save reads any more; each once."""
         self._note_loaded()
-        self._go_on_saving()
+        with self._on_stream():
+            self._go_on_saving()
         self._ending += ended
         busy = self._under_way.keys() | self._waiting.keys()
         answer = [request_id for request_id in self._ending if request_id not in busy]
@@ -152,6 +173,14 @@ class WorkerHalf:
             self._pool.close()
         if self._staging is not None:
             self._staging.close()
+
+    def _on_stream(self) -> Any:
+        """What is queued within waits for the forward's stream, on which the KV is written."""
+        if self._cache is None or not self._cache.device.startswith("cuda") or self._stream is None:
+            return nullcontext()
+        import torch  # optional heavy dependency: an engine with KV on a device has it loaded
+
+        return torch.cuda.stream(self._stream)
 
     def _map(self, plan: Plan, geometry: Geometry) -> None:
         if self._board is None:
