@@ -168,6 +168,20 @@ def test_a_daemon_killed_under_the_engine_costs_the_pages_and_nothing_else(daemo
     assert controller.backend.clear() is False
 
 
+def test_pages_on_ssd_come_back_after_a_restart(
+    start_daemon: Callable[..., Daemon], start: Start, tmp_path: Path
+) -> None:
+    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    controller, keys = start(daemon), page_keys(17, 5)
+    _backed_up(controller, keys)
+    assert daemon.stop() == 0
+    daemon.start()
+    wait_until(lambda: controller.backend.batch_exists(keys) == 5, "the pages are found again")
+    assert daemon.stats()["dram.chunks"] == 0
+    assert _fetched(controller, keys) == 5
+
+
 def test_a_daemon_that_stands_still_costs_a_bounded_time(daemon: Daemon, start: Start) -> None:
     controller, keys = start(daemon), page_keys(9, 4)
     _backed_up(controller, keys)
@@ -286,6 +300,7 @@ def test_a_host_pool_that_cannot_be_described_leaves_misses(daemon: Daemon, star
         ({"interface_v1": 1, "sokcet": "x"}, "sokcet"),
         ({"interface_v1": 1, "timeout_s": 0}, "timeout_s"),
         ({"interface_v1": 1, "salt": 3}, "salt"),
+        ({"interface_v1": 1, "copy_threads": 2.5}, "copy_threads"),
     ],
 )
 def test_a_wrong_configuration_is_refused_by_name(extra: dict[str, Any], word: str) -> None:

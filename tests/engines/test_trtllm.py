@@ -186,6 +186,30 @@ def test_a_daemon_that_dies_between_the_steps_of_a_prompt(daemon: Daemon, start:
     assert engine.answer(PROMPT, 5) == (28, tokens[30:])
 
 
+def test_what_is_on_ssd_alone_is_claimed_once_it_is_in_dram(
+    start_daemon: Callable[..., Daemon], start: Start, tmp_path: Path
+) -> None:
+    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    engine = start(daemon)
+    cold = engine.answer(PROMPT, 5)[1]
+    assert daemon.stop() == 0
+    daemon.start()
+    engine.warm_up()
+    pool = engine.workers[0].half._pool
+    wait_until(lambda: pool.lookup(pool.keys(PROMPT)).chunks == 7, "the chunks are found again")
+    assert engine.answer(PROMPT, 5) == (0, cold)
+    wait_until(lambda: (pool.lookup(pool.keys(PROMPT)).tiers == kv.Level.DRAM).all(), "they are in DRAM")
+    assert engine.answer(PROMPT, 5) == (28, cold)
+
+
+def test_chunks_too_large_for_the_daemon_are_never_claimed(start_daemon: Callable[..., Daemon], start: Start) -> None:
+    engine = start(start_daemon(dram__capacity="1MiB"), warm=False, tokens_per_block=32768, blocks=8)
+    for _ in range(3):
+        assert engine.answer(PROMPT)[0] == 0
+    assert engine.workers[0].half.stats()["failed_register_kv_caches"] == 1
+
+
 def test_an_engine_without_a_daemon_runs_and_finds_it_when_it_comes(
     start_daemon: Callable[..., Daemon], start: Start
 ) -> None:
@@ -274,10 +298,16 @@ def test_what_the_runtime_does_not_take_is_given_back(daemon: Daemon, start: Sta
     assert _stats(engine)["staging_slots_free"] == free
 
 
-def test_a_request_that_runs_again_saves_from_its_new_blocks(daemon: Daemon, start: Start) -> None:
+def test_a_request_that_runs_again_saves_from_its_new_blocks(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = start(daemon, step_tokens=8)
+    engine.layer_number = lambda layer: layer + 1  # so that nothing is copied before the commit
+    engine.answer([1, 2, 3])
     request = engine.ask(PROMPT, 3)
-    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(kv.Save, "commit", lambda self, wait=True: None)
+        engine.step()
     engine.abort(request)
     engine.run()
     assert engine.answer(PROMPT, 3)[0] == 28

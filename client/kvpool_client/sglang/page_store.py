@@ -58,6 +58,7 @@ class PageStore:
         """Learn SGLang's host pool and connect. A pool that cannot be described leaves everything a miss."""
         try:
             pages = describe_host_pool(host_pool, self._shard)
+            cache = Cache(pages.parts, pages.layout, block_tokens=pages.page_tokens, form="packed")
             pool = Pool(
                 self._settings.socket,
                 model=self._settings.identity,
@@ -70,8 +71,7 @@ class PageStore:
             self._border.miss("register", error)
             return
         self.close()
-        self._cache = pool.register(pages.parts, block_tokens=pages.page_tokens, form="packed")
-        self._host_pool, self._pages, self._pool = host_pool, pages, pool
+        self._host_pool, self._pages, self._cache, self._pool = host_pool, pages, cache, pool
 
     def count_present(self, keys: Sequence[str]) -> int:
         """How many leading pages the pool has. No request."""

@@ -42,7 +42,8 @@ class Settings:
         ]
         for key, (least, most) in numbers.items():
             value = given.get(key, least)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            kinds = int if key == "copy_threads" else (int, float)
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
             if not is_number or not least <= value <= most:  # type: ignore[operator]  # a number by the line above
                 faults.append(f"{key} is {value!r}, expected {least}..{most}")
         if not given.get("model") and not model_name:

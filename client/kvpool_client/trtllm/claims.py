@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.clock import Deadline
+from kvpool.layout import Layout
 from kvpool.types import Level
-from kvpool_client.cache import SKIP_BLOCK
+from kvpool_client.cache import SKIP_BLOCK, Cache
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.pool import Pool
@@ -54,21 +55,16 @@ class Claims:
         self._free = list(range(slots))
         self._ordered: deque[tuple[int, tuple[int, ...]]] = deque()
         self._last_sequence = 0
-        self._pools = [
-            Pool(
-                settings.socket,
-                model=settings.model,
-                layout=layout,
-                salt=settings.salt.encode(),
-                timeout_s=settings.timeout_s,
-                copy_threads=settings.copy_threads,
-            )
-            for layout in layouts
-        ]
-        self._caches = [
-            pool.register(staged_layers(self.memory.view, geometry, shard, slots), geometry.tokens_per_block, "packed")
-            for shard, pool in enumerate(self._pools)
-        ]
+        self._pools: list[Pool] = []
+        self._caches: list[Cache] = []
+        try:
+            for shard, layout in enumerate(layouts):
+                self._pools.append(connect(settings, layout))
+                staged = staged_layers(self.memory.view, geometry, shard, slots)
+                self._caches.append(self._pools[-1].register(staged, geometry.tokens_per_block, "packed"))
+        except BaseException:
+            self.close()
+            raise
 
     def __repr__(self) -> str:
         return f"<Claims {self.shards} shards, {len(self._free)} slots free, {len(self._ordered)} orders under way>"
@@ -79,7 +75,10 @@ class Claims:
         return len(self._free)
 
     def claim(self, tokens: npt.NDArray[np.int32], salt: bytes | None, adapter: str, first_chunk: int) -> Claim:
-        """Stage what DRAM has of the prompt from `first_chunk` on, on every rank. Waits at most `claim_timeout_s`."""
+        """Stage what DRAM has of the prompt from `first_chunk` on, on every rank.
+
+        Waits at most `claim_timeout_s` and one round trip.
+        """
         deadline = Deadline(self._settings.claim_timeout_s)
         hits = [self._hit(pool, tokens, salt, adapter) for pool in self._pools]
         chunks = min(min(hit.chunks for hit in hits), first_chunk + len(self._free))
@@ -115,10 +114,13 @@ class Claims:
         self.memory.close()
 
     def _hit(self, pool: Pool, tokens: npt.NDArray[np.int32], salt: bytes | None, adapter: str) -> Hit:
-        """What DRAM has: a slower tier could keep the executor waiting."""
+        """What DRAM has. A slower tier could keep the executor waiting: what it has is fetched for the next to ask."""
         hit = pool.lookup(pool.keys(tokens, salt=salt, adapter=adapter))
         slower = np.flatnonzero(hit.tiers > Level.DRAM)
-        return _first(hit, int(slower[0]), pool.layout.chunk_tokens) if len(slower) else hit
+        if not len(slower):
+            return hit
+        pool.acquire(hit).release()
+        return _first(hit, int(slower[0]), pool.layout.chunk_tokens)
 
     def _stage(self, hits: list[Hit], chunks: int, slots: list[int], first_chunk: int, deadline: Deadline) -> int:
         """Leading chunks that every shard has in its slots; when it returns nothing is copied any more."""
@@ -142,6 +144,18 @@ class Claims:
                 if load is not None:
                     load.cancel()
                 lease.release()
+
+
+def connect(settings: Settings, layout: Layout) -> Pool:
+    """A Pool for one shard. Raises InvalidArgument, LayoutMismatch."""
+    return Pool(
+        settings.socket,
+        model=settings.model,
+        layout=layout,
+        salt=settings.salt.encode(),
+        timeout_s=settings.timeout_s,
+        copy_threads=settings.copy_threads,
+    )
 
 
 def staged_layers(

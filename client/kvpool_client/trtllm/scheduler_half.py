@@ -31,6 +31,7 @@ class SchedulerHalf:
         self._board = Board.create(settings.ranks)
         self._claims: Claims | None = None
         self._is_serving = False
+        self._cannot_claim = False
         self._prompts: dict[int, Prompt] = {}
         self._dropped: list[int] = []
         self._counts = {"claimed_tokens": 0, "asked_requests": 0, "refused_requests": 0}
@@ -136,8 +137,12 @@ class SchedulerHalf:
         ranks = range(self._settings.ranks)
         if self._claims is None and not self._settings.refusal:
             geometry = self._board.geometry(ranks)
-            if geometry is not None:
-                self._claims = Claims(self._settings, geometry)
+            if geometry is not None and not self._cannot_claim:
+                try:
+                    self._claims = Claims(self._settings, geometry)
+                except ENGINE_FAILURES as error:  # it would fail again: the engine goes on without claims
+                    self._cannot_claim = True
+                    self._border.miss("claims", error)
         if self._claims is not None:
             self._is_serving = self._is_serving or self._board.has_mapped(ranks)
             self._claims.reclaim(self._board.done(ranks))

@@ -21,6 +21,7 @@ from kvpool_client.device_arena import PinnedBytes
 from kvpool_client.device_blocks import DeviceBlocks
 from kvpool_client.pool import Pool
 from kvpool_client.save import Save
+from kvpool_client.trtllm.claims import connect
 from kvpool_client.trtllm.plan import Geometry, LoadOrder, Plan, SaveOrder
 from kvpool_client.trtllm.settings import Settings
 from kvpool_client.trtllm.shared import Board, SharedBytes
@@ -71,20 +72,13 @@ class WorkerHalf:
         try:
             geometry = Geometry.of(tensor, self._settings.tokens_per_block, self._settings.format)
             layout = geometry.layout(self._rank, self._settings.ranks)
-            pool = Pool(
-                self._settings.socket,
-                model=self._settings.model,
-                layout=layout,
-                salt=self._settings.salt.encode(),
-                timeout_s=self._settings.timeout_s,
-                copy_threads=self._settings.copy_threads,
-            )
             layers = [tensor[:, layer] for layer in range(geometry.layers)]
-            self._cache = pool.register(layers, self._settings.tokens_per_block, "packed")
+            cache = Cache(layers, layout, block_tokens=self._settings.tokens_per_block, form="packed")
+            self._pool = connect(self._settings, layout)
         except ENGINE_FAILURES as error:
             self._border.miss("register_kv_caches", error)
             return
-        self._geometry, self._layout, self._pool = geometry, layout, pool
+        self._geometry, self._layout, self._cache = geometry, layout, cache
 
     def bind(self, plan: Plan | None) -> None:
         """Take the step's plan; map what it names; end the saves of requests whose blocks are gone."""
