@@ -14,7 +14,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client"
 
-.PHONY: help setup demo test test-native test-sanitizers test-faults test-hostile fuzz check lint docs native bench clean install-service uninstall-service
+.PHONY: help setup demo test test-native test-sanitizers test-faults test-hostile test-sglang fuzz check lint docs native bench clean install-service uninstall-service
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
 	@echo "make test-faults      the whole campaign of failpoints, kills, stops and failing disks: about twenty minutes"
 	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about two minutes"
+	@echo "make test-sglang      the SGLang backend under SGLang's own storage layer (fetches its wheel, 39 MB, installs nothing)"
 	@echo "make fuzz SECONDS=30  each native fuzz target for that long, under sanitizers (with libFuzzer where clang is)"
 	@echo "make native           build the native module into $(VENV) for development"
 	@echo "make install-service [KVPOOLD=/opt/kvpool/bin/kvpoold] [DESTDIR=DIR]   the systemd service; starts nothing"
@@ -76,6 +77,14 @@ test-faults: setup
 
 test-hostile: setup
 	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest tests/hostile -rA
+
+# The wheel is read, not installed: its dependencies want a GPU build of torch.
+SGLANG ?= sglang==0.5.23
+
+test-sglang: setup
+	mkdir -p build/sglang
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest build/sglang "$(SGLANG)"
+	KVPOOL_SGLANG_WHEEL="$$(ls -t $(CURDIR)/build/sglang/sglang-*.whl | head -1)" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/test_sglang_wheel.py
 
 # Without clang the same targets run with a driver that makes random inputs.
 SECONDS ?= 30

@@ -15,7 +15,7 @@ FUNCTION_LINES_MAX = 70
 
 PYTHON = sorted(
     path
-    for folder in ("kvpool", "client", "tests", "demo", "typings")
+    for folder in ("kvpool", "client", "tests", "demo", "examples", "typings")
     for path in (ROOT / folder).rglob("*.py*")
     if path.suffix in (".py", ".pyi")
 )

@@ -1,8 +1,10 @@
 """Which bytes of engine memory a load or save means, and who moves them: the native threads, or torch for a device.
 
-Checks what the caller passed, raises InvalidArgument, and starts runs. Any thread.
+Checks what the caller passed, raises InvalidArgument, and starts runs. Any thread. Lock: `_lock` guards the arenas.
 """
 
+import threading
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +14,7 @@ import kvpool_native
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
 from kvpool_client.cache import SKIP_BLOCK, Cache, contiguous_view
+from kvpool_client.device_arena import PinnedBytes
 from kvpool_client.device_blocks import DeviceBlocks
 from kvpool_client.device_runs import DeviceLoad, DeviceSave
 from kvpool_client.lease import Lease
@@ -47,6 +50,8 @@ class Copies:
     def __init__(self, layout: Layout, threads: int) -> None:
         self._layout = layout
         self._threads = kvpool_native.CopyPool(threads)
+        self._lock = threading.Lock()
+        self._arenas: weakref.WeakKeyDictionary[Session, PinnedBytes] = weakref.WeakKeyDictionary()  # guarded by _lock
 
     def blocks(
         self, cache: Cache | None, block_ids: object, array: object, chunks: int, *, is_load: bool
@@ -86,7 +91,7 @@ class Copies:
         if not blocks.is_on_device or blocks.cache is None:
             return job
         return DeviceLoad(
-            DeviceBlocks(blocks.cache, session.arena.view()),
+            DeviceBlocks(blocks.cache, self._arena_of(session, blocks.cache)),
             job,
             session.index,
             self._layout,
@@ -100,7 +105,7 @@ class Copies:
     ) -> SaveRun:
         """Prepare a save into the slots at `offsets`."""
         if blocks.is_on_device and blocks.cache is not None:
-            device_blocks = DeviceBlocks(blocks.cache, session.arena.view())
+            device_blocks = DeviceBlocks(blocks.cache, self._arena_of(session, blocks.cache))
             return DeviceSave(device_blocks, session.arena, self._layout, offsets=offsets.tolist(), block_ids=block_ids)
         return self._threads.save(
             blocks.view,
@@ -110,6 +115,14 @@ class Copies:
             self._layout.layers,
             self._layout.layer_bytes,
         )
+
+    def _arena_of(self, session: Session, cache: Cache) -> PinnedBytes:
+        """The session's arena, registered with the cache's device from the first copy on."""
+        with self._lock:
+            arena = self._arenas.get(session)
+            if arena is None:
+                arena = self._arenas[session] = PinnedBytes(session.arena.view(), cache.device)
+            return arena
 
     def estimate_s(self, chunks: int) -> float:
         """Seconds to copy chunks, from what this Pool's threads have copied so far; a guess before that."""

@@ -2,7 +2,7 @@
 
 The same byte order as the native copies: a layer of a chunk is plane by plane, each plane's blocks in the chunk's order.
 torch is imported when the first such cache is used, never before. Methods run on the thread of one copy; work is queued on
-`stream`, a side stream of the device (None on the CPU, where everything is done at once).
+a side stream of the device, and an event stands behind each layer (None on the CPU, where everything is done at once).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool_client.cache import SKIP_BLOCK, Cache
+from kvpool_client.device_arena import PinnedBytes
 
 if TYPE_CHECKING:
     import torch
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
 class DeviceBlocks:
     """One registered cache on one device. Immutable; one copy at a time."""
 
-    def __init__(self, cache: Cache, arena: npt.NDArray[np.uint8]) -> None:
-        """`arena` is the whole shared arena as bytes."""
+    def __init__(self, cache: Cache, arena: PinnedBytes) -> None:
+        """`arena` is host memory with chunks at offsets: the shared arena, or staging of the same form."""
         import torch  # optional heavy dependency: an engine with tensors on a device has it loaded
 
         self._torch: Any = torch  # its stream and event calls are untyped
         self._cache = cache
         self._device = self._torch.device(cache.device)
-        self._arena = torch.from_numpy(arena)
+        self._arena = arena  # its memory outlives every copy
         self._layers = [_as_bytes(self._torch, layer) for layer in cache.layers]
         self._stream: Any = self._torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
@@ -38,21 +39,26 @@ class DeviceBlocks:
         mark.record(self._torch.cuda.current_stream(self._device))
         return mark
 
-    def spread(
+    def queue_spread(
         self, layer: int, offsets: list[int], layer_bytes: int, block_ids: npt.NDArray[np.int64], mark: Any
-    ) -> None:
-        """Arena to device: `layer` of the chunks at `offsets`. When it returns the bytes are in the blocks."""
+    ) -> Any:
+        """Arena to device: `layer` of the chunks at `offsets`. The event behind it: `wait` has the bytes in the blocks."""
         with self._on_stream(mark):
             staged = self._torch.empty((len(offsets), layer_bytes), dtype=self._torch.uint8, device=self._device)
             for row, offset in enumerate(offsets):
                 start = offset + layer * layer_bytes
-                staged[row].copy_(self._arena[start : start + layer_bytes], non_blocking=True)
+                staged[row].copy_(self._arena.tensor[start : start + layer_bytes], non_blocking=True)
             wanted = np.flatnonzero(block_ids != SKIP_BLOCK)
             ids = self._torch.from_numpy(block_ids[wanted]).to(self._device)
             rows = self._torch.from_numpy(wanted).to(self._device)
             for plane, blocks in enumerate(self._planes(layer)):
                 blocks.index_copy_(0, ids, self._plane_of(staged, plane, blocks).index_select(0, rows))
-        self._wait()
+            return self._event()
+
+    def wait(self, event: Any) -> None:
+        """Until what was queued before the event is done."""
+        if event is not None:
+            event.synchronize()
 
     def gather(
         self, layer: int, offsets: list[int], layer_bytes: int, block_ids: npt.NDArray[np.int64], mark: Any
@@ -64,8 +70,9 @@ class DeviceBlocks:
             staged = self._torch.cat(parts, dim=1)
             for row, offset in enumerate(offsets):
                 start = offset + layer * layer_bytes
-                self._arena[start : start + layer_bytes].copy_(staged[row], non_blocking=True)
-        self._wait()
+                self._arena.tensor[start : start + layer_bytes].copy_(staged[row], non_blocking=True)
+            event = self._event()
+        self.wait(event)
 
     def _planes(self, layer: int) -> "list[torch.Tensor]":
         """The layer's planes, each `[blocks, …]`."""
@@ -87,9 +94,12 @@ class DeviceBlocks:
             self._stream.wait_event(mark)
         return self._torch.cuda.stream(self._stream)
 
-    def _wait(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()
+    def _event(self) -> Any:
+        if self._stream is None:
+            return None
+        event = self._torch.cuda.Event(blocking=True)
+        event.record(self._stream)
+        return event
 
 
 def _as_bytes(torch_module: Any, layer: Any) -> "torch.Tensor":

@@ -1,7 +1,8 @@
 """Loads and saves of an engine whose KV is on a device: one thread each, layer by layer, by `DeviceBlocks`.
 
-A load has each layer checked in the arena by the native threads first (generation and checksum, nothing written), spreads
-it over the device's blocks, and reads the generations again when the device has the bytes: only then is the layer in place.
+A load has each layer checked in the arena by the native threads first (generation and checksum, nothing written), queues its
+spreading over the device's blocks, a few layers ahead, and reads the generations again when the device has the bytes: only
+then is the layer in place.
 A save gathers a layer into the reserved slots and has its checksums computed from what arrived there.
 Copies per byte: one across the bus, one on the device.
 
@@ -9,7 +10,9 @@ Threads: the run's own, and any that waits. `_changed` guards all mutable state 
 """
 
 import threading
+from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +23,8 @@ from kvpool.types import LoadReason
 from kvpool_client.device_blocks import DeviceBlocks
 
 CHECK_SLICE_S = 0.05
+# Layers queued on the device beyond the one that is waited for: enough to keep its copying engine busy (a guess).
+LAYERS_AHEAD = 2
 
 
 class DeviceLoad:
@@ -95,10 +100,17 @@ class DeviceLoad:
             return self._layers_done + self._check.progress()
 
     def _run(self) -> None:
+        queued: deque[tuple[int, int, Any]] = deque()
         try:
             for layer in range(self._layout.layers):
-                if not self._load_layer(layer):
+                count = self._checked(layer, queued)
+                if not count:
                     break
+                queued.append((layer, count, self._queue(layer, count)))
+                if len(queued) > LAYERS_AHEAD:
+                    self._settle(*queued.popleft())
+            while queued:
+                self._settle(*queued.popleft())
         except RuntimeError:  # the device refuses: what it says is torch's, what it means is that nothing was loaded
             with self._changed:
                 self._good, self._reason = 0, LoadReason.IO
@@ -108,22 +120,28 @@ class DeviceLoad:
             self._has_ended = True
             self._changed.notify_all()
 
-    def _load_layer(self, layer: int) -> bool:
-        code = -1
+    def _checked(self, layer: int, queued: "deque[tuple[int, int, Any]]") -> int:
+        """How many chunks have a good layer in the arena; settles what is queued while it is waited for. 0 ends the load."""
+        code = self._check.wait_layer(layer, 0.0)
         while code == -1:
-            code = self._check.wait_layer(layer, CHECK_SLICE_S)
+            if queued:
+                self._settle(*queued.popleft())
+            code = self._check.wait_layer(layer, 0.0 if queued else CHECK_SLICE_S)
         self._limit(self._check.chunks() if code == 1 else 0, LoadReason(self._check.reason()))
         with self._changed:
-            count = self._good
-            if self._is_cancelled or not count:
-                return False
+            return 0 if self._is_cancelled else self._good
+
+    def _queue(self, layer: int, count: int) -> Any:
         ids = self._block_ids[: count * (len(self._block_ids) // len(self._offsets))]
-        self._blocks.spread(layer, self._offsets[:count], self._layout.layer_bytes, ids, self._mark)
+        return self._blocks.queue_spread(layer, self._offsets[:count], self._layout.layer_bytes, ids, self._mark)
+
+    def _settle(self, layer: int, count: int, event: Any) -> None:
+        """The device has the layer's bytes: those of slots that still stand are in place."""
+        self._blocks.wait(event)
         self._limit(self._standing(count), LoadReason.GONE)
         with self._changed:
             self._layers_done = layer + 1
             self._changed.notify_all()
-        return True
 
     def _standing(self, count: int) -> int:
         """Leading chunks whose slots were not given away while the device read them."""

@@ -1,0 +1,200 @@
+"""SGLang's pages in the pool: found, loaded into registered host pages and saved from them, a batch at a time.
+
+SGLang names a page by a hash over everything before it, so each page is a chunk at a root of its own: a batch may begin in
+the middle of a prompt, and what precedes it need not be told. (SGLang can pass those hashes, but 0.5.23 leaves out the last
+node's where it prefetches.) The price is two requests for each page; the order in which pages are taken keeps the first of
+a batch the most recently used, so that eviction begins at its end.
+
+Nothing here raises into SGLang: what fails is a miss, counted, logged once. Any thread; SGLang calls from its prefetch and
+backup threads. Copies per byte: one, by the Pool's native threads.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from kvpool.clock import Deadline
+from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.protocol.blocking import BlockingConnection
+from kvpool_client.border import ENGINE_FAILURES, Border
+from kvpool_client.cache import Cache
+from kvpool_client.key_chain import KeyChain
+from kvpool_client.lease import Lease
+from kvpool_client.load import Load
+from kvpool_client.pool import Pool
+from kvpool_client.save import Save
+from kvpool_client.sglang.host_pages import HostPages, Shard, describe_host_pool
+from kvpool_client.sglang.settings import Settings
+
+# Pages under way at once: enough to keep copying threads and an SSD busy, few enough for the daemon's bounds (a guess).
+PAGES_AT_ONCE = 32
+DIGEST_BYTES = 32
+
+_log = logging.getLogger(__name__)
+
+
+class PageStore:
+    """One rank's pages. Before `register` has understood a host pool, everything is a miss."""
+
+    def __init__(self, settings: Settings, shard: Shard) -> None:
+        self._settings = settings
+        self._shard = shard
+        self._border = Border(_log)
+        self._host_pool: Any = None  # keeps the host memory alive
+        self._pages: HostPages | None = None
+        self._pool: Pool | None = None
+        self._cache: Cache | None = None
+        self._counts = {"loaded_pages": 0, "saved_pages": 0, "present_pages": 0, "declined_pages": 0}
+
+    def __repr__(self) -> str:
+        return f"<PageStore {self._pool!r} {self._cache!r}>"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a host pool was understood."""
+        return self._pool is not None
+
+    def register(self, host_pool: Any) -> None:
+        """Learn SGLang's host pool and connect. A pool that cannot be described leaves everything a miss."""
+        try:
+            pages = describe_host_pool(host_pool, self._shard)
+            cache = Cache(pages.parts, pages.layout, block_tokens=pages.page_tokens, form="packed")
+            pool = Pool(
+                self._settings.socket,
+                model=self._settings.identity,
+                layout=pages.layout,
+                salt=self._settings.salt.encode(),
+                timeout_s=self._settings.timeout_s,
+                copy_threads=self._settings.copy_threads,
+            )
+        except ENGINE_FAILURES as error:
+            self._border.miss("register", error)
+            return
+        self.close()
+        self._host_pool, self._pages, self._cache, self._pool = host_pool, pages, cache, pool
+
+    def count_present(self, keys: Sequence[str]) -> int:
+        """How many leading pages the pool has. No request."""
+        if self._pool is None:
+            return 0
+        try:
+            return self._present(self._pool, self._chains(self._pool, keys), len(keys))
+        except ENGINE_FAILURES as error:
+            self._border.miss("batch_exists", error)
+            return 0
+
+    def load(self, keys: Sequence[str], host_indices: object) -> list[bool]:
+        """Copy pages into host memory; which leading ones are there and verified. The rest of the pages is undefined."""
+        answer = [False] * len(keys)
+        if self._pool is None or self._pages is None:
+            return answer
+        deadline = Deadline(self._settings.batch_timeout_s)
+        try:
+            numbers = self._pages.page_numbers(host_indices, len(keys))
+            chains = list(self._chains(self._pool, keys))
+            good = 0
+            while good < len(keys) and not deadline.has_passed():
+                asked = slice(good, good + PAGES_AT_ONCE)
+                got = self._load_some(self._pool, chains[asked], numbers[asked], deadline)
+                good += got
+                if got < len(chains[asked]):
+                    break
+        except ENGINE_FAILURES as error:
+            self._border.miss("batch_get", error)
+            return answer
+        self._counts["loaded_pages"] += good
+        return [number < good for number in range(len(keys))]
+
+    def save(self, keys: Sequence[str], host_indices: object) -> list[bool]:
+        """Store pages from host memory; which of them are in the pool now, or just being stored by somebody else."""
+        if not self._shard.is_writer:
+            return [True] * len(keys)
+        answer = [False] * len(keys)
+        if self._pool is None or self._pages is None:
+            return answer
+        deadline = Deadline(self._settings.batch_timeout_s)
+        try:
+            numbers = self._pages.page_numbers(host_indices, len(keys))
+            chains = list(self._chains(self._pool, keys))
+            for first in reversed(range(0, len(keys), PAGES_AT_ONCE)):
+                if deadline.has_passed():
+                    break
+                asked = slice(first, first + PAGES_AT_ONCE)
+                answer[asked] = self._save_some(self._pool, chains[asked], numbers[asked])
+        except ENGINE_FAILURES as error:
+            self._border.miss("batch_set", error)
+        return answer
+
+    def clear(self) -> bool:
+        """Drop every chunk of this model, all ranks' and all engines', as SGLang's own backends do."""
+        try:
+            with BlockingConnection.admin(self._settings.socket, self._settings.timeout_s) as connection:
+                connection.flush(self._settings.identity, None)
+        except (KVPoolError, OSError) as error:
+            self._border.miss("clear", error)
+            return False
+        return True
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Pages moved, failures by call, and the Pool's own counters."""
+        pool = self._pool.stats() if self._pool is not None else {}
+        return {**self._counts, **self._border.counts(), **pool}
+
+    def miss(self, call: str, cause: object) -> None:
+        """Count a call that this backend does not serve."""
+        self._border.miss(call, cause)
+
+    def close(self) -> None:
+        """End the connection. Idempotent; everything is a miss afterwards."""
+        pool, self._pool, self._cache = self._pool, None, None
+        if pool is not None:
+            pool.close()
+
+    def _chains(self, pool: Pool, keys: Sequence[str]) -> Iterator[KeyChain]:
+        """A chain of one chunk for each page, made as it is asked for."""
+        for key in keys:
+            digest = bytes.fromhex(key)
+            if len(digest) != DIGEST_BYTES:
+                raise InvalidArgument(f"page key {key[:80]!r} is no SHA-256 in hexadecimal")
+            yield pool.keys_from_hashes([digest], block_tokens=pool.layout.chunk_tokens)
+
+    def _present(self, pool: Pool, chains: Iterable[KeyChain], count: int) -> int:
+        """How many of `count` chains lead a run of present ones."""
+        return next((number for number, chain in enumerate(chains) if not pool.lookup(chain)), count)
+
+    def _load_some(self, pool: Pool, chains: Sequence[KeyChain], numbers: Sequence[int], deadline: Deadline) -> int:
+        """Leading pages that are in place; when it returns no page is written any more."""
+        under_way: list[tuple[Lease, Load]] = []
+        good = 0
+        try:
+            for position in reversed(range(self._present(pool, chains, len(chains)))):
+                lease = pool.acquire(pool.lookup(chains[position]))
+                under_way.insert(0, (lease, pool.load(lease, self._cache, [numbers[position]] * lease.chunks)))
+            for _, load in under_way:
+                if load.wait(deadline.remaining_s()).chunks != 1:
+                    break
+                good += 1
+        finally:
+            for lease, load in under_way:
+                load.cancel()
+                load.wait()
+                lease.release()
+        return good
+
+    def _save_some(self, pool: Pool, chains: Sequence[KeyChain], numbers: Sequence[int]) -> list[bool]:
+        """One save for each page, all copying at once; committed from the last page to the first."""
+        saves: list[Save] = []
+        try:
+            for chain, number in zip(chains, numbers, strict=True):
+                saves.append(pool.save(chain, self._cache, [number]))
+                for part in range(pool.layout.layers):
+                    saves[-1].layer(part)
+            results = [save.wait() for save in reversed(saves)]
+        finally:
+            for save in saves:
+                save.abort()
+        for result in results:
+            self._counts["saved_pages"] += result.stored
+            self._counts["present_pages"] += result.present
+            self._counts["declined_pages"] += result.declined
+        return [not result.declined or "pending" in result.reasons for result in reversed(results)]

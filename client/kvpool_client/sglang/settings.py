@@ -1,0 +1,58 @@
+"""The configuration of the SGLang backend: what stands in `--hicache-storage-backend-extra-config`.
+
+Read once, checked whole; every fault is named at once. Pure; any thread.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvpool.errors import InvalidArgument
+
+SOCKET = "/run/kvpool/kvpool.sock"
+# The keys by which SGLang itself finds the backend; it takes its own prefetch keys out before.
+_SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`model` and `revision` name the weights; `timeout_s` bounds a round trip, `batch_timeout_s` one call of SGLang's."""
+
+    model: str
+    socket: str = SOCKET
+    revision: str = ""
+    salt: str = ""
+    timeout_s: float = 1.0
+    batch_timeout_s: float = 10.0
+    copy_threads: int = 2
+
+    @classmethod
+    def read(cls, extra: Mapping[str, object] | None, model_name: str | None) -> "Settings":
+        """The settings of an extra config. Raises InvalidArgument, naming every key that is wrong."""
+        given = {key: value for key, value in (extra or {}).items() if key not in _SGLANG_KEYS}
+        faults = []
+        if not (extra or {}).get("interface_v1"):
+            faults.append("interface_v1 is not set, expected 1: without it SGLang copies every page twice")
+        expected = {"model": str, "socket": str, "revision": str, "salt": str}
+        numbers = {"timeout_s": (0.001, 3600.0), "batch_timeout_s": (0.001, 3600.0), "copy_threads": (1, 64)}
+        faults += [f"{key} is no setting" for key in given if key not in expected and key not in numbers]
+        faults += [
+            f"{key} is {given[key]!r}, expected a string"
+            for key, kind in expected.items()
+            if key in given and not isinstance(given[key], kind)
+        ]
+        for key, (least, most) in numbers.items():
+            value = given.get(key, least)
+            kinds = int if key == "copy_threads" else (int, float)
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
+            if not is_number or not least <= value <= most:  # type: ignore[operator]  # a number by the line above
+                faults.append(f"{key} is {value!r}, expected {least}..{most}")
+        if not given.get("model") and not model_name:
+            faults.append("model is empty and SGLang names none, expected the model's name")
+        if faults:
+            raise InvalidArgument("hicache-storage-backend-extra-config: " + "; ".join(faults))
+        return cls(**{"model": model_name or "", **given})  # type: ignore[arg-type]  # each was checked above
+
+    @property
+    def identity(self) -> str:
+        """The model's name in the pool: chunks are shared only where this is equal."""
+        return f"{self.model}@{self.revision}" if self.revision else self.model

@@ -1,0 +1,105 @@
+"""The two classes that TensorRT-LLM makes: its connector's verbs over the two halves.
+
+Imports tensorrt_llm; nothing else in `kvpool_client` imports this module. Threads: as the executor calls, one thread on each
+rank.
+"""
+
+import importlib
+import os
+from typing import Any
+
+from kvpool_client.trtllm.scheduler_half import SchedulerHalf
+from kvpool_client.trtllm.settings import Settings
+from kvpool_client.trtllm.worker_half import WorkerHalf
+
+_PLACES = (
+    "tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector",
+    "tensorrt_llm._torch.pyexecutor.kv_cache_connector",
+)
+
+
+def _interface() -> Any:
+    """The module of TensorRT-LLM's connector interface, where this version has it."""
+    try:
+        return importlib.import_module(_PLACES[0])
+    except ModuleNotFoundError:
+        return importlib.import_module(_PLACES[1])
+
+
+def _settings(llm_args: Any) -> Settings:
+    version = getattr(importlib.import_module("tensorrt_llm"), "__version__", "")
+    return Settings.read(llm_args, os.environ, str(version))
+
+
+_engine = _interface()
+
+
+class KVPoolScheduler(_engine.KvCacheConnectorScheduler):  # type: ignore[misc, name-defined]  # TensorRT-LLM's class is untyped here
+    """See `kvpool_client.trtllm`. Raises InvalidArgument where the environment's settings are wrong."""
+
+    def __init__(self, llm_args: Any) -> None:
+        super().__init__(llm_args)
+        self.half = SchedulerHalf(_settings(llm_args))
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """Tokens promised beyond those computed; always loaded before the forward, never asynchronously."""
+        return self.half.match(request, num_computed_tokens), False
+
+    def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
+        """Nothing: blocks are taken from the scheduler's output, which is whole in every version."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """The step's plan for the workers."""
+        return self.half.plan(scheduler_output)
+
+    def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
+        """Whether saves may still read the request's blocks."""
+        return self.half.finish(request)
+
+    def request_reset(self, request: Any) -> None:
+        """The request's blocks are gone; it runs again."""
+        self.half.reset(request)
+
+    def cancel_load(self, request: Any, start: int, end: int) -> None:
+        """The runtime will not take what was claimed from token `start` on."""
+        self.half.cancel(request, start)
+
+
+class KVPoolWorker(_engine.KvCacheConnectorWorker):  # type: ignore[misc, name-defined]  # TensorRT-LLM's class is untyped here
+    """See `kvpool_client.trtllm`. Raises InvalidArgument where the environment's settings are wrong."""
+
+    def __init__(self, llm_args: Any) -> None:
+        super().__init__(llm_args)
+        rank = int(importlib.import_module("tensorrt_llm._utils").mpi_rank())
+        self.half = WorkerHalf(_settings(llm_args), rank)
+
+    def register_kv_caches(self, kv_cache_tensor: Any) -> None:
+        """Learn the rank's KV pool."""
+        self.half.register(kv_cache_tensor)
+
+    def bind_connector_meta(self, metadata: Any) -> None:
+        """Take the step's plan."""
+        super().bind_connector_meta(metadata)
+        self.half.bind(metadata)
+
+    def start_load_kv(self, stream: Any) -> None:
+        """Begin the plan's loads."""
+        self.half.start_loads(stream)
+
+    def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
+        """Have the forward's stream wait for a layer."""
+        self.half.wait_layer(layer_idx, stream)
+
+    def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
+        """A layer's KV was queued."""
+        self.half.save_layer(layer_idx)
+
+    def wait_for_save(self, stream: Any) -> None:
+        """The step was queued; its saves go on in the background."""
+        self.half.finish_step()
+
+    def get_finished(
+        self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """Requests whose saves have ended. Nothing is ever loaded asynchronously."""
+        return self.half.finished(finished_gen_req_ids), []

@@ -1,0 +1,119 @@
+"""Memory that the scheduler half makes and the ranks of one node map: the board of their words, and the staged chunks.
+
+The connector interface lets the scheduler speak to its workers and never hears back; the board is the way back. Each rank
+has a page of it that it alone writes: what KV it has, whether it has mapped the staged chunks, and the last load order that
+it has carried out. A rank that cannot open the memory (another node, another user) never says so, and nothing is claimed.
+
+    page of a rank:  u64 bytes of the geometry, written last │ u64 has mapped │ u64 last sequence done │ … geometry at 64
+
+Made with memfd_create and opened through /proc: it has no name to guess, and is gone with its processes. Threads: each
+number has one writer; readers see it late, never torn (aligned words).
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool_client.trtllm.plan import Geometry
+
+BOARD_PAGE_BYTES = 4096
+_GEOMETRY_AT = 64
+_LENGTH, _HAS_MAPPED, _DONE = range(3)
+
+
+class SharedBytes:
+    """One mapping. `path` opens it in another process of the same user; `view` is its bytes."""
+
+    def __init__(self, fd: int, size: int, path: str) -> None:
+        """Takes `fd`. Raises OSError."""
+        self._fd = fd
+        self.path = path
+        self.view: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, size), dtype=np.uint8)
+
+    @classmethod
+    def create(cls, name: str, size: int) -> "SharedBytes":
+        """New memory, zeroed; pages are taken when they are touched."""
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        return cls(fd, size, f"/proc/{os.getpid()}/fd/{fd}")
+
+    @classmethod
+    def attach(cls, path: str, size: int) -> "SharedBytes":
+        """Memory that another process made. Raises OSError, also when it is smaller than `size`."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if os.fstat(fd).st_size < size:
+            os.close(fd)
+            raise OSError(f"{path} is smaller than {size} bytes")
+        return cls(fd, size, path)
+
+    def close(self) -> None:
+        """Close the descriptor; the mapping lives as long as somebody has a view of it. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Board:
+    """The pages of all ranks."""
+
+    def __init__(self, memory: SharedBytes) -> None:
+        self._memory = memory
+
+    @classmethod
+    def create(cls, ranks: int) -> "Board":
+        """The scheduler's."""
+        return cls(SharedBytes.create("kvpool-board", ranks * BOARD_PAGE_BYTES))
+
+    @classmethod
+    def attach(cls, path: str, ranks: int) -> "Board":
+        """A rank's. Raises OSError."""
+        return cls(SharedBytes.attach(path, ranks * BOARD_PAGE_BYTES))
+
+    @property
+    def path(self) -> str:
+        """What opens it elsewhere."""
+        return self._memory.path
+
+    def post(self, rank: int, geometry: Geometry) -> None:
+        """Say what KV this rank has."""
+        page, data = self._page(rank), geometry.to_bytes()
+        assert len(data) <= BOARD_PAGE_BYTES - _GEOMETRY_AT
+        page[_GEOMETRY_AT : _GEOMETRY_AT + len(data)] = np.frombuffer(data, np.uint8)
+        self._words(rank)[_LENGTH] = len(data)
+
+    def geometry(self, ranks: Sequence[int]) -> Geometry | None:
+        """What all of the ranks have alike; None while one has not spoken, or speaks of other KV."""
+        pages = []
+        for rank in ranks:
+            length = int(self._words(rank)[_LENGTH])
+            pages.append(self._page(rank)[_GEOMETRY_AT : _GEOMETRY_AT + length].tobytes())
+        return Geometry.from_bytes(pages[0]) if pages[0] and len(set(pages)) == 1 else None
+
+    def set_mapped(self, rank: int) -> None:
+        """Say that this rank has mapped the staged chunks."""
+        self._words(rank)[_HAS_MAPPED] = 1
+
+    def has_mapped(self, ranks: Sequence[int]) -> bool:
+        """Whether all of the ranks have."""
+        return all(self._words(rank)[_HAS_MAPPED] for rank in ranks)
+
+    def set_done(self, rank: int, sequence: int) -> None:
+        """Say that this rank has carried out every load order up to `sequence`."""
+        self._words(rank)[_DONE] = sequence
+
+    def done(self, ranks: Sequence[int]) -> int:
+        """The last load order that all of the ranks have carried out."""
+        return min(int(self._words(rank)[_DONE]) for rank in ranks)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self._memory.close()
+
+    def _page(self, rank: int) -> npt.NDArray[np.uint8]:
+        return self._memory.view[rank * BOARD_PAGE_BYTES : (rank + 1) * BOARD_PAGE_BYTES]
+
+    def _words(self, rank: int) -> npt.NDArray[np.uint64]:
+        return self._page(rank)[:_GEOMETRY_AT].view(np.uint64)

@@ -1,0 +1,350 @@
+"""What TensorRT-LLM's executor is to a connector, for tests without TensorRT-LLM: base classes, requests, a scripted loop.
+
+Written after the connector interface of TensorRT-LLM main in mid-2026 (`pyexecutor/connectors/kv_cache_connector.py`): one
+lookup for each allocation, positions that leave a claim out in its first step, cumulative blocks, plans that are broadcast,
+no word back about loads. The executor computes KV from the tokens before it and checks every KV that it attends to, on every
+rank: a wrong byte fails the test where it is read.
+"""
+
+import pickle
+import sys
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.daemon import wait_until
+
+INTERFACE = "tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector"
+WIDTH = 8
+GARBAGE = -1
+
+
+class KvCacheConnectorWorker(ABC):
+    """The worker's interface."""
+
+    supports_attention_dp = False
+
+    def __init__(self, llm_args: Any) -> None:
+        self._llm_args = llm_args
+        self._metadata: Any = None
+
+    def bind_connector_meta(self, metadata: object) -> None:
+        self._metadata = metadata
+
+    @abstractmethod
+    def register_kv_caches(self, kv_cache_tensor: Any) -> None: ...
+
+    @abstractmethod
+    def start_load_kv(self, stream: Any) -> None: ...
+
+    @abstractmethod
+    def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None: ...
+
+    @abstractmethod
+    def save_kv_layer(self, layer_idx: int, stream: Any) -> None: ...
+
+    @abstractmethod
+    def wait_for_save(self, stream: Any) -> None: ...
+
+    @abstractmethod
+    def get_finished(self, saving: list[int], loading: list[int]) -> tuple[list[int], list[int]]: ...
+
+
+class KvCacheConnectorScheduler(ABC):
+    """The scheduler's interface."""
+
+    supports_attention_dp = False
+
+    def __init__(self, llm_args: Any) -> None:
+        self._llm_args = llm_args
+
+    @abstractmethod
+    def build_connector_meta(self, scheduler_output: Any) -> Any: ...
+
+    @abstractmethod
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]: ...
+
+    @abstractmethod
+    def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool: ...
+
+    @abstractmethod
+    def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None: ...
+
+
+@dataclass
+class RequestData:
+    """One request of a step."""
+
+    request_id: int
+    new_tokens: list[int]
+    new_block_ids: list[int]
+    computed_position: int
+    num_scheduled_tokens: int
+    block_hashes: list[int] = field(default_factory=list)
+    priorities: list[int] | None = None
+    cache_salt: str | None = None
+
+
+@dataclass
+class SchedulerOutput:
+    """One step."""
+
+    new_requests: list[RequestData] = field(default_factory=list)
+    cached_requests: list[RequestData] = field(default_factory=list)
+
+
+@contextmanager
+def installed() -> Iterator[types.ModuleType]:
+    """`tensorrt_llm` importable as far as a connector needs it; answers its `_utils`, whose rank tests set."""
+    parts = INTERFACE.split(".")
+    names = [".".join(parts[: count + 1]) for count in range(len(parts))] + ["tensorrt_llm._utils"]
+    connector = "kvpool_client.trtllm.connector"
+    before = {name: sys.modules.get(name) for name in [*names, connector]}
+    for name in names:
+        sys.modules[name] = types.ModuleType(name)
+    interface, tools = sys.modules[INTERFACE], sys.modules["tensorrt_llm._utils"]
+    vars(interface).update(
+        KvCacheConnectorScheduler=KvCacheConnectorScheduler, KvCacheConnectorWorker=KvCacheConnectorWorker
+    )
+    vars(tools).update(mpi_rank=lambda: 0)
+    sys.modules.pop(connector, None)
+    try:
+        yield tools
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
+
+
+def llm_args(**fields: Any) -> Any:
+    """TorchLlmArgs, as far as a connector reads them."""
+    given = {"model": "tiny", "tensor_parallel_size": 1, "attn_backend": "TRTLLM", "tokens_per_block": 4, **fields}
+    cache = types.SimpleNamespace(tokens_per_block=given.pop("tokens_per_block"))
+    return types.SimpleNamespace(kv_cache_config=cache, **given)
+
+
+@dataclass
+class Request:
+    """LlmRequest, and what the executor knows of it."""
+
+    request_id: int
+    tokens: list[int]
+    to_generate: int
+    cache_salt: str | None = None
+    lora_task_id: int | None = None
+    multimodal_hashes: list[Any] | None = None
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    claimed: int = 0
+    told_tokens: int = 0
+    told_blocks: int = 0
+    was_told: bool = False
+
+    def get_tokens(self, beam: int) -> list[int]:
+        assert beam == 0
+        return list(self.tokens)
+
+
+class Stream:
+    """A CUDA stream that has nothing to wait for."""
+
+    def wait_event(self, event: Any) -> None:
+        raise AssertionError("no events exist on the CPU")
+
+
+class Executor:
+    """PyExecutor's loop over ranks in one process. `blocks` of `block_tokens` tokens, KV of int16."""
+
+    def __init__(
+        self,
+        tools: types.ModuleType,
+        *,
+        ranks: int = 1,
+        blocks: int = 64,
+        planes: int = 2,
+        step_tokens: int = 1 << 20,
+        device: str = "cpu",
+        **args: Any,
+    ) -> None:
+        from kvpool_client.trtllm import KVPoolScheduler, KVPoolWorker
+
+        arguments = llm_args(tensor_parallel_size=ranks, **args)
+        self.block_tokens, self.layers, self._planes = arguments.kv_cache_config.tokens_per_block, 3, planes
+        self._step_tokens = step_tokens
+        shape = (blocks, self.layers, planes, self.block_tokens * WIDTH)
+        self.device = device
+        self.tensors = [torch.full(shape, GARBAGE, dtype=torch.int16, device=device) for _ in range(ranks)]
+        self.scheduler: Any = KVPoolScheduler(arguments)  # type: ignore[operator]
+        self.workers: list[Any] = []
+        for rank in range(ranks):
+            vars(tools)["mpi_rank"] = lambda rank=rank: rank
+            self.workers.append(KVPoolWorker(arguments))  # type: ignore[operator]
+            self.workers[-1].register_kv_caches(self.tensors[rank])
+        self._free = list(np.random.default_rng(1).permutation(blocks).tolist())
+        self._active: list[Request] = []
+        self._saving: dict[int, Request] = {}
+        self._next_id = 1
+        self.after_match: Any = lambda: None
+        self.layer_number: Any = lambda layer: layer
+
+    def warm_up(self) -> None:
+        """Steps with a dummy request, as the engine makes before it serves, until the connector is ready."""
+
+        def is_ready() -> bool:
+            request = self._admit(Request(0, [1, 2], 1))
+            request.is_dummy_request = True  # type: ignore[attr-defined]
+            self.run()
+            pools = [worker.half.stats().get("connected") for worker in self.workers]
+            claims = self.scheduler.half._claims
+            return self.scheduler.half.is_serving and all(pools) and all(pool.connected for pool in claims._pools)
+
+        wait_until(is_ready, "the connector serves")
+
+    def ask(self, tokens: Sequence[int], generate: int = 1, held: int = 0, **fields: Any) -> Request:
+        """Admit a request, of whose prompt the engine's own cache has `held` tokens."""
+        self._next_id += 1
+        request = self._admit(Request(self._next_id, list(tokens), generate, **fields), held)
+        self.after_match()
+        return request
+
+    def answer(self, tokens: Sequence[int], generate: int = 1, **fields: Any) -> tuple[int, list[int]]:
+        """Run one request to its end: tokens claimed, tokens generated."""
+        request = self.ask(tokens, generate, **fields)
+        self.run()
+        return request.claimed, request.tokens[len(tokens) :]
+
+    def run(self) -> None:
+        """Steps until every request has ended and its blocks are free."""
+        while self._active:
+            self.step()
+        wait_until(self._nothing_is_saved, "saves have ended")
+
+    def step(self) -> None:
+        """One iteration."""
+        output, scheduled = SchedulerOutput(), []
+        for request in self._active:
+            left = len(request.tokens) - request.computed
+            count = min(left, self._step_tokens)
+            while len(request.blocks) * self.block_tokens < request.computed + count:
+                request.blocks.append(self._free.pop())
+            hidden = request.claimed if not request.was_told else 0
+            data = RequestData(
+                request.request_id,
+                request.tokens[request.told_tokens :],
+                request.blocks[request.told_blocks :],
+                request.computed - hidden,
+                count,
+                cache_salt=request.cache_salt,
+            )
+            (output.cached_requests if request.was_told else output.new_requests).append(data)
+            request.was_told, request.told_tokens, request.told_blocks = True, len(request.tokens), len(request.blocks)
+            scheduled.append((request, count))
+        self._forward(pickle.dumps(self.scheduler.build_connector_meta(output)), scheduled)
+        for request, count in scheduled:
+            request.computed += count
+            if request.computed == len(request.tokens):
+                self._generate(request)
+        self._nothing_is_saved()
+
+    def abort(self, request: Request) -> None:
+        """The runtime takes the request's blocks away; it runs again from its start, told anew."""
+        self.scheduler.request_reset(request)
+        self._release(request)
+        request.computed, request.claimed, request.was_told = 0, 0, False
+        request.told_tokens, request.told_blocks = 0, 0
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.half.close()
+        self.scheduler.half.close()
+
+    def _admit(self, request: Request, held: int = 0) -> Request:
+        for position in range(0, len(request.tokens), self.block_tokens):
+            block = self._free.pop()
+            request.blocks.append(block)
+            if position < held:
+                for rank, tensor in enumerate(self.tensors):
+                    for layer in range(self.layers):
+                        kv = self._layer_kv(rank, layer, request.tokens[: position + self.block_tokens])[:, position:]
+                        tensor[block, layer].view(self._planes, -1, WIDTH)[:, : kv.shape[1]] = kv
+        claimed, is_async = self.scheduler.get_num_new_matched_tokens(request, held)
+        assert not is_async
+        assert 0 <= claimed < len(request.tokens) - held
+        assert claimed % self.block_tokens == 0
+        request.claimed, request.computed = claimed, held + claimed
+        self.scheduler.update_state_after_alloc(request, list(request.blocks))
+        self._active.append(request)
+        return request
+
+    def _forward(self, plan: bytes, scheduled: list[tuple[Request, int]]) -> None:
+        stream = Stream() if self.device == "cpu" else torch.cuda.current_stream()
+        for rank, worker in enumerate(self.workers):
+            worker.bind_connector_meta(pickle.loads(plan))
+            worker.start_load_kv(stream)
+            for layer in range(self.layers):
+                worker.wait_for_layer_load(self.layer_number(layer), stream)
+                for request, count in scheduled:
+                    self._attend(rank, layer, request, count)
+                worker.save_kv_layer(self.layer_number(layer), stream)
+            worker.wait_for_save(stream)
+
+    def _attend(self, rank: int, layer: int, request: Request, count: int) -> None:
+        """Check the layer's KV of every token before, and write that of the `count` new ones."""
+        tensor, last = self.tensors[rank], request.computed + count
+        wanted = self._layer_kv(rank, layer, request.tokens[:last])
+        for position in range(0, last, self.block_tokens):
+            block = tensor[request.blocks[position // self.block_tokens], layer].view(self._planes, -1, WIDTH)
+            old = min(max(0, request.computed - position), self.block_tokens)
+            new = min(last - position, self.block_tokens)
+            right = wanted[:, position : position + old]
+            assert torch.equal(block[:, :old], right), f"rank {rank}, layer {layer}, tokens from {position}"
+            block[:, old:new] = wanted[:, position + old : position + new]
+
+    def _layer_kv(self, rank: int, layer: int, tokens: Sequence[int]) -> Any:
+        """The layer's KV [planes, tokens, WIDTH] as the model would compute it: each token's depends on all before it."""
+        chain, chains = 17, []
+        for token in tokens:
+            chain = (chain * 31 + token + 7) % 32003
+            chains.append(chain)
+        shard = 0 if self._planes == 1 else rank
+        factors = np.arange(1, self._planes + 1) + 2 * layer
+        rows = (np.array(chains)[None] * factors[:, None] + 101 * shard) % 32003
+        return torch.from_numpy((rows[:, :, None] + np.arange(WIDTH)).astype(np.int16)).to(self.device)
+
+    def _generate(self, request: Request) -> None:
+        request.to_generate -= 1
+        request.tokens.append(sum(request.tokens) % 997)
+        if request.to_generate == 0:
+            self._active.remove(request)
+            if self.scheduler.request_finished(request, list(request.blocks)):
+                self._saving[request.request_id] = request
+                self._new_saving = [*getattr(self, "_new_saving", []), request.request_id]
+            else:
+                self._release(request)
+
+    def _nothing_is_saved(self) -> bool:
+        ended, self._new_saving = getattr(self, "_new_saving", []), []
+        answers = [worker.get_finished(list(ended), []) for worker in self.workers]
+        self._done = [set(done) | set(saved) for done, (saved, _) in zip(self._dones(), answers, strict=True)]
+        for request_id in set.intersection(*self._done):
+            self._release(self._saving.pop(request_id))
+            self._done = [done - {request_id} for done in self._done]
+        return not self._saving
+
+    def _dones(self) -> list[set[int]]:
+        return getattr(self, "_done", [set() for _ in self.workers])
+
+    def _release(self, request: Request) -> None:
+        for block in request.blocks:
+            for tensor in self.tensors:
+                tensor[block] = GARBAGE
+            self._free.append(block)
+        request.blocks = []
