@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,15 +131,27 @@ def wait_connected(pool: kv.Pool) -> None:
     wait_until(lambda: pool.connected, "pool is connected")
 
 
-def spawn(code: str, *arguments: str) -> "subprocess.Popen[str]":
-    """A Python process of its own, with the tests importable, that talks over stdin and stdout."""
+@contextlib.contextmanager
+def spawn(code: str, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """A Python process of its own, with the tests importable, that talks over stdin and stdout.
+
+    It has to end by itself; a test that fails ends it.
+    """
     root = Path(__file__).parent.parent
     paths = os.pathsep.join([str(root), str(root / "client"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
-    )
+    ) as process:
+        try:
+            yield process
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            process.wait(START_TIMEOUT_S)
+        finally:
+            process.kill()

@@ -36,8 +36,7 @@ sys.stdin.readline()
 
 
 def _kill_client(daemon: Daemon, what: str, seed: int) -> None:
-    process = spawn(CLIENT, daemon.socket, what, str(seed))
-    with process:
+    with spawn(CLIENT, daemon.socket, what, str(seed)) as process:
         assert process.stdout is not None
         ready = process.stdout.readline()
         process.kill()
