@@ -118,7 +118,7 @@ class Daemon:
         return True
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
     """Until the condition holds; fails with `what` after the time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
