@@ -57,6 +57,7 @@ class ServerConfig:
     stop_timeout: float
     probe_interval: float
     domain_secret_file: str
+    keep_token_ids: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +352,7 @@ OPTIONS: dict[str, Option] = {
     "server.domain_secret_file": Option(
         _secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: the default domain)"
     ),
+    "server.keep_token_ids": _flag("true"),
     "dram.capacity": _size("64KiB", "4TiB", "1GiB"),
     "dram.segment": _size("4KiB", "16GiB", "64MiB"),
     "dram.max_chunks": _count(0, 1 << 28, 0),

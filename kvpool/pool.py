@@ -212,9 +212,11 @@ class Pool:
         self._schedule_expiry()
         return m.Reserved(places.reservation, places.states, places.offsets, places.generations)
 
-    def commit(self, session: EngineSession, reservation: int, checksums: bytes) -> m.Committed:
+    def commit(self, session: EngineSession, request: m.Commit) -> m.Committed:
         """Publish the next chunks of a reservation."""
-        states = self._writing.commit(session, reservation, checksums, self._clock.now_ns())
+        tokens = request.tokens if self._config.server.keep_token_ids else b""
+        now_ns = self._clock.now_ns()
+        states = self._writing.commit(session, request.reservation, request.checksums, tokens, now_ns)
         self._traffic.count_commit(session, states)
         if self._tiering is not None:
             self._tiering.run()

@@ -46,6 +46,7 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
         "index": {**measured.index, "pins": directory["held"]},
         "dram": {
             "dram.chunks": directory["chunks"],
+            "dram.token_id_bytes": directory["token_id_bytes"],
             "dram.used_bytes": directory["used_bytes"],
             "dram.capacity_bytes": config.dram.capacity,
             "dram.resident_bytes": measured.resident_bytes,

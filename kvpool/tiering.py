@@ -146,16 +146,15 @@ class Tiering:
             is_urgent=is_urgent,
         )
 
-    def write(self, namespace: Namespace, rows: bytes) -> int:
+    def write(self, namespace: Namespace, rows: bytes, tokens: list[bytes]) -> int:
         """See `SlowerTier`."""
         try:
             failpoint.reach("daemon.demote.before_write")
         except OSError:
             return 0
         layout = namespace.layout
-        return self.tier.write(
-            rows, namespace_fingerprint(namespace.model, layout), layout.layers, layout.chunk_bytes // layout.layers
-        )
+        fingerprint = namespace_fingerprint(namespace.model, layout)
+        return self.tier.write(rows, fingerprint, layout.layers, layout.chunk_bytes // layout.layers, tokens)
 
     def compare(self, namespace: Namespace, rows: bytes) -> int:
         """See `SlowerTier`."""
@@ -330,13 +329,13 @@ class Tiering:
 
     def _take_outcomes(self) -> None:
         now_ns = self._clock.now_ns()
-        for job, chunk, status in self.tier.take_outcomes():
+        for job, chunk, status, tokens in self.tier.take_outcomes():
             is_good = status == SsdStatus.OK
             fault = "" if is_good else status.name.lower()
             if self.comparisons.settle(job, fault=fault, is_bad=status.is_corruption):
                 continue
             is_promotion = self.promotions.settle(
-                job, chunk, is_good=is_good, is_bad_below=status.is_corruption, now_ns=now_ns
+                job, chunk, is_good=is_good, is_bad_below=status.is_corruption, tokens=tokens, now_ns=now_ns
             )
             if not is_promotion:
                 self.demotions.settle(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.keys import DEFAULT_DOMAIN
@@ -119,9 +120,17 @@ class Pool:
         return chain
 
     def keys_from_hashes(
-        self, block_hashes: Sequence[bytes], block_tokens: int, salt: bytes | None = None, adapter: str = ""
+        self,
+        block_hashes: Sequence[bytes],
+        block_tokens: int,
+        salt: bytes | None = None,
+        adapter: str = "",
+        tokens: object = None,
     ) -> KeyChain:
-        """Keys from an engine's chained block hashes: the last hash of each chunk stands for the chunk's tokens."""
+        """Keys from an engine's chained block hashes: the last hash of each chunk stands for the chunk's tokens.
+
+        `tokens`: the token ids themselves, for whoever reads the pool's events; they are no part of the keys.
+        """
         if not isinstance(block_tokens, int) or block_tokens < 1 or self.layout.chunk_tokens % block_tokens:
             raise InvalidArgument(
                 f"block_tokens is {block_tokens!r}, expected a divisor of chunk_tokens {self.layout.chunk_tokens}"
@@ -132,7 +141,7 @@ class Pool:
             )
         per_chunk = self.layout.chunk_tokens // block_tokens
         chain = self._empty_chain(salt, adapter, ())
-        chain.append_hashes(block_hashes[per_chunk - 1 :: per_chunk])
+        chain.append_hashes(block_hashes[per_chunk - 1 :: per_chunk], tokens)
         return chain
 
     def lookup(self, keys: KeyChain) -> Hit:
@@ -245,9 +254,17 @@ class Pool:
             self._note_failure(session, error)
             return self._saved_nothing([SaveState.DISCONNECTED] * count)
         states = [SaveState(state) for state in answer.states] + [SaveState.TOO_LONG] * (count - asked)
-        return self._start_save(session, answer, states, blocks)
+        reserved = [first_chunk + number for number, state in enumerate(states) if state == SaveState.RESERVED]
+        tokens = self._token_ids(session, keys, reserved)
+        return self._start_save(session, answer, states, blocks, tokens)
 
-    def _start_save(self, session: Session, answer: m.Reserved, states: list[SaveState], blocks: EngineBlocks) -> Save:
+    def _token_ids(self, session: Session, keys: KeyChain, chunks: list[int]) -> bytes:
+        is_wanted = session.welcome.keeps_tokens and self.layout.chunk_tokens <= kvpool_native.TOKEN_IDS_MAX
+        return keys.token_ids(chunks) if is_wanted and chunks else b""
+
+    def _start_save(
+        self, session: Session, answer: m.Reserved, states: list[SaveState], blocks: EngineBlocks, tokens: bytes
+    ) -> Save:
         failpoint.reach("client.save.after_reserve")
         chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
         if not chosen:
@@ -257,16 +274,22 @@ class Pool:
         if not session.adopt_save(run):
             run.cancel()
             return self._saved_nothing([SaveState.DISCONNECTED if s == SaveState.RESERVED else s for s in states])
-        return self._new_save(session, answer.reservation, states, run)
+        return self._new_save(session, answer.reservation, states, run, tokens)
 
     def _new_save(
-        self, session: Session | None, reservation: int, states: list[SaveState], run: SaveRun | None
+        self,
+        session: Session | None,
+        reservation: int,
+        states: list[SaveState],
+        run: SaveRun | None,
+        tokens: bytes = b"",
     ) -> Save:
         return Save(
             session,
             reservation,
             states,
             run,
+            tokens=tokens,
             layers=self.layout.layers,
             timeout_s=self._timeout_s,
             on_end=self._counters.count_save,

@@ -64,15 +64,18 @@ class Save:
         states: list[SaveState],
         run: SaveRun | None,
         *,
+        tokens: bytes,
         layers: int,
         timeout_s: float,
         on_end: Callable[[SaveResult], None],
     ) -> None:
+        """`tokens`: the token ids of the RESERVED chunks, i32, or none."""
         assert (run is None) == (SaveState.RESERVED not in states)
         self._session = session
         self._reservation = reservation
         self._states = states
         self._run = run
+        self._tokens = tokens
         self._layers = layers
         self._timeout_s = timeout_s
         self._on_end = on_end
@@ -162,13 +165,15 @@ class Save:
         assert self._session is not None
         reserved = [number for number, state in enumerate(self._states) if state == SaveState.RESERVED]
         chunk_bytes = 4 * self._layers
-        batch = max(1, m.CHECKSUM_BYTES_MAX // chunk_bytes)
+        token_bytes = len(self._tokens) // max(1, len(reserved))
+        batch = max(1, m.COMMIT_BYTES_MAX // (chunk_bytes + token_bytes))
         for first in range(0, len(reserved), batch):
             part = reserved[first : first + batch]
             data = checksums[first * chunk_bytes : (first + len(part)) * chunk_bytes]
+            tokens = self._tokens[first * token_bytes : (first + len(part)) * token_bytes]
             try:
                 failpoint.reach("client.save.before_commit", failpoint.unreachable)
-                answer = self._session.call(m.Commit(self._reservation, data), m.Committed)
+                answer = self._session.call(m.Commit(self._reservation, data, tokens), m.Committed)
                 failpoint.reach("client.save.after_commit", failpoint.unreachable)
             except KVPoolError:
                 self._give_up(SaveState.DISCONNECTED)

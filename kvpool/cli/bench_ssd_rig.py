@@ -143,7 +143,7 @@ class QueueRig:
             self._take()
 
     def _take(self) -> None:
-        for job, _, status, _ in self._queue.take_outcomes():
+        for job, _, status, _, _ in self._queue.take_outcomes():
             if status != STATUS_OK:
                 raise KVPoolError(f"a chunk came to status {status}, expected {STATUS_OK}")
             self._under_way[job] -= 1

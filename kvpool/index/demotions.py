@@ -158,7 +158,7 @@ class Demotions:
             [False] * taken,
         )
         rows = pack_moves(job.keys, job.parents, job.offsets, arena[first : first + taken].tolist(), job.generations)
-        job_id = self._slower.write(namespace, rows)
+        job_id = self._slower.write(namespace, rows, [self._directory.tokens_of(key) for key in job.keys])
         if not job_id:
             self._slower.directory.end_reservation(reservation, now_ns)
             self._directory.release_untouched(hold)

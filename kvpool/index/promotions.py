@@ -92,15 +92,15 @@ class Promotions:
                 self._directory.release(entry.hold, now_ns)
         return chunks, holds, chunks == reach
 
-    def settle(self, job_id: int, chunk: int, *, is_good: bool, is_bad_below: bool, now_ns: int) -> bool:
-        """A chunk has landed or failed. False when the job is none of these."""
+    def settle(self, job_id: int, chunk: int, *, is_good: bool, is_bad_below: bool, tokens: bytes, now_ns: int) -> bool:
+        """A chunk has landed, with its token ids where they are known, or failed. False when the job is none of these."""
         job = self._jobs.get(job_id)
         if job is None:
             return False
         failpoint.reach("daemon.promote.landed")
         key, generation = job.keys[chunk], job.generations[chunk]
         if is_good:
-            self._directory.landed(key, generation)
+            self._directory.landed(key, generation, tokens)
             self._slower.touch(key)
         else:
             self.failed_chunks += 1

@@ -36,8 +36,8 @@ class SlowerTier(Protocol):
         """Start reading; a job's number or 0. Rows: see `pack_moves`."""
         ...
 
-    def write(self, namespace: Namespace, rows: bytes) -> int:
-        """Start writing; a job's number or 0."""
+    def write(self, namespace: Namespace, rows: bytes, tokens: list[bytes]) -> int:
+        """Start writing; a job's number or 0. `tokens`: the token ids of each row, i32, where they are known."""
         ...
 
     def compare(self, namespace: Namespace, rows: bytes) -> int:

@@ -16,6 +16,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.types import ConnectionId, ReservationId, SaveState
 
 CHECKSUM_BYTES = 4
+TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,20 @@ class Writing:
             failpoint.reach("daemon.evict.after", failpoint.refused)
         return Places(reservation, states, offsets, generations)
 
-    def commit(self, session: EngineSession, reservation_id: int, checksums: bytes, now_ns: int) -> bytes:
-        """Publish the next chunks of a reservation; a state for each. Raises ProtocolError for counts that do not fit."""
+    def commit(
+        self, session: EngineSession, reservation_id: int, checksums: bytes, tokens: bytes, now_ns: int
+    ) -> bytes:
+        """Publish the next chunks of a reservation; a state for each. `tokens`: all their token ids, or none.
+
+        Raises ProtocolError for counts that do not fit.
+        """
         chunk_checksum_bytes = CHECKSUM_BYTES * session.own.layout.layers
         count, rest = divmod(len(checksums), chunk_checksum_bytes)
         if rest or not count:
             raise ProtocolError(f"checksums have {len(checksums)} bytes, expected a multiple of {chunk_checksum_bytes}")
+        token_bytes = TOKEN_BYTES * session.own.layout.chunk_tokens * count
+        if tokens and (len(tokens) != token_bytes or session.own.layout.chunk_tokens > kvpool_native.TOKEN_IDS_MAX):
+            raise ProtocolError(f"tokens have {len(tokens)} bytes, expected none or {token_bytes}")
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
         if reservation is None:
             return bytes([SaveState.EXPIRED]) * count
@@ -93,7 +102,7 @@ class Writing:
         if reservation.is_expired:
             return bytes([SaveState.EXPIRED]) * count
         failpoint.reach("daemon.commit.before_publish", failpoint.refused)
-        states = self._directory.commit(reservation_id, reservation.committed, checksums, now_ns)
+        states = self._directory.commit(reservation_id, reservation.committed, checksums, now_ns, tokens)
         reservation.committed += count
         if reservation.committed == reservation.chunks:
             self._end(reservation, now_ns)

@@ -16,7 +16,7 @@ MAGIC = b"KVPL"
 PROTOCOL_VERSION = 1
 KEYS_MAX = 30_000
 RENEWALS_MAX = 4096
-CHECKSUM_BYTES_MAX = 900_000
+COMMIT_BYTES_MAX = 900_000
 PLACES_MAX = 512
 
 ROLE_ENGINE = "engine"
@@ -48,6 +48,7 @@ class Welcome:
     lease_ttl_s: float
     reservation_ttl_s: float
     verify: str
+    keeps_tokens: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +161,15 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Publish the next reserved chunks of a reservation, in order, `checksums` being u32 [chunk][layer]."""
+    """Publish the next reserved chunks of a reservation, in order.
+
+    `checksums`: u32 [chunk][layer]. `tokens`: i32 [chunk][token], or empty.
+    """
 
     KIND: ClassVar[int] = 22
     reservation: int
     checksums: bytes
+    tokens: bytes
 
 
 @dataclass(frozen=True, slots=True)

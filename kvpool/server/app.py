@@ -185,6 +185,7 @@ class App:
             lease_ttl_s=float(server.lease_ttl),
             reservation_ttl_s=float(server.reservation_ttl),
             verify=self._config.dram.verify,
+            keeps_tokens=server.keep_token_ids,
         )
 
     def _info(self) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class Probe:
         chunk = _Chunk(key, payload, _first(reserved.offsets), _first(reserved.generations))
         _require(session.index.covers(chunk.offset, PROBE_LAYOUT.layers), f"reserved offset {chunk.offset} is outside")
         session.arena.view()[chunk.offset : chunk.offset + len(payload)] = np.frombuffer(payload, np.uint8)
-        committed = session.connection.call(m.Commit(reserved.reservation, _checksums(payload)), m.Committed)
+        committed = session.connection.call(m.Commit(reserved.reservation, _checksums(payload), b""), m.Committed)
         _require(
             committed.states == bytes([SaveState.STORED]),
             f"commit answered {_names(committed.states)}, expected STORED",

@@ -33,7 +33,7 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
             m.IssueTicket: lambda request: pool.issue_ticket(session, request.lease),
             m.Claim: lambda request: pool.claim(session, request.ticket),
             m.Reserve: partial(_reserve, pool, session),
-            m.Commit: lambda request: pool.commit(session, request.reservation, request.checksums),
+            m.Commit: lambda request: pool.commit(session, request),
             m.End: lambda request: pool.end_reservation(session, request.reservation),
             m.Usage: lambda request: pool.count_usage(session, request.counts),
             m.ReportCorrupt: lambda request: _report_corrupt(pool, session, request),

@@ -221,11 +221,12 @@ class SsdTier:
         """The descriptor that is readable while outcomes wait; -1 before `open`."""
         return -1 if self._queue is None else self._queue.fileno()
 
-    def take_outcomes(self) -> list[tuple[int, int, SsdStatus]]:
-        """What has ended: job, chunk, status."""
+    def take_outcomes(self) -> list[tuple[int, int, SsdStatus, bytes]]:
+        """What has ended: job, chunk, status, and the token ids (i32) that came with a chunk that was read."""
         assert self._queue is not None
-        outcomes = [(job, chunk, SsdStatus(status)) for job, chunk, status, _ in self._queue.take_outcomes()]
-        for _, _, status in outcomes:
+        taken = self._queue.take_outcomes()
+        outcomes = [(job, chunk, SsdStatus(status), tokens) for job, chunk, status, _, tokens in taken]
+        for _, _, status, _ in outcomes:
             self._note(status)
         return outcomes
 
@@ -235,11 +236,11 @@ class SsdTier:
             return 0
         return self._queue.read(rows, self.pool_epoch, fingerprint, layers, layer_bytes, 0 if is_urgent else 1)
 
-    def write(self, rows: bytes, fingerprint: bytes, layers: int, layer_bytes: int) -> int:
+    def write(self, rows: bytes, fingerprint: bytes, layers: int, layer_bytes: int, tokens: list[bytes]) -> int:
         """Start writing chunks of the arena; a job's number, 0 when nothing can be started."""
         if self._queue is None or not self.can_write:
             return 0
-        return self._queue.write(rows, self.pool_epoch, fingerprint, layers, layer_bytes, self._index_view)
+        return self._queue.write(rows, self.pool_epoch, fingerprint, layers, layer_bytes, self._index_view, tokens)
 
     def compare(self, rows: bytes, fingerprint: bytes, layers: int, layer_bytes: int) -> int:
         """Start comparing chunks with their checksums, behind all else; a job's number, 0 when nothing can be started."""

@@ -126,7 +126,7 @@ def _slot_of(page: bytes, offset: int, epoch: bytes, numbers: dict[bytes, int]) 
     header = kvpool_native.decode_ssd_header(page)
     if header is None or header[0] != epoch or header[3] not in numbers:
         return None
-    _, key, parent, fingerprint, generation, layer_bytes, layers = header
+    _, key, parent, fingerprint, generation, layer_bytes, layers, _ = header
     if not generation or not layer_bytes:
         return None
     row = Row(key, parent, offset, generation, generation, layer_bytes, layers, numbers[fingerprint])

@@ -26,7 +26,8 @@ nb::bytes order_of(const nb::bytes& rows) {
   return pack(order);
 }
 
-// What a page says when it is a slot's header: (epoch, key, parent, namespace, generation, layer_bytes, layers); else None.
+// What a page says when it is a slot's header: (epoch, key, parent, namespace, generation, layer_bytes, layers,
+// token ids); else None.
 nb::object header_of(const nb::bytes& page) {
   SsdHeader header{};
   if (page.size() != SSD_HEADER_BYTES) {
@@ -37,7 +38,7 @@ nb::object header_of(const nb::bytes& page) {
   }
   return nb::make_tuple(nb::bytes(header.pool_epoch, sizeof(header.pool_epoch)), nb::bytes(header.key, KEY_BYTES),
                         nb::bytes(header.parent, KEY_BYTES), nb::bytes(header.name_space, sizeof(header.name_space)),
-                        header.generation, header.layer_bytes, header.layer_crcs.size());
+                        header.generation, header.layer_bytes, header.layer_crcs.size(), pack(header.tokens));
 }
 
 }  // namespace
@@ -47,7 +48,8 @@ void bind_catalogue(nb::module_& module) {
   module.def("restoring_order", &order_of, "rows"_a,
              "Numbers (u32) of the good rows of 120 bytes, ancestors and recent ones first. GIL released.");
   module.def("decode_ssd_header", &header_of, "page"_a,
-             "(epoch, key, parent, namespace, generation, layer_bytes, layers) of a slot's header page, or None.");
+             "(epoch, key, parent, namespace, generation, layer_bytes, layers, token ids i32) of a slot's header page, or\n"
+             "None.");
 }
 
 }  // namespace kvpool

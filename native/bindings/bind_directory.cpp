@@ -96,7 +96,8 @@ nb::tuple reserve(Directory& directory, uint32_t owner, uint32_t size_class, con
   return nb::make_tuple(answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations));
 }
 
-nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums, uint64_t now_ns) {
+nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums, uint64_t now_ns,
+                 const nb::bytes& tokens) {
   const auto layers = directory.reservation_layers(reservation);
   require_known(layers.has_value());
   const size_t chunk_bytes = *layers * sizeof(uint32_t);
@@ -105,7 +106,14 @@ nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const n
   }
   std::vector<uint32_t> aligned(checksums.size() / sizeof(uint32_t));
   std::memcpy(aligned.data(), checksums.data(), checksums.size());
-  return pack(directory.commit(reservation, first, checksums.size() / chunk_bytes, aligned.data(), now_ns));
+  const size_t count = checksums.size() / chunk_bytes;
+  if (count == 0 ? tokens.size() != 0
+                 : tokens.size() % (count * sizeof(int32_t)) != 0 || tokens.size() / count / sizeof(int32_t) > TOKEN_IDS_MAX) {
+    throw nb::value_error("tokens must be as many for each chunk, 4096 at most");
+  }
+  std::vector<int32_t> ids(tokens.size() / sizeof(int32_t));
+  std::memcpy(ids.data(), tokens.data(), tokens.size());
+  return pack(directory.commit(reservation, first, count, aligned.data(), now_ns, ids));
 }
 
 nb::tuple records(Directory& directory, uint32_t cursor, uint32_t limit, uint32_t end) {
@@ -140,6 +148,7 @@ nb::dict stats(const Directory& directory) {
   result["reservations"] = counts.reservations;
   result["used_bytes"] = counts.used_bytes;
   result["idle_bytes"] = counts.idle_bytes;
+  result["token_id_bytes"] = counts.token_id_bytes;
   result["stored_chunks"] = counts.stored_chunks;
   result["promoting"] = counts.promoting;
   result["promoted_chunks"] = counts.promoted_chunks;
@@ -256,7 +265,9 @@ void bind_reservations(nb::class_<Directory>& directory) {
            "(reservation, states u8, offsets u64, generations u64); parent b\"\" is the root; reservation 0:\n"
            "there is nothing to end.")
       .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a, "now_ns"_a = 0,
-           "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer].")
+           "tokens"_a = nb::bytes(""),
+           "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32\n"
+           "[chunk][token], or none.")
       .def("end_reservation", &Directory::end_reservation, "reservation"_a, "now_ns"_a)
       .def("expire_reservation", &Directory::expire_reservation, "reservation"_a, "now_ns"_a);
 }
@@ -264,6 +275,7 @@ void bind_reservations(nb::class_<Directory>& directory) {
 }  // namespace
 
 void bind_directory(nb::module_& module) {
+  module.attr("TOKEN_IDS_MAX") = TOKEN_IDS_MAX;
   bind_geometry(module);
   nb::class_<Directory> directory(module, "Directory", "What is stored, where, for whom. Control thread only.");
   directory
@@ -316,6 +328,13 @@ void bind_directory(nb::module_& module) {
             return nb::make_tuple(counts.chunks, counts.bytes);
           },
           "namespace"_a, "(chunks, bytes) stored.")
+      .def(
+          "tokens_of",
+          [](const Directory& self, const nb::bytes& key) {
+            const auto tokens = self.tokens_of(one_key(key));
+            return nb::bytes(tokens.data(), tokens.size_bytes());
+          },
+          "key"_a, "Token ids of a chunk, i32; empty where none are known here.")
       .def("stats", &stats)
       .def("is_behind", &Directory::is_behind, "Whether segments are still to be marked ready.")
       .def("verify", &Directory::verify, "One line per broken invariant.");

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <string>
@@ -106,11 +107,14 @@ uint64_t read(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, co
 }
 
 uint64_t write(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, const nb::bytes& name_space,
-               uint32_t layers, uint64_t layer_bytes, const IndexView& index) {
+               uint32_t layers, uint64_t layer_bytes, const IndexView& index, const std::vector<nb::bytes>& tokens) {
   const SsdHeader common = common_header(epoch, name_space, layers, layer_bytes);
   std::vector<SsdWrite> chunks;
   for (const MoveRow& row : checked_rows(queue, rows, common)) {
     SsdHeader header = header_of(common, row);
+    if (chunks.size() < tokens.size()) {
+      header.tokens = token_ids(tokens[chunks.size()]);
+    }
     if (!index.covers(row.arena_offset, layers)) {
       throw nb::value_error("a chunk has no words in the index");
     }
@@ -135,7 +139,8 @@ uint64_t verify(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, 
 nb::list take_outcomes(SsdQueue& queue) {
   nb::list rows;
   for (const SsdOutcome& outcome : queue.take_outcomes()) {
-    rows.append(nb::make_tuple(outcome.job, outcome.chunk, static_cast<uint8_t>(outcome.status), outcome.bytes));
+    rows.append(nb::make_tuple(outcome.job, outcome.chunk, static_cast<uint8_t>(outcome.status), outcome.bytes,
+                               pack(outcome.tokens)));
   }
   return rows;
 }
@@ -202,11 +207,13 @@ void bind_ssd(nb::module_& module) {
            "A job's number, 0 where the queue is full. Rows of 88 bytes: key, parent, file offset, arena offset,\n"
            "generation. Layers are announced on the index as they land.")
       .def("write", &write, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "index"_a,
-           "The same the other way; checksums are the index's.")
+           "tokens"_a = std::vector<nb::bytes>(),
+           "The same the other way; checksums are the index's. `tokens`: token ids, i32, of each row or of none; kept where\n"
+           "they fit the header.")
       .def("verify", &verify, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a,
            "Reads chunks and compares them with their checksums, after everything else; nothing is kept. Rows as for `read`,\n"
            "any arena offset.")
-      .def("take_outcomes", &take_outcomes, "[(job, chunk, status, bytes)], each chunk of each job once.")
+      .def("take_outcomes", &take_outcomes, "[(job, chunk, status, bytes, token ids i32)], each chunk of each job once.")
       .def("fileno", &SsdQueue::event_fd, "Readable while there are outcomes.")
       .def("stop", &SsdQueue::stop, nb::call_guard<nb::gil_scoped_release>())
       .def("register_arena", &SsdQueue::register_arena,

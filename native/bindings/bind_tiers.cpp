@@ -97,8 +97,11 @@ void bind_tiers(nb::class_<Directory>& directory) {
            "are to be read. The hold ends by `release`.")
       .def(
           "landed",
-          [](Directory& self, const nb::bytes& key, uint64_t generation) { return self.landed(one_key(key), generation); },
-          "key"_a, "generation"_a, "Makes a promoted chunk an ordinary one; False where it has gone meanwhile.")
+          [](Directory& self, const nb::bytes& key, uint64_t generation, const nb::bytes& tokens) {
+            return self.landed(one_key(key), generation, token_ids(tokens));
+          },
+          "key"_a, "generation"_a, "tokens"_a = nb::bytes(""),
+          "Makes a promoted chunk an ordinary one; False where it has gone meanwhile. `tokens`: its token ids, i32.")
       .def(
           "fail_landing",
           [](Directory& self, const nb::bytes& key, uint64_t generation) {

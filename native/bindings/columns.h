@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <bit>
 #include <vector>
 
@@ -36,6 +37,15 @@ template <typename Word>
     throw nanobind::index_error("unknown namespace");
   }
   return NamespaceId(owner);
+}
+
+[[nodiscard]] inline std::vector<int32_t> token_ids(const nanobind::bytes& packed) {
+  if (packed.size() % sizeof(int32_t) != 0 || packed.size() / sizeof(int32_t) > TOKEN_IDS_MAX) {
+    throw nanobind::value_error("token ids must be 4 bytes each, 4096 for each chunk at most");
+  }
+  std::vector<int32_t> ids(packed.size() / sizeof(int32_t));
+  std::copy_n(static_cast<const uint8_t*>(packed.data()), packed.size(), reinterpret_cast<uint8_t*>(ids.data()));
+  return ids;
 }
 
 inline void require_known(bool known) {

@@ -37,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   FUZZ_EXPECT(!header.layer_crcs.empty());
-  FUZZ_EXPECT(header.layer_crcs.size() <= SSD_LAYERS_MAX);
+  FUZZ_EXPECT(header.layer_crcs.size() + header.tokens.size() <= SSD_LAYERS_MAX);
   FUZZ_EXPECT(header.chunk_bytes() / header.layer_crcs.size() == header.layer_bytes);
   SsdPage again;
   encode_ssd_header(header, again.data());
@@ -45,5 +45,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FUZZ_EXPECT(decode_ssd_header(again.data(), found) == SsdStatus::OK);
   FUZZ_EXPECT(compare_ssd_headers(found, header) == SsdStatus::OK);
   FUZZ_EXPECT(found.layer_crcs == header.layer_crcs);
+  FUZZ_EXPECT(found.tokens == header.tokens);
   return 0;
 }

@@ -91,7 +91,13 @@ DirectoryStats Directory::stats() const noexcept {
   DirectoryStats stats = stats_;
   stats.holds = holds_.size();
   stats.reservations = reservations_.size();
+  stats.token_id_bytes = tokens_.bytes();
   return stats;
+}
+
+std::span<const int32_t> Directory::tokens_of(const ChunkKey& key) const noexcept {
+  const auto entry = table_.find(key);
+  return entry && entry->record.valid() ? tokens_.of(entry->record) : std::span<const int32_t>{};
 }
 
 uint64_t Directory::chunk_bytes(const ChunkRecord& record) const noexcept {
@@ -170,6 +176,7 @@ void Directory::free_slot(RecordId id) noexcept {
   KVPOOL_CHECK(arena_.owner(record.page) == id);
   stats_.used_bytes -= chunk_bytes(record);
   arena_.release(record.page);
+  tokens_.forget(id);
   records_.release(id);
 }
 

@@ -227,7 +227,9 @@ std::optional<uint32_t> Directory::reservation_layers(HoldId reservation) const 
 }
 
 std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
-                                       uint64_t now_ns) {
+                                       uint64_t now_ns, std::span<const int32_t> tokens) {
+  KVPOOL_CHECK(count == 0 || tokens.size() % count == 0);
+  const size_t chunk_tokens = count == 0 ? 0 : tokens.size() / count;
   latest_ns_ = std::max(latest_ns_, now_ns);
   std::vector<uint8_t> answers(count, static_cast<uint8_t>(SaveState::EXPIRED));
   const auto found = reservations_.find(reservation);
@@ -238,7 +240,8 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
   const size_t before = state.ancestors + state.first_reserved;
   const size_t reserved = state.records.size() - before;
   for (size_t index = 0; index < count && first < reserved && index < reserved - first; ++index) {
-    ChunkRecord& record = records_[state.records[before + first + index]];
+    const RecordId id = state.records[before + first + index];
+    ChunkRecord& record = records_[id];
     if (record.state == ChunkState::ZOMBIE) {
       continue;
     }
@@ -247,6 +250,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         answers[index] = static_cast<uint8_t>(SaveState::NO_PARENT);
         continue;
       }
+      tokens_.keep(id, tokens.subspan(index * chunk_tokens, chunk_tokens));
       // In this order: who finds the key finds its generation, who finds the generation finds the layers and checksums.
       table_.set_checksums(record.page, checksums + index * state.layers, state.layers);
       table_.set_landed(record.page, state.layers);

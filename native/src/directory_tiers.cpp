@@ -124,7 +124,7 @@ Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std:
   return answer;
 }
 
-bool Directory::landed(const ChunkKey& key, uint64_t generation) noexcept {
+bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens) {
   const auto entry = table_.find(key);
   if (!entry || !entry->record.valid()) {
     return false;
@@ -135,6 +135,7 @@ bool Directory::landed(const ChunkKey& key, uint64_t generation) noexcept {
   }
   --stats_.promoting;
   ++stats_.promoted_chunks;
+  tokens_.keep(entry->record, tokens);
   become_ready(record);
   return true;
 }

@@ -32,9 +32,15 @@ void encode_ssd_header(const SsdHeader& header, uint8_t* page) noexcept {
   fields.generation = header.generation;
   fields.layer_bytes = header.layer_bytes;
   fields.layers = static_cast<uint32_t>(header.layer_crcs.size());
+  const bool has_room = header.layer_crcs.size() + header.tokens.size() <= SSD_LAYERS_MAX;
+  fields.tokens = has_room ? static_cast<uint32_t>(header.tokens.size()) : 0;
   std::memset(page, 0, SSD_HEADER_BYTES);
   std::memcpy(page, &fields, sizeof(fields));
-  std::memcpy(page + sizeof(fields), header.layer_crcs.data(), header.layer_crcs.size() * sizeof(uint32_t));
+  uint8_t* words = page + sizeof(fields);
+  std::memcpy(words, header.layer_crcs.data(), header.layer_crcs.size() * sizeof(uint32_t));
+  if (fields.tokens > 0) {
+    std::memcpy(words + header.layer_crcs.size() * sizeof(uint32_t), header.tokens.data(), fields.tokens * sizeof(int32_t));
+  }
   fields.header_crc = page_crc(page);
   std::memcpy(page, &fields, sizeof(fields));
 }
@@ -49,7 +55,7 @@ SsdStatus decode_ssd_header(const uint8_t* page, SsdHeader& header) {
     return SsdStatus::NEWER_VERSION;
   }
   if (fields.header_crc != page_crc(page) || fields.version == 0 || fields.layers == 0 ||
-      fields.layers > SSD_LAYERS_MAX || fields.layer_bytes == 0 || fields.layer_bytes > LAYER_BYTES_MAX) {
+      fields.layers > SSD_LAYERS_MAX || fields.tokens > SSD_LAYERS_MAX - fields.layers || fields.layer_bytes == 0 || fields.layer_bytes > LAYER_BYTES_MAX) {
     return SsdStatus::BAD_HEADER;
   }
   std::memcpy(header.pool_epoch, fields.pool_epoch, sizeof(fields.pool_epoch));
@@ -60,6 +66,11 @@ SsdStatus decode_ssd_header(const uint8_t* page, SsdHeader& header) {
   header.layer_bytes = fields.layer_bytes;
   header.layer_crcs.resize(fields.layers);
   std::memcpy(header.layer_crcs.data(), page + sizeof(fields), fields.layers * sizeof(uint32_t));
+  header.tokens.resize(fields.tokens);
+  if (fields.tokens > 0) {
+    std::memcpy(header.tokens.data(), page + sizeof(fields) + fields.layers * sizeof(uint32_t),
+                fields.tokens * sizeof(int32_t));
+  }
   return SsdStatus::OK;
 }
 

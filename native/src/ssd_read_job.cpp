@@ -153,7 +153,7 @@ void SsdReadJob::end_if_over(size_t index, std::vector<SsdOutcome>& ended) {
   const bool is_over = chunk.status != SsdStatus::OK || chunk.checked == pieces_;
   if (is_over && chunk.running == 0 && !chunk.is_checking && !chunk.has_ended) {
     chunk.has_ended = true;
-    ended.push_back({id(), static_cast<uint32_t>(index), chunk.status, chunk.bytes});
+    ended.push_back({id(), static_cast<uint32_t>(index), chunk.status, chunk.bytes, std::move(chunk.found.tokens)});
   }
 }
 

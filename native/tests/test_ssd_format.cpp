@@ -2,6 +2,7 @@
 #include <random>
 
 #include "harness.h"
+#include "kvpool/crc32c.h"
 #include "kvpool/ssd_format.h"
 
 using namespace kvpool;
@@ -9,7 +10,7 @@ using namespace kvpool;
 namespace {
 
 SsdHeader sample(uint32_t layers) {
-  SsdHeader made{{1, 2, 3}, {4, 5}, {6}, {7}, 42, 8192, std::vector<uint32_t>(layers)};
+  SsdHeader made{{1, 2, 3}, {4, 5}, {6}, {7}, 42, 8192, std::vector<uint32_t>(layers), {}};
   for (uint32_t layer = 0; layer < layers; ++layer) {
     made.layer_crcs[layer] = layer * 2654435761U;
   }
@@ -28,6 +29,35 @@ TEST(a_header_reads_as_it_was_written) {
     EXPECT(found.layer_crcs == sample(layers).layer_crcs);
     EXPECT(found.chunk_bytes() == layers * uint64_t{8192});
   }
+}
+
+TEST(token_ids_are_kept_where_there_is_room) {
+  for (const size_t tokens : {size_t{0}, size_t{1}, size_t{256}, size_t{SSD_LAYERS_MAX - 32}, size_t{SSD_LAYERS_MAX - 31}}) {
+    SsdHeader made = sample(32);
+    for (size_t token = 0; token < tokens; ++token) {
+      made.tokens.push_back(static_cast<int32_t>(token * 77777) - 5);
+    }
+    SsdPage page;
+    encode_ssd_header(made, page.data());
+    SsdHeader found;
+    EXPECT(decode_ssd_header(page.data(), found) == SsdStatus::OK);
+    EXPECT(found.layer_crcs == made.layer_crcs);
+    EXPECT(found.tokens == (tokens <= SSD_LAYERS_MAX - 32 ? made.tokens : std::vector<int32_t>{}));
+  }
+}
+
+TEST(more_words_than_a_page_holds_are_a_bad_header) {
+  SsdPage page;
+  encode_ssd_header(sample(980), page.data());
+  SsdHeaderFields fields;
+  std::memcpy(&fields, page.data(), sizeof(fields));
+  fields.tokens = 7;
+  fields.header_crc = 0;
+  std::memcpy(page.data(), &fields, sizeof(fields));
+  fields.header_crc = crc32c(0, page.data(), page.size());
+  std::memcpy(page.data(), &fields, sizeof(fields));
+  SsdHeader found;
+  EXPECT(decode_ssd_header(page.data(), found) == SsdStatus::BAD_HEADER);
 }
 
 TEST(any_flipped_bit_of_a_header_is_noticed) {

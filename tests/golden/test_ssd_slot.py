@@ -1,4 +1,5 @@
-"""The bytes of a slot on disk. `ssd_slot_header.bin` is the header page of the chunk below, written by format 1."""
+"""The bytes of a slot on disk. `ssd_slot_header.bin` is the header page of the chunk below, written by format 1;
+`ssd_slot_header_tokens.bin` is that of the same chunk with its token ids."""
 
 from pathlib import Path
 
@@ -8,13 +9,15 @@ import kvpool_native
 from tests.daemon import wait_until
 
 GOLDEN = Path(__file__).parent / "ssd_slot_header.bin"
+GOLDEN_TOKENS = Path(__file__).parent / "ssd_slot_header_tokens.bin"
+TOKENS = np.arange(100_000, 100_016, dtype="<i4").tobytes()
 LAYERS, LAYER_BYTES, PAGE = 3, 5000, 4096
 KEY, PARENT, NAMESPACE, EPOCH = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96)), bytes(range(96, 112))
 GENERATION = 0x1122334455667788
 SLOT_PAGES = 1 + -(-LAYERS * LAYER_BYTES // PAGE)
 
 
-def _written_slot(directory: Path) -> bytes:
+def _written_slot(directory: Path, tokens: bytes = b"") -> bytes:
     """The slot that the native module writes for the chunk."""
     geometry = kvpool_native.DirectoryGeometry.plan(1 << 20, 1 << 17, 64)
     arena = kvpool_native.Mapping.create("golden-arena", geometry.arena_bytes)
@@ -31,10 +34,10 @@ def _written_slot(directory: Path) -> bytes:
     queue = kvpool_native.SsdQueue(files, arena, index, 1, 4, wants_rings=False)
     words = b"".join(number.to_bytes(8, "little") for number in (2 * PAGE, place, GENERATION))
     row = KEY + PARENT + words
-    assert queue.write(row, EPOCH, NAMESPACE, LAYERS, LAYER_BYTES, kvpool_native.IndexView(index))
-    outcomes: list[tuple[int, int, int, int]] = []
+    assert queue.write(row, EPOCH, NAMESPACE, LAYERS, LAYER_BYTES, kvpool_native.IndexView(index), [tokens])
+    outcomes: list[tuple[int, int, int, int, bytes]] = []
     wait_until(lambda: bool(outcomes.extend(queue.take_outcomes()) or outcomes), "the slot is written")
-    assert [status for _, _, status, _ in outcomes] == [0]
+    assert [status for _, _, status, _, _ in outcomes] == [0]
     queue.stop()
     segment_file = (directory / "tier" / "segment-000000.kvs").read_bytes()
     return segment_file[2 * PAGE : (2 + SLOT_PAGES) * PAGE]
@@ -59,3 +62,24 @@ def test_the_golden_header_reads_as_the_document_says() -> None:
     without_crc = page[:12] + bytes(4) + page[16:]
     assert int.from_bytes(page[12:16], "little") == kvpool_native.crc32c(without_crc)
     assert page[152 + 4 * LAYERS :] == bytes(PAGE - 152 - 4 * LAYERS)
+
+
+def test_token_ids_follow_the_checksums_of_the_layers(tmp_path: Path) -> None:
+    page = GOLDEN_TOKENS.read_bytes()
+    assert _written_slot(tmp_path, TOKENS)[:PAGE] == page
+    assert int.from_bytes(page[148:152], "little") == len(TOKENS) // 4
+    end = 152 + 4 * LAYERS
+    assert (
+        page[:12] + page[16:148] + page[152:end]
+        == (GOLDEN.read_bytes()[:12] + GOLDEN.read_bytes()[16:148]) + (GOLDEN.read_bytes()[152:end])
+    )
+    assert page[end : end + len(TOKENS)] == TOKENS
+    assert page[end + len(TOKENS) :] == bytes(PAGE - end - len(TOKENS))
+    decoded = kvpool_native.decode_ssd_header(page)
+    assert decoded is not None
+    assert decoded[-1] == TOKENS
+
+
+def test_token_ids_that_do_not_fit_the_header_are_left_out(tmp_path: Path) -> None:
+    too_many = bytes(4 * (kvpool_native.SSD_LAYERS_MAX - LAYERS + 1))
+    assert _written_slot(tmp_path, too_many)[:PAGE] == GOLDEN.read_bytes()

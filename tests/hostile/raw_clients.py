@@ -120,7 +120,7 @@ def write_and_commit(connection: BlockingConnection, keys: bytes, made: m.Reserv
             payload = payload_of(keys[32 * number : 32 * number + 32])
             arena[offset : offset + len(payload)] = payload
             sums += checksums_of(payload)
-    return connection.call(m.Commit(made.reservation, sums), m.Committed).states
+    return connection.call(m.Commit(made.reservation, sums, b""), m.Committed).states
 
 
 def store(connection: BlockingConnection, keys: bytes) -> None:

@@ -35,7 +35,7 @@ SENT = (
     m.IssueTicket(0),
     m.Claim(b""),
     m.Reserve(b"", b""),
-    m.Commit(0, b""),
+    m.Commit(0, b"", b""),
     m.End(0),
     m.ReportCorrupt(0, 0),
     m.AskInfo(),

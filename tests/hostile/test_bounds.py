@@ -46,7 +46,7 @@ def test_columns_as_large_as_a_frame_are_served(start_daemon: Callable[..., Daem
         made = reserve(hostile, keys)
         reserved = made.states.count(SaveState.RESERVED)
         assert reserved > 20_000
-        states = hostile.call(m.Commit(made.reservation, bytes(4 * reserved)), m.Committed).states
+        states = hostile.call(m.Commit(made.reservation, bytes(4 * reserved), b""), m.Committed).states
         assert set(states) == {SaveState.STORED}
         begun_s = time.perf_counter()
         leased = hostile.call(m.Acquire(keys), m.Leased)
@@ -76,7 +76,7 @@ def test_dropping_a_long_chain_does_not_hold_the_daemon_up(
             keys = keys_between(first, 20_000)
             made = reserve(hostile, keys, parent)
             reserved = made.states.count(SaveState.RESERVED)
-            hostile.call(m.Commit(made.reservation, b"\xff" * (4 * reserved)), m.Committed)
+            hostile.call(m.Commit(made.reservation, b"\xff" * (4 * reserved), b""), m.Committed)
             parent, stored = keys[-32:], stored + reserved
         assert stored > 50_000
         leased = hostile.call(m.Acquire(keys_between(0, 1)), m.Leased)

@@ -79,7 +79,7 @@ def test_a_thousand_connections_work_at_once(
             payload = payload_of(key_of(number))
             at = int(np.frombuffer(offsets, "<u8")[0])
             arena[at : at + len(payload)] = payload
-            commits.append(m.encode(m.Commit(reservation, checksums_of(payload)), 2))
+            commits.append(m.encode(m.Commit(reservation, checksums_of(payload), b""), 2))
         assert {bytes(fields[0]) for fields in _ask_all(clients, commits)} == {bytes([SaveState.STORED])}
         for turn in range(1, 4):
             # Everybody reads what a neighbour has stored.

@@ -34,7 +34,7 @@ ENGINE_REQUESTS = (
     m.IssueTicket(1),
     m.Claim(b"t" * 32),
     m.Reserve(b"", key_of(1)),
-    m.Commit(1, bytes(12)),
+    m.Commit(1, bytes(12), b""),
     m.End(1),
     m.ReportCorrupt(1, 0),
 )
@@ -56,7 +56,7 @@ def test_a_commit_of_more_than_was_reserved_ends_the_connection_and_changes_noth
         store(good, keys_of(0, 4))
         made = reserve(hostile, keys_of(10, 2))
         with pytest.raises(Refused) as refusal:
-            hostile.call(m.Commit(made.reservation, bytes(3 * 4 * SMALL.layers)), m.Committed)
+            hostile.call(m.Commit(made.reservation, bytes(3 * 4 * SMALL.layers), b""), m.Committed)
         assert refusal.value.code == "protocol"
         assert read_back(good, keys_of(0, 4)) == [True] * 4
         assert good.call(m.Acquire(keys_of(10, 2)), m.Leased).chunks == 0
@@ -66,7 +66,7 @@ def test_a_commit_of_more_than_was_reserved_ends_the_connection_and_changes_noth
 def test_a_commit_without_a_reservation_stores_nothing(daemon: Daemon) -> None:
     with engine(daemon) as hostile:
         for reservation in (0, 1, -1, (1 << 64) - 1, -(1 << 63)):
-            states = hostile.call(m.Commit(reservation, _sums(2)), m.Committed).states
+            states = hostile.call(m.Commit(reservation, _sums(2), b""), m.Committed).states
             assert states == bytes([SaveState.EXPIRED] * 2)
     assert daemon.stats()["dram.chunks"] == 0
 
@@ -76,7 +76,7 @@ def test_a_second_commit_stores_nothing_and_leaves_the_first(daemon: Daemon) -> 
         keys = keys_of(0, 3)
         made = reserve(writer, keys)
         assert write_and_commit(writer, keys, made) == bytes([SaveState.STORED] * 3)
-        again = writer.call(m.Commit(made.reservation, bytes(len(_sums(3)))), m.Committed).states
+        again = writer.call(m.Commit(made.reservation, bytes(len(_sums(3))), b""), m.Committed).states
         assert again == bytes([SaveState.EXPIRED] * 3)
         assert read_back(writer, keys) == [True] * 3
     assert daemon.problems() == []
@@ -99,7 +99,7 @@ def test_anothers_reservation_can_be_neither_committed_nor_ended(daemon: Daemon)
     with engine(daemon) as writer, engine(daemon) as hostile:
         keys = keys_of(0, 3)
         made = reserve(writer, keys)
-        stolen = hostile.call(m.Commit(made.reservation, bytes(len(_sums(3)))), m.Committed).states
+        stolen = hostile.call(m.Commit(made.reservation, bytes(len(_sums(3))), b""), m.Committed).states
         assert stolen == bytes([SaveState.EXPIRED] * 3)
         hostile.call(m.End(made.reservation), m.Done)
         assert daemon.stats()["reservations"] == 1
@@ -177,7 +177,7 @@ def test_a_ticket_of_another_model_or_layout_is_not_claimed(daemon: Daemon, mode
 def test_a_scheduler_can_neither_save_nor_report(daemon: Daemon) -> None:
     layout = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32, world=2, rank=None)
     with engine(daemon, layout) as scheduler:
-        for request, answer in ((m.Reserve(b"", keys_of(0, 2)), m.Reserved), (m.Commit(1, _sums(2)), m.Committed)):
+        for request, answer in ((m.Reserve(b"", keys_of(0, 2)), m.Reserved), (m.Commit(1, _sums(2), b""), m.Committed)):
             with pytest.raises(Refused, match="scheduler"):
                 scheduler.call(request, answer)
         scheduler.call(m.ReportCorrupt(1, 0), m.Done)
@@ -219,8 +219,8 @@ def test_what_columns_cannot_be_is_refused(daemon: Daemon) -> None:
         m.Acquire(b"k" * 32 * (m.KEYS_MAX + 1)),
         m.Reserve(b"p" * 31, key_of(1)),
         m.Reserve(b"", b""),
-        m.Commit(1, b""),
-        m.Commit(1, b"s" * 13),
+        m.Commit(1, b"", b""),
+        m.Commit(1, b"s" * 13, b""),
         m.Renew(b"l" * 7),
         m.Renew(b"l" * 8 * (m.RENEWALS_MAX + 1)),
     )

@@ -195,7 +195,7 @@ def test_a_liars_checksums_hurt_only_what_the_liar_stored(daemon: Daemon) -> Non
         keys = pool.keys(tokens_of(1, 2 * 32))
         column = b"".join(keys[number] for number in range(2))
         made = hostile.call(m.Reserve(b"", column), m.Reserved)
-        hostile.call(m.Commit(made.reservation, bytes(2 * 4 * SMALL.layers)), m.Committed)
+        hostile.call(m.Commit(made.reservation, bytes(2 * 4 * SMALL.layers), b""), m.Committed)
         assert load_all(pool, keys)[0] == kv.LoadResult(0, 0, "checksum")
         assert read_back(hostile, keys_of(0, 2)) == [True, True]
         assert store_chain(pool, keys).stored == 2

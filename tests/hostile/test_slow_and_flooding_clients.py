@@ -94,7 +94,7 @@ FLOODS = {
     "release": m.encode(m.Release(1), 1),
     "acquire": m.encode(m.Acquire(keys_of(900, 1)), 1),
     "renew": m.encode(m.Renew(struct.pack("<Q", 1) * m.RENEWALS_MAX), 1),
-    "commit": m.encode(m.Commit(1, bytes(12)), 1),
+    "commit": m.encode(m.Commit(1, bytes(12), b""), 1),
     "claim": m.encode(m.Claim(b"t" * 32), 1),
 }
 

@@ -215,3 +215,21 @@ def test_the_callers_array_may_change_afterwards() -> None:
 def test_tokens_are_not_copied_when_they_have_the_right_width() -> None:
     tokens = np.arange(8, dtype=np.int32)
     assert np.shares_memory(as_tokens(tokens), tokens)
+
+
+def test_token_ids_are_those_that_were_given_however_they_came() -> None:
+    chance = random.Random(7)
+    tokens = [chance.randrange(1 << 31) for _ in range(CHUNK_TOKENS * 9 + 3)]
+    chain = KeyChain(CHUNK_TOKENS, lambda: (ROOT,))
+    at = 0
+    while at < len(tokens):
+        step = chance.randrange(1, 40)
+        chain.extend(tokens[at : at + step])
+        at += step
+        for chunk in (0, len(chain) - 1):
+            expected = tokens[chunk * CHUNK_TOKENS : (chunk + 1) * CHUNK_TOKENS] if len(chain) else []
+            if len(chain):
+                assert chain.token_ids([chunk]) == np.array(expected, "<i4").tobytes()
+    assert chain.token_ids(range(9)) == np.array(tokens[: 9 * CHUNK_TOKENS], "<i4").tobytes()
+    chain.append_hashes([b"h"])
+    assert chain.token_ids([0]) == b""

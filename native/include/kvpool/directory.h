@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -40,6 +41,7 @@
 #include "kvpool/memory.h"
 #include "kvpool/slot_arena.h"
 #include "kvpool/time_histogram.h"
+#include "kvpool/token_ids.h"
 #include "kvpool/types.h"
 
 namespace kvpool {
@@ -132,6 +134,7 @@ struct DirectoryStats {
   uint64_t reservations = 0;
   uint64_t used_bytes = 0;
   uint64_t idle_bytes = 0;
+  uint64_t token_id_bytes = 0;
   uint64_t stored_chunks = 0;  // these since the start: stored + promoted = chunks + evicted + shed + flushed + dropped
   uint64_t evicted_chunks = 0;  // left the pool
   uint64_t shed_chunks = 0;     // left this tier for room and are in another one
@@ -188,9 +191,9 @@ class Directory {
   [[nodiscard]] Reservation reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                     const uint8_t* keys, size_t n, uint64_t now_ns);
   // Makes chunks first .. first+count readable, counted from the first RESERVED one, parents before children.
-  // `checksums`: [count][layers]. Committing twice is STORED twice.
+  // `checksums`: [count][layers]; `tokens`, where they are kept: [count][n / count]. Committing twice is STORED twice.
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
-                                            uint64_t now_ns = 0);
+                                            uint64_t now_ns = 0, std::span<const int32_t> tokens = {});
   // Layers of the reservation's size class; nothing where it is unknown.
   [[nodiscard]] std::optional<uint32_t> reservation_layers(HoldId reservation) const;
   // Frees what was not committed and drops the hold: the writer has stopped. False where it is unknown.
@@ -203,7 +206,8 @@ class Directory {
   // `landed` makes one an ordinary chunk. `fail_landing` takes it and what follows it out, for good.
   [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                     const uint8_t* keys, size_t n, uint64_t now_ns);
-  bool landed(const ChunkKey& key, uint64_t generation) noexcept;
+  // `tokens`: the chunk's token ids, where the slower tier has them.
+  bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
   uint64_t fail_landing(const ChunkKey& key, uint64_t generation);
 
   // From now on chunks are worth a place below if they, or what follows them, have been touched this many times. Those that
@@ -243,6 +247,8 @@ class Directory {
   [[nodiscard]] RecordPage records(uint32_t cursor, uint32_t limit, uint32_t end = UINT32_MAX);
   // How many places there are: every record is at one before this.
   [[nodiscard]] uint32_t places() const noexcept { return records_.end(); }
+  // Token ids of a chunk, READY or being read or written; empty where it is not here or none were given.
+  [[nodiscard]] std::span<const int32_t> tokens_of(const ChunkKey& key) const noexcept;
   [[nodiscard]] const ChunkRecord& record(RecordId id) const noexcept { return records_[id]; }
 
   [[nodiscard]] NamespaceCounts namespace_counts(NamespaceId owner) const noexcept;
@@ -342,6 +348,7 @@ class Directory {
   ChunkTable table_;
   SlotArena arena_;
   ChunkRecords records_;
+  TokenIds tokens_;
   std::vector<NamespaceCounts> namespaces_;
   std::unordered_map<HoldId, std::vector<RecordId>> holds_;
   std::unordered_map<HoldId, ReservationState> reservations_;

@@ -25,7 +25,8 @@ inline constexpr char SSD_MAGIC[8] = {'K', 'V', 'P', 'S', 'L', 'O', 'T', '1'};
 inline constexpr uint32_t SSD_FORMAT_VERSION = 1;
 inline constexpr uint64_t SSD_HEADER_BYTES = PAGE_BYTES;
 
-// Little endian, at the start of a slot. The checksum words of the layers follow it; the rest of the page is zero.
+// Little endian, at the start of a slot. The checksum words of the layers follow it, then the token ids; the rest of the
+// page is zero.
 struct SsdHeaderFields {
   char magic[8];
   uint32_t version;
@@ -37,14 +38,14 @@ struct SsdHeaderFields {
   uint64_t generation;
   uint64_t layer_bytes;
   uint32_t layers;
-  uint32_t reserved;
+  uint32_t tokens;  // 0: not known, or no room for them
 };
 static_assert(sizeof(SsdHeaderFields) == 152);
 static_assert(offsetof(SsdHeaderFields, generation) == 128);
 
 inline constexpr uint32_t SSD_LAYERS_MAX =
     static_cast<uint32_t>((SSD_HEADER_BYTES - sizeof(SsdHeaderFields)) / sizeof(uint32_t));
-static_assert(SSD_LAYERS_MAX == 986);
+static_assert(SSD_LAYERS_MAX == 986);  // words for checksums and token ids together
 
 // What became of an access to a slot. Everything but OK is a miss.
 enum class SsdStatus : uint8_t {
@@ -75,6 +76,7 @@ struct SsdHeader {
   uint64_t generation;
   uint64_t layer_bytes;
   std::vector<uint32_t> layer_crcs;
+  std::vector<int32_t> tokens{};  // left out of the page where it has no room for all of them
 
   [[nodiscard]] uint64_t chunk_bytes() const noexcept { return layer_bytes * layer_crcs.size(); }
 };
@@ -85,7 +87,7 @@ void encode_ssd_header(const SsdHeader& header, uint8_t* page) noexcept;
 // Reads a page that may hold anything. OK, BAD_MAGIC, NEWER_VERSION or BAD_HEADER.
 [[nodiscard]] SsdStatus decode_ssd_header(const uint8_t* page, SsdHeader& header);
 
-// Whether what was found is what was expected, all but the checksums; the first difference otherwise.
+// Whether what was found is what was expected, all but checksums and token ids; the first difference otherwise.
 [[nodiscard]] SsdStatus compare_ssd_headers(const SsdHeader& found, const SsdHeader& expected) noexcept;
 
 }  // namespace kvpool

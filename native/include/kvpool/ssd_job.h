@@ -33,6 +33,7 @@ struct SsdOutcome {
   uint32_t chunk;
   SsdStatus status;
   uint64_t bytes;  // moved, whatever became of them
+  std::vector<int32_t> tokens{};  // token ids of a chunk that was read, where its header has them
 };
 
 class SsdJob {

@@ -1,0 +1,39 @@
+// The token ids of chunks, beside their records: routers hash them themselves, so whoever tells them of a chunk needs them.
+//
+// What it is: a column of arrays by record. What it is not: part of a chunk; one whose ids nobody gave has none.
+// Bounded by its caller: one array for each record at most, none longer than TOKEN_IDS_MAX.
+// Threads: the control thread only. O(ids) for `keep`, else O(1).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kvpool/types.h"
+
+namespace kvpool {
+
+// Of one chunk; longer ones are kept without.
+inline constexpr size_t TOKEN_IDS_MAX = 4096;
+
+class TokenIds {
+ public:
+  // Takes the place of what was kept before. REQUIRES: at most TOKEN_IDS_MAX.
+  void keep(RecordId id, std::span<const int32_t> tokens);
+  void forget(RecordId id) noexcept;
+  // Empty where none were given. Good until the next change.
+  [[nodiscard]] std::span<const int32_t> of(RecordId id) const noexcept;
+  [[nodiscard]] uint64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  struct Kept {
+    std::unique_ptr<int32_t[]> tokens;
+    uint32_t count = 0;
+  };
+
+  std::vector<Kept> by_record_;  // grown on demand
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace kvpool
