@@ -97,16 +97,16 @@ class Pool:
             self._tiering.tier.note_settled_arena if self._tiering is not None else lambda: None,
         )
 
-    async def stop(self) -> None:
-        """End the threads. Chunks in DRAM alone are gone with the process."""
+    async def stop(self) -> bool:
+        """End the threads; False where one is left waiting for a disk. Chunks in DRAM alone are gone with the process."""
         if self._expiry is not None:
             self._expiry.cancel()
         loop = asyncio.get_running_loop()
-        if self._tiering is not None:
-            await self._tiering.close()
+        has_ended = self._tiering is None or await self._tiering.close()
         if self._prefault is not None:
             await loop.run_in_executor(None, self._prefault.stop)
         await loop.run_in_executor(None, self._workers.stop)
+        return has_ended
 
     async def write_down(self, timeout_s: float) -> dict[str, int]:
         """Have the SSD tier keep what DRAM alone has, as far as the time goes: `chunks` written, and those `left`."""

@@ -257,8 +257,8 @@ class Tiering:
         await loop.run_in_executor(None, self.tier.checkpoint, CHECKPOINT_TIMEOUT_S)
         return self.demotions.demoted_chunks - before
 
-    async def close(self) -> None:
-        """End the opening and I/O; what is under way is settled."""
+    async def close(self) -> bool:
+        """End the opening and I/O; what is under way is settled. False: the disk does not answer, and is left alone."""
         loop = asyncio.get_running_loop()
         self.tier.stop_opening()
         if self._opening is not None:
@@ -270,7 +270,7 @@ class Tiering:
             self._retry.cancel()
         if self.tier.fileno() >= 0:
             loop.remove_reader(self.tier.fileno())
-        await loop.run_in_executor(None, self.tier.close)
+        return await loop.run_in_executor(None, self.tier.close)
 
     def info(self) -> dict[str, int | str | list[str]]:
         """What is in use, for operators."""

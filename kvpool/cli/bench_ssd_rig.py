@@ -81,7 +81,7 @@ class QueueRig:
 
     def close(self) -> None:
         """End the queue's threads."""
-        self._queue.stop()
+        self._queue.stop(TIMEOUT_S)
 
     def write(self, chunks: Sequence[int]) -> None:
         """Write chunks down, in one job, and wait for all of them."""

@@ -5,6 +5,7 @@
 
 import argparse
 import logging
+import os
 import resource
 import sys
 
@@ -66,7 +67,11 @@ def run(arguments: list[str]) -> int:
 
 
 async def _serve(config: Config) -> None:
-    await App(config).run()
+    app = App(config)
+    await app.run()
+    if not app.has_ended:
+        logging.shutdown()
+        os._exit(0)  # an ordinary end would wait for the threads that wait for the disk
 
 
 def _raise_descriptor_limit() -> None:

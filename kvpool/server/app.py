@@ -55,6 +55,7 @@ class App:
         self._domain = domain_key(_read_secret(config.server.domain_secret_file))
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
+        self.has_ended = True  # False after `run`: a thread is left that waits for a disk
         self._times = RequestTimes()
         self._roles: dict[ConnectionId, str] = {}
         self._metrics: MetricsServer | None = None
@@ -97,7 +98,7 @@ class App:
                 await self._supervision.end()
                 if self._metrics is not None:
                     await asyncio.get_running_loop().run_in_executor(None, self._metrics.stop)
-                await self._pool.stop()
+                self.has_ended = await self._pool.stop()
         finally:
             await listener.stop()
 

@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 
 QUEUE_ROWS_MAX = 1 << 20
 BATCH_WAIT_S = 0.05
-CLOSE_TIMEOUT_S = 30.0
 CHECKPOINT_BYTES = 256 << 20
 # What a full map keeps for removals, which need pages before they free any.
 HEADROOM_BYTES = 256 << 10
@@ -177,17 +176,21 @@ class Catalogue:
                 self._changed.wait(deadline.remaining_s())
             return self._checkpoint_done >= wanted
 
-    def close(self) -> None:
-        """Write what is queued, checkpoint, end the thread; a disk that does not answer in time is left alone. Idempotent."""
+    def close(self, timeout_s: float) -> bool:
+        """Write what is queued, checkpoint, end the thread. False: the disk did not answer in time, and is left alone.
+
+        Idempotent.
+        """
         with self._lock:
             self._is_stopping = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(CLOSE_TIMEOUT_S)
+            self._thread.join(timeout_s)
             if self._thread.is_alive():
-                log.error("the catalogue is left as it is: the disk does not answer within %g s", CLOSE_TIMEOUT_S)
-                return
+                log.error("the catalogue is left as it is: the disk does not answer within %g s", timeout_s)
+                return False
         self._environment.close()
+        return True
 
     def _start(self, checkpoint_s: float, *, must_reopen: bool) -> None:
         arguments = (checkpoint_s, must_reopen)

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 CATALOGUE_NAME = "catalogue"
 ERRORS_UNTIL_OFFLINE = 8
+# How long the end waits for a disk, once for the segment files and once for the catalogue.
+CLOSE_TIMEOUT_S = 10.0
 IO_REFUSALS = {"ring_error": "no io_uring", "register_error": "no registered buffers"}
 
 
@@ -210,12 +212,18 @@ class SsdTier:
         if self._queue is not None:
             self._queue.register_arena()
 
-    def close(self) -> None:
-        """End I/O and write the catalogue down. Blocks."""
-        if self._queue is not None:
-            self._queue.stop()
+    def close(self) -> bool:
+        """End I/O and write the catalogue down. Blocks, but never for good: False where the disk did not answer in time.
+
+        Then threads are left waiting for it, which whoever waits for them would do too.
+        """
+        has_ended = True
+        if self._queue is not None and not self._queue.stop(CLOSE_TIMEOUT_S):
+            log.error("I/O of the ssd tier is left under way: the disk does not answer within %g s", CLOSE_TIMEOUT_S)
+            has_ended = False
         if self._catalogue is not None:
-            self._catalogue.close()
+            has_ended = self._catalogue.close(CLOSE_TIMEOUT_S) and has_ended
+        return has_ended
 
     def fileno(self) -> int:
         """The descriptor that is readable while outcomes wait; -1 before `open`."""

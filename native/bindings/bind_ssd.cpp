@@ -18,6 +18,7 @@ namespace kvpool {
 namespace {
 
 constexpr unsigned THREADS_MAX = 64;
+constexpr double STOP_SECONDS_MAX = 3600;
 
 // A chunk to move, as Python packs it.
 struct MoveRow {
@@ -215,7 +216,16 @@ void bind_ssd(nb::module_& module) {
            "any arena offset.")
       .def("take_outcomes", &take_outcomes, "[(job, chunk, status, bytes, token ids i32)], each chunk of each job once.")
       .def("fileno", &SsdQueue::event_fd, "Readable while there are outcomes.")
-      .def("stop", &SsdQueue::stop, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "stop",
+          [](SsdQueue& self, double timeout_s) {
+            if (!(timeout_s >= 0 && timeout_s <= STOP_SECONDS_MAX)) {
+              throw nb::value_error("timeout_s must be 0 to 3600");
+            }
+            const nb::gil_scoped_release released;
+            return self.stop(std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1e3)));
+          },
+          "timeout_s"_a, "Ends the threads; False where I/O under way has not ended in time. GIL released.")
       .def("register_arena", &SsdQueue::register_arena,
            "Has the kernel keep the arena's pages at hand from now on. All must be there, and none replaced later.")
       .def("stats", &queue_stats)

@@ -13,6 +13,8 @@
 namespace kvpool {
 namespace {
 
+constexpr std::chrono::milliseconds FOR_GOOD = std::chrono::milliseconds::max();
+
 int new_event_fd() {
   const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (fd < 0) {
@@ -34,20 +36,30 @@ SsdQueue::SsdQueue(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mappin
   KVPOOL_CHECK(threads > 0);
   try {
     for (unsigned number = 0; number < threads; ++number) {
-      threads_.emplace_back([this, wants_rings] { run(wants_rings); });
+      {
+        const std::lock_guard guard(lock_);
+        ++running_;
+      }
+      try {
+        threads_.emplace_back([this, wants_rings] { run(wants_rings); });
+      } catch (...) {
+        const std::lock_guard guard(lock_);
+        --running_;
+        throw;
+      }
       pthread_setname_np(threads_.back().native_handle(), "kvpool-ssd");
     }
     std::unique_lock guard(lock_);
     wake_.wait(guard, [this, threads] { return io_.threads == threads; });
   } catch (...) {
-    stop();
+    stop(FOR_GOOD);
     close(event_fd_);
     throw;
   }
 }
 
 SsdQueue::~SsdQueue() {
-  stop();
+  stop(FOR_GOOD);
   close(event_fd_);
 }
 
@@ -143,7 +155,7 @@ void SsdQueue::run(bool wants_ring) {
   while (true) {
     const Turn turn = next(job, urgency, may_register);
     if (turn == Turn::STOP) {
-      return;
+      break;
     }
     if (turn == Turn::REGISTER) {
       may_register = register_slice(*io);
@@ -152,6 +164,11 @@ void SsdQueue::run(bool wants_ring) {
       job.reset();
     }
   }
+  {
+    const std::lock_guard guard(lock_);
+    --running_;
+  }
+  wake_.notify_all();
 }
 
 void SsdQueue::run_piece(SsdIo& io, SsdJob& job, SsdUrgency urgency, std::vector<SsdOutcome>& ended) {
@@ -219,7 +236,26 @@ std::vector<SsdOutcome> SsdQueue::take_outcomes() {
   return taken;
 }
 
-void SsdQueue::stop() {
+bool SsdQueue::stop(std::chrono::milliseconds timeout) {
+  cancel_waiting();
+  {
+    std::unique_lock guard(lock_);
+    const auto has_ended = [this] { return running_ == 0; };
+    if (timeout == FOR_GOOD) {
+      wake_.wait(guard, has_ended);
+    } else if (!wake_.wait_for(guard, timeout, has_ended)) {
+      return false;
+    }
+  }
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) {
+      thread.join();
+    }
+  }
+  return true;
+}
+
+void SsdQueue::cancel_waiting() {
   std::array<std::deque<std::shared_ptr<SsdJob>>, SSD_URGENCIES> dropped;
   {
     const std::lock_guard guard(lock_);
@@ -227,11 +263,6 @@ void SsdQueue::stop() {
     dropped.swap(queues_);
   }
   wake_.notify_all();
-  for (std::thread& thread : threads_) {
-    if (thread.joinable()) {
-      thread.join();
-    }
-  }
   for (size_t which = 0; which < SSD_URGENCIES; ++which) {
     for (const auto& job : dropped[which]) {
       std::vector<SsdOutcome> ended;

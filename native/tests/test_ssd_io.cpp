@@ -144,7 +144,7 @@ SsdQueueIo use_queue() {
     const SsdQueueIo io = queue.io();
     return io.register_error != 0 || io.registered == io.rings;
   });
-  queue.stop();
+  EXPECT(queue.stop(std::chrono::minutes(1)));
   return queue.io();
 }
 

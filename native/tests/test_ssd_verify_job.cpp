@@ -131,7 +131,7 @@ TEST(a_stopped_queue_reports_every_chunk_of_a_check_once) {
   for (int round = 0; round < 8; ++round) {
     EXPECT(queue.verify(checks(chunks)) != 0);
   }
-  queue.stop();
+  EXPECT(queue.stop(std::chrono::minutes(1)));
   EXPECT(queue.verify(checks(chunks)) == 0);
   const auto outcomes = queue.take_outcomes();
   EXPECT(outcomes.size() == 64);

@@ -2,6 +2,7 @@
 
 import errno
 import random
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -22,6 +23,8 @@ TURN_S_MAX = 1.0
 BACK_WITHIN_S = 20.0
 DELAY_US = 20_000
 HANG_US = 1_000_000
+NEVER_US = 30_000_000
+END_S_MAX = 40.0
 SEGMENTS, CATALOGUE = "segment-", "data.mdb"
 
 # Faults that the tier must notice: name, what is set.
@@ -186,6 +189,26 @@ def test_a_disk_that_hangs_holds_nobody_up_for_long(
     assert tiered.problems() == []
     summary(f"{client.turns} turns of an engine, slowest {1e3 * client.slowest_s:.0f} ms")
     assert client.slowest_s <= TURN_S_MAX
+
+
+@pytest.mark.campaign
+def test_a_daemon_ends_though_its_disk_never_answers(
+    fault_filesystem: FaultFilesystem, start_daemon: StartDaemon
+) -> None:
+    options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20)
+    daemon = start_daemon(**options, server__stop_timeout="100ms")
+    wait_open(daemon)
+    fault_filesystem.set(match=SEGMENTS, delay_us=NEVER_US)
+    with daemon.connect() as pool:
+        store(pool, chain_of(pool, 1))
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGTERM)
+    wait_until(
+        lambda: "I/O of the ssd tier is left under way" in daemon.log(), "the daemon gives the disk up", END_S_MAX
+    )
+    fault_filesystem.clear()
+    # The kernel itself lets no process go before its requests to such a file system are answered.
+    assert daemon.process.wait(END_S_MAX) == 0
 
 
 @pytest.mark.parametrize("cuts", [pytest.param(2, id="some"), pytest.param(40, id="forty", marks=pytest.mark.campaign)])

@@ -38,7 +38,7 @@ def _written_slot(directory: Path, tokens: bytes = b"") -> bytes:
     outcomes: list[tuple[int, int, int, int, bytes]] = []
     wait_until(lambda: bool(outcomes.extend(queue.take_outcomes()) or outcomes), "the slot is written")
     assert [status for _, _, status, _, _ in outcomes] == [0]
-    queue.stop()
+    assert queue.stop(10.0)
     segment_file = (directory / "tier" / "segment-000000.kvs").read_bytes()
     return segment_file[2 * PAGE : (2 + SLOT_PAGES) * PAGE]
 

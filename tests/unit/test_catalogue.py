@@ -78,7 +78,7 @@ def test_what_was_put_is_found_and_what_was_deleted_is_not(
     for number in range(10):
         assert catalogue.put(row_of(number, number - 1 if number else None))
     catalogue.delete(key_of(9))
-    catalogue.close()
+    assert catalogue.close(10.0)
     assert keys_found(tmp_path) == [key_of(number) for number in range(9)]
     found = catalogue_open.examine(tmp_path / "catalogue", MAP_BYTES).found
     assert found is not None
@@ -92,7 +92,7 @@ def test_a_touch_changes_the_order_of_restoring(open_catalogue: Callable[..., Ca
         catalogue.put(row_of(number))
     catalogue.touch(key_of(1), 99)
     catalogue.touch(key_of(77), 100)
-    catalogue.close()
+    assert catalogue.close(10.0)
     assert keys_found(tmp_path) == [key_of(number) for number in (1, 3, 2, 0)]
 
 
@@ -108,7 +108,7 @@ def test_a_checkpoint_syncs_the_data_first_and_names_nothing_lost(
     assert not catalogue.checkpoint(WAIT_S)
     assert catalogue.failure is disk.error
     assert catalogue.take_lost() == []
-    catalogue.close()
+    assert catalogue.close(10.0)
 
 
 def test_a_failed_sync_loses_what_it_covered_and_is_not_tried_again(
@@ -130,7 +130,7 @@ def test_a_failed_sync_loses_what_it_covered_and_is_not_tried_again(
     assert catalogue.put(row_of(4))
     assert catalogue.checkpoint(WAIT_S)
     assert catalogue.failure is None
-    catalogue.close()
+    assert catalogue.close(10.0)
 
 
 def test_bytes_bring_a_checkpoint_before_its_time(
@@ -146,7 +146,7 @@ def test_bytes_bring_a_checkpoint_before_its_time(
     assert catalogue.checkpoints == before
     catalogue.put(row_of(7))
     wait_until(lambda: catalogue.checkpoints == before + 1, "the checkpoint")
-    catalogue.close()
+    assert catalogue.close(10.0)
 
 
 def test_a_full_map_costs_the_chunks_left_out_and_no_more(
@@ -168,7 +168,7 @@ def test_a_full_map_costs_the_chunks_left_out_and_no_more(
     catalogue.put(row_of(put + 1))
     assert catalogue.checkpoint(WAIT_S)
     assert catalogue.dropped_rows == dropped
-    catalogue.close()
+    assert catalogue.close(10.0)
     assert key_of(put + 1) in keys_found(tmp_path)
 
 
@@ -178,7 +178,7 @@ def test_a_bad_row_is_left_out_and_the_others_are_found(
     catalogue = open_catalogue()
     for number in range(3):
         catalogue.put(row_of(number))
-    catalogue.close()
+    assert catalogue.close(10.0)
     with lmdb.open(str(tmp_path / "catalogue"), max_dbs=4) as environment:
         table = environment.open_db(b"chunks")
         with environment.begin(write=True) as transaction:
@@ -199,7 +199,7 @@ def test_a_truncated_catalogue_is_set_aside(
     catalogue = open_catalogue()
     for number in range(2000):
         catalogue.put(row_of(number))
-    catalogue.close()
+    assert catalogue.close(10.0)
     data = tmp_path / "catalogue" / "data.mdb"
     os.truncate(data, int(data.stat().st_size * share))
     examined = catalogue_open.examine(tmp_path / "catalogue", MAP_BYTES)
@@ -211,7 +211,7 @@ def test_a_truncated_catalogue_is_set_aside(
 
 
 def test_a_newer_format_is_left_alone(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:
-    open_catalogue().close()
+    assert open_catalogue().close(10.0)
     with lmdb.open(str(tmp_path / "catalogue"), max_dbs=4) as environment:
         meta = environment.open_db(b"meta")
         newer = catalogue_open.meta_record(bytes(16), catalogue_open.FORMAT_VERSION + 1)
@@ -225,7 +225,7 @@ def test_a_newer_format_is_left_alone(open_catalogue: Callable[..., Catalogue], 
 def test_an_opening_that_kills_is_not_tried_for_ever(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:
     catalogue = open_catalogue()
     assert catalogue.checkpoint(WAIT_S)
-    catalogue.close()
+    assert catalogue.close(10.0)
     path = tmp_path / "catalogue"
     for _ in range(catalogue_open.OPENINGS_MAX):
         assert catalogue_open.examine(path, MAP_BYTES).found is not None
@@ -240,14 +240,14 @@ def test_the_first_checkpoint_takes_the_mark_away(open_catalogue: Callable[..., 
     catalogue = open_catalogue()
     assert catalogue.checkpoint(WAIT_S)
     assert not list(tmp_path.glob("*.opening"))
-    catalogue.close()
+    assert catalogue.close(10.0)
 
 
 def test_the_child_writes_every_row_and_says_so(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:
     catalogue = open_catalogue()
     for number in range(5):
         catalogue.put(row_of(number))
-    catalogue.close()
+    assert catalogue.close(10.0)
     with open(tmp_path / "rows", "w+b") as file:
         command = [
             sys.executable,

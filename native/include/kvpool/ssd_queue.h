@@ -5,7 +5,7 @@
 //    piece at a time.
 // 2. Write-back and checks never take more than half of the threads, so that a demand read waits for one piece at most.
 // 3. Every chunk of an accepted job is reported exactly once: OK, its failure, or CANCELLED when the queue stops first.
-// 4. Queues are bounded: a full one refuses. `stop` lets running pieces finish: no I/O is under way when it returns.
+// 4. Queues are bounded: a full one refuses. `stop` lets running pieces finish: no I/O is under way when it returns true.
 //
 // Each thread has an SsdIo of its own: a ring where that is wanted and can be had. Once the arena has its pages for good
 // (`register_arena`), the rings pin it, a slice in a turn, one thread at a time, after demand reads and before the rest.
@@ -16,6 +16,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -70,7 +71,8 @@ class SsdQueue {
   // Has rings pin the arena from now on. REQUIRES: all of it has its pages, and none will be replaced (made huge).
   void register_arena();
 
-  void stop();
+  // False where a piece under way has not ended within the time; another call goes on waiting. The destructor waits for good.
+  bool stop(std::chrono::milliseconds timeout);
 
   [[nodiscard]] SsdQueueStats stats() const;
   [[nodiscard]] SsdQueueIo io() const;
@@ -80,6 +82,7 @@ class SsdQueue {
  private:
   [[nodiscard]] uint64_t add(std::shared_ptr<SsdJob> job, SsdUrgency urgency);
   enum class Turn { STOP, PIECE, REGISTER };
+  void cancel_waiting();
   [[nodiscard]] Turn next(std::shared_ptr<SsdJob>& job, SsdUrgency& urgency, bool may_register);
   [[nodiscard]] bool has_work() const noexcept;
   [[nodiscard]] std::unique_ptr<SsdIo> make_io(bool wants_ring);
@@ -100,6 +103,7 @@ class SsdQueue {
   std::array<std::deque<std::shared_ptr<SsdJob>>, SSD_URGENCIES> queues_;  // guarded by lock_
   unsigned writers_ = 0;                                                    // guarded by lock_; those at checks count
   uint64_t last_job_ = 0;                                                   // guarded by lock_
+  unsigned running_ = 0;                                                    // guarded by lock_; threads that have not ended
   bool is_stopped_ = false;                                                 // guarded by lock_
   bool may_register_ = false;                                               // guarded by lock_
   bool is_registering_ = false;                                             // guarded by lock_
