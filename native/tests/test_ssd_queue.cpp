@@ -134,7 +134,7 @@ TEST(a_full_queue_refuses_and_a_stopped_one_reports_what_it_drops) {
     }
     EXPECT(accepted >= 3);
     EXPECT(queue->read(reads(chunks), SsdUrgency::DEMAND) != 0);
-    queue->stop();
+    EXPECT(queue->stop(std::chrono::minutes(1)));
     EXPECT(queue->write(chunks) == 0);
     std::map<std::pair<uint64_t, uint32_t>, int> seen;
     size_t cancelled = 0;
