@@ -6,8 +6,6 @@ and bench_replay. This one holds the commands and the document they write. Main 
 """
 
 import json
-import os
-import platform
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +34,16 @@ from kvpool.cli.bench_replay_client import replay_layout
 from kvpool.cli.bench_rpc import bench_rpc
 from kvpool.cli.bench_ssd import DEFAULT_SIZE, bench_ssd, parse_total
 from kvpool.cli.kvpoolctl import EXIT_CODES, Options, cli, common_options
-from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail, print_json, print_table
+from kvpool.cli.machine import describe_machine
+from kvpool.cli.output import (
+    EXIT_FAILURE,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    check_writable,
+    fail,
+    print_json,
+    print_table,
+)
 from kvpool.cli.traces import Trace, TraceError
 from kvpool.errors import DaemonUnreachable, InvalidArgument, KVPoolError
 from kvpool.units import parse_size
@@ -70,9 +77,9 @@ class Report:
         self._command = command
         self._out = out
         # Before anything is measured: the load is that of others, and a file that cannot be written costs no time.
-        self._machine = _machine()
+        self._machine = describe_machine()
         if out is not None:
-            _check_writable(Path(out))
+            check_writable("--out", Path(out))
 
     def measure(self, name: str, title: str, run: Callable[[Advance], Sequence[Row]]) -> None:
         """Run one kind under a progress bar, and print its rows."""
@@ -354,28 +361,3 @@ def _readable(row: Row) -> Row:
         if name != "wrong_keys":
             readable[name] = value
     return readable
-
-
-def _check_writable(path: Path) -> None:
-    folder = path.parent
-    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise InvalidArgument(f"--out is {str(path)!r}, expected a file that can be written in a folder that exists")
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_average_before": os.getloadavg()[0],
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -152,7 +152,9 @@ def _request_of(fields: dict[str, Any], place: str) -> TraceRequest:
         raise TraceError(f"{place}: hash_ids has {len(ids)} ids, expected {expected}")
     if len(set(ids)) != len(ids):
         _refuse(place, "hash_ids", ids, "distinct ids: each stands for the whole prefix up to it")
-    return TraceRequest(at_ms / 1e3, input_tokens, output_tokens, tuple(ids[:full]), ids[full] if len(ids) > full else None)
+    return TraceRequest(
+        at_ms / 1e3, input_tokens, output_tokens, tuple(ids[:full]), ids[full] if len(ids) > full else None
+    )
 
 
 def _field(fields: dict[str, Any], name: str, place: str) -> Any:

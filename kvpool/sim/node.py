@@ -29,6 +29,8 @@ from kvpool.types import EPOCH_BYTES, KEY_BYTES, ConnectionId, Level, SaveState
 LAYOUT = Layout(layers=1, planes=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_tokens=512)
 CHUNK_BYTES = LAYOUT.chunk_bytes
 MODEL = "simulated"
+# The eviction policies that the native directory has, its default first.
+POLICIES = ("lru",)
 NS_PER_DAY = 86_400 * NS_PER_S
 
 
@@ -59,7 +61,8 @@ class Hits:
 class SimulatedNode:
     """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none)."""
 
-    def __init__(self, *, dram_blocks: int, ssd_blocks: int, config: Config) -> None:
+    def __init__(self, *, dram_blocks: int, ssd_blocks: int, policy: str, config: Config) -> None:
+        assert policy in POLICIES
         assert dram_blocks > 0
         assert ssd_blocks >= 0
         capacity = dram_blocks * CHUNK_BYTES

@@ -54,9 +54,7 @@ def _next_uses(workload: Workload) -> list[list[tuple[int, int]]]:
     is_again = workload.blocks[by_block[:-1]] == workload.blocks[by_block[1:]]
     next_request[by_block[:-1][is_again]] = request_of[by_block[1:][is_again]]
     is_used = next_request >= 0
-    pairs, counts = np.unique(
-        request_of[is_used] * workload.requests + next_request[is_used], return_counts=True
-    )
+    pairs, counts = np.unique(request_of[is_used] * workload.requests + next_request[is_used], return_counts=True)
     runs: list[list[tuple[int, int]]] = [[] for _ in range(workload.requests)]
     for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
         request, later = divmod(pair, workload.requests)

@@ -6,6 +6,7 @@ cached blocks without holes is a set of whole prefixes. Pure; any thread.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ NO_PARENT = -1
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests of a trace. Request r asks at `at_ns[r]` for `blocks[first[r] : first[r + 1]]`, numbers from 0, the root first."""
+    """Requests of a trace. Request r asks at `at_ns[r]` for `blocks[first[r] : first[r + 1]]`, numbers from 0, root first."""
 
     at_ns: Ints
     first: Ints
@@ -41,7 +42,7 @@ class Workload:
     def chains(self) -> Iterable[list[int]]:
         """The blocks of each request in turn."""
         first = self.first.tolist()
-        for start, end in zip(first[:-1], first[1:], strict=True):
+        for start, end in pairwise(first):
             yield self.blocks[start:end].tolist()
 
     def keys(self) -> npt.NDArray[np.uint8]:
