@@ -225,6 +225,10 @@ def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: 
 @click.option(
     "--requests", type=click.IntRange(min=1), metavar="N", help="Replay the first N (default: about a minute's)."
 )
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="An option of the daemon that is started.")
+@click.option(
+    "--settled", is_flag=True, help="One client; a request waits until nothing moves between the tiers, as in simulate."
+)
 @click.option(
     "--salt", default="", metavar="TEXT", help="Find the chunks of an earlier run with this salt (default: a new one)."
 )
@@ -238,6 +242,8 @@ def replay(
     ssd_ratio: float,
     path: str | None,
     requests: int | None,
+    settled: bool,
+    overrides: tuple[str, ...],
     salt: str,
     quick: bool,
     out: str | None,
@@ -247,15 +253,15 @@ def replay(
     TRACE is a file of JSON lines as Mooncake publishes them (.jsonl, .jsonl.gz) or a numpy archive (.npz). Without one the
     files of the folder that KVPOOL_TRACES names are taken. A wrong byte ends the command with exit code 1.
     """
-    if options.socket is not None and (capacity is not None or ssd_ratio):
-        name = "--ssd-ratio" if ssd_ratio else "--capacity"
+    if options.socket is not None and (capacity is not None or ssd_ratio or overrides):
+        name = "--ssd-ratio" if ssd_ratio else "--set" if overrides else "--capacity"
         fail(f"{name} is for a daemon of the benchmark's own: leave it or --socket out", EXIT_USAGE)
     with _reporting(options, "replay", out) as report:
         named = named_traces(traces)
         if not named:
             fail(f"name traces, or the folder they are in by {TRACES_VARIABLE}=FOLDER", EXIT_USAGE)
         asked = ReplayOptions(
-            clients=clients,
+            clients=1 if settled else clients,
             chunk_bytes=parse_size(chunk_bytes),
             capacity=capacity or DEFAULT_CAPACITY,
             requests=QUICK_REQUESTS if quick and requests is None else requests,
@@ -263,6 +269,8 @@ def replay(
             socket=options.socket,
             ssd_ratio=ssd_ratio,
             path=path,
+            is_settled=settled,
+            overrides=overrides,
         )
         replay_layout(asked.chunk_bytes, Trace.block_tokens)
         parse_capacity(asked.capacity, 1)

@@ -45,11 +45,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked, for every trace. `ssd_ratio` 0: no such tier."""
+    """What was asked, for every trace. `ssd_capacity` is used where it is given, else `ssd_ratio`; 0: no such tier."""
 
     capacities: tuple[str, ...]
     policies: tuple[str, ...]
     ssd_ratio: float
+    ssd_capacity: str | None
     processes: int
     requests: int | None
     has_tails: bool
@@ -118,8 +119,14 @@ def _cells(asked: Asked, workload: Workload) -> dict[Cell, float]:
     for text in asked.capacities:
         blocks = parse_blocks(text, workload.unique, asked.block_bytes)
         ssd_blocks = max(1, int(asked.ssd_ratio * blocks)) if asked.ssd_ratio else 0
-        if ssd_blocks > BLOCKS_MAX:
-            raise InvalidArgument(f"--ssd-ratio makes {ssd_blocks} blocks of capacity {text!r}, expected {BLOCKS_MAX}")
+        if asked.ssd_capacity is not None:
+            ssd_blocks = parse_blocks(asked.ssd_capacity, workload.unique, asked.block_bytes)
+        # A smaller one would be written without end: what is in DRAM is to be in it too.
+        if ssd_blocks and not blocks <= ssd_blocks <= BLOCKS_MAX:
+            raise InvalidArgument(
+                f"the SSD tier has {ssd_blocks} blocks beside {blocks} of capacity {text!r}, "
+                f"expected as many as DRAM at least, and {BLOCKS_MAX} at most"
+            )
         share = parse_share(text) or blocks / workload.unique
         cells.update({Cell(policy, blocks, ssd_blocks): round(share, 6) for policy in asked.policies})
     return cells
@@ -140,7 +147,8 @@ def _row(name: str, workload: Workload, cell: Cell, share: float, results: dict[
         "requests": workload.requests,
         "references": references,
         "unique_blocks": workload.unique,
-        "hit_blocks": hits,
+        "hit_blocks_dram": outcome.hits_dram,
+        "hit_blocks_ssd": outcome.hits_ssd,
         "hit_rate": round(hits / references, 6),
         "hit_rate_dram": round(outcome.hits_dram / references, 6),
         "hit_rate_ssd": round(outcome.hits_ssd / references, 6),
@@ -211,11 +219,12 @@ def _print_rows(rows: list[Row], block_bytes: int) -> None:
 @click.option("--tiers", type=click.Choice(TIERS), default=TIERS[0], help="Which tiers there are (default: dram).")
 @click.option(
     "--ssd-ratio",
-    type=click.FloatRange(0.0, 1000.0, min_open=True),
+    type=click.FloatRange(1.0, 1000.0),
     default=8.0,
     metavar="R",
     help="SSD capacity for each block of DRAM's, with --tiers dram,ssd (default: 8).",
 )
+@click.option("--ssd-capacity", metavar="C", help="SSD capacity, like one entry of --capacity, instead of a ratio.")
 @click.option(
     "--policy", metavar="LIST", help=f"Eviction policies of DRAM, by comma: {', '.join(POLICIES)} (default: all)."
 )
@@ -243,6 +252,7 @@ def simulate(
     capacity: str,
     tiers: str,
     ssd_ratio: float,
+    ssd_capacity: str | None,
     policy: str | None,
     token_bytes: str,
     full_blocks: bool,
@@ -260,6 +270,8 @@ def simulate(
     """
     if options.socket is not None:
         fail("simulate asks no daemon: leave --socket out", EXIT_USAGE)
+    if ssd_capacity is not None and tiers == TIERS[0]:
+        fail("--ssd-capacity goes with --tiers dram,ssd", EXIT_USAGE)
     try:
         for option, file in (("--png", png), ("--out", out)):
             if file is not None:
@@ -269,7 +281,8 @@ def simulate(
         asked = Asked(
             capacities=_listed("--capacity", capacity),
             policies=_policies(policy),
-            ssd_ratio=ssd_ratio if tiers == "dram,ssd" else 0.0,
+            ssd_ratio=0.0 if tiers == TIERS[0] else ssd_ratio,
+            ssd_capacity=ssd_capacity,
             processes=processes or len(os.sched_getaffinity(0)),
             requests=requests,
             has_tails=not full_blocks,

@@ -14,6 +14,7 @@ from typing import cast
 import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.config import Config
+from kvpool.errors import KVPoolError
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.reading import Grant, Reading
 from kvpool.index.sessions import EngineSession
@@ -31,7 +32,9 @@ CHUNK_BYTES = LAYOUT.chunk_bytes
 MODEL = "simulated"
 # The eviction policies that the native directory has, its default first.
 POLICIES = ("lru",)
-NS_PER_DAY = 86_400 * NS_PER_S
+# A daemon lets a request wait for room for some seconds; here each wait is a round in which something is written.
+WAITS_MAX = 1000
+ROUNDS_MAX = 100_000
 
 
 class VirtualClock:
@@ -59,12 +62,12 @@ class Hits:
 
 
 class SimulatedNode:
-    """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none)."""
+    """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none; else at least as many)."""
 
     def __init__(self, *, dram_blocks: int, ssd_blocks: int, policy: str, config: Config) -> None:
         assert policy in POLICIES
         assert dram_blocks > 0
-        assert ssd_blocks >= 0
+        assert ssd_blocks == 0 or ssd_blocks >= dram_blocks
         capacity = dram_blocks * CHUNK_BYTES
         config = replace(config, dram=replace(config.dram, capacity=capacity))
         geometry = plan_geometry(capacity, config.dram.segment, dram_blocks, ssd_blocks)
@@ -130,10 +133,11 @@ class SimulatedNode:
         grant = self._reading.acquire_leaves(self._session, keys[-KEY_BYTES:], chunks, now_ns)
         if grant.chunks:
             return grant
-        may_wait = True
-        while (granted := self._acquire(keys, may_wait=may_wait)) is None:
-            may_wait = self._make_room()
-        return granted
+        for _ in range(WAITS_MAX):
+            granted = self._acquire(keys, may_wait=True)
+            if granted is not None or not self._make_room():
+                break
+        return granted if granted is not None else self._acquire(keys, may_wait=False)
 
     def _acquire(self, keys: bytes, *, may_wait: bool) -> Grant | None:
         if self._tiering is None:
@@ -142,9 +146,12 @@ class SimulatedNode:
             return self._reading.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
 
     def _store(self, parent: bytes, keys: bytes) -> None:
-        may_wait = True
-        while (places := self._reserve(parent, keys, may_wait=may_wait)) is None:
-            may_wait = self._make_room()
+        for _ in range(WAITS_MAX):
+            places = self._reserve(parent, keys, may_wait=True)
+            if places is not None or not self._make_room():
+                break
+        places = places if places is not None else self._reserve(parent, keys, may_wait=False)
+        assert places is not None
         reserved = places.states.count(SaveState.RESERVED)
         if reserved:
             checksums = bytes(reserved * LAYOUT.layers * CHECKSUM_BYTES)
@@ -160,14 +167,17 @@ class SimulatedNode:
             return self._writing.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
 
     def _make_room(self) -> bool:
-        """Have the coldest blocks written down. False when nothing moves: then what there is has to do.
-
-        Ends, because each round has blocks written that were not, and what is written may go.
-        """
+        """Have the coldest blocks written down. False when nothing moves: then what there is has to do."""
         is_moving = self._tiering is not None and self._tiering.make_room()
         self._settle()
         return is_moving
 
     def _settle(self) -> None:
-        while self._tier is not None and self._tiering is not None and self._tier.has_outcomes:
+        """Until nothing is under way. Ends, because a tier that holds all of DRAM need not write a block twice for it."""
+        if self._tier is None or self._tiering is None:
+            return
+        for _ in range(ROUNDS_MAX):
+            if not self._tier.has_outcomes:
+                return
             self._tiering.take_outcomes()
+        raise KVPoolError(f"blocks are still moving between the tiers after {ROUNDS_MAX} rounds")
