@@ -15,12 +15,12 @@ def workload_of(prompts: list[list[str]]) -> Workload:
     )
 
 
-def random_prompts(seed: int, count: int) -> list[list[str]]:
-    """Prompts of up to twelve blocks that go on from others before them, or begin anew."""
+def random_prompts(seed: int, count: int, *, window: int = 12) -> list[list[str]]:
+    """Prompts of up to thirteen blocks that go on from one of the `window` before them, from some depth."""
     chance = random.Random(seed)
     prompts: list[list[str]] = [[]]
     for number in range(count):
-        base = chance.choice(prompts[-12:])
+        base = chance.choice(prompts[-window:])
         shared = base[: chance.randint(0, len(base))]
         fresh = [f"{number}.{depth}" for depth in range(chance.randint(0, 12 - len(shared)))]
         prompts.append(shared + fresh)

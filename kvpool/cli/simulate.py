@@ -66,7 +66,7 @@ def parse_blocks(text: str, unique: int, block_bytes: int) -> int:
     try:
         share = parse_share(text)
         if share is not None:
-            blocks = int(share * unique)
+            blocks = max(1, int(share * unique))
         else:
             blocks = int(text) if text.isdecimal() else parse_size(text) // block_bytes
     except ValueError as error:  # InvalidArgument is one
@@ -101,6 +101,7 @@ def simulate_trace(path: str, asked: Asked, progress: Progress) -> list[Row]:
     """Rows of one trace, by capacity and policy. Raises TraceError, InvalidArgument, or KVPoolError when a process fails."""
     settings = SimulationSettings(path, asked.requests, asked.has_tails, asked.block_bytes, asked.overrides)
     name = Trace(Path(path)).name
+    settings.config()  # what is wrong in it is said before the trace is read
     task = progress.add_task(f"read {name}", total=None)
     workload = settings.workload()
     cells = _cells(asked, workload)
