@@ -214,7 +214,7 @@ class Tiering:
             await asyncio.sleep(self._next_pause_s())
         await self._restore(recovered, open_namespace)
         failpoint.reach("daemon.ssd.restored")
-        loop.add_reader(self.tier.fileno(), self._take_outcomes)
+        loop.add_reader(self.tier.fileno(), self.take_outcomes)
         self.tier.become(
             TierState.OK,
             f"at {self.tier.plan.path}: {self.restored_chunks} chunks found, {recovered.bad_rows} bad rows",
@@ -327,7 +327,8 @@ class Tiering:
             problems.append(f"ssd: {found} holds, {expected} are in promotions and checks")
         return problems
 
-    def _take_outcomes(self) -> None:
+    def take_outcomes(self) -> None:
+        """Settle what the tier has reported, and start what is due after that."""
         now_ns = self._clock.now_ns()
         for job, chunk, status, tokens in self.tier.take_outcomes():
             is_good = status == SsdStatus.OK

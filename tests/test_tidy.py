@@ -32,8 +32,9 @@ LAYERS = {
     "report": {"tiers"},
     "tiering": {"index", "tiers"},
     "pool": {"protocol", "index", "tiers", "transfer", "tiering", "report"},
+    "sim": {"sim", "index", "tiers", "tiering"},
     "server": {"server", "pool", "protocol", "index"},
-    "cli": {"cli", "server", "protocol", "pool"},
+    "cli": {"cli", "server", "protocol", "pool", "sim"},
 }
 CLIENT_MAY_IMPORT = {"types", "errors", "layout", "keys", "clock", "failpoint", "protocol", "__version__"}
 NAMES_REFUSED = {"utils", "helpers", "common", "misc", "manager"}

@@ -6,8 +6,6 @@ and bench_replay. This one holds the commands and the document they write. Main 
 """
 
 import json
-import os
-import platform
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +34,16 @@ from kvpool.cli.bench_replay_client import replay_layout
 from kvpool.cli.bench_rpc import bench_rpc
 from kvpool.cli.bench_ssd import DEFAULT_SIZE, bench_ssd, parse_total
 from kvpool.cli.kvpoolctl import EXIT_CODES, Options, cli, common_options
-from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail, print_json, print_table
+from kvpool.cli.machine import describe_machine
+from kvpool.cli.output import (
+    EXIT_FAILURE,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    check_writable,
+    fail,
+    print_json,
+    print_table,
+)
 from kvpool.cli.traces import Trace, TraceError
 from kvpool.errors import DaemonUnreachable, InvalidArgument, KVPoolError
 from kvpool.units import parse_size
@@ -70,9 +77,9 @@ class Report:
         self._command = command
         self._out = out
         # Before anything is measured: the load is that of others, and a file that cannot be written costs no time.
-        self._machine = _machine()
+        self._machine = describe_machine()
         if out is not None:
-            _check_writable(Path(out))
+            check_writable("--out", Path(out))
 
     def measure(self, name: str, title: str, run: Callable[[Advance], Sequence[Row]]) -> None:
         """Run one kind under a progress bar, and print its rows."""
@@ -218,6 +225,10 @@ def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: 
 @click.option(
     "--requests", type=click.IntRange(min=1), metavar="N", help="Replay the first N (default: about a minute's)."
 )
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="An option of the daemon that is started.")
+@click.option(
+    "--settled", is_flag=True, help="One client; a request waits until nothing moves between the tiers, as in simulate."
+)
 @click.option(
     "--salt", default="", metavar="TEXT", help="Find the chunks of an earlier run with this salt (default: a new one)."
 )
@@ -231,6 +242,8 @@ def replay(
     ssd_ratio: float,
     path: str | None,
     requests: int | None,
+    settled: bool,
+    overrides: tuple[str, ...],
     salt: str,
     quick: bool,
     out: str | None,
@@ -240,15 +253,15 @@ def replay(
     TRACE is a file of JSON lines as Mooncake publishes them (.jsonl, .jsonl.gz) or a numpy archive (.npz). Without one the
     files of the folder that KVPOOL_TRACES names are taken. A wrong byte ends the command with exit code 1.
     """
-    if options.socket is not None and (capacity is not None or ssd_ratio):
-        name = "--ssd-ratio" if ssd_ratio else "--capacity"
+    if options.socket is not None and (capacity is not None or ssd_ratio or overrides):
+        name = "--ssd-ratio" if ssd_ratio else "--set" if overrides else "--capacity"
         fail(f"{name} is for a daemon of the benchmark's own: leave it or --socket out", EXIT_USAGE)
     with _reporting(options, "replay", out) as report:
         named = named_traces(traces)
         if not named:
             fail(f"name traces, or the folder they are in by {TRACES_VARIABLE}=FOLDER", EXIT_USAGE)
         asked = ReplayOptions(
-            clients=clients,
+            clients=1 if settled else clients,
             chunk_bytes=parse_size(chunk_bytes),
             capacity=capacity or DEFAULT_CAPACITY,
             requests=QUICK_REQUESTS if quick and requests is None else requests,
@@ -256,6 +269,8 @@ def replay(
             socket=options.socket,
             ssd_ratio=ssd_ratio,
             path=path,
+            is_settled=settled,
+            overrides=overrides,
         )
         replay_layout(asked.chunk_bytes, Trace.block_tokens)
         parse_capacity(asked.capacity, 1)
@@ -354,28 +369,3 @@ def _readable(row: Row) -> Row:
         if name != "wrong_keys":
             readable[name] = value
     return readable
-
-
-def _check_writable(path: Path) -> None:
-    folder = path.parent
-    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise InvalidArgument(f"--out is {str(path)!r}, expected a file that can be written in a folder that exists")
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_average_before": os.getloadavg()[0],
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -36,6 +36,7 @@ QUICK_REQUESTS = 400
 CAPACITY_BYTES_MIN = 64 << 10
 INDEXED_BYTES_MIN = 32 << 10
 SALT_BYTES = 8
+PAGE_BYTES = 4096
 
 Row = dict[str, object]
 Advance = Callable[[int], None]
@@ -46,6 +47,8 @@ class ReplayOptions:
     """What was asked. `capacity` is a size, or a share of the unique bytes such as `10%`; `salt` empty: a new one.
 
     `ssd_ratio`: capacity of an SSD tier for each byte of DRAM's, 0 none; `path`: the folder of its disk, None the user's own.
+    `overrides`: options of the daemon, as `kvpoold --set` takes them. `is_settled`: one client, and nothing moves between
+    the tiers when a request begins: hits are those of a simulation.
     """
 
     clients: int
@@ -56,6 +59,8 @@ class ReplayOptions:
     socket: str | None
     ssd_ratio: float = 0.0
     path: str | None = None
+    is_settled: bool = False
+    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +129,14 @@ def bench_replay(trace: Trace, options: ReplayOptions, advance: Advance) -> Row:
         advance(plan.requests)
 
     with _daemon(options, plan) as daemon:
-        settings = ReplaySettings(daemon.socket, salt, options.chunk_bytes, trace.block_tokens, plan.chunks_max)
+        settings = ReplaySettings(
+            daemon.socket, salt, options.chunk_bytes, trace.block_tokens, plan.chunks_max, options.is_settled
+        )
         with Clients(settings, options.clients) as clients:
             before, cpu_before_s, start = daemon.stats(), daemon.cpu_seconds(), time.perf_counter()
             used = clients.serve(requests, count)
             seconds, daemon_cpu_s = time.perf_counter() - start, daemon.cpu_seconds() - cpu_before_s
-        after = daemon.stats()
+        after, room = daemon.stats(), _room(daemon, options.chunk_bytes)
         if not daemon.is_own and not options.salt:
             daemon.forget(MODEL)
     changed = {name: after[name] - before[name] for name in ("evicted_chunks", "checksum_failures")}
@@ -149,6 +156,7 @@ def bench_replay(trace: Trace, options: ReplayOptions, advance: Advance) -> Row:
     return {
         **_asked(trace, options, plan, daemon),
         "ssd_capacity_bytes": after.get("ssd.capacity_bytes", 0),
+        **room,
         "seconds": round(seconds, 2),
         "requests_per_s": round(plan.requests / seconds, 1),
         "hit_rate": round(tally.loaded_chunks * trace.block_tokens / plan.input_tokens, 4),
@@ -172,6 +180,15 @@ def _asked(trace: Trace, options: ReplayOptions, plan: ReplayPlan, daemon: Measu
     }
 
 
+def _room(daemon: MeasuredDaemon, chunk_bytes: int) -> Row:
+    """How many of the replay's chunks each tier has room for: the capacities of a simulation of the same node."""
+    info = daemon.info()
+    slot_bytes = -(-(chunk_bytes + kvpool_native.SSD_HEADER_BYTES) // PAGE_BYTES) * PAGE_BYTES
+    of_segment = info.get("ssd_segment_bytes", 0) // slot_bytes
+    ssd_chunks = min(info.get("ssd_segments", 0) * of_segment, info.get("ssd_max_chunks", 0))
+    return {"capacity_chunks": daemon.capacity_bytes // chunk_bytes, "ssd_capacity_chunks": ssd_chunks}
+
+
 @contextmanager
 def _daemon(options: ReplayOptions, plan: ReplayPlan) -> Iterator[MeasuredDaemon]:
     if options.socket is not None:
@@ -182,7 +199,7 @@ def _daemon(options: ReplayOptions, plan: ReplayPlan) -> Iterator[MeasuredDaemon
     # The index is sized for chunks of 32 KiB by default; smaller ones need more entries than that.
     entries = [f"dram.max_chunks={capacity // options.chunk_bytes}"] if options.chunk_bytes < INDEXED_BYTES_MIN else []
     if not options.ssd_ratio:
-        with own_daemon(capacity, *entries) as daemon:
+        with own_daemon(capacity, *entries, *options.overrides) as daemon:
             yield daemon
         return
     ssd_capacity = max(int(options.ssd_ratio * capacity), SSD_CAPACITY_MIN)
@@ -190,6 +207,6 @@ def _daemon(options: ReplayOptions, plan: ReplayPlan) -> Iterator[MeasuredDaemon
         # As many entries as slots: by default there is one for each 256 KiB, which is more than a chunk here.
         slots = ssd_capacity // (options.chunk_bytes + kvpool_native.SSD_HEADER_BYTES)
         tier = (f"ssd.path={folder / 'tier'}", f"ssd.capacity={ssd_capacity}B", f"ssd.max_chunks={slots}")
-        with own_daemon(capacity, *entries, *tier) as daemon:
+        with own_daemon(capacity, *entries, *tier, *options.overrides) as daemon:
             wait_until_open(daemon)
             yield daemon

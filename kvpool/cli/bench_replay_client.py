@@ -24,7 +24,8 @@ import kvpool_native
 from kvpool.cli.bench_measure import timed_s
 from kvpool.cli.bench_payload import Payload
 from kvpool.clock import Deadline
-from kvpool.errors import InvalidArgument
+from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.protocol.blocking import BlockingConnection
 from kvpool.types import Level
 
 MODEL = "bench-replay"
@@ -33,6 +34,9 @@ PLANES = 2
 POOL_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 10.0
 CONNECT_POLL_S = 0.005
+SETTLE_TIMEOUT_S = 30.0
+SETTLE_POLL_S = 0.0005
+UNDER_WAY = ("demotions_under_way", "promotions_under_way")
 POISON = 0xA5
 FLOOR_EVERY = 8
 FLOOR_BYTES = 64 << 20
@@ -42,13 +46,17 @@ READY: dict[str, object] = {"ready": True}
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """What every client of a replay is told. `salt` keeps the keys of one replay apart from those of another."""
+    """What every client of a replay is told. `salt` keeps the keys of one replay apart from those of another.
+
+    `is_settled`: before each request it is waited until nothing moves between the daemon's tiers.
+    """
 
     socket: str
     salt: str
     chunk_bytes: int
     block_tokens: int
     chunks_max: int
+    is_settled: bool = False
 
 
 @dataclass(slots=True)
@@ -93,6 +101,21 @@ def replay_layout(chunk_bytes: int, block_tokens: int) -> kv.Layout:
     return kv.Layout(
         layers=LAYERS, planes=PLANES, kv_heads=1, head_dim=head_dim, dtype="uint8", chunk_tokens=block_tokens
     )
+
+
+class Settling:
+    """Waits until a daemon has nothing under way between its tiers, through a connection of its own."""
+
+    def __init__(self, socket: str) -> None:
+        self._connection = BlockingConnection.admin(socket, POOL_TIMEOUT_S)
+
+    def wait(self) -> None:
+        """Return when nothing moves. Raises KVPoolError when that takes longer than SETTLE_TIMEOUT_S."""
+        deadline = Deadline(SETTLE_TIMEOUT_S)
+        while any(self._connection.stats().get("ssd", {}).get(name, 0) for name in UNDER_WAY):
+            if deadline.has_passed():
+                raise KVPoolError(f"chunks are still moving between the tiers after {SETTLE_TIMEOUT_S:.0f} s")
+            time.sleep(SETTLE_POLL_S)
 
 
 class Replayer:
@@ -176,10 +199,13 @@ def main() -> None:
     with kv.connect(settings.socket, model=MODEL, layout=layout, salt=salt, timeout_s=POOL_TIMEOUT_S) as pool:
         _wait_connected(pool)
         replayer = Replayer(pool, settings.chunks_max)
+        settling = Settling(settings.socket) if settings.is_settled else None
         with contextlib.suppress(BrokenPipeError):  # the parent has gone, and with it whom to tell
             cpu_before_s = time.process_time()
             _say(READY)
             for line in sys.stdin.buffer:
+                if settling is not None:
+                    settling.wait()
                 _say(asdict(replayer.serve(json.loads(line))))
             copied = float(pool.stats()["copy_cpu_seconds"])
             _say(asdict(Used(time.process_time() - cpu_before_s, copied)))

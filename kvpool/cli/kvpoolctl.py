@@ -104,6 +104,7 @@ def load_commands() -> click.Group:
     importlib.import_module("kvpool.cli.operate")
     importlib.import_module("kvpool.cli.verify")
     importlib.import_module("kvpool.cli.bench")
+    importlib.import_module("kvpool.cli.simulate")
     return cli
 
 

@@ -4,13 +4,16 @@ Nothing here talks to a daemon. Main thread of a command only.
 """
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
+from kvpool.errors import InvalidArgument
 from kvpool.units import format_size
 
 EXIT_OK = 0
@@ -38,11 +41,11 @@ def print_section(name: str, values: Mapping[str, object], *, is_readable: bool 
             sys.stdout.write(f"{key.removesuffix('_bytes')}_human:{format_size(value)}\n")
 
 
-def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table that aligns: a column for each key, or a line for each key when there are many of them."""
+def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, columns_max: int = COLUMNS_MAX) -> None:
+    """A table that aligns: a column for each key, or a line for each key when there are more than `columns_max` of them."""
     keys = list(rows[0])
     table = Table(title=title, title_justify="left")
-    if len(keys) > COLUMNS_MAX:
+    if len(keys) > columns_max:
         table.add_column(keys[0])
         for row in rows:
             table.add_column(_plain(row[keys[0]]), justify="right")
@@ -50,16 +53,27 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
             table.add_row(key, *(_plain(row[key]) for row in rows))
     else:
         for key in keys:
-            table.add_column(key, justify="left" if isinstance(rows[0][key], str) else "right")
+            table.add_column(key, justify="left" if _is_word(rows[0][key]) else "right")
         for row in rows:
             table.add_row(*(_plain(row[key]) for key in keys))
     Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
+
+
+def check_writable(option: str, path: Path) -> None:
+    """That the file an option names can be written, before anything is measured for it. Raises InvalidArgument."""
+    folder = path.parent
+    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise InvalidArgument(f"{option} is {str(path)!r}, expected a file that can be written in a folder that exists")
 
 
 def fail(message: str, code: int) -> NoReturn:
     """Say on standard error what failed, and end with the exit code."""
     sys.stderr.write(f"kvpoolctl: {message}\n")
     sys.exit(code)
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and value.lstrip("+-")[:1].isalpha()
 
 
 def _plain(value: object) -> str:

@@ -47,12 +47,16 @@ class TraceError(KVPoolError):
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request. `hash_ids`: the ids of its full blocks, the root first; each stands for the whole prefix up to it."""
+    """One request. `hash_ids`: the ids of its full blocks, the root first; each stands for the whole prefix up to it.
+
+    `tail_id`: the id of the partial block behind them, where the trace names one.
+    """
 
     at_s: float
     input_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...]
+    tail_id: int | None = None
 
 
 class Trace:
@@ -148,7 +152,9 @@ def _request_of(fields: dict[str, Any], place: str) -> TraceRequest:
         raise TraceError(f"{place}: hash_ids has {len(ids)} ids, expected {expected}")
     if len(set(ids)) != len(ids):
         _refuse(place, "hash_ids", ids, "distinct ids: each stands for the whole prefix up to it")
-    return TraceRequest(at_ms / 1e3, input_tokens, output_tokens, tuple(ids[:full]))
+    return TraceRequest(
+        at_ms / 1e3, input_tokens, output_tokens, tuple(ids[:full]), ids[full] if len(ids) > full else None
+    )
 
 
 def _field(fields: dict[str, Any], name: str, place: str) -> Any:

@@ -32,7 +32,7 @@ void require_index(const Mapping& index, const DirectoryGeometry& geometry, cons
 Directory* make_directory(std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index,
                           const DirectoryGeometry& geometry, const nb::bytes& epoch) {
   require_index(*index, geometry, epoch);
-  if (!arena->is_writable() || arena->size() < geometry.arena.total_bytes()) {
+  if (arena != nullptr && (!arena->is_writable() || arena->size() < geometry.arena.total_bytes())) {
     throw nb::value_error("arena region is read-only or smaller than planned");
   }
   return new Directory(std::move(arena), std::move(index), geometry, static_cast<const uint8_t*>(epoch.data()));
@@ -279,7 +279,7 @@ void bind_directory(nb::module_& module) {
   bind_geometry(module);
   nb::class_<Directory> directory(module, "Directory", "What is stored, where, for whom. Control thread only.");
   directory
-      .def(nb::new_(&make_directory), "arena"_a, "index"_a, "geometry"_a, "epoch"_a)
+      .def(nb::new_(&make_directory), "arena"_a.none(), "index"_a, "geometry"_a, "epoch"_a)
       .def_static("of_files", &make_file_directory, "index"_a, "geometry"_a, "epoch"_a, nb::rv_policy::take_ownership,
                   "The directory of a tier in files; `index` is private memory of its own.")
       .def(

@@ -21,10 +21,11 @@ from kvpool.cli.bench_disk import has_disk
 from kvpool.cli.bench_payload import Payload
 from kvpool.cli.bench_replay import parse_capacity, plan_replay
 from kvpool.cli.bench_replay_client import MODEL, ReplaySettings, Served, replay_layout
-from kvpool.cli.traces import BLOCK_TOKENS, SUFFIXES, Trace
+from kvpool.cli.traces import BLOCK_TOKENS, Trace
 from kvpool.config import SSD_CAPACITY_MIN
 from kvpool.errors import InvalidArgument, KVPoolError
 from tests.daemon import Daemon, wait_until
+from tests.real_traces import real_traces
 
 CHUNK_BYTES = 16 << 10
 LAYOUT = replay_layout(CHUNK_BYTES, BLOCK_TOKENS)
@@ -336,17 +337,9 @@ def test_a_client_that_says_nothing_is_given_up(daemon: Daemon, monkeypatch: pyt
     assert not _runs(child)
 
 
-def _real_traces() -> Path | None:
-    root = Path(__file__).parent.parent.parent
-    named = os.environ.get("KVPOOL_TRACES")
-    folder = Path(named) if named else root.parent / "shared" / "traces"
-    has_some = folder.is_dir() and any(entry.name.endswith(SUFFIXES) for entry in folder.iterdir())
-    return folder if has_some else None
-
-
-@pytest.mark.skipif(_real_traces() is None, reason="no traces: name their folder by KVPOOL_TRACES")
+@pytest.mark.skipif(real_traces() is None, reason="no traces: name their folder by KVPOOL_TRACES")
 def test_real_traces_come_back_right() -> None:
-    run = _run("--quick", "--json", KVPOOL_TRACES=str(_real_traces()))
+    run = _run("--quick", "--json", KVPOOL_TRACES=str(real_traces()))
     assert run.returncode == 0, run.stderr
     rows = _rows(run)
     assert rows

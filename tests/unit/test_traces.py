@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kvpool.cli.traces import BLOCK_TOKENS, Trace, TraceError, TraceRequest, find_traces
 
 GOOD = {"timestamp": 27482, "input_length": 2 * BLOCK_TOKENS + 7, "output_length": 3, "hash_ids": [0, 5, 9]}
-READ = TraceRequest(27.482, 2 * BLOCK_TOKENS + 7, 3, (0, 5))
+READ = TraceRequest(27.482, 2 * BLOCK_TOKENS + 7, 3, (0, 5), 9)
 
 ARRAYS: dict[str, Any] = {
     "t": np.array([0.0, 1.5]),
@@ -60,7 +60,7 @@ def test_json_lines_give_the_full_blocks_of_each_request(tmp_path: Path, name: s
 
 def test_a_prompt_without_a_full_block_is_a_request_too(tmp_path: Path) -> None:
     short = {"timestamp": 0.5, "input_length": 7, "output_length": 0, "hash_ids": [4]}
-    assert list(_write(tmp_path / "t.jsonl", short).requests()) == [TraceRequest(0.0005, 7, 0, ())]
+    assert list(_write(tmp_path / "t.jsonl", short).requests()) == [TraceRequest(0.0005, 7, 0, (), 4)]
 
 
 def test_an_archive_gives_the_path_from_leaf_to_root(tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""What machine a document's figures are from. Reads the system alone; any thread."""
+
+import os
+import platform
+from pathlib import Path
+
+
+def describe_machine() -> dict[str, object]:
+    """Processor, cores that may be used, kernel, Python, and how busy the machine is with other things now."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_average_before": os.getloadavg()[0],
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

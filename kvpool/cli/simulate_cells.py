@@ -1,0 +1,135 @@
+"""The cells of `kvpoolctl simulate`, shared among processes.
+
+Each process reads the trace itself and gets one cell at a time, so that they end together however unequal the cells are.
+One process means this one. Every wait has a deadline: a cell that takes longer than CELL_TIMEOUT_S fails the simulation.
+Main thread of a command only.
+"""
+
+import contextlib
+import json
+import selectors
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+from kvpool.cli.bench_children import start_bound, stop
+from kvpool.cli.traces import Trace, TraceError
+from kvpool.config import Config, load_config
+from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.sim.cells import Bounds, Cell, Outcome, run_bounds, run_cell, simulated_config
+from kvpool.sim.workload import Workload, make_workload
+
+CELL_TIMEOUT_S = 3600.0
+STOP_TIMEOUT_S = 5.0
+
+# A cell, or a number of blocks whose bounds are wanted.
+Work = Cell | int
+Result = Outcome | Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationSettings:
+    """What every process of a simulation is told. `has_tails`: partial blocks at the ends of prompts count too."""
+
+    path: str
+    requests: int | None
+    has_tails: bool
+    block_bytes: int
+    overrides: tuple[str, ...]
+
+    def config(self) -> Config:
+        """The daemon's configuration, for simulated blocks. Raises ConfigError."""
+        return simulated_config(load_config(None, self.overrides), self.block_bytes)
+
+    def workload(self) -> Workload:
+        """The trace's requests. Raises TraceError."""
+        trace = Trace(Path(self.path))
+        asked = islice(trace.requests(), self.requests)
+        tails = self.has_tails
+        try:
+            return make_workload(
+                (request.at_s, (*request.hash_ids, request.tail_id))
+                if tails and request.tail_id is not None
+                else (request.at_s, request.hash_ids)
+                for request in asked
+            )
+        except InvalidArgument as error:
+            raise TraceError(f"{self.path}: {error}") from error
+
+
+class Simulation:
+    """One trace with its settings."""
+
+    def __init__(self, settings: SimulationSettings, workload: Workload) -> None:
+        self._settings = settings
+        self._config = settings.config()
+        self._workload = workload
+
+    def run(self, work: Work) -> Result:
+        """Do one piece of work here."""
+        return (
+            run_bounds(self._workload, work) if isinstance(work, int) else run_cell(self._workload, work, self._config)
+        )
+
+    def run_all(self, works: Sequence[Work], processes: int) -> Iterator[tuple[Work, Result]]:
+        """Do all of it, in as many processes; results as they come. Raises KVPoolError when a process fails."""
+        if min(processes, len(works)) == 1:
+            yield from ((work, self.run(work)) for work in works)
+            return
+        with ExitStack() as stack:
+            selector = stack.enter_context(selectors.DefaultSelector())
+            waiting = list(reversed(works))
+            for _ in range(min(processes, len(works))):
+                child = _Child(self._settings)
+                stack.callback(child.stop)
+                selector.register(child.output, selectors.EVENT_READ, child)
+                child.ask(waiting.pop())
+            for _ in works:
+                ready = selector.select(CELL_TIMEOUT_S)
+                if not ready:
+                    raise KVPoolError(f"no cell was simulated in {CELL_TIMEOUT_S:.0f} s")
+                child = ready[0][0].data
+                yield child.asked, child.answer()
+                if waiting:
+                    child.ask(waiting.pop())
+
+
+class _Child:
+    """One process. Invariant: `asked` is the work whose answer is not read yet, or that of the answer read last."""
+
+    def __init__(self, settings: SimulationSettings) -> None:
+        pipe = subprocess.PIPE
+        arguments = [json.dumps(asdict(settings))]
+        self._process = start_bound("kvpool.cli.simulate_child", arguments, stdin=pipe, stdout=pipe)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self.output = self._process.stdin, self._process.stdout
+        self.asked: Work = 0
+
+    def ask(self, work: Work) -> None:
+        self.asked = work
+        try:
+            self._input.write(json.dumps(work if isinstance(work, int) else asdict(work)).encode() + b"\n")
+            self._input.flush()
+        except BrokenPipeError as error:
+            raise self._ended() from error
+
+    def answer(self) -> Result:
+        line = self.output.readline()
+        if not line.endswith(b"\n"):
+            raise self._ended()
+        fields = json.loads(line)
+        return Bounds(**fields) if isinstance(self.asked, int) else Outcome(**fields)
+
+    def stop(self) -> None:
+        stop(self._process, STOP_TIMEOUT_S)
+        for pipe in (self._input, self.output):
+            with contextlib.suppress(BrokenPipeError):  # what was asked last was never read
+                pipe.close()
+
+    def _ended(self) -> KVPoolError:
+        self.stop()
+        return KVPoolError(f"a simulating process ended with exit code {self._process.returncode}")

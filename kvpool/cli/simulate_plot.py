@@ -1,0 +1,55 @@
+"""The picture of a simulation: hit rate against capacity, one line for each policy, with the optimum and LRU beside them.
+
+Needs matplotlib, which is in the extra `plot` and is imported only when a picture is asked for. Main thread of a command only.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvpool.errors import InvalidArgument
+
+PICTURE_INCHES = (7.0, 4.5)
+
+
+def require_plot() -> None:
+    """Before anything is computed for a picture. Raises InvalidArgument where it could not be drawn."""
+    try:
+        import matplotlib.figure  # noqa: F401 - an optional heavy dependency
+    except ImportError as error:
+        raise InvalidArgument(
+            "--png needs matplotlib, which is not installed: pip install 'kvpool[plot]' brings it"
+        ) from error
+
+
+def plot_hit_rates(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write the picture of a simulation's rows: one plot for each trace."""
+    from matplotlib.figure import Figure  # an optional heavy dependency
+
+    traces = list(dict.fromkeys(row["trace"] for row in rows))
+    width, height = PICTURE_INCHES
+    figure = Figure(figsize=(width * len(traces), height), layout="constrained")
+    for axes, trace in zip(figure.subplots(1, len(traces), squeeze=False)[0], traces, strict=True):
+        of_trace = [row for row in rows if row["trace"] == trace]
+        policies = list(dict.fromkeys(row["policy"] for row in of_trace))
+        some = sorted((row for row in of_trace if row["policy"] == policies[0]), key=_capacity)
+        axes.plot([*map(_capacity, some)], [100 * row["belady_hit_rate"] for row in some], "k--", label="optimum")
+        axes.plot([*map(_capacity, some)], [100 * row["lru_hit_rate"] for row in some], "k:", label="LRU, simple model")
+        for policy in policies:
+            own = sorted((row for row in of_trace if row["policy"] == policy), key=_capacity)
+            axes.plot([*map(_capacity, own)], [100 * row["hit_rate"] for row in own], "o-", label=policy)
+            if any(row["ssd_capacity_blocks"] for row in own):
+                dram = [100 * row["hit_rate_dram"] for row in own]
+                axes.plot([*map(_capacity, own)], dram, ".-", alpha=0.5, label=f"{policy}, from DRAM")
+        axes.set_title(trace)
+        axes.set_xscale("log")
+        axes.set_xlabel("DRAM capacity, % of the unique blocks")
+        axes.set_ylabel("block hit rate, %")
+        axes.set_ylim(bottom=0)
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend()
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _capacity(row: Mapping[str, Any]) -> float:
+    return 100.0 * float(row["capacity_fraction"])

@@ -1,0 +1,80 @@
+"""Cells of a simulation: one capacity with one policy, or what is possible at that capacity. Pure but for the time it takes."""
+
+from dataclasses import dataclass, replace
+
+from kvpool.clock import MonotonicClock
+from kvpool.config import Config
+from kvpool.sim.node import CHUNK_BYTES, SimulatedNode
+from kvpool.sim.oracles import belady_hits, lru_hits
+from kvpool.sim.workload import Workload
+
+# How often in a run every invariant is recounted.
+VERIFICATIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Block hits that are possible, and those of leaf-first LRU, with room for `blocks`."""
+
+    blocks: int
+    belady_hits: int
+    lru_hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What to simulate: a policy, and the blocks that each tier has room for."""
+
+    policy: str
+    dram_blocks: int
+    ssd_blocks: int
+
+    @property
+    def blocks(self) -> int:
+        """Room in all tiers."""
+        return self.dram_blocks + self.ssd_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a cell. `holes`: broken invariants of the index, cached blocks without their parent among them."""
+
+    hits_dram: int
+    hits_ssd: int
+    ssd_blocks_written: int
+    holes: int
+    seconds: float
+
+
+def simulated_config(config: Config, block_bytes: int) -> Config:
+    """A daemon's configuration for simulated blocks: budgets count bytes, and a simulated block has fewer than a real one."""
+    budget = config.ssd.write_budget
+    # A budget that is no bound stays none, and one that is stays one.
+    scaled = max(1, budget * CHUNK_BYTES // block_bytes) if budget else 0
+    return replace(config, ssd=replace(config.ssd, write_budget=scaled))
+
+
+def run_bounds(workload: Workload, blocks: int) -> Bounds:
+    """What is possible with room for `blocks`."""
+    return Bounds(blocks, belady_hits(workload, blocks), lru_hits(workload, blocks))
+
+
+def run_cell(workload: Workload, cell: Cell, config: Config) -> Outcome:
+    """Serve every request by a node of the daemon's own classes."""
+    node = SimulatedNode(dram_blocks=cell.dram_blocks, ssd_blocks=cell.ssd_blocks, policy=cell.policy, config=config)
+    keys, clock = workload.keys(), MonotonicClock()
+    first, at_ns = workload.first.tolist(), workload.at_ns.tolist()
+    dram = ssd = holes = spent_ns = 0
+    for part in range(VERIFICATIONS):
+        start_ns = clock.now_ns()
+        for request in range(
+            part * workload.requests // VERIFICATIONS, (part + 1) * workload.requests // VERIFICATIONS
+        ):
+            start, end = first[request], first[request + 1]
+            if start < end:
+                hits = node.serve(keys[workload.blocks[start:end]].tobytes(), at_ns[request])
+                dram += hits.dram
+                ssd += hits.ssd
+        spent_ns += clock.now_ns() - start_ns
+        holes += len(node.verify())
+    return Outcome(dram, ssd, node.ssd_blocks_written, holes, spent_ns / 1e9)

@@ -1,0 +1,83 @@
+"""A slower tier without bytes, in the place of `tiers.ssd.SsdTier`: every read and write succeeds, and at once.
+
+It has what `Tiering` asks of a tier that is open. What was started is reported by the next `take_outcomes`. Nothing of it
+outlives it, so what should survive a restart is not noted. One thread.
+"""
+
+from dataclasses import dataclass
+
+import kvpool_native
+from kvpool.tiers.ssd import SsdStatus
+from kvpool.types import EPOCH_BYTES, KEY_BYTES
+
+# Key, parent, place in the files, place in the arena, generation: see `index.slower.pack_moves`.
+MOVE_BYTES = 2 * KEY_BYTES + 3 * 8
+
+
+@dataclass(frozen=True, slots=True)
+class OneSegment:
+    """The sizes of a tier that is one segment."""
+
+    segment_bytes: int
+
+
+class MetadataTier:
+    """A tier of `blocks` slots for chunks of `chunk_bytes`."""
+
+    can_read = True
+    can_write = True
+    can_be_tried_again = False
+
+    def __init__(self, blocks: int, chunk_bytes: int) -> None:
+        slot_bytes = chunk_bytes + kvpool_native.SSD_HEADER_BYTES
+        self.plan = OneSegment(blocks * slot_bytes)
+        geometry = kvpool_native.DirectoryGeometry.plan_files(self.plan.segment_bytes, 1, blocks)
+        index = kvpool_native.Mapping.create("kvpool-simulated-ssd", geometry.index_bytes)
+        self.directory = kvpool_native.Directory.of_files(index, geometry, bytes(EPOCH_BYTES))
+        self.directory.mark_segment_ready(0)
+        self._jobs = 0
+        self._recency = 0
+        self._outcomes: list[tuple[int, int, SsdStatus]] = []
+
+    def __repr__(self) -> str:
+        return f"<MetadataTier {self._jobs} jobs, {len(self._outcomes)} to report>"
+
+    def read(self, rows: bytes, namespace: bytes, layers: int, layer_bytes: int, *, is_urgent: bool) -> int:  # noqa: ARG002
+        """Every chunk has landed."""
+        return self._start(rows)
+
+    def write(self, rows: bytes, namespace: bytes, layers: int, layer_bytes: int) -> int:  # noqa: ARG002
+        """Every chunk is written."""
+        return self._start(rows)
+
+    def take_outcomes(self) -> list[tuple[int, int, SsdStatus]]:
+        """(job, chunk, OK) for each chunk of the jobs started since the last call."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    @property
+    def has_outcomes(self) -> bool:
+        """Whether there is anything to take."""
+        return bool(self._outcomes)
+
+    def next_recency(self) -> int:
+        """Numbers that rise."""
+        self._recency += 1
+        return self._recency
+
+    def remember_namespace(self, number: int, record: object) -> None:
+        """Nothing is to be known after a restart."""
+
+    def remember(self, row: object) -> None:
+        """Nothing is to be known after a restart."""
+
+    def touch(self, key: bytes) -> None:
+        """Nothing is to be known after a restart."""
+
+    def forget(self, key: bytes) -> None:
+        """Nothing was remembered."""
+
+    def _start(self, rows: bytes) -> int:
+        self._jobs += 1
+        self._outcomes += [(self._jobs, chunk, SsdStatus.OK) for chunk in range(len(rows) // MOVE_BYTES)]
+        return self._jobs

@@ -1,0 +1,183 @@
+"""A daemon's own classes over no bytes: what one client's requests would hit, on a clock that the trace sets.
+
+The native directory without an arena, `index.reading` and `index.writing`, and for two tiers `tiering` with its promotions,
+demotions and admission over a `MetadataTier`. No decision is made here: requests are asked as the client library asks them
+(look up, lease by the last key, release, reserve the rest, commit), and what has to wait in the daemon is settled first. So
+nothing is ever under way between two requests, which is where a simulated node differs from a busy one.
+
+One thread. Invariant: between two calls of `serve` nothing is leased, reserved or under way.
+"""
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import kvpool_native
+from kvpool.clock import NS_PER_S
+from kvpool.config import Config
+from kvpool.errors import KVPoolError
+from kvpool.index.namespaces import Namespaces
+from kvpool.index.reading import Grant, Reading
+from kvpool.index.sessions import EngineSession
+from kvpool.index.writing import CHECKSUM_BYTES, Places, Writing
+from kvpool.layout import Layout
+from kvpool.sim.metadata_tier import MetadataTier
+from kvpool.tiering import Tiering
+from kvpool.tiers.dram import plan_geometry
+from kvpool.tiers.ssd import SsdTier
+from kvpool.types import EPOCH_BYTES, KEY_BYTES, ConnectionId, Level, SaveState
+
+# A simulated chunk is as small as a slot can be: sizes are counts of blocks.
+LAYOUT = Layout(layers=1, planes=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_tokens=512)
+CHUNK_BYTES = LAYOUT.chunk_bytes
+MODEL = "simulated"
+# The eviction policies that the native directory has, its default first.
+POLICIES = ("lru",)
+# A daemon lets a request wait for room for some seconds; here each wait is a round in which something is written.
+WAITS_MAX = 1000
+ROUNDS_MAX = 100_000
+
+
+class VirtualClock:
+    """A clock that stands where it is set. Invariant: it never goes backwards."""
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the trace's start."""
+        return self._now_ns
+
+    def set(self, now_ns: int) -> None:
+        """Go on to a later time."""
+        assert now_ns >= self._now_ns
+        self._now_ns = now_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Blocks of a request that were leased, by the tier that had them."""
+
+    dram: int
+    ssd: int
+
+
+class SimulatedNode:
+    """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none; else at least as many)."""
+
+    def __init__(self, *, dram_blocks: int, ssd_blocks: int, policy: str, config: Config) -> None:
+        assert policy in POLICIES
+        assert dram_blocks > 0
+        assert ssd_blocks == 0 or ssd_blocks >= dram_blocks
+        capacity = dram_blocks * CHUNK_BYTES
+        config = replace(config, dram=replace(config.dram, capacity=capacity))
+        geometry = plan_geometry(capacity, config.dram.segment, dram_blocks, ssd_blocks)
+        index = kvpool_native.Mapping.create("kvpool-simulated-index", geometry.index_bytes)
+        self._clock = VirtualClock()
+        self._directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES))
+        for segment in range(geometry.segments):
+            self._directory.mark_segment_ready(segment)
+        self._index = kvpool_native.IndexView(index)
+        namespaces = Namespaces(self._directory)
+        self._tier: MetadataTier | None = None
+        self._tiering: Tiering | None = None
+        if ssd_blocks:
+            self._tier = MetadataTier(ssd_blocks, CHUNK_BYTES)
+            namespaces.below = self._tier.directory
+            self._tiering = Tiering(
+                self._directory,
+                cast(SsdTier, self._tier),  # what Tiering asks of an open tier, without its bytes
+                namespaces,
+                self._clock,
+                config,
+                max_chunks=dram_blocks,
+                on_settled=lambda: None,
+            )
+        promotions = self._tiering.promotions if self._tiering else None
+        self._reading = Reading(
+            self._directory, int(config.server.lease_ttl * NS_PER_S), config.server.max_leases, promotions
+        )
+        self._writing = Writing(
+            self._directory, int(config.server.reservation_ttl * NS_PER_S), config.server.max_reservations
+        )
+        self._session = EngineSession(ConnectionId(1), LAYOUT, MODEL, namespaces.open_ranks(MODEL, LAYOUT))
+
+    def __repr__(self) -> str:
+        return f"<SimulatedNode {self._directory.stats()['chunks']} blocks in DRAM, {self._tier}>"
+
+    @property
+    def ssd_blocks_written(self) -> int:
+        """Blocks written to the slower tier so far."""
+        return self._tiering.demotions.demoted_chunks if self._tiering else 0
+
+    def serve(self, keys: bytes, now_ns: int) -> Hits:
+        """One request: lease what is there, then have the rest stored. `keys`: packed, the root first."""
+        self._clock.set(now_ns)
+        found = self._index.lookup(keys)[0]
+        grant = self._lease(keys[: found * KEY_BYTES], found) if found else None
+        leased, dram = 0, 0
+        if grant is not None and grant.lease:
+            leased, dram = grant.chunks, grant.tiers.count(Level.DRAM)
+            self._settle()
+            self._reading.release(self._session, grant.lease, now_ns)
+        if leased * KEY_BYTES < len(keys):
+            self._store(keys[max(0, leased - 1) * KEY_BYTES : leased * KEY_BYTES], keys[leased * KEY_BYTES :])
+        return Hits(dram, leased - dram)
+
+    def verify(self) -> list[str]:
+        """Broken invariants of every class, one line each: holes would be among them."""
+        problems = self._directory.verify() + self._reading.verify() + self._writing.verify()
+        return problems + (self._tiering.verify() if self._tiering else [])
+
+    def _lease(self, keys: bytes, chunks: int) -> Grant | None:
+        now_ns = self._clock.now_ns()
+        grant = self._reading.acquire_leaves(self._session, keys[-KEY_BYTES:], chunks, now_ns)
+        if grant.chunks:
+            return grant
+        for _ in range(WAITS_MAX):
+            granted = self._acquire(keys, may_wait=True)
+            if granted is not None or not self._make_room():
+                break
+        return granted if granted is not None else self._acquire(keys, may_wait=False)
+
+    def _acquire(self, keys: bytes, *, may_wait: bool) -> Grant | None:
+        if self._tiering is None:
+            return self._reading.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
+        with self._tiering.protecting(may_wait):
+            return self._reading.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
+
+    def _store(self, parent: bytes, keys: bytes) -> None:
+        for _ in range(WAITS_MAX):
+            places = self._reserve(parent, keys, may_wait=True)
+            if places is not None or not self._make_room():
+                break
+        places = places if places is not None else self._reserve(parent, keys, may_wait=False)
+        assert places is not None
+        reserved = places.states.count(SaveState.RESERVED)
+        if reserved:
+            checksums = bytes(reserved * LAYOUT.layers * CHECKSUM_BYTES)
+            self._writing.commit(self._session, places.reservation, checksums, self._clock.now_ns())
+        if self._tiering is not None:
+            self._tiering.run()
+            self._settle()
+
+    def _reserve(self, parent: bytes, keys: bytes, *, may_wait: bool) -> Places | None:
+        if self._tiering is None:
+            return self._writing.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
+        with self._tiering.protecting(may_wait):
+            return self._writing.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
+
+    def _make_room(self) -> bool:
+        """Have the coldest blocks written down. False when nothing moves: then what there is has to do."""
+        is_moving = self._tiering is not None and self._tiering.make_room()
+        self._settle()
+        return is_moving
+
+    def _settle(self) -> None:
+        """Until nothing is under way. Ends, because a tier that holds all of DRAM need not write a block twice for it."""
+        if self._tier is None or self._tiering is None:
+            return
+        for _ in range(ROUNDS_MAX):
+            if not self._tier.has_outcomes:
+                return
+            self._tiering.take_outcomes()
+        raise KVPoolError(f"blocks are still moving between the tiers after {ROUNDS_MAX} rounds")
