@@ -47,7 +47,7 @@ $(VENV)/.tools:
 
 $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
 	@echo "building and installing kvpool (about half a minute)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation ".[daemon,demo,test,lint]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation ".[daemon,plot,demo,test,lint]"
 	@touch $@
 
 demo: setup

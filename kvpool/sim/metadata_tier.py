@@ -37,7 +37,7 @@ class MetadataTier:
         self.directory.mark_segment_ready(0)
         self._jobs = 0
         self._recency = 0
-        self._outcomes: list[tuple[int, int, SsdStatus]] = []
+        self._outcomes: list[tuple[int, int, SsdStatus, bytes]] = []
 
     def __repr__(self) -> str:
         return f"<MetadataTier {self._jobs} jobs, {len(self._outcomes)} to report>"
@@ -46,12 +46,12 @@ class MetadataTier:
         """Every chunk has landed."""
         return self._start(rows)
 
-    def write(self, rows: bytes, namespace: bytes, layers: int, layer_bytes: int) -> int:  # noqa: ARG002
+    def write(self, rows: bytes, namespace: bytes, layers: int, layer_bytes: int, tokens: list[bytes]) -> int:  # noqa: ARG002
         """Every chunk is written."""
         return self._start(rows)
 
-    def take_outcomes(self) -> list[tuple[int, int, SsdStatus]]:
-        """(job, chunk, OK) for each chunk of the jobs started since the last call."""
+    def take_outcomes(self) -> list[tuple[int, int, SsdStatus, bytes]]:
+        """(job, chunk, OK, no token ids) for each chunk of the jobs started since the last call."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -79,5 +79,5 @@ class MetadataTier:
 
     def _start(self, rows: bytes) -> int:
         self._jobs += 1
-        self._outcomes += [(self._jobs, chunk, SsdStatus.OK) for chunk in range(len(rows) // MOVE_BYTES)]
+        self._outcomes += [(self._jobs, chunk, SsdStatus.OK, b"") for chunk in range(len(rows) // MOVE_BYTES)]
         return self._jobs

@@ -155,7 +155,7 @@ class SimulatedNode:
         reserved = places.states.count(SaveState.RESERVED)
         if reserved:
             checksums = bytes(reserved * LAYOUT.layers * CHECKSUM_BYTES)
-            self._writing.commit(self._session, places.reservation, checksums, self._clock.now_ns())
+            self._writing.commit(self._session, places.reservation, checksums, b"", self._clock.now_ns())
         if self._tiering is not None:
             self._tiering.run()
             self._settle()
