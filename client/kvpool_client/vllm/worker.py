@@ -133,8 +133,10 @@ class WorkerHalf:
 
     def take_finished(self) -> set[str]:
         """Requests whose asynchronous load has ended, well or not, since the last time."""
-        ended = [pair for pair in self._running if pair[1].done()]
-        self._running = [pair for pair in self._running if not pair[1].done()]
+        # Looked at once each: a load that ends meanwhile is for the next time.
+        are_done = [future.done() for _, future in self._running]
+        ended = [pair for pair, is_done in zip(self._running, are_done, strict=True) if is_done]
+        self._running = [pair for pair, is_done in zip(self._running, are_done, strict=True) if not is_done]
         for fetch, future in ended:
             error = future.exception()
             if error is not None:
