@@ -135,10 +135,13 @@ class ScriptedEngine:
             connector.shutdown()
 
     def forget(self) -> None:
-        """`reset_prefix_cache`: the engine's own cache is empty."""
+        """`reset_prefix_cache`: the engine's own cache is empty, and nothing of it is left in the blocks."""
         assert not self.requests
         self.local.clear()
         self.free = list(range(1, len(self.kv[0][0])))
+        for layers in self.kv:
+            for tensor in layers:
+                tensor.fill_(255)
 
     def run(self, *requests: Request) -> None:
         """Until the requests have ended."""
