@@ -109,6 +109,7 @@ class ScriptedEngine:
         caches = caches_of(blocks, replicas)
         self.budget = budget
         self.on_layer: Callable[[int], None] = lambda _layer: None
+        self.on_asked: Callable[[], None] = lambda: None
         self.on_allocated: Callable[[], None] = lambda: None
         self.scheduler = connector(config_of(socket, ranks, **extra), KVConnectorRole.SCHEDULER, caches)
         self.workers = []
@@ -240,6 +241,8 @@ class ScriptedEngine:
         assert external > 0 or not is_async
         assert held * BLOCK + external < request.num_tokens
         assert external % BLOCK == 0
+        if external:
+            self.on_asked()
         request.table = [self.local[value] for value in hashes[:held]]
         request.held, request.external = held * BLOCK, external
         request.offers.append(external)

@@ -226,7 +226,7 @@ def test_chunks_that_another_engine_is_saving_are_waited_for(start_engine: Start
 
 
 def test_a_save_that_takes_too_long_is_waited_for_no_longer_than_was_set(start_engine: StartEngine) -> None:
-    engine = start_engine(kvpool__wait_s=0.05)
+    engine = start_engine(kvpool__wait_s=2.0)
     ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
     with reserved_by_another(engine, TOKENS, 3):
         assert ask(engine, "waiting", TOKENS).external == 3 * CHUNK
@@ -273,6 +273,20 @@ def test_a_defect_behind_the_border_is_a_miss_and_is_said_once(
             assert ask(engine, name, prompt(9, 4 * CHUNK + 1)).external == 0
     assert sum("lookup failed: ZeroDivisionError" in record.getMessage() for record in caplog.records) == 1
     assert sum("opening a save failed: ZeroDivisionError" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_a_defect_after_the_promise_still_ends_the_request(start_engine: StartEngine, load: str) -> None:
+    engine = start_engine(kvpool__load=load)
+    ask(engine, "cold", TOKENS)
+    half = engine.scheduler._scheduler
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    engine.on_asked = lambda: setattr(half, "_promise", broken)
+    assert ask(engine, "warm", TOKENS, new_tokens=3).offers[0] == 5 * CHUNK
+    assert engine.recomputed == 1
 
 
 def test_block_tables_that_could_not_be_read_are_never_saved_by(start_engine: StartEngine) -> None:
