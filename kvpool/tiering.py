@@ -214,6 +214,7 @@ class Tiering:
                     return
             await asyncio.sleep(self._next_pause_s())
         await self._restore(recovered, open_namespace)
+        failpoint.reach("daemon.ssd.restored")
         loop.add_reader(self.tier.fileno(), self._take_outcomes)
         self.tier.become(
             TierState.OK,

@@ -120,6 +120,8 @@ class Promotions:
         chunks_below, hold_below = 0, 0
         if self._slower.can_read and chunks * KEY_BYTES < len(keys):
             chunks_below, hold_below = self._slower.directory.acquire(namespace.id, keys)
+            if chunks_below > chunks:
+                failpoint.reach("daemon.promote.held")
         return _Found(keys, chunks, HoldId(hold), chunks_below, HoldId(hold_below))
 
     def _promote(self, namespace: Namespace, found: _Found, reach: int, now_ns: int) -> int:

@@ -111,6 +111,7 @@ class Catalogue:
             for number, record in self._known.items():
                 transaction.put(_number_key(number), pack_namespace(record), db=self._namespaces)
         self._environment.set_mapsize(self._map_bytes - HEADROOM_BYTES)
+        failpoint.reach("daemon.catalogue.opened")
 
     @property
     def waiting(self) -> int:

@@ -175,6 +175,7 @@ class SsdTier:
     def _look(self, catalogue_path: Path) -> tuple[catalogue_open.Found | None, Identity]:
         """What an earlier life left, after everything that cannot be used has been removed."""
         plan = self.plan
+        failpoint.reach("daemon.ssd.look")
         if have_other_sizes(plan):
             log.warning("the ssd tier begins anew: its files are of another ssd.segment or ssd.capacity")
             _forget_everything(plan.path)

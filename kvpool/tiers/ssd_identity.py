@@ -14,6 +14,7 @@ from pathlib import Path
 import msgpack
 
 import kvpool_native
+from kvpool import failpoint
 
 MAGIC = b"KVPTIER1"
 FILE_NAME = "identity"
@@ -51,6 +52,7 @@ def write_identity(directory: Path, identity: Identity) -> None:
         file.write(MAGIC + len(body).to_bytes(4, "little") + crc.to_bytes(4, "little") + body)
         file.flush()
         os.fsync(file.fileno())
+    failpoint.reach("daemon.ssd.identity")
     fresh.rename(target)
     directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
