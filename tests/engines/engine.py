@@ -19,6 +19,8 @@ START_TIMEOUT_S = 240.0
 ANSWER_TIMEOUT_S = 180.0
 BLOCK_TOKENS = 32
 CHUNK_TOKENS = 64
+# Tens of times what bfloat16 moves a log probability of these models by.
+CLEAR_GAP = 0.3
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -36,7 +38,8 @@ ENVIRONMENT = {
 class Engine:
     """One running engine. `socket` names the daemon's socket; without it the engine has no connector.
 
-    `settings` are the connector's (`kvpool.load="sync"`), other keywords are vLLM's.
+    `settings` are the connector's (`{"kvpool.load": "sync"}`), other keywords are vLLM's.
+    `takes_every_hit`: nothing is declined for being slower than computing (in one process only).
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Engine:
         socket: str | None = None,
         settings: dict[str, object] | None = None,
         in_process: bool = True,
+        takes_every_hit: bool = True,
         **engine: object,
     ) -> None:
         self._log = log
@@ -61,6 +65,7 @@ class Engine:
                 "seed": 0,
                 **engine,
             },
+            "takes_every_hit": socket is not None and takes_every_hit,
             "transfer": None if socket is None else _transfer(socket, settings or {}),
         }
         paths = [str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]
@@ -115,6 +120,12 @@ class Engine:
         """Greedy tokens of prompts that are given at once, computed or loaded, but not from the engine's own prefix cache."""
         self.forget()
         return tokens_of_answer(self.ask("generate", prompts=prompts, tokens=count, salt=salt))
+
+    def clear_prompts(self, candidates: list[list[int]], count: int) -> list[list[int]]:
+        """Those of the prompts whose answers do not hang on the last bits of a data type."""
+        self.forget()
+        gaps = self.ask("generate", prompts=candidates, tokens=count, with_gaps=True)["gaps"]
+        return [ids for ids, gap in zip(candidates, gaps, strict=True) if gap >= CLEAR_GAP]
 
     def forget(self) -> None:
         """Empty the engine's own prefix cache."""

@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 
 @pytest.fixture(scope="module")
 def pooled(start_engine: StartEngine, module_daemon: Daemon) -> Engine:
-    engine = start_engine(DEEP, socket=module_daemon.socket, max_num_batched_tokens=2048)
+    engine = start_engine(DEEP, socket=module_daemon.socket, takes_every_hit=False, max_num_batched_tokens=2048)
     engine.ask("generate", prompts=[prompt(2000, PROMPT_TOKENS)], tokens=1)
     return engine
 
@@ -49,8 +49,10 @@ def test_first_token_comes_ten_times_sooner_with_hits(
 ) -> None:
     pooled.ask("watch_connector")
     alone, cold, warm, inside, until_loaded = [], [], [], [], []
-    for number in range(ROUNDS):
-        ids = prompt(2100 + number, PROMPT_TOKENS)
+    asked = unpooled.clear_prompts([prompt(2100 + number, PROMPT_TOKENS) for number in range(3 * ROUNDS)], 1)
+    assert len(asked) >= ROUNDS
+    unpooled.forget()
+    for ids in asked[:ROUNDS]:
         seconds, expected = _first_token(unpooled, ids)
         alone.append(seconds)
         stored = int(module_daemon.stats()["usage.stored_tokens"])

@@ -9,9 +9,10 @@ from tests.daemon import Daemon
 from tests.engines.conftest import StartEngine, counted, loaded_tokens, wait_loaded, wait_stored
 from tests.engines.engine import CHUNK_TOKENS, Engine
 from tests.engines.prompts import loadable_tokens, prompt, prompts
-from tests.engines.tiny_models import FULL, GROUPED, Geometry
+from tests.engines.tiny_models import BRAIN, FULL, GROUPED, Geometry
 
 ANSWER = 90
+BRAIN_ANSWER = 4
 Plain = Callable[[Geometry], Engine]
 
 
@@ -41,6 +42,17 @@ def test_tokens_are_the_same_computed_and_loaded(pair: Pair, module_daemon: Daem
     pair.check(asked)
     before = counted(pair.engine, "loaded_chunks")
     pair.check(asked)
+    assert (counted(pair.engine, "loaded_chunks") - before) * CHUNK_TOKENS >= loadable_tokens(asked)
+
+
+def test_tokens_are_the_same_in_bfloat16(start_engine: StartEngine, module_daemon: Daemon, plain: Plain) -> None:
+    candidates = [ids for first in range(1200, 1300, 20) for ids in prompts(first)]
+    asked = plain(BRAIN).clear_prompts(candidates, BRAIN_ANSWER)
+    assert len(asked) >= len(candidates) // 8
+    pair = Pair(BRAIN, start_engine(BRAIN, socket=module_daemon.socket), plain(BRAIN))
+    pair.check(asked, BRAIN_ANSWER)
+    before = counted(pair.engine, "loaded_chunks")
+    pair.check(asked, BRAIN_ANSWER)
     assert (counted(pair.engine, "loaded_chunks") - before) * CHUNK_TOKENS >= loadable_tokens(asked)
 
 

@@ -31,13 +31,16 @@ class Geometry:
     seed: int
 
 
-GROUPED = Geometry("grouped", "LlamaForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "bfloat16", 1)
+# Computed in float32, where a token does not depend on how requests are put together: what differs is wrong.
+GROUPED = Geometry("grouped", "LlamaForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "float32", 1)
 # The same shape as GROUPED, other weights.
-STRANGER = Geometry("stranger", "LlamaForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "bfloat16", 2)
-# Every head has KV of its own, biases, another head size, another depth, another data type.
+STRANGER = Geometry("stranger", "LlamaForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "float32", 2)
+# Every head has KV of its own, biases, another head size, another depth.
 FULL = Geometry("full", "Qwen2ForCausalLM", 6, 384, 4, 4, 96, 768, 0.15, "float32", 3)
+# What engines compute in as a rule. Its last bits depend on how requests are put together.
+BRAIN = Geometry("brain", "LlamaForCausalLM", 3, 256, 8, 2, 128, 512, 0.2, "bfloat16", 4)
 # Deep enough that prefill costs what it costs in earnest.
-DEEP = Geometry("deep", "LlamaForCausalLM", 12, 1024, 16, 4, 64, 2816, 0.1, "bfloat16", 4)
+DEEP = Geometry("deep", "LlamaForCausalLM", 12, 1024, 16, 4, 64, 2816, 0.1, "bfloat16", 5)
 
 
 def write_model(geometry: Geometry, directory: Path) -> Path:
