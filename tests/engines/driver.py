@@ -6,7 +6,6 @@ What vLLM prints goes to stderr. A command that raises is answered with its trac
 that look into the connector need the engine in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0).
 """
 
-import gc
 import json
 import os
 import sys
@@ -30,6 +29,7 @@ class Driver:
     def __init__(self, options: dict[str, Any]) -> None:
         from vllm import LLM  # takes ten seconds, and only this process has it
 
+        self._pools = _watch_pools()
         if options["takes_every_hit"]:
             _take_every_hit()
 
@@ -107,11 +107,7 @@ class Driver:
     def pools(self) -> Answer:
         """Every Pool of this process: whether it is served, by which life of the daemon, and its counters."""
         return {
-            "pools": [
-                {"connected": pool.connected, "epoch": pool.epoch.hex(), **pool.stats()}
-                for pool in gc.get_objects()
-                if isinstance(pool, kv.Pool)
-            ]
+            "pools": [{"connected": pool.connected, "epoch": pool.epoch.hex(), **pool.stats()} for pool in self._pools]
         }
 
     def arm(self, points: str) -> Answer:
@@ -139,6 +135,19 @@ class Driver:
     def has_spoiled(self) -> Answer:
         """Whether a load has met the turned bit."""
         return {"spoiled": self._is_spoiled}
+
+
+def _watch_pools() -> list[kv.Pool]:
+    """A list of every Pool that this process makes from now on."""
+    pools: list[kv.Pool] = []
+    make = kv.Pool.__init__
+
+    def noting(pool: kv.Pool, *args: Any, **more: Any) -> None:
+        make(pool, *args, **more)
+        pools.append(pool)
+
+    kv.Pool.__init__ = noting  # type: ignore[method-assign]
+    return pools
 
 
 def _take_every_hit() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.daemon import Daemon
-from tests.engines.conftest import StartEngine, counted, loaded_tokens, wait_loaded, wait_stored
+from tests.engines.conftest import StartEngine, counted, loaded_tokens, wait_loaded
 from tests.engines.engine import CHUNK_TOKENS, Engine
 from tests.engines.prompts import loadable_tokens, prompt, prompts
 from tests.engines.tiny_models import BRAIN, FULL, GROUPED, Geometry
@@ -31,13 +31,25 @@ class Pair:
         return expected
 
 
-@pytest.fixture(scope="module", params=[GROUPED, FULL], ids=lambda geometry: geometry.name)
-def pair(request: pytest.FixtureRequest, start_engine: StartEngine, module_daemon: Daemon, plain: Plain) -> Pair:
-    geometry: Geometry = request.param
-    return Pair(geometry, start_engine(geometry, socket=module_daemon.socket), plain(geometry))
+@pytest.fixture(scope="module")
+def pair_of(start_engine: StartEngine, module_daemon: Daemon, plain: Plain) -> Callable[[Geometry], Pair]:
+    """The Pair of a model, started at the first use."""
+    pairs: dict[Geometry, Pair] = {}
+
+    def get(geometry: Geometry) -> Pair:
+        if geometry not in pairs:
+            pairs[geometry] = Pair(geometry, start_engine(geometry, socket=module_daemon.socket), plain(geometry))
+        return pairs[geometry]
+
+    return get
 
 
-def test_tokens_are_the_same_computed_and_loaded(pair: Pair, module_daemon: Daemon) -> None:
+@pytest.fixture(params=[GROUPED, FULL], ids=lambda geometry: geometry.name)
+def pair(request: pytest.FixtureRequest, pair_of: Callable[[Geometry], Pair]) -> Pair:
+    return pair_of(request.param)
+
+
+def test_tokens_are_the_same_computed_and_loaded(pair: Pair) -> None:
     asked = prompts(first=0)
     pair.check(asked)
     before = counted(pair.engine, "loaded_chunks")
@@ -45,18 +57,18 @@ def test_tokens_are_the_same_computed_and_loaded(pair: Pair, module_daemon: Daem
     assert (counted(pair.engine, "loaded_chunks") - before) * CHUNK_TOKENS >= loadable_tokens(asked)
 
 
-def test_tokens_are_the_same_in_bfloat16(start_engine: StartEngine, module_daemon: Daemon, plain: Plain) -> None:
+def test_tokens_are_the_same_in_bfloat16(pair_of: Callable[[Geometry], Pair]) -> None:
+    pair = pair_of(BRAIN)
     candidates = [ids for first in range(1200, 1300, 20) for ids in prompts(first)]
-    asked = plain(BRAIN).clear_prompts(candidates, BRAIN_ANSWER)
+    asked = pair.plain.clear_prompts(candidates, BRAIN_ANSWER)
     assert len(asked) >= len(candidates) // 8
-    pair = Pair(BRAIN, start_engine(BRAIN, socket=module_daemon.socket), plain(BRAIN))
     pair.check(asked, BRAIN_ANSWER)
     before = counted(pair.engine, "loaded_chunks")
     pair.check(asked, BRAIN_ANSWER)
     assert (counted(pair.engine, "loaded_chunks") - before) * CHUNK_TOKENS >= loadable_tokens(asked)
 
 
-def test_what_was_generated_is_loaded_in_the_next_turn(pair: Pair, module_daemon: Daemon) -> None:
+def test_what_was_generated_is_loaded_in_the_next_turn(pair: Pair) -> None:
     first = [prompt(20, 200), prompt(21, 330)]
     said = pair.check(first, ANSWER)
     known = [ids + words for ids, words in zip(first, said, strict=True)]
@@ -78,24 +90,21 @@ def test_a_fresh_engine_loads_what_another_stored(
     geometry: Geometry,
     settings: dict[str, object],
     in_process: bool,
+    pair_of: Callable[[Geometry], Pair],
     start_engine: StartEngine,
-    plain: Plain,
-    tmp_path_factory: pytest.TempPathFactory,
+    module_daemon: Daemon,
 ) -> None:
-    asked = prompts(first=40)
-    expected = plain(geometry).tokens(asked, 16)
-    with Daemon(tmp_path_factory.mktemp("daemon"), **{"dram.capacity": "256MiB"}) as daemon:
-        options = {"socket": daemon.socket, "settings": settings, "in_process": in_process}
-        first = start_engine(geometry, **options)
-        assert first.tokens(asked, 16) == expected
-        wait_stored(daemon, loadable_tokens(asked))
-        assert first.tokens(asked, 16) == expected
-        wait_loaded(daemon, loadable_tokens(asked))
-        first.close()
-        stored, loaded = daemon.stats()["stored_chunks"], loaded_tokens(daemon)
-        fresh = start_engine(geometry, **options)
-        assert fresh.tokens(asked, 16) == expected
-        wait_loaded(daemon, loaded + loadable_tokens(asked))
-        assert daemon.stats()["stored_chunks"] == stored
-        fresh.close()
-        assert not daemon.problems()
+    pair, asked, other = pair_of(geometry), prompts(first=40), prompts(first=60 + 20 * in_process)
+    expected = pair.check(asked)
+    stored, loaded = module_daemon.stats()["stored_chunks"], loaded_tokens(module_daemon)
+    fresh = start_engine(geometry, socket=module_daemon.socket, settings=settings, in_process=in_process)
+    assert fresh.tokens(asked, 16) == expected
+    wait_loaded(module_daemon, loaded + loadable_tokens(asked))
+    assert module_daemon.stats()["stored_chunks"] == stored
+    for _ in range(2):
+        loaded = loaded_tokens(module_daemon)
+        assert fresh.tokens(other, 16) == pair.plain.tokens(other, 16)
+    wait_loaded(module_daemon, loaded + loadable_tokens(other))
+    assert int(module_daemon.stats()["stored_chunks"]) >= int(stored) + loadable_tokens(other) // CHUNK_TOKENS
+    fresh.close()
+    assert not module_daemon.problems()
