@@ -118,6 +118,11 @@ def wait_stored(daemon: Daemon, tokens: int) -> None:
     wait_until(lambda: int(daemon.stats()["usage.stored_tokens"]) >= tokens, f"{tokens} tokens are stored")
 
 
+def wait_restored(daemon: Daemon, chunks: int) -> None:
+    """Until a new life of the daemon has found so many chunks on disk."""
+    wait_until(lambda: int(daemon.stats().get("ssd.chunks", 0)) >= chunks, f"{chunks} chunks are found on disk")
+
+
 def wait_served(engine: Engine, daemon: Daemon) -> None:
     """Until every Pool of the engine's process is served by this life of the daemon."""
     with daemon.admin() as connection:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon import Daemon, wait_until
-from tests.engines.conftest import Survivor, counted, wait_stored
+from tests.engines.conftest import Survivor, counted, wait_restored, wait_stored
 from tests.engines.engine import CHUNK_TOKENS, Engine, tokens_of_answer
 from tests.engines.prompts import loadable_tokens, prompts
 from tests.engines.tiny_models import GROUPED, Geometry
@@ -97,9 +97,11 @@ def test_daemon_dies_in_the_middle_of_a_load_from_ssd(
     with survivor.daemon(**options) as daemon:
         assert survivor.engine.tokens(ASKED, 16) == expected
         wait_stored(daemon, loadable_tokens(ASKED))
+        chunks = int(daemon.stats()["dram.chunks"])
         assert daemon.stop() == 0
         daemon.environment = {"KVPOOL_FAILPOINT": f"{point}:crash"}
         daemon.start()
+        wait_restored(daemon, chunks)
         survivor.wait_served(daemon)
         assert survivor.engine.tokens(ASKED, 16) == expected
         _must_be_dead(daemon)

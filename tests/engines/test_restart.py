@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon import wait_until
-from tests.engines.conftest import Survivor, counted, wait_stored
+from tests.engines.conftest import Survivor, counted, wait_restored, wait_stored
 from tests.engines.engine import CHUNK_TOKENS, Engine
 from tests.engines.prompts import loadable_tokens, prompts
 from tests.engines.tiny_models import GROUPED, Geometry
@@ -25,11 +25,13 @@ def test_an_engine_loads_from_ssd_what_was_stored_before_the_daemon_ended(
         assert survivor.engine.tokens(asked, 16) == expected
         wait_stored(daemon, loadable_tokens(asked))
         wait_until(lambda: daemon.stats()["ssd.chunks"] == daemon.stats()["dram.chunks"], "every chunk is on disk")
+        chunks = int(daemon.stats()["dram.chunks"])
         if end == "stopped":
             assert daemon.stop() == 0
         else:
             daemon.kill()
         daemon.start()
+        wait_restored(daemon, chunks)
         survivor.wait_served(daemon)
         assert daemon.stats()["dram.chunks"] == 0
         before = counted(survivor.engine, "loaded_chunks")
