@@ -43,6 +43,7 @@ class Driver:
             **options["engine"],
         )
         self._spent = ConnectorTime()
+        self._unplugged: tuple[Any, Any] = (None, None)
         self._is_spoiled = False
 
     def generate(
@@ -94,6 +95,16 @@ class Driver:
 
         halves = (core.engine_core.scheduler.connector, get_kv_transfer_group())
         self._spent.watch(halves, [name for name in vars(KVConnectorBase_V1) if not name.startswith("__")])
+        return {}
+
+    def plug(self, is_plugged: bool) -> Answer:
+        """Take the connector out of the engine, which then runs as if it had none, or put it back. Between requests."""
+        from vllm.distributed.kv_transfer import kv_transfer_state as state
+
+        scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+        if (scheduler.connector is not None) != is_plugged:
+            halves = (scheduler.connector, state._KV_CONNECTOR_AGENT)
+            (scheduler.connector, state._KV_CONNECTOR_AGENT), self._unplugged = self._unplugged, halves
         return {}
 
     def connector_seconds(self) -> Answer:
