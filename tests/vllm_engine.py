@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tests.daemon import wait_until
 from tests.fake_vllm import KVConnectorRole
 
 LAYERS, HEADS, WIDTH, BLOCK = 3, 2, 8, 4
@@ -63,6 +64,7 @@ class Request:
     state: str = "waiting"
     held: int = 0
     external: int = 0
+    offers: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
     generated: int = 0
     is_fresh: bool = True
@@ -107,6 +109,7 @@ class ScriptedEngine:
         caches = caches_of(blocks, replicas)
         self.budget = budget
         self.on_layer: Callable[[int], None] = lambda _layer: None
+        self.on_asked: Callable[[], None] = lambda: None
         self.on_allocated: Callable[[], None] = lambda: None
         self.scheduler = connector(config_of(socket, ranks, **extra), KVConnectorRole.SCHEDULER, caches)
         self.workers = []
@@ -133,19 +136,18 @@ class ScriptedEngine:
             connector.shutdown()
 
     def forget(self) -> None:
-        """`reset_prefix_cache`: the engine's own cache is empty."""
+        """`reset_prefix_cache`: the engine's own cache is empty, and nothing of it is left in the blocks."""
         assert not self.requests
         self.local.clear()
         self.free = list(range(1, len(self.kv[0][0])))
+        for layers in self.kv:
+            for tensor in layers:
+                tensor.fill_(255)
 
-    def run(self, *requests: Request, steps_max: int = 2000) -> None:
+    def run(self, *requests: Request) -> None:
         """Until the requests have ended."""
-        self.requests += requests
-        for _ in range(steps_max):
-            self.step()
-            if not any(request in self.requests for request in requests):
-                return
-        raise AssertionError(f"not ended after {steps_max} steps: {requests}")
+        self.requests += [request for request in requests if request not in self.requests]
+        wait_until(lambda: self._has_stepped_to_the_end(requests), f"the requests have ended: {requests}", 30.0)
 
     def abort(self, request: Request) -> None:
         self.scheduler.request_finished_all_groups(request, (request.table,))
@@ -167,6 +169,13 @@ class ScriptedEngine:
         has_sync = any(request.external and not order_is_async for request, order_is_async in self._just_allocated)
         results = self._forward(pickle.dumps(plan), scheduled, has_sync)
         self._update(scheduled, results)
+
+    def _has_stepped_to_the_end(self, requests: Sequence[Request]) -> bool:
+        """One step, and on while there is something to compute."""
+        self.step()
+        while self._spoiled and any(request in self.requests for request in requests):
+            self.step()
+        return not any(request in self.requests for request in requests)
 
     def _schedule(self) -> tuple[dict[Request, int], Any]:
         budget, scheduled = self.budget, {}
@@ -232,8 +241,11 @@ class ScriptedEngine:
         assert external > 0 or not is_async
         assert held * BLOCK + external < request.num_tokens
         assert external % BLOCK == 0
+        if external:
+            self.on_asked()
         request.table = [self.local[value] for value in hashes[:held]]
         request.held, request.external = held * BLOCK, external
+        request.offers.append(external)
         self._allocate(request, request.num_tokens)
         self.scheduler.update_state_after_alloc(request, Blocks(request.table), external)
         self.on_allocated()

@@ -10,8 +10,8 @@ class Tracked:
     """One request. Invariant: `keys` has a key for each whole chunk whose block hashes were known at the last look.
 
     `chunks_planned`: leading chunks that the pool has or that were put into a plan. `table`: its blocks in order, None while
-    they are not known. `patience` runs from the first time that the request was held back. `has_given_up`: no more
-    questions for this request.
+    they are not known. Each patience runs from the first time that the request was held back for that reason.
+    `has_given_up`: no more questions for this request.
     """
 
     def __init__(self, request: EngineRequest, keys: KeyChain, salt: bytes, adapter: str, chunk_hashes: int) -> None:
@@ -25,7 +25,8 @@ class Tracked:
         self.held_tokens = 0
         self.answer: Answer | None = None
         self.answer_age = Deadline(0.0)
-        self.patience: Deadline | None = None
+        self.patience_with_save: Deadline | None = None
+        self.patience_with_daemon: Deadline | None = None
         self.is_loading = False
         self.has_given_up = False
         self.hit_sources: dict[str, int] = {}
@@ -52,4 +53,4 @@ class Tracked:
     def forget_answer(self) -> None:
         """Whatever was asked for is used, or of no use any more."""
         self.answer = None
-        self.patience = None
+        self.patience_with_save = self.patience_with_daemon = None

@@ -1,7 +1,7 @@
 """The scheduler's half: what of a prompt the pool has, what of it is worth taking, and what the workers are to do.
 
 It moves no bytes and has no KV. A lookup reads shared memory; the one round trip that turns a hit into a promise runs on
-the asker's thread, and a request is held back for it no longer than `wait_s`. With several shards a prefix counts only as
+the asker's thread, and a request is held back no longer than `wait_s`, half for it. With several shards a prefix counts only as
 far as every shard has it. Invariant: what was told to vLLM as found is in the next plan as a load, whatever has become of it.
 The scheduler's thread.
 """
@@ -89,12 +89,19 @@ class SchedulerHalf:
 
     def allocated(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> None:
         """vLLM has given the request blocks, and counts on `tokens` of the pool's (0: none, or the second call of a load)."""
+        is_done = self._guard.call("allocation", False, lambda: self._note_allocation(request, blocks, tokens))
+        if not is_done and tokens > 0:
+            # vLLM waits for this load: the worker is to say that none of the blocks came.
+            table = tuple(blocks.get_block_ids()[0])
+            self._loads.append(LoadOrder(request.request_id, (), 0, 1, table, b"", self._settings.is_async))
+
+    def _note_allocation(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> bool:
         entry = self._track(request)
         entry.hit_sources = {}
         if tokens <= 0:
             if not entry.is_loading:
                 entry.forget_answer()
-            return
+            return True
         promise = self._promise(entry) or NOTHING
         entry.forget_answer()
         entry.is_loading = self._settings.is_async
@@ -120,6 +127,7 @@ class SchedulerHalf:
         entry.hit_sources = _sources(tiers, tokens, first % size, size)
         for name, amount in entry.hit_sources.items():
             self.tally.add(f"hit_tokens_{name}", amount)
+        return True
 
     def hit_sources(self, request: EngineRequest) -> dict[str, int]:
         """Tokens of the last load by the name of the tier that they come from."""
@@ -211,12 +219,12 @@ class SchedulerHalf:
     def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
         if not self.pool.is_being_saved(entry.keys, chunks):
             return False
-        if entry.patience is None:
+        if entry.patience_with_save is None:
             missing = usable - chunks * self._geometry.chunk_tokens
-            limit_s = wait_limit_s(missing, speeds=self._speeds.speeds(), longest_s=self._settings.wait_s)
-            entry.patience = Deadline(limit_s, self._clock)
+            limit_s = wait_limit_s(missing, speeds=self._speeds.speeds(), longest_s=self._settings.wait_s / 2)
+            entry.patience_with_save = Deadline(limit_s, self._clock)
             self.tally.add("waits_for_another_save")
-        return not entry.patience.has_passed()
+        return not entry.patience_with_save.has_passed()
 
     def _promise(self, entry: Tracked) -> Promise | None:
         """What the daemon has promised; NOTHING where it is too late for that, None while there is time left."""
@@ -225,10 +233,10 @@ class SchedulerHalf:
         try:
             return entry.answer.result(PATIENCE_S)
         except LateError:
-            if entry.patience is None:
-                entry.patience = Deadline(self._settings.wait_s, self._clock)
+            if entry.patience_with_daemon is None:
+                entry.patience_with_daemon = Deadline(self._settings.wait_s / 2, self._clock)
                 self.tally.add("waits_for_the_daemon")
-            if not entry.patience.has_passed():
+            if not entry.patience_with_daemon.has_passed():
                 return None
         except CancelledError:
             pass

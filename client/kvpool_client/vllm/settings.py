@@ -21,7 +21,7 @@ class Settings:
 
     `socket`: the daemon's. `chunk_tokens`: a multiple of the engine's block; 0: the largest one up to 256, at least one
     block. `timeout_s`: one round trip, and a load's or save's longest time without progress. `wait_s`: how long a request
-    may be held back for an answer that is late or for chunks that another engine is just saving. `load`: "async" or
+    may be held back: half for an answer that is late, half for chunks that another engine is just saving. `load`: "async" or
     "sync". `always_load`: take a hit even where computing is quicker. `copy_threads`: native threads that copy for a
     worker. `load_threads`: asynchronous loads under way at once.
     """

@@ -82,7 +82,7 @@ class WorkerHalf:
         for request_id in plan.cancelled:
             for fetch, _ in self._running:
                 if fetch.request_id == request_id:
-                    self._threads.submit(fetch.cancel)
+                    self._guard.call("cancelling a load", None, fetch.cancel)
 
     def start_loads(self) -> None:
         """Begin the plan's loads: synchronous ones run when this returns, asynchronous ones are handed over."""
