@@ -88,7 +88,6 @@ class Engine:
                 start_new_session=True,
             )
         self._unread = b""
-        self.log_path = log
         try:
             self._answer(START_TIMEOUT_S)
         except BaseException:
