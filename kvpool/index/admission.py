@@ -35,7 +35,7 @@ class AdmitAll:
 
 
 class AdmitSecondTouch:
-    """What was used again. Measured on a day of conversations: 23 % of the writes for two thirds of the SSD tier's hits."""
+    """What was used again. Simulated on a trace of conversations: 23 % of the writes for 60 % of the SSD tier's hits."""
 
     def fewest_touches(self, budget_share: float) -> int | None:
         """See `Policy`."""

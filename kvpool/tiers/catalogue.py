@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 QUEUE_ROWS_MAX = 1 << 20
 BATCH_WAIT_S = 0.05
+CLOSE_TIMEOUT_S = 30.0
 CHECKPOINT_BYTES = 256 << 20
 # What a full map keeps for removals, which need pages before they free any.
 HEADROOM_BYTES = 256 << 10
@@ -177,12 +178,15 @@ class Catalogue:
             return self._checkpoint_done >= wanted
 
     def close(self) -> None:
-        """Write what is queued, checkpoint, end the thread. Idempotent."""
+        """Write what is queued, checkpoint, end the thread; a disk that does not answer in time is left alone. Idempotent."""
         with self._lock:
             self._is_stopping = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(CLOSE_TIMEOUT_S)
+            if self._thread.is_alive():
+                log.error("the catalogue is left as it is: the disk does not answer within %g s", CLOSE_TIMEOUT_S)
+                return
         self._environment.close()
 
     def _start(self, checkpoint_s: float, *, must_reopen: bool) -> None:

@@ -20,6 +20,7 @@ from tests.payload import assert_right_bytes, load_all, store
 ROUNDS = 6
 DRAM_CHUNKS = 24
 WORK_TIMEOUT_S = 60.0
+SLOW_DISK_S = 60.0
 ROOT = Path(__file__).parent.parent.parent
 
 # Reached before the first request, or once in a life.
@@ -71,6 +72,15 @@ def _work(daemon: Daemon, failpoint: str) -> "subprocess.CompletedProcess[str]":
     environment["KVPOOL_FAILPOINT"] = failpoint
     command = [sys.executable, "-m", "tests.faults.workload", daemon.socket, str(ROUNDS)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WORK_TIMEOUT_S, check=False)
+
+
+def _live_before(daemon: Daemon) -> None:
+    """A life that leaves chunks on disk, however slow the disk is to open and to write."""
+    daemon.start()
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open", SLOW_DISK_S)
+    assert _work(daemon, "").returncode == 0
+    wait_until(lambda: int(daemon.stats()["ssd.chunks"]) > 0, "chunks are on disk", SLOW_DISK_S)
+    assert daemon.stop() == 0
 
 
 def _launch(daemon: Daemon, failpoint: str) -> None:
@@ -140,10 +150,10 @@ def test_a_failure_here_costs_misses_and_nothing_else(
     failpoint = f"{name}:{1 if name in FIRST_TIME else 2}:{action}"
     of_daemon = name.startswith("daemon.")
     if _needs_earlier_life(name):
-        daemon.start()
-        assert _work(daemon, "").returncode == 0
-        assert daemon.stop() == 0
+        _live_before(daemon)
     _launch(daemon, failpoint if of_daemon else "")
+    if ".promote." in name or ".demote." in name:
+        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open", SLOW_DISK_S)
     done = _work(daemon, "" if of_daemon else failpoint)
     expected = -signal.SIGKILL if action == "crash" and not of_daemon else 0
     assert done.returncode == expected, done.stderr
