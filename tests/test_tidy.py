@@ -41,7 +41,7 @@ NAMES_REFUSED = {"utils", "helpers", "common", "misc", "manager"}
 BROAD_EXCEPT_ALLOWED = {
     "kvpool/transfer/workers.py",
     "kvpool/server/connection.py",
-    "client/kvpool_client/vllm/guard.py",
+    "client/kvpool_client/border.py",
 }
 NATIVE_FUNCTION = re.compile(
     r"\s*(?!namespace|struct|class|enum|union|extern|if|for|while|switch|else|do\b|\}).*\).*\{"

@@ -10,6 +10,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.protocol import messages as m
+from kvpool_client.worth import MedianRate
 from tests.daemon import Daemon, wait_connected, wait_until
 from tests.payload import store
 
@@ -178,7 +179,7 @@ def test_a_daemon_that_hangs_holds_no_request_back_for_longer_than_was_set(
     daemon.signal(signal.SIGCONT)
     assert request.external == 0
     assert counted(engine, "waits_for_the_daemon") == 1
-    assert counted(engine, "declined_late") == 1
+    assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
 
 
 def test_a_scheduler_is_told_to_ask_later_while_the_answer_is_out(start_engine: StartEngine) -> None:
@@ -236,12 +237,12 @@ def test_a_hit_that_computing_beats_is_declined_and_counted(start_engine: StartE
     engine = start_engine(kvpool__always_load=False)
     ask(engine, "cold", TOKENS)
     speeds = engine.scheduler._scheduler._speeds
-    speeds._prefill.value = 1e7
-    for rate in speeds._tiers.values():
-        rate.value = 1e6
+    speeds._prefill = MedianRate(1e7, least=1.0, most=1e7)
+    for level in speeds._tiers:
+        speeds._tiers[level] = MedianRate(1e6, least=1e6, most=1e12)
     assert ask(engine, "warm", TOKENS).external == 0
     assert counted(engine, "declined_tokens_slower_than_computing_dram") == 5 * CHUNK
-    speeds._prefill.value = 1.0
+    speeds._prefill = MedianRate(1.0, least=1.0, most=1e7)
     assert ask(engine, "slow engine", TOKENS).external == 5 * CHUNK
 
 

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from kvpool.types import Level
 from kvpool_client.worth import (
     BYTES_TO_MEASURE,
-    DRIFT,
     FIRST_GUESS,
+    FIRST_PROBE_S,
+    LAST_PROBE_S,
+    PROBE_BYTES,
     RATE_MAX,
     RATE_MIN,
-    MovingRate,
+    MedianRate,
     SpeedBook,
     Speeds,
     wait_limit_s,
@@ -91,52 +93,110 @@ def test_a_wait_is_no_longer_than_computing_and_than_the_limit(tokens: int, pref
 
 
 @given(st.lists(st.tuples(st.floats(1, 1e15), st.floats(1e-9, 1e6)), min_size=1, max_size=30))
-def test_an_average_stays_within_its_bounds(samples: list[tuple[float, float]]) -> None:
-    rate = MovingRate(1e9, least=RATE_MIN, most=RATE_MAX)
+def test_a_rate_stays_within_its_bounds(samples: list[tuple[float, float]]) -> None:
+    rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
     for amount, seconds in samples:
         rate.add(amount, seconds)
         assert RATE_MIN <= rate.value <= RATE_MAX
 
 
-def test_the_first_measurement_replaces_the_guess_and_others_move_it() -> None:
-    rate = MovingRate(1e9, least=RATE_MIN, most=RATE_MAX)
-    rate.add(1e8, 1.0)
-    assert rate.value == 1e8
-    rate.add(2e8, 1.0)
-    assert 1e8 < rate.value < 2e8
+def test_what_measures_nothing_changes_no_rate() -> None:
+    rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
     rate.add(0, 1.0)
     rate.add(1.0, 0.0)
-    assert 1e8 < rate.value < 2e8
+    assert rate.value == 1e9
 
 
-def test_a_tier_that_is_declined_is_tried_again_some_day() -> None:
+@given(st.lists(st.floats(0.9, 1.1), max_size=20), st.floats(1e-6, 0.5), st.integers(0, 20))
+def test_one_stalled_load_declines_no_tier(steady: list[float], stalled: float, after: int) -> None:
+    """Whenever it comes, the very first load included."""
+    rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
+    for number, factor in enumerate([*steady[:after], stalled, *steady[after:]]):
+        rate.add(1e9 * factor, 1.0)
+        assert rate.value >= 0.9e9, number
+
+
+@given(st.integers(0, 20), st.floats(1e-3, 0.5))
+def test_three_slow_loads_are_believed(before: int, slow: float) -> None:
+    rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
+    for factor in [1.0] * before + [slow] * 3:
+        rate.add(1e9 * factor, 1.0)
+    assert rate.value == pytest.approx(1e9 * slow)
+
+
+def test_a_new_tier_is_believed_slow_after_two_loads() -> None:
     book = SpeedBook()
-    levels = bytes([SSD] * 64)
-    book.add_load(levels, CHUNK_BYTES, 64.0)
-    slow = book.speeds().bytes_per_s[SSD]
-    assert slow < FIRST_GUESS[Level.SSD] / 100
-    needed = int(np.ceil(np.log(FIRST_GUESS[Level.SSD] / slow) / np.log(DRIFT)))
-    for _ in range(needed - 1):
-        book.decline(levels)
-    assert slow < book.speeds().bytes_per_s[SSD] < FIRST_GUESS[Level.SSD]
-    for _ in range(3):
-        book.decline(levels)
-    assert book.speeds().bytes_per_s[SSD] == FIRST_GUESS[Level.SSD]
-    assert book.speeds().bytes_per_s[DRAM] == FIRST_GUESS[Level.DRAM]
+    for _ in range(2):
+        assert book.speeds().bytes_per_s[SSD] == FIRST_GUESS[Level.SSD]
+        book.add_load(SLOW_HIT, CHUNK_BYTES, 64.0)
+    assert book.speeds().bytes_per_s[SSD] < FIRST_GUESS[Level.SSD] / 100
 
 
-def test_a_tier_quicker_than_the_guess_does_not_drift_down() -> None:
+SLOW_HIT = bytes([SSD] * 64)
+PROBED = PROBE_BYTES // CHUNK_BYTES
+
+
+def declining_book() -> SpeedBook:
+    """It knows an engine that computes a chunk in 0.1 s, and an SSD that brings one in a second."""
     book = SpeedBook()
-    book.add_load(bytes([SSD] * 100), CHUNK_BYTES, 0.02)
-    quick = book.speeds().bytes_per_s[SSD]
-    assert quick > FIRST_GUESS[Level.SSD]
-    book.decline(bytes([SSD]))
-    assert book.speeds().bytes_per_s[SSD] == quick
+    book.add_prefill(CHUNK_TOKENS, 0.1)
+    for _ in range(2):
+        book.add_load(SLOW_HIT, CHUNK_BYTES, 64.0)
+    return book
+
+
+def take(book: SpeedBook, levels: bytes, at_s: float) -> int:
+    return book.take(levels, chunk_bytes=CHUNK_BYTES, chunk_tokens=CHUNK_TOKENS, now_ns=int(at_s * 1e9))
+
+
+def probes_within(book: SpeedBook, seconds: int, *, probe_s: float) -> list[int]:
+    """The seconds at which a hit asked for every second was taken, in part, to measure; each took `probe_s`."""
+    at = []
+    for second in range(seconds):
+        taken = take(book, SLOW_HIT, second)
+        assert taken in (0, PROBED)
+        if taken:
+            at.append(second)
+            book.add_load(SLOW_HIT[:taken], CHUNK_BYTES, probe_s)
+    return at
+
+
+def test_a_declined_tier_that_stays_slow_is_measured_ever_more_rarely_by_a_piece_of_a_hit() -> None:
+    at = probes_within(declining_book(), 4000, probe_s=float(PROBED))
+    assert at[0] == FIRST_PROBE_S
+    gaps = np.diff(at)
+    assert list(gaps) == [min(FIRST_PROBE_S * 2 ** (number + 1), LAST_PROBE_S) for number in range(len(gaps))]
+    assert gaps[-1] == LAST_PROBE_S
+
+
+def test_a_declined_tier_that_has_become_quick_is_taken_again_after_one_measurement() -> None:
+    book = declining_book()
+    assert take(book, SLOW_HIT, 0.0) == 0
+    assert take(book, SLOW_HIT, FIRST_PROBE_S) == PROBED
+    book.add_load(SLOW_HIT[:PROBED], CHUNK_BYTES, 0.02)
+    assert take(book, SLOW_HIT, FIRST_PROBE_S) == len(SLOW_HIT)
+
+
+def test_a_measurement_that_never_came_is_tried_again() -> None:
+    book = declining_book()
+    assert take(book, SLOW_HIT, 0.0) == 0
+    assert take(book, SLOW_HIT, FIRST_PROBE_S) == PROBED
+    assert take(book, SLOW_HIT, 2 * FIRST_PROBE_S) == 0
+    assert take(book, SLOW_HIT, 3 * FIRST_PROBE_S) == PROBED
+
+
+def test_what_lies_before_the_declined_tier_is_taken_with_it() -> None:
+    book = declining_book()
+    levels = bytes([DRAM] * 3) + SLOW_HIT
+    assert take(book, levels, 0.0) == 3
+    assert take(book, levels, FIRST_PROBE_S) == 3 + PROBED
+    assert take(book, levels[: 3 + PROBED - 1], 100 * FIRST_PROBE_S) == 3
 
 
 def test_the_slowest_tier_answers_for_the_time_of_a_mixed_load() -> None:
     book = SpeedBook()
-    book.add_load(bytes([DRAM] * 40 + [SSD] * 10), CHUNK_BYTES, 1.0)
+    for _ in range(2):
+        book.add_load(bytes([DRAM] * 40 + [SSD] * 10), CHUNK_BYTES, 1.0)
     assert book.speeds().bytes_per_s[DRAM] == FIRST_GUESS[Level.DRAM]
     assert book.speeds().bytes_per_s[SSD] == pytest.approx(10 * CHUNK_BYTES, rel=0.05)
 

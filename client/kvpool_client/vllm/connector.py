@@ -7,7 +7,8 @@ records that cross between processes are declared to vLLM's abstract classes the
 Invariant: no call raises into the engine once the connector exists. Scheduler's and workers' threads, each its own object.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import TypeVar
@@ -15,13 +16,14 @@ from typing import TypeVar
 from kvpool.clock import NS_PER_S, MonotonicClock
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.layout import Layout
+from kvpool_client.border import Border
 from kvpool_client.pool import Pool, connect
 from kvpool_client.vllm.engine_form import engine_form
 from kvpool_client.vllm.flushing import flush_model
 from kvpool_client.vllm.geometry import Tensor, geometry_of
-from kvpool_client.vllm.guard import LOG, Guard
 from kvpool_client.vllm.identity import model_name
 from kvpool_client.vllm.plan import StepPlan, StepReport
+from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
 from kvpool_client.vllm.scheduler import SchedulerHalf
 from kvpool_client.vllm.settings import PREFIX, Settings
 from kvpool_client.vllm.statistics import KVPoolStats, Number, Tally
@@ -29,6 +31,9 @@ from kvpool_client.vllm.surface import CacheConfig, EngineBlocks, EngineConfig, 
 from kvpool_client.vllm.worker import WorkerHalf
 
 Answer = TypeVar("Answer")
+
+# Under vLLM's own name, because vLLM sets up logging for that alone.
+LOG = logging.getLogger("vllm.kvpool")
 
 # vLLM's names for where hits come from, by tier.
 HIT_SOURCES = {"hbm": "DEVICE", "dram": "HOST", "ssd": "DISK", "peer": "P2P"}
@@ -57,32 +62,34 @@ class ConnectorCalls:
     def __init__(self, vllm_config: EngineConfig, role: Enum, kv_cache_config: CacheConfig) -> None:
         """Raises ConfigError for `kvpool.*` keys that are wrong; an engine that kvpool cannot serve runs without it."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)  # type: ignore[call-arg]  # vLLM's base
-        self._guard = Guard()
+        self._border = Border(LOG)
         self._clock = MonotonicClock()
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._settings = Settings.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._model = ""
         if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
-            self._guard.complain("kv_load_failure_policy is not 'recompute'", "a load that fails will fail its request")
+            self._border.complain(
+                "kv_load_failure_policy is not 'recompute'", "a load that fails will fail its request"
+            )
         try:
             self._make_half(vllm_config, role.name, kv_cache_config)
         except (LayoutMismatch, InvalidArgument, OSError) as error:
-            self._guard.complain("the engine runs without a pool", str(error))
+            self._border.complain("the engine runs without a pool", str(error))
 
     def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
-        settings, guard = self._settings, self._guard
+        settings, border = self._settings, self._border
         groups = caches.kv_cache_groups
         chunk_tokens = settings.chunk_tokens_for(groups[0].kv_cache_spec.block_size if groups else 1)
         geometry = geometry_of(config, caches, chunk_tokens, engine_form(config))
         self._model = model_name(config)
         LOG.info("kvpool: %s of model %s, chunks of %d tokens, %r", role, self._model, chunk_tokens, settings)
         if role == "SCHEDULER":
-            self._scheduler = SchedulerHalf(self._connect(geometry.layout), geometry, settings, guard)
+            self._scheduler = SchedulerHalf(self._connect(geometry.layout), geometry, settings, border)
             return
         rank = config.parallel_config.rank
         shard = geometry.shard(rank)
-        self._worker = WorkerHalf(lambda: self._connect(shard), geometry, settings, guard, rank=rank)
+        self._worker = WorkerHalf(lambda: self._connect(shard), geometry, settings, border, rank=rank)
 
     def _connect(self, layout: Layout) -> Pool:
         settings = self._settings
@@ -108,6 +115,17 @@ class ConnectorCalls:
     def build_kv_connector_stats(cls, data: Mapping[str, Number] | None = None) -> KVPoolStats:
         """Numbers that have travelled, as numbers again."""
         return KVPoolStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: EngineConfig,  # noqa: ARG003 - vLLM's interface
+        metric_types: Mapping[type, MakeMetric],
+        labelnames: Sequence[str],
+        per_engine_labelvalues: Mapping[int, Sequence[object]],
+    ) -> PrometheusCounters:
+        """The same numbers for vLLM's `/metrics`."""
+        return PrometheusCounters(metric_types, labelnames, per_engine_labelvalues)
 
     # --- the scheduler's side ---
 
@@ -152,7 +170,7 @@ class ConnectorCalls:
         """Drop every chunk of this model from the pool."""
         if self._scheduler is None:
             return True
-        return self._guard.call("reset", False, lambda: flush_model(self._settings, self._model))
+        return self._border.call("reset", False, lambda: flush_model(self._settings, self._model))
 
     # --- the worker's side ---
 
@@ -222,6 +240,6 @@ class ConnectorCalls:
 
     def _timed(self, tally: Tally, what: str, default: Answer, ask: Callable[[], Answer]) -> Answer:
         begun_ns = self._clock.now_ns()
-        answer = self._guard.call(what, default, ask)
+        answer = self._border.call(what, default, ask)
         tally.add("engine_seconds", (self._clock.now_ns() - begun_ns) / NS_PER_S)
         return answer

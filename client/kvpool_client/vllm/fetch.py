@@ -8,6 +8,8 @@ thread at a time, but for `cancel`. Lock: `_lock` guards the load and whether it
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from kvpool.clock import NS_PER_S, Clock
 from kvpool_client.cache import Cache
@@ -24,7 +26,7 @@ class Fetch:
         self.order = order
         self._ticket = order.tickets[replica] if replica < len(order.tickets) else b""
         self._clock = clock
-        self._begun_ns = clock.now_ns()
+        self._spent_ns = 0
         self._lease: Lease | None = None
         self._lock = threading.Lock()
         self._load: Load | None = None  # guarded by _lock
@@ -41,13 +43,13 @@ class Fetch:
 
     def begin(self, pool: Pool, cache: Cache) -> None:
         """Claim the lease and start copying; returns when it runs. An empty claim leaves nothing to wait for."""
-        self._begun_ns = self._clock.now_ns()
         if not self._ticket:
             return
-        self._lease = pool.claim(self._ticket)
-        if self._lease.chunks != self.order.chunks:
-            return
-        load = pool.load(self._lease, cache, self.order.block_ids, first_chunk=self.order.first_chunk)
+        with self._spending():
+            self._lease = pool.claim(self._ticket)
+            if self._lease.chunks != self.order.chunks:
+                return
+            load = pool.load(self._lease, cache, self.order.block_ids, first_chunk=self.order.first_chunk)
         with self._lock:
             self._load = load
             is_wanted = self._is_wanted
@@ -58,7 +60,8 @@ class Fetch:
         """Until the layer is in place in every block; False where it is not to come."""
         load = self._load
         self._waited.add(layer)
-        return load is not None and load.wait_layer(layer) and load.chunks_so_far >= self.order.chunks
+        with self._spending():
+            return load is not None and load.wait_layer(layer) and load.chunks_so_far >= self.order.chunks
 
     def has_waited_for(self, layers: int) -> bool:
         """Whether somebody has waited for every layer."""
@@ -78,11 +81,20 @@ class Fetch:
         if load is None:
             chunks, reason = 0, "gone" if self._is_wanted else "cancelled"
         else:
-            result = load.wait()
+            with self._spending():
+                result = load.wait()
             chunks, reason = result.chunks, result.reason
-        seconds = (self._clock.now_ns() - self._begun_ns) / NS_PER_S
         self.release()
-        return LoadOutcome(wanted, chunks, reason, seconds, self.order.tiers)
+        return LoadOutcome(wanted, chunks, reason, self._spent_ns / NS_PER_S, self.order.tiers)
+
+    @contextmanager
+    def _spending(self) -> Iterator[None]:
+        """Counts the time. What a forward pass computes between two layers is not the load's."""
+        begun_ns = self._clock.now_ns()
+        try:
+            yield
+        finally:
+            self._spent_ns += self._clock.now_ns() - begun_ns
 
     def release(self) -> None:
         """Give the lease back. Idempotent."""

@@ -44,7 +44,7 @@ class StepPlan:
     """One step: what to load, what to save, which loads nobody waits for any more.
 
     `acknowledged`: the last step of which the scheduler knows that a load failed in it. What a worker computes between a
-    failure and its acknowledgement may rest on KV that never came, and is not saved.
+    failure and its acknowledgement may rest on KV that never came, and is not saved. `is_idle`: the step computes nothing.
     """
 
     step: int
@@ -52,11 +52,13 @@ class StepPlan:
     loads: tuple[LoadOrder, ...] = ()
     saves: tuple[SaveOrder, ...] = ()
     cancelled: tuple[str, ...] = ()
+    is_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """What became of a load on one rank. `wanted` and `chunks` count from the root; `seconds` from claim to last byte."""
+    """What became of a load on one rank. `wanted` and `chunks` count from the root; `seconds`: what it kept
+    its thread for: claiming, and waiting for bytes."""
 
     wanted: int
     chunks: int

@@ -13,9 +13,9 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from kvpool_client.border import Border
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
-from kvpool_client.vllm.guard import Guard
 
 QUESTIONS_MAX = 64
 
@@ -36,10 +36,10 @@ Answer = Future[Promise]
 class Asker:
     """Fetches promises from a scheduler's Pool."""
 
-    def __init__(self, pool: Pool, replicas: int, guard: Guard) -> None:
+    def __init__(self, pool: Pool, replicas: int, border: Border) -> None:
         self._pool = pool
         self._replicas = replicas
-        self._guard = guard
+        self._border = border
         self._changed = threading.Condition()
         self._questions: deque[tuple[Hit, Answer]] = deque()  # guarded by _changed
         self._is_stopping = False  # guarded by _changed
@@ -76,7 +76,7 @@ class Asker:
                 if self._is_stopping:
                     return
                 hit, answer = self._questions.popleft()
-            self._guard.call("asking the daemon", None, lambda hit=hit, answer=answer: self._fetch(hit, answer))  # type: ignore[misc]  # bound now
+            self._border.call("asking the daemon", None, lambda hit=hit, answer=answer: self._fetch(hit, answer))  # type: ignore[misc]  # bound now
             if not answer.done():
                 answer.set_result(NOTHING)
 

@@ -11,7 +11,8 @@ class Tracked:
 
     `chunks_planned`: leading chunks that the pool has or that were put into a plan. `table`: its blocks in order, None while
     they are not known. Each patience runs from the first time that the request was held back for that reason.
-    `has_given_up`: no more questions for this request.
+    `asked_tokens`: what the answer under way is about, behind `held_tokens`. `has_given_up`: no more questions for this
+    request.
     """
 
     def __init__(self, request: EngineRequest, keys: KeyChain, salt: bytes, adapter: str, chunk_hashes: int) -> None:
@@ -23,6 +24,7 @@ class Tracked:
         self.table: list[int] | None = None
         self.chunks_planned = 0
         self.held_tokens = 0
+        self.asked_tokens = 0
         self.answer: Answer | None = None
         self.answer_age = Deadline(0.0)
         self.patience_with_save: Deadline | None = None

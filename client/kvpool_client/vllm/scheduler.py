@@ -10,10 +10,10 @@ from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as LateError
 
 from kvpool.clock import NS_PER_S, Clock, Deadline, MonotonicClock
+from kvpool_client.border import Border
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
 from kvpool_client.vllm.geometry import Geometry
-from kvpool_client.vllm.guard import Guard
 from kvpool_client.vllm.identity import adapter_name
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
 from kvpool_client.vllm.promise import NOTHING, Asker, Promise
@@ -22,7 +22,7 @@ from kvpool_client.vllm.saving import SavePlanner
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import LEVEL_NAMES, Tally, by_level
 from kvpool_client.vllm.surface import EngineBlocks, EngineOutput, EngineRequest, EngineStep
-from kvpool_client.worth import SpeedBook, wait_limit_s, worthwhile_chunks
+from kvpool_client.worth import SpeedBook, wait_limit_s
 
 # How long one question may keep the scheduler itself; an answer usually takes a tenth of a millisecond.
 PATIENCE_S = 0.005
@@ -38,15 +38,15 @@ class SchedulerHalf:
     """See the module. `pool` is a scheduler's Pool, standing for all shards."""
 
     def __init__(
-        self, pool: Pool, geometry: Geometry, settings: Settings, guard: Guard, clock: Clock | None = None
+        self, pool: Pool, geometry: Geometry, settings: Settings, border: Border, clock: Clock | None = None
     ) -> None:
         self.pool = pool
         self.tally = Tally()
         self._geometry = geometry
         self._settings = settings
-        self._guard = guard
+        self._border = border
         self._clock = clock or MonotonicClock()
-        self._asker = Asker(pool, geometry.replicas, guard)
+        self._asker = Asker(pool, geometry.replicas, border)
         self._speeds = SpeedBook()
         self._requests: dict[str, Tracked] = {}
         self._adapters: dict[str, str] = {}
@@ -77,6 +77,7 @@ class SchedulerHalf:
             if hit is None:
                 return None, False
             entry.held_tokens = held_tokens
+            entry.asked_tokens = hit.tokens - held_tokens
             entry.answer = self._asker.ask(hit) if hit.tokens > held_tokens else None
             entry.answer_age = Deadline(PROMISE_S, self._clock)
             if entry.answer is None:
@@ -89,7 +90,7 @@ class SchedulerHalf:
 
     def allocated(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> None:
         """vLLM has given the request blocks, and counts on `tokens` of the pool's (0: none, or the second call of a load)."""
-        is_done = self._guard.call("allocation", False, lambda: self._note_allocation(request, blocks, tokens))
+        is_done = self._border.call("allocation", False, lambda: self._note_allocation(request, blocks, tokens))
         if not is_done and tokens > 0:
             # vLLM waits for this load: the worker is to say that none of the blocks came.
             table = tuple(blocks.get_block_ids()[0])
@@ -140,10 +141,11 @@ class SchedulerHalf:
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
         self._note_begin(step, has_loads=any(not order.is_async for order in loads))
-        saves = self._guard.call("planning saves", None, lambda: self._plan_saves(step, loads))
+        saves = self._border.call("planning saves", None, lambda: self._plan_saves(step, loads))
         if saves is None:
             self._saving.forget_tables(self._requests)
-        return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled)
+        is_idle = not step.num_scheduled_tokens
+        return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle)
 
     def ended(self, output: EngineOutput) -> None:
         """The workers have ended a step."""
@@ -157,14 +159,16 @@ class SchedulerHalf:
         self._note_end(report)
         if report.off and not self._off:
             self._off = report.off
-            self._guard.complain("the workers have no pool", report.off)
+            self._border.complain("the workers have no pool", report.off)
         for request_id, outcome in report.loads.items():
             size = self._geometry.layout.chunk_bytes
-            if outcome.is_complete:
+            if outcome.is_complete or outcome.reason == "timeout":
+                # What did not come in time says at least how slow it was.
                 self._speeds.add_load(outcome.tiers, size, outcome.seconds)
+            if outcome.is_complete:
                 continue
             self.tally.add(f"failed_loads_{outcome.reason}")
-            self._guard.complain(
+            self._border.complain(
                 f"a load failed: {outcome.reason}", f"{outcome.chunks} of {outcome.wanted} chunks came"
             )
             entry = self._requests.get(request_id)
@@ -203,17 +207,18 @@ class SchedulerHalf:
         first = held_tokens // size
         offered = hit.tiers[first:chunks].tobytes()
         taken = len(offered) if self._settings.always_load else self._worthwhile(offered)
-        if taken < len(offered):
-            self._speeds.decline(offered[taken:])
-            for name, tokens in by_level("declined_tokens_slower_than_computing", offered[taken:], size):
-                self.tally.add(name, tokens)
+        for name, tokens in by_level("declined_tokens_slower_than_computing", offered[taken:], size):
+            self.tally.add(name, tokens)
         chunks = first + taken if taken else 0
         return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys)
 
     def _worthwhile(self, levels: bytes) -> int:
         layout = self._geometry.layout
-        return worthwhile_chunks(
-            levels, chunk_bytes=layout.chunk_bytes, chunk_tokens=layout.chunk_tokens, speeds=self._speeds.speeds()
+        return self._speeds.take(
+            levels,
+            chunk_bytes=layout.chunk_bytes,
+            chunk_tokens=layout.chunk_tokens,
+            now_ns=self._clock.now_ns(),
         )
 
     def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
@@ -240,7 +245,7 @@ class SchedulerHalf:
                 return None
         except CancelledError:
             pass
-        self.tally.add("declined_late")
+        self.tally.add("declined_tokens_late_answer", entry.asked_tokens)
         entry.forget_answer()
         entry.has_given_up = True
         return NOTHING

@@ -10,21 +10,25 @@ The thread that runs the model, but for the load threads.
 """
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
 
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import KVPoolError
+from kvpool_client.border import Border
 from kvpool_client.cache import Cache
 from kvpool_client.pool import Pool
 from kvpool_client.save import Save
 from kvpool_client.vllm.fetch import Fetch, failed
 from kvpool_client.vllm.geometry import Geometry, Tensor, block_views
-from kvpool_client.vllm.guard import Guard
 from kvpool_client.vllm.plan import LoadOutcome, SaveOrder, StepPlan, StepReport
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally
 
 NO_PLAN = StepPlan(0)
+# A step without tokens has nothing to do but to see whether loads have ended, and is followed by the next one at once. So it
+# waits, instead of taking the interpreter from the threads that load; a request that arrives waits no longer than this.
+IDLE_WAIT_S = 0.001
 
 
 class WorkerHalf:
@@ -35,7 +39,7 @@ class WorkerHalf:
         connect: Callable[[], Pool],
         geometry: Geometry,
         settings: Settings,
-        guard: Guard,
+        border: Border,
         *,
         rank: int,
         clock: Clock | None = None,
@@ -45,7 +49,7 @@ class WorkerHalf:
         self._connect = connect
         self._geometry = geometry
         self._settings = settings
-        self._guard = guard
+        self._border = border
         self._replica = rank % geometry.replicas
         self._clock = clock or MonotonicClock()
         self._cache: Cache | None = None
@@ -73,7 +77,7 @@ class WorkerHalf:
             self._off = ""
         except KVPoolError as error:
             self._off = str(error)
-            self._guard.complain("this worker has no pool", self._off)
+            self._border.complain("this worker has no pool", self._off)
 
     def begin(self, plan: StepPlan) -> None:
         """A step begins. Saves of a step that never came to its end are given up."""
@@ -82,7 +86,7 @@ class WorkerHalf:
         for request_id in plan.cancelled:
             for fetch, _ in self._running:
                 if fetch.request_id == request_id:
-                    self._guard.call("cancelling a load", None, fetch.cancel)
+                    self._border.call("cancelling a load", None, fetch.cancel)
 
     def start_loads(self) -> None:
         """Begin the plan's loads: synchronous ones run when this returns, asynchronous ones are handed over."""
@@ -92,7 +96,7 @@ class WorkerHalf:
                 self._running.append((fetch, self._threads.submit(self._carry_out, fetch)))
                 continue
             self._sync.append(fetch)
-            self._guard.call("starting a load", None, lambda fetch=fetch: self._begin(fetch))  # type: ignore[misc]  # bound now
+            self._border.call("starting a load", None, lambda fetch=fetch: self._begin(fetch))  # type: ignore[misc]  # bound now
             if self._waits_at_once:
                 for layer in range(len(self._layers)):
                     fetch.wait_layer(layer)
@@ -103,7 +107,7 @@ class WorkerHalf:
         if layer is None:
             return
         for fetch in self._sync:
-            if not self._guard.call("waiting for a layer", False, lambda fetch=fetch: fetch.wait_layer(layer)):  # type: ignore[misc]  # bound now
+            if not self._border.call("waiting for a layer", False, lambda fetch=fetch: fetch.wait_layer(layer)):  # type: ignore[misc]  # bound now
                 self._failed_step = self._plan.step
 
     def save_layer(self, name: str) -> None:
@@ -117,10 +121,10 @@ class WorkerHalf:
     def end_forward(self) -> None:
         """The forward pass has ended: settle the synchronous loads, then publish the saves, or give all of them up."""
         for fetch in self._sync:
-            outcome = self._guard.call("ending a load", failed(fetch.order, "error"), fetch.finish)
+            outcome = self._border.call("ending a load", failed(fetch.order, "error"), fetch.finish)
             if outcome.is_complete and not fetch.has_waited_for(len(self._layers)):
                 self._waits_at_once = True
-                self._guard.complain("the model does not wait for its layers, loads are waited for at once")
+                self._border.complain("the model does not wait for its layers, loads are waited for at once")
                 outcome = failed(fetch.order, "not-waited-for")
             self._settle(fetch, outcome)
         self._sync = []
@@ -133,6 +137,8 @@ class WorkerHalf:
 
     def take_finished(self) -> set[str]:
         """Requests whose asynchronous load has ended, well or not, since the last time."""
+        if self._plan.is_idle and self._running:
+            wait_for_futures([future for _, future in self._running], IDLE_WAIT_S, FIRST_COMPLETED)
         # Looked at once each: a load that ends meanwhile is for the next time.
         are_done = [future.done() for _, future in self._running]
         ended = [pair for pair, is_done in zip(self._running, are_done, strict=True) if is_done]
@@ -140,7 +146,7 @@ class WorkerHalf:
         for fetch, future in ended:
             error = future.exception()
             if error is not None:
-                self._guard.complain(f"a load failed: {type(error).__name__}", str(error))
+                self._border.complain(f"a load failed: {type(error).__name__}", str(error))
                 fetch.release()
             self._settle(fetch, failed(fetch.order, "error") if error is not None else future.result())
         return {fetch.request_id for fetch, _ in ended}
@@ -159,7 +165,7 @@ class WorkerHalf:
         """Give up saves that are open. When it returns no block is read any more."""
         saves, self._saves = self._saves or [], None
         for save in saves:
-            self._guard.call("giving a save up", None, save.abort)
+            self._border.call("giving a save up", None, save.abort)
         if saves:
             self.tally.add("dropped_saves", len(saves))
 
@@ -199,7 +205,7 @@ class WorkerHalf:
             self._saves = []
             is_writer = self._replica == 0 and self._may_save()
             for order in self._plan.saves if is_writer else ():
-                save = self._guard.call("opening a save", None, lambda order=order: self._open(order))  # type: ignore[misc]  # bound now
+                save = self._border.call("opening a save", None, lambda order=order: self._open(order))  # type: ignore[misc]  # bound now
                 if save is not None:
                     self._saves.append(save)
         return self._saves
@@ -212,9 +218,9 @@ class WorkerHalf:
         return self.pool.save(keys, self._cache, order.block_ids, first_chunk=order.first_chunk)
 
     def _commit(self, save: Save) -> None:
-        result = self._guard.call("ending a save", None, save.commit)
+        result = self._border.call("ending a save", None, save.commit)
         if result is None:
-            self._guard.call("giving a save up", None, save.abort)
+            self._border.call("giving a save up", None, save.abort)
             return
         self.tally.add("saved_chunks", result.stored)
         self.tally.add("present_chunks", result.present)
