@@ -15,6 +15,7 @@ from tests.daemon import Daemon, wait_until
 from tests.engines.vllm.engine import Engine
 from tests.engines.vllm.prompts import prompts
 from tests.engines.vllm.tiny_models import GROUPED, Geometry, write_model
+from tests.faults import fault_filesystem as faulty
 
 _LINES = pytest.StashKey[list[str]]()
 StartEngine = Callable[..., Engine]
@@ -145,14 +146,14 @@ class Survivor:
 
     def __init__(self, engine: Engine, directory: Path) -> None:
         self.engine = engine
-        self._directory = directory
+        self.directory = directory
         self.asked_without_daemon = prompts(first=780)
         self.said_without_daemon = engine.tokens(self.asked_without_daemon, 16)
 
     @contextmanager
     def daemon(self, failpoint: str = "", **options: str) -> Iterator[Daemon]:
         """A new daemon that serves the engine."""
-        daemon = Daemon(self._directory, **options)
+        daemon = Daemon(self.directory, **options)
         daemon.environment = {"KVPOOL_FAILPOINT": failpoint}
         with daemon:
             self.wait_served(daemon)
@@ -163,10 +164,40 @@ class Survivor:
         wait_served(self.engine, daemon)
 
 
+def _survive(
+    model: Callable[[Geometry], Path], factory: pytest.TempPathFactory, settings: dict[str, object]
+) -> Iterator[Survivor]:
+    directory = factory.mktemp("daemons")
+    log = factory.mktemp("engine") / "engine.log"
+    with Engine(model(GROUPED), GROUPED, log, socket=str(directory / "kvpool.sock"), settings=settings) as engine:
+        yield Survivor(engine, directory)
+
+
 @pytest.fixture(scope="session")
 def survivor(model: Callable[[Geometry], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
     """The engine for tests in which daemons die."""
-    directory = tmp_path_factory.mktemp("daemons")
-    log = tmp_path_factory.mktemp("engine") / "engine.log"
-    with Engine(model(GROUPED), GROUPED, log, socket=str(directory / "kvpool.sock")) as engine:
-        yield Survivor(engine, directory)
+    yield from _survive(model, tmp_path_factory, {})
+
+
+@pytest.fixture(scope="module")
+def sync_survivor(model: Callable[[Geometry], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
+    """The same with loads within the step."""
+    yield from _survive(model, tmp_path_factory, {"kvpool.load": "sync"})
+
+
+@pytest.fixture(scope="session")
+def disk_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file system that can be slow, compiled once. Skips where that is not possible."""
+    return faulty.build(tmp_path_factory.mktemp("faultfs"))
+
+
+@pytest.fixture
+def slow_disk(disk_program: Path, tmp_path: Path) -> Iterator[faulty.FaultFilesystem]:
+    """A mounted file system that is as slow as it is told to be."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    filesystem = faulty.FaultFilesystem(disk_program, directory)
+    try:
+        yield filesystem
+    finally:
+        filesystem.unmount()

@@ -8,6 +8,7 @@ that look into the connector need the engine in this process (VLLM_ENABLE_V1_MUL
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -44,7 +45,8 @@ class Driver:
         )
         self._spent = ConnectorTime()
         self._unplugged: tuple[Any, Any] = (None, None)
-        self._is_spoiled = False
+        self._is_spoiled = self._has_struck = False
+        self._restore_waits: Callable[[], Any] = lambda: None
 
     def generate(
         self, prompts: list[list[int]], tokens: int, salt: str | None = None, with_gaps: bool = False
@@ -85,6 +87,59 @@ class Driver:
                 if metric.name == "vllm:num_preemptions"
             )
         }
+
+    def counters(self) -> Answer:
+        """What vLLM shows Prometheus of the connector and of external hits: value by name and last label."""
+        shown: Answer = {}
+        for metric in self._llm.get_metrics():
+            if metric.name.startswith(("vllm:kvpool_", "vllm:prompt_tokens_cached_by_source")):
+                known = ("model_name", "engine")
+                labels = [value for name, value in metric.labels.items() if name not in known]
+                shown["/".join([metric.name.removeprefix("vllm:"), *labels])] = getattr(metric, "value", 0)
+        return shown
+
+    def abort_while_loading(self, prompt: list[int], others: list[list[int]], tokens: int) -> Answer:
+        """Abort a prompt as soon as vLLM waits for its load, and ask for the others at once: their greedy tokens."""
+        from vllm import SamplingParams
+
+        engine: Any = self._llm.llm_engine
+        greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        engine.add_request("aborted", {"prompt_token_ids": prompt}, greedy)
+        engine.step()
+        scheduler = engine.engine_core.engine_core.scheduler
+        waiting = [request.status.name for request in scheduler.requests.values()]
+        engine.abort_request(["aborted"])
+        answer = self.generate(others, tokens)
+        return {**answer, "waiting": waiting, "left": len(scheduler.requests)}
+
+    def strike(self, pid: int, layer: int) -> Answer:
+        """Kill a process in the middle of the next load: when `layer` is waited for, negative: when the load is."""
+        waits = (kv.Load.wait_layer, kv.Load.wait)
+        self._has_struck = False
+
+        def strike() -> None:
+            if not self._has_struck:
+                self._has_struck = True
+                os.kill(pid, signal.SIGKILL)
+
+        def wait_layer(load: kv.Load, number: int, *args: Any) -> bool:
+            if number == layer:
+                strike()
+            return waits[0](load, number, *args)
+
+        def wait(load: kv.Load, *args: Any) -> kv.LoadResult:
+            if layer < 0:
+                strike()
+            return waits[1](load, *args)
+
+        kv.Load.wait_layer, kv.Load.wait = wait_layer, wait  # type: ignore[method-assign,assignment]
+        self._restore_waits = lambda: (setattr(kv.Load, "wait_layer", waits[0]), setattr(kv.Load, "wait", waits[1]))
+        return {}
+
+    def has_struck(self) -> Answer:
+        """Whether the process was killed; no other will be."""
+        self._restore_waits()
+        return {"struck": self._has_struck}
 
     def watch_connector(self) -> Answer:
         """From now on measure the time spent in the connector."""

@@ -1,12 +1,12 @@
-"""An engine with little room: prompts prefilled in pieces, requests preempted and taken up again."""
+"""An engine with little room: prompts prefilled in pieces, requests preempted and taken up again, loads aborted under way."""
 
 from collections.abc import Callable
 
 import pytest
 
-from tests.daemon import Daemon
-from tests.engines.vllm.conftest import StartEngine, counted
-from tests.engines.vllm.engine import CHUNK_TOKENS, Engine
+from tests.daemon import Daemon, wait_until
+from tests.engines.vllm.conftest import StartEngine, counted, wait_stored
+from tests.engines.vllm.engine import CHUNK_TOKENS, Engine, tokens_of_answer
 from tests.engines.vllm.prompts import loadable_tokens, prompt
 from tests.engines.vllm.tiny_models import GROUPED, Geometry
 
@@ -50,3 +50,26 @@ def test_preempted_requests_end_with_the_right_tokens(
     preemptions = cramped.ask("preemptions")["count"] - before
     assert preemptions > 0
     tell(f"{preemptions} preemptions, {counted(cramped, 'loaded_chunks') - loaded} chunks loaded")
+
+
+@pytest.mark.parametrize("point", ["client.load.before", "client.load.before_result"])
+def test_an_aborted_load_writes_into_no_block_of_another_request(
+    point: str, cramped: Engine, module_daemon: Daemon, plain: Plain
+) -> None:
+    """The pool of blocks is so small that the others can only have those of the aborted one, which is still being loaded."""
+    aborted = prompt(740, 700)
+    others = [prompt(741 + index, 330) for index in range(3)]
+    expected = plain(GROUPED).tokens(others, 40)
+    assert cramped.tokens([aborted], 1) == plain(GROUPED).tokens([aborted], 1)
+    wait_stored(module_daemon, loadable_tokens([aborted]))
+    cramped.ask("arm", points=f"{point}:1:delay(700ms)")
+    cramped.forget()
+    answer = cramped.ask("abort_while_loading", prompt=aborted, others=others, tokens=40)
+    cramped.ask("arm", points="")
+    assert answer["waiting"] == ["WAITING_FOR_REMOTE_KVS"]
+    assert tokens_of_answer(answer) == expected
+    assert answer["left"] == 0
+    # What was saved meanwhile is right as well.
+    assert cramped.tokens(others, 40) == expected
+    assert cramped.tokens([aborted], 16) == plain(GROUPED).tokens([aborted], 16)
+    wait_until(lambda: module_daemon.stats()["leases"] == 0, "no lease is left")

@@ -106,5 +106,17 @@ def test_a_fresh_engine_loads_what_another_stored(
         assert fresh.tokens(other, 16) == pair.plain.tokens(other, 16)
     wait_loaded(module_daemon, loaded + loadable_tokens(other))
     assert int(module_daemon.stats()["stored_chunks"]) >= int(stored) + loadable_tokens(other) // CHUNK_TOKENS
+    _must_show_what_it_did(fresh, loadable_tokens(asked) + loadable_tokens(other), loadable_tokens(other))
     fresh.close()
     assert not module_daemon.problems()
+
+
+def _must_show_what_it_did(engine: Engine, loaded: int, saved: int) -> None:
+    """Among vLLM's own metrics: tokens loaded, by tier, and chunks saved."""
+    shown = engine.ask("counters")
+    assert shown["kvpool_hit_tokens/dram"] >= loaded
+    assert shown["kvpool_loaded_chunks"] >= loaded // CHUNK_TOKENS
+    assert shown["kvpool_saved_chunks"] >= saved // CHUNK_TOKENS
+    assert shown["kvpool_lookups"] > 0
+    assert shown["prompt_tokens_cached_by_source/host"] >= loaded
+    assert not any(name.startswith("kvpool_short_loads") for name in shown)
