@@ -28,7 +28,7 @@ help:
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
 	@echo "make test-faults      the whole campaign of failpoints, kills, stops and failing disks: about twenty minutes"
 	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about two minutes"
-	@echo "make test-engines     a real vLLM on the CPU through the pool, in $(ENGINES) of its own: about fifteen minutes, 2.5 GB of disk"
+	@echo "make test-engines     a real vLLM on the CPU through the pool, in $(ENGINES) of its own: about ten minutes, five more to install, 2.5 GB of disk"
 	@echo "make test-sglang      the SGLang backend under SGLang's own storage layer (fetches its wheel, 39 MB, installs nothing)"
 	@echo "make fuzz SECONDS=30  each native fuzz target for that long, under sanitizers (with libFuzzer where clang is)"
 	@echo "make native           build the native module into $(VENV) for development"

@@ -18,7 +18,7 @@ from tests.faults.fault_filesystem import FaultFilesystem
 
 ASKED = [prompt(1300, 1500), prompt(1301, 700)]
 # A read that is this slow leaves a test time to look, and all of them together stay below the time without progress.
-READ_US = 30_000
+READ_US = 50_000
 
 Plain = Callable[[Geometry], Engine]
 
