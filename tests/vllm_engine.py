@@ -9,7 +9,7 @@ between processes.
 import hashlib
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch
 
 from tests.daemon import wait_until
 from tests.fake_vllm import KVConnectorRole
+from tests.vllm_request import BLOCK, Request
 
-LAYERS, HEADS, WIDTH, BLOCK = 3, 2, 8, 4
+LAYERS, HEADS, WIDTH = 3, 2, 8
 TOKEN_BYTES = HEADS * WIDTH
 NAMES = [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
 
@@ -49,39 +50,6 @@ def config_of(socket: str, ranks: int = 1, rank: int = 0, *, weights: str = "sev
         model_config=SimpleNamespace(model="org/model", revision=weights, dtype="torch.uint8", hf_config=hub),
         cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256", cache_dtype="auto"),
     )
-
-
-@dataclass(eq=False)
-class Request:
-    """A request; `block_hashes` grows with its tokens as in vLLM."""
-
-    request_id: str
-    tokens: list[int]
-    new_tokens: int = 1
-    cache_salt: str | None = None
-    lora_request: Any = None
-    num_computed: int = 0
-    state: str = "waiting"
-    held: int = 0
-    external: int = 0
-    offers: list[int] = field(default_factory=list)
-    table: list[int] = field(default_factory=list)
-    generated: int = 0
-    is_fresh: bool = True
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def block_hashes(self) -> list[bytes]:
-        parent, hashes = b"root", []
-        for end in range(BLOCK, len(self.tokens) + 1, BLOCK):
-            name = getattr(self.lora_request, "lora_name", "")
-            salt = self.cache_salt if end == BLOCK else None
-            parent = hashlib.sha256(repr((parent, self.tokens[end - BLOCK : end], name, salt)).encode()).digest()
-            hashes.append(parent)
-        return hashes
 
 
 class Blocks:
@@ -127,6 +95,7 @@ class ScriptedEngine:
         self.wrong_reads = 0
         self.recomputed = 0
         self.steps = 0
+        self.scheduler.bind_gpu_block_pool(self)
         self._arrived: set[str] = set()
         self._received: dict[str, int] = {}
         self._failed: set[str] = set()
@@ -143,6 +112,15 @@ class ScriptedEngine:
         for layers in self.kv:
             for tensor in layers:
                 tensor.fill_(255)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Take blocks out of the engine's own prefix cache."""
+        held = {block for request in self.requests for block in request.table}
+        for value, block in list(self.local.items()):
+            if block in block_ids:
+                del self.local[value]
+                if block not in held:
+                    self.free.append(block)
 
     def run(self, *requests: Request) -> None:
         """Until the requests have ended."""

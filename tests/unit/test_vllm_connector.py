@@ -15,7 +15,7 @@ from tests.daemon import Daemon, wait_until
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from tests.unit.vllm_setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
-from tests.vllm_engine import BLOCK, Request  # noqa: E402 - likewise
+from tests.vllm_request import BLOCK, Request  # noqa: E402 - likewise
 
 __all__ = ["start_engine"]
 pytestmark = pytest.mark.torch

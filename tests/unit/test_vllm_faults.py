@@ -17,7 +17,8 @@ from tests.payload import store
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from tests.unit.vllm_setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
-from tests.vllm_engine import BLOCK, Request, ScriptedEngine  # noqa: E402 - likewise
+from tests.vllm_engine import ScriptedEngine  # noqa: E402 - likewise
+from tests.vllm_request import BLOCK, Request  # noqa: E402 - likewise
 
 __all__ = ["start_engine"]
 pytestmark = pytest.mark.torch
@@ -231,6 +232,51 @@ def test_a_save_that_takes_too_long_is_waited_for_no_longer_than_was_set(start_e
     ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
     with reserved_by_another(engine, TOKENS, 3):
         assert ask(engine, "waiting", TOKENS).external == 3 * CHUNK
+
+
+def failing_load(engine: ScriptedEngine, chunk: int) -> Request:
+    """A request whose synchronous load has just failed at a chunk; nothing of it has been computed again."""
+    ask(engine, "cold", TOKENS)
+    corrupt(engine, chunk)
+    engine.forget()
+    request = Request("failed", list(TOKENS), new_tokens=3)
+    engine.requests.append(request)
+    wait_until(lambda: engine.step() is None and engine.recomputed == 1, "the load has failed")
+    return request
+
+
+@pytest.mark.parametrize("chunk", [0, 2, 4])
+def test_blocks_of_a_failed_load_are_not_found_when_its_request_is_gone(start_engine: StartEngine, chunk: int) -> None:
+    """An engine whose caller hangs up before the blocks were computed again still has them in its own prefix cache."""
+    engine = start_engine(kvpool__load="sync")
+    engine.abort(failing_load(engine, chunk))
+    request = Request("next", [*TOKENS, *prompt(9, CHUNK)], new_tokens=3)
+    engine.run(request)
+    assert request.held == chunk * CHUNK
+
+
+def test_blocks_of_a_failed_load_are_not_found_while_they_are_computed_again(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__load="sync")
+    failed = failing_load(engine, 1)
+    engine.budget = CHUNK // 2
+    engine.requests.insert(0, Request("other", [*TOKENS, *prompt(9, CHUNK)], new_tokens=3))
+    engine.run(*engine.requests)
+    assert failed.generated == 3
+
+
+def test_a_request_that_shares_blocks_of_a_load_under_way_waits_for_it(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__load="sync")
+    ask(engine, "cold", TOKENS)
+    engine.forget()
+    first, second = Request("first", list(TOKENS), new_tokens=9), Request("second", [*TOKENS, 7])
+    apart = Request("apart", prompt(9, 3 * CHUNK), new_tokens=9)
+    engine.requests += [first, apart, second]
+    wait_until(lambda: engine.step() is None and first.num_computed > 0, "the first one runs")
+    assert apart.num_computed > 0
+    assert second.num_computed == 0
+    engine.run(first, second, apart)
+    assert counted(engine, "waits_for_a_shared_load") == 1
+    assert (second.held, second.external) == (5 * CHUNK, 0)
 
 
 def test_a_hit_that_computing_beats_is_declined_and_counted(start_engine: StartEngine) -> None:

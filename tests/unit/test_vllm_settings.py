@@ -17,7 +17,8 @@ from kvpool_client.vllm.settings import Settings
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from tests.vllm_engine import BLOCK, HEADS, NAMES, TOKEN_BYTES, WIDTH, FullAttentionSpec, caches_of, config_of  # noqa: E402
+from tests.vllm_engine import HEADS, NAMES, TOKEN_BYTES, WIDTH, FullAttentionSpec, caches_of, config_of  # noqa: E402
+from tests.vllm_request import BLOCK  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

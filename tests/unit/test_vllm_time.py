@@ -82,7 +82,7 @@ def test_a_load_that_ends_for_want_of_progress_counts_as_slow(
     for step in range(1, 3):
         outcome = LoadOutcome(chunks, 0, reason, 10.0, bytes([1]) * chunks)
         report = StepReport(step, step, {"request": outcome})
-        half.ended(SimpleNamespace(kv_connector_worker_meta=report, finished_recving=set()))
+        half.ended(SimpleNamespace(kv_connector_worker_meta=report, finished_recving=set(), invalid_block_ids=set()))
     assert (half._speeds.speeds().bytes_per_s[1] < before / 1000) == is_measured
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests import fake_vllm
 from tests.daemon import Daemon
-from tests.vllm_engine import BLOCK, Request, ScriptedEngine
+from tests.vllm_engine import ScriptedEngine
+from tests.vllm_request import BLOCK, Request
 
 CHUNK = 2 * BLOCK
 StartEngine = Callable[..., ScriptedEngine]

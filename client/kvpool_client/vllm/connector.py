@@ -27,7 +27,15 @@ from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
 from kvpool_client.vllm.scheduler import SchedulerHalf
 from kvpool_client.vllm.settings import PREFIX, Settings
 from kvpool_client.vllm.statistics import KVPoolStats, Number, Tally
-from kvpool_client.vllm.surface import CacheConfig, EngineBlocks, EngineConfig, EngineOutput, EngineRequest, EngineStep
+from kvpool_client.vllm.surface import (
+    BlockPool,
+    CacheConfig,
+    EngineBlocks,
+    EngineConfig,
+    EngineOutput,
+    EngineRequest,
+    EngineStep,
+)
 from kvpool_client.vllm.worker import WorkerHalf
 
 Answer = TypeVar("Answer")
@@ -128,6 +136,10 @@ class ConnectorCalls:
         return PrometheusCounters(metric_types, labelnames, per_engine_labelvalues)
 
     # --- the scheduler's side ---
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """vLLM's blocks, of which the scheduler's half evicts those that a failed load has left without KV."""
+        self._of_scheduler("binding blocks", None, lambda half: half.bind_blocks(gpu_block_pool.evict_blocks))
 
     def get_num_new_matched_tokens(self, request: EngineRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
         """See SchedulerHalf.matched_tokens."""

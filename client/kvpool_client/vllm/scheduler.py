@@ -6,6 +6,7 @@ far as every shard has it. Invariant: what was told to vLLM as found is in the n
 The scheduler's thread.
 """
 
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as LateError
 
@@ -22,6 +23,7 @@ from kvpool_client.vllm.saving import SavePlanner
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import LEVEL_NAMES, Tally, by_level
 from kvpool_client.vllm.surface import EngineBlocks, EngineOutput, EngineRequest, EngineStep
+from kvpool_client.vllm.unproven import STEPS_MAX, UnprovenLoad, UnprovenLoads, blocks_from_the_first_bad
 from kvpool_client.worth import SpeedBook, wait_limit_s
 
 # How long one question may keep the scheduler itself; an answer usually takes a tenth of a millisecond.
@@ -30,8 +32,6 @@ PATIENCE_S = 0.005
 PROMISE_S = 5.0
 # Steps with fewer tokens are decoding, which says nothing about prefill.
 PREFILL_TOKENS_MIN = 64
-STEPS_REMEMBERED = 16
-"""Steps that may be under way at once; vLLM runs one or two."""
 
 
 class SchedulerHalf:
@@ -53,6 +53,8 @@ class SchedulerHalf:
         self._loads: list[LoadOrder] = []
         self._cancelled: list[str] = []
         self._saving = SavePlanner(geometry)
+        self._unproven = UnprovenLoads()
+        self._evict: Callable[[set[int]], object] = len
         self._step = 0
         self._acknowledged = 0
         self._off = ""
@@ -62,9 +64,16 @@ class SchedulerHalf:
     def __repr__(self) -> str:
         return f"<SchedulerHalf {len(self._requests)} requests, step {self._step}, {self.pool!r}>"
 
+    def bind_blocks(self, evict: Callable[[set[int]], object]) -> None:
+        """`evict` takes blocks out of vLLM's own prefix cache."""
+        self._evict = evict
+
     def matched_tokens(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
         """Tokens behind `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
         nothing = (0, False)
+        if self._unproven.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
+            self.tally.add("waits_for_a_shared_load")
+            return None, False
         if self._off or getattr(request, "skip_reading_prefix_cache", False):
             return nothing
         entry = self._track(request)
@@ -124,6 +133,9 @@ class SchedulerHalf:
             is_async=self._settings.is_async,
         )
         self._loads.append(order)
+        if not order.is_async:
+            place = first // self._geometry.hash_tokens
+            self._unproven.add(UnprovenLoad(self._step + 1, place, bytes(request.block_hashes[place]), entry))
         self.tally.add("hit_tokens", tokens)
         entry.hit_sources = _sources(tiers, tokens, first % size, size)
         for name, amount in entry.hit_sources.items():
@@ -138,6 +150,7 @@ class SchedulerHalf:
     def plan(self, step: EngineStep) -> StepPlan:
         """What the workers are to do in this step."""
         self._step += 1
+        self._unproven.begin(self._step)
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
         self._note_begin(step, has_loads=any(not order.is_async for order in loads))
@@ -157,6 +170,10 @@ class SchedulerHalf:
         if not isinstance(report, StepReport):
             return
         self._note_end(report)
+        settled = self._unproven.settle(report.step)
+        if output.invalid_block_ids:
+            entries = [*self._requests.values(), *(load.entry for load in settled)]
+            self._evict(blocks_from_the_first_bad(entries, set(output.invalid_block_ids)))
         if report.off and not self._off:
             self._off = report.off
             self._border.complain("the workers have no pool", report.off)
@@ -274,7 +291,7 @@ class SchedulerHalf:
     def _note_begin(self, step: EngineStep, *, has_loads: bool) -> None:
         tokens = 0 if has_loads else sum(step.num_scheduled_tokens.values())
         self._begun[self._step] = (self._clock.now_ns(), tokens)
-        while len(self._begun) > STEPS_REMEMBERED:
+        while len(self._begun) > STEPS_MAX:
             self._begun.pop(next(iter(self._begun)))
 
     def _note_end(self, report: StepReport) -> None:

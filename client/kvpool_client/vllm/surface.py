@@ -30,6 +30,14 @@ class EngineBlocks(Protocol):
         ...
 
 
+class BlockPool(Protocol):
+    """vLLM's blocks and its own prefix cache of them."""
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Take blocks out of the prefix cache; requests keep those that they have."""
+        ...
+
+
 class NewRequest(Protocol):
     """A request scheduled for the first time, or again with all its blocks."""
 
@@ -60,6 +68,7 @@ class EngineOutput(Protocol):
 
     kv_connector_worker_meta: object
     finished_recving: set[str] | None
+    invalid_block_ids: set[int]
 
 
 class TransferConfig(Protocol):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,25 +165,24 @@ class Survivor:
         wait_served(self.engine, daemon)
 
 
-def _survive(
-    model: Callable[[Geometry], Path], factory: pytest.TempPathFactory, settings: dict[str, object]
-) -> Iterator[Survivor]:
+def _survive(model: Callable[[Geometry], Path], factory: pytest.TempPathFactory, **options: Any) -> Iterator[Survivor]:
     directory = factory.mktemp("daemons")
     log = factory.mktemp("engine") / "engine.log"
-    with Engine(model(GROUPED), GROUPED, log, socket=str(directory / "kvpool.sock"), settings=settings) as engine:
+    with Engine(model(GROUPED), GROUPED, log, socket=str(directory / "kvpool.sock"), **options) as engine:
         yield Survivor(engine, directory)
 
 
 @pytest.fixture(scope="session")
 def survivor(model: Callable[[Geometry], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
     """The engine for tests in which daemons die."""
-    yield from _survive(model, tmp_path_factory, {})
+    yield from _survive(model, tmp_path_factory)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sync_survivor(model: Callable[[Geometry], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survivor]:
-    """The same with loads within the step."""
-    yield from _survive(model, tmp_path_factory, {"kvpool.load": "sync"})
+    """The same with loads within the step, and long prompts computed in pieces beside the others."""
+    options = {"settings": {"kvpool.load": "sync"}, "long_prefill_token_threshold": 64}
+    yield from _survive(model, tmp_path_factory, **options)
 
 
 @pytest.fixture(scope="session")

@@ -31,3 +31,23 @@ def test_a_changed_bit_changes_no_token(chunk: int, requests: int, survivor: Sur
             assert survivor.engine.tokens(asked, 16) == expected
         assert (counted(survivor.engine, "loaded_chunks") - before) * CHUNK_TOKENS >= loadable_tokens([first])
         assert not daemon.problems()
+
+
+@pytest.mark.parametrize("chunk", [0, 3], ids=["first", "middle"])
+def test_requests_that_share_blocks_of_a_failed_load_read_none_of_them(
+    chunk: int, sync_survivor: Survivor, plain: Plain
+) -> None:
+    """vLLM leaves the blocks in its own prefix cache while the first request computes them again, here piece by piece."""
+    engine = sync_survivor.engine
+    first = prompt(920 + chunk, 520)
+    asked = [first, first[:450] + prompt(930 + chunk, 90), first + prompt(940 + chunk, 70)]
+    expected = plain(GROUPED).tokens(asked, 16)
+    with sync_survivor.daemon() as daemon:
+        engine.tokens([first], 1)
+        wait_stored(daemon, loadable_tokens([first]))
+        engine.ask("spoil", chunk=chunk)
+        assert engine.tokens(asked, 16) == expected
+        assert engine.ask("has_spoiled")["spoiled"]
+        for _ in range(2):
+            assert engine.tokens(asked, 16) == expected
+        assert not daemon.problems()

@@ -19,7 +19,7 @@ from tests.faults.fault_filesystem import FaultFilesystem
 PROMPT_TOKENS = 1500
 # Two loads are believed; a machine that is busy may need one more.
 LEARNING = 4
-ROUNDS_MIN, ROUNDS_MAX = 8, 12
+ROUNDS_MIN, ROUNDS_MAX = 7, 10
 READ_US = 40_000
 # What it is meant to be is 1.02; a busy machine is allowed to be busy.
 OVERHEAD_MAX = 1.10
