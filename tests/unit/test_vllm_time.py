@@ -8,6 +8,7 @@ import pytest
 
 from kvpool_client.vllm.fetch import Fetch
 from kvpool_client.vllm.plan import LoadOrder, LoadOutcome, StepPlan, StepReport
+from kvpool_client.vllm.unproven import STEPS_MAX, UnprovenLoad, UnprovenLoads
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
@@ -112,3 +113,16 @@ def test_the_plan_says_whether_a_step_computes(start_engine: StartEngine) -> Non
     step: dict[str, Any] = {"scheduled_new_reqs": [], "scheduled_cached_reqs": running}
     assert scheduler.build_connector_meta(SimpleNamespace(**step, num_scheduled_tokens={})).is_idle
     assert not scheduler.build_connector_meta(SimpleNamespace(**step, num_scheduled_tokens={"other": 1})).is_idle
+
+
+def test_a_load_that_is_never_reported_holds_nobody_back_for_ever() -> None:
+    loads, hashes, entry = UnprovenLoads(), [b"zero", b"one", b"two"], SimpleNamespace(table=None)
+    loads.add(UnprovenLoad(1, 1, b"one", entry))  # type: ignore[arg-type]  # not looked into
+    assert not loads.has_any_of(hashes, 1)
+    assert loads.has_any_of(hashes, 2)
+    assert not loads.has_any_of([b"zero", b"other", b"two"], 3)
+    for step in range(2, STEPS_MAX + 1):
+        loads.begin(step)
+        assert loads.has_any_of(hashes, 3)
+    loads.begin(STEPS_MAX + 1)
+    assert not loads.has_any_of(hashes, 3)

@@ -18,9 +18,9 @@ from tests.engines.vllm.prompts import loadable_tokens, prompt
 from tests.engines.vllm.tiny_models import DEEP
 
 PROMPT_TOKENS = 1500
-ROUNDS = 7
+ROUNDS = 5
 SPEEDUP_MEANT, SPEEDUP_MIN = 10.0, 5.0
-PAIRS_MIN, PAIRS_MAX = 16, 48
+PAIRS_MIN, PAIRS_MAX = 16, 32
 OVERHEAD_MEANT, OVERHEAD_MAX = 1.02, 1.10
 
 Tell = Callable[[str], None]

@@ -59,7 +59,7 @@ def test_tokens_are_the_same_computed_and_loaded(pair: Pair) -> None:
 
 def test_tokens_are_the_same_in_bfloat16(pair_of: Callable[[Geometry], Pair]) -> None:
     pair = pair_of(BRAIN)
-    candidates = [ids for first in range(1200, 1300, 20) for ids in prompts(first)]
+    candidates = [ids for first in range(1200, 1260, 20) for ids in prompts(first)]
     asked = pair.plain.clear_prompts(candidates, BRAIN_ANSWER)
     assert len(asked) >= len(candidates) // 8
     pair.check(asked, BRAIN_ANSWER)
