@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # Everything the installed package is made of: a change installs it anew.
 SOURCES := $(shell find kvpool client native pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 TORCH ?= torch==2.13.0
+# A real vLLM lives in an environment of its own: it pins half a hundred packages.
+ENGINES ?= .venv-engines
 # Where install-service puts its files (empty: this machine), and the daemon that the service runs.
 DESTDIR ?=
 KVPOOLD ?=
@@ -14,7 +16,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client"
 
-.PHONY: help setup demo test test-native test-sanitizers test-faults test-hostile test-sglang fuzz check lint docs native bench clean install-service uninstall-service
+.PHONY: help setup demo test test-native test-sanitizers test-faults test-hostile test-engines test-sglang fuzz check lint docs native bench clean install-service uninstall-service
 .DEFAULT_GOAL := help
 
 help:
@@ -26,12 +28,13 @@ help:
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
 	@echo "make test-faults      the whole campaign of failpoints, kills, stops and failing disks: about twenty minutes"
 	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about two minutes"
+	@echo "make test-engines     a real vLLM on the CPU through the pool, in $(ENGINES) of its own: about ten minutes, five more to install, 2.5 GB of disk"
 	@echo "make test-sglang      the SGLang backend under SGLang's own storage layer (fetches its wheel, 39 MB, installs nothing)"
 	@echo "make fuzz SECONDS=30  each native fuzz target for that long, under sanitizers (with libFuzzer where clang is)"
 	@echo "make native           build the native module into $(VENV) for development"
 	@echo "make install-service [KVPOOLD=/opt/kvpool/bin/kvpoold] [DESTDIR=DIR]   the systemd service; starts nothing"
 	@echo "make uninstall-service [DESTDIR=DIR]   stops and removes the service, keeps configuration and data"
-	@echo "make clean            remove builds and $(VENV)"
+	@echo "make clean            remove builds, $(VENV) and $(ENGINES)"
 
 setup: $(VENV)/.installed
 
@@ -77,6 +80,20 @@ test-faults: setup
 
 test-hostile: setup
 	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest tests/hostile -rA
+
+$(ENGINES)/.tools: scripts/install-engines
+	@scripts/install-system-packages
+	@PYTHON="$(PYTHON)" scripts/install-engines "$(ENGINES)"
+	@touch $@
+
+$(ENGINES)/.installed: $(ENGINES)/.tools $(SOURCES)
+	@echo "building and installing kvpool into $(ENGINES)"
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  --config-settings=build-dir=build/wheel-engines ".[daemon,test]"
+	@touch $@
+
+test-engines: $(ENGINES)/.installed
+	KVPOOL_ENGINES=1 $(RUN_TREE) nice $(ENGINES)/bin/python -m pytest tests/engines/vllm
 
 # The wheel is read, not installed: its dependencies want a GPU build of torch.
 SGLANG ?= sglang==0.5.23
@@ -125,4 +142,4 @@ uninstall-service:
 	@DESTDIR="$(DESTDIR)" scripts/uninstall-service
 
 clean:
-	rm -rf build $(VENV) bench-results .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build $(VENV) $(ENGINES) bench-results .pytest_cache .mypy_cache .ruff_cache

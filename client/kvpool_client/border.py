@@ -1,14 +1,19 @@
 """The border to an engine: what fails behind it becomes a miss, is counted, and is logged once.
 
 Engine adapters end every call that an engine makes here, so that no exception of ours unwinds an engine's scheduler or
-forward pass. It decides nothing: each caller says itself what its miss looks like. Any thread. Lock: `_lock` guards the
-counts, never held across logging.
+forward pass: programmer errors are none to that, because an engine that computes everything is right and one that died is not.
+It decides nothing: each caller says itself what its miss looks like. Any thread. Lock: `_lock` guards counts and reasons, never
+held across logging.
 """
 
 import logging
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from kvpool.errors import KVPoolError
+
+Answer = TypeVar("Answer")
 
 # What the client, numpy, ctypes or a tensor's methods raise for anything that does not fit: never what a person's ^C does.
 ENGINE_FAILURES = (
@@ -22,6 +27,7 @@ ENGINE_FAILURES = (
     TypeError,
     ValueError,
 )
+REASONS_MAX = 256
 
 
 class Border:
@@ -31,16 +37,42 @@ class Border:
         self._logger = logger
         self._lock = threading.Lock()
         self._failures: dict[str, int] = {}  # guarded by _lock
+        self._said: set[str] = set()  # guarded by _lock
+
+    def call(self, call: str, default: Answer, function: Callable[[], Answer]) -> Answer:
+        """What `function` returns; `default`, a miss, where it raises."""
+        try:
+            return function()
+        except Exception as error:
+            self._count(call)
+            self.complain(f"{call} failed: {type(error).__name__}", str(error), is_defect=True)
+            return default
 
     def miss(self, call: str, cause: object) -> None:
         """`call` could not do its work because of `cause`: the engine gets a miss."""
-        with self._lock:
-            count = self._failures.get(call, 0) + 1
-            self._failures[call] = count
-        if count == 1:
+        if self._count(call) == 1:
             self._logger.warning("%s missed: %s (said once, then counted)", call, cause)
+
+    def complain(self, reason: str, detail: str = "", *, is_defect: bool = False) -> None:
+        """Log a reason, the first time that it is given."""
+        with self._lock:
+            if reason in self._said or len(self._said) >= REASONS_MAX:
+                return
+            self._said.add(reason)
+        self._logger.warning("kvpool: %s%s (said once)", reason, f": {detail}" if detail else "", exc_info=is_defect)
+
+    @property
+    def failures(self) -> int:
+        """Failures so far, of all calls."""
+        with self._lock:
+            return sum(self._failures.values())
 
     def counts(self) -> dict[str, int]:
         """Failures so far, by call."""
         with self._lock:
             return {f"failed_{call}": count for call, count in self._failures.items()}
+
+    def _count(self, call: str) -> int:
+        with self._lock:
+            count = self._failures[call] = self._failures.get(call, 0) + 1
+        return count

@@ -157,6 +157,15 @@ class Pool:
         self._counters.count_lookup(len(keys), tiers.tobytes())
         return Hit(chunks, chunks * self.layout.chunk_tokens, tiers, keys)
 
+    def is_being_saved(self, keys: KeyChain, chunk: int) -> bool:
+        """Whether somebody is just saving this chunk, on some rank. Reads shared memory as `lookup` does."""
+        check_keys(keys)
+        check_index("chunk", chunk, len(keys) - 1)
+        session = self._link.session
+        columns = keys.columns() if session is not None else ()
+        place = slice(chunk * KEY_BYTES, (chunk + 1) * KEY_BYTES)
+        return session is not None and any(session.index.is_being_written(column[place]) for column in columns)
+
     def acquire(self, hit: Hit) -> Lease:
         """Lease a hit's chunks, or the longest prefix of them that is still there.
 

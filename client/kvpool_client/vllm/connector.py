@@ -1,0 +1,257 @@
+"""KVPoolConnector: the class that vLLM loads, and nothing but the way from its calls to one of the two halves.
+
+vLLM imports this module and takes the class by name. It has to derive from vLLM's base, so it is made at that moment
+(`__getattr__`): importing the module imports neither vLLM nor torch, and without vLLM only asking for the class fails. The
+records that cross between processes are declared to vLLM's abstract classes there and then.
+
+Invariant: no call raises into the engine once the connector exists. Scheduler's and workers' threads, each its own object.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from typing import TypeVar
+
+from kvpool.clock import NS_PER_S, MonotonicClock
+from kvpool.errors import InvalidArgument, LayoutMismatch
+from kvpool.layout import Layout
+from kvpool_client.border import Border
+from kvpool_client.pool import Pool, connect
+from kvpool_client.vllm.engine_form import engine_form
+from kvpool_client.vllm.flushing import flush_model
+from kvpool_client.vllm.geometry import Tensor, geometry_of
+from kvpool_client.vllm.identity import model_name
+from kvpool_client.vllm.plan import StepPlan, StepReport
+from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
+from kvpool_client.vllm.scheduler import SchedulerHalf
+from kvpool_client.vllm.settings import PREFIX, Settings
+from kvpool_client.vllm.statistics import KVPoolStats, Number, Tally
+from kvpool_client.vllm.surface import (
+    BlockPool,
+    CacheConfig,
+    EngineBlocks,
+    EngineConfig,
+    EngineOutput,
+    EngineRequest,
+    EngineStep,
+)
+from kvpool_client.vllm.worker import WorkerHalf
+
+Answer = TypeVar("Answer")
+
+# Under vLLM's own name, because vLLM sets up logging for that alone.
+LOG = logging.getLogger("vllm.kvpool")
+
+# vLLM's names for where hits come from, by tier.
+HIT_SOURCES = {"hbm": "DEVICE", "dram": "HOST", "ssd": "DISK", "peer": "P2P"}
+
+
+def __getattr__(name: str) -> object:
+    if name == "KVPoolConnector":
+        return connector_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def connector_class() -> type:
+    """The class, made once. Imports vLLM."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base  # the engine that asks for it
+
+    base.KVConnectorMetadata.register(StepPlan)
+    base.KVConnectorWorkerMetadata.register(StepReport)
+    bases = (ConnectorCalls, base.KVConnectorBase_V1, base.SupportsHMA)
+    return type("KVPoolConnector", bases, {"__module__": __name__, "__doc__": __doc__})
+
+
+class ConnectorCalls:
+    """vLLM's calls, each handed to the half that this object is; without a pool each has the answer of an empty one."""
+
+    def __init__(self, vllm_config: EngineConfig, role: Enum, kv_cache_config: CacheConfig) -> None:
+        """Raises ConfigError for `kvpool.*` keys that are wrong; an engine that kvpool cannot serve runs without it."""
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)  # type: ignore[call-arg]  # vLLM's base
+        self._border = Border(LOG)
+        self._clock = MonotonicClock()
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        self._settings = Settings.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self._model = ""
+        if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
+            self._border.complain(
+                "kv_load_failure_policy is not 'recompute'", "a load that fails will fail its request"
+            )
+        try:
+            self._make_half(vllm_config, role.name, kv_cache_config)
+        except (LayoutMismatch, InvalidArgument, OSError) as error:
+            self._border.complain("the engine runs without a pool", str(error))
+
+    def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
+        settings, border = self._settings, self._border
+        groups = caches.kv_cache_groups
+        chunk_tokens = settings.chunk_tokens_for(groups[0].kv_cache_spec.block_size if groups else 1)
+        geometry = geometry_of(config, caches, chunk_tokens, engine_form(config))
+        self._model = model_name(config)
+        LOG.info("kvpool: %s of model %s, chunks of %d tokens, %r", role, self._model, chunk_tokens, settings)
+        if role == "SCHEDULER":
+            self._scheduler = SchedulerHalf(self._connect(geometry.layout), geometry, settings, border)
+            return
+        rank = config.parallel_config.rank
+        shard = geometry.shard(rank)
+        self._worker = WorkerHalf(lambda: self._connect(shard), geometry, settings, border, rank=rank)
+
+    def _connect(self, layout: Layout) -> Pool:
+        settings = self._settings
+        return connect(
+            settings.socket,
+            model=self._model,
+            layout=layout,
+            timeout_s=settings.timeout_s,
+            copy_threads=settings.copy_threads,
+        )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A save that is dropped is a later miss, nothing else."""
+        return False
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: Mapping[str, object]) -> bool:
+        """Synchronous loads are waited for between layers; saves and asynchronous loads need no stop there."""
+        return extra_config.get(PREFIX + "load") == "sync"
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: Mapping[str, Number] | None = None) -> KVPoolStats:
+        """Numbers that have travelled, as numbers again."""
+        return KVPoolStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: EngineConfig,  # noqa: ARG003 - vLLM's interface
+        metric_types: Mapping[type, MakeMetric],
+        labelnames: Sequence[str],
+        per_engine_labelvalues: Mapping[int, Sequence[object]],
+    ) -> PrometheusCounters:
+        """The same numbers for vLLM's `/metrics`."""
+        return PrometheusCounters(metric_types, labelnames, per_engine_labelvalues)
+
+    # --- the scheduler's side ---
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """vLLM's blocks, of which the scheduler's half evicts those that a failed load has left without KV."""
+        self._of_scheduler("binding blocks", None, lambda half: half.bind_blocks(gpu_block_pool.evict_blocks))
+
+    def get_num_new_matched_tokens(self, request: EngineRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """See SchedulerHalf.matched_tokens."""
+        nothing: tuple[int | None, bool] = (0, False)
+        return self._of_scheduler("lookup", nothing, lambda half: half.matched_tokens(request, num_computed_tokens))
+
+    def get_external_cache_hit_sources(self, request: EngineRequest, num_external_tokens: int) -> dict[object, int]:
+        """The tokens of the last load by vLLM's names of the tiers; what is not accounted for has none."""
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource  # the engine that asks for it
+
+        none: dict[str, int] = {}
+        found = self._of_scheduler("hit sources", none, lambda half: half.hit_sources(request))
+        named = {CacheHitSource[HIT_SOURCES[name]]: tokens for name, tokens in found.items()}
+        if sum(named.values()) != num_external_tokens:
+            named = {CacheHitSource.EXTERNAL_UNSPECIFIED: num_external_tokens} if num_external_tokens else {}
+        return dict(named)
+
+    def update_state_after_alloc(self, request: EngineRequest, blocks: EngineBlocks, num_external_tokens: int) -> None:
+        """See SchedulerHalf.allocated."""
+        self._of_scheduler("allocation", None, lambda half: half.allocated(request, blocks, num_external_tokens))
+
+    def build_connector_meta(self, scheduler_output: EngineStep) -> StepPlan:
+        """See SchedulerHalf.plan."""
+        return self._of_scheduler("plan", StepPlan(0), lambda half: half.plan(scheduler_output))
+
+    def update_connector_output(self, connector_output: EngineOutput) -> None:
+        """See SchedulerHalf.ended."""
+        self._of_scheduler("end of a step", None, lambda half: half.ended(connector_output))
+
+    def request_finished(self, request: EngineRequest, block_ids: object) -> tuple[bool, None]:  # noqa: ARG002 - vLLM's interface
+        """The blocks may be freed at once: no save reads them after the step that wrote them."""
+        self._of_scheduler("end of a request", None, lambda half: half.finished(request))
+        return False, None
+
+    def request_finished_all_groups(self, request: EngineRequest, block_ids: object) -> tuple[bool, None]:
+        """As `request_finished`, for every group."""
+        return self.request_finished(request, block_ids)
+
+    def reset_cache(self) -> bool:
+        """Drop every chunk of this model from the pool."""
+        if self._scheduler is None:
+            return True
+        return self._border.call("reset", False, lambda: flush_model(self._settings, self._model))
+
+    # --- the worker's side ---
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Tensor]) -> None:
+        """See WorkerHalf.register."""
+        self._of_worker("registering KV caches", None, lambda half: half.register(kv_caches))
+
+    def handle_preemptions(self, kv_connector_metadata: object) -> None:  # noqa: ARG002 - vLLM's interface
+        """Blocks are about to be written by others: nothing of the step before reads them."""
+        self._of_worker("preemption", None, lambda half: half.drop_saves())
+
+    def bind_connector_metadata(self, connector_metadata: object) -> None:
+        """A step begins."""
+        super().bind_connector_metadata(connector_metadata)  # type: ignore[misc]  # vLLM's base
+        if isinstance(connector_metadata, StepPlan):
+            self._of_worker("begin of a step", None, lambda half: half.begin(connector_metadata))
+
+    def start_load_kv(self, forward_context: object, **_kwargs: object) -> None:  # noqa: ARG002 - vLLM's interface
+        """See WorkerHalf.start_loads."""
+        self._of_worker("starting loads", None, lambda half: half.start_loads())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """See WorkerHalf.wait_layer."""
+        self._of_worker("waiting for a layer", None, lambda half: half.wait_layer(layer_name))
+
+    def save_kv_layer(self, layer_name: str, kv_layer: object, attn_metadata: object, **_kwargs: object) -> None:  # noqa: ARG002 - vLLM's interface
+        """See WorkerHalf.save_layer."""
+        self._of_worker("saving a layer", None, lambda half: half.save_layer(layer_name))
+
+    def wait_for_save(self) -> None:
+        """See WorkerHalf.end_forward."""
+        self._of_worker("end of a forward pass", None, lambda half: half.end_forward())
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:  # noqa: ARG002 - vLLM's interface
+        """No save outlives its step; loads that have ended since the last time."""
+        nobody: set[str] = set()
+        return None, self._of_worker("ended loads", nobody, lambda half: half.take_finished()) or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """See WorkerHalf.take_bad_blocks."""
+        none: set[int] = set()
+        return self._of_worker("load errors", none, lambda half: half.take_bad_blocks())
+
+    def build_connector_worker_meta(self) -> StepReport | None:
+        """What the scheduler's half has to know of the step."""
+        return self._of_worker("report", None, lambda half: half.report())
+
+    # --- both ---
+
+    def get_kv_connector_stats(self) -> KVPoolStats | None:
+        """What was counted since the last time."""
+        half = self._scheduler or self._worker
+        return half.tally.take() if half is not None else None
+
+    def shutdown(self) -> None:
+        """End threads and connections."""
+        self._of_scheduler("shutdown", None, lambda half: half.close())
+        self._of_worker("shutdown", None, lambda half: half.close())
+
+    def _of_scheduler(self, what: str, default: Answer, ask: Callable[[SchedulerHalf], Answer]) -> Answer:
+        half = self._scheduler
+        return default if half is None else self._timed(half.tally, what, default, lambda: ask(half))
+
+    def _of_worker(self, what: str, default: Answer, ask: Callable[[WorkerHalf], Answer]) -> Answer:
+        half = self._worker
+        return default if half is None else self._timed(half.tally, what, default, lambda: ask(half))
+
+    def _timed(self, tally: Tally, what: str, default: Answer, ask: Callable[[], Answer]) -> Answer:
+        begun_ns = self._clock.now_ns()
+        answer = self._border.call(what, default, ask)
+        tally.add("engine_seconds", (self._clock.now_ns() - begun_ns) / NS_PER_S)
+        return answer

@@ -1,0 +1,96 @@
+"""What crosses between the two halves: a plan for each step to the workers, a report on each step back.
+
+vLLM carries both between processes, so they are plain records of plain values. Invariant: a plan says everything a worker
+needs for its step; a worker keeps of earlier plans only what it has under way. Immutable; any thread.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """Load leased chunks `first_chunk` up to `chunks` into blocks.
+
+    `tickets`: one for each rank that holds the same KV, each claimed once on every shard; none: report the blocks as failed.
+    `block_ids`: the blocks of those chunks, −1 where a block is not to be written. `tiers`: the level of each chunk.
+    """
+
+    request_id: str
+    tickets: tuple[bytes, ...]
+    first_chunk: int
+    chunks: int
+    block_ids: tuple[int, ...]
+    tiers: bytes
+    is_async: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """Save chunks `first_chunk` on, which are whole when this step's forward pass has run.
+
+    `hashes`: the engine's hash for each chunk from the root of the prompt on; `block_ids`: the blocks of the saved ones.
+    """
+
+    request_id: str
+    hashes: tuple[bytes, ...]
+    salt: bytes
+    adapter: str
+    first_chunk: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: what to load, what to save, which loads nobody waits for any more.
+
+    `acknowledged`: the last step of which the scheduler knows that a load failed in it. What a worker computes between a
+    failure and its acknowledgement may rest on KV that never came, and is not saved. `is_idle`: the step computes nothing.
+    """
+
+    step: int
+    acknowledged: int = 0
+    loads: tuple[LoadOrder, ...] = ()
+    saves: tuple[SaveOrder, ...] = ()
+    cancelled: tuple[str, ...] = ()
+    is_idle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOutcome:
+    """What became of a load on one rank. `wanted` and `chunks` count from the root; `seconds`: what it kept
+    its thread for: claiming, and waiting for bytes."""
+
+    wanted: int
+    chunks: int
+    reason: str
+    seconds: float
+    tiers: bytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every chunk came."""
+        return self.chunks >= self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What a worker says after a step. `failed_step`: the last step in which a load failed; `off`: why it has no pool."""
+
+    step: int
+    failed_step: int = 0
+    loads: dict[str, LoadOutcome] = field(default_factory=dict)
+    off: str = ""
+
+    def aggregate(self, other: "StepReport") -> "StepReport":
+        """The report of two ranks: of each load the one that came shorter, then the slower one."""
+        loads = dict(self.loads)
+        for request_id, outcome in other.loads.items():
+            known = loads.get(request_id)
+            loads[request_id] = outcome if known is None else min(known, outcome, key=_goodness)
+        return StepReport(
+            max(self.step, other.step), max(self.failed_step, other.failed_step), loads, self.off or other.off
+        )
+
+
+def _goodness(outcome: LoadOutcome) -> tuple[int, float]:
+    return outcome.chunks, -outcome.seconds

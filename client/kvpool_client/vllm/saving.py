@@ -1,0 +1,87 @@
+"""Which chunks a step completes, and may be saved when its forward pass has run.
+
+Invariant: a chunk is planned only when every token of it is known and computed by the end of the step. With several shards
+a step that loads synchronously plans nothing until it is known to have gone well: one shard's failed load spoils what all
+of them compute, and only that shard knows. The scheduler's thread.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from kvpool_client.vllm.geometry import Geometry
+from kvpool_client.vllm.plan import LoadOrder, SaveOrder
+from kvpool_client.vllm.requests import Tracked
+from kvpool_client.vllm.surface import EngineStep
+
+
+class SavePlanner:
+    """Block tables of the running requests, kept step by step, and what to save of them."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+        self._is_sharded = geometry.layout.world * geometry.replicas > 1
+        self._unconfirmed: set[int] = set()
+
+    def plan(
+        self, number: int, step: EngineStep, requests: Mapping[str, Tracked], loads: Sequence[LoadOrder]
+    ) -> tuple[SaveOrder, ...]:
+        """The saves of step `number`."""
+        computed = dict(_computed_tokens(step, requests))
+        if self._is_sharded and any(not order.is_async for order in loads):
+            self._unconfirmed.add(number)
+        if self._unconfirmed:
+            return ()
+        orders = []
+        for request_id, tokens in computed.items():
+            order = self._order(requests[request_id], tokens)
+            if order is not None:
+                orders.append(order)
+        return tuple(orders)
+
+    def confirm(self, number: int) -> None:
+        """Step `number` has ended, and what failed in it is known."""
+        self._unconfirmed = {step for step in self._unconfirmed if step > number}
+
+    def forget_tables(self, requests: Mapping[str, Tracked]) -> None:
+        """A step's block tables could not be read: those that it changed are wrong, so no request is saved by its old one."""
+        for entry in requests.values():
+            entry.table = None
+
+    def _order(self, entry: Tracked, computed: int) -> SaveOrder | None:
+        if entry.table is None:
+            return None
+        entry.extend_keys()
+        end = min(computed // self._geometry.chunk_tokens, len(entry.hashes))
+        first = entry.chunks_planned
+        size = self._geometry.chunk_blocks
+        blocks = entry.table[first * size : end * size]
+        if end <= first or len(blocks) < (end - first) * size:
+            return None
+        entry.chunks_planned = end
+        return SaveOrder(
+            request_id=entry.request.request_id,
+            hashes=tuple(entry.hashes[:end]),
+            salt=entry.salt,
+            adapter=entry.adapter,
+            first_chunk=first,
+            block_ids=tuple(blocks),
+        )
+
+
+def _computed_tokens(step: EngineStep, requests: Mapping[str, Tracked]) -> Iterator[tuple[str, int]]:
+    """Brings the block tables up to date; how many tokens each scheduled request will have computed."""
+    for fresh in step.scheduled_new_reqs:
+        entry = requests.get(fresh.req_id)
+        if entry is not None:
+            entry.table = list(fresh.block_ids[0])
+            yield fresh.req_id, fresh.num_computed_tokens + step.num_scheduled_tokens.get(fresh.req_id, 0)
+    running = step.scheduled_cached_reqs
+    for place, request_id in enumerate(running.req_ids):
+        entry = requests.get(request_id)
+        if entry is None:
+            continue
+        blocks = running.new_block_ids[place]
+        if request_id in running.resumed_req_ids:
+            entry.table = list(blocks[0]) if blocks is not None else None
+        elif blocks is not None and entry.table is not None:
+            entry.table += blocks[0]
+        yield request_id, running.num_computed_tokens[place] + step.num_scheduled_tokens.get(request_id, 0)

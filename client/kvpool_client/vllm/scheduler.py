@@ -1,0 +1,316 @@
+"""The scheduler's half: what of a prompt the pool has, what of it is worth taking, and what the workers are to do.
+
+It moves no bytes and has no KV. A lookup reads shared memory; the one round trip that turns a hit into a promise runs on
+the asker's thread, and a request is held back no longer than `wait_s`, half for it. With several shards a prefix counts only as
+far as every shard has it. Invariant: what was told to vLLM as found is in the next plan as a load, whatever has become of it.
+The scheduler's thread.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as LateError
+
+from kvpool.clock import NS_PER_S, Clock, Deadline, MonotonicClock
+from kvpool_client.border import Border
+from kvpool_client.pool import Pool
+from kvpool_client.results import Hit
+from kvpool_client.vllm.geometry import Geometry
+from kvpool_client.vllm.identity import adapter_name
+from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
+from kvpool_client.vllm.promise import NOTHING, Asker, Promise
+from kvpool_client.vllm.requests import Tracked
+from kvpool_client.vllm.saving import SavePlanner
+from kvpool_client.vllm.settings import Settings
+from kvpool_client.vllm.statistics import LEVEL_NAMES, Tally, by_level
+from kvpool_client.vllm.surface import EngineBlocks, EngineOutput, EngineRequest, EngineStep
+from kvpool_client.vllm.unproven import STEPS_MAX, UnprovenLoad, UnprovenLoads, blocks_from_the_first_bad
+from kvpool_client.worth import SpeedBook, wait_limit_s
+
+# How long one question may keep the scheduler itself; an answer usually takes a tenth of a millisecond.
+PATIENCE_S = 0.005
+# A promise older than this is asked for anew: well below the shortest time to live that makes sense for leases (guess).
+PROMISE_S = 5.0
+# Steps with fewer tokens are decoding, which says nothing about prefill.
+PREFILL_TOKENS_MIN = 64
+
+
+class SchedulerHalf:
+    """See the module. `pool` is a scheduler's Pool, standing for all shards."""
+
+    def __init__(
+        self, pool: Pool, geometry: Geometry, settings: Settings, border: Border, clock: Clock | None = None
+    ) -> None:
+        self.pool = pool
+        self.tally = Tally()
+        self._geometry = geometry
+        self._settings = settings
+        self._border = border
+        self._clock = clock or MonotonicClock()
+        self._asker = Asker(pool, geometry.replicas, border)
+        self._speeds = SpeedBook()
+        self._requests: dict[str, Tracked] = {}
+        self._adapters: dict[str, str] = {}
+        self._loads: list[LoadOrder] = []
+        self._cancelled: list[str] = []
+        self._saving = SavePlanner(geometry)
+        self._unproven = UnprovenLoads()
+        self._evict: Callable[[set[int]], object] = lambda _blocks: None
+        self._step = 0
+        self._acknowledged = 0
+        self._off = ""
+        self._begun: dict[int, tuple[int, int]] = {}
+        self._last_end_ns = 0
+
+    def __repr__(self) -> str:
+        return f"<SchedulerHalf {len(self._requests)} requests, step {self._step}, {self.pool!r}>"
+
+    def bind_blocks(self, evict: Callable[[set[int]], object]) -> None:
+        """`evict` takes blocks out of vLLM's own prefix cache."""
+        self._evict = evict
+
+    def matched_tokens(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
+        """Tokens behind `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
+        nothing = (0, False)
+        if self._unproven.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
+            self.tally.add("waits_for_a_shared_load")
+            return None, False
+        if self._off or getattr(request, "skip_reading_prefix_cache", False):
+            return nothing
+        entry = self._track(request)
+        # One token at least is left to compute, and what is taken ends with a block.
+        usable = (request.num_tokens - 1) // self._geometry.block_tokens * self._geometry.block_tokens
+        if entry.has_given_up or usable <= held_tokens:
+            return nothing
+        if entry.answer is None or entry.held_tokens != held_tokens or entry.answer_age.has_passed():
+            hit = self._hit(entry, held_tokens, usable)
+            if hit is None:
+                return None, False
+            entry.held_tokens = held_tokens
+            entry.asked_tokens = hit.tokens - held_tokens
+            entry.answer = self._asker.ask(hit) if hit.tokens > held_tokens else None
+            entry.answer_age = Deadline(PROMISE_S, self._clock)
+            if entry.answer is None:
+                return nothing
+        promise = self._promise(entry)
+        if promise is None:
+            return None, False
+        tokens = min(promise.chunks * self._geometry.chunk_tokens, usable) - held_tokens
+        return (tokens, self._settings.is_async) if tokens > 0 else nothing
+
+    def allocated(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> None:
+        """vLLM has given the request blocks, and counts on `tokens` of the pool's (0: none, or the second call of a load)."""
+        is_done = self._border.call("allocation", False, lambda: self._note_allocation(request, blocks, tokens))
+        if not is_done and tokens > 0:
+            # vLLM waits for this load: the worker is to say that none of the blocks came.
+            table = tuple(blocks.get_block_ids()[0])
+            self._loads.append(LoadOrder(request.request_id, (), 0, 1, table, b"", self._settings.is_async))
+
+    def _note_allocation(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> bool:
+        entry = self._track(request)
+        entry.hit_sources = {}
+        if tokens <= 0:
+            if not entry.is_loading:
+                entry.forget_answer()
+            return True
+        promise = self._promise(entry) or NOTHING
+        entry.forget_answer()
+        entry.is_loading = self._settings.is_async
+        first, end = entry.held_tokens, entry.held_tokens + tokens
+        size = self._geometry.chunk_tokens
+        # Without a promise the order still names every block, so that the worker can say that they never came.
+        chunks = promise.chunks or -(-end // size)
+        table = blocks.get_block_ids()[0]
+        low, high = first // self._geometry.block_tokens, end // self._geometry.block_tokens
+        places = range(first // size * self._geometry.chunk_blocks, chunks * self._geometry.chunk_blocks)
+        tiers = promise.tiers[first // size :]
+        order = LoadOrder(
+            request_id=request.request_id,
+            tickets=promise.tickets,
+            first_chunk=first // size,
+            chunks=chunks,
+            block_ids=tuple(table[place] if low <= place < high else -1 for place in places),
+            tiers=tiers,
+            is_async=self._settings.is_async,
+        )
+        self._loads.append(order)
+        if not order.is_async:
+            place = first // self._geometry.hash_tokens
+            self._unproven.add(UnprovenLoad(self._step + 1, place, bytes(request.block_hashes[place]), entry))
+        self.tally.add("hit_tokens", tokens)
+        entry.hit_sources = _sources(tiers, tokens, first % size, size)
+        for name, amount in entry.hit_sources.items():
+            self.tally.add(f"hit_tokens_{name}", amount)
+        return True
+
+    def hit_sources(self, request: EngineRequest) -> dict[str, int]:
+        """Tokens of the last load by the name of the tier that they come from."""
+        entry = self._requests.get(request.request_id)
+        return entry.hit_sources if entry is not None else {}
+
+    def plan(self, step: EngineStep) -> StepPlan:
+        """What the workers are to do in this step."""
+        self._step += 1
+        self._unproven.begin(self._step)
+        loads, self._loads = tuple(self._loads), []
+        cancelled, self._cancelled = tuple(self._cancelled), []
+        self._note_begin(step, has_loads=any(not order.is_async for order in loads))
+        saves = self._border.call("planning saves", None, lambda: self._plan_saves(step, loads))
+        if saves is None:
+            self._saving.forget_tables(self._requests)
+        is_idle = not step.num_scheduled_tokens
+        return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle)
+
+    def ended(self, output: EngineOutput) -> None:
+        """The workers have ended a step."""
+        for request_id in output.finished_recving or ():
+            entry = self._requests.get(request_id)
+            if entry is not None:
+                entry.is_loading = False
+        report = output.kv_connector_worker_meta
+        if not isinstance(report, StepReport):
+            return
+        self._note_end(report)
+        settled = self._unproven.settle(report.step)
+        if output.invalid_block_ids:
+            entries = [*self._requests.values(), *(load.entry for load in settled)]
+            self._evict(blocks_from_the_first_bad(entries, set(output.invalid_block_ids)))
+        if report.off and not self._off:
+            self._off = report.off
+            self._border.complain("the workers have no pool", report.off)
+        for request_id, outcome in report.loads.items():
+            size = self._geometry.layout.chunk_bytes
+            if outcome.is_complete or outcome.reason == "timeout":
+                # What did not come in time says at least how slow it was.
+                self._speeds.add_load(outcome.tiers, size, outcome.seconds)
+            if outcome.is_complete:
+                continue
+            self.tally.add(f"failed_loads_{outcome.reason}")
+            self._border.complain(
+                f"a load failed: {outcome.reason}", f"{outcome.chunks} of {outcome.wanted} chunks came"
+            )
+            entry = self._requests.get(request_id)
+            if entry is not None:
+                # Asked for again it would fail again: this request computes from here on.
+                entry.has_given_up = True
+        if report.failed_step > self._acknowledged:
+            self._acknowledged = report.failed_step
+            for entry in self._requests.values():
+                entry.chunks_planned = 0
+
+    def finished(self, request: EngineRequest) -> None:
+        """The request has ended or was aborted."""
+        entry = self._requests.pop(request.request_id, None)
+        if entry is not None and entry.is_loading:
+            self._cancelled.append(request.request_id)
+
+    def close(self) -> None:
+        """End the asker and the Pool."""
+        self._asker.stop()
+        self.pool.close()
+
+    def _plan_saves(self, step: EngineStep, loads: tuple[LoadOrder, ...]) -> tuple[SaveOrder, ...] | None:
+        return self._saving.plan(self._step, step, self._requests, loads)
+
+    def _hit(self, entry: Tracked, held_tokens: int, usable: int) -> Hit | None:
+        """What to take of what is there; None while chunks that are just being saved are worth waiting for."""
+        size = self._geometry.chunk_tokens
+        wanted = -(-usable // size)
+        hit = self.pool.lookup(entry.keys)
+        chunks = min(hit.chunks, wanted)
+        self.tally.add("lookups")
+        if chunks < min(wanted, len(entry.keys)) and self._is_worth_waiting(entry, chunks, usable):
+            return None
+        entry.chunks_planned = hit.chunks
+        first = held_tokens // size
+        offered = hit.tiers[first:chunks].tobytes()
+        taken = len(offered) if self._settings.always_load else self._worthwhile(offered)
+        for name, tokens in by_level("declined_tokens_slower_than_computing", offered[taken:], size):
+            self.tally.add(name, tokens)
+        chunks = first + taken if taken else 0
+        return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys)
+
+    def _worthwhile(self, levels: bytes) -> int:
+        layout = self._geometry.layout
+        return self._speeds.take(
+            levels,
+            chunk_bytes=layout.chunk_bytes,
+            chunk_tokens=layout.chunk_tokens,
+            now_ns=self._clock.now_ns(),
+        )
+
+    def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
+        if not self.pool.is_being_saved(entry.keys, chunks):
+            return False
+        if entry.patience_with_save is None:
+            missing = usable - chunks * self._geometry.chunk_tokens
+            limit_s = wait_limit_s(missing, speeds=self._speeds.speeds(), longest_s=self._settings.wait_s / 2)
+            entry.patience_with_save = Deadline(limit_s, self._clock)
+            self.tally.add("waits_for_another_save")
+        return not entry.patience_with_save.has_passed()
+
+    def _promise(self, entry: Tracked) -> Promise | None:
+        """What the daemon has promised; NOTHING where it is too late for that, None while there is time left."""
+        if entry.answer is None:
+            return NOTHING
+        try:
+            return entry.answer.result(PATIENCE_S)
+        except LateError:
+            if entry.patience_with_daemon is None:
+                entry.patience_with_daemon = Deadline(self._settings.wait_s / 2, self._clock)
+                self.tally.add("waits_for_the_daemon")
+            if not entry.patience_with_daemon.has_passed():
+                return None
+        except CancelledError:
+            pass
+        self.tally.add("declined_tokens_late_answer", entry.asked_tokens)
+        entry.forget_answer()
+        entry.has_given_up = True
+        return NOTHING
+
+    def _track(self, request: EngineRequest) -> Tracked:
+        entry = self._requests.get(request.request_id)
+        if entry is None:
+            salt = str(getattr(request, "cache_salt", None) or "").encode("utf-8", "surrogatepass")
+            adapter = self._adapter_of(request)
+            keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
+            entry = Tracked(request, keys, salt, adapter, self._geometry.chunk_tokens // self._geometry.hash_tokens)
+            self._requests[request.request_id] = entry
+        entry.request = request
+        entry.extend_keys()
+        return entry
+
+    def _adapter_of(self, request: EngineRequest) -> str:
+        lora = getattr(request, "lora_request", None)
+        if lora is None:
+            return ""
+        known = f"{lora.lora_name}\0{getattr(lora, 'lora_path', '')}"
+        if known not in self._adapters:
+            self._adapters[known] = adapter_name(lora)
+        return self._adapters[known]
+
+    def _note_begin(self, step: EngineStep, *, has_loads: bool) -> None:
+        tokens = 0 if has_loads else sum(step.num_scheduled_tokens.values())
+        self._begun[self._step] = (self._clock.now_ns(), tokens)
+        while len(self._begun) > STEPS_MAX:
+            self._begun.pop(next(iter(self._begun)))
+
+    def _note_end(self, report: StepReport) -> None:
+        """Steps may overlap: one begins to run when it was planned and the one before it has ended."""
+        now_ns = self._clock.now_ns()
+        begun_ns, tokens = self._begun.pop(report.step, (now_ns, 0))
+        if tokens >= PREFILL_TOKENS_MIN:
+            self._speeds.add_prefill(tokens, (now_ns - max(begun_ns, self._last_end_ns)) / NS_PER_S)
+        self._last_end_ns = now_ns
+        self._saving.confirm(report.step)
+
+
+def _sources(tiers: bytes, tokens: int, skipped: int, chunk_tokens: int) -> dict[str, int]:
+    """How many of the `tokens` behind the first chunk's `skipped` ones come from each tier."""
+    sources: dict[str, int] = {}
+    begin = skipped
+    for level in tiers:
+        count = min(chunk_tokens - begin, tokens)
+        begin, tokens = 0, tokens - count
+        if count > 0:
+            sources[LEVEL_NAMES[level]] = sources.get(LEVEL_NAMES[level], 0) + count
+    return sources

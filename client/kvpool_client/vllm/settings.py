@@ -1,0 +1,87 @@
+"""The `kvpool.*` keys of vLLM's `kv_connector_extra_config`.
+
+A wrong value refuses the engine's start and names the key, the value and what was expected, all faults at once: that is
+the one moment at which raising is right. Immutable; any thread.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from kvpool.errors import ConfigError
+
+PREFIX = "kvpool."
+CHUNK_TOKENS_WANTED = 256
+SECONDS_MAX = 3600.0
+THREADS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an operator sets.
+
+    `socket`: the daemon's. `chunk_tokens`: a multiple of the engine's block; 0: the largest one up to 256, at least one
+    block. `timeout_s`: one round trip, and a load's or save's longest time without progress. `wait_s`: how long a request
+    may be held back: half for an answer that is late, half for chunks that another engine is just saving. `load`: "async" or
+    "sync". `always_load`: take a hit even where computing is quicker. `copy_threads`: native threads that copy for a
+    worker. `load_threads`: asynchronous loads under way at once.
+    """
+
+    socket: str = "/run/kvpool/kvpool.sock"
+    chunk_tokens: int = 0
+    timeout_s: float = 1.0
+    wait_s: float = 0.2
+    load: str = "async"
+    always_load: bool = False
+    copy_threads: int = 1
+    load_threads: int = 2
+
+    @property
+    def is_async(self) -> bool:
+        """Whether loads run between engine steps."""
+        return self.load == "async"
+
+    @classmethod
+    def of(cls, extra: Mapping[str, object]) -> "Settings":
+        """The settings in `kv_connector_extra_config`. Raises ConfigError with every fault."""
+        known = {PREFIX + field.name: field.name for field in fields(cls)}
+        faults = [
+            f"{key} is unknown, expected one of {', '.join(known)}"
+            for key in extra
+            if str(key).startswith(PREFIX) and key not in known
+        ]
+        values = {known[key]: value for key, value in extra.items() if key in known}
+        faults += [fault for name, value in values.items() if (fault := _fault(name, value))]
+        if faults:
+            raise ConfigError(faults)
+        return cls(**values)  # type: ignore[arg-type]  # every value was checked above
+
+    def chunk_tokens_for(self, block_tokens: int) -> int:
+        """Tokens of a chunk for an engine with such blocks. Raises ConfigError unless they are whole blocks."""
+        if not self.chunk_tokens:
+            return max(1, CHUNK_TOKENS_WANTED // block_tokens) * block_tokens
+        if self.chunk_tokens % block_tokens:
+            raise ConfigError(
+                [
+                    f"{PREFIX}chunk_tokens is {self.chunk_tokens}, expected a multiple of the engine's block, {block_tokens}"
+                ]
+            )
+        return self.chunk_tokens
+
+
+def _fault(name: str, value: object) -> str:
+    said = f"{PREFIX}{name} is {value!r}, expected "
+    if name == "socket":
+        return "" if isinstance(value, str) and value else said + "a path"
+    if name == "load":
+        return "" if value in ("async", "sync") else said + "'async' or 'sync'"
+    if name == "always_load":
+        return "" if isinstance(value, bool) else said + "true or false"
+    if name in ("timeout_s", "wait_s"):
+        lowest_is_in = name == "wait_s"
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_right = is_number and (0 < value <= SECONDS_MAX or (lowest_is_in and value == 0))  # type: ignore[operator]  # a number
+        return "" if is_right else said + f"seconds above 0 and at most {SECONDS_MAX:.0f}"
+    most = 1 << 20 if name == "chunk_tokens" else THREADS_MAX
+    least = 0 if name == "chunk_tokens" else 1
+    is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return "" if is_count else said + f"an integer {least}..{most}"

@@ -1,0 +1,75 @@
+"""What one half of the connector counts, in the form that vLLM gathers, adds up and logs.
+
+Plain numbers by name, added by name; what is gathered between two steps travels once. One thread for each half.
+"""
+
+from collections.abc import Iterator, Mapping
+
+Number = int | float
+
+
+class KVPoolStats:
+    """Numbers of one interval. Has the methods of vLLM's `KVConnectorStats`. Invariant: no number is negative."""
+
+    def __init__(self, data: Mapping[str, Number] | None = None) -> None:
+        self.data: dict[str, Number] = dict(data or {})
+
+    def __repr__(self) -> str:
+        return f"<KVPoolStats {self.data}>"
+
+    def add(self, name: str, amount: Number = 1) -> None:
+        """Count."""
+        assert amount >= 0
+        if amount:
+            self.data[name] = self.data.get(name, 0) + amount
+
+    def to_dict(self) -> dict[str, Number]:
+        """The numbers, as they travel."""
+        return self.data
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.data = {}
+
+    def aggregate(self, other: "KVPoolStats") -> "KVPoolStats":
+        """Both together."""
+        for name, amount in other.data.items():
+            self.add(name, amount)
+        return self
+
+    def reduce(self) -> dict[str, Number]:
+        """The numbers, for a log line."""
+        return {f"kvpool_{name}": round(amount, 6) for name, amount in sorted(self.data.items())}
+
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not self.data
+
+
+class Tally:
+    """Counts for one half: since its start, and since vLLM last took them."""
+
+    def __init__(self) -> None:
+        self.totals = KVPoolStats()
+        self._unsent = KVPoolStats()
+
+    def add(self, name: str, amount: Number = 1) -> None:
+        """Count."""
+        self.totals.add(name, amount)
+        self._unsent.add(name, amount)
+
+    def take(self) -> KVPoolStats | None:
+        """What was counted since the last time; None if nothing was."""
+        if self._unsent.is_empty():
+            return None
+        taken, self._unsent = self._unsent, KVPoolStats()
+        return taken
+
+
+def by_level(prefix: str, levels: bytes, tokens: int) -> Iterator[tuple[str, int]]:
+    """Counter names and tokens for chunks at `levels`, `tokens` each."""
+    for level in sorted(set(levels)):
+        yield f"{prefix}_{LEVEL_NAMES[level]}", levels.count(level) * tokens
+
+
+LEVEL_NAMES = ("hbm", "dram", "ssd", "peer")

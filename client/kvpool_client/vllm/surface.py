@@ -1,0 +1,115 @@
+"""What of vLLM's objects this adapter reads: structural types, so that nothing here imports vLLM.
+
+Not a copy of vLLM's interface: only the attributes that are used, each as vLLM 0.32 has it. Types alone; any thread.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+
+class LoraRequest(Protocol):
+    """An adapter that a request asks for."""
+
+    lora_name: str
+    lora_path: str
+
+
+class EngineRequest(Protocol):
+    """A request in vLLM's scheduler. `block_hashes`: one chained hash for each full block of known tokens."""
+
+    request_id: str
+    num_tokens: int
+    block_hashes: Sequence[bytes]
+
+
+class EngineBlocks(Protocol):
+    """Blocks allocated to a request, by KV cache group."""
+
+    def get_block_ids(self) -> tuple[list[int], ...]:
+        """The block ids of each group."""
+        ...
+
+
+class BlockPool(Protocol):
+    """vLLM's blocks and its own prefix cache of them."""
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Take blocks out of the prefix cache; requests keep those that they have."""
+        ...
+
+
+class NewRequest(Protocol):
+    """A request scheduled for the first time, or again with all its blocks."""
+
+    req_id: str
+    block_ids: tuple[list[int], ...]
+    num_computed_tokens: int
+
+
+class RunningRequests(Protocol):
+    """Requests that were scheduled before, as columns."""
+
+    req_ids: list[str]
+    resumed_req_ids: set[str]
+    new_block_ids: list[tuple[list[int], ...] | None]
+    num_computed_tokens: list[int]
+
+
+class EngineStep(Protocol):
+    """What the scheduler has decided for one step."""
+
+    scheduled_new_reqs: list[NewRequest]
+    scheduled_cached_reqs: RunningRequests
+    num_scheduled_tokens: Mapping[str, int]
+
+
+class EngineOutput(Protocol):
+    """What the workers' connectors said about one step."""
+
+    kv_connector_worker_meta: object
+    finished_recving: set[str] | None
+    invalid_block_ids: set[int]
+
+
+class TransferConfig(Protocol):
+    """vLLM's `--kv-transfer-config`."""
+
+    kv_connector_extra_config: Mapping[str, object]
+    kv_load_failure_policy: str
+
+
+class ParallelConfig(Protocol):
+    """How a model is spread over workers; `rank` is this worker's."""
+
+    rank: int
+    tensor_parallel_size: int
+
+
+class EngineConfig(Protocol):
+    """vLLM's whole configuration, as far as it is read with certainty; the rest is read attribute by attribute."""
+
+    kv_transfer_config: TransferConfig
+    parallel_config: ParallelConfig
+    model_config: object
+    cache_config: object
+
+
+class CacheSpec(Protocol):
+    """How one group of layers keeps its KV."""
+
+    block_size: int
+    page_size_bytes: int
+
+
+class CacheGroup(Protocol):
+    """Layers that share a block table."""
+
+    layer_names: list[str]
+    kv_cache_spec: CacheSpec
+
+
+class CacheConfig(Protocol):
+    """vLLM's `KVCacheConfig`."""
+
+    num_blocks: int
+    kv_cache_groups: list[CacheGroup]

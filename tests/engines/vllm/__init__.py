@@ -1,0 +1,1 @@
+"""A real vLLM through the pool; see `conftest`."""

@@ -1,0 +1,115 @@
+"""Small models with random weights, made on the spot: configuration and safetensors, written by numpy alone.
+
+Weights come from a seed, so that a model made anywhere is the same one. They are spread so widely that greedy tokens depend on
+all of the prompt: a wrong byte of KV shows in them. No tokenizer is made; prompts are token ids.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+VOCABULARY = 1024
+CONTEXT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A model. `spread` is the standard deviation of its weights, `dtype` what the engine computes in."""
+
+    name: str
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    spread: float
+    dtype: str
+    seed: int
+
+
+# Computed in float32, where a token does not depend on how requests are put together: what differs is wrong.
+GROUPED = Geometry("grouped", "LlamaForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "float32", 1)
+# The same shape as GROUPED, other weights.
+STRANGER = Geometry("stranger", "LlamaForCausalLM", 4, 256, 4, 2, 64, 512, 0.2, "float32", 2)
+# Every head has KV of its own, biases, another head size, another depth.
+FULL = Geometry("full", "Qwen2ForCausalLM", 6, 384, 4, 4, 96, 768, 0.15, "float32", 3)
+# What engines compute in as a rule. Its last bits depend on how requests are put together.
+BRAIN = Geometry("brain", "LlamaForCausalLM", 3, 256, 8, 2, 128, 512, 0.2, "bfloat16", 4)
+# Deep enough that prefill costs what it costs in earnest.
+DEEP = Geometry("deep", "LlamaForCausalLM", 12, 1024, 16, 4, 64, 2816, 0.1, "bfloat16", 5)
+
+
+def write_model(geometry: Geometry, directory: Path) -> Path:
+    """Write the model below `directory`; its path."""
+    path = directory / geometry.name
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(_config(geometry), indent=1))
+    _write_safetensors(path / "model.safetensors", _shapes(geometry), geometry)
+    return path
+
+
+def _config(geometry: Geometry) -> dict[str, object]:
+    return {
+        "architectures": [geometry.architecture],
+        "model_type": "llama" if geometry.architecture.startswith("Llama") else "qwen2",
+        "vocab_size": VOCABULARY,
+        "hidden_size": geometry.hidden,
+        "intermediate_size": geometry.inner,
+        "num_hidden_layers": geometry.layers,
+        "num_attention_heads": geometry.heads,
+        "num_key_value_heads": geometry.kv_heads,
+        "head_dim": geometry.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor, in the names of the Llama and Qwen2 families."""
+    query, kv = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, geometry.hidden)}
+    for layer in range(geometry.layers):
+        here = f"model.layers.{layer}"
+        for name, width in (("q", query), ("k", kv), ("v", kv)):
+            shapes[f"{here}.self_attn.{name}_proj.weight"] = (width, geometry.hidden)
+            if geometry.architecture.startswith("Qwen2"):
+                shapes[f"{here}.self_attn.{name}_proj.bias"] = (width,)
+        shapes[f"{here}.self_attn.o_proj.weight"] = (geometry.hidden, query)
+        for name in ("gate", "up"):
+            shapes[f"{here}.mlp.{name}_proj.weight"] = (geometry.inner, geometry.hidden)
+        shapes[f"{here}.mlp.down_proj.weight"] = (geometry.hidden, geometry.inner)
+        for name in ("input", "post_attention"):
+            shapes[f"{here}.{name}_layernorm.weight"] = (geometry.hidden,)
+    shapes["model.norm.weight"] = (geometry.hidden,)
+    shapes["lm_head.weight"] = (VOCABULARY, geometry.hidden)
+    return shapes
+
+
+def _write_safetensors(path: Path, shapes: dict[str, tuple[int, ...]], geometry: Geometry) -> None:
+    """A length of eight bytes, a JSON header, then the tensors as bfloat16 in the header's order."""
+    header, offset = {}, 0
+    for name, shape in shapes.items():
+        end = offset + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    generator = np.random.default_rng(geometry.seed)
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for name, shape in shapes.items():
+            is_norm = name.endswith("norm.weight")
+            values = np.ones(shape, np.float32) if is_norm else generator.standard_normal(shape, np.float32)
+            if not is_norm:
+                values *= geometry.spread
+            file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())

@@ -1,0 +1,40 @@
+"""A request of the scripted engine (see `vllm_engine`), hashed block by block as vLLM does it."""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+BLOCK = 4
+
+
+@dataclass(eq=False)
+class Request:
+    """A request; `block_hashes` grows with its tokens as in vLLM."""
+
+    request_id: str
+    tokens: list[int]
+    new_tokens: int = 1
+    cache_salt: str | None = None
+    lora_request: Any = None
+    num_computed: int = 0
+    state: str = "waiting"
+    held: int = 0
+    external: int = 0
+    offers: list[int] = field(default_factory=list)
+    table: list[int] = field(default_factory=list)
+    generated: int = 0
+    is_fresh: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def block_hashes(self) -> list[bytes]:
+        parent, hashes = b"root", []
+        for end in range(BLOCK, len(self.tokens) + 1, BLOCK):
+            name = getattr(self.lora_request, "lora_name", "")
+            salt = self.cache_salt if end == BLOCK else None
+            parent = hashlib.sha256(repr((parent, self.tokens[end - BLOCK : end], name, salt)).encode()).digest()
+            hashes.append(parent)
+        return hashes
