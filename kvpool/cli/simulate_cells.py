@@ -110,6 +110,7 @@ class _Child:
         self.asked: Work = 0
 
     def ask(self, work: Work) -> None:
+        """Have it do a piece of work. Raises KVPoolError when it has ended."""
         self.asked = work
         try:
             self._input.write(json.dumps(work if isinstance(work, int) else asdict(work)).encode() + b"\n")
@@ -118,6 +119,7 @@ class _Child:
             raise self._ended() from error
 
     def answer(self) -> Result:
+        """What came of the work asked for. Raises KVPoolError when it has ended."""
         line = self.output.readline()
         if not line.endswith(b"\n"):
             raise self._ended()
@@ -125,6 +127,7 @@ class _Child:
         return Bounds(**fields) if isinstance(self.asked, int) else Outcome(**fields)
 
     def stop(self) -> None:
+        """End it. Idempotent."""
         stop(self._process, STOP_TIMEOUT_S)
         for pipe in (self._input, self.output):
             with contextlib.suppress(BrokenPipeError):  # what was asked last was never read
