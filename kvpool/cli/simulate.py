@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kvpool import __version__
+from kvpool.cli.hit_plot import plot_hit_rates, require_plot
 from kvpool.cli.kvpoolctl import Options, cli, common_options, epilog
 from kvpool.cli.machine import describe_machine
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, check_writable, fail, print_json, print_table
 from kvpool.cli.simulate_cells import Result, Simulation, SimulationSettings, Work
-from kvpool.cli.simulate_plot import plot_hit_rates, require_plot
 from kvpool.cli.traces import BLOCK_TOKENS, Trace, TraceError
 from kvpool.errors import ConfigError, InvalidArgument, KVPoolError
 from kvpool.sim.cells import Bounds, Cell, Outcome

@@ -11,6 +11,7 @@ import pytest
 
 import kvpool_native
 from kvpool.cli.bench_disk import has_disk
+from kvpool.cli.kvpoolctl import load_commands
 from kvpool.cli.simulate import parse_blocks
 from kvpool.cli.traces import BLOCK_TOKENS
 from kvpool.errors import InvalidArgument
@@ -147,11 +148,15 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         (("TRACE", "--socket", "/run/kvpool.sock"), "simulate asks no daemon"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_what_is_wrong_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 5))
-    run = _ctl("simulate", *(str(trace) if argument == "TRACE" else argument for argument in arguments))
-    assert (run.returncode, run.stdout) == (2, "")
-    assert message in run.stderr
+    with pytest.raises(SystemExit) as ended:
+        load_commands()(["simulate", *(str(trace) if argument == "TRACE" else argument for argument in arguments)])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    assert message in said.err
 
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ SENT = (
     m.Flush("", 0.0, ""),
     m.Check(),
     m.VerifyBytes(b"", 1),
+    m.AskHitCurve(bytes(8)),
 )
 
 
