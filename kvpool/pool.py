@@ -330,13 +330,7 @@ class Pool:
 
     def verify(self) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier."""
-        problems = (
-            self._directory.verify()
-            + self._reading.verify()
-            + self._writing.verify()
-            + self.problems()
-            + self.reuse.verify()
-        )
+        problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.problems()
         expected_holds = self._reading.holds + self._integrity.holds_in_use
         if self._tiering is not None:
             expected_holds += self._tiering.holds

@@ -142,7 +142,7 @@ class Reading:
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
-        return self._leases.verify()
+        return self._leases.verify() + (self._reuse.verify() if self._reuse is not None else [])
 
     def _grant_acquired(self, session: EngineSession, chunks: int, holds: list[int], now_ns: int) -> Grant:
         if not chunks:

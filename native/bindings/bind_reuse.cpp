@@ -32,20 +32,28 @@ void require_bytes(uint64_t chunk_bytes) {
 void observe(ReuseDistances& self, const nb::bytes& keys, uint64_t chunk_bytes, uint64_t now_ns) {
   const uint8_t* first = packed_keys(keys);
   require_bytes(chunk_bytes);
-  std::vector<ChunkKey> chain(keys.size() / KEY_BYTES);
-  for (size_t index = 0; index < chain.size(); ++index) {
-    chain[index] = ChunkKey::from_bytes(first + index * KEY_BYTES);
+  const size_t asked = keys.size() / KEY_BYTES;
+  std::vector<ChunkKey> sampled;
+  for (size_t index = 0; index < asked; ++index) {
+    const ChunkKey key = ChunkKey::from_bytes(first + index * KEY_BYTES);
+    if (self.is_sampled(key)) {
+      sampled.push_back(key);
+    }
   }
-  self.observe(chain.data(), chain.size(), chunk_bytes, now_ns);
+  self.observe(sampled, asked, chunk_bytes, now_ns);
 }
 
 void observe_hold(ReuseDistances& self, const Directory& directory, HoldId hold, uint64_t chunk_bytes, uint64_t now_ns) {
   require_bytes(chunk_bytes);
-  std::vector<ChunkKey> chain;
-  while (const auto key = directory.key_of(hold, chain.size())) {
-    chain.push_back(*key);
+  std::vector<ChunkKey> sampled;
+  size_t asked = 0;
+  while (const auto key = directory.key_of(hold, asked)) {
+    ++asked;
+    if (self.is_sampled(*key)) {
+      sampled.push_back(*key);
+    }
   }
-  self.observe(chain.data(), chain.size(), chunk_bytes, now_ns);
+  self.observe(sampled, asked, chunk_bytes, now_ns);
 }
 
 }  // namespace

@@ -32,23 +32,21 @@ ReuseDistances::ReuseDistances(uint32_t samples, uint64_t horizon_bytes, double 
 
 double ReuseDistances::rate() const noexcept { return static_cast<double>(threshold_) / WORDS; }
 
-// Not a word by which the chunk table probes: who knows one knows nothing of the other. 0 stands for an empty slot.
-uint64_t ReuseDistances::word_of(const ChunkKey& key) noexcept { return std::max<uint64_t>(key.words[3], 1); }
-
 // In bins from the histogram's begin: the logarithm is taken once for each sampled reference.
 double ReuseDistances::bin_of(double bytes) noexcept {
   const double bin = (std::log2(std::max(bytes, 1.0)) - FIRST_OCTAVE) * BINS_PER_OCTAVE;
   return std::clamp(bin, 0.0, static_cast<double>(BINS));
 }
 
-void ReuseDistances::observe(const ChunkKey* keys, size_t n, uint64_t chunk_bytes, uint64_t now_ns) {
+void ReuseDistances::observe(const std::vector<ChunkKey>& sampled, size_t asked, uint64_t chunk_bytes,
+                             uint64_t now_ns) {
   KVPOOL_CHECK(chunk_bytes > 0);
   age(now_ns);
   const auto bytes = static_cast<double>(chunk_bytes);
-  referenced_ += bytes * static_cast<double>(n);
+  referenced_ += bytes * static_cast<double>(asked);
   const double each = bytes / rate();
-  for (size_t index = 0; index < n; ++index) {
-    const uint64_t word = word_of(keys[index]);
+  for (const ChunkKey& key : sampled) {
+    const uint64_t word = word_of(key);
     if (word >= threshold_) {
       continue;
     }
@@ -61,8 +59,8 @@ void ReuseDistances::observe(const ChunkKey* keys, size_t n, uint64_t chunk_byte
       hits_[std::min(static_cast<size_t>(bin), size_t{BINS - 1})] += each;
     }
   }
-  for (size_t index = n; index-- > 0;) {
-    const uint64_t word = word_of(keys[index]);
+  for (auto key = sampled.rbegin(); key != sampled.rend(); ++key) {
+    const uint64_t word = word_of(*key);
     if (word < threshold_) {
       use(word, chunk_bytes);
     }

@@ -39,8 +39,12 @@ class ReuseDistances {
   ReuseDistances(const ReuseDistances&) = delete;
   ReuseDistances& operator=(const ReuseDistances&) = delete;
 
-  // A request used these chunks of `chunk_bytes` each, the one nearest to the root first. REQUIRES: chunk_bytes > 0.
-  void observe(const ChunkKey* keys, size_t n, uint64_t chunk_bytes, uint64_t now_ns);
+  // Whether a chunk counts at present.
+  [[nodiscard]] bool is_sampled(const ChunkKey& key) const noexcept { return word_of(key) < threshold_; }
+
+  // A request used `asked` chunks of `chunk_bytes` each: those of them that count, the one nearest to the root first; others
+  // may be among them. REQUIRES: chunk_bytes > 0.
+  void observe(const std::vector<ChunkKey>& sampled, size_t asked, uint64_t chunk_bytes, uint64_t now_ns);
 
   // The share of all referenced bytes that LRU would have hit with room for `capacity` bytes.
   [[nodiscard]] double hit_share(uint64_t capacity) const noexcept;
@@ -64,7 +68,8 @@ class ReuseDistances {
     uint32_t place = 0;
   };
 
-  [[nodiscard]] static uint64_t word_of(const ChunkKey& key) noexcept;
+  // Not a word by which the chunk table probes: who knows one knows nothing of the other. 0 stands for an empty slot.
+  [[nodiscard]] static uint64_t word_of(const ChunkKey& key) noexcept { return key.words[3] == 0 ? 1 : key.words[3]; }
   [[nodiscard]] static double bin_of(double bytes) noexcept;
   [[nodiscard]] size_t find(uint64_t word) const noexcept;
   void use(uint64_t word, uint64_t bytes);
