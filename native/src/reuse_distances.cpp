@@ -214,7 +214,7 @@ std::vector<std::string> ReuseDistances::verify() const {
   std::vector<std::string> broken;
   uint64_t bytes = 0;
   uint32_t count = 0;
-  for (uint32_t place = 1; place < places_.size(); ++place) {
+  for (uint32_t place = 1; place <= last_place_; ++place) {
     if (places_[place] != 0) {
       const Slot& slot = slots_[find(places_[place])];
       if (slot.word != places_[place] || slot.place != place || slot.word >= threshold_) {
@@ -222,10 +222,9 @@ std::vector<std::string> ReuseDistances::verify() const {
       }
       bytes += slot.bytes;
       ++count;
-    }
-    if (bytes_up_to(place) != bytes) {
-      broken.push_back("reuse: the bytes up to place " + std::to_string(place) + " are miscounted");
-      break;
+      if (bytes_up_to(place) != bytes) {
+        broken.push_back("reuse: the bytes up to place " + std::to_string(place) + " are miscounted");
+      }
     }
   }
   const auto used = std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.word != 0; });
