@@ -23,6 +23,7 @@ from kvpool.errors import LayoutMismatch, ProtocolError, Refused
 from kvpool.index.integrity import Integrity
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.reading import Grant, Reading
+from kvpool.index.reuse import Reuse
 from kvpool.index.scrub import Scrub
 from kvpool.index.sessions import EngineSession
 from kvpool.index.traffic import Traffic
@@ -67,8 +68,10 @@ class Pool:
         self._tiering = self._make_tiering(ssd) if ssd else None
         server = config.server
         promotions = self._tiering.promotions if self._tiering else None
-        self._reading = Reading(self._directory, int(server.lease_ttl * NS_PER_S), server.max_leases, promotions)
-        self._writing = Writing(self._directory, int(server.reservation_ttl * NS_PER_S), server.max_reservations)
+        lease_ttl_ns, write_ttl_ns = int(server.lease_ttl * NS_PER_S), int(server.reservation_ttl * NS_PER_S)
+        self.reuse = Reuse(self._directory, dram_bytes=config.dram.capacity, ssd_bytes=config.ssd.capacity)
+        self._reading = Reading(self._directory, lease_ttl_ns, server.max_leases, promotions, self.reuse)
+        self._writing = Writing(self._directory, write_ttl_ns, server.max_reservations, self.reuse)
         self._traffic = Traffic()
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
         self._prefault: Prefault | None = None

@@ -105,6 +105,7 @@ def load_commands() -> click.Group:
     importlib.import_module("kvpool.cli.verify")
     importlib.import_module("kvpool.cli.bench")
     importlib.import_module("kvpool.cli.simulate")
+    importlib.import_module("kvpool.cli.mrc")
     return cli
 
 

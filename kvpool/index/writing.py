@@ -12,6 +12,7 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import ProtocolError, Refused
 from kvpool.index.reservations import Reservation, Reservations
+from kvpool.index.reuse import Reuse
 from kvpool.index.sessions import EngineSession
 from kvpool.types import ConnectionId, ReservationId, SaveState
 
@@ -32,8 +33,11 @@ class Places:
 class Writing:
     """All writers of the daemon. `reservations_max` bounds the reservations of one connection."""
 
-    def __init__(self, directory: kvpool_native.Directory, ttl_ns: int, reservations_max: int) -> None:
+    def __init__(
+        self, directory: kvpool_native.Directory, ttl_ns: int, reservations_max: int, reuse: Reuse | None = None
+    ) -> None:
         self._directory = directory
+        self._reuse = reuse
         self._reservations = Reservations(ttl_ns)
         self._reservations_max = reservations_max
         self.expired_reservations = 0
@@ -66,6 +70,8 @@ class Writing:
         if may_wait and SaveState.NOT_READY in states:
             self._directory.end_reservation(reservation, now_ns)
             return None
+        if self._reuse is not None:
+            self._reuse.note_save(keys, own.layout.chunk_bytes, now_ns)
         if reserved:
             layers = own.layout.layers
             self._reservations.add(

@@ -9,12 +9,13 @@ import contextlib
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, ProtocolError, Refused
-from kvpool.protocol import frames, places
+from kvpool.protocol import frames, hit_curve, places
 from kvpool.protocol import messages as m
 
 Answer = TypeVar("Answer")
@@ -120,6 +121,10 @@ class BlockingConnection:
     def write_down(self, timeout_s: float) -> dict[str, Any]:
         """Write what DRAM alone has to the SSD tier; answers `chunks` written and `left`."""
         return self.call(m.WriteDown(timeout_s), m.Report, timeout_s + self._timeout_s).values
+
+    def hit_curve(self, capacities: Sequence[int]) -> dict[str, Any]:
+        """What LRU of each capacity would hit of what the daemon is asked for (`hit_rates`), and what that is known from."""
+        return self.call(m.AskHitCurve(hit_curve.pack(capacities)), m.Report).values
 
     def check(self, deep: bool, on_slice: places.Advance = lambda _chunks: None) -> dict[str, Any]:
         """Recount invariants inside the daemon: `problems` (lines), `chunks` seen, by tier too (`tiers`).

@@ -260,6 +260,14 @@ class VerifyBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class AskHitCurve:
+    """What LRU of these sizes would hit of what is asked for; see `hit_curve` for the column. Answered by Report."""
+
+    KIND: ClassVar[int] = 47
+    capacities: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """An answer for people: a map of plain values."""
 

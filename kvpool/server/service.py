@@ -12,6 +12,7 @@ from typing import Any
 from kvpool.clock import Deadline
 from kvpool.index.sessions import EngineSession
 from kvpool.pool import Pool
+from kvpool.protocol import hit_curve
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Answer, Handler
 
@@ -51,6 +52,7 @@ def admin_handlers(pool: Pool, info: Callable[[], dict[str, Any]], connections: 
             m.WriteDown: lambda request: _write_down(pool, request),
             m.Check: lambda _: _check(pool),
             m.VerifyBytes: lambda request: _verify_bytes(pool, request),
+            m.AskHitCurve: lambda request: m.Report(pool.reuse.report(hit_curve.unpack(request.capacities))),
         }
     )
 

@@ -63,14 +63,14 @@ def run_cell(workload: Workload, cell: Cell, config: Config) -> Outcome:
     """Serve every request by a node of the daemon's own classes."""
     node = SimulatedNode(dram_blocks=cell.dram_blocks, ssd_blocks=cell.ssd_blocks, policy=cell.policy, config=config)
     keys, clock = workload.keys(), MonotonicClock()
-    first, at_ns = workload.first.tolist(), workload.at_ns.tolist()
+    first, storable, at_ns = workload.first.tolist(), workload.storable.tolist(), workload.at_ns.tolist()
     dram = ssd = holes = spent_ns = 0
     for part in range(VERIFICATIONS):
         start_ns = clock.now_ns()
         for request in range(
             part * workload.requests // VERIFICATIONS, (part + 1) * workload.requests // VERIFICATIONS
         ):
-            start, end = first[request], first[request + 1]
+            start, end = first[request], first[request] + storable[request]
             if start < end:
                 hits = node.serve(keys[workload.blocks[start:end]].tobytes(), at_ns[request])
                 dram += hits.dram

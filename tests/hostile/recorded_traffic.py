@@ -43,6 +43,7 @@ SENT = (
     m.Flush("", 0.0, ""),
     m.Check(),
     m.VerifyBytes(b"", 1),
+    m.AskHitCurve(bytes(8)),
 )
 
 
@@ -63,4 +64,5 @@ def _run_session(daemon: Daemon) -> None:
         admin.info()
         admin.stats()
         admin.check(deep=True)
+        admin.hit_curve([1 << 20])
         admin.flush("test-model", None)
