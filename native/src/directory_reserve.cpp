@@ -5,12 +5,25 @@
 #include "kvpool/directory.h"
 
 namespace kvpool {
+namespace {
+
+// How much of a request's chain was found, in four classes: what is found whole is an agent's or a conversation's next turn.
+uint8_t chain_share(size_t found, size_t length) noexcept {
+  if (found <= 1) {
+    return 0;
+  }
+  return found * 4 < length ? 1 : found * 10 < length * 9 ? 2 : 3;
+}
+
+}  // namespace
 
 Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                               const uint8_t* keys, size_t n, uint64_t now_ns) {
+                               const uint8_t* keys, size_t n, uint64_t now_ns, const std::vector<Retention>& wishes) {
+  KVPOOL_CHECK(wishes.empty() || wishes.size() == n);
   Reservation answer;
-  latest_ns_ = std::max(latest_ns_, now_ns);
+  expire_retention(now_ns);
   ReservationState state = place_chain(owner, size_class, parent, keys, n, ChunkState::WRITING, answer);
+  keep_placed(state, wishes, answer);
   finish_reserve(std::move(state), answer, now_ns);
   return answer;
 }
@@ -23,7 +36,7 @@ Directory::ReservationState Directory::place_chain(NamespaceId owner, ClassId si
   KVPOOL_CHECK(owner.value() < namespaces_.size());
   KVPOOL_CHECK(size_class.value() < arena_.class_count());
   answer = {0, std::vector<uint8_t>(n, static_cast<uint8_t>(SaveState::NO_PARENT)), std::vector<uint64_t>(n),
-            std::vector<uint64_t>(n)};
+            std::vector<uint64_t>(n), {}};
   ReservationState state;
   state.layers = arena_.size_class(size_class).layers;
   RecordId above;
@@ -56,7 +69,37 @@ Directory::ReservationState Directory::place_chain(NamespaceId owner, ClassId si
       above = record;
     }
   }
+  note_chain(state);
   return state;
+}
+
+// A request that stores something says what its chain is to the policy: how often it was continued, and how much of it was here.
+void Directory::note_chain(const ReservationState& state) noexcept {
+  const size_t before = state.ancestors + state.first_reserved;
+  if (state.records.size() == before) {
+    return;
+  }
+  size_t found = 0;
+  while (found < before && records_[state.records[found]].is_reused) {
+    ++found;
+  }
+  const uint8_t turns = records_[state.records.back()].turns;
+  const uint8_t share = chain_share(found, state.records.size());
+  for (const RecordId id : state.records) {
+    records_[id].chain_turns = turns;
+    records_[id].chain_share = share;
+  }
+}
+
+// A new record learns what is remembered of its chunk.
+void Directory::note_new(RecordId id, RecordId parent) noexcept {
+  ChunkRecord& fresh = records_[id];
+  if (parent.valid()) {
+    const ChunkRecord& above = records_[parent];
+    fresh.turns = static_cast<uint8_t>(std::min(above.turns + (above.is_reused ? 1 : 0), UINT8_MAX));
+  }
+  fresh.is_used = true;
+  policy_->note_new(fresh, latest_ns_);
 }
 
 void Directory::finish_reserve(ReservationState state, Reservation& answer, uint64_t now_ns) {
@@ -115,6 +158,7 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   fresh.owner = owner;
   fresh.size_class = size_class;
   occupy(id, as);
+  note_new(id, parent);
   if (parent.valid()) {
     records_.attach_child(parent, id);
   }
@@ -153,7 +197,7 @@ SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcep
   if (stats_.used_bytes - stats_.idle_bytes + bytes > geometry_.capacity) {
     return SaveState::FULL;
   }
-  if (records_.is_full() && !oldest_idle().valid()) {
+  if (records_.is_full() && stats_.idle_bytes == 0) {
     return SaveState::FULL;
   }
   const SaveState slot = make_slot(size_class, search);
@@ -161,7 +205,7 @@ SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcep
     return slot;
   }
   while (stats_.used_bytes + bytes > geometry_.capacity || records_.is_full()) {
-    const RecordId victim = oldest_idle();
+    const RecordId victim = queues_.victim(latest_ns_);
     KVPOOL_CHECK(victim.valid());
     if (!may_evict(victim)) {
       return SaveState::NOT_READY;
@@ -173,14 +217,24 @@ SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcep
   return SaveState::RESERVED;
 }
 
-// Evicts the class's own oldest chunk, or clears a window of other classes that was used longer ago than that.
+// Whether clearing a window of other classes costs less than evicting this chunk: the lower priority first, then the older.
+bool Directory::is_cheaper(const SegmentWindow& window, RecordId own) const noexcept {
+  const uint8_t level = records_[own].level;
+  const bool is_own_kept = level > DEFAULT_PRIORITY;
+  if (level < DEFAULT_PRIORITY || window.is_kept != is_own_kept) {
+    return level >= DEFAULT_PRIORITY && is_own_kept;
+  }
+  return window.newest_ns < records_[own].last_access_ns;
+}
+
+// Evicts the class's own next victim, or clears a window of other classes that was used longer ago than that.
 SaveState Directory::make_slot(ClassId size_class, WindowSearch& search) noexcept {
   if (arena_.can_allocate(size_class)) {
     return SaveState::RESERVED;
   }
-  const RecordId own = records_.oldest(size_class);
+  const RecordId own = queues_.victim(size_class, latest_ns_);
   find_window(size_class, search);
-  if (search.window && (!own.valid() || search.window->newest_ns < records_[own].last_access_ns)) {
+  if (search.window && (!own.valid() || is_cheaper(*search.window, own))) {
     const std::vector<RecordId> owners = arena_.owners_in(*search.window);
     if (!std::all_of(owners.begin(), owners.end(), [this](RecordId id) { return may_evict(id); })) {
       return SaveState::NOT_READY;
