@@ -16,10 +16,6 @@ constexpr uint8_t MAX_TOUCHES = 255;
   return touches >= 5 ? 3 : touches >= 3 ? 2 : touches == 2 ? 1 : 0;
 }
 
-[[nodiscard]] uint8_t turn_class(uint8_t turns) noexcept {
-  return turns >= 4 ? 3 : turns >= 2 ? 2 : turns;
-}
-
 }  // namespace
 
 std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, uint32_t max_chunks) {
@@ -33,8 +29,7 @@ ClassQueuePolicy::ClassQueuePolicy(uint32_t max_chunks)
     : learned_(model_), ghosts_(GHOSTS_PER_CHUNK * max_chunks), duel_(max_chunks, learned_) {}
 
 uint8_t ClassQueuePolicy::queue_of(const ChunkRecord& record) noexcept {
-  return static_cast<uint8_t>(touch_class(record.touches) * 16 + turn_class(record.chain_turns) * 4 +
-                              record.chain_share);
+  return static_cast<uint8_t>(touch_class(record.touches) * CHAIN_SHARES + record.chain_share);
 }
 
 double ClassQueuePolicy::worth(uint8_t queue, uint64_t last_access_ns, uint64_t now_ns) const noexcept {
@@ -54,7 +49,6 @@ void ClassQueuePolicy::note_new(ChunkRecord& record, uint64_t now_ns) noexcept {
     model_.note_end(ghost.queue, uint64_t{tick_of(now_ns) - ghost.used_tick} << TICK_SHIFT);
     ++learned_uses_;
     record.touches = std::max(record.touches, static_cast<uint8_t>(std::min(ghost.touches + 1, int{MAX_TOUCHES})));
-    record.turns = ghost.turns;
   }
 }
 
@@ -62,7 +56,6 @@ void ClassQueuePolicy::note_evicted(const ChunkRecord& record) {
   Ghost ghost;
   ghost.used_tick = tick_of(record.last_access_ns);
   ghost.touches = std::max(record.touches, uint8_t{1});
-  ghost.turns = record.turns;
   ghost.queue = queue_of(record);
   ghosts_.add(record.key, ghost);
 }

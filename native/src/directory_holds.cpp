@@ -9,8 +9,6 @@ namespace {
 
 // As in index_view.cpp; records are larger, but their reading is spread over a second pass.
 constexpr size_t PREFETCH_AHEAD = 12;
-// The class of a request all of whose chunks were found; one that stores some more says otherwise afterwards.
-constexpr uint8_t WHOLE_CHAIN = 3;
 
 }  // namespace
 
@@ -55,13 +53,11 @@ void Directory::add_hold(RecordId id) noexcept {
 
 void Directory::note_reuse(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
-  const uint8_t turns = records_[records.back()].turns;
   for (const RecordId id : records) {
     ChunkRecord& record = records_[id];
     stats_.reuse_gaps.add(record.holds == 0 ? latest_ns_ - record.last_access_ns : 0);
     policy_->note_reuse(record, latest_ns_);
-    record.chain_turns = turns;
-    record.chain_share = WHOLE_CHAIN;
+    record.chain_share = chain_share_of(records.size(), records.size());  // until the request stores some more
     record.is_reused = true;
     record.is_used = true;
     record.touches = static_cast<uint8_t>(std::min(record.touches + 1, UINT8_MAX));

@@ -5,17 +5,6 @@
 #include "kvpool/directory.h"
 
 namespace kvpool {
-namespace {
-
-// How much of a request's chain was found, in four classes: what is found whole is an agent's or a conversation's next turn.
-uint8_t chain_share(size_t found, size_t length) noexcept {
-  if (found <= 1) {
-    return 0;
-  }
-  return found * 4 < length ? 1 : found * 10 < length * 9 ? 2 : 3;
-}
-
-}  // namespace
 
 Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                const uint8_t* keys, size_t n, uint64_t now_ns, const std::vector<Retention>& wishes) {
@@ -73,7 +62,8 @@ Directory::ReservationState Directory::place_chain(NamespaceId owner, ClassId si
   return state;
 }
 
-// A request that stores something says what its chain is to the policy: how often it was continued, and how much of it was here.
+// A request that stores something says how much of its chain was here: what was acquired since it was stored. What the same
+// request stored a while ago was not.
 void Directory::note_chain(const ReservationState& state) noexcept {
   const size_t before = state.ancestors + state.first_reserved;
   if (state.records.size() == before) {
@@ -83,23 +73,10 @@ void Directory::note_chain(const ReservationState& state) noexcept {
   while (found < before && records_[state.records[found]].is_reused) {
     ++found;
   }
-  const uint8_t turns = records_[state.records.back()].turns;
-  const uint8_t share = chain_share(found, state.records.size());
+  const uint8_t share = chain_share_of(found, state.records.size());
   for (const RecordId id : state.records) {
-    records_[id].chain_turns = turns;
     records_[id].chain_share = share;
   }
-}
-
-// A new record learns what is remembered of its chunk.
-void Directory::note_new(RecordId id, RecordId parent) noexcept {
-  ChunkRecord& fresh = records_[id];
-  if (parent.valid()) {
-    const ChunkRecord& above = records_[parent];
-    fresh.turns = static_cast<uint8_t>(std::min(above.turns + (above.is_reused ? 1 : 0), UINT8_MAX));
-  }
-  fresh.is_used = true;
-  policy_->note_new(fresh, latest_ns_);
 }
 
 void Directory::finish_reserve(ReservationState state, Reservation& answer, uint64_t now_ns) {
@@ -158,7 +135,8 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   fresh.owner = owner;
   fresh.size_class = size_class;
   occupy(id, as);
-  note_new(id, parent);
+  fresh.is_used = true;
+  policy_->note_new(fresh, latest_ns_);
   if (parent.valid()) {
     records_.attach_child(parent, id);
   }

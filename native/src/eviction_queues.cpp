@@ -20,7 +20,7 @@ void EvictionQueues::link(RecordId id, RecordId older) {
   const ChunkRecord& record = records_[id];
   Level& level = level_of(record);
   records_.link_behind(level.queues[record.queue], id, older);
-  level.occupied |= uint64_t{1} << record.queue;
+  level.occupied |= 1U << record.queue;
   classes_[record.size_class.value()].occupied[record.level / 64] |= uint64_t{1} << (record.level % 64);
 }
 
@@ -60,7 +60,7 @@ void EvictionQueues::remove(RecordId id) noexcept {
   ChunkList& list = level.queues[record.queue];
   records_.unlink(list, id);
   if (list.length == 0) {
-    level.occupied &= ~(uint64_t{1} << record.queue);
+    level.occupied &= ~(1U << record.queue);
     if (level.occupied == 0) {
       queues.occupied[record.level / 64] &= ~(uint64_t{1} << (record.level % 64));
     }
@@ -83,7 +83,7 @@ RecordId EvictionQueues::cheapest(const Level& level, uint64_t now_ns) const noe
   }
   RecordId best;
   double lowest_worth = 0;
-  for (uint64_t left = level.occupied; left != 0; left &= left - 1) {
+  for (uint32_t left = level.occupied; left != 0; left &= left - 1) {
     const auto queue = static_cast<uint8_t>(std::countr_zero(left));
     const RecordId oldest = level.queues[queue].oldest;
     const double worth = policy_.worth(queue, records_[oldest].last_access_ns, now_ns);
@@ -134,7 +134,7 @@ RecordId EvictionQueues::victim(uint64_t now_ns) noexcept {
 std::vector<RecordId> EvictionQueues::fronts_of(ClassId size_class, bool newest_first) const {
   std::vector<RecordId> fronts;
   for (const auto& level : classes_[size_class.value()].levels) {
-    for (uint64_t left = level == nullptr ? 0 : level->occupied; left != 0; left &= left - 1) {
+    for (uint32_t left = level == nullptr ? 0 : level->occupied; left != 0; left &= left - 1) {
       const ChunkList& list = level->queues[static_cast<size_t>(std::countr_zero(left))];
       fronts.push_back(newest_first ? list.newest : list.oldest);
     }
@@ -162,7 +162,7 @@ size_t EvictionQueues::first_of(const std::vector<RecordId>& fronts, uint64_t no
 uint64_t EvictionQueues::listed(ClassId size_class) const noexcept {
   uint64_t count = 0;
   for (const auto& level : classes_[size_class.value()].levels) {
-    for (uint64_t left = level == nullptr ? 0 : level->occupied; left != 0; left &= left - 1) {
+    for (uint32_t left = level == nullptr ? 0 : level->occupied; left != 0; left &= left - 1) {
       count += level->queues[static_cast<size_t>(std::countr_zero(left))].length;
     }
   }

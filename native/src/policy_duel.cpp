@@ -9,12 +9,12 @@
 namespace kvpool {
 namespace {
 
-// A shadow holds about so many chunks of a tier that has more: the smallest that changed nothing on the traces measured.
+// A shadow holds about so many chunks of a tier that has more: a larger one changed nothing on the traces measured.
 constexpr uint32_t SHADOW_CHUNKS = 2048;
 // Of a request's hits this much counts after the next one.
-constexpr double DECAY = 0.998;
+constexpr double DECAY = 0.999;
 // The other one must lead by this much, or a tie would be decided anew all the time.
-constexpr double LEAD = 1.01;
+constexpr double LEAD = 1.02;
 const ClassId ONLY_CLASS(0);
 
 [[nodiscard]] uint64_t mask_for(uint32_t max_chunks) noexcept {

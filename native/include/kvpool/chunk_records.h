@@ -45,9 +45,7 @@ struct alignas(64) ChunkRecord {
   uint8_t priority = DEFAULT_PRIORITY;
   uint8_t level = DEFAULT_PRIORITY;  // of the list it stands in: its priority, or that of a child it was moved beside
   uint8_t queue = 0;                 // of its level: the policy's choice
-  uint8_t turns = 0;                 // requests that had continued its chain before it was stored
-  uint8_t chain_turns = 0;           // the same of the last chunk of the request that used it last
-  uint8_t chain_share = 0;           // how much of that request was found: see ClassQueuePolicy
+  uint8_t chain_share = 0;           // how much was found of the request that used it last: see chain_share_of
   bool is_reused = false;            // acquired since it was stored
   bool is_used = false;              // stored or acquired since it stood in a queue last
   uint16_t timer = UINT16_MAX;       // where in the timer wheel; see RetentionTimers

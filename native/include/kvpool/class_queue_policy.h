@@ -1,8 +1,7 @@
 // Class queues: chunks of a kind stand in a queue of their own, and the one whose oldest chunk promises least gives the victim.
 //
-// A chunk's class says how often it was used (1, 2, 3-4, 5 and more), how many requests had continued its chain when the last
-// one used it (0, 1, 2-3, 4 and more: conversations differ from one-off prompts), and how much of that request was found
-// (no more than one chunk; less than a quarter; less than nine tenths; more). What a class is worth at an age is
+// A chunk's class says how often it was used (1, 2, 3-4, 5 and more), and how much was found of the request that used it
+// last (chain_share_of): sixteen queues. What a class is worth at an age is
 // learned (SurvivalModel). What is evicted is remembered, four times as many chunks as the tier holds (GhostTable), or a
 // chunk that comes again would be new each time. Where the oldest first would do better (PolicyDuel), it does that.
 //

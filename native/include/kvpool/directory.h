@@ -371,7 +371,6 @@ class Directory {
   [[nodiscard]] SaveState make_slot(ClassId size_class, WindowSearch& search) noexcept;
   [[nodiscard]] bool is_cheaper(const SegmentWindow& window, RecordId own) const noexcept;
   void note_chain(const ReservationState& state) noexcept;
-  void note_new(RecordId id, RecordId parent) noexcept;
   [[nodiscard]] bool may_evict(RecordId id) const noexcept;
   void find_window(ClassId size_class, WindowSearch& search) const noexcept;
   void abort_writing(RecordId id) noexcept;

@@ -18,6 +18,16 @@ namespace kvpool {
 
 enum class PolicyKind : uint8_t { LRU = 0, CLASS_QUEUES = 1 };
 
+// How much of a request's chain was found, in four classes: no more than one chunk, less than a quarter, less than nine
+// tenths, more. What is found nearly whole is the next turn of a conversation or of an agent.
+inline constexpr uint8_t CHAIN_SHARES = 4;
+[[nodiscard]] constexpr uint8_t chain_share_of(size_t found, size_t length) noexcept {
+  if (found <= 1) {
+    return 0;
+  }
+  return found * 4 < length ? 1 : found * 10 < length * 9 ? 2 : 3;
+}
+
 // What a policy tells operators about itself.
 struct PolicyCounts {
   bool is_by_age = true;     // victims are chosen by their age alone just now
@@ -27,7 +37,7 @@ struct PolicyCounts {
 
 class EvictionPolicy {
  public:
-  static constexpr uint32_t QUEUES = 64;
+  static constexpr uint32_t QUEUES = 16;
 
   virtual ~EvictionPolicy() = default;
 

@@ -9,7 +9,7 @@
 //
 // Invariants: a level's bit is set where one of its queues is occupied, a queue's where it is not empty; each record here
 // names its level and queue; the children of a record here are here.
-// Threads: the control thread only. O(1) per operation: a search looks at no more than 64 queues, and moves a chunk at most
+// Threads: the control thread only. O(1) per operation: a search looks at no more than 16 queues, and moves a chunk at most
 // once for each queue between two of its uses.
 #pragma once
 
@@ -74,7 +74,7 @@ class EvictionQueues {
 
  private:
   struct Level {
-    uint64_t occupied = 0;  // a bit for each queue
+    uint32_t occupied = 0;  // a bit for each queue
     std::array<ChunkList, EvictionPolicy::QUEUES> queues{};
   };
   struct SizeClassQueues {

@@ -19,9 +19,8 @@ struct Ghost {
   uint64_t tag = 0;
   uint32_t used_tick = 0;  // last use
   uint8_t touches = 0;     // 0: the place is free
-  uint8_t turns = 0;
   uint8_t queue = 0;
-  uint8_t unused = 0;
+  uint8_t unused[2] = {};
 };
 static_assert(sizeof(Ghost) == 16);
 

@@ -22,7 +22,7 @@ namespace kvpool {
 
 class SurvivalModel {
  public:
-  static constexpr uint32_t CLASSES = 64;
+  static constexpr uint32_t CLASSES = 16;
   static constexpr uint32_t BINS = 96;
 
   SurvivalModel();
