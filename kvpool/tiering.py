@@ -44,6 +44,7 @@ DEMOTING_FRACTION = 8
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 300.0
 DRAIN_LOOK_S = 0.005
+MS_PER_S = 1000
 CHECKPOINT_TIMEOUT_S = 10.0
 
 
@@ -71,6 +72,7 @@ class Tiering:
         self._next_number = 1
         self.settled = asyncio.Event()
         directory.attach_slower(tier.directory)
+        tier.directory.cap_retained(config.dram.retained_share)
         self.promotions = Promotions(directory, self)
         self._admission = make_admission(config.ssd.admission, config.ssd.write_budget, clock.now_ns())
         dram_bytes = config.dram.capacity
@@ -164,7 +166,16 @@ class Tiering:
             rows, namespace_fingerprint(namespace.model, layout), layout.layers, layout.chunk_bytes // layout.layers
         )
 
-    def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
+    def remember(
+        self,
+        namespace: Namespace,
+        key: bytes,
+        parent: bytes,
+        offset: int,
+        generation: int,
+        priority: int,
+        duration_ms: int,
+    ) -> None:
         """See `SlowerTier`."""
         self.forget_departed()
         number = self._numbers.get(namespace.id)
@@ -175,7 +186,21 @@ class Tiering:
         layout = namespace.layout
         layer_bytes = layout.chunk_bytes // layout.layers
         recency = self.tier.next_recency()
-        self.tier.remember(Row(key, parent, offset, generation, recency, layer_bytes, layout.layers, number))
+        duration_s = -(-duration_ms // MS_PER_S)
+        self.tier.remember(
+            Row(
+                key,
+                parent,
+                offset,
+                generation,
+                recency,
+                layer_bytes,
+                layout.layers,
+                number,
+                priority,
+                duration_s,
+            )
+        )
 
     def touch(self, key: bytes) -> None:
         """See `SlowerTier`."""
@@ -297,6 +322,8 @@ class Tiering:
             "ssd.used_bytes": slots["used_bytes"],
             "ssd.capacity_bytes": self.tier.plan.segments * self.tier.plan.segment_bytes,
             "ssd.evicted_chunks": slots["evicted_chunks"] + slots["shed_chunks"],
+            "ssd.kept_chunks": slots["kept_chunks"],
+            "ssd.kept_bytes": slots["kept_bytes"],
             "ssd.restored_chunks": self.restored_chunks,
             "ssd.lost_chunks": self.lost_chunks,
             "demoted_chunks": self.demotions.demoted_chunks,
@@ -389,7 +416,7 @@ class Tiering:
         for first in range(0, len(packed), RESTORE_ROWS):
             failpoint.reach("daemon.ssd.restore")
             part = packed[first : first + RESTORE_ROWS]
-            is_restored = np.frombuffer(self.directory.restore(part.tobytes()), np.uint8)
+            is_restored = np.frombuffer(self.directory.restore(part.tobytes(), self._clock.now_ns()), np.uint8)
             self.restored_chunks += int(is_restored.sum())
             for lost in np.flatnonzero(is_restored == 0):
                 self.tier.forget(bytes(part["key"][lost]))

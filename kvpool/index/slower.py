@@ -47,8 +47,17 @@ class SlowerTier(Protocol):
         """
         ...
 
-    def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
-        """A chunk is stored there: have it found after a restart."""
+    def remember(
+        self,
+        namespace: Namespace,
+        key: bytes,
+        parent: bytes,
+        offset: int,
+        generation: int,
+        priority: int,
+        duration_ms: int,
+    ) -> None:
+        """A chunk is stored there: have it found after a restart, and kept as it is."""
         ...
 
     def touch(self, key: bytes) -> None:

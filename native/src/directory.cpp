@@ -164,6 +164,7 @@ void Directory::evict(RecordId leaf, Eviction reason) noexcept {
   ++stats_.evictions[static_cast<size_t>(reason)];
   count_departure(records_[leaf].key);
   policy_->note_evicted(records_[leaf]);
+  hand_down(records_[leaf]);
   remove_idle(leaf);
 }
 

@@ -7,12 +7,10 @@
 namespace kvpool {
 
 Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                               const uint8_t* keys, size_t n, uint64_t now_ns, const std::vector<Retention>& wishes) {
-  KVPOOL_CHECK(wishes.empty() || wishes.size() == n);
+                               const uint8_t* keys, size_t n, uint64_t now_ns) {
   Reservation answer;
   expire_retention(now_ns);
   ReservationState state = place_chain(owner, size_class, parent, keys, n, ChunkState::WRITING, answer);
-  keep_placed(state, wishes, answer);
   finish_reserve(std::move(state), answer, now_ns);
   return answer;
 }
@@ -25,7 +23,7 @@ Directory::ReservationState Directory::place_chain(NamespaceId owner, ClassId si
   KVPOOL_CHECK(owner.value() < namespaces_.size());
   KVPOOL_CHECK(size_class.value() < arena_.class_count());
   answer = {0, std::vector<uint8_t>(n, static_cast<uint8_t>(SaveState::NO_PARENT)), std::vector<uint64_t>(n),
-            std::vector<uint64_t>(n), {}};
+            std::vector<uint64_t>(n)};
   ReservationState state;
   state.layers = arena_.size_class(size_class).layers;
   RecordId above;
@@ -294,6 +292,10 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
 
 void Directory::abort_writing(RecordId id) noexcept {
   KVPOOL_CHECK(records_[id].holds == 1);
+  if (records_[id].touches > 1) {
+    --records_[id].touches;  // it was not stored: what was remembered of it is remembered again
+    policy_->note_evicted(records_[id]);
+  }
   hide(id);
   records_[id].holds = 0;
   --stats_.held;

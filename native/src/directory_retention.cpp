@@ -104,17 +104,18 @@ RetainState Directory::keep(RecordId id, Retention wish) noexcept {
   return state;
 }
 
-// What is asked for the chunks that a reservation holds. The last first: queues run from children to parents.
-void Directory::keep_placed(const ReservationState& state, const std::vector<Retention>& wishes, Reservation& answer) {
-  if (wishes.empty()) {
+// A chunk that leaves this tier is kept in the slower one as it was here; its time runs on from now.
+void Directory::hand_down(const ChunkRecord& record) noexcept {
+  if (slower_ == nullptr || record.priority == DEFAULT_PRIORITY) {
     return;
   }
-  answer.retained.assign(wishes.size(), static_cast<uint8_t>(RetainState::ABSENT));
-  for (size_t index = 0; state.ancestors + index < state.records.size(); ++index) {
-    const RecordId id = state.records[state.ancestors + index];
-    const bool is_new = records_[id].state != ChunkState::READY;
-    const bool is_said = is_new || wishes[index] != Retention{};
-    answer.retained[index] = static_cast<uint8_t>(is_said ? keep(id, wishes[index]) : RetainState::ACCEPTED);
+  const auto below = slower_->table_.find(record.key);
+  if (below && below->record.valid()) {
+    slower_->latest_ns_ = std::max(slower_->latest_ns_, latest_ns_);
+    static_cast<void>(slower_->keep(below->record, {record.priority, record.duration_ms}));
+    if (slower_->is_listed(slower_->records_[below->record])) {
+      slower_->requeue(below->record);
+    }
   }
 }
 
@@ -128,13 +129,16 @@ std::vector<uint8_t> Directory::retain(NamespaceId owner, const uint8_t* keys, c
   std::vector<RecordId> changed;
   for (size_t index = 0; index < wishes.size(); ++index) {
     const auto entry = table_.find(ChunkKey::from_bytes(keys + index * KEY_BYTES));
-    if (entry && entry->record.valid() && records_[entry->record].owner == owner) {
+    if (entry && entry->record.valid() && records_[entry->record].owner == owner) {  // never a zombie: those left the table
+      const uint8_t before = records_[entry->record].priority;
       states[index] = static_cast<uint8_t>(keep(entry->record, wishes[index]));
-      changed.push_back(entry->record);
+      if (records_[entry->record].priority != before) {
+        changed.push_back(entry->record);
+      }
     }
   }
   for (auto id = changed.rbegin(); id != changed.rend(); ++id) {
-    if (is_listed(records_[*id]) && records_[*id].level != records_[*id].priority) {
+    if (is_listed(records_[*id])) {
       requeue(*id);
     }
   }
@@ -147,6 +151,18 @@ std::optional<Retention> Directory::retention(const ChunkKey& key) const noexcep
     return std::nullopt;
   }
   return Retention{records_[entry->record].priority, records_[entry->record].duration_ms};
+}
+
+std::optional<std::vector<Retention>> Directory::retentions(HoldId hold) const {
+  const auto found = holds_.find(hold);
+  if (found == holds_.end()) {
+    return std::nullopt;
+  }
+  std::vector<Retention> kept;
+  for (const RecordId id : found->second) {
+    kept.push_back({records_[id].priority, records_[id].duration_ms});
+  }
+  return kept;
 }
 
 void Directory::expire_retention(uint64_t now_ns) noexcept {
@@ -162,7 +178,7 @@ void Directory::expire_retention(uint64_t now_ns) noexcept {
     }
     ++stats_.lapsed_chunks;
     static_cast<void>(keep(id, Retention{}));
-    if (is_listed(records_[id]) && records_[id].level != DEFAULT_PRIORITY) {
+    if (is_listed(records_[id])) {
       requeue(id);
     }
   }

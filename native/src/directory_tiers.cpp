@@ -117,12 +117,12 @@ Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std:
   Reservation answer;
   expire_retention(now_ns);
   ReservationState state = place_chain(owner, size_class, parent, keys, n, ChunkState::PROMOTING, answer);
-  std::vector<Retention> wishes;
-  for (size_t index = 0; index < n; ++index) {
-    const auto below = slower_ == nullptr ? std::nullopt : slower_->retention(ChunkKey::from_bytes(keys + index * KEY_BYTES));
-    wishes.push_back(below.value_or(Retention{}));
+  for (size_t index = state.ancestors; index < state.records.size(); ++index) {
+    const ChunkRecord& record = records_[state.records[index]];
+    if (record.state == ChunkState::PROMOTING && slower_ != nullptr) {
+      static_cast<void>(keep(state.records[index], slower_->retention(record.key).value_or(Retention{})));
+    }
   }
-  keep_placed(state, wishes, answer);
   if (!state.records.empty()) {
     answer.id = ++last_id_;
     holds_.emplace(last_id_, std::move(state.records));

@@ -38,33 +38,18 @@
 
 #include "kvpool/chunk_records.h"
 #include "kvpool/chunk_table.h"
+#include "kvpool/directory_geometry.h"
 #include "kvpool/eviction_policy.h"
 #include "kvpool/eviction_queues.h"
 #include "kvpool/ghost_filter.h"
 #include "kvpool/memory.h"
+#include "kvpool/retention.h"
 #include "kvpool/retention_timers.h"
 #include "kvpool/slot_arena.h"
 #include "kvpool/time_histogram.h"
 #include "kvpool/types.h"
 
 namespace kvpool {
-
-// All sizes of a directory, computed before memory is mapped.
-struct DirectoryGeometry {
-  uint64_t capacity;  // payload bytes
-  uint32_t max_chunks;
-  ArenaShape arena;
-  IndexShape index;
-
-  // One segment more than the capacity needs, so that a second size class finds a place beside a full first one.
-  // Nothing where the numbers are out of range.
-  // `further_entries`: table entries for chunks of a slower tier.
-  [[nodiscard]] static std::optional<DirectoryGeometry> plan(uint64_t capacity, uint64_t segment_bytes,
-                                                             uint32_t max_chunks, uint32_t further_entries = 0);
-  // Of a tier on disk: whole segments of exactly this size, none more than the capacity, no slot over two of them.
-  [[nodiscard]] static std::optional<DirectoryGeometry> plan_files(uint64_t segment_bytes, uint32_t segments,
-                                                                   uint32_t max_chunks);
-};
 
 // What became of a chunk of a save; the wire uses the same numbers. `reserve` answers PRESENT chunks first, then
 // RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT.
@@ -80,20 +65,6 @@ enum class SaveState : uint8_t {
   EXPIRED = 8,  // the reservation, or the chunk in it, is gone
 };
 inline constexpr size_t RESERVE_STATES = 7;
-
-// What became of a wish to keep a chunk with a priority.
-enum class RetainState : uint8_t {
-  ACCEPTED = 0,
-  CLIPPED = 1,  // kept at the default priority: as much as may be is kept above it
-  ABSENT = 2,   // the chunk is not here
-};
-
-// What a chunk is kept with: a priority of 0 to 100, and for how long after its last use; 0: for good.
-struct Retention {
-  uint8_t priority = DEFAULT_PRIORITY;
-  uint32_t duration_ms = 0;
-  friend bool operator==(const Retention&, const Retention&) noexcept = default;
-};
 
 // Why a chunk was evicted.
 enum class Eviction : uint8_t {
@@ -122,7 +93,6 @@ struct Reservation {
   std::vector<uint8_t> states;
   std::vector<uint64_t> offsets;      // 0 where declined
   std::vector<uint64_t> generations;  // 0 where declined
-  std::vector<uint8_t> retained;      // RetainState of each chunk; empty where nothing was asked for
 };
 
 struct FlushResult {
@@ -213,10 +183,9 @@ class Directory {
 
   // Makes room and places for the chunks that follow `parent` (absent: they start at the root). The reservation
   // holds the ancestors, the present chunks and its own. Evicts exactly what is missing, or nothing for a chunk
-  // that cannot be placed. `wishes`: empty, or what to keep each chunk with, reserved or present.
+  // that cannot be placed.
   [[nodiscard]] Reservation reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                                    const uint8_t* keys, size_t n, uint64_t now_ns,
-                                    const std::vector<Retention>& wishes = {});
+                                    const uint8_t* keys, size_t n, uint64_t now_ns);
   // Makes chunks first .. first+count readable, counted from the first RESERVED one, parents before children.
   // `checksums`: [count][layers]. Committing twice is STORED twice.
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
@@ -236,12 +205,14 @@ class Directory {
   bool landed(const ChunkKey& key, uint64_t generation) noexcept;
   uint64_t fail_landing(const ChunkKey& key, uint64_t generation);
 
-  // directory_retention.cpp. Keeps chunks with these from now on, here and in the slower tier: one wish for each key, ancestors
-  // first. A RetainState each. REQUIRES: priorities up to 100.
+  // directory_retention.cpp. Keeps chunks with these from now on, stored ones and those being written, here and in the slower
+  // tier: one wish for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
   [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& wishes,
                                             uint64_t now_ns);
   // What a chunk is kept with; nothing where it is not here.
   [[nodiscard]] std::optional<Retention> retention(const ChunkKey& key) const noexcept;
+  // The same of the chunks of a hold; nothing where it is unknown.
+  [[nodiscard]] std::optional<std::vector<Retention>> retentions(HoldId hold) const;
   // Has priorities that have lasted their time fall back, a bounded number of them. `reserve`, `promote` and `retain` do too.
   void expire_retention(uint64_t now_ns) noexcept;
 
@@ -339,7 +310,7 @@ class Directory {
 
   // directory_retention.cpp
   [[nodiscard]] RetainState keep(RecordId id, Retention wish) noexcept;
-  void keep_placed(const ReservationState& state, const std::vector<Retention>& wishes, Reservation& answer);
+  void hand_down(const ChunkRecord& record) noexcept;
   void forget_retention(RecordId id) noexcept;
   void requeue(RecordId id) noexcept;
   void mark_kept(RecordId id) noexcept;
