@@ -44,7 +44,6 @@ DEMOTING_FRACTION = 8
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 300.0
 DRAIN_LOOK_S = 0.005
-MS_PER_S = 1000
 CHECKPOINT_TIMEOUT_S = 10.0
 
 
@@ -75,13 +74,12 @@ class Tiering:
         tier.directory.cap_retained(config.dram.retained_share)
         self.promotions = Promotions(directory, self)
         self._admission = make_admission(config.ssd.admission, config.ssd.write_budget, clock.now_ns())
-        dram_bytes = config.dram.capacity
         self.demotions = Demotions(
             directory,
             self,
             namespaces,
-            watermark_bytes=int(dram_bytes * config.ssd.watermark),
-            bytes_max=max(1, dram_bytes // DEMOTING_FRACTION),
+            watermark_bytes=int(config.dram.capacity * config.ssd.watermark),
+            bytes_max=max(1, config.dram.capacity // DEMOTING_FRACTION),
             is_write_through=config.ssd.write_through,
             admission=self._admission,
         )
@@ -167,14 +165,7 @@ class Tiering:
         )
 
     def remember(
-        self,
-        namespace: Namespace,
-        key: bytes,
-        parent: bytes,
-        offset: int,
-        generation: int,
-        priority: int,
-        duration_ms: int,
+        self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int, kept: tuple[int, int]
     ) -> None:
         """See `SlowerTier`."""
         self.forget_departed()
@@ -186,21 +177,7 @@ class Tiering:
         layout = namespace.layout
         layer_bytes = layout.chunk_bytes // layout.layers
         recency = self.tier.next_recency()
-        duration_s = -(-duration_ms // MS_PER_S)
-        self.tier.remember(
-            Row(
-                key,
-                parent,
-                offset,
-                generation,
-                recency,
-                layer_bytes,
-                layout.layers,
-                number,
-                priority,
-                duration_s,
-            )
-        )
+        self.tier.remember(Row(key, parent, offset, generation, recency, layer_bytes, layout.layers, number, *kept))
 
     def touch(self, key: bytes) -> None:
         """See `SlowerTier`."""
@@ -322,8 +299,7 @@ class Tiering:
             "ssd.used_bytes": slots["used_bytes"],
             "ssd.capacity_bytes": self.tier.plan.segments * self.tier.plan.segment_bytes,
             "ssd.evicted_chunks": slots["evicted_chunks"] + slots["shed_chunks"],
-            "ssd.kept_chunks": slots["kept_chunks"],
-            "ssd.kept_bytes": slots["kept_bytes"],
+            **{f"ssd.{name}": slots[name] for name in ("kept_chunks", "kept_bytes")},
             "ssd.restored_chunks": self.restored_chunks,
             "ssd.lost_chunks": self.lost_chunks,
             "demoted_chunks": self.demotions.demoted_chunks,

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 # Chunks looked at from the cold end for one that is not written yet: a guess that keeps the control thread quick.
 SCAN_CHUNKS = 512
+MS_PER_S = 1000
 SCAN_ALL = (1 << 32) - 1
 
 
@@ -183,15 +184,16 @@ class Demotions:
             for number, state in enumerate(states):
                 if state == SaveState.STORED:
                     self.demoted_chunks += 1
-                    kept = self._slower.directory.retention(job.keys[number])
-                    assert kept is not None
+                    retention = self._slower.directory.retention(job.keys[number])
+                    assert retention is not None
+                    priority, duration_ms = retention
                     self._slower.remember(
                         job.namespace,
                         job.keys[number],
                         job.parents[number],
                         job.offsets[number],
                         job.generations[number],
-                        *kept,
+                        (priority, -(-duration_ms // MS_PER_S)),
                     )
         self.failed_chunks += len(job.is_good) - good
         self._slower.directory.end_reservation(job.reservation, now_ns)
