@@ -36,11 +36,28 @@ double ClassQueuePolicy::worth(uint8_t queue, uint64_t last_access_ns, uint64_t 
   return duel_.is_by_age() ? static_cast<double>(last_access_ns) : learned_.worth(queue, last_access_ns, now_ns);
 }
 
-void ClassQueuePolicy::note_reuse(const ChunkRecord& record, uint64_t now_ns) noexcept {
-  if (record.holds == 0) {
-    model_.note_end(queue_of(record), now_ns - record.last_access_ns);
+// A chain is mostly of one class and age: counted together, for this is on the way of every load.
+void ClassQueuePolicy::note_reuses(const ChunkRecords& records, const std::vector<RecordId>& chain,
+                                   uint64_t now_ns) noexcept {
+  uint32_t alike = 0;
+  uint8_t queue = 0;
+  uint64_t last_access_ns = now_ns;
+  for (const RecordId id : chain) {
+    const ChunkRecord& record = records[id];
+    if (record.holds != 0) {
+      continue;
+    }
+    const uint8_t own_queue = queue_of(record);
+    if (own_queue != queue || record.last_access_ns != last_access_ns) {
+      model_.note_end(queue, now_ns - last_access_ns, alike);
+      alike = 0;
+      queue = own_queue;
+      last_access_ns = record.last_access_ns;
+    }
+    ++alike;
     ++learned_uses_;
   }
+  model_.note_end(queue, now_ns - last_access_ns, alike);
 }
 
 void ClassQueuePolicy::note_new(ChunkRecord& record, uint64_t now_ns) noexcept {

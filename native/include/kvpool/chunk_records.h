@@ -32,6 +32,7 @@ inline constexpr uint8_t MAX_PRIORITY = 100;
 // Two cache lines; what an acquire looks at stands in the first.
 struct alignas(64) ChunkRecord {
   uint64_t last_access_ns = 0;
+  uint64_t generation = 0;
   RecordId parent;
   RecordId first_child;
   RecordId older;  // the list it stands in; `newer` also links the free list
@@ -51,7 +52,6 @@ struct alignas(64) ChunkRecord {
   uint16_t timer = UINT16_MAX;       // where in the timer wheel; see RetentionTimers
 
   ChunkKey key{};
-  uint64_t generation = 0;
   RecordId next_sibling;
   RecordId previous_sibling;
   uint32_t stored_tick = 0;    // when it became READY; see tick_of

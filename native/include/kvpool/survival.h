@@ -27,9 +27,11 @@ class SurvivalModel {
 
   SurvivalModel();
 
-  // A chunk of this class was used / used again at this age.
+  // Chunks of this class were used / used again at this age.
   void note_start(uint8_t of_class) noexcept { ++started_[of_class]; }
-  void note_end(uint8_t of_class, uint64_t age_ns) noexcept { ++ended_[of_class][bin_of(age_ns)]; }
+  void note_end(uint8_t of_class, uint64_t age_ns, uint32_t chunks = 1) noexcept {
+    ended_[of_class][bin_of(age_ns)] += chunks;
+  }
   // Works out anew what chunks are worth.
   void learn(uint64_t now_ns);
 
