@@ -47,11 +47,10 @@ void ClassQueuePolicy::note_reuses(const ChunkRecords& records, const std::vecto
     if (record.holds != 0) {
       continue;
     }
-    const uint8_t own_queue = queue_of(record);
-    if (own_queue != queue || record.last_access_ns != last_access_ns) {
+    if (record.learned_class != queue || record.last_access_ns != last_access_ns) {
       model_.note_end(queue, now_ns - last_access_ns, alike);
       alike = 0;
-      queue = own_queue;
+      queue = record.learned_class;
       last_access_ns = record.last_access_ns;
     }
     ++alike;
@@ -73,7 +72,7 @@ void ClassQueuePolicy::note_evicted(const ChunkRecord& record) {
   Ghost ghost;
   ghost.used_tick = tick_of(record.last_access_ns);
   ghost.touches = std::max(record.touches, uint8_t{1});
-  ghost.queue = queue_of(record);
+  ghost.queue = record.learned_class;
   ghosts_.add(record.key, ghost);
 }
 
@@ -82,10 +81,16 @@ void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<Record
   bool is_use = false;
   for (const RecordId id : chain) {
     ChunkRecord& record = records[id];
+    const uint8_t own_class = queue_of(record);
     if (record.is_used) {
       is_use = true;
-      record.queue = queue_of(record);
-      model_.note_start(record.queue);
+      model_.note_start(own_class);
+    } else if (own_class != record.learned_class) {
+      model_.move_start(record.learned_class, own_class);  // the request that had used it has stored some more
+    }
+    if (record.is_used || own_class != record.learned_class) {
+      record.queue = own_class;
+      record.learned_class = own_class;
     }
     if (duel_.is_sampled(record.key)) {
       sampled_.push_back({record.key, record.queue, record.is_used});
