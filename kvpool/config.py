@@ -71,6 +71,8 @@ class DramConfig:
     prefault: bool
     prefault_threads: int
     verify: str
+    policy: str
+    retained_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +362,8 @@ OPTIONS: dict[str, Option] = {
     "dram.prefault": _flag("true"),
     "dram.prefault_threads": _count(1, 64, 2),
     "dram.verify": _choice("always", "cold"),
+    "dram.policy": _choice("class-queues", "lru"),
+    "dram.retained_share": _share("0.3"),
     "ssd.path": Option(_directory, "", "an absolute path of a directory (needed where ssd.capacity is not 0)"),
     "ssd.capacity": _size("0B", "8TiB", "0B"),
     "ssd.segment": _size("64KiB", "64GiB", "1GiB"),

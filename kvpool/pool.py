@@ -61,7 +61,10 @@ class Pool:
             config.dram.capacity, config.dram.segment, config.dram.max_chunks, ssd.max_chunks if ssd else 0
         )
         self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages)
-        self._directory = kvpool_native.Directory(self._dram.arena, self._dram.index, self.geometry, self.epoch)
+        self._directory = kvpool_native.Directory(
+            self._dram.arena, self._dram.index, self.geometry, self.epoch, config.dram.policy
+        )
+        self._directory.cap_retained(config.dram.retained_share)
         self._dram.seal()
         self._namespaces = Namespaces(self._directory)
         self._segment_ready = asyncio.Event()

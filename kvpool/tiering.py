@@ -71,15 +71,15 @@ class Tiering:
         self._next_number = 1
         self.settled = asyncio.Event()
         directory.attach_slower(tier.directory)
+        tier.directory.cap_retained(config.dram.retained_share)
         self.promotions = Promotions(directory, self)
         self._admission = make_admission(config.ssd.admission, config.ssd.write_budget, clock.now_ns())
-        dram_bytes = config.dram.capacity
         self.demotions = Demotions(
             directory,
             self,
             namespaces,
-            watermark_bytes=int(dram_bytes * config.ssd.watermark),
-            bytes_max=max(1, dram_bytes // DEMOTING_FRACTION),
+            watermark_bytes=int(config.dram.capacity * config.ssd.watermark),
+            bytes_max=max(1, config.dram.capacity // DEMOTING_FRACTION),
             is_write_through=config.ssd.write_through,
             admission=self._admission,
         )
@@ -163,7 +163,9 @@ class Tiering:
             rows, namespace_fingerprint(namespace.model, layout), layout.layers, layout.chunk_bytes // layout.layers
         )
 
-    def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
+    def remember(
+        self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int, kept: tuple[int, int]
+    ) -> None:
         """See `SlowerTier`."""
         self.forget_departed()
         number = self._numbers.get(namespace.id)
@@ -174,7 +176,7 @@ class Tiering:
         layout = namespace.layout
         layer_bytes = layout.chunk_bytes // layout.layers
         recency = self.tier.next_recency()
-        self.tier.remember(Row(key, parent, offset, generation, recency, layer_bytes, layout.layers, number))
+        self.tier.remember(Row(key, parent, offset, generation, recency, layer_bytes, layout.layers, number, *kept))
 
     def touch(self, key: bytes) -> None:
         """See `SlowerTier`."""
@@ -296,6 +298,7 @@ class Tiering:
             "ssd.used_bytes": slots["used_bytes"],
             "ssd.capacity_bytes": self.tier.plan.segments * self.tier.plan.segment_bytes,
             "ssd.evicted_chunks": slots["evicted_chunks"] + slots["shed_chunks"],
+            **{f"ssd.{name}": slots[name] for name in ("kept_chunks", "kept_bytes")},
             "ssd.restored_chunks": self.restored_chunks,
             "ssd.lost_chunks": self.lost_chunks,
             "demoted_chunks": self.demotions.demoted_chunks,
@@ -389,7 +392,7 @@ class Tiering:
         for first in range(0, len(packed), RESTORE_ROWS):
             failpoint.reach("daemon.ssd.restore")
             part = packed[first : first + RESTORE_ROWS]
-            is_restored = np.frombuffer(self.directory.restore(part.tobytes()), np.uint8)
+            is_restored = np.frombuffer(self.directory.restore(part.tobytes(), self._clock.now_ns()), np.uint8)
             self.restored_chunks += int(is_restored.sum())
             for lost in np.flatnonzero(is_restored == 0):
                 self.tier.forget(bytes(part["key"][lost]))

@@ -10,6 +10,8 @@ from enum import IntEnum
 from typing import Any, NewType
 
 KEY_BYTES = 32
+# What a chunk is kept with when nothing was said; the default of TensorRT-LLM's KvCacheRetentionConfig.
+DEFAULT_PRIORITY = 35
 EPOCH_BYTES = 16
 
 ConnectionId = NewType("ConnectionId", int)

@@ -1,7 +1,8 @@
 """Demotion: chunks written to the slower tier before DRAM needs their slots.
 
 Takes the prefix of the coldest chunk that the slower tier lacks, from the root on, so that what stands below is always
-whole prefixes. While it is written it is held, so its slots stay; nothing of it counts as used by that.
+whole prefixes. While it is written it is held, so its slots stay; nothing of it counts as used by that. Its chunks are kept
+below with the priorities that they have in DRAM.
 
 Bounded by bytes under way. Control thread only; no I/O. Invariant: each job in `_jobs` has one hold in the DRAM directory and
 one reservation in the one below, and ends both when the last of its chunks has been reported.
@@ -17,12 +18,13 @@ from kvpool import failpoint
 from kvpool.index.admission import Admission
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.slower import SlowerTier, pack_moves
-from kvpool.types import KEY_BYTES, HoldId, NamespaceId, ReservationId, SaveState
+from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, HoldId, NamespaceId, ReservationId, SaveState
 
 log = logging.getLogger(__name__)
 
 # Chunks looked at from the cold end for one that is not written yet: a guess that keeps the control thread quick.
 SCAN_CHUNKS = 512
+MS_PER_S = 1000
 SCAN_ALL = (1 << 32) - 1
 
 
@@ -138,6 +140,9 @@ class Demotions:
                 namespace.id, size_class, parent, packed[saved * KEY_BYTES :], now_ns
             )
             taken = states.count(SaveState.RESERVED)
+            priorities, durations_ms = self._directory.retentions(hold)
+            if priorities.strip(bytes([DEFAULT_PRIORITY])):
+                self._slower.directory.retain(namespace.id, packed, priorities, durations_ms, now_ns)
         if not taken:
             self._directory.release_untouched(hold)
             return False
@@ -179,12 +184,16 @@ class Demotions:
             for number, state in enumerate(states):
                 if state == SaveState.STORED:
                     self.demoted_chunks += 1
+                    retention = self._slower.directory.retention(job.keys[number])
+                    assert retention is not None
+                    priority, duration_ms = retention
                     self._slower.remember(
                         job.namespace,
                         job.keys[number],
                         job.parents[number],
                         job.offsets[number],
                         job.generations[number],
+                        (priority, -(-duration_ms // MS_PER_S)),
                     )
         self.failed_chunks += len(job.is_good) - good
         self._slower.directory.end_reservation(job.reservation, now_ns)

@@ -47,8 +47,10 @@ class SlowerTier(Protocol):
         """
         ...
 
-    def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
-        """A chunk is stored there: have it found after a restart."""
+    def remember(
+        self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int, kept: tuple[int, int]
+    ) -> None:
+        """A chunk is stored there: have it found after a restart. `kept`: its priority and duration in seconds."""
         ...
 
     def touch(self, key: bytes) -> None:

@@ -31,7 +31,7 @@ LAYOUT = Layout(layers=1, planes=1, kv_heads=1, head_dim=8, dtype="uint8", chunk
 CHUNK_BYTES = LAYOUT.chunk_bytes
 MODEL = "simulated"
 # The eviction policies that the native directory has, its default first.
-POLICIES = ("lru",)
+POLICIES = ("class-queues", "lru")
 # A daemon lets a request wait for room for some seconds; here each wait is a round in which something is written.
 WAITS_MAX = 1000
 ROUNDS_MAX = 100_000
@@ -73,7 +73,7 @@ class SimulatedNode:
         geometry = plan_geometry(capacity, config.dram.segment, dram_blocks, ssd_blocks)
         index = kvpool_native.Mapping.create("kvpool-simulated-index", geometry.index_bytes)
         self._clock = VirtualClock()
-        self._directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES))
+        self._directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES), policy)
         for segment in range(geometry.segments):
             self._directory.mark_segment_ready(segment)
         self._index = kvpool_native.IndexView(index)

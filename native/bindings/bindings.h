@@ -15,5 +15,6 @@ void bind_catalogue(nanobind::module_& module);
 void bind_ssd(nanobind::module_& module);
 void bind_reuse(nanobind::module_& module);
 void bind_tiers(nanobind::class_<Directory>& directory);
+void bind_retention(nanobind::class_<Directory>& directory);
 
 }  // namespace kvpool
