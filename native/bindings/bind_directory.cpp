@@ -341,6 +341,7 @@ void bind_directory(nb::module_& module) {
   bind_holds(directory);
   bind_reservations(directory);
   bind_tiers(directory);
+  bind_changes(module, directory);
 }
 
 }  // namespace kvpool

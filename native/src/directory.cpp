@@ -127,6 +127,9 @@ void Directory::make_busy(RecordId id) noexcept {
 void Directory::hide(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(!record.first_child.valid());
+  if (record.state == ChunkState::READY) {
+    report(record, ChangeKind::LEFT, departure_);
+  }
   leave(record.key);
   table_.set_generation(record.page, 0);
   records_.detach(id);
@@ -159,6 +162,7 @@ void Directory::evict(RecordId leaf, Eviction reason) noexcept {
   stats_.lifetimes.add(age_ns(records_[leaf], latest_ns_));
   ++stats_.evictions[static_cast<size_t>(reason)];
   count_departure(records_[leaf].key);
+  departure_ = static_cast<Cause>(reason);
   remove_idle(leaf);
 }
 
@@ -236,12 +240,14 @@ uint64_t Directory::remove_named(const ChunkKey& key) noexcept {
 }
 
 uint64_t Directory::drop(const ChunkKey& key) {
+  departure_ = Cause::DROPPED;
   const uint64_t removed = remove_named(key);
   stats_.dropped_chunks += removed;
   return removed;
 }
 
 uint64_t Directory::discard(const ChunkKey& key) {
+  departure_ = Cause::DISCARDED;
   const uint64_t removed = remove_named(key);
   stats_.flushed_chunks += removed;
   return removed;
@@ -249,6 +255,7 @@ uint64_t Directory::discard(const ChunkKey& key) {
 
 FlushResult Directory::flush(std::optional<NamespaceId> owner, uint64_t before_ns) {
   FlushResult result;
+  departure_ = Cause::FLUSHED;
   for (uint32_t index = 0; index < arena_.class_count(); ++index) {
     RecordId id = records_.oldest(ClassId(index));
     while (id.valid() && records_[id].last_access_ns < before_ns) {
