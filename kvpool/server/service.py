@@ -14,6 +14,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.pool import Pool
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Answer, Handler
+from kvpool.server.event_requests import admin_event_handlers, engine_event_handlers
 
 ROOM_WAIT_S = 0.5
 WRITE_DOWN_S_MAX = 3600.0
@@ -37,6 +38,7 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
             m.End: lambda request: pool.end_reservation(session, request.reservation),
             m.Usage: lambda request: pool.count_usage(session, request.counts),
             m.ReportCorrupt: lambda request: _report_corrupt(pool, session, request),
+            **engine_event_handlers(pool.journal, pool.namespaces, session),
         }
     )
 
@@ -51,6 +53,7 @@ def admin_handlers(pool: Pool, info: Callable[[], dict[str, Any]], connections: 
             m.WriteDown: lambda request: _write_down(pool, request),
             m.Check: lambda _: _check(pool),
             m.VerifyBytes: lambda request: _verify_bytes(pool, request),
+            **admin_event_handlers(pool.journal, pool.namespaces),
         }
     )
 

@@ -1,0 +1,363 @@
+"""The journal over real directories: what events add up to is what is stored, whatever happens and wherever a reader begins."""
+
+import os
+import random
+import struct
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvpool_native
+from kvpool.config import load_config
+from kvpool.index.journal import SNAPSHOT_END, Journal
+from kvpool.index.namespaces import Namespaces
+from kvpool.layout import Layout
+from kvpool.types import Cause, EventKind, Level, NamespaceId, SaveState
+from tests.event_readers import Replica
+
+LAYOUT = Layout(layers=2, kv_heads=1, head_dim=64, dtype="float16", chunk_tokens=8)
+SLOT = 4096
+LAYERS = LAYOUT.layers
+DRAM, SSD = 1 << Level.DRAM, 1 << Level.SSD
+
+
+class Ticks:
+    """A clock that counts seconds when it is told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000
+
+    def now_ns(self) -> int:
+        return self.seconds * 10**9
+
+
+class Rig:
+    """Two tiers, played by hand, and their journal."""
+
+    def __init__(self, *, chunks: int = 24, **options: str) -> None:
+        geometry = kvpool_native.DirectoryGeometry.plan(chunks * LAYOUT.chunk_bytes, 4 * SLOT, 400, 400)
+        arena = kvpool_native.Mapping.create("arena", geometry.arena_bytes)
+        index = kvpool_native.Mapping.create("index", geometry.index_bytes)
+        self.epoch = os.urandom(16)
+        self.memory = kvpool_native.Directory(arena, index, geometry, self.epoch)
+        files = kvpool_native.DirectoryGeometry.plan_files(8 * 2 * SLOT, 8, 400)
+        self.files = kvpool_native.Directory.of_files(
+            kvpool_native.Mapping.create("files", files.index_bytes), files, self.epoch
+        )
+        self.memory.attach_slower(self.files)
+        for directory, segments in ((self.memory, geometry.segments), (self.files, 8)):
+            for segment in range(segments):
+                directory.mark_segment_ready(segment)
+        self.namespaces = Namespaces(self.memory)
+        self.namespaces.below = self.files
+        self.namespace = self.namespaces.open("model", LAYOUT)
+        self.below = self.files.add_class(LAYOUT.chunk_bytes + SLOT, LAYERS)
+        self.clock = Ticks()
+        config = load_config(None, [f"events.{name}={value}" for name, value in options.items()]).events
+        directories = {Level.DRAM: self.memory, Level.SSD: self.files}
+        self.journal = Journal(
+            self.epoch, directories, {Level.DRAM: 400, Level.SSD: 400}, self.namespaces, self.clock, config
+        )
+
+    def tick(self) -> int:
+        self.clock.seconds += 1
+        return self.clock.now_ns()
+
+    def store(self, names: list[int]) -> bytes:
+        column = b"".join(key(names[: at + 1]) for at in range(len(names)))
+        hold, states, _, _ = self.memory.reserve(self.namespace.id, self.namespace.size_class, b"", column, self.tick())
+        self.journal.note_refusals(column, states, self.namespace.id)
+        reserved = [at for at, state in enumerate(states) if state == SaveState.RESERVED]
+        if reserved:
+            tokens = b"".join(tokens_of(names[at]) for at in reserved)
+            self.memory.commit(hold, 0, sums(len(reserved)), self.tick(), tokens)
+            self.memory.end_reservation(hold, self.tick())
+        return states
+
+    def demote(self) -> None:
+        hold, chunks, saved, _, _ = self.memory.hold_unsaved(64, True)
+        if not hold:
+            return
+        keys = self.memory.keys_of(hold)
+        parent = keys[(saved - 1) * 32 : saved * 32] if saved else b""
+        made, states, _, _ = self.files.reserve(self.namespace.id, self.below, parent, keys[saved * 32 :], self.tick())
+        taken = states.count(SaveState.RESERVED)
+        assert taken <= chunks - saved
+        if made:
+            self.files.commit(made, 0, sums(taken), self.tick())
+            self.files.end_reservation(made, self.tick())
+        self.memory.release_untouched(hold)
+
+    def promote(self, names: list[int]) -> None:
+        column = b"".join(key(names[: at + 1]) for at in range(len(names)))
+        hold, states, _, generations = self.memory.promote(
+            self.namespace.id, self.namespace.size_class, b"", column, self.tick()
+        )
+        for at, state in enumerate(states):
+            if state == SaveState.RESERVED:
+                (generation,) = struct.unpack_from("<Q", generations, 8 * at)
+                self.memory.landed(column[32 * at : 32 * at + 32], generation, tokens_of(names[at]))
+        if hold:
+            self.memory.release(hold, self.tick())
+
+    def truth(self) -> dict[bytes, int]:
+        """Tiers by key, asked of the directories chunk by chunk."""
+        found: dict[bytes, int] = {}
+        for bit, directory in ((DRAM, self.memory), (SSD, self.files)):
+            cursor, is_first = 0, True
+            while cursor or is_first:
+                cursor, hold, rows = directory.records(cursor, 50)
+                for row in rows:
+                    found[row[0]] = found.get(row[0], 0) | bit
+                if hold:
+                    directory.release_untouched(hold)
+                is_first = False
+        return found
+
+    def random_step(self, chance: random.Random) -> None:
+        names = [chance.randrange(3), *(chance.randrange(2) for _ in range(chance.randrange(5)))]
+        dice = chance.randrange(12)
+        if dice < 5:
+            self.store(names)
+        elif dice < 7:
+            self.demote()
+        elif dice == 7:
+            self.promote(names)
+        elif dice == 8:
+            self.memory.drop(key(names))
+        elif dice == 9:
+            self.files.drop(key(names))
+        else:
+            directory = chance.choice((self.memory, self.files))
+            directory.flush(None, self.clock.now_ns() - chance.randrange(40) * 10**9)
+
+    def slices(self, replica: Replica) -> Iterator[None]:
+        """Brings a replica up to now, slice by slice."""
+        while (found := self.journal.since(self.epoch, replica.last)).events:
+            assert not found.is_gap
+            replica.apply(found.events)
+            yield
+
+
+def key(names: list[int]) -> bytes:
+    return random.Random(repr(names)).randbytes(31) + b"\0"
+
+
+def tokens_of(name: int) -> bytes:
+    return struct.pack("<8i", *range(name, name + 8))
+
+
+def sums(chunks: int) -> bytes:
+    return bytes(4 * LAYERS * chunks)
+
+
+def follow(rig: Rig, replica: Replica) -> None:
+    for _ in rig.slices(replica):
+        pass
+
+
+def take_snapshot(rig: Rig, replica: Replica, between: object = lambda: None) -> None:
+    assert callable(between)
+    page = rig.journal.snapshot(0)
+    replica.begin_snapshot(page.as_of)
+    while True:
+        follow(rig, replica)
+        assert replica.last == page.as_of
+        replica.merge(page.chunks)
+        if page.cursor == SNAPSHOT_END:
+            break
+        between()
+        page = rig.journal.snapshot(page.cursor)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_events_add_up_to_what_is_stored_after_every_step(seed: int) -> None:
+    rig, chance, replica = Rig(), random.Random(seed), Replica()
+    for _ in range(60):
+        rig.random_step(chance)
+        follow(rig, replica)
+        assert replica.tiers() == rig.truth()
+        for stored, known in replica.chunks.items():
+            assert not known.tiers & DRAM or known.tokens == rig.memory.tokens_of(stored)
+    assert rig.journal.verify() == []
+    assert rig.memory.verify() == rig.files.verify() == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_snapshot_taken_while_events_go_on_leads_to_what_is_stored(seed: int) -> None:
+    rig, chance, replica = Rig(), random.Random(seed), Replica()
+    for _ in range(40):
+        rig.random_step(chance)
+    pages = pytest.MonkeyPatch()
+    with pages.context() as patch:
+        patch.setattr("kvpool.index.journal.PAGE_CHUNKS_MAX", chance.randrange(1, 5))
+        take_snapshot(rig, replica, between=lambda: rig.random_step(chance))
+    assert replica.tiers() == rig.truth()
+    for _ in range(20):
+        rig.random_step(chance)
+        follow(rig, replica)
+        assert replica.tiers() == rig.truth()
+
+
+def test_chains_are_one_event_and_so_are_removals_and_these_come_before_the_next_store() -> None:
+    rig = Rig()
+    rig.store([1, 2, 3])
+    rig.store([1, 2, 4])
+    rig.store([5])
+    rig.journal.take_changes()
+    rig.memory.flush(None, rig.tick())
+    rig.store([6])
+    created, *events = rig.journal.since(b"", -1).events
+    assert (created.id, created.kind, created.capacities) == (0, EventKind.CREATED, (0, 400, 400, 0))
+    assert [(event.kind, len(event.chunks)) for event in events] == [
+        (EventKind.STORED, 3),
+        (EventKind.STORED, 1),
+        (EventKind.STORED, 1),
+        (EventKind.REMOVED, 5),
+        (EventKind.STORED, 1),
+    ]
+    assert events[0].parent == b""
+    assert events[1].parent == key([1, 2])
+    assert events[0].tokens == tokens_of(1) + tokens_of(2) + tokens_of(3)
+    assert (events[3].cause, events[3].tiers_before, events[3].level) == (Cause.FLUSHED, DRAM, None)
+    assert (events[0].level, events[0].priority, events[0].namespace) == (Level.DRAM, 35, rig.namespace.id)
+
+
+def test_a_move_between_tiers_is_an_update_of_each_chunk() -> None:
+    rig = Rig()
+    rig.store([1, 2])
+    rig.demote()
+    rig.demote()
+    rig.memory.flush(None, rig.tick())
+    rig.promote([1, 2])
+    updates = [event for event in rig.journal.since(b"", -1).events if event.kind == EventKind.UPDATED]
+    assert [(event.tiers_before, event.tiers) for event in updates] == [
+        (DRAM, DRAM | SSD), (DRAM, DRAM | SSD), (DRAM | SSD, SSD), (DRAM | SSD, SSD), (SSD, DRAM | SSD), (SSD, DRAM | SSD)
+    ]  # fmt: skip
+    assert [event.gained for event in updates[:4]] == [(Level.SSD,), (Level.SSD,), (), ()]
+    assert [event.lost for event in updates[2:5]] == [(Level.DRAM,), (Level.DRAM,), ()]
+    assert updates[4].tokens == tokens_of(1)
+    assert (updates[5].parent, updates[5].cause) == (key([1]), Cause.PROMOTED)
+
+
+def test_a_full_buffer_forgets_the_oldest_and_who_needs_them_meets_a_gap() -> None:
+    rig = Rig(buffer="64KiB")
+    for name in range(300):
+        rig.store([name, 1, 2, 3])
+        rig.journal.take_changes()
+    follower = rig.journal.since(rig.epoch, -1)
+    assert follower.is_gap
+    assert follower.events == ()
+    assert follower.last + 1 == rig.journal.stats()["events.written"]
+    assert rig.journal.stats()["events.dropped"] > 0
+    assert rig.journal.stats()["events.kept_bytes"] <= 64 << 10
+    replica = Replica()
+    take_snapshot(rig, replica)
+    assert replica.tiers() == rig.truth()
+    assert rig.journal.verify() == []
+
+
+def test_ids_of_another_life_and_of_the_future_are_gaps() -> None:
+    rig = Rig()
+    rig.store([1])
+    assert rig.journal.since(os.urandom(16), 0).is_gap
+    assert rig.journal.since(rig.epoch, 2).is_gap
+    assert rig.journal.since(rig.epoch, -2).is_gap
+    assert not rig.journal.since(rig.epoch, 1).is_gap
+
+
+def test_more_changes_at_once_than_the_feed_holds_are_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.index.journal.FEED_CHANGES_MAX", 8)
+    rig, replica = Rig(), Replica()
+    follow(rig, replica)
+    for name in range(5):
+        rig.store([name, 1, 2])
+    assert rig.journal.since(rig.epoch, replica.last).is_gap
+    stats = rig.journal.stats()
+    assert (stats["events.gaps"], stats["events.lost_changes"]) == (1, 7)
+    take_snapshot(rig, replica)
+    assert replica.tiers() == rig.truth()
+
+
+def test_a_restored_tier_is_a_gap_and_no_flood() -> None:
+    rig = Rig()
+    rows = b"".join(
+        key([at]) + bytes(32) + struct.pack("<QQII", at * 2 * SLOT, at + 1, rig.namespace.id, rig.below)
+        for at in range(20)
+    )
+    before = rig.journal.since(b"", -1).last
+    assert rig.files.restore(rows) == b"\1" * 20
+    rig.files.finish_restore()
+    assert rig.journal.since(rig.epoch, before).is_gap
+    replica = Replica()
+    take_snapshot(rig, replica)
+    assert replica.tiers() == rig.truth() == {key([at]): SSD for at in range(20)}
+
+
+def test_a_snapshot_waits_until_the_log_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.index.journal.CHANGES_PER_TURN", 2)
+    rig, replica = Rig(), Replica()
+    rig.store([1, 2, 3, 4, 5])
+    assert rig.journal.snapshot(0).chunks == ()
+    assert rig.journal.snapshot(0).cursor == 0
+    take_snapshot(rig, replica)
+    assert replica.tiers() == rig.truth()
+
+
+@pytest.mark.parametrize("cursor", [-1, -(2**40), 2 << 32, 2**62, 5 << 32 | 7])
+def test_a_cursor_from_nowhere_is_the_end(cursor: int) -> None:
+    rig = Rig()
+    rig.store([1])
+    page = rig.journal.snapshot(cursor)
+    assert page.chunks == ()
+    assert page.cursor == SNAPSHOT_END
+
+
+def test_a_cursor_beyond_the_last_place_ends() -> None:
+    rig = Rig()
+    rig.store([1])
+    page = rig.journal.snapshot((1 << 32) - 1)
+    assert (page.chunks, page.cursor) == ((), 1 << 32)
+
+
+def test_every_fate_is_told() -> None:
+    rig = Rig(chunks=4)
+    explain = rig.journal.explain
+    assert explain(key([9])) == {"fate": "unknown"}
+    rig.store([1, 2])
+    assert explain(key([1, 2])) == {
+        "fate": "stored", "tiers": ["dram"], "priority": 35, "model": "model", "has_parent": True
+    }  # fmt: skip
+    rig.memory.drop(key([1, 2]))
+    rig.clock.seconds += 5
+    gone = {"fate": "removed", "reason": "dropped", "tier": "dram", "priority": 35, "age_s": 5.0, "model": "model"}
+    assert explain(key([1, 2])) | {"age_s": 5.0} == gone
+    rig.store([3, 4, 5, 6])
+    assert explain(key([1]))["reason"] == "own-class"
+    rig.memory.flush(None, rig.tick())
+    assert explain(key([3]))["reason"] == "flushed"
+    states = rig.store([1, 2, 3, 4, 5, 6])
+    assert SaveState.FULL in states
+    refused = explain(key([1, 2, 3, 4, 5]))
+    assert (refused["fate"], refused["reason"]) == ("declined", "full")
+    assert explain(key([1, 2, 3, 4, 5, 6]))["reason"] == "no-parent"
+    rig.store([1, 2])
+    assert explain(key([1, 2]))["fate"] == "stored"
+
+
+def test_fates_are_bounded_and_refusals_do_not_push_departures_out() -> None:
+    rig = Rig(fates="16")
+    rig.store([1])
+    rig.memory.drop(key([1]))
+    rig.journal.take_changes()
+    for name in range(100):
+        rig.journal.note_refusals(key([name, 7]), bytes([SaveState.FULL]), NamespaceId(0))
+    assert rig.journal.stats()["events.fates"] == 17
+    assert rig.journal.explain(key([1]))["fate"] == "removed"
+    assert rig.journal.explain(key([0, 7])) == {"fate": "unknown"}
+    rig.journal.note_refusals(key([1]) * 100, bytes([SaveState.FULL]) * 100, NamespaceId(0))
+    assert rig.journal.stats()["events.fates"] == 17
