@@ -74,6 +74,7 @@ class Journal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: set[asyncio.Future[None]] = set()
         self._listeners: list[Callable[[], None]] = []
+        self._counted: list[Callable[[], dict[str, int]]] = []
 
     def __repr__(self) -> str:
         return f"<Journal {self._log!r}, {self._feed.waiting} changes wait>"
@@ -90,9 +91,13 @@ class Journal:
             self._loop = None
         self._wake()
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called, on the control thread, whenever there are new events. It must not wait."""
+    def listen(self, listener: Callable[[], None], stats: Callable[[], dict[str, int]]) -> None:
+        """Have `listener` called, on the control thread, whenever there are new events. It must not wait.
+
+        `stats` are its counters, which `stats` here tells too.
+        """
         self._listeners.append(listener)
+        self._counted.append(stats)
 
     def take_changes(self) -> None:
         """Write down the changes that wait, CHANGES_PER_TURN at most."""
@@ -183,6 +188,7 @@ class Journal:
 
     def stats(self) -> dict[str, int]:
         """Counters, by name."""
+        counted = {name: count for stats in self._counted for name, count in stats().items()}
         return {
             "events.written": self._log.next_id - self._log.gaps,
             "events.kept": self._log.events,
@@ -191,6 +197,7 @@ class Journal:
             "events.gaps": self._log.gaps,
             "events.lost_changes": self._feed.lost,
             "events.fates": len(self._fates),
+            **counted,
         }
 
     def verify(self) -> list[str]:

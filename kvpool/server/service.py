@@ -38,7 +38,7 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
             m.End: lambda request: pool.end_reservation(session, request.reservation),
             m.Usage: lambda request: pool.count_usage(session, request.counts),
             m.ReportCorrupt: lambda request: _report_corrupt(pool, session, request),
-            **engine_event_handlers(pool.journal, pool.namespaces, session),
+            **engine_event_handlers(pool, session),
         }
     )
 
@@ -53,7 +53,7 @@ def admin_handlers(pool: Pool, info: Callable[[], dict[str, Any]], connections: 
             m.WriteDown: lambda request: _write_down(pool, request),
             m.Check: lambda _: _check(pool),
             m.VerifyBytes: lambda request: _verify_bytes(pool, request),
-            **admin_event_handlers(pool.journal, pool.namespaces),
+            **admin_event_handlers(pool),
         }
     )
 
