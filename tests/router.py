@@ -8,6 +8,7 @@ Written from the description of vLLM's KV events alone, and sharing no code with
     replay: DEALER sends [b"", number]; gets [b"", topic, number, payload]…, then [b"", b"", -1, b""]
 """
 
+import contextlib
 import struct
 import time
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ POSITIONAL = {
     "AllBlocksCleared": (),
 }
 END = struct.pack(">q", -1)
+SEND_TIMEOUT_MS = 500
 
 
 def decode(payload: bytes) -> tuple[float, list[dict[str, Any]], int]:
@@ -124,6 +126,7 @@ class Router:
         made = self._context.socket(kind)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.RCVHWM, hwm)
+        made.setsockopt(zmq.SNDTIMEO, SEND_TIMEOUT_MS)
         if keys is not None:
             made.curve_serverkey, made.curve_publickey, made.curve_secretkey = keys
         made.connect(endpoint)
@@ -169,9 +172,15 @@ class Router:
             messages.append((name.decode(), struct.unpack(">Q", number)[0], payload))
 
     def send_raw(self, frames: list[bytes]) -> None:
-        """Anything at all, to the replay socket."""
+        """Anything at all, to the replay socket; nothing where it lets nobody in."""
         assert self._dealer is not None
-        self._dealer.send_multipart(frames)
+        with contextlib.suppress(zmq.Again):
+            self._dealer.send_multipart(frames)
+
+    def is_answered(self, timeout_s: float) -> bool:
+        """Whether the replay socket has said anything."""
+        assert self._dealer is not None
+        return bool(self._dealer.poll(int(timeout_s * 1000)))
 
     def _take(self, topic: str, number: int, payload: bytes) -> None:
         expected = self.next.get(topic, 0)
