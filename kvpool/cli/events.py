@@ -58,9 +58,10 @@ def events(options: Options, since: int, follow: bool, count: int | None, form: 
             answer = _next(connection, incarnation, last, wait_s=WAIT_S if follow else 0.0)
             incarnation, last = answer.incarnation, answer.last
             if answer.is_gap:
-                sys.stderr.write(f"kvpoolctl: a gap: what happened up to event {last} is not known any more\n")
-                if not follow:
-                    break
+                last = answer.oldest - 1
+                sys.stderr.write(
+                    f"kvpoolctl: a gap: what happened before event {answer.oldest} is not known any more\n"
+                )
                 continue
             found = unpack_events(answer.events)
             if not found and not follow:
@@ -83,7 +84,7 @@ def events(options: Options, since: int, follow: bool, count: int | None, form: 
 
 
 def _next(connection: BlockingConnection, incarnation: bytes, last: int, *, wait_s: float) -> m.Events:
-    """What is behind an id. One that is older than the log is answered from where the log begins."""
+    """What is behind an id."""
     answer: m.Events = ask(lambda: connection.events(incarnation, last, wait_s))
     return answer
 

@@ -55,12 +55,14 @@ def why(options: Options, keys: tuple[str, ...], tokens_file: Any, model: str | 
     """
     if bool(keys) == (tokens_file is not None):
         fail("name one or more KEYs, or --tokens-file FILE", EXIT_USAGE)
+    wanted, salted = [_key(text) for text in keys], _salt(salt)
+    tokens = [] if keys else _tokens(tokens_file.read())
     with options.connect() as connection:
-        if keys:
-            rows = ask(lambda: _of_keys(connection, keys, model))
-        else:
-            tokens, salted = _tokens(tokens_file.read()), _salt(salt)
-            rows = ask(lambda: _of_prompt(connection, tokens, model, salted, adapter))
+        rows = ask(
+            lambda: (
+                _of_keys(connection, wanted, model) if keys else _of_prompt(connection, tokens, model, salted, adapter)
+            )
+        )
     if options.is_json:
         print_json(rows)
     else:
@@ -70,8 +72,8 @@ def why(options: Options, keys: tuple[str, ...], tokens_file: Any, model: str | 
         fail("the prompt has no whole chunk in any layout of that model that the daemon knows", EXIT_FAILURE)
 
 
-def _of_keys(connection: BlockingConnection, keys: tuple[str, ...], model: str | None) -> list[dict[str, Any]]:
-    rows = connection.fates([_key(text) for text in keys])
+def _of_keys(connection: BlockingConnection, keys: list[bytes], model: str | None) -> list[dict[str, Any]]:
+    rows = connection.fates(keys)
     for row in rows:
         if model is not None and row.get("model", model) != model:
             row["mismatch"] = model

@@ -45,24 +45,28 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EventSlice:
-    """Some events in a row. `last`: the id to go on from. Behind a gap there are none: a snapshot has to be taken."""
+    """Some events in a row. `last`: the id to go on from; `oldest`: the first id that is kept.
+
+    Behind a gap there are none: a snapshot has to be taken.
+    """
 
     events: tuple[Event, ...]
     last: int
+    oldest: int
     is_gap: bool
 
 
 class EventLog:
     """The latest events, by id.
 
-    Invariant: `_events` holds exactly the ids `_oldest` up to `next_id`, and `_bytes` is what they take, at most
+    Invariant: `_events` holds exactly the ids `oldest` up to `next_id`, and `_bytes` is what they take, at most
     `bytes_max` unless there is a single one.
     """
 
     def __init__(self, bytes_max: int, capacities: Sequence[int]) -> None:
         self._bytes_max = bytes_max
         self._events: dict[int, Event] = {}
-        self._oldest = 0
+        self.oldest = 0
         self._bytes = 0
         self.next_id = 0
         self.dropped_events = 0
@@ -70,7 +74,7 @@ class EventLog:
         self.append(Event(0, EventKind.CREATED, capacities=tuple(capacities)))
 
     def __repr__(self) -> str:
-        return f"<EventLog {self._oldest}..{self.next_id - 1}, {self._bytes} bytes>"
+        return f"<EventLog {self.oldest}..{self.next_id - 1}, {self._bytes} bytes>"
 
     @property
     def events(self) -> int:
@@ -89,8 +93,8 @@ class EventLog:
         self.next_id += 1
         self._bytes += _size_of(event)
         while self._bytes > self._bytes_max and len(self._events) > 1:
-            self._bytes -= _size_of(self._events.pop(self._oldest))
-            self._oldest += 1
+            self._bytes -= _size_of(self._events.pop(self.oldest))
+            self.oldest += 1
             self.dropped_events += 1
 
     def open_gap(self) -> None:
@@ -100,12 +104,12 @@ class EventLog:
         self._events.clear()
         self._bytes = 0
         self.next_id += 1
-        self._oldest = self.next_id
+        self.oldest = self.next_id
 
     def since(self, last: int, bytes_max: int) -> EventSlice:
         """The events behind id `last` (-1: from the first), as many as fit, at least one where there is any."""
-        if not self._oldest - 1 <= last < self.next_id:
-            return EventSlice((), self.next_id - 1, is_gap=True)
+        if not self.oldest - 1 <= last < self.next_id:
+            return EventSlice((), self.next_id - 1, self.oldest, is_gap=True)
         chosen: list[Event] = []
         size, at = 0, last + 1
         while at < self.next_id:
@@ -115,13 +119,13 @@ class EventLog:
                 break
             chosen.append(event)
             at += 1
-        return EventSlice(tuple(chosen), at - 1, is_gap=False)
+        return EventSlice(tuple(chosen), at - 1, self.oldest, is_gap=False)
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
         problems = []
-        if list(self._events) != list(range(self._oldest, self.next_id)):
-            problems.append(f"events: the log does not hold exactly {self._oldest} to {self.next_id}")
+        if list(self._events) != list(range(self.oldest, self.next_id)):
+            problems.append(f"events: the log does not hold exactly {self.oldest} to {self.next_id}")
         if self._bytes != sum(_size_of(event) for event in self._events.values()):
             problems.append("events: the log miscounts its bytes")
         if self._bytes > self._bytes_max and len(self._events) > 1:

@@ -138,7 +138,7 @@ class Journal:
         """Events behind id `last` of an incarnation (empty: this one, whichever it is)."""
         self.take_changes()
         if incarnation not in (b"", self.incarnation):
-            return EventSlice((), self._log.next_id - 1, is_gap=True)
+            return EventSlice((), self._log.next_id - 1, self._log.oldest, is_gap=True)
         return self._log.since(last, ANSWER_BYTES_MAX)
 
     async def wait_for_events(self, last: int, timeout_s: float) -> None:

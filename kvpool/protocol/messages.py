@@ -285,12 +285,13 @@ class AskEvents:
 class Events:
     """Some events (see `event_columns`), up to id `last`, and the namespaces that they name.
 
-    After a gap there are none, and `last` is the newest id: what is stored a snapshot tells.
+    After a gap there are none, and `last` is the newest id: what is stored a snapshot tells. `oldest`: the first id kept.
     """
 
     KIND: ClassVar[int] = 41
     incarnation: bytes
     last: int
+    oldest: int
     is_gap: bool
     events: bytes
     namespaces: bytes

@@ -50,6 +50,7 @@ def _events_at_once(pool: Pool, session: EngineSession | None, request: m.AskEve
     return m.Events(
         pool.journal.incarnation,
         found.last,
+        found.oldest,
         found.is_gap,
         event_columns.pack_events(events),
         _names(pool, {event.namespace for event in events}),

@@ -43,6 +43,10 @@ SENT = (
     m.Flush("", 0.0, ""),
     m.Check(),
     m.VerifyBytes(b"", 1),
+    m.AskEvents(b"", 0, 0.0),
+    m.AskSnapshot(0),
+    m.AskFates(b""),
+    m.AskNamespaces(0),
 )
 
 
@@ -53,6 +57,8 @@ def _run_session(daemon: Daemon) -> None:
         assert load_all(pool, keys)[0].chunks == 7
         with pool.acquire(pool.lookup(keys)) as lease, pool.claim(lease.ticket()) as claimed:
             assert claimed.chunks == 7
+        assert pool.events().events
+        assert sum(len(part.chunks) for part in pool.snapshot()) == 7
     with engine(daemon) as raw:
         made = raw.call(m.Reserve(b"", keys_of(0, 3)), m.Reserved)
         raw.call(m.End(made.reservation), m.Done)
@@ -63,4 +69,8 @@ def _run_session(daemon: Daemon) -> None:
         admin.info()
         admin.stats()
         admin.check(deep=True)
+        admin.events(b"", -1)
+        admin.snapshot(0)
+        admin.fates([keys[0]])
+        admin.namespaces()
         admin.flush("test-model", None)
