@@ -7,7 +7,7 @@ a changed number is a change of the protocol.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NewType
+from typing import Any, NamedTuple, NewType
 
 KEY_BYTES = 32
 EPOCH_BYTES = 16
@@ -199,8 +199,7 @@ class Cause(IntEnum):
     PROMOTED = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """Something that happened to chunks; ids rise by one, and a missing one is a gap.
 
     CREATED: a daemon began, with room for `capacities` chunks, by level. STORED: chunks `keys`, each the parent of the next,
@@ -261,8 +260,7 @@ def level_of(tiers: int) -> Level | None:
     return levels[0] if levels else None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredChunk:
+class StoredChunk(NamedTuple):
     """A chunk as a snapshot of the pool has it; the fields mean what they do in an `Event`."""
 
     key: bytes

@@ -9,13 +9,13 @@ Control thread only; no clock is read.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvpool.types import KEY_BYTES, Cause, Event, EventKind
 
-# What an event and its entry in the log take besides keys and tokens (measured: 250 to 330 bytes).
-EVENT_BYTES = 320
+# What an event and its entry in the log take besides keys and tokens (measured: 390 bytes).
+EVENT_BYTES = 400
 # No event is joined beyond this, so that any event fits a frame and a message.
 EVENT_PAYLOAD_BYTES_MAX = 64 << 10
 _NO_KEY = bytes(KEY_BYTES)
@@ -87,8 +87,8 @@ class EventLog:
         return self._bytes
 
     def append(self, event: Event) -> None:
-        """Take an event and give it the next id; the oldest ones make room."""
-        event = replace(event, id=self.next_id)
+        """Take the next event; the oldest ones make room."""
+        assert event.id == self.next_id
         self._events[self.next_id] = event
         self.next_id += 1
         self._bytes += _size_of(event)
@@ -141,69 +141,78 @@ class EventWriter:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._open: Event | None = None
+        self._first: Change | None = None  # of the event that is being joined
+        self._kind = EventKind.CREATED
+        self._before = 0
         self._keys: list[bytes] = []
         self._tokens: list[bytes] = []
         self._bytes = 0
 
     def write(self, change: Change, tokens: bytes) -> None:
         """Take a change. `tokens`: the chunk's token ids, where it arrived and they are known."""
-        event = event_of(change, tokens)
-        if self._open is None or not self._joins(self._open, event):
+        bit = 1 << change.level
+        before = change.tiers
+        if change.kind == ChangeKind.ARRIVED:
+            before &= ~bit
+        elif change.kind == ChangeKind.LEFT:
+            before |= bit
+        kind = _kind_of(before, change.tiers)
+        if self._first is None or not self._joins(change, kind, before, tokens):
             self.flush()
-            self._open = event
+            self._first, self._kind, self._before = change, kind, before
         self._keys.append(change.key)
         self._tokens.append(tokens)
         self._bytes += KEY_BYTES + len(tokens)
 
     def flush(self) -> None:
         """Append what is being joined: readers see it from now on."""
-        if self._open is not None:
-            self._log.append(replace(self._open, keys=b"".join(self._keys), tokens=b"".join(self._tokens)))
-        self._open, self._keys, self._tokens, self._bytes = None, [], [], 0
+        if self._first is None:
+            return
+        first, has_parent = self._first, self._kind != EventKind.REMOVED and self._first.parent != _NO_KEY
+        self._log.append(
+            Event(
+                self._log.next_id,
+                self._kind,
+                first.namespace,
+                b"".join(self._keys),
+                first.parent if has_parent else b"",
+                b"".join(self._tokens),
+                first.tiers,
+                self._before,
+                first.priority,
+                first.priority_before,
+                Cause(first.cause),
+            )
+        )
+        self._first, self._keys, self._tokens, self._bytes = None, [], [], 0
 
-    def _joins(self, before: Event, event: Event) -> bool:
-        if event.kind not in (EventKind.STORED, EventKind.REMOVED) or _traits(event) != _traits(before):
+    def _joins(self, change: Change, kind: EventKind, before: int, tokens: bytes) -> bool:
+        first = self._first
+        assert first is not None
+        if (
+            kind != self._kind
+            or kind == EventKind.UPDATED
+            or _traits(first) != _traits(change)
+            or before != self._before
+        ):
             return False
-        if self._bytes + KEY_BYTES + len(event.tokens) > EVENT_PAYLOAD_BYTES_MAX:
+        if self._bytes + KEY_BYTES + len(tokens) > EVENT_PAYLOAD_BYTES_MAX:
             return False
-        if event.kind == EventKind.REMOVED:
+        if kind == EventKind.REMOVED:
             return True
-        return event.parent == self._keys[-1] and len(event.tokens) == len(self._tokens[-1])
+        return change.parent == self._keys[-1] and len(tokens) == len(self._tokens[-1])
 
 
-def event_of(change: Change, tokens: bytes) -> Event:
-    """The event that one change is when it stands alone; its id is still to be given."""
-    bit = 1 << change.level
-    tiers = before = change.tiers
-    if change.kind == ChangeKind.ARRIVED:
-        before &= ~bit
-    elif change.kind == ChangeKind.LEFT:
-        before |= bit
+def _kind_of(before: int, after: int) -> EventKind:
+    """What a chunk in tiers `before` and then in tiers `after` has met."""
     if not before:
-        kind = EventKind.STORED
-    elif not tiers:
-        kind = EventKind.REMOVED
-    else:
-        kind = EventKind.UPDATED
-    return Event(
-        0,
-        kind,
-        namespace=change.namespace,
-        keys=change.key,
-        parent=b"" if kind == EventKind.REMOVED or change.parent == _NO_KEY else change.parent,
-        tokens=tokens,
-        tiers=tiers,
-        tiers_before=before,
-        priority=change.priority,
-        priority_before=change.priority_before,
-        cause=Cause(change.cause),
-    )
+        return EventKind.STORED
+    return EventKind.UPDATED if after else EventKind.REMOVED
 
 
-def _traits(event: Event) -> tuple[object, ...]:
-    """What chunks of one event have in common."""
-    return event.kind, event.namespace, event.tiers, event.tiers_before, event.priority, event.cause
+def _traits(change: Change) -> tuple[int, ...]:
+    """What the changes of one event have in common, besides their kind."""
+    return change.namespace, change.tiers, change.cause, change.priority, change.priority_before
 
 
 def _size_of(event: Event) -> int:

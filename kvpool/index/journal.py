@@ -27,12 +27,12 @@ from kvpool.index.fates import Departure, Fates
 from kvpool.index.namespaces import Namespaces
 from kvpool.types import KEY_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
 
-# A change takes about 4 µs to write down (measured), so that a turn of the loop stays about a millisecond.
+# A change takes 2 to 4 µs to write down (measured), so that a turn of the loop stays under a millisecond.
 CHANGES_PER_TURN = 256
 # Of the native feed, 80 bytes each: what may happen in one call of the directories without a gap.
 FEED_CHANGES_MAX = 65_536
 ANSWER_BYTES_MAX = 512 << 10
-PAGE_CHUNKS_MAX = 512
+PAGE_CHUNKS_MAX = 128
 WAITING_MAX = 256
 SNAPSHOT_END = -1
 _ROW = struct.Struct("<32s32sIBBBBBB6x")

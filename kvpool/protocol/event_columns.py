@@ -5,7 +5,6 @@ any thread.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
 from typing import Any
 
 import msgpack
@@ -20,7 +19,7 @@ NamespaceNames = dict[int, tuple[str, Layout]]
 
 def pack_events(events: Iterable[Event]) -> bytes:
     """The column of events."""
-    return _pack([[*astuple(event)] for event in events])
+    return _pack(list(events))
 
 
 def unpack_events(column: bytes) -> tuple[Event, ...]:
@@ -33,7 +32,7 @@ def unpack_events(column: bytes) -> tuple[Event, ...]:
 
 def pack_chunks(chunks: Iterable[StoredChunk]) -> bytes:
     """The column of chunks."""
-    return _pack([[*astuple(chunk)] for chunk in chunks])
+    return _pack(list(chunks))
 
 
 def unpack_chunks(column: bytes) -> tuple[StoredChunk, ...]:

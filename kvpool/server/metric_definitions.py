@@ -314,22 +314,22 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_transfer_waiting_jobs", "Jobs that wait for a transfer thread.", _server("transfer_waiting"), "jobs"),
     ),
     "Events": (
-        _counter("kvpool_events_written", "Events of chunks stored, removed and moved.", _events("events.written"), "events"),
-        _counter("kvpool_events_dropped", "Events forgotten because the buffer was full or a gap had made them useless.",
+        _counter("kvpool_written_events", "Events of chunks stored, removed and moved.", _events("events.written"), "events"),
+        _counter("kvpool_dropped_events", "Events forgotten because the buffer was full or a gap had made them useless.",
                  _events("events.dropped"), "events"),
         _counter("kvpool_event_gaps", "Times at which more happened than events could tell.", _events("events.gaps")),
         _gauge("kvpool_events_kept_bytes", "Memory of the events that can be read.", _events("events.kept_bytes"), "bytes"),
-        _counter("kvpool_events_published", "Events published to routers (with events.publish).",
+        _counter("kvpool_published_events", "Events published to routers (with events.publish).",
                  _events("events.published"), "events"),
-        _counter("kvpool_event_messages_published", "Messages that carried them.",
+        _counter("kvpool_published_event_messages", "Messages that carried them.",
                  _events("events.published_messages"), "messages"),
-        _counter("kvpool_event_messages_replayed", "Messages handed out again (with events.replay).",
+        _counter("kvpool_replayed_event_messages", "Messages handed out again (with events.replay).",
                  _events("events.replayed_messages"), "messages"),
         _counter("kvpool_event_resyncs", "Times at which everything was told to routers anew, after a gap.",
                  _events("events.resyncs")),
         _counter("kvpool_event_publish_errors", "Errors of the publisher that nobody expected; the log has the first.",
                  _events("events.publish_errors")),
-        _counter("kvpool_event_requests_refused", "Routers without a known key, requests at replay that were none, and replays "
+        _counter("kvpool_event_refusals", "Routers without a known key, requests at replay that were none, and replays "
                  "that nobody read to their end.", _labelled(_refused_by_publisher), "", "reason"),
     ),
     "Health": (

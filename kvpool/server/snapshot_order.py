@@ -8,7 +8,6 @@ One thread. Invariant: `_waiting` holds exactly the chunks in the lists of `_chi
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from kvpool.protocol.block_hashes import block_hash
 from kvpool.types import Event, EventKind, StoredChunk
@@ -46,7 +45,7 @@ class SnapshotOrder:
                 if chunk is None:
                     continue
                 if event.kind == EventKind.UPDATED:
-                    self._waiting[key] = replace(chunk, tiers=event.tiers, tokens=chunk.tokens or event.tokens)
+                    self._waiting[key] = chunk._replace(tiers=event.tiers, tokens=chunk.tokens or event.tokens)
                 else:
                     del self._waiting[key]
 

@@ -3,11 +3,13 @@
 import os
 import random
 import struct
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvpool.index.events import Change, ChangeKind, EventLog, EventWriter
 from kvpool.index.journal import SNAPSHOT_END
 from kvpool.types import Cause, EventKind, Level, NamespaceId, SaveState
 from tests.event_readers import Replica
@@ -222,3 +224,36 @@ def test_fates_are_bounded_and_refusals_do_not_push_departures_out() -> None:
     assert rig.journal.explain(key([0, 7])) == {"fate": "unknown"}
     rig.journal.note_refusals(key([1]) * 100, bytes([SaveState.FULL]) * 100, NamespaceId(0))
     assert rig.journal.stats()["events.fates"] == 17
+
+
+def test_a_change_of_priority_is_an_update_of_each_chunk() -> None:
+    log = EventLog(1 << 20, [])
+    writer = EventWriter(log)
+    for number in range(2):
+        writer.write(
+            Change(key([number]), bytes(32), 3, ChangeKind.PRIORITY, Level.DRAM, DRAM | SSD, Cause.STORED, 80, 35), b""
+        )
+    writer.flush()
+    _, *updates = log.since(-1, 1 << 20).events
+    assert [(event.kind, event.chunks) for event in updates] == [
+        (EventKind.UPDATED, (key([number]),)) for number in range(2)
+    ]
+    assert (updates[0].priority_before, updates[0].priority) == (35, 80)
+    assert updates[0].tiers == updates[0].tiers_before == DRAM | SSD
+    assert updates[0].gained == updates[0].lost == ()
+
+
+def test_no_event_grows_beyond_its_bound() -> None:
+    log = EventLog(1 << 20, [])
+    writer = EventWriter(log)
+    parent = bytes(32)
+    for number in range(40):
+        writer.write(
+            Change(key([number]), parent, 0, ChangeKind.ARRIVED, Level.DRAM, DRAM, Cause.STORED, 35, 35), bytes(4096)
+        )
+        parent = key([number])
+    writer.flush()
+    stored = log.since(-1, 1 << 20).events[1:]
+    assert [len(event.chunks) for event in stored] == [15, 15, 10]
+    assert all(second.parent == first.chunks[-1] for first, second in pairwise(stored))
+    assert log.verify() == []
