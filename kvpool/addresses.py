@@ -61,7 +61,9 @@ def parse_zmq(value: Any) -> ZmqAddress | None:
     if scheme != "tcp":
         raise InvalidArgument(repr(value))
     host, port = _host_and_port(rest)
-    if ipaddress.ip_address(host).is_unspecified:
+    address = ipaddress.ip_address(host)
+    mapped = address.ipv4_mapped if address.version == 6 else None
+    if (mapped or address).is_unspecified:
         raise InvalidArgument(repr(value))
     return ZmqAddress(f"tcp://{LoopbackAddress(host, port)}", is_local=_is_loopback(host))
 

@@ -72,6 +72,7 @@ class Journal:
         self._writer = EventWriter(self._log)
         self._fates = Fates(config.fates)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn: asyncio.Handle | None = None
         self._waiting: set[asyncio.Future[None]] = set()
         self._listeners: list[Callable[[], None]] = []
         self._counted: list[Callable[[], dict[str, int]]] = []
@@ -88,6 +89,8 @@ class Journal:
         """Let go of the loop. What waits for events is answered."""
         if self._loop is not None:
             self._loop.remove_reader(self._feed.fileno())
+            if self._turn is not None:
+                self._turn.cancel()
             self._loop = None
         self._wake()
 
@@ -206,8 +209,12 @@ class Journal:
 
     def _take_turn(self) -> None:
         self.take_changes()
-        if self._feed.waiting and self._loop is not None:
-            self._loop.call_soon(self._take_turn)
+        if self._feed.waiting and self._loop is not None and self._turn is None:
+            self._turn = self._loop.call_soon(self._take_next_turn)
+
+    def _take_next_turn(self) -> None:
+        self._turn = None
+        self._take_turn()
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, set()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import kvpool_client as kv
 from kvpool.cli.kvpoolctl import load_commands
@@ -18,9 +18,8 @@ CHUNK = SMALL.chunk_tokens
 OTHER = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=16)
 
 
-def _run(daemon: Daemon, *arguments: str, answer: str = "") -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", daemon.socket, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, input=answer, timeout=60, check=False)
+def _run(daemon: Daemon, *arguments: str, answer: str = "") -> Result:
+    return CliRunner().invoke(load_commands(), ["--socket", daemon.socket, *arguments], input=answer)
 
 
 def test_events_are_printed_for_people_and_machines_and_in_trtllms_form(daemon: Daemon) -> None:
@@ -62,7 +61,7 @@ def test_forgotten_events_are_said_and_the_rest_is_printed(start_daemon: Callabl
     wait_until(lambda: int(daemon.stats()["events.dropped"]) > 0, "some are forgotten")
     printed = _run(daemon, "events")
     assert "a gap: what happened before event" in printed.stderr
-    assert printed.returncode == 0
+    assert printed.exit_code == 0
     assert len(printed.stdout.splitlines()) == daemon.stats()["events.kept"]
 
 
@@ -139,5 +138,5 @@ def test_why_refuses_what_are_no_token_ids(text: str) -> None:
 def test_why_says_when_there_is_no_whole_chunk(daemon: Daemon) -> None:
     daemon.connect().close()
     short = _run(daemon, "why", "--tokens-file", "-", answer="[1, 2, 3]")
-    assert short.returncode == 1
+    assert short.exit_code == 1
     assert "no whole chunk" in short.stderr

@@ -85,7 +85,7 @@ def test_the_last_override_wins_over_the_file(tmp_path: Path) -> None:
         "events.publish=tcp://0.0.0.0:5557",
         "events.publish=tcp://*:5557",
         "events.publish=tcp://[::]:5557",
-        "events.publish=tcp://[::ffff:0.0.0.0]:x",
+        "events.publish=tcp://[::ffff:0.0.0.0]:5557",
         "events.publish=tcp://localhost:5557",
         "events.publish=tcp://eth0:5557",
         "events.publish=tcp://127.0.0.1",
