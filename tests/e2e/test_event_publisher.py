@@ -1,7 +1,9 @@
 """Events over ZMQ, as routers consume them: a real daemon, and a router that knows the wire's description alone."""
 
+import itertools
 import select
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +25,9 @@ from tests.router import Router
 LOOPBACK = "tcp://127.0.0.1:0"
 CHUNK = SMALL.chunk_tokens
 MEDIA = {"CPU": kv.Level.DRAM, "STORAGE": kv.Level.SSD}
-SLOW_SECONDS = 2.0
-P99_RATIO_MAX = 5.0
+CHURN_S = 1.0
+ATTEMPTS_MAX = 3
+P99_RATIO_MAX = 3.0
 # What waits for a reader that does not read is `hwm` messages of 64 KiB at most, beside what the kernel buffers.
 SLOW_BYTES_MAX = 24 << 20
 
@@ -210,33 +213,42 @@ def _p99_us(daemon: Daemon, seconds: float) -> float:
     return float(np.percentile(times, 99) * 1e6)
 
 
-def _churn(pool: kv.Pool, first: int) -> None:
-    for number in range(first, first + 200):
-        store(pool, pool.keys(tokens_of(number, CHUNK * 16)))
+def _p99_under_churn_us(daemon: Daemon, pool: kv.Pool, first: int) -> float:
+    """p99 of acquires while chunks come and go."""
+    stop = threading.Event()
+
+    def churn() -> None:
+        for number in itertools.count(first):
+            store(pool, pool.keys(tokens_of(number, CHUNK * 16)))
+            if stop.is_set():
+                return
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        return _p99_us(daemon, CHURN_S)
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_a_subscriber_that_never_reads_costs_the_daemon_nothing(publish: Callable[..., Daemon]) -> None:
+    """Times on a machine shared with others are taken again before they are believed; all of them are printed."""
     daemon = publish(events__hwm="64", events__replay_messages="64", events__buffer="1MiB", dram__capacity="4MiB")
-    with daemon.connect() as pool, router_of(daemon, hwm=1) as slow, router_of(daemon) as quick:
-        connected(daemon, quick, pool)
+    with daemon.connect() as pool:
         with engine(daemon) as raw:
             store_raw(raw, keys_of(100, 16))
-        quiet_us = min(_p99_us(daemon, SLOW_SECONDS / 2) for _ in range(2))
-        before, attempts = private_bytes(daemon), []
-        for attempt in range(3):
-            _churn(pool, 1000 * attempt)
-            with engine(daemon) as raw:
-                store_raw(raw, keys_of(100, 16))
-            attempts.append(_p99_us(daemon, SLOW_SECONDS / 2))
-        grown = private_bytes(daemon) - before
-        print(f"p99 acquire {quiet_us:.0f} us quiet, {attempts} us with a slow subscriber, grown {grown >> 10} KiB")
+        alone_us = [_p99_under_churn_us(daemon, pool, 100_000 * (1 + number)) for number in range(2)]
+        published, before = daemon.stats()["events.published_messages"], private_bytes(daemon)
+        with router_of(daemon, hwm=1), router_of(daemon, hwm=1):
+            slow_us: list[float] = []
+            while not slow_us or (min(slow_us) > P99_RATIO_MAX * min(alone_us) and len(slow_us) < ATTEMPTS_MAX):
+                slow_us.append(_p99_under_churn_us(daemon, pool, 100_000 * (11 + len(slow_us))))
+            grown = private_bytes(daemon) - before
+        print(f"p99 acquire {alone_us} us alone, {slow_us} us beside two that never read, grown {grown >> 10} KiB")
         assert grown < SLOW_BYTES_MAX
-        assert min(attempts) < P99_RATIO_MAX * quiet_us
-        assert slow.gaps == 0
-        wait_until(lambda: daemon.stats()["events.published_messages"] > 600, "publishing went on")
-        router = quick
-        while router.receive(0.2):
-            router.index.is_strict = False
+        assert min(slow_us) < P99_RATIO_MAX * min(alone_us)
+        assert int(daemon.stats()["events.published_messages"]) > int(published) + 64
     assert daemon.problems() == []
 
 
