@@ -1,5 +1,6 @@
 """The journal over real directories: what events add up to is what is stored, whatever happens and wherever a reader begins."""
 
+import asyncio
 import os
 import random
 import struct
@@ -257,3 +258,64 @@ def test_no_event_grows_beyond_its_bound() -> None:
     assert [len(event.chunks) for event in stored] == [15, 15, 10]
     assert all(second.parent == first.chunks[-1] for first, second in pairwise(stored))
     assert log.verify() == []
+
+
+def test_the_loop_takes_changes_by_itself_and_wakes_who_waits() -> None:
+    rig, heard = Rig(), []
+    rig.journal.listen(
+        lambda: heard.append(rig.journal.stats()["events.written"]), lambda: {"events.heard": len(heard)}
+    )
+
+    async def run() -> None:
+        rig.journal.watch(asyncio.get_running_loop())
+        waiting = asyncio.ensure_future(rig.journal.wait_for_events(0, 20.0))
+        await asyncio.sleep(0)
+        rig.store([1, 2])
+        await waiting
+        assert heard == [2]
+        assert rig.journal.stats()["events.heard"] == 1
+        await rig.journal.wait_for_events(0, 20.0)
+        await rig.journal.wait_for_events(1, 0.001)
+        late = asyncio.ensure_future(rig.journal.wait_for_events(1, 20.0))
+        await asyncio.sleep(0)
+        rig.journal.close()
+        await late
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_events_is_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.index.journal.WAITING_MAX", 2)
+    rig = Rig()
+
+    async def run() -> None:
+        waiting = [asyncio.ensure_future(rig.journal.wait_for_events(0, 20.0)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(rig.journal.wait_for_events(0, 20.0), 5.0)
+        waiting[0].cancel()
+        await asyncio.gather(waiting[0], return_exceptions=True)
+        third = asyncio.ensure_future(rig.journal.wait_for_events(0, 20.0))
+        await asyncio.sleep(0)
+        assert not third.done()
+        rig.store([1])
+        rig.journal.take_changes()
+        await asyncio.gather(waiting[1], third)
+
+    asyncio.run(run())
+
+
+def test_a_flood_is_taken_turn_by_turn_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.index.journal.CHANGES_PER_TURN", 2)
+    rig, turns = Rig(), 0
+
+    async def run() -> None:
+        nonlocal turns
+        rig.journal.watch(asyncio.get_running_loop())
+        rig.store([1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+        while rig.journal.stats()["events.written"] < 6:
+            await asyncio.sleep(0)
+            turns += 1
+        rig.journal.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20.0))
+    assert turns >= 5
