@@ -16,7 +16,7 @@ constexpr uint64_t PLACES_PER_ROW = 64;
 Change Directory::describe(const ChunkRecord& record) const noexcept {
   const Directory& shared = faster_ != nullptr ? *faster_ : *this;
   const auto entry = shared.table_.find(record.key);
-  Change change;
+  Change change{};
   change.key = record.key;
   if (record.parent.valid()) {
     change.parent = records_[record.parent].key;

@@ -24,7 +24,7 @@ std::vector<Change> take(ChangeFeed& feed, size_t limit, bool& has_gap) {
 }
 
 Change numbered(uint32_t number) {
-  Change change;
+  Change change{};
   change.owner = number;
   return change;
 }

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
 #include "kvpool/types.h"
 
@@ -39,19 +40,21 @@ enum class Cause : uint8_t {
   PROMOTED = 8,        // read back from a slower tier
 };
 
+// Nothing is initialised by itself, so that a ring of these is not touched before it is used.
 struct Change {
-  ChunkKey key{};
-  ChunkKey parent{};  // zeros: the chunk is the first of its prompt
-  uint32_t owner = 0;
-  ChangeKind kind = ChangeKind::ARRIVED;
-  uint8_t level = 0;  // the tier
-  uint8_t tiers = 0;  // bits of the tiers that have the chunk after the change
-  Cause cause = Cause::STORED;
-  uint8_t priority = 0;
-  uint8_t priority_before = 0;
-  uint8_t unused[6] = {};
+  ChunkKey key;
+  ChunkKey parent;  // zeros: the chunk is the first of its prompt
+  uint32_t owner;
+  ChangeKind kind;
+  uint8_t level;  // the tier
+  uint8_t tiers;  // bits of the tiers that have the chunk after the change
+  Cause cause;
+  uint8_t priority;
+  uint8_t priority_before;
+  uint8_t unused[6];
 };
 static_assert(sizeof(Change) == 80);
+static_assert(std::is_trivially_default_constructible_v<Change>);
 
 class ChangeFeed {
  public:
