@@ -94,6 +94,7 @@ class EventsConfig:
     fates: int
     hwm: int
     replay_messages: int
+    retell_interval: float
     curve_secret_file: str
     curve_clients_file: str
 
@@ -331,6 +332,7 @@ OPTIONS: dict[str, Option] = {
     "events.fates": count_option(16, 10_000_000, 65_536),
     "events.hwm": count_option(1, 1_000_000, 1000),
     "events.replay_messages": count_option(1, 1_000_000, 1000),
+    "events.retell_interval": duration_option("0s", "1d", "1m"),
     "events.curve_secret_file": Option(
         _secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: no keys)"
     ),

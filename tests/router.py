@@ -132,6 +132,12 @@ class Router:
         made.connect(endpoint)
         return made
 
+    def begin_anew(self) -> None:
+        """Forget everything, as a router that has just been started."""
+        self.index = Index()
+        self.next.clear()
+        self.gaps = 0
+
     def receive(self, timeout_s: float) -> bool:
         """Take one message. False where none came in time."""
         if not self._sub.poll(int(timeout_s * 1000)):

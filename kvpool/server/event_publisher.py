@@ -5,6 +5,9 @@ behind it meets a gap, and so do routers whose numbers jump. After a gap everyth
 
     AllBlocksCleared under every topic, then what a snapshot has, parents before children, events going on in between
 
+So it is, at most every `retell_interval`, when somebody asks at replay for messages that are not kept any more: a router that
+has just been started, or was away for long.
+
 Threads: the control thread makes it, calls `wake` and reads `stats`; everything else happens on the thread `kvpool-events`,
 which owns the sockets from `start` on. Bounds: the log behind it, `hwm` messages for a subscriber, `replay_messages` for those
 who ask again, ORPHANS_MAX chunks of a snapshot that wait for their parents.
@@ -18,6 +21,7 @@ from collections.abc import Callable
 
 import zmq
 
+from kvpool.clock import Deadline
 from kvpool.config import EventsConfig
 from kvpool.protocol.event_columns import NamespaceNames
 from kvpool.server.event_frames import EventForm, WireEvent, batches
@@ -60,6 +64,8 @@ class EventPublisher:
         self._host = host
         self._wall_time_s = wall_time_s
         self._form = EventForm(is_positional=config.format == "positional", block_tokens=config.block_tokens)
+        self._retell_interval_s = config.retell_interval
+        self._retell = Deadline(0.0)
         self._sockets = EventSockets(config, socket_mode)
         self.publish_endpoint = self._sockets.publish_endpoint
         self.replay_endpoint = self._sockets.replay_endpoint
@@ -133,6 +139,10 @@ class EventPublisher:
             os.eventfd_read(self._wake_fd)
             self._is_behind = True
         self._replayed += self._sockets.serve(self._kept)
+        if self._sockets.has_asked_for_lost and self._retell_interval_s and self._retell.has_passed():
+            self._sockets.has_asked_for_lost = False
+            self._retell = Deadline(self._retell_interval_s)
+            self._last, self._is_behind = NOWHERE, True
         if self._is_behind and not self._is_stopping:
             try:
                 self._is_behind = self._publish_some()

@@ -50,6 +50,9 @@ class EventSockets:
         self.refused_clients = 0
         self.bad_requests = 0
         self.unsent_replays = 0
+        self.has_asked_for_lost = (
+            False  # somebody wanted a message that is not kept any more; whoever reads it resets it
+        )
         try:
             if self._secret:
                 self._zap = self._context.socket(zmq.REP)
@@ -132,9 +135,12 @@ class EventSockets:
             self.bad_requests += 1
             return 0
         identity, (first,) = request[0], NUMBER.unpack(request[2])
+        topic = request[3] if len(request) == 4 else None
+        oldest = {message[0]: NUMBER.unpack(message[1])[0] for message in reversed(tuple(kept))}
+        self.has_asked_for_lost |= any(first < number for name, number in oldest.items() if topic in (None, name))
         sent = 0
         try:
-            for message in _from(kept, first, request[3] if len(request) == 4 else None):
+            for message in _from(kept, first, topic):
                 replay.send_multipart([identity, b"", *message], zmq.NOBLOCK)
                 sent += 1
             replay.send_multipart([identity, b"", b"", END_OF_REPLAY, b""], zmq.NOBLOCK)

@@ -61,6 +61,7 @@ def connected(daemon: Daemon, router: Router, pool: kv.Pool) -> None:
         return router.receive(0.02)
 
     wait_until(is_heard, "the router is subscribed")
+    router.begin_anew()
     router.catch_up(next(iter(router.topics)))
 
 
@@ -160,12 +161,42 @@ def test_who_comes_late_asks_for_what_was_and_has_it(publish: Callable[..., Daem
 
 
 def test_kept_messages_are_bounded_and_what_is_missing_shows(publish: Callable[..., Daemon]) -> None:
-    daemon = publish(events__replay_messages="3")
+    daemon = publish(events__replay_messages="3", events__retell_interval="0s")
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:
         for number in range(8):
             store(pool, pool.keys(tokens_of(number, CHUNK)))
             wait_until(lambda n=number: daemon.stats()["events.published_messages"] == n + 1, "it is published")
         assert [number for _, number, _ in router.replay(0)] == [5, 6, 7]
+
+
+def test_a_router_that_comes_later_than_messages_reach_back_is_told_everything(publish: Callable[..., Daemon]) -> None:
+    daemon = publish(events__replay_messages="3", events__retell_interval="10ms")
+    with daemon.connect() as pool:
+        for number in range(8):
+            store(pool, pool.keys(tokens_of(number, CHUNK * 3)))
+            wait_until(lambda n=number: daemon.stats()["events.published_messages"] == n + 1, "it is published")
+        with router_of(daemon) as router:
+            router.index.is_strict = False
+
+            def is_told() -> bool:
+                router.replay(0)
+                while router.receive(0.02):
+                    pass
+                return known(router) == expected(daemon)
+
+            wait_until(is_told, "everything was told anew")
+        assert int(daemon.stats()["events.resyncs"]) >= 1
+
+
+def test_nothing_is_told_anew_where_that_is_not_wanted(publish: Callable[..., Daemon]) -> None:
+    daemon = publish(events__replay_messages="1", events__retell_interval="0s")
+    with daemon.connect() as pool, router_of(daemon, topic="none") as router:
+        for number in range(3):
+            store(pool, pool.keys(tokens_of(number, CHUNK)))
+            wait_until(lambda n=number: daemon.stats()["events.published_messages"] == n + 1, "it is published")
+        for _ in range(3):
+            assert len(router.replay(0)) == 1
+        assert daemon.stats()["events.resyncs"] == 0
 
 
 def test_ids_that_are_not_kept_are_not_published(publish: Callable[..., Daemon]) -> None:
