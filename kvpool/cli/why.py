@@ -20,7 +20,7 @@ from kvpool_client.key_chain import KeyChain
 
 # What removed or refused a chunk, for people.
 REASONS = {
-    "own-class": "evicted for a newer chunk of its own size (the least recently used leaf goes first)",
+    "own-class": "evicted for a newer chunk of its own size: it was the eviction policy's first to go",
     "other-class": "evicted: its memory went to chunks of another size",
     "index-full": "evicted: as many chunks were stored as there is room for in the index",
     "flushed": "flushed by order of an operator",
