@@ -158,6 +158,7 @@ class Pool:
         with `may_wait=False` to take what there is.
         """
         m.check_keys(keys, ranks=len(session.namespaces))
+        self.journal.keep_up()
         with self._protected(may_wait):
             grant = self._reading.acquire(session, keys, self._clock.now_ns(), may_wait=may_wait)
         if grant is None and not (self._tiering and self._tiering.make_room()):
@@ -199,6 +200,7 @@ class Pool:
         """
         m.check_keys(keys, ranks=1)
         columns.check_parent(parent)
+        self.journal.keep_up()
         with self._protected(may_wait):
             places = self._writing.reserve(session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
         if places is None:
@@ -291,6 +293,7 @@ class Pool:
         if tier and tier not in tiers:
             raise Refused("argument", f"tier is {tier!r}, expected one of {', '.join(tiers)}")
         failpoint.reach("daemon.flush.before", failpoint.refused)
+        self.journal.keep_up()
         now_ns = self._clock.now_ns()
         before_ns = now_ns + 1 if older_than_s is None else now_ns - int(min(now_ns, older_than_s * NS_PER_S))
         owners: list[int | None] = [None] if model is None else [entry.id for entry in self.namespaces.of_model(model)]

@@ -125,6 +125,11 @@ class Journal:
         if self._log.next_id != before:
             self._wake()
 
+    def keep_up(self) -> None:
+        """Write down what waits before more is evicted: token ids go with the chunks in DRAM."""
+        if self._feed.waiting:
+            self.take_changes()
+
     def note_refusals(self, keys: bytes, states: bytes, namespace: NamespaceId) -> None:
         """Remember why chunks of a save were not taken. `states`: a `SaveState` for each of `keys`."""
         refused = [
