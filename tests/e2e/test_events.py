@@ -205,3 +205,21 @@ def test_the_daemon_says_what_became_of_chunks(daemon: Daemon) -> None:
             assert (fate["fate"], fate["reason"], fate["model"]) == ("removed", "flushed", "test-model")
             assert 0 <= fate["age_s"] < 60
             assert len(admin.fates([keys[number % 4] for number in range(600)])) == 600
+
+
+def test_what_is_written_down_is_told_with_its_token_ids(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    """Chunks that reached the disk a moment ago are the first that make room: their ids must have been read by then."""
+    daemon = start_daemon(
+        dram__capacity="1MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__watermark="0"
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool:
+        for number in range(120):
+            store(pool, pool.keys(tokens_of(number, SMALL.chunk_tokens * 20)))
+    with_ids, last = [], -1
+    with daemon.admin() as admin:
+        while events := unpack_events((answer := admin.events(b"", last)).events):
+            last = answer.last
+            with_ids += [bool(event.tokens) for event in events if kv.Level.SSD in event.gained]
+    assert len(with_ids) > 1000
+    assert all(with_ids)
