@@ -11,16 +11,16 @@ import contextlib
 import logging
 import os
 from functools import partial
+from itertools import product
 from typing import Any
-
-import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
-from kvpool.errors import LayoutMismatch, ProtocolError, Refused
+from kvpool.errors import LayoutMismatch, Refused
 from kvpool.index.integrity import Integrity
+from kvpool.index.journal import Journal
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.reading import Grant, Reading
 from kvpool.index.reuse import Reuse
@@ -29,8 +29,8 @@ from kvpool.index.sessions import EngineSession
 from kvpool.index.traffic import Traffic
 from kvpool.index.writing import Writing
 from kvpool.layout import Layout
+from kvpool.protocol import columns, places, usage
 from kvpool.protocol import messages as m
-from kvpool.protocol import places, usage
 from kvpool.report import Sections, render_info, render_stats
 from kvpool.tiering import Tiering
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
@@ -39,7 +39,7 @@ from kvpool.tiers.ssd import SsdTier
 from kvpool.tiers.ssd_plan import SsdPlan, plan_ssd
 from kvpool.transfer.verify import find_corrupt
 from kvpool.transfer.workers import Urgency, Workers, call_later
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, ChunkExtent, ConnectionId, Measurements
+from kvpool.types import EPOCH_BYTES, ChunkExtent, ConnectionId, Level, Measurements
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Pool:
         )
         self._directory.cap_retained(config.dram.retained_share)
         self._dram.seal()
-        self._namespaces = Namespaces(self._directory)
+        self.namespaces = Namespaces(self._directory)
         self._segment_ready = asyncio.Event()
         self._tiering = self._make_tiering(ssd) if ssd else None
         server = config.server
@@ -81,11 +81,13 @@ class Pool:
         self._expiry: asyncio.TimerHandle | None = None
         self._integrity = Integrity(self._directory, self._find_corrupt)
         comparisons = self._tiering.comparisons if self._tiering else None
-        self._scrub = Scrub(self._directory, self._integrity, self._namespaces, comparisons)
+        self._scrub = Scrub(self._directory, self._integrity, self.namespaces, comparisons)
         self._index_view = kvpool_native.IndexView(self._dram.index)
+        self.journal = self._make_journal()
 
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
+        self.journal.watch(asyncio.get_running_loop())
         if self._tiering is not None:
             self._tiering.start_opening(self._reopen_namespace)
         if not self._config.dram.prefault:
@@ -107,6 +109,7 @@ class Pool:
         """End the threads; False where one is left waiting for a disk. Chunks in DRAM alone are gone with the process."""
         if self._expiry is not None:
             self._expiry.cancel()
+        self.journal.close()
         loop = asyncio.get_running_loop()
         has_ended = self._tiering is None or await self._tiering.close()
         if self._prefault is not None:
@@ -148,7 +151,7 @@ class Pool:
                 f"a chunk of this layout has {layout.chunk_bytes} bytes, "
                 f"dram.capacity is {self._config.dram.capacity}: no chunk can be stored"
             )
-        return self._namespaces.open_ranks(model, layout)
+        return self.namespaces.open_ranks(model, layout)
 
     def open_session(self, connection: ConnectionId, model: str, layout: Layout) -> EngineSession:
         """What an engine's requests carry along."""
@@ -161,6 +164,7 @@ class Pool:
         with `may_wait=False` to take what there is.
         """
         m.check_keys(keys, ranks=len(session.namespaces))
+        self.journal.keep_up()
         with self._protected(may_wait):
             grant = self._reading.acquire(session, keys, self._clock.now_ns(), may_wait=may_wait)
         if grant is None and not (self._tiering and self._tiering.make_room()):
@@ -169,11 +173,7 @@ class Pool:
 
     def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int) -> m.Leased:
         """Lease whole prefixes by their last keys."""
-        ranks = len(session.namespaces)
-        if len(leaves) != ranks * KEY_BYTES:
-            raise ProtocolError(f"leaves column has {len(leaves)} bytes, expected {ranks * KEY_BYTES}")
-        if not 0 < chunks * ranks <= m.KEYS_MAX:
-            raise ProtocolError(f"chunks is {chunks}, expected 1..{m.KEYS_MAX // ranks}")
+        columns.check_leaves(leaves, chunks, ranks=len(session.namespaces))
         return self._leased(self._reading.acquire_leaves(session, leaves, chunks, self._clock.now_ns()))
 
     def release(self, session: EngineSession, lease: int) -> m.Done:
@@ -183,9 +183,7 @@ class Pool:
 
     def renew(self, session: EngineSession, leases: bytes) -> m.Done:
         """Count leases as used now."""
-        if len(leases) % 8 or len(leases) > 8 * m.RENEWALS_MAX:
-            raise ProtocolError(f"leases column has {len(leases)} bytes, expected 8 each for at most {m.RENEWALS_MAX}")
-        self._reading.renew(session, np.frombuffer(leases, dtype="<u8").tolist(), self._clock.now_ns())
+        self._reading.renew(session, columns.unpack_leases(leases), self._clock.now_ns())
         return m.Done()
 
     def issue_ticket(self, session: EngineSession, lease: int) -> m.Ticket:
@@ -207,14 +205,15 @@ class Pool:
         `wait_for_room`, or with `may_wait=False` to take what there is.
         """
         m.check_keys(keys, ranks=1)
-        if len(parent) not in (0, KEY_BYTES):
-            raise ProtocolError(f"parent key has {len(parent)} bytes, expected none or {KEY_BYTES}")
+        columns.check_parent(parent)
+        self.journal.keep_up()
         with self._protected(may_wait):
             places = self._writing.reserve(session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
         if places is None:
             if self._tiering is not None:
                 self._tiering.make_room()
             return None
+        self.journal.note_refusals(keys, places.states, session.own.id)
         self._schedule_expiry()
         return m.Reserved(places.reservation, places.states, places.offsets, places.generations)
 
@@ -266,20 +265,12 @@ class Pool:
 
     def measure(self, connections: dict[str, int]) -> Measurements:
         """Everything that is counted, at one moment; nothing of it changes afterwards."""
-        server = {
-            **connections,
-            "uptime_s": int(self._uptime_s()),
-            "transfer_waiting": self._workers.waiting,
-        }
+        server = {**connections, "uptime_s": int(self._uptime_s()), "transfer_waiting": self._workers.waiting}
         index = {
-            "leases": self._reading.leases,
-            "tickets": self._reading.tickets,
-            "reservations": self._writing.reservations,
-            "namespaces": len(self._namespaces),
-            "expired_leases": self._reading.expired_leases,
-            "expired_reservations": self._writing.expired_reservations,
-            "checksum_failures": self._integrity.checksum_failures,
-            "corrupt_reports": self._integrity.corrupt_reports,
+            **self._reading.stats(),
+            **self._writing.stats(),
+            **self._integrity.stats(),
+            "namespaces": len(self.namespaces),
             "verified_chunks": self._scrub.verified_chunks,
         }
         pages = self.page_use()
@@ -293,6 +284,7 @@ class Pool:
             is_settling=pages.is_settling,
             models=self._traffic.models(),
             failures=self._traffic.failures(),
+            events=self.journal.stats(),
             ssd={} if self._tiering is None else self._tiering.stats(),
             ssd_classes=[] if self._tiering is None else self._tiering.size_classes(),
         )
@@ -307,15 +299,15 @@ class Pool:
         if tier and tier not in tiers:
             raise Refused("argument", f"tier is {tier!r}, expected one of {', '.join(tiers)}")
         failpoint.reach("daemon.flush.before", failpoint.refused)
+        self.journal.keep_up()
         now_ns = self._clock.now_ns()
         before_ns = now_ns + 1 if older_than_s is None else now_ns - int(min(now_ns, older_than_s * NS_PER_S))
-        owners: list[int | None] = [None] if model is None else [entry.id for entry in self._namespaces.of_model(model)]
+        owners: list[int | None] = [None] if model is None else [entry.id for entry in self.namespaces.of_model(model)]
         total = {"chunks": 0, "bytes": 0, "skipped": 0}
         found_before = self._index_view.count
-        for directory in [tiers[tier]] if tier else tiers.values():
-            for owner in owners:
-                for name, count in zip(total, directory.flush(owner, before_ns), strict=True):
-                    total[name] += count
+        for directory, owner in product([tiers[tier]] if tier else tiers.values(), owners):
+            for name, count in zip(total, directory.flush(owner, before_ns), strict=True):
+                total[name] += count
         if not tier:
             total["chunks"] = found_before - self._index_view.count
         if self._tiering is not None:
@@ -336,6 +328,7 @@ class Pool:
     def verify(self) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier."""
         problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.problems()
+        problems += self.journal.verify()
         expected_holds = self._reading.holds + self._integrity.holds_in_use
         if self._tiering is not None:
             expected_holds += self._tiering.holds
@@ -357,20 +350,27 @@ class Pool:
         return self._tiering.protecting(is_wanted) if self._tiering else contextlib.nullcontext()
 
     def _reopen_namespace(self, model: str, wire: list[int | str]) -> Namespace:
-        return self._namespaces.open(model, Layout.from_wire(wire))
+        return self.namespaces.open(model, Layout.from_wire(wire))
 
     def _make_tiering(self, plan: SsdPlan) -> Tiering:
         tier = SsdTier(plan, self._dram.arena, self._dram.index, self.epoch)
-        self._namespaces.below = tier.directory
+        self.namespaces.below = tier.directory
         return Tiering(
             self._directory,
             tier,
-            self._namespaces,
+            self.namespaces,
             self._clock,
             self._config,
             max_chunks=self.geometry.max_chunks,
             on_settled=self._segment_ready.set,
         )
+
+    def _make_journal(self) -> Journal:
+        directories, capacities = {Level.DRAM: self._directory}, {Level.DRAM: self.geometry.max_chunks}
+        if self._tiering is not None:
+            directories[Level.SSD] = self._tiering.directory
+            capacities[Level.SSD] = self._tiering.tier.plan.max_chunks
+        return Journal(self.epoch, directories, capacities, self.namespaces, self._clock, self._config.events)
 
     def _leased(self, grant: Grant) -> m.Leased:
         if grant.lease:

@@ -79,6 +79,7 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
             **{f"declined_{word}": count for word, count in failures.declined_chunks.items()},
         },
         "usage": _render_usage(measured),
+        "events": {**measured.events},
         **({"ssd": {**measured.ssd, **_render_slots(measured)}} if measured.ssd else {}),
     }
 

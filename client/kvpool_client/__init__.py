@@ -6,8 +6,9 @@ pool = kvpool_client.connect("/run/kvpool/kvpool.sock", model="llama-3-8b", layo
 from kvpool import __version__
 from kvpool.errors import InvalidArgument, KVPoolError, LayoutMismatch
 from kvpool.layout import Layout
-from kvpool.types import Level, TokenRange
+from kvpool.types import Event, EventKind, Level, StoredChunk, TokenRange
 from kvpool_client.cache import Cache
+from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
@@ -16,7 +17,12 @@ from kvpool_client.results import Hit, LoadResult, SaveResult
 from kvpool_client.save import Save
 
 __all__ = [
+    "BEGINNING",
     "Cache",
+    "Event",
+    "EventBatch",
+    "EventKind",
+    "EventMark",
     "Hit",
     "InvalidArgument",
     "KVPoolError",
@@ -30,6 +36,8 @@ __all__ = [
     "Pool",
     "Save",
     "SaveResult",
+    "SnapshotPart",
+    "StoredChunk",
     "TokenRange",
     "__version__",
     "connect",

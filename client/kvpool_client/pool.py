@@ -8,7 +8,7 @@ Any thread. Holds no lock of its own.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from kvpool_client.arguments import check_connect, check_index, check_keys
 from kvpool_client.cache import Cache
 from kvpool_client.copies import Copies, EngineBlocks
 from kvpool_client.counters import Counters
+from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart, read_events, read_snapshot
 from kvpool_client.key_chain import Extra, KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.link import Link
@@ -266,6 +267,20 @@ class Pool:
         reserved = [first_chunk + number for number, state in enumerate(states) if state == SaveState.RESERVED]
         tokens = self._token_ids(session, keys, reserved)
         return self._start_save(session, answer, states, blocks, tokens)
+
+    def events(self, since: EventMark = BEGINNING) -> EventBatch:
+        """What has happened to the chunks of this Pool's model and layout behind a mark; some of it, where it is much.
+
+        One round trip; nothing new while the daemon is away. Raises InvalidArgument for a mark that is none.
+        """
+        return read_events(self._link.session, since, self._note_failure)
+
+    def snapshot(self) -> Iterator[SnapshotPart]:
+        """The chunks of this Pool's model and layout, part by part; nothing while the daemon is away.
+
+        Raises KVPoolError when the daemon goes away in between: half a snapshot is none.
+        """
+        return read_snapshot(self._link.session, self._note_failure)
 
     def _token_ids(self, session: Session, keys: KeyChain, chunks: list[int]) -> bytes:
         is_wanted = session.welcome.keeps_tokens and self.layout.chunk_tokens <= kvpool_native.TOKEN_IDS_MAX

@@ -70,6 +70,10 @@ class Reading:
         """Holds that leases and tickets have in the directory."""
         return self._leases.hold_count()
 
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return {"leases": self.leases, "tickets": self.tickets, "expired_leases": self.expired_leases}
+
     def find(self, session: EngineSession, lease: int) -> Lease | None:
         """The lease, if it lives and is the session's."""
         return self._leases.find(LeaseId(lease), session.connection)

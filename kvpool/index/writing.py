@@ -50,6 +50,10 @@ class Writing:
         """Reservations under way, expired ones whose writer has not been heard of included."""
         return len(self._reservations)
 
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return {"reservations": self.reservations, "expired_reservations": self.expired_reservations}
+
     def reserve(
         self, session: EngineSession, parent: bytes, keys: bytes, now_ns: int, *, may_wait: bool
     ) -> Places | None:

@@ -68,6 +68,20 @@ def _server(key: str) -> Callable[[Snapshot], float]:
     return lambda now: now.pool.server[key]
 
 
+def _events(key: str) -> Callable[[Snapshot], float | None]:
+    """Absent where nothing is published and the number is about that."""
+
+    def read(now: Snapshot) -> float | None:
+        return now.pool.events.get(key)
+
+    return read
+
+
+def _refused_by_publisher(now: Snapshot) -> Iterable[tuple[str, float]]:
+    names = {"no_key": "events.refused_clients", "no_request": "events.bad_requests", "unread": "events.unsent_replays"}
+    return ((reason, now.pool.events[name]) for reason, name in names.items() if name in now.pool.events)
+
+
 def _directory(key: str) -> Callable[[Snapshot], float]:
     return lambda now: float(now.pool.directory[key])
 
@@ -307,6 +321,25 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_request_failures", "Requests that ended in an error nobody expected; the log has it.",
                  _labelled(lambda now: ((verb, times.failed) for verb, times in now.verbs.items())), "", "verb"),
         _gauge("kvpool_transfer_waiting_jobs", "Jobs that wait for a transfer thread.", _server("transfer_waiting"), "jobs"),
+    ),
+    "Events": (
+        _counter("kvpool_written_events", "Events of chunks stored, removed and moved.", _events("events.written"), "events"),
+        _counter("kvpool_dropped_events", "Events forgotten because the buffer was full or a gap had made them useless.",
+                 _events("events.dropped"), "events"),
+        _counter("kvpool_event_gaps", "Times at which more happened than events could tell.", _events("events.gaps")),
+        _gauge("kvpool_events_kept_bytes", "Memory of the events that can be read.", _events("events.kept_bytes"), "bytes"),
+        _counter("kvpool_published_events", "Events published to routers (with events.publish).",
+                 _events("events.published"), "events"),
+        _counter("kvpool_published_event_messages", "Messages that carried them.",
+                 _events("events.published_messages"), "messages"),
+        _counter("kvpool_replayed_event_messages", "Messages handed out again (with events.replay).",
+                 _events("events.replayed_messages"), "messages"),
+        _counter("kvpool_event_resyncs", "Times at which everything was told to routers anew, after a gap.",
+                 _events("events.resyncs")),
+        _counter("kvpool_event_publish_errors", "Errors of the publisher that nobody expected; the log has the first.",
+                 _events("events.publish_errors")),
+        _counter("kvpool_event_refusals", "Routers without a known key, requests at replay that were none, and replays "
+                 "that nobody read to their end.", _labelled(_refused_by_publisher), "", "reason"),
     ),
     "Health": (
         _gauge("kvpool_ready", "1 while requests are served.", lambda now: float(now.health.is_ready)),

@@ -19,6 +19,7 @@ BOUNDS_NS = tuple(step * 10**power for power in range(3, 10) for step in (1, 2, 
 VERBS: tuple[type[Any], ...] = (
     *(m.Acquire, m.AcquireLeaves, m.Release, m.Renew, m.IssueTicket, m.Claim),
     *(m.Reserve, m.Commit, m.End, m.ReportCorrupt, m.Usage),
+    *(m.AskEvents, m.AskSnapshot, m.AskFates, m.AskNamespaces),
     *(m.AskInfo, m.AskStats, m.Flush, m.WriteDown, m.Check, m.VerifyBytes, m.AskHitCurve),
 )
 

@@ -15,6 +15,7 @@ from kvpool.pool import Pool
 from kvpool.protocol import hit_curve
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Answer, Handler
+from kvpool.server.event_requests import admin_event_handlers, engine_event_handlers
 
 ROOM_WAIT_S = 0.5
 WRITE_DOWN_S_MAX = 3600.0
@@ -38,6 +39,7 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
             m.End: lambda request: pool.end_reservation(session, request.reservation),
             m.Usage: lambda request: pool.count_usage(session, request.counts),
             m.ReportCorrupt: lambda request: _report_corrupt(pool, session, request),
+            **engine_event_handlers(pool, session),
         }
     )
 
@@ -53,6 +55,7 @@ def admin_handlers(pool: Pool, info: Callable[[], dict[str, Any]], connections: 
             m.Check: lambda _: _check(pool),
             m.VerifyBytes: lambda request: _verify_bytes(pool, request),
             m.AskHitCurve: lambda request: m.Report(pool.reuse.report(hit_curve.unpack(request.capacities))),
+            **admin_event_handlers(pool),
         }
     )
 

@@ -361,6 +361,7 @@ void bind_directory(nb::module_& module) {
   bind_reservations(directory);
   bind_tiers(directory);
   bind_retention(directory);
+  bind_changes(module, directory);
 }
 
 }  // namespace kvpool

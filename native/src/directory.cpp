@@ -134,6 +134,9 @@ void Directory::make_busy(RecordId id) noexcept {
 void Directory::hide(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(!record.first_child.valid());
+  if (record.state == ChunkState::READY) {
+    report(record, ChangeKind::LEFT, departure_);
+  }
   leave(record.key);
   forget_retention(id);
   table_.set_generation(record.page, 0);
@@ -171,6 +174,7 @@ void Directory::evict(RecordId leaf, Eviction reason) noexcept {
   count_departure(records_[leaf].key);
   policy_->note_evicted(records_[leaf]);
   hand_down(records_[leaf]);
+  departure_ = static_cast<Cause>(reason);
   remove_idle(leaf);
 }
 
@@ -244,12 +248,14 @@ uint64_t Directory::remove_named(const ChunkKey& key) noexcept {
 }
 
 uint64_t Directory::drop(const ChunkKey& key) {
+  departure_ = Cause::DROPPED;
   const uint64_t removed = remove_named(key);
   stats_.dropped_chunks += removed;
   return removed;
 }
 
 uint64_t Directory::discard(const ChunkKey& key) {
+  departure_ = Cause::DISCARDED;
   const uint64_t removed = remove_named(key);
   stats_.flushed_chunks += removed;
   return removed;
@@ -270,6 +276,7 @@ uint64_t Directory::flush_subtree(RecordId top) noexcept {
 // What follows a chunk was used no later than it.
 FlushResult Directory::flush(std::optional<NamespaceId> owner, uint64_t before_ns) {
   FlushResult result;
+  departure_ = Cause::FLUSHED;
   for (uint32_t index = 0; index < records_.end(); ++index) {
     const ChunkRecord& record = records_[RecordId(index)];
     if (is_listed(record) && record.last_access_ns < before_ns && (!owner || record.owner == *owner)) {

@@ -215,6 +215,7 @@ bool Directory::release(HoldId hold, uint64_t now_ns) {
   for (const RecordId id : records) {
     // What nobody else holds and never landed is not going to.
     if (records_[id].state == ChunkState::PROMOTING && records_[id].holds == 1) {
+      departure_ = Cause::LANDING_FAILED;
       remove_subtree(id);
     }
   }

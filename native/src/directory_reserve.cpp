@@ -288,6 +288,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       --stats_.writing;
       ++stats_.stored_chunks;
       become_ready(record);
+      report(record, ChangeKind::ARRIVED, Cause::STORED);
     }
     answers[index] = static_cast<uint8_t>(SaveState::STORED);
   }

@@ -105,6 +105,7 @@ RetainState Directory::keep(RecordId id, Retention wish) noexcept {
   }
   timers_.cancel(id);
   const bool was_kept = record.is_kept();
+  const uint8_t before = record.priority;
   record.priority = wish.priority;
   record.duration_ms = wish.priority == DEFAULT_PRIORITY ? 0 : wish.duration_ms;
   record.retained_tick = tick_of(latest_ns_);
@@ -114,6 +115,7 @@ RetainState Directory::keep(RecordId id, Retention wish) noexcept {
   } else if (was_kept && !record.is_kept()) {
     unmark_kept(id);
   }
+  report_priority(record, before);
   return state;
 }
 

@@ -143,6 +143,7 @@ bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const
   ++stats_.promoted_chunks;
   tokens_.keep(entry->record, tokens);
   become_ready(record);
+  report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
   return true;
 }
 
@@ -152,6 +153,7 @@ uint64_t Directory::fail_landing(const ChunkKey& key, uint64_t generation) {
   if (!is_this || records_[entry->record].state != ChunkState::PROMOTING) {
     return 0;
   }
+  departure_ = Cause::LANDING_FAILED;
   const uint64_t removed = remove_subtree(entry->record);
   stats_.dropped_chunks += removed;
   return removed;
@@ -263,6 +265,9 @@ std::vector<ChunkKey> Directory::take_departed() noexcept { return std::exchange
 // Children were restored after their parents and must stand before them in their list.
 void Directory::finish_restore() noexcept {
   arena_.finish_claims();
+  if (feed_ != nullptr && stats_.chunks > 0) {
+    feed_->mark_gap();  // a whole tier has come at once: who reads along has to look at what there is
+  }
   for (uint32_t index = records_.end(); index-- > 0;) {
     const RecordId id(index);
     if (records_[id].state == ChunkState::READY && records_[id].holds == 0) {

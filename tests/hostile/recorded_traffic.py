@@ -44,6 +44,10 @@ SENT = (
     m.Check(),
     m.VerifyBytes(b"", 1),
     m.AskHitCurve(bytes(8)),
+    m.AskEvents(b"", 0, 0.0),
+    m.AskSnapshot(0),
+    m.AskFates(b""),
+    m.AskNamespaces(0),
 )
 
 
@@ -54,6 +58,8 @@ def _run_session(daemon: Daemon) -> None:
         assert load_all(pool, keys)[0].chunks == 7
         with pool.acquire(pool.lookup(keys)) as lease, pool.claim(lease.ticket()) as claimed:
             assert claimed.chunks == 7
+        assert pool.events().events
+        assert sum(len(part.chunks) for part in pool.snapshot()) == 7
     with engine(daemon) as raw:
         made = raw.call(m.Reserve(b"", keys_of(0, 3)), m.Reserved)
         raw.call(m.End(made.reservation), m.Done)
@@ -65,4 +71,8 @@ def _run_session(daemon: Daemon) -> None:
         admin.stats()
         admin.check(deep=True)
         admin.hit_curve([1 << 20])
+        admin.events(b"", -1)
+        admin.snapshot(0)
+        admin.fates([keys[0]])
+        admin.namespaces()
         admin.flush("test-model", None)

@@ -39,6 +39,7 @@ ENGINE_REQUESTS = (
     m.ReportCorrupt(1, 0),
 )
 ADMIN_REQUESTS = (m.AskInfo(), m.AskStats(), m.Flush("", -1.0, ""), m.Check(), m.VerifyBytes(bytes(8), 1))
+ADMIN_REQUESTS += (m.AskFates(bytes(32)), m.AskNamespaces(0))
 
 
 def _sums(count: int) -> bytes:

@@ -21,7 +21,7 @@ from kvpool_native import Directory, DirectoryGeometry, Mapping
 
 ROOT = Path(__file__).parent.parent.parent
 UNITS = {"seconds", "bytes", "tokens", "chunks", "slots", "segments", "leases", "tickets", "reservations"}
-UNITS |= {"connections", "namespaces", "jobs"}
+UNITS |= {"connections", "namespaces", "jobs", "events", "messages"}
 _COUNTS = TrafficCounts(lookups=3, lookup_tokens=20, lookup_bytes=20, hit_tokens=(0, 5, 7, 0), hit_bytes=(0, 5, 7, 0))
 
 
@@ -42,6 +42,13 @@ SSD_COUNTS = (
 )
 
 
+EVENT_COUNTS = (
+    *("events.written", "events.dropped", "events.gaps", "events.kept_bytes", "events.published"),
+    *("events.published_messages", "events.replayed_messages", "events.resyncs", "events.publish_errors"),
+    *("events.refused_clients", "events.bad_requests", "events.unsent_replays"),
+)
+
+
 def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
     index = dict.fromkeys(
         ("leases", "tickets", "reservations", "namespaces", "expired_leases", "expired_reservations"), 1
@@ -56,6 +63,7 @@ def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
         huge_bytes=0,
         is_settling=False,
         models={"m": _COUNTS} if models is None else models,
+        events=dict.fromkeys(EVENT_COUNTS, 4),
         ssd={"ssd.state": "ok", **dict.fromkeys(SSD_COUNTS, 3)},
         ssd_classes=[{"chunk_bytes": 8192, "layers": 2, "slots_used": 1, "slots": 3}],
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),

@@ -37,6 +37,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "kvpool/change_feed.h"
 #include "kvpool/chunk_records.h"
 #include "kvpool/chunk_table.h"
 #include "kvpool/directory_geometry.h"
@@ -252,6 +253,12 @@ class Directory {
   // Removes what nobody holds and was last used before `before_ns`, in one namespace or (absent) in all.
   FlushResult flush(std::optional<NamespaceId> owner, uint64_t before_ns);
 
+  // Every chunk that comes to this tier or leaves it is told to the feed from now on; what is restored only as a gap.
+  void report_to(std::shared_ptr<ChangeFeed> feed) noexcept { feed_ = std::move(feed); }
+  // READY chunks from the cursor (0 = start) on, `limit` at most, as changes; returns the cursor to go on from, 0 at the end.
+  [[nodiscard]] uint32_t list(uint32_t cursor, size_t limit, std::vector<Change>& rows) const;
+  [[nodiscard]] std::optional<Change> find(const ChunkKey& key) const noexcept;
+
   // Up to `limit` READY chunks at places from the cursor on (0 = start) and before `end`, held with their ancestors while
   // they are examined.
   [[nodiscard]] RecordPage records(uint32_t cursor, uint32_t limit, uint32_t end = UINT32_MAX);
@@ -298,6 +305,11 @@ class Directory {
   void enter(const ChunkKey& key, RecordId id) noexcept;
   void leave(const ChunkKey& key) noexcept;
   void count_departure(const ChunkKey& key);
+
+  // directory_changes.cpp
+  [[nodiscard]] Change describe(const ChunkRecord& record) const noexcept;
+  void report(const ChunkRecord& record, ChangeKind kind, Cause cause) noexcept;
+  void report_priority(const ChunkRecord& record, uint8_t before) noexcept;
 
   // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
   void make_idle(RecordId id, uint64_t now_ns) noexcept;
@@ -372,6 +384,8 @@ class Directory {
   bool protects_unsaved_ = false;
   uint8_t admitted_touches_ = 0;
   std::optional<GhostFilter> ghosts_;
+  std::shared_ptr<ChangeFeed> feed_;
+  Cause departure_ = Cause::DROPPED;  // of the chunks that are being removed
   std::vector<ChunkKey> departed_;  // of a slower tier: bounded by its caller, who takes them
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
   ChunkTable table_;

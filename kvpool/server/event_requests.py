@@ -1,0 +1,109 @@
+"""What a connection may ask about chunks that come and go: events, snapshots, fates, the names of namespaces.
+
+An engine hears of its own namespaces alone and never waits; an operator hears of all and may wait for the next event. The
+handlers hold no state of their own. Control thread only.
+"""
+
+import math
+from collections.abc import Awaitable, Collection
+from functools import partial
+
+from kvpool.errors import ProtocolError
+from kvpool.index.sessions import EngineSession
+from kvpool.layout import Layout
+from kvpool.pool import Pool
+from kvpool.protocol import event_columns
+from kvpool.protocol import messages as m
+from kvpool.server.connection import Answer, Handler
+from kvpool.types import EPOCH_BYTES, KEY_BYTES, NamespaceId
+
+WAIT_S_MAX = 30.0
+NAMESPACES_BYTES_MAX = 512 << 10
+# Fields of a namespace besides its model's name.
+_NAMESPACE_BYTES = 400
+
+
+def engine_event_handlers(pool: Pool, session: EngineSession) -> dict[type, Handler]:
+    """The requests of an engine."""
+    return {
+        m.AskEvents: partial(_events_at_once, pool, session),
+        m.AskSnapshot: partial(_snapshot, pool, session),
+    }
+
+
+def admin_event_handlers(pool: Pool) -> dict[type, Handler]:
+    """The requests of an operator."""
+    return {
+        m.AskEvents: partial(_events_or_wait, pool),
+        m.AskSnapshot: partial(_snapshot, pool, None),
+        m.AskFates: partial(_fates, pool),
+        m.AskNamespaces: partial(_list_namespaces, pool),
+    }
+
+
+def _events_at_once(pool: Pool, session: EngineSession | None, request: m.AskEvents) -> m.Events:
+    if len(request.incarnation) not in (0, EPOCH_BYTES):
+        raise ProtocolError(f"incarnation has {len(request.incarnation)} bytes, expected none or {EPOCH_BYTES}")
+    found = pool.journal.since(request.incarnation, request.last)
+    own = None if session is None else session.namespace_ids
+    events = [event for event in found.events if own is None or event.namespace < 0 or event.namespace in own]
+    return m.Events(
+        pool.journal.incarnation,
+        found.last,
+        found.oldest,
+        found.is_gap,
+        event_columns.pack_events(events),
+        _names(pool, {event.namespace for event in events}),
+    )
+
+
+def _events_or_wait(pool: Pool, request: m.AskEvents) -> Answer | Awaitable[Answer]:
+    if math.isnan(request.wait_s) or not 0.0 <= request.wait_s <= WAIT_S_MAX:
+        return m.Failure("argument", f"wait_s is {request.wait_s}, expected 0 to {WAIT_S_MAX:g}")
+    answer = _events_at_once(pool, None, request)
+    if not request.wait_s or answer.is_gap or answer.last > request.last:
+        return answer
+    return _events_later(pool, request)
+
+
+async def _events_later(pool: Pool, request: m.AskEvents) -> Answer:
+    await pool.journal.wait_for_events(request.last, request.wait_s)
+    return _events_at_once(pool, None, request)
+
+
+def _snapshot(pool: Pool, session: EngineSession | None, request: m.AskSnapshot) -> Answer:
+    page = pool.journal.snapshot(request.cursor)
+    own = None if session is None else session.namespace_ids
+    chunks = [chunk for chunk in page.chunks if own is None or chunk.namespace in own]
+    return m.SnapshotPage(
+        pool.journal.incarnation,
+        page.as_of,
+        page.cursor,
+        event_columns.pack_chunks(chunks),
+        _names(pool, {chunk.namespace for chunk in chunks}),
+    )
+
+
+def _fates(pool: Pool, request: m.AskFates) -> Answer:
+    count, rest = divmod(len(request.keys), KEY_BYTES)
+    if rest or not 0 < count <= m.FATES_MAX:
+        raise ProtocolError(
+            f"keys column has {len(request.keys)} bytes, expected 32 for each of 1 to {m.FATES_MAX} keys"
+        )
+    keys = [request.keys[at : at + KEY_BYTES] for at in range(0, len(request.keys), KEY_BYTES)]
+    return m.Report({"fates": [{"key": key.hex(), **pool.journal.explain(key)} for key in keys]})
+
+
+def _list_namespaces(pool: Pool, request: m.AskNamespaces) -> Answer:
+    names: dict[int, tuple[str, Layout]] = {}
+    size = 0
+    for namespace in pool.namespaces.all():
+        if namespace.id >= request.first and size < NAMESPACES_BYTES_MAX:
+            names[namespace.id] = (namespace.model, namespace.layout)
+            size += len(namespace.model.encode()) + _NAMESPACE_BYTES
+    return m.NamespaceList(event_columns.pack_namespaces(names))
+
+
+def _names(pool: Pool, numbers: Collection[int]) -> bytes:
+    found = [pool.namespaces.by_id(NamespaceId(number)) for number in sorted(numbers) if number >= 0]
+    return event_columns.pack_namespaces({one.id: (one.model, one.layout) for one in found})

@@ -1,0 +1,149 @@
+"""Two tiers played by hand, and the journal over them: for tests that want to know what happened, and be right about it."""
+
+import os
+import random
+import struct
+from collections.abc import Iterator
+
+import kvpool_native
+from kvpool.config import load_config
+from kvpool.index.journal import Journal
+from kvpool.index.namespaces import Namespaces
+from kvpool.layout import Layout
+from kvpool.types import Level, SaveState
+from tests.event_readers import Replica
+
+LAYOUT = Layout(layers=2, kv_heads=1, head_dim=64, dtype="float16", chunk_tokens=8)
+SLOT = 4096
+LAYERS = LAYOUT.layers
+DRAM, SSD = 1 << Level.DRAM, 1 << Level.SSD
+
+
+class Ticks:
+    """A clock that counts seconds when it is told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000
+
+    def now_ns(self) -> int:
+        return self.seconds * 10**9
+
+
+class Rig:
+    """Two tiers, played by hand, and their journal."""
+
+    def __init__(self, *, chunks: int = 24, **options: str) -> None:
+        geometry = kvpool_native.DirectoryGeometry.plan(chunks * LAYOUT.chunk_bytes, 4 * SLOT, 400, 400)
+        arena = kvpool_native.Mapping.create("arena", geometry.arena_bytes)
+        index = kvpool_native.Mapping.create("index", geometry.index_bytes)
+        self.epoch = os.urandom(16)
+        self.memory = kvpool_native.Directory(arena, index, geometry, self.epoch)
+        files = kvpool_native.DirectoryGeometry.plan_files(8 * 2 * SLOT, 8, 400)
+        self.files = kvpool_native.Directory.of_files(
+            kvpool_native.Mapping.create("files", files.index_bytes), files, self.epoch
+        )
+        self.memory.attach_slower(self.files)
+        for directory, segments in ((self.memory, geometry.segments), (self.files, 8)):
+            for segment in range(segments):
+                directory.mark_segment_ready(segment)
+        self.namespaces = Namespaces(self.memory)
+        self.namespaces.below = self.files
+        self.namespace = self.namespaces.open("model", LAYOUT)
+        self.below = self.files.add_class(LAYOUT.chunk_bytes + SLOT, LAYERS)
+        self.clock = Ticks()
+        config = load_config(None, [f"events.{name}={value}" for name, value in options.items()]).events
+        directories = {Level.DRAM: self.memory, Level.SSD: self.files}
+        self.journal = Journal(
+            self.epoch, directories, {Level.DRAM: 400, Level.SSD: 400}, self.namespaces, self.clock, config
+        )
+
+    def tick(self) -> int:
+        self.clock.seconds += 1
+        return self.clock.now_ns()
+
+    def store(self, names: list[int]) -> bytes:
+        column = b"".join(key(names[: at + 1]) for at in range(len(names)))
+        hold, states, _, _ = self.memory.reserve(self.namespace.id, self.namespace.size_class, b"", column, self.tick())
+        self.journal.note_refusals(column, states, self.namespace.id)
+        reserved = [at for at, state in enumerate(states) if state == SaveState.RESERVED]
+        if reserved:
+            tokens = b"".join(tokens_of(names[at]) for at in reserved)
+            self.memory.commit(hold, 0, sums(len(reserved)), self.tick(), tokens)
+            self.memory.end_reservation(hold, self.tick())
+        return states
+
+    def demote(self) -> None:
+        hold, chunks, saved, _, _ = self.memory.hold_unsaved(64, True)
+        if not hold:
+            return
+        keys = self.memory.keys_of(hold)
+        parent = keys[(saved - 1) * 32 : saved * 32] if saved else b""
+        made, states, _, _ = self.files.reserve(self.namespace.id, self.below, parent, keys[saved * 32 :], self.tick())
+        taken = states.count(SaveState.RESERVED)
+        assert taken <= chunks - saved
+        if made:
+            self.files.commit(made, 0, sums(taken), self.tick())
+            self.files.end_reservation(made, self.tick())
+        self.memory.release_untouched(hold)
+
+    def promote(self, names: list[int]) -> None:
+        column = b"".join(key(names[: at + 1]) for at in range(len(names)))
+        hold, states, _, generations = self.memory.promote(
+            self.namespace.id, self.namespace.size_class, b"", column, self.tick()
+        )
+        for at, state in enumerate(states):
+            if state == SaveState.RESERVED:
+                (generation,) = struct.unpack_from("<Q", generations, 8 * at)
+                self.memory.landed(column[32 * at : 32 * at + 32], generation, tokens_of(names[at]))
+        if hold:
+            self.memory.release(hold, self.tick())
+
+    def truth(self) -> dict[bytes, int]:
+        """Tiers by key, asked of the directories chunk by chunk."""
+        found: dict[bytes, int] = {}
+        for bit, directory in ((DRAM, self.memory), (SSD, self.files)):
+            cursor, is_first = 0, True
+            while cursor or is_first:
+                cursor, hold, rows = directory.records(cursor, 50)
+                for row in rows:
+                    found[row[0]] = found.get(row[0], 0) | bit
+                if hold:
+                    directory.release_untouched(hold)
+                is_first = False
+        return found
+
+    def random_step(self, chance: random.Random) -> None:
+        names = [chance.randrange(3), *(chance.randrange(2) for _ in range(chance.randrange(5)))]
+        dice = chance.randrange(12)
+        if dice < 5:
+            self.store(names)
+        elif dice < 7:
+            self.demote()
+        elif dice == 7:
+            self.promote(names)
+        elif dice == 8:
+            self.memory.drop(key(names))
+        elif dice == 9:
+            self.files.drop(key(names))
+        else:
+            directory = chance.choice((self.memory, self.files))
+            directory.flush(None, self.clock.now_ns() - chance.randrange(40) * 10**9)
+
+    def slices(self, replica: Replica) -> Iterator[None]:
+        """Brings a replica up to now, slice by slice."""
+        while (found := self.journal.since(self.epoch, replica.last)).events:
+            assert not found.is_gap
+            replica.apply(found.events)
+            yield
+
+
+def key(names: list[int]) -> bytes:
+    return random.Random(repr(names)).randbytes(31) + b"\0"
+
+
+def tokens_of(name: int) -> bytes:
+    return struct.pack("<8i", *range(name, name + 8))
+
+
+def sums(chunks: int) -> bytes:
+    return bytes(4 * LAYERS * chunks)
