@@ -62,7 +62,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DramConfig:
-    """Section `dram`; sizes in bytes."""
+    """Section `dram`; sizes in bytes, durations in seconds."""
 
     capacity: int
     segment: int
@@ -71,6 +71,8 @@ class DramConfig:
     prefault: bool
     prefault_threads: int
     verify: str
+    announced_share: float
+    announced_ttl: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +362,8 @@ OPTIONS: dict[str, Option] = {
     "dram.prefault": _flag("true"),
     "dram.prefault_threads": _count(1, 64, 2),
     "dram.verify": _choice("always", "cold"),
+    "dram.announced_share": _share("0.25"),
+    "dram.announced_ttl": _duration("10ms", "1h", "30s"),
     "ssd.path": Option(_directory, "", "an absolute path of a directory (needed where ssd.capacity is not 0)"),
     "ssd.capacity": _size("0B", "8TiB", "0B"),
     "ssd.segment": _size("64KiB", "64GiB", "1GiB"),

@@ -19,7 +19,9 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
-from kvpool.errors import LayoutMismatch, ProtocolError, Refused
+from kvpool.errors import LayoutMismatch
+from kvpool.hinting import Hinting
+from kvpool.index.flushing import flush
 from kvpool.index.integrity import Integrity
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.reading import Grant, Reading
@@ -28,8 +30,8 @@ from kvpool.index.sessions import EngineSession
 from kvpool.index.traffic import Traffic
 from kvpool.index.writing import Writing
 from kvpool.layout import Layout
+from kvpool.protocol import columns, places, usage
 from kvpool.protocol import messages as m
-from kvpool.protocol import places, usage
 from kvpool.report import Sections, render_info, render_stats
 from kvpool.tiering import Tiering
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
@@ -38,7 +40,7 @@ from kvpool.tiers.ssd import SsdTier
 from kvpool.tiers.ssd_plan import SsdPlan, plan_ssd
 from kvpool.transfer.verify import find_corrupt
 from kvpool.transfer.workers import Urgency, Workers, call_later
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, ChunkExtent, ConnectionId, Measurements
+from kvpool.types import EPOCH_BYTES, ChunkExtent, ConnectionId, Measurements
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,9 @@ class Pool:
         comparisons = self._tiering.comparisons if self._tiering else None
         self._scrub = Scrub(self._directory, self._integrity, self._namespaces, comparisons)
         self._index_view = kvpool_native.IndexView(self._dram.index)
+        self.hints = Hinting(
+            self._directory, self._index_view, self._namespaces, self._tiering, clock, config, self._schedule_expiry
+        )
 
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
@@ -154,21 +159,17 @@ class Pool:
         None when what moves between the tiers leaves no room for all of it just now: ask again after `wait_for_room`, or
         with `may_wait=False` to take what there is.
         """
-        m.check_keys(keys, ranks=len(session.namespaces))
+        columns.check_keys(keys, ranks=len(session.namespaces))
         with self._protected(may_wait):
             grant = self._reading.acquire(session, keys, self._clock.now_ns(), may_wait=may_wait)
         if grant is None and not (self._tiering and self._tiering.make_room()):
             return self.acquire(session, keys, may_wait=False)
-        return None if grant is None else self._leased(grant)
+        return None if grant is None else self._leased(session, grant)
 
     def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int) -> m.Leased:
         """Lease whole prefixes by their last keys."""
-        ranks = len(session.namespaces)
-        if len(leaves) != ranks * KEY_BYTES:
-            raise ProtocolError(f"leaves column has {len(leaves)} bytes, expected {ranks * KEY_BYTES}")
-        if not 0 < chunks * ranks <= m.KEYS_MAX:
-            raise ProtocolError(f"chunks is {chunks}, expected 1..{m.KEYS_MAX // ranks}")
-        return self._leased(self._reading.acquire_leaves(session, leaves, chunks, self._clock.now_ns()))
+        columns.check_leaves(leaves, chunks, ranks=len(session.namespaces))
+        return self._leased(session, self._reading.acquire_leaves(session, leaves, chunks, self._clock.now_ns()))
 
     def release(self, session: EngineSession, lease: int) -> m.Done:
         """End a lease."""
@@ -177,8 +178,7 @@ class Pool:
 
     def renew(self, session: EngineSession, leases: bytes) -> m.Done:
         """Count leases as used now."""
-        if len(leases) % 8 or len(leases) > 8 * m.RENEWALS_MAX:
-            raise ProtocolError(f"leases column has {len(leases)} bytes, expected 8 each for at most {m.RENEWALS_MAX}")
+        columns.check_renewals(leases)
         self._reading.renew(session, np.frombuffer(leases, dtype="<u8").tolist(), self._clock.now_ns())
         return m.Done()
 
@@ -190,27 +190,27 @@ class Pool:
 
     def claim(self, session: EngineSession, ticket: bytes) -> m.Leased:
         """A lease from a ticket, for the session's rank, once."""
-        return self._leased(self._reading.claim(session, ticket, self._clock.now_ns()))
+        return self._leased(session, self._reading.claim(session, ticket, self._clock.now_ns()))
 
-    def reserve(
-        self, session: EngineSession, parent: bytes, keys: bytes, *, may_wait: bool = True
-    ) -> m.Reserved | None:
+    def reserve(self, session: EngineSession, request: m.Reserve, *, may_wait: bool = True) -> m.Reserved | None:
         """Reserve slots for new chunks, evicting others where memory is short.
 
         None when only memory could serve that is still being faulted in, or holds what the SSD tier lacks: ask again after
         `wait_for_room`, or with `may_wait=False` to take what there is.
         """
-        m.check_keys(keys, ranks=1)
-        if len(parent) not in (0, KEY_BYTES):
-            raise ProtocolError(f"parent key has {len(parent)} bytes, expected none or {KEY_BYTES}")
+        columns.check_reserve(request)
         with self._protected(may_wait):
-            places = self._writing.reserve(session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
+            wishes = (request.priorities, request.durations)
+            now_ns = self._clock.now_ns()
+            places = self._writing.reserve(
+                session, request.parent, request.keys, now_ns, may_wait=may_wait, wishes=wishes
+            )
         if places is None:
             if self._tiering is not None:
                 self._tiering.make_room()
             return None
         self._schedule_expiry()
-        return m.Reserved(places.reservation, places.states, places.offsets, places.generations)
+        return m.Reserved(places.reservation, places.states, places.offsets, places.generations, places.retained)
 
     def commit(self, session: EngineSession, request: m.Commit) -> m.Committed:
         """Publish the next chunks of a reservation."""
@@ -248,6 +248,7 @@ class Pool:
         now_ns = self._clock.now_ns()
         self._reading.drop_owner(connection, now_ns)
         self._writing.drop_owner(connection, now_ns)
+        self.hints.drop_owner(connection)
 
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
@@ -275,6 +276,7 @@ class Pool:
             "checksum_failures": self._integrity.checksum_failures,
             "corrupt_reports": self._integrity.corrupt_reports,
             "verified_chunks": self._scrub.verified_chunks,
+            **self.hints.stats(),
         }
         pages = self.page_use()
         return Measurements(
@@ -297,19 +299,10 @@ class Pool:
         `chunks` counts those that left the tier, or with no tier named those that are found no more; `bytes` in every tier.
         Raises Refused for a tier that there is not.
         """
-        tiers = {"dram": self._directory, **({"ssd": self._tiering.directory} if self._tiering else {})}
-        if tier and tier not in tiers:
-            raise Refused("argument", f"tier is {tier!r}, expected one of {', '.join(tiers)}")
         failpoint.reach("daemon.flush.before", failpoint.refused)
-        now_ns = self._clock.now_ns()
-        before_ns = now_ns + 1 if older_than_s is None else now_ns - int(min(now_ns, older_than_s * NS_PER_S))
-        owners: list[int | None] = [None] if model is None else [entry.id for entry in self._namespaces.of_model(model)]
-        total = {"chunks": 0, "bytes": 0, "skipped": 0}
+        tiers = {"dram": self._directory, **({"ssd": self._tiering.directory} if self._tiering else {})}
         found_before = self._index_view.count
-        for directory in [tiers[tier]] if tier else tiers.values():
-            for owner in owners:
-                for name, count in zip(total, directory.flush(owner, before_ns), strict=True):
-                    total[name] += count
+        total = flush(tiers, self._namespaces, model, older_than_s, tier, self._clock.now_ns())
         if not tier:
             total["chunks"] = found_before - self._index_view.count
         if self._tiering is not None:
@@ -329,8 +322,9 @@ class Pool:
 
     def verify(self) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier."""
-        problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.problems()
-        expected_holds = self._reading.holds + self._integrity.holds_in_use
+        problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.hints.verify()
+        problems += self.problems()
+        expected_holds = self._reading.holds + self._integrity.holds_in_use + self.hints.holds
         if self._tiering is not None:
             expected_holds += self._tiering.holds
             problems += self._tiering.verify()
@@ -363,22 +357,29 @@ class Pool:
             self._clock,
             self._config,
             max_chunks=self.geometry.max_chunks,
-            on_settled=self._segment_ready.set,
+            on_settled=self._note_room,
         )
 
-    def _leased(self, grant: Grant) -> m.Leased:
+    def _leased(self, session: EngineSession, grant: Grant) -> m.Leased:
         if grant.lease:
             self._schedule_expiry()
+            self.hints.note_lease(session, self._reading, grant.lease)
         return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers)
 
     def _mark_ready(self, segment: int) -> None:
         self._directory.mark_segment_ready(segment)
+        self._note_room()
+
+    def _note_room(self) -> None:
+        """Chunks or segments have moved: whoever waits for room looks again."""
         self._segment_ready.set()
+        self.hints.note_room()
 
     def _schedule_expiry(self) -> None:
         """Look at deadlines again later; nothing is scheduled while nothing can expire."""
         if self._expiry is None:
-            shortest_s = min(self._config.server.lease_ttl, self._config.server.reservation_ttl)
+            server = self._config.server
+            shortest_s = min(server.lease_ttl, server.reservation_ttl, self._config.dram.announced_ttl)
             loop = asyncio.get_running_loop()
             self._expiry = loop.call_later(min(1.0, shortest_s * EXPIRY_FRACTION), self._expire)
 
@@ -388,7 +389,7 @@ class Pool:
         now_ns = self._clock.now_ns()
         self._reading.expire(now_ns)
         self._writing.expire(now_ns)
-        if self._reading.leases or self._reading.tickets or self._writing.reservations:
+        if self.hints.expire() or self._reading.leases or self._reading.tickets or self._writing.reservations:
             self._schedule_expiry()
 
     async def _find_corrupt(self, extents: tuple[ChunkExtent, ...]) -> tuple[bytes, ...]:

@@ -31,7 +31,8 @@ LAYERS = {
     "transfer": {"transfer"},
     "report": {"tiers"},
     "tiering": {"index", "tiers"},
-    "pool": {"protocol", "index", "tiers", "transfer", "tiering", "report"},
+    "hinting": {"protocol", "index", "tiering"},
+    "pool": {"protocol", "index", "tiers", "transfer", "tiering", "hinting", "report"},
     "server": {"server", "pool", "protocol", "index"},
     "cli": {"cli", "server", "protocol", "pool"},
 }

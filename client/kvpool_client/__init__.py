@@ -8,15 +8,18 @@ from kvpool.errors import InvalidArgument, KVPoolError, LayoutMismatch
 from kvpool.layout import Layout
 from kvpool.types import Level, TokenRange
 from kvpool_client.cache import Cache
+from kvpool_client.hints import HintReport
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.pool import Pool, connect
-from kvpool_client.results import Hit, LoadResult, SaveResult
+from kvpool_client.results import AnnounceResult, Hit, LoadResult, RetainResult, SaveResult
 from kvpool_client.save import Save
 
 __all__ = [
+    "AnnounceResult",
     "Cache",
+    "HintReport",
     "Hit",
     "InvalidArgument",
     "KVPoolError",
@@ -28,6 +31,7 @@ __all__ = [
     "Load",
     "LoadResult",
     "Pool",
+    "RetainResult",
     "Save",
     "SaveResult",
     "TokenRange",

@@ -17,7 +17,7 @@ from kvpool import failpoint
 from kvpool.index.admission import Admission
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.slower import SlowerTier, pack_moves
-from kvpool.types import KEY_BYTES, HoldId, NamespaceId, ReservationId, SaveState
+from kvpool.types import KEY_BYTES, HoldId, Level, NamespaceId, ReservationId, SaveState
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,21 @@ class Demotions:
             held = self._directory.hold_unsaved(SCAN_ALL, False)
             if not held[0] or not self._start(held, now_ns):
                 return
+
+    def write(self, namespace: Namespace, keys: bytes, now_ns: int) -> None:
+        """Start writing what the slower tier lacks of this prefix, worth it or not, as far as there is room."""
+        chunks, hold = self._directory.acquire(namespace.id, keys) if self._has_room else (0, 0)
+        if not chunks:
+            return
+        saved, hold_below = self._slower.directory.acquire(namespace.id, keys[: chunks * KEY_BYTES])
+        if hold_below:
+            self._slower.directory.release_untouched(hold_below)
+        # What is on its way up has no bytes here to write yet, whatever has become of it below.
+        levels = self._directory.columns(hold)[2][saved:]
+        if set(levels) == {Level.DRAM}:
+            self._start((hold, 0, saved, namespace.id, 0), now_ns)
+        else:
+            self._directory.release_untouched(hold)
 
     def run(self, now_ns: int, *, is_urgent: bool = False) -> None:
         """Start what may be started: above the watermark (or `is_urgent`) the coldest chunks, with write-through the newest."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool.types import KEY_BYTES
+from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES
 
 _CHECKED = struct.Struct("<32s32sQQQQIIII")
 _CRC = struct.Struct("<II")
@@ -38,8 +38,6 @@ ROW = np.dtype(
     ]
 )
 assert ROW.itemsize == ROW_BYTES == kvpool_native.CATALOGUE_ROW_BYTES
-# What a chunk is kept with when nothing was said; the default of TensorRT-LLM's KvCacheRetentionConfig.
-DEFAULT_PRIORITY = 35
 
 
 @dataclass(frozen=True, slots=True)

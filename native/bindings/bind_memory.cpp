@@ -60,6 +60,13 @@ std::pair<size_t, nb::bytes> lookup(const IndexView& index, const nb::bytes& key
   return {count, nb::bytes(levels.data(), count)};
 }
 
+bool is_being_written(const IndexView& index, const nb::bytes& key) {
+  if (key.size() != KEY_BYTES) {
+    throw nb::value_error("key must have 32 bytes");
+  }
+  return index.is_being_written(ChunkKey::from_bytes(static_cast<const uint8_t*>(key.data())));
+}
+
 void bind_mapping(nb::module_& module) {
   nb::class_<Mapping>(module, "Mapping", "A shared memory region, mapped for as long as this object lives.")
       .def_static(
@@ -125,6 +132,7 @@ void bind_index_view(nb::module_& module) {
            "mapping"_a)
       .def("lookup", &lookup, "keys"_a,
            "(chunks, levels): the run of readable chunks from the first key on, and each one's level. GIL released.")
+      .def("is_being_written", &is_being_written, "key"_a, "Whether somebody has reserved the chunk and not committed it yet.")
       .def("generation_at", &IndexView::generation_at, "offset"_a)
       .def("checksum_at", &IndexView::checksum_at, "offset"_a, "layer"_a)
       .def("covers", &IndexView::covers, "offset"_a, "layers"_a)

@@ -106,6 +106,11 @@ std::optional<TableEntry> IndexView::find(const ChunkKey& key) const noexcept {
   return std::nullopt;
 }
 
+bool IndexView::is_being_written(const ChunkKey& key) const noexcept {
+  const auto entry = find(key);
+  return entry && entry->tiers == 0;
+}
+
 size_t IndexView::lookup(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept {
   const uint64_t mask = shape_.slot_count() - 1;
   const auto prefetch = [&](size_t index) {

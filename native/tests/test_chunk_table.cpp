@@ -86,6 +86,9 @@ TEST(lookup_ends_at_the_first_chunk_that_is_absent_or_being_written) {
   }
   uint8_t levels[20] = {};
   EXPECT(index.reader->lookup(keys.data(), 20, levels) == 12);
+  EXPECT(index.reader->is_being_written(key_of(0, 13)));
+  EXPECT(!index.reader->is_being_written(key_of(2, 12)));
+  EXPECT(!index.reader->is_being_written(key_of(0, 16)));
   EXPECT(levels[0] == 1);
   EXPECT(levels[1] == 2);
   index.table.set_tiers(key_of(0, 13), tier_bit(Tier::DRAM));

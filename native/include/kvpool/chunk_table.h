@@ -121,6 +121,9 @@ class IndexView {
 
   [[nodiscard]] std::optional<TableEntry> find(const ChunkKey& key) const noexcept;
 
+  // Whether somebody has reserved the chunk and not committed it yet.
+  [[nodiscard]] bool is_being_written(const ChunkKey& key) const noexcept;
+
   // Generation of the readable chunk whose slot starts at `offset`; 0 where there is none (or no such slot).
   [[nodiscard]] uint64_t generation_at(uint64_t offset) const noexcept;
 
