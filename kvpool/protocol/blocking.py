@@ -121,6 +121,15 @@ class BlockingConnection:
         """Write what DRAM alone has to the SSD tier; answers `chunks` written and `left`."""
         return self.call(m.WriteDown(timeout_s), m.Report, timeout_s + self._timeout_s).values
 
+    def layouts(self, model: str) -> list[list[int | str]]:
+        """The layouts in which a model has been served, in wire form: one for each rank."""
+        layouts: list[list[int | str]] = self.call(m.AskLayouts(model), m.Report).values["layouts"]
+        return layouts
+
+    def retain(self, keys: bytes, priority: int, duration_s: float) -> bytes:
+        """Keep chunks of any model with a priority (duration 0: for good); a `RetainState` for each key."""
+        return self.call(m.RetainKeys(keys, priority, float(duration_s)), m.Retained).states
+
     def check(self, deep: bool, on_slice: places.Advance = lambda _chunks: None) -> dict[str, Any]:
         """Recount invariants inside the daemon: `problems` (lines), `chunks` seen, by tier too (`tiers`).
 

@@ -19,7 +19,8 @@ BOUNDS_NS = tuple(step * 10**power for power in range(3, 10) for step in (1, 2, 
 VERBS: tuple[type[Any], ...] = (
     *(m.Acquire, m.AcquireLeaves, m.Release, m.Renew, m.IssueTicket, m.Claim),
     *(m.Reserve, m.Commit, m.End, m.ReportCorrupt, m.Usage),
-    *(m.AskInfo, m.AskStats, m.Flush, m.WriteDown, m.Check, m.VerifyBytes),
+    *(m.Retain, m.Announce, m.Demote),
+    *(m.AskInfo, m.AskStats, m.Flush, m.WriteDown, m.Check, m.VerifyBytes, m.AskLayouts, m.RetainKeys),
 )
 
 

@@ -53,8 +53,8 @@ def admin_handlers(pool: Pool, info: Callable[[], dict[str, Any]], connections: 
             m.Flush: lambda request: _flush(pool, request),
             m.WriteDown: lambda request: _write_down(pool, request),
             m.Check: lambda _: _check(pool),
-            m.AskLayouts: pool.hints.layouts,
-            m.RetainKeys: pool.hints.retain_keys,
+            m.AskLayouts: lambda request: pool.hints.layouts(request),
+            m.RetainKeys: lambda request: pool.hints.retain_keys(request),
             m.VerifyBytes: lambda request: _verify_bytes(pool, request),
         }
     )

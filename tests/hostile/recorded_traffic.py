@@ -2,6 +2,7 @@
 
 import pytest
 
+import kvpool_client as kv
 from kvpool.protocol import messages as m
 from tests.daemon import SMALL, Daemon
 from tests.hostile.raw_clients import engine, keys_of
@@ -35,6 +36,9 @@ SENT = (
     m.IssueTicket(0),
     m.Claim(b""),
     m.Reserve(b"", b""),
+    m.Retain(b"", b"", b""),
+    m.Announce(b""),
+    m.Demote(b"", 0),
     m.Commit(0, b"", b""),
     m.End(0),
     m.ReportCorrupt(0, 0),
@@ -43,6 +47,8 @@ SENT = (
     m.Flush("", 0.0, ""),
     m.Check(),
     m.VerifyBytes(b"", 1),
+    m.AskLayouts(""),
+    m.RetainKeys(b"", 0, 0.0),
 )
 
 
@@ -50,6 +56,9 @@ def _run_session(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 7 * SMALL.chunk_tokens))
         assert store(pool, keys).stored == 7
+        assert pool.announce(keys).announced == 7
+        assert pool.retain(keys, [kv.TokenRange(0, 64, 80, 60.0)]).accepted == 2
+        assert pool.demote(keys).accepted == 7
         assert load_all(pool, keys)[0].chunks == 7
         with pool.acquire(pool.lookup(keys)) as lease, pool.claim(lease.ticket()) as claimed:
             assert claimed.chunks == 7
@@ -63,4 +72,6 @@ def _run_session(daemon: Daemon) -> None:
         admin.info()
         admin.stats()
         admin.check(deep=True)
+        admin.layouts("test-model")
+        admin.retain(keys_of(0, 3), 80, 1.0)
         admin.flush("test-model", None)
