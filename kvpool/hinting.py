@@ -8,7 +8,6 @@ Invariant: while an announcement lives, the pool's expiry is scheduled.
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import kvpool_native
 from kvpool.clock import NS_PER_S, Clock
@@ -26,6 +25,7 @@ from kvpool.types import KEY_BYTES, PRIORITY_MAX, ConnectionId, LeaseId, RetainS
 
 # What an operator may name at once: it is looked for in every namespace, with others served in between.
 OPERATOR_KEYS_MAX = 4096
+LAYOUTS_MAX = 256  # a frame has room for a few thousand items
 DURATION_S_MAX = ((1 << 32) - 1) / 1000
 
 
@@ -120,11 +120,9 @@ class Hinting:
         return m.Retained(bytes(states))
 
     def layouts(self, request: m.AskLayouts) -> m.Report:
-        """The layouts in which a model has been served: with them an operator makes the keys of a prompt."""
-        layouts: dict[str, Any] = {
-            "layouts": [entry.layout.to_wire() for entry in self._namespaces.of_model(request.model)]
-        }
-        return m.Report(layouts)
+        """The first layouts in which a model has been served: with them an operator makes the keys of a prompt."""
+        entries = self._namespaces.of_model(request.model)[:LAYOUTS_MAX]
+        return m.Report({"layouts": [entry.layout.to_wire() for entry in entries]})
 
     def note_lease(self, session: EngineSession, reading: Reading, lease_id: int) -> None:
         """A connection has leased what it may have announced."""

@@ -77,7 +77,7 @@ class Retention:
         if self._below is None:
             return []
         keys = [column[at : at + KEY_BYTES] for at in range(0, len(column), KEY_BYTES)]
-        found = [(key, self._below.retention_of(key)) for key in keys]
+        found = [(key, self._below.retention(key)) for key in keys]
         return [(key, *kept) for key, kept in found if kept is not None]
 
 
