@@ -71,6 +71,8 @@ class DramConfig:
     prefault: bool
     prefault_threads: int
     verify: str
+    policy: str
+    retained_share: float
     announced_share: float
     announced_ttl: float
 
@@ -362,6 +364,8 @@ OPTIONS: dict[str, Option] = {
     "dram.prefault": _flag("true"),
     "dram.prefault_threads": _count(1, 64, 2),
     "dram.verify": _choice("always", "cold"),
+    "dram.policy": _choice("class-queues", "lru"),
+    "dram.retained_share": _share("0.3"),
     "dram.announced_share": _share("0.25"),
     "dram.announced_ttl": _duration("10ms", "1h", "30s"),
     "ssd.path": Option(_directory, "", "an absolute path of a directory (needed where ssd.capacity is not 0)"),

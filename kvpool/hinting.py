@@ -23,8 +23,6 @@ from kvpool.protocol import messages as m
 from kvpool.tiering import Tiering
 from kvpool.types import KEY_BYTES, PRIORITY_MAX, ConnectionId, LeaseId, RetainState
 
-# What an operator may name at once: it is looked for in every namespace, with others served in between.
-OPERATOR_KEYS_MAX = 4096
 LAYOUTS_MAX = 256  # a frame has room for a few thousand items
 DURATION_S_MAX = ((1 << 32) - 1) / 1000
 
@@ -46,9 +44,7 @@ class Hinting:
         self._namespaces = namespaces
         self._tiering = tiering
         self._on_due = on_due
-        self._retention = Retention(
-            directory, tiering.demotions if tiering else None, tiering.directory if tiering else None
-        )
+        self._retention = Retention(directory, tiering.demotions if tiering else None, tiering)
         self._announcements = Announcements(
             directory,
             view,
@@ -66,7 +62,9 @@ class Hinting:
         """Keep chunks with other priorities from now on, on every rank the session stands for."""
         ranks = len(session.namespaces)
         columns.check_keys(request.keys, ranks=ranks)
-        columns.check_retention(request.priorities, request.durations, len(request.keys) // KEY_BYTES // ranks)
+        chunks = len(request.keys) // KEY_BYTES // ranks
+        columns.check_wishes(chunks, ranks=ranks)
+        columns.check_retention(request.priorities, request.durations, chunks)
         states = self._retention.retain(
             session, request.keys, request.priorities, request.durations, self._clock.now_ns()
         )
@@ -79,6 +77,7 @@ class Hinting:
         chunks = len(request.keys) // KEY_BYTES // ranks
         if not 0 <= request.first < chunks:
             raise ProtocolError(f"first is {request.first}, expected 0..{chunks - 1}")
+        columns.check_wishes(chunks - request.first, ranks=ranks)
         return m.Retained(self._retention.demote(session, request.keys, request.first, self._clock.now_ns()))
 
     def announce(self, session: EngineSession, request: m.Announce) -> m.Announced:
@@ -99,8 +98,7 @@ class Hinting:
         """Keep chunks of whatever namespace with one priority: an operator's order."""
         columns.check_keys(request.keys, ranks=1)
         count = len(request.keys) // KEY_BYTES
-        if count > OPERATOR_KEYS_MAX:
-            raise ProtocolError(f"{count} keys are named, expected at most {OPERATOR_KEYS_MAX}")
+        columns.check_wishes(count, ranks=1)
         if not 0 <= request.priority <= PRIORITY_MAX or not 0.0 <= request.duration_s <= DURATION_S_MAX:
             expected = f"0..{PRIORITY_MAX} and 0..{DURATION_S_MAX:.0f}"
             raise ProtocolError(

@@ -62,7 +62,10 @@ class Pool:
             config.dram.capacity, config.dram.segment, config.dram.max_chunks, ssd.max_chunks if ssd else 0
         )
         self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages)
-        self._directory = kvpool_native.Directory(self._dram.arena, self._dram.index, self.geometry, self.epoch)
+        self._directory = kvpool_native.Directory(
+            self._dram.arena, self._dram.index, self.geometry, self.epoch, config.dram.policy
+        )
+        self._directory.cap_retained(config.dram.retained_share)
         self._dram.seal()
         self._namespaces = Namespaces(self._directory)
         self._segment_ready = asyncio.Event()
@@ -200,8 +203,7 @@ class Pool:
         """
         columns.check_reserve(request)
         with self._protected(may_wait):
-            wishes = (request.priorities, request.durations)
-            now_ns = self._clock.now_ns()
+            now_ns, wishes = self._clock.now_ns(), (request.priorities, request.durations)
             places = self._writing.reserve(
                 session, request.parent, request.keys, now_ns, may_wait=may_wait, wishes=wishes
             )

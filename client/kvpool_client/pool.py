@@ -278,7 +278,7 @@ class Pool:
     ) -> RetainResult:
         """Keep stored chunks with these priorities from now on, on every rank this Pool stands for; see `save`.
 
-        Chunks that no range covers are left as they are. One round trip for each 28000 chunks and rank.
+        Chunks that no range covers are left as they are. One round trip for each 4096 chunks and rank.
         """
         check_keys(keys)
         wishes = plan_retention(

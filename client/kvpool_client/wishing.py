@@ -28,15 +28,17 @@ class Wishing:
         self._layout = layout
         self._link = link
         self._counters = counters
-        self._chunks_max = m.KEYS_MAX // len(layout.ranks)
+        ranks = len(layout.ranks)
+        self._chunks_max = m.KEYS_MAX // ranks
+        self._wishes_max = max(1, m.WISHES_MAX // ranks)
 
     def retain(self, keys: KeyChain, wishes: Wishes) -> RetainResult:
-        """Keep the covered chunks so; one round trip for each `KEYS_MAX` of them."""
+        """Keep the covered chunks so; one round trip for each WISHES_MAX of them on all ranks."""
         covered = wishes.covered
         columns = [np.frombuffer(column, f"V{KEY_BYTES}") for column in keys.columns()]
         states = b""
-        for first in range(0, len(covered), self._chunks_max):
-            chosen = covered[first : first + self._chunks_max]
+        for first in range(0, len(covered), self._wishes_max):
+            chosen = covered[first : first + self._wishes_max]
             request = m.Retain(
                 b"".join(column[chosen].tobytes() for column in columns),
                 wishes.priorities[chosen].tobytes(),
@@ -53,9 +55,10 @@ class Wishing:
         end = min(len(keys) if end_chunk is None else end_chunk, self._chunks_max)
         covered = range(min(first_chunk, end), end)
         states = b""
-        if covered:
-            column = b"".join(column[: end * KEY_BYTES] for column in keys.columns())
-            states = self._ask(m.Demote(column, covered.start), len(covered))
+        for first in covered[:: self._wishes_max]:
+            last = min(first + self._wishes_max, end)
+            column = b"".join(column[: last * KEY_BYTES] for column in keys.columns())
+            states += self._ask(m.Demote(column, first), last - first)
         result = RetainResult.of(len(keys), covered, states)
         self._counters.count("demoted_chunks", result.accepted)
         return result

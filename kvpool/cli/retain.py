@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import click
@@ -16,12 +17,12 @@ from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
+from kvpool.protocol import messages as m
 from kvpool.types import KEY_BYTES, PRIORITY_MAX, RetainState
 from kvpool.units import parse_duration
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.roots import Roots
 
-KEYS_AT_ONCE = 4096
 KEY_DIGITS = 2 * KEY_BYTES
 
 
@@ -75,9 +76,9 @@ def retain(
             columns = [b"".join(_key(text) for text in keys)]
         counts: Counter[int] = Counter()
         for column in columns:
-            for at in range(0, len(column), KEYS_AT_ONCE * KEY_BYTES):
-                part = column[at : at + KEYS_AT_ONCE * KEY_BYTES]
-                counts.update(ask(lambda part=part: connection.retain(part, priority, duration_s)))
+            for at in range(0, len(column), m.WISHES_MAX * KEY_BYTES):
+                part = column[at : at + m.WISHES_MAX * KEY_BYTES]
+                counts.update(ask(partial(connection.retain, part, priority, duration_s)))
     report = {state.name.lower(): counts[state] for state in RetainState}
     if options.is_json:
         print_json({**report, "priority": priority, "duration_s": duration_s})
@@ -123,8 +124,7 @@ def _keys_of(
     """The keys of a prompt's full chunks, for each layout's own rank."""
     columns = []
     for layout in layouts:
-        roots = Roots(model, layout).of(domain, salt.encode(), adapter)
-        chain = KeyChain(layout.chunk_tokens, lambda roots=roots: roots)  # type: ignore[misc]  # each chain its own
+        chain = KeyChain(layout.chunk_tokens, partial(Roots(model, layout).of, domain, salt.encode(), adapter))
         try:
             chain.extend(tokens)
         except InvalidArgument as error:

@@ -1,7 +1,8 @@
 """Demotion: chunks written to the slower tier before DRAM needs their slots.
 
 Takes the prefix of the coldest chunk that the slower tier lacks, from the root on, so that what stands below is always
-whole prefixes. While it is written it is held, so its slots stay; nothing of it counts as used by that.
+whole prefixes. While it is written it is held, so its slots stay; nothing of it counts as used by that. Its chunks are kept
+below with the priorities that they have in DRAM.
 
 Bounded by bytes under way. Control thread only; no I/O. Invariant: each job in `_jobs` has one hold in the DRAM directory and
 one reservation in the one below, and ends both when the last of its chunks has been reported.
@@ -17,7 +18,7 @@ from kvpool import failpoint
 from kvpool.index.admission import Admission
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.slower import SlowerTier, pack_moves
-from kvpool.types import KEY_BYTES, HoldId, Level, NamespaceId, ReservationId, SaveState
+from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, HoldId, Level, NamespaceId, ReservationId, SaveState
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +154,9 @@ class Demotions:
                 namespace.id, size_class, parent, packed[saved * KEY_BYTES :], now_ns
             )
             taken = states.count(SaveState.RESERVED)
+            priorities, durations_ms = self._directory.retentions(hold)
+            if priorities.strip(bytes([DEFAULT_PRIORITY])):
+                self._slower.directory.retain(namespace.id, packed, priorities, durations_ms, now_ns)
         if not taken:
             self._directory.release_untouched(hold)
             return False

@@ -14,6 +14,7 @@ from kvpool import failpoint
 from kvpool.index.demotions import Demotions
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
+from kvpool.index.slower import SlowerTier
 from kvpool.types import KEEP_PRIORITY, KEY_BYTES, RetainState
 
 # How long DRAM gives a demoted chunk up before others if nobody uses it; then it is one like any other.
@@ -22,34 +23,34 @@ DURATION_BYTES = 4
 
 
 class Retention:
-    """Wishes about chunks that are stored already. `demotions` and `below`: of the slower tier, where there is one."""
+    """Wishes about chunks that are stored already. `demotions` and `slower`: of the slower tier, where there is one."""
 
     def __init__(
         self,
         directory: kvpool_native.Directory,
         demotions: Demotions | None = None,
-        below: kvpool_native.Directory | None = None,
+        slower: SlowerTier | None = None,
     ) -> None:
         self._directory = directory
         self._demotions = demotions
-        self._below = below
+        self._slower = slower
 
     def retain(self, session: EngineSession, keys: bytes, priorities: bytes, durations: bytes, now_ns: int) -> bytes:
         """Keep chunks with these on every rank of the session: a `RetainState` for each, the worst of the ranks'."""
         failpoint.reach("daemon.retain.before", failpoint.refused)
-        count = len(priorities)
-        return _worst(
-            [
-                keep(self._directory, namespace.id, column, priorities, durations, now_ns)
-                for namespace, column in _by_rank(session, keys, count)
-            ]
-        )
+        states = []
+        for namespace, column in _by_rank(session, keys, len(priorities)):
+            states.append(keep(self._directory, namespace.id, column, priorities, durations, now_ns))
+            self._remember_below(column)
+        return _worst(states)
 
     def retain_in(self, namespace: Namespace, keys: bytes, priority: int, duration_ms: int, now_ns: int) -> bytes:
         """Keep chunks of one namespace with this: a `RetainState` for each."""
         count = len(keys) // KEY_BYTES
         durations = duration_ms.to_bytes(DURATION_BYTES, "little") * count
-        return self._directory.retain(namespace.id, keys, bytes([priority]) * count, durations, now_ns)
+        states = self._directory.retain(namespace.id, keys, bytes([priority]) * count, durations, now_ns)
+        self._remember_below(keys)
+        return states
 
     def demote(self, session: EngineSession, keys: bytes, first: int, now_ns: int) -> bytes:
         """Write prefixes down and have DRAM give up their chunks from `first` on first, on every rank.
@@ -66,19 +67,26 @@ class Retention:
             chosen = column[first * KEY_BYTES :]
             kept = self._kept_below(chosen)
             states.append(self._directory.retain(namespace.id, chosen, bytes(count - first), durations, now_ns))
-            if self._below is not None and kept:
+            if self._slower is not None and kept:
                 below = b"".join(key for key, _, _ in kept)
                 priorities = bytes(priority for _, priority, _ in kept)
                 lasting = b"".join(duration.to_bytes(DURATION_BYTES, "little") for _, _, duration in kept)
-                self._below.retain(namespace.id, below, priorities, lasting, now_ns)
+                self._slower.directory.retain(namespace.id, below, priorities, lasting, now_ns)
         return _worst(states)
 
     def _kept_below(self, column: bytes) -> list[tuple[bytes, int, int]]:
-        if self._below is None:
+        """Those of the keys that the slower tier has, and with what it keeps each."""
+        if self._slower is None:
             return []
         keys = [column[at : at + KEY_BYTES] for at in range(0, len(column), KEY_BYTES)]
-        found = [(key, self._below.retention(key)) for key in keys]
+        found = [(key, self._slower.directory.retention(key)) for key in keys]
         return [(key, *kept) for key, kept in found if kept is not None]
+
+    def _remember_below(self, column: bytes) -> None:
+        """Have what was said outlive the daemon."""
+        for key, _, _ in self._kept_below(column):
+            assert self._slower is not None
+            self._slower.touch(key)
 
 
 def keep(
@@ -112,4 +120,5 @@ def _by_rank(session: EngineSession, keys: bytes, count: int) -> list[tuple[Name
 
 
 def _worst(states: list[bytes]) -> bytes:
-    return np.maximum.reduce([np.frombuffer(column, np.uint8) for column in states]).tobytes()
+    worst: bytes = np.maximum.reduce([np.frombuffer(column, np.uint8) for column in states]).tobytes()
+    return worst

@@ -15,6 +15,7 @@ from kvpool.protocol import frames
 MAGIC = b"KVPL"
 PROTOCOL_VERSION = 1
 KEYS_MAX = 28_000  # with what retention says of each they still fit a frame
+WISHES_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each is looked at on the control thread
 RENEWALS_MAX = 4096
 COMMIT_BYTES_MAX = 900_000
 PLACES_MAX = 512
@@ -216,7 +217,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """Keep stored chunks with these from now on; `keys` rank-major as in Acquire. Answered by Retained."""
+    """Keep stored chunks with these from now on, WISHES_MAX keys at most, rank-major as in Acquire. Answered by Retained."""
 
     KIND: ClassVar[int] = 40
     keys: bytes
@@ -253,7 +254,7 @@ class Announced:
 class Demote:
     """Chunks that will not be asked for soon: write them down, and let DRAM give up those from the `first` one on first.
 
-    `keys`: whole prefixes, rank-major as in Acquire. Answered by Retained, for the chunks from `first` on.
+    `keys`: whole prefixes, rank-major as in Acquire, of which WISHES_MAX from `first` on at most. Answered by Retained.
     """
 
     KIND: ClassVar[int] = 44

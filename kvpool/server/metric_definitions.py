@@ -212,6 +212,15 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_present_chunks", "Chunks offered for saving that were there already.",
                  _directory("answered_present"), "chunks"),
         _counter("kvpool_aborted_chunks", "Chunks reserved and given up.", _directory("aborted_chunks"), "chunks"),
+        _gauge("kvpool_kept_chunks", "Chunks in DRAM kept above the default priority, and what precedes them.",
+               _directory("kept_chunks"), "chunks"),
+        _gauge("kvpool_dram_kept_bytes", "Bytes of those chunks.", _directory("kept_bytes"), "bytes"),
+        _counter("kvpool_retention_clipped_chunks", "Chunks that were to be kept above the default priority and are not, "
+                 "because dram.retained_share is used up.", _directory("clipped_chunks"), "chunks"),
+        _counter("kvpool_retention_lapsed_chunks", "Chunks whose priority fell back to the default when their time was over.",
+                 _directory("lapsed_chunks"), "chunks"),
+        _gauge("kvpool_eviction_by_age", "1 while the oldest chunk goes first, 0 while the one that promises least does.",
+               _directory("policy_by_age")),
         Metric("kvpool_reuse_gap_seconds", Kind.HISTOGRAM, "For each chunk acquired, the time since its last access; 0 "
                "while it is in use.", _log2_seconds("reuse_gaps"), "seconds"),
         Metric("kvpool_chunk_lifetime_seconds", Kind.HISTOGRAM, "For each chunk evicted, the time since it was stored. "

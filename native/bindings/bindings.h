@@ -14,5 +14,6 @@ void bind_copy(nanobind::module_& module);
 void bind_catalogue(nanobind::module_& module);
 void bind_ssd(nanobind::module_& module);
 void bind_tiers(nanobind::class_<Directory>& directory);
+void bind_retention(nanobind::class_<Directory>& directory);
 
 }  // namespace kvpool

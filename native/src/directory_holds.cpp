@@ -56,6 +56,10 @@ void Directory::note_reuse(const std::vector<RecordId>& records, uint64_t now_ns
   for (const RecordId id : records) {
     ChunkRecord& record = records_[id];
     stats_.reuse_gaps.add(record.holds == 0 ? latest_ns_ - record.last_access_ns : 0);
+    policy_->note_reuse(record, latest_ns_);
+    record.chain_share = chain_share_of(records.size(), records.size());  // until the request stores some more
+    record.is_reused = true;
+    record.is_used = true;
     record.touches = static_cast<uint8_t>(std::min(record.touches + 1, UINT8_MAX));
   }
 }
@@ -74,6 +78,7 @@ Hold Directory::make_hold(std::vector<RecordId> records) {
 // it behind the children that become idle here.
 void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
+  policy_->note_uses(records_, records, latest_ns_);
   for (auto id = records.rbegin(); id != records.rend(); ++id) {
     ChunkRecord& record = records_[*id];
     KVPOOL_CHECK(record.holds > 0);

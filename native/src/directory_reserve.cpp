@@ -9,7 +9,7 @@ namespace kvpool {
 Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                const uint8_t* keys, size_t n, uint64_t now_ns) {
   Reservation answer;
-  latest_ns_ = std::max(latest_ns_, now_ns);
+  expire_retention(now_ns);
   ReservationState state = place_chain(owner, size_class, parent, keys, n, ChunkState::WRITING, answer);
   finish_reserve(std::move(state), answer, now_ns);
   return answer;
@@ -56,7 +56,25 @@ Directory::ReservationState Directory::place_chain(NamespaceId owner, ClassId si
       above = record;
     }
   }
+  note_chain(state);
   return state;
+}
+
+// A request that stores something says how much of its chain was here: what was acquired since it was stored. What the same
+// request stored a while ago was not.
+void Directory::note_chain(const ReservationState& state) noexcept {
+  const size_t before = state.ancestors + state.first_reserved;
+  if (state.records.size() == before) {
+    return;
+  }
+  size_t found = 0;
+  while (found < before && records_[state.records[found]].is_reused) {
+    ++found;
+  }
+  const uint8_t share = chain_share_of(found, state.records.size());
+  for (const RecordId id : state.records) {
+    records_[id].chain_share = share;
+  }
 }
 
 void Directory::finish_reserve(ReservationState state, Reservation& answer, uint64_t now_ns) {
@@ -115,6 +133,8 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   fresh.owner = owner;
   fresh.size_class = size_class;
   occupy(id, as);
+  fresh.is_used = true;
+  policy_->note_new(fresh, latest_ns_);
   if (parent.valid()) {
     records_.attach_child(parent, id);
   }
@@ -153,7 +173,7 @@ SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcep
   if (stats_.used_bytes - stats_.idle_bytes + bytes > geometry_.capacity) {
     return SaveState::FULL;
   }
-  if (records_.is_full() && !oldest_idle().valid()) {
+  if (records_.is_full() && stats_.idle_bytes == 0) {
     return SaveState::FULL;
   }
   const SaveState slot = make_slot(size_class, search);
@@ -161,7 +181,7 @@ SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcep
     return slot;
   }
   while (stats_.used_bytes + bytes > geometry_.capacity || records_.is_full()) {
-    const RecordId victim = oldest_idle();
+    const RecordId victim = queues_.victim(latest_ns_);
     KVPOOL_CHECK(victim.valid());
     if (!may_evict(victim)) {
       return SaveState::NOT_READY;
@@ -173,14 +193,24 @@ SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcep
   return SaveState::RESERVED;
 }
 
-// Evicts the class's own oldest chunk, or clears a window of other classes that was used longer ago than that.
+// Whether clearing a window of other classes costs less than evicting this chunk: the lower priority first, then the older.
+bool Directory::is_cheaper(const SegmentWindow& window, RecordId own) const noexcept {
+  const uint8_t level = records_[own].level;
+  const bool is_own_kept = level > DEFAULT_PRIORITY;
+  if (level < DEFAULT_PRIORITY || window.is_kept != is_own_kept) {
+    return level >= DEFAULT_PRIORITY && is_own_kept;
+  }
+  return window.newest_ns < records_[own].last_access_ns;
+}
+
+// Evicts the class's own next victim, or clears a window of other classes that was used longer ago than that.
 SaveState Directory::make_slot(ClassId size_class, WindowSearch& search) noexcept {
   if (arena_.can_allocate(size_class)) {
     return SaveState::RESERVED;
   }
-  const RecordId own = records_.oldest(size_class);
+  const RecordId own = queues_.victim(size_class, latest_ns_);
   find_window(size_class, search);
-  if (search.window && (!own.valid() || search.window->newest_ns < records_[own].last_access_ns)) {
+  if (search.window && (!own.valid() || is_cheaper(*search.window, own))) {
     const std::vector<RecordId> owners = arena_.owners_in(*search.window);
     if (!std::all_of(owners.begin(), owners.end(), [this](RecordId id) { return may_evict(id); })) {
       return SaveState::NOT_READY;
@@ -266,6 +296,10 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
 
 void Directory::abort_writing(RecordId id) noexcept {
   KVPOOL_CHECK(records_[id].holds == 1);
+  if (records_[id].touches > 1) {
+    --records_[id].touches;  // it was not stored: what was remembered of it is remembered again
+    policy_->note_evicted(records_[id]);
+  }
   hide(id);
   records_[id].holds = 0;
   --stats_.held;

@@ -100,7 +100,7 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
   KVPOOL_CHECK(entry.has_value());
   table_.set_tiers(record.key, static_cast<uint8_t>(entry->tiers | tier_bit(tier_)));
   record.state = ChunkState::READY;
-  record.stored_tick = stored_tick_of(latest_ns_);
+  record.stored_tick = tick_of(latest_ns_);
   record.touches = std::max(record.touches, uint8_t{1});
   NamespaceCounts& counts = namespaces_[record.owner.value()];
   ++counts.chunks;
@@ -115,8 +115,14 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
 Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                const uint8_t* keys, size_t n, uint64_t now_ns) {
   Reservation answer;
-  latest_ns_ = std::max(latest_ns_, now_ns);
+  expire_retention(now_ns);
   ReservationState state = place_chain(owner, size_class, parent, keys, n, ChunkState::PROMOTING, answer);
+  for (size_t index = state.ancestors; index < state.records.size(); ++index) {
+    const ChunkRecord& record = records_[state.records[index]];
+    if (record.state == ChunkState::PROMOTING && slower_ != nullptr) {
+      static_cast<void>(keep(state.records[index], slower_->retention(record.key).value_or(Retention{})));
+    }
+  }
   if (!state.records.empty()) {
     answer.id = ++last_id_;
     holds_.emplace(last_id_, std::move(state.records));
@@ -154,12 +160,14 @@ uint64_t Directory::fail_landing(const ChunkKey& key, uint64_t generation) {
 Hold Directory::hold_unsaved(uint32_t scan, bool newest_first, size_t& saved) {
   saved = 0;
   for (uint32_t index = 0; index < arena_.class_count(); ++index) {
-    RecordId id = newest_first ? records_.newest(ClassId(index)) : records_.oldest(ClassId(index));
-    for (uint32_t step = 0; step < scan && id.valid(); ++step) {
-      if (records_[id].touches >= admitted_touches_ && !is_elsewhere(records_[id].key)) {
-        return hold_chain_of(id, saved);
-      }
-      id = newest_first ? records_[id].older : records_[id].newer;
+    RecordId found;
+    queues_.visit(ClassId(index), latest_ns_, scan, newest_first, [this, &found](RecordId id) {
+      const bool is_lacking = records_[id].touches >= admitted_touches_ && !is_elsewhere(records_[id].key);
+      found = is_lacking ? id : RecordId();
+      return !is_lacking;
+    });
+    if (found.valid()) {
+      return hold_chain_of(found, saved);
     }
   }
   return {};
@@ -207,7 +215,7 @@ bool Directory::release_untouched(HoldId hold) {
     }
     KVPOOL_CHECK(record.state == ChunkState::READY);
     --namespaces_[record.owner.value()].held;
-    records_.insert_by_access(*id, INSERT_STEPS);
+    queues_.add_by_access(*id, INSERT_STEPS, false);
     child_access_ns = record.last_access_ns;
     arena_.set_idle(record.page, record.last_access_ns);
     stats_.idle_bytes += chunk_bytes(record);
@@ -216,7 +224,7 @@ bool Directory::release_untouched(HoldId hold) {
 }
 
 bool Directory::restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                        const ChunkKey& key, PageIndex page, uint64_t generation) {
+                        const ChunkKey& key, PageIndex page, uint64_t generation, Retention wish, uint64_t now_ns) {
   const auto above = parent ? table_.find(*parent) : std::nullopt;
   const bool has_parent = !parent || (above && records_[above->record].owner == owner &&
                                       records_[above->record].size_class == size_class);
@@ -245,6 +253,8 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   stats_.used_bytes += chunk_bytes(record);
   ++stats_.promoted_chunks;
   become_ready(record);
+  latest_ns_ = std::max(latest_ns_, now_ns);
+  static_cast<void>(keep(id, wish));
   return true;
 }
 
@@ -256,7 +266,7 @@ void Directory::finish_restore() noexcept {
   for (uint32_t index = records_.end(); index-- > 0;) {
     const RecordId id(index);
     if (records_[id].state == ChunkState::READY && records_[id].holds == 0) {
-      records_.push_newest(id);
+      queues_.add(id);
       arena_.set_idle(records_[id].page, 0);
       stats_.idle_bytes += chunk_bytes(records_[id]);
     }

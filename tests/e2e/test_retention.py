@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,11 +160,9 @@ def test_a_callers_mistake_is_named(daemon: Daemon, call: str) -> None:
     with daemon.connect() as pool:
         keys = keys_of(pool, 1)
         wrong = [kv.TokenRange(0, None, 101)]
+        verb = pool.retain if call == "retain" else partial(pool.save, from_=payload_of(keys, SMALL))
         with pytest.raises(kv.InvalidArgument, match=r"retention\[0\]\.priority is 101, expected 0\.\.100"):
-            if call == "save":
-                pool.save(keys, from_=payload_of(keys, SMALL), retention=wrong)
-            else:
-                pool.retain(keys, wrong)
+            verb(keys, retention=wrong)
 
 
 def _envelope(*kinds: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -289,3 +288,34 @@ def test_wrong_orders_are_named(small: Daemon, arguments: list[str], code: int, 
     done = _run(small, *arguments)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
+
+
+def test_retention_goes_below_comes_back_and_survives_a_restart(start_daemon: Start, tmp_path: Path) -> None:
+    daemon = start_daemon(
+        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity="64MiB",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool:
+        first, second = keys_of(pool, 1), keys_of(pool, 2)
+        save(pool, first, retention=[kv.TokenRange(0, None, 80, 3600.0)])
+        save(pool, second)
+        with daemon.admin() as admin:
+            assert admin.write_down(10.0)["left"] == 0
+        assert daemon.stats()["ssd.kept_chunks"] == CHAIN
+        assert pool.retain(second, [kv.TokenRange(0, 2 * CHUNK_TOKENS, 90)]).accepted == 2
+        assert daemon.stats()["ssd.kept_chunks"] == CHAIN + 2
+    assert daemon.stop() == 0
+    daemon.start()
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
+    assert daemon.stats()["ssd.kept_chunks"] == CHAIN + 2
+    with daemon.connect() as pool:
+        for keys in (first, second):
+            with pool.acquire(pool.lookup(keys)) as lease:
+                assert lease.chunks == CHAIN
+        wait_until(lambda: daemon.stats()["promotions_under_way"] == 0, "promotions have ended")
+        press(pool, 2 * DRAM_CHUNKS // CHAIN)
+        assert pool.lookup(first).tiers.tolist() == [Level.DRAM] * CHAIN
+        assert pool.lookup(second).tiers.tolist() == [Level.DRAM] * 2 + [Level.SSD] * 2
+    assert daemon.problems() == []

@@ -9,14 +9,16 @@
 //
 // Invariants (recounted by `verify`):
 //   1. Who holds a chunk holds its ancestors: holds(parent) >= holds(child), and the parent of a READY chunk is READY.
-//   2. A class's recency list holds exactly its READY chunks that nobody holds; these and only these are idle in
-//      the arena.
-//   3. Holds end from the leaf to the root, so a parent never stands before its child in the list. The oldest
-//      entry therefore has no children: taking victims from that end is leaf-first, in O(1).
+//   2. The eviction queues hold exactly the READY chunks that nobody holds; these and only these are idle in the arena.
+//   3. A victim has no children: one that has is moved beside a child first (eviction_queues.h), so no chunk is ever
+//      stored without its parent. Holds end from the leaf to the root, so a parent was used no earlier than what
+//      follows it, and under LRU the oldest is a leaf without a move.
 //   4. A chunk and its parent have the same namespace and size class.
 //   5. used_bytes, the payload of all allocated slots, is at most the capacity.
 //   6. Generations are positive and never repeat.
-//   7. What stands in a tier stands there from the root on: each tier's chunks are whole prefixes.
+//   7. Chunks kept above the default priority, and all that precedes them, have no more than the retained share of
+//      the bytes, but for what precedes a chunk that was kept before it came.
+//   8. What stands in a tier stands there from the root on: each tier's chunks are whole prefixes.
 //
 // Two tiers are two directories. The faster one owns the table that clients read; `attach_slower` makes the slower one tell
 // it what it holds, so that an entry of the shared table says all tiers of a key. A chunk that leaves the faster tier
@@ -37,31 +39,19 @@
 
 #include "kvpool/chunk_records.h"
 #include "kvpool/chunk_table.h"
+#include "kvpool/directory_geometry.h"
+#include "kvpool/eviction_policy.h"
+#include "kvpool/eviction_queues.h"
 #include "kvpool/ghost_filter.h"
 #include "kvpool/memory.h"
+#include "kvpool/retention.h"
+#include "kvpool/retention_timers.h"
 #include "kvpool/slot_arena.h"
 #include "kvpool/time_histogram.h"
 #include "kvpool/token_ids.h"
 #include "kvpool/types.h"
 
 namespace kvpool {
-
-// All sizes of a directory, computed before memory is mapped.
-struct DirectoryGeometry {
-  uint64_t capacity;  // payload bytes
-  uint32_t max_chunks;
-  ArenaShape arena;
-  IndexShape index;
-
-  // One segment more than the capacity needs, so that a second size class finds a place beside a full first one.
-  // Nothing where the numbers are out of range.
-  // `further_entries`: table entries for chunks of a slower tier.
-  [[nodiscard]] static std::optional<DirectoryGeometry> plan(uint64_t capacity, uint64_t segment_bytes,
-                                                             uint32_t max_chunks, uint32_t further_entries = 0);
-  // Of a tier on disk: whole segments of exactly this size, none more than the capacity, no slot over two of them.
-  [[nodiscard]] static std::optional<DirectoryGeometry> plan_files(uint64_t segment_bytes, uint32_t segments,
-                                                                   uint32_t max_chunks);
-};
 
 // What became of a chunk of a save; the wire uses the same numbers. `reserve` answers PRESENT chunks first, then
 // RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT.
@@ -145,6 +135,11 @@ struct DirectoryStats {
   uint64_t aborted_chunks = 0;
   std::array<uint64_t, RESERVE_STATES> answers{};  // by SaveState
   std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks
+  uint64_t kept_chunks = 0;     // kept above the default priority, or followed by one that is
+  uint64_t kept_bytes = 0;
+  uint64_t clipped_chunks = 0;   // wishes that were clipped
+  uint64_t lapsed_chunks = 0;    // fell back to the default priority
+  PolicyCounts policy;
   TimeHistogram reuse_gaps;  // of each chunk acquired: time since its last access, 0 where it is in use
   TimeHistogram lifetimes;   // of each chunk evicted: time since it was stored
 };
@@ -154,12 +149,16 @@ class Directory {
   // `arena` may be absent: then the slots are somewhere else, and only their places are kept here.
   // REQUIRES: regions writable, index zeroed, sizes as the geometry says.
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
-            const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier = Tier::DRAM);
+            const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier = Tier::DRAM,
+            PolicyKind policy = PolicyKind::LRU);
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
   // The slower tier's directory from now on tells this one what it holds. REQUIRES: both empty; `slower` lives as long.
   void attach_slower(Directory& slower) noexcept;
+
+  // At most this share of the capacity is kept above the default priority. What is kept already stays.
+  void cap_retained(double share) noexcept;
 
   // The class of chunks of this geometry, made where it is new; nothing where such a chunk cannot fit.
   [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers);
@@ -210,6 +209,17 @@ class Directory {
   bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
   uint64_t fail_landing(const ChunkKey& key, uint64_t generation);
 
+  // directory_retention.cpp. Keeps chunks with these from now on, stored ones and those being written, here and in the slower
+  // tier: one wish for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
+  [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& wishes,
+                                            uint64_t now_ns);
+  // What a chunk is kept with; nothing where it is not here.
+  [[nodiscard]] std::optional<Retention> retention(const ChunkKey& key) const noexcept;
+  // The same of the chunks of a hold; nothing where it is unknown.
+  [[nodiscard]] std::optional<std::vector<Retention>> retentions(HoldId hold) const;
+  // Has priorities that have lasted their time fall back, a bounded number of them. `reserve`, `promote` and `retain` do too.
+  void expire_retention(uint64_t now_ns) noexcept;
+
   // From now on chunks are worth a place below if they, or what follows them, have been touched this many times. Those that
   // are not may be evicted though nobody else has them.
   void admit_from(uint8_t touches) noexcept { admitted_touches_ = touches; }
@@ -229,7 +239,7 @@ class Directory {
   // Makes a chunk of an earlier life READY where it lies, ancestors before descendants, the most recent first. False where its
   // parent, its place or room is lacking. REQUIRES: no reservation yet; `finish_restore` ends the restoring.
   bool restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const ChunkKey& key,
-               PageIndex page, uint64_t generation);
+               PageIndex page, uint64_t generation, Retention wish = {}, uint64_t now_ns = 0);
   void finish_restore() noexcept;
   // The keys that left this slower tier since the last call, in their order, packed.
   [[nodiscard]] std::vector<ChunkKey> take_departed() noexcept;
@@ -301,7 +311,22 @@ class Directory {
   uint64_t remove_named(const ChunkKey& key) noexcept;
   void evict_subtree(RecordId top, Eviction reason) noexcept;
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
-  [[nodiscard]] RecordId oldest_idle() const noexcept;
+  uint64_t flush_subtree(RecordId top) noexcept;
+  void settle_widow(RecordId parent) noexcept;
+
+  // directory_retention.cpp
+  [[nodiscard]] RetainState keep(RecordId id, Retention wish) noexcept;
+  void hand_down(const ChunkRecord& record) noexcept;
+  void forget_retention(RecordId id) noexcept;
+  void requeue(RecordId id) noexcept;
+  void mark_kept(RecordId id) noexcept;
+  void unmark_kept(RecordId top) noexcept;
+  [[nodiscard]] uint64_t bytes_to_keep(RecordId id) const noexcept;
+  void start_timer(RecordId id) noexcept;
+  [[nodiscard]] uint64_t lapses_at(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] bool is_listed(const ChunkRecord& record) const noexcept {
+    return record.state == ChunkState::READY && record.holds == 0;
+  }
 
   // directory_holds.cpp
   [[nodiscard]] size_t find_prefix(NamespaceId owner, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
@@ -321,6 +346,8 @@ class Directory {
   void occupy(RecordId id, ChunkState as) noexcept;
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
   [[nodiscard]] SaveState make_slot(ClassId size_class, WindowSearch& search) noexcept;
+  [[nodiscard]] bool is_cheaper(const SegmentWindow& window, RecordId own) const noexcept;
+  void note_chain(const ReservationState& state) noexcept;
   [[nodiscard]] bool may_evict(RecordId id) const noexcept;
   void find_window(ClassId size_class, WindowSearch& search) const noexcept;
   void abort_writing(RecordId id) noexcept;
@@ -332,7 +359,8 @@ class Directory {
   void verify_records(std::vector<std::string>& broken) const;
   void verify_record(RecordId id, std::vector<std::string>& broken) const;
   void verify_tree(RecordId id, std::vector<std::string>& broken) const;
-  void verify_lists(std::vector<std::string>& broken) const;
+  void verify_queues(std::vector<std::string>& broken) const;
+  void verify_retention(std::vector<std::string>& broken) const;
   void verify_holds(std::vector<std::string>& broken) const;
   void verify_sums(std::vector<std::string>& broken) const;
 
@@ -349,6 +377,10 @@ class Directory {
   SlotArena arena_;
   ChunkRecords records_;
   TokenIds tokens_;
+  const std::unique_ptr<EvictionPolicy> policy_;
+  EvictionQueues queues_;
+  RetentionTimers timers_;
+  uint64_t kept_bytes_max_ = 0;
   std::vector<NamespaceCounts> namespaces_;
   std::unordered_map<HoldId, std::vector<RecordId>> holds_;
   std::unordered_map<HoldId, ReservationState> reservations_;

@@ -1,0 +1,69 @@
+// Which of the chunks that may go, goes first: the interface of eviction policies, and the simplest of them.
+//
+// What it is: a judge of metadata. What it is not: a clock (`now_ns` is an argument), a holder of lists (EvictionQueues),
+// or somebody who sees bytes. Priorities are none of its business: it orders the chunks of one level.
+//
+// A chunk that nobody holds stands in the queue that the policy chose when it was used last. A queue runs from the
+// oldest to the newest use; the policy compares the oldest chunks of the queues by what they are worth.
+// Threads: the control thread only. Every operation is O(1) per chunk.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kvpool/chunk_records.h"
+
+namespace kvpool {
+
+enum class PolicyKind : uint8_t { LRU = 0, CLASS_QUEUES = 1 };
+
+// How much of a request's chain was found, in four classes: no more than one chunk, less than a quarter, less than nine
+// tenths, more. What is found nearly whole is the next turn of a conversation or of an agent.
+inline constexpr uint8_t CHAIN_SHARES = 4;
+[[nodiscard]] constexpr uint8_t chain_share_of(size_t found, size_t length) noexcept {
+  if (found <= 1) {
+    return 0;
+  }
+  return found * 4 < length ? 1 : found * 10 < length * 9 ? 2 : 3;
+}
+
+// What a policy tells operators about itself.
+struct PolicyCounts {
+  bool is_by_age = true;     // victims are chosen by their age alone just now
+  uint64_t switches = 0;     // how often that has changed
+  uint64_t learned_uses = 0;  // intervals between two uses of a chunk that were learned from
+};
+
+class EvictionPolicy {
+ public:
+  static constexpr uint32_t QUEUES = 16;
+
+  virtual ~EvictionPolicy() = default;
+
+  // What a chunk in this queue is worth that was used last at that time; the lowest goes first.
+  [[nodiscard]] virtual double worth(uint8_t queue, uint64_t last_access_ns, uint64_t now_ns) const noexcept = 0;
+
+  // A chunk was acquired; its record says of its last use.
+  virtual void note_reuse(const ChunkRecord&, uint64_t /*now_ns*/) noexcept {}
+  // A chunk is stored that was not here: what is remembered of it goes into its record.
+  virtual void note_new(ChunkRecord&, uint64_t /*now_ns*/) noexcept {}
+  // A chunk was evicted.
+  virtual void note_evicted(const ChunkRecord&) {}
+  // A request has used this chain, root first: those marked as used get their queues.
+  virtual void note_uses(ChunkRecords&, const std::vector<RecordId>& /*chain*/, uint64_t /*now_ns*/) {}
+  [[nodiscard]] virtual PolicyCounts counts() const noexcept { return {}; }
+};
+
+// The least recently used goes first. Children are used after their parents end being used, so it is the leaf.
+class LruPolicy : public EvictionPolicy {
+ public:
+  [[nodiscard]] double worth(uint8_t, uint64_t last_access_ns, uint64_t) const noexcept override {
+    return static_cast<double>(last_access_ns);
+  }
+};
+
+// `max_chunks`: bounds what the policy keeps in mind.
+[[nodiscard]] std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, uint32_t max_chunks);
+
+}  // namespace kvpool

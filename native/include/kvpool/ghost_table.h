@@ -1,0 +1,94 @@
+// What is remembered of chunks that were evicted: how often they were used, when last, and in which queue they stood.
+//
+// What it is: a table of 16 bytes a chunk, in buckets of eight; a full bucket forgets the one that was used longest ago.
+// What it is not: exact. It grows with the tier up to the size given to it, and by that alone allocates.
+// Threads: the control thread only. O(1) per operation, but for growing.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kvpool/types.h"
+
+namespace kvpool {
+
+struct Ghost {
+  uint64_t tag = 0;
+  uint32_t used_tick = 0;  // last use
+  uint8_t touches = 0;     // 0: the place is free
+  uint8_t queue = 0;
+  uint8_t unused[2] = {};
+};
+static_assert(sizeof(Ghost) == 16);
+
+class GhostTable {
+ public:
+  // REQUIRES: chunks > 0.
+  explicit GhostTable(uint64_t chunks_max) : places_max_(std::max(BUCKET, std::bit_ceil(chunks_max))) {}
+
+  // Has room for at least so many, as far as it may grow.
+  void make_room(uint64_t chunks) {
+    const uint64_t wanted = std::min(places_max_, std::max(BUCKET, std::bit_ceil(chunks)));
+    if (wanted <= ghosts_.size()) {
+      return;
+    }
+    const std::vector<Ghost> before = std::exchange(ghosts_, std::vector<Ghost>(wanted));
+    for (size_t place = 0; place < before.size(); ++place) {
+      if (before[place].touches != 0) {
+        insert(before[place]);
+      }
+    }
+  }
+
+  // REQUIRES: ghost.touches > 0; make_room was called.
+  void add(const ChunkKey& key, Ghost ghost) noexcept {
+    ghost.tag = tag_of(key);
+    insert(ghost);
+  }
+
+  // The chunk's ghost, which is then forgotten; `touches` 0 where there is none.
+  [[nodiscard]] Ghost take(const ChunkKey& key) noexcept {
+    const uint64_t tag = tag_of(key);
+    if (ghosts_.empty()) {
+      return {};
+    }
+    Ghost* bucket = bucket_of(tag);
+    for (uint64_t place = 0; place < BUCKET; ++place) {
+      if (bucket[place].touches != 0 && bucket[place].tag == tag) {
+        return std::exchange(bucket[place], Ghost{});
+      }
+    }
+    return {};
+  }
+
+ private:
+  static constexpr uint64_t BUCKET = 8;
+
+  // Keys are hashes already.
+  [[nodiscard]] static uint64_t tag_of(const ChunkKey& key) noexcept { return key.words[0]; }
+  [[nodiscard]] Ghost* bucket_of(uint64_t tag) noexcept {
+    return &ghosts_[tag & (ghosts_.size() - 1) & ~(BUCKET - 1)];
+  }
+
+  void insert(const Ghost& ghost) noexcept {
+    Ghost* bucket = bucket_of(ghost.tag);
+    Ghost* target = bucket;
+    for (uint64_t place = 0; place < BUCKET; ++place) {
+      Ghost& other = bucket[place];
+      if (other.touches == 0 || other.tag == ghost.tag) {
+        target = &other;
+        break;
+      }
+      target = static_cast<int32_t>(other.used_tick - target->used_tick) < 0 ? &other : target;
+    }
+    *target = ghost;
+  }
+
+  const uint64_t places_max_;
+  std::vector<Ghost> ghosts_;
+};
+
+}  // namespace kvpool

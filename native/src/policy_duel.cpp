@@ -1,0 +1,96 @@
+// Two shadows and who leads. See policy_duel.h.
+#include "kvpool/policy_duel.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "kvpool/check.h"
+
+namespace kvpool {
+namespace {
+
+// A shadow holds about so many chunks of a tier that has more: a larger one changed nothing on the traces measured.
+constexpr uint32_t SHADOW_CHUNKS = 2048;
+// Of a request's hits this much counts after the next one.
+constexpr double DECAY = 0.999;
+// The other one must lead by this much, or a tie would be decided anew all the time.
+constexpr double LEAD = 1.02;
+const ClassId ONLY_CLASS(0);
+
+[[nodiscard]] uint64_t mask_for(uint32_t max_chunks) noexcept {
+  return std::bit_floor(std::max(1U, max_chunks / SHADOW_CHUNKS)) - 1;
+}
+
+}  // namespace
+
+PolicyShadow::PolicyShadow(uint32_t chunks_max, const EvictionPolicy& policy)
+    : records_(chunks_max), queues_(records_, policy) {
+  queues_.add_class();
+  places_.reserve(chunks_max);
+}
+
+void PolicyShadow::evict(RecordId id) noexcept {
+  queues_.remove(id);
+  places_.erase(records_[id].key.words[0]);
+  records_.detach(id);
+  records_.release(id);
+}
+
+uint64_t PolicyShadow::use(const std::vector<SampledUse>& chain, uint32_t limit, uint64_t now_ns) {
+  uint64_t hits = 0;
+  chain_.clear();
+  for (const SampledUse& use : chain) {
+    const auto found = places_.find(use.key.words[0]);
+    if (found == places_.end()) {
+      break;  // nor is what follows: a shadow holds whole prefixes
+    }
+    chain_.push_back(found->second);
+    queues_.remove(found->second);  // what is being used is nobody's victim
+    hits += use.counts ? 1U : 0U;
+  }
+  for (size_t index = chain_.size(); index < chain.size(); ++index) {
+    while (records_.is_full() || records_.alive() >= limit) {
+      const RecordId victim = queues_.victim(ONLY_CLASS, now_ns);
+      if (!victim.valid()) {
+        break;
+      }
+      evict(victim);
+    }
+    if (records_.is_full() || records_.alive() >= limit) {
+      break;
+    }
+    const RecordId fresh = records_.allocate();
+    records_[fresh].key = chain[index].key;
+    records_[fresh].size_class = ONLY_CLASS;
+    if (!chain_.empty()) {
+      records_.attach_child(chain_.back(), fresh);
+    }
+    places_.emplace(chain[index].key.words[0], fresh);
+    chain_.push_back(fresh);
+  }
+  for (size_t index = chain_.size(); index-- > 0;) {
+    ChunkRecord& record = records_[chain_[index]];
+    record.last_access_ns = now_ns;
+    record.queue = chain[index].queue;
+    queues_.add(chain_[index]);
+  }
+  return hits;
+}
+
+PolicyDuel::PolicyDuel(uint32_t max_chunks, const EvictionPolicy& learned)
+    : mask_(mask_for(max_chunks)),
+      oldest_(static_cast<uint32_t>(max_chunks / (mask_ + 1) + 1), by_age_),
+      cheapest_(static_cast<uint32_t>(max_chunks / (mask_ + 1) + 1), learned) {}
+
+void PolicyDuel::note_uses(const std::vector<SampledUse>& chain, uint64_t chunks, uint64_t now_ns) {
+  const auto limit = static_cast<uint32_t>(std::max<uint64_t>(1, chunks / (mask_ + 1)));
+  oldest_hits_ = oldest_hits_ * DECAY + static_cast<double>(oldest_.use(chain, limit, now_ns));
+  cheapest_hits_ = cheapest_hits_ * DECAY + static_cast<double>(cheapest_.use(chain, limit, now_ns));
+  const bool is_overtaken = is_by_age_ ? cheapest_hits_ > LEAD * oldest_hits_ : oldest_hits_ > LEAD * cheapest_hits_;
+  if (is_overtaken) {
+    is_by_age_ = !is_by_age_;
+    ++switches_;
+  }
+}
+
+}  // namespace kvpool

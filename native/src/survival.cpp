@@ -1,0 +1,126 @@
+// Learning what chunks are worth. See survival.h.
+#include "kvpool/survival.h"
+
+#include <algorithm>
+
+namespace kvpool {
+namespace {
+
+// Of what was learned, this much is left after the next learning: half of it after 7,000 requests.
+constexpr double DECAY = 0.99;
+// Beyond so many learnings the oldest starts are taken for as young as the next.
+constexpr size_t EPOCHS = 256;
+// As many intervals as a class takes from all classes together, and a bin of these from the bin before.
+constexpr double BORROWED = 50;
+// An age that no interval was long enough to reach says little: so many are assumed to have reached it without a use.
+constexpr double ASSUMED = 1;
+// Until something is learned the older one is worth less.
+constexpr double UNLEARNED = 1e-9;
+constexpr double LEAST_SURVIVAL = 1e-6;
+
+}  // namespace
+
+SurvivalModel::SurvivalModel() : reuses_(CLASSES, Row{}), worth_(CLASSES) {
+  for (auto& row : worth_) {
+    for (uint32_t bin = 0; bin < BINS; ++bin) {
+      row[bin] = static_cast<float>(UNLEARNED / (bin + 1));
+    }
+  }
+}
+
+void SurvivalModel::close_epoch(uint64_t now_ns) {
+  for (Epoch& epoch : epochs_) {
+    for (float& count : epoch.started) {
+      count *= static_cast<float>(DECAY);
+    }
+  }
+  if (epochs_.size() == EPOCHS) {
+    for (uint32_t number = 0; number < CLASSES; ++number) {
+      epochs_[1].started[number] += epochs_[0].started[number];
+    }
+    epochs_.pop_front();
+  }
+  epochs_.push_back({now_ns, {}});
+  for (uint32_t number = 0; number < CLASSES; ++number) {
+    epochs_.back().started[number] = static_cast<float>(started_[number]);
+    started_[number] = 0;
+    for (uint32_t bin = 0; bin < BINS; ++bin) {
+      reuses_[number][bin] = reuses_[number][bin] * DECAY + ended_[number][bin];
+    }
+    ended_[number].fill(0);
+  }
+}
+
+// By bin: intervals that began long enough ago to have lasted so long.
+SurvivalModel::Row SurvivalModel::intervals_seen(uint32_t of_class, uint64_t now_ns) const noexcept {
+  double old_enough = 0;
+  for (const Epoch& epoch : epochs_) {
+    old_enough += static_cast<double>(epoch.started[of_class]);
+  }
+  Row seen{};
+  size_t epoch = epochs_.size();
+  for (uint32_t bin = 0; bin < BINS; ++bin) {
+    while (epoch > 0 && (now_ns - epochs_[epoch - 1].now_ns) >> TICK_SHIFT < first_tick(bin)) {
+      old_enough -= static_cast<double>(epochs_[--epoch].started[of_class]);
+    }
+    seen[bin] = std::max(old_enough, 0.0);
+  }
+  return seen;
+}
+
+void SurvivalModel::learn(uint64_t now_ns) {
+  close_epoch(now_ns);
+  std::vector<Row> seen(CLASSES);
+  Row all_seen{};
+  Row all_ended{};
+  for (uint32_t number = 0; number < CLASSES; ++number) {
+    seen[number] = intervals_seen(number, now_ns);
+    for (uint32_t bin = 0; bin < BINS; ++bin) {
+      all_seen[bin] += seen[number][bin];
+      all_ended[bin] += reuses_[number][bin];
+    }
+  }
+  Row common{};
+  for (uint32_t bin = 0; bin < BINS; ++bin) {
+    const double before = bin > 0 ? common[bin - 1] : 0;
+    common[bin] = (all_ended[bin] + BORROWED * before) / (all_seen[bin] + BORROWED + ASSUMED);
+  }
+  for (uint32_t number = 0; number < CLASSES; ++number) {
+    Row share_ended{};
+    for (uint32_t bin = 0; bin < BINS; ++bin) {
+      share_ended[bin] =
+          (reuses_[number][bin] + BORROWED * common[bin]) / (seen[number][bin] + BORROWED + ASSUMED);
+    }
+    appraise(number, share_ended);
+  }
+}
+
+// For each age the steepest way up to a later one, of uses gained over time spent: tangents to the upper hull of the points
+// (time spent, uses gained), found from the last age to the first.
+void SurvivalModel::appraise(uint32_t of_class, const Row& share_ended) noexcept {
+  std::array<double, BINS + 1> spent{};   // integral of the survival up to the bin's start
+  std::array<double, BINS + 1> gained{};  // share of intervals ended by then
+  double survival = 1;
+  for (uint32_t bin = 0; bin < BINS; ++bin) {
+    const double left = std::max(survival - share_ended[bin], LEAST_SURVIVAL);
+    const auto ticks = static_cast<double>(first_tick(bin + 1) - first_tick(bin));
+    spent[bin + 1] = spent[bin] + ticks * (survival + left) / 2;
+    gained[bin + 1] = 1 - left;
+    survival = left;
+  }
+  std::array<uint32_t, BINS + 1> hull{};  // a stack, the nearest on top
+  uint32_t height = 0;
+  hull[height++] = BINS;
+  const auto slope = [&](uint32_t from, uint32_t to) {
+    return (gained[to] - gained[from]) / (spent[to] - spent[from]);
+  };
+  for (uint32_t bin = BINS; bin-- > 0;) {
+    while (height > 1 && slope(bin, hull[height - 2]) >= slope(bin, hull[height - 1])) {
+      --height;
+    }
+    worth_[of_class][bin] = static_cast<float>(slope(bin, hull[height - 1]));
+    hull[height++] = bin;
+  }
+}
+
+}  // namespace kvpool
