@@ -7,7 +7,7 @@ Invariant: while an announcement lives, the pool's expiry is scheduled.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import kvpool_native
 from kvpool.clock import NS_PER_S, Clock
@@ -94,8 +94,8 @@ class Hinting:
             self._on_due()
         return m.Announced(chunks, clipped)
 
-    async def retain_keys(self, request: m.RetainKeys) -> m.Retained:
-        """Keep chunks of whatever namespace with one priority: an operator's order."""
+    def retain_keys(self, request: m.RetainKeys) -> Awaitable[m.Retained]:
+        """Keep chunks of whatever namespace with one priority: an operator's order, which lets others in between."""
         columns.check_keys(request.keys, ranks=1)
         count = len(request.keys) // KEY_BYTES
         columns.check_wishes(count, ranks=1)
@@ -104,18 +104,7 @@ class Hinting:
             raise ProtocolError(
                 f"priority is {request.priority} and duration_s {request.duration_s}, expected {expected}"
             )
-        duration_ms = -int(-request.duration_s * 1000 // 1)
-        states = bytearray([RetainState.ABSENT]) * count
-        for namespace in self._namespaces.all():
-            absent = [number for number, state in enumerate(states) if state == RetainState.ABSENT]
-            if not absent:
-                break
-            keys = b"".join(request.keys[number * KEY_BYTES : (number + 1) * KEY_BYTES] for number in absent)
-            found = self._retention.retain_in(namespace, keys, request.priority, duration_ms, self._clock.now_ns())
-            for number, state in zip(absent, found, strict=True):
-                states[number] = state
-            await asyncio.sleep(0)
-        return m.Retained(bytes(states))
+        return self._retain_everywhere(request.keys, request.priority, -int(-request.duration_s * 1000 // 1))
 
     def layouts(self, request: m.AskLayouts) -> m.Report:
         """The first layouts in which a model has been served: with them an operator makes the keys of a prompt."""
@@ -151,3 +140,17 @@ class Hinting:
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
         return self._announcements.verify()
+
+    async def _retain_everywhere(self, keys: bytes, priority: int, duration_ms: int) -> m.Retained:
+        count = len(keys) // KEY_BYTES
+        states = bytearray([RetainState.ABSENT]) * count
+        for namespace in self._namespaces.all():
+            absent = [number for number, state in enumerate(states) if state == RetainState.ABSENT]
+            if not absent:
+                break
+            named = b"".join(keys[number * KEY_BYTES : (number + 1) * KEY_BYTES] for number in absent)
+            found = self._retention.retain_in(namespace, named, priority, duration_ms, self._clock.now_ns())
+            for number, state in zip(absent, found, strict=True):
+                states[number] = state
+            await asyncio.sleep(0)
+        return m.Retained(bytes(states))

@@ -16,7 +16,7 @@ from kvpool.types import KEY_BYTES, ConnectionId, NamespaceId, RetainState, Save
 from kvpool_client.retention import plan_retention
 from kvpool_native import Directory, DirectoryGeometry, IndexView, Mapping
 
-LAYOUT = kv.Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=16)
+LAYOUT = kv.Layout(layers=2, kv_heads=1, head_dim=64, dtype="float16", chunk_tokens=16)
 S = 10**9
 
 
