@@ -108,19 +108,22 @@ def check_retention(
         raise InvalidArgument(f"decode_priority is {decode_priority} without prompt_tokens: where does decoding begin?")
 
 
-def ranges_of_blocks(priorities: Sequence[int | None], block_tokens: int) -> tuple[TokenRange, ...]:
-    """The ranges of an engine's priority for each block, as TensorRT-LLM's RequestData has them; None: nothing was said.
+def ranges_of_blocks(
+    priorities: Sequence[int | None], block_tokens: int, *, first_block: int = 0, duration_s: float | None = None
+) -> tuple[TokenRange, ...]:
+    """The ranges of an engine's priority for each block from `first_block` on, as TensorRT-LLM's RequestData has them.
 
-    Priorities out of range are cut: an engine that sends them is not told.
+    None and the default priority say nothing: engines give it to every block of which they know nothing. Priorities out of
+    range are cut.
     """
     ranges: list[TokenRange] = []
-    for number, said in enumerate(priorities):
-        if said is None:
+    for number, said in enumerate(priorities, first_block):
+        if said is None or int(said) == DEFAULT_PRIORITY:
             continue
         start, priority = number * block_tokens, max(0, min(int(said), PRIORITY_MAX))
         if ranges and ranges[-1].end == start and ranges[-1].priority == priority:
             start = ranges.pop().start
-        ranges.append(TokenRange(start, (number + 1) * block_tokens, priority))
+        ranges.append(TokenRange(start, (number + 1) * block_tokens, priority, duration_s))
     return tuple(ranges)
 
 

@@ -86,23 +86,24 @@ class Announcements:
         ranks = len(session.namespaces)
         length = len(keys) // ranks
         columns = [keys[rank * length : (rank + 1) * length] for rank in range(ranks)]
-        owned = self._of_owner.get(session.connection, [])
-        for entry in [entry for entry in owned if entry.leaf in columns[0]]:
-            self._end(entry, now_ns)  # said again
+        for entry in list(self._of_owner.get(session.connection, ())):
+            if columns[0][(entry.chunks - 1) * KEY_BYTES : entry.chunks * KEY_BYTES] == entry.leaf:
+                self._end(entry, now_ns)  # said again, or more of it
         found = min(self._view.lookup(column)[0] for column in columns)
         chunk_bytes = sum(namespace.layout.chunk_bytes for namespace in session.namespaces.values())
-        chunks = min(found, self._room_of(session.connection) // chunk_bytes)
-        if len(self._of_owner.get(session.connection, ())) >= ANNOUNCEMENTS_MAX:
-            chunks = 0
-        self.announced_chunks += chunks
+        is_full = len(self._of_owner.get(session.connection, ())) >= ANNOUNCEMENTS_MAX
+        chunks = 0 if is_full else min(found, self._room_of(session.connection) // chunk_bytes)
         self.clipped_chunks += found - chunks
         if chunks:
             wanted = b"".join(column[: chunks * KEY_BYTES] for column in columns)
             entry = Announcement(session, wanted, chunks, chunks * chunk_bytes, now_ns + self._ttl_ns)
             self._of_owner.setdefault(session.connection, []).append(entry)
             self._bytes += entry.size
-            self._take(entry, now_ns)
-        return chunks, found - chunks
+            clipped = found - chunks
+            chunks = self._take(entry, now_ns)
+            self.announced_chunks += chunks
+            return chunks, clipped
+        return 0, found
 
     def advance(self, now_ns: int) -> None:
         """Something has moved: try again what DRAM had no room for."""
@@ -152,18 +153,34 @@ class Announcements:
         own = sum(entry.size for entry in self._of_owner.get(owner, ()))
         return max(0, (self._bytes_max - (self._bytes - own)) // 2 - own)
 
-    def _take(self, entry: Announcement, now_ns: int) -> None:
-        """Hold what of the announcement can be had now, on every rank, in the place of what was held before."""
-        is_all = True
+    def _take(self, entry: Announcement, now_ns: int) -> int:
+        """Hold what of the announcement can be had now, on every rank, in the place of what was held before.
+
+        Answers its chunks: fewer than before where some are gone, or another namespace's. One without any ends.
+        """
         if self._promotions is not None:
-            _, holds, is_all = self._promotions.acquire(entry.session, entry.keys, now_ns, is_urgent=False)
+            chunks, holds, is_all = self._promotions.acquire(entry.session, entry.keys, now_ns, is_urgent=False)
         else:
-            _, holds = self._directory.acquire_ranks(entry.session.namespace_ids, entry.keys, now_ns)
+            chunks, holds = self._directory.acquire_ranks(entry.session.namespace_ids, entry.keys, now_ns)
+            is_all = True
         before, entry.holds = entry.holds, [HoldId(hold) for hold in holds if hold]
         for hold in before:
             self._directory.release_untouched(hold)
-        # Where some of it is gone there is nothing to wait for.
         entry.is_whole = is_all
+        if is_all and chunks < entry.chunks:
+            self._cut(entry, chunks, now_ns)
+        return entry.chunks
+
+    def _cut(self, entry: Announcement, chunks: int, now_ns: int) -> None:
+        """Of the announcement only this much is left."""
+        length = len(entry.keys) // len(entry.session.namespaces)
+        columns = [entry.keys[at : at + length] for at in range(0, len(entry.keys), length)]
+        size = entry.size // entry.chunks * chunks
+        self._bytes -= entry.size - size
+        entry.keys = b"".join(column[: chunks * KEY_BYTES] for column in columns)
+        entry.chunks, entry.size = chunks, size
+        if not chunks:
+            self._end(entry, now_ns)
 
     def _end(self, entry: Announcement, now_ns: int) -> None:
         owner = entry.session.connection

@@ -283,7 +283,7 @@ def test_wishes_reach_no_other_namespace(daemon: Daemon) -> None:
         wish = m.Retain(keys_of(0, 2), b"\0\0", bytes(8))
         assert hostile.call(wish, m.Retained).states == b"\2\2"
         assert hostile.call(m.Demote(keys_of(0, 2), 0), m.Retained).states == b"\2\2"
-        hostile.call(m.Announce(keys_of(0, 2)), m.Announced)
+        assert hostile.call(m.Announce(keys_of(0, 2)), m.Announced) == m.Announced(0, 0)
         assert good.call(wish, m.Retained).states == b"\0\0"
         assert read_back(good, keys_of(0, 2)) == [True, True]
     assert daemon.problems() == []

@@ -121,7 +121,8 @@ def test_columns_are_empty_where_nothing_is_said() -> None:
     [
         ([], ()),
         ([None, None], ()),
-        ([35, 35], (TokenRange(0, 32, 35),)),
+        ([35, 35], ()),
+        ([35, 36, 35], (TokenRange(16, 32, 36),)),
         ([100, 100, 0], (TokenRange(0, 32, 100), TokenRange(32, 48, 0))),
         ([None, 50, None, 50], (TokenRange(16, 32, 50), TokenRange(48, 64, 50))),
         ([400, -3], (TokenRange(0, 16, 100), TokenRange(16, 32, 0))),
@@ -129,3 +130,8 @@ def test_columns_are_empty_where_nothing_is_said() -> None:
 )
 def test_priorities_of_blocks_become_ranges(priorities: list[int | None], expected: tuple[TokenRange, ...]) -> None:
     assert ranges_of_blocks(priorities, CHUNK) == expected
+
+
+def test_priorities_of_later_blocks_are_ranges_behind_them() -> None:
+    found = ranges_of_blocks([90, 90, 35], CHUNK, first_block=3, duration_s=60.0)
+    assert found == (TokenRange(48, 80, 90, 60.0),)
