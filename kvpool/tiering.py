@@ -75,13 +75,12 @@ class Tiering:
         tier.directory.cap_retained(config.dram.retained_share)
         self.promotions = Promotions(directory, self)
         self._admission = make_admission(config.ssd.admission, config.ssd.write_budget, clock.now_ns())
-        dram_bytes = config.dram.capacity
         self.demotions = Demotions(
             directory,
             self,
             namespaces,
-            watermark_bytes=int(dram_bytes * config.ssd.watermark),
-            bytes_max=max(1, dram_bytes // DEMOTING_FRACTION),
+            watermark_bytes=int(config.dram.capacity * config.ssd.watermark),
+            bytes_max=max(1, config.dram.capacity // DEMOTING_FRACTION),
             is_write_through=config.ssd.write_through,
             admission=self._admission,
         )
@@ -297,8 +296,7 @@ class Tiering:
             "ssd.used_bytes": slots["used_bytes"],
             "ssd.capacity_bytes": self.tier.plan.segments * self.tier.plan.segment_bytes,
             "ssd.evicted_chunks": slots["evicted_chunks"] + slots["shed_chunks"],
-            "ssd.kept_chunks": slots["kept_chunks"],
-            "ssd.kept_bytes": slots["kept_bytes"],
+            **{f"ssd.{name}": slots[name] for name in ("kept_chunks", "kept_bytes")},
             "ssd.restored_chunks": self.restored_chunks,
             "ssd.lost_chunks": self.lost_chunks,
             "demoted_chunks": self.demotions.demoted_chunks,

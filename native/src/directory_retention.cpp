@@ -25,6 +25,19 @@ void Directory::requeue(RecordId id) noexcept {
   queues_.add_by_access(id, PLACE_STEPS, true);
 }
 
+// Keeps a chunk that may stand in a queue: out of it, so that nobody is compared with it meanwhile, and in again.
+RetainState Directory::keep_in_queue(RecordId id, Retention wish) noexcept {
+  const bool is_standing = is_listed(records_[id]);
+  if (is_standing) {
+    queues_.remove(id);
+  }
+  const RetainState state = keep(id, wish);
+  if (is_standing) {
+    queues_.add_by_access(id, PLACE_STEPS, true);
+  }
+  return state;
+}
+
 // What would be kept above the default with this chunk: itself and what precedes it.
 uint64_t Directory::bytes_to_keep(RecordId id) const noexcept {
   uint64_t bytes = 0;
@@ -113,10 +126,7 @@ void Directory::hand_down(const ChunkRecord& record) noexcept {
   const auto below = slower_->table_.find(record.key);
   if (below && below->record.valid()) {
     slower_->latest_ns_ = std::max(slower_->latest_ns_, latest_ns_);
-    static_cast<void>(slower_->keep(below->record, {record.priority, record.duration_ms}));
-    if (slower_->is_listed(slower_->records_[below->record])) {
-      slower_->requeue(below->record);
-    }
+    static_cast<void>(slower_->keep_in_queue(below->record, {record.priority, record.duration_ms}));
   }
 }
 
@@ -127,20 +137,10 @@ std::vector<uint8_t> Directory::retain(NamespaceId owner, const uint8_t* keys, c
   if (slower_ != nullptr) {
     states = slower_->retain(owner, keys, wishes, now_ns);
   }
-  std::vector<RecordId> changed;
   for (size_t index = 0; index < wishes.size(); ++index) {
     const auto entry = table_.find(ChunkKey::from_bytes(keys + index * KEY_BYTES));
     if (entry && entry->record.valid() && records_[entry->record].owner == owner) {  // never a zombie: those left the table
-      const uint8_t before = records_[entry->record].priority;
-      states[index] = static_cast<uint8_t>(keep(entry->record, wishes[index]));
-      if (records_[entry->record].priority != before) {
-        changed.push_back(entry->record);
-      }
-    }
-  }
-  for (auto id = changed.rbegin(); id != changed.rend(); ++id) {
-    if (is_listed(records_[*id])) {
-      requeue(*id);
+      states[index] = static_cast<uint8_t>(keep_in_queue(entry->record, wishes[index]));
     }
   }
   return states;
@@ -178,10 +178,7 @@ void Directory::expire_retention(uint64_t now_ns) noexcept {
       continue;
     }
     ++stats_.lapsed_chunks;
-    static_cast<void>(keep(id, Retention{}));
-    if (is_listed(records_[id])) {
-      requeue(id);
-    }
+    static_cast<void>(keep_in_queue(id, Retention{}));
   }
 }
 

@@ -36,11 +36,13 @@ void EvictionQueues::add_by_access(RecordId id, uint32_t steps, bool or_oldest) 
   const ChunkList& list = level_of(record).queues[record.queue];
   RecordId below = list.newest;  // from the newest end down to one that is not newer
   RecordId above = list.oldest;  // from the oldest end up to one that is
+  // What was moved here from another level stands where its child was, whatever its own last access.
+  const auto is_in_order = [this](RecordId other) { return records_[other].level == records_[other].priority; };
   for (uint32_t step = 0; step < steps; ++step) {
-    if (!below.valid() || records_[below].last_access_ns <= record.last_access_ns) {
+    if (!below.valid() || (is_in_order(below) && records_[below].last_access_ns <= record.last_access_ns)) {
       return link(id, below);
     }
-    if (records_[above].last_access_ns > record.last_access_ns) {
+    if (is_in_order(above) && records_[above].last_access_ns > record.last_access_ns) {
       return link(id, records_[above].older);
     }
     below = records_[below].older;

@@ -316,6 +316,7 @@ class Directory {
 
   // directory_retention.cpp
   [[nodiscard]] RetainState keep(RecordId id, Retention wish) noexcept;
+  [[nodiscard]] RetainState keep_in_queue(RecordId id, Retention wish) noexcept;
   void hand_down(const ChunkRecord& record) noexcept;
   void forget_retention(RecordId id) noexcept;
   void requeue(RecordId id) noexcept;
