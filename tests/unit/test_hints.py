@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -193,6 +195,15 @@ def test_bad_transfer_params_are_an_outcome(params: Any) -> None:
     assert [entry.status for entry in hints.actions if isinstance(entry, Outcome)] == ["rejected"]
     assert ranges == ()
     assert output is None
+
+
+def test_the_documents_envelope_is_accepted() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "retention.md").read_text()
+    given = re.search(r"```json\n(.*?)```", text, re.DOTALL)
+    assert given is not None
+    hints = parse_hints(given[1])
+    assert hints.retention == (TokenRange(0, 1000, 100, 600.0),)
+    assert hints.output == TokenRange(0, None, 20)
 
 
 def test_nothing_that_an_envelope_says_raises() -> None:
