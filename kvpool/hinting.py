@@ -111,6 +111,10 @@ class Hinting:
         entries = self._namespaces.of_model(request.model)[:LAYOUTS_MAX]
         return m.Report({"layouts": [entry.layout.to_wire() for entry in entries]})
 
+    def note_retained(self, keys: bytes, states: bytes) -> None:
+        """A save has said with what these chunks are to be kept."""
+        self._retention.remember_below(keys, states)
+
     def note_lease(self, session: EngineSession, reading: Reading, lease_id: int) -> None:
         """A connection has leased what it may have announced."""
         lease = reading.find(session, LeaseId(lease_id))

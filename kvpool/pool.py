@@ -211,6 +211,8 @@ class Pool:
             if self._tiering is not None:
                 self._tiering.make_room()
             return None
+        if places.retained:
+            self.hints.note_retained(request.keys, places.retained)
         self._schedule_expiry()
         return m.Reserved(places.reservation, places.states, places.offsets, places.generations, places.retained)
 
@@ -263,11 +265,7 @@ class Pool:
 
     def measure(self, connections: dict[str, int]) -> Measurements:
         """Everything that is counted, at one moment; nothing of it changes afterwards."""
-        server = {
-            **connections,
-            "uptime_s": int(self._uptime_s()),
-            "transfer_waiting": self._workers.waiting,
-        }
+        server = {**connections, "uptime_s": int(self._uptime_s()), "transfer_waiting": self._workers.waiting}
         index = {
             "leases": self._reading.leases,
             "tickets": self._reading.tickets,

@@ -41,7 +41,7 @@ class Retention:
         states = []
         for namespace, column in _by_rank(session, keys, len(priorities)):
             states.append(keep(self._directory, namespace.id, column, priorities, durations, now_ns))
-            self._remember_below(column)
+            self.remember_below(column, states[-1])
         return _worst(states)
 
     def retain_in(self, namespace: Namespace, keys: bytes, priority: int, duration_ms: int, now_ns: int) -> bytes:
@@ -49,7 +49,7 @@ class Retention:
         count = len(keys) // KEY_BYTES
         durations = duration_ms.to_bytes(DURATION_BYTES, "little") * count
         states = self._directory.retain(namespace.id, keys, bytes([priority]) * count, durations, now_ns)
-        self._remember_below(keys)
+        self.remember_below(keys, states)
         return states
 
     def demote(self, session: EngineSession, keys: bytes, first: int, now_ns: int) -> bytes:
@@ -74,6 +74,18 @@ class Retention:
                 self._slower.directory.retain(namespace.id, below, priorities, lasting, now_ns)
         return _worst(states)
 
+    def remember_below(self, keys: bytes, states: bytes) -> None:
+        """Have what these chunks are kept with outlive the daemon, as far as the slower tier has them.
+
+        `states`: a `RetainState` for each; an ABSENT one may be another namespace's.
+        """
+        if self._slower is None:
+            return
+        for number, state in enumerate(states):
+            key = keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]
+            if state != RetainState.ABSENT and self._slower.directory.retention(key) is not None:
+                self._slower.touch(key)
+
     def _kept_below(self, column: bytes) -> list[tuple[bytes, int, int]]:
         """Those of the keys that the slower tier has, and with what it keeps each."""
         if self._slower is None:
@@ -81,12 +93,6 @@ class Retention:
         keys = [column[at : at + KEY_BYTES] for at in range(0, len(column), KEY_BYTES)]
         found = [(key, self._slower.directory.retention(key)) for key in keys]
         return [(key, *kept) for key, kept in found if kept is not None]
-
-    def _remember_below(self, column: bytes) -> None:
-        """Have what was said outlive the daemon."""
-        for key, _, _ in self._kept_below(column):
-            assert self._slower is not None
-            self._slower.touch(key)
 
 
 def keep(
