@@ -36,11 +36,27 @@ double ClassQueuePolicy::worth(uint8_t queue, uint64_t last_access_ns, uint64_t 
   return duel_.is_by_age() ? static_cast<double>(last_access_ns) : learned_.worth(queue, last_access_ns, now_ns);
 }
 
-void ClassQueuePolicy::note_reuse(const ChunkRecord& record, uint64_t now_ns) noexcept {
-  if (record.holds == 0) {
-    model_.note_end(queue_of(record), now_ns - record.last_access_ns);
+// A chain is mostly of one class and age: counted together, for this is on the way of every load.
+void ClassQueuePolicy::note_reuses(const ChunkRecords& records, const std::vector<RecordId>& chain,
+                                   uint64_t now_ns) noexcept {
+  uint32_t alike = 0;
+  uint8_t queue = 0;
+  uint64_t last_access_ns = now_ns;
+  for (const RecordId id : chain) {
+    const ChunkRecord& record = records[id];
+    if (record.holds != 0) {
+      continue;
+    }
+    if (record.learned_class != queue || record.last_access_ns != last_access_ns) {
+      model_.note_end(queue, now_ns - last_access_ns, alike);
+      alike = 0;
+      queue = record.learned_class;
+      last_access_ns = record.last_access_ns;
+    }
+    ++alike;
     ++learned_uses_;
   }
+  model_.note_end(queue, now_ns - last_access_ns, alike);
 }
 
 void ClassQueuePolicy::note_new(ChunkRecord& record, uint64_t now_ns) noexcept {
@@ -56,7 +72,7 @@ void ClassQueuePolicy::note_evicted(const ChunkRecord& record) {
   Ghost ghost;
   ghost.used_tick = tick_of(record.last_access_ns);
   ghost.touches = std::max(record.touches, uint8_t{1});
-  ghost.queue = queue_of(record);
+  ghost.queue = record.learned_class;
   ghosts_.add(record.key, ghost);
 }
 
@@ -65,10 +81,16 @@ void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<Record
   bool is_use = false;
   for (const RecordId id : chain) {
     ChunkRecord& record = records[id];
+    const uint8_t own_class = queue_of(record);
     if (record.is_used) {
       is_use = true;
-      record.queue = queue_of(record);
-      model_.note_start(record.queue);
+      model_.note_start(own_class);
+    } else if (own_class != record.learned_class) {
+      model_.move_start(record.learned_class, own_class);  // the request that had used it has stored some more
+    }
+    if (record.is_used || own_class != record.learned_class) {
+      record.queue = own_class;
+      record.learned_class = own_class;
     }
     if (duel_.is_sampled(record.key)) {
       sampled_.push_back({record.key, record.queue, record.is_used});

@@ -32,6 +32,7 @@ inline constexpr uint8_t MAX_PRIORITY = 100;
 // Two cache lines; what an acquire looks at stands in the first.
 struct alignas(64) ChunkRecord {
   uint64_t last_access_ns = 0;
+  uint64_t generation = 0;
   RecordId parent;
   RecordId first_child;
   RecordId older;  // the list it stands in; `newer` also links the free list
@@ -45,13 +46,13 @@ struct alignas(64) ChunkRecord {
   uint8_t priority = DEFAULT_PRIORITY;
   uint8_t level = DEFAULT_PRIORITY;  // of the list it stands in: its priority, or that of a child it was moved beside
   uint8_t queue = 0;                 // of its level: the policy's choice
+  uint8_t learned_class = 0;         // the class that its last use counts in: see ClassQueuePolicy
   uint8_t chain_share = 0;           // how much was found of the request that used it last: see chain_share_of
   bool is_reused = false;            // acquired since it was stored
   bool is_used = false;              // stored or acquired since it stood in a queue last
   uint16_t timer = UINT16_MAX;       // where in the timer wheel; see RetentionTimers
 
   ChunkKey key{};
-  uint64_t generation = 0;
   RecordId next_sibling;
   RecordId previous_sibling;
   uint32_t stored_tick = 0;    // when it became READY; see tick_of

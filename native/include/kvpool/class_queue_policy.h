@@ -23,7 +23,7 @@ class ClassQueuePolicy : public EvictionPolicy {
   explicit ClassQueuePolicy(uint32_t max_chunks);
 
   [[nodiscard]] double worth(uint8_t queue, uint64_t last_access_ns, uint64_t now_ns) const noexcept override;
-  void note_reuse(const ChunkRecord& record, uint64_t now_ns) noexcept override;
+  void note_reuses(const ChunkRecords& records, const std::vector<RecordId>& chain, uint64_t now_ns) noexcept override;
   void note_new(ChunkRecord& record, uint64_t now_ns) noexcept override;
   void note_evicted(const ChunkRecord& record) override;
   void note_uses(ChunkRecords& records, const std::vector<RecordId>& chain, uint64_t now_ns) override;

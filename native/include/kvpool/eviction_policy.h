@@ -44,8 +44,8 @@ class EvictionPolicy {
   // What a chunk in this queue is worth that was used last at that time; the lowest goes first.
   [[nodiscard]] virtual double worth(uint8_t queue, uint64_t last_access_ns, uint64_t now_ns) const noexcept = 0;
 
-  // A chunk was acquired; its record says of its last use.
-  virtual void note_reuse(const ChunkRecord&, uint64_t /*now_ns*/) noexcept {}
+  // These chunks are being acquired; their records still say of their last use.
+  virtual void note_reuses(const ChunkRecords&, const std::vector<RecordId>& /*chain*/, uint64_t /*now_ns*/) noexcept {}
   // A chunk is stored that was not here: what is remembered of it goes into its record.
   virtual void note_new(ChunkRecord&, uint64_t /*now_ns*/) noexcept {}
   // A chunk was evicted.

@@ -27,9 +27,16 @@ class SurvivalModel {
 
   SurvivalModel();
 
-  // A chunk of this class was used / used again at this age.
+  // Chunks of this class were used / used again at this age.
   void note_start(uint8_t of_class) noexcept { ++started_[of_class]; }
-  void note_end(uint8_t of_class, uint64_t age_ns) noexcept { ++ended_[of_class][bin_of(age_ns)]; }
+  // The last use of a chunk turns out to be of another class.
+  void move_start(uint8_t from_class, uint8_t to_class) noexcept {
+    --started_[from_class];
+    ++started_[to_class];
+  }
+  void note_end(uint8_t of_class, uint64_t age_ns, uint32_t chunks = 1) noexcept {
+    ended_[of_class][bin_of(age_ns)] += chunks;
+  }
   // Works out anew what chunks are worth.
   void learn(uint64_t now_ns);
 
@@ -64,7 +71,7 @@ class SurvivalModel {
   [[nodiscard]] Row intervals_seen(uint32_t of_class, uint64_t now_ns) const noexcept;
   void appraise(uint32_t of_class, const Row& share_ended) noexcept;
 
-  std::array<uint64_t, CLASSES> started_{};
+  std::array<int64_t, CLASSES> started_{};  // since the last `learn`
   std::array<std::array<uint32_t, BINS>, CLASSES> ended_{};
   std::vector<Row> reuses_;  // by class; decayed
   std::deque<Epoch> epochs_;
