@@ -51,7 +51,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DramConfig:
-    """Section `dram`; sizes in bytes."""
+    """Section `dram`; sizes in bytes, durations in seconds."""
 
     capacity: int
     segment: int
@@ -62,6 +62,8 @@ class DramConfig:
     verify: str
     policy: str
     retained_share: float
+    announced_share: float
+    announced_ttl: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +314,8 @@ OPTIONS: dict[str, Option] = {
     "dram.verify": choice_option("always", "cold"),
     "dram.policy": choice_option("class-queues", "lru"),
     "dram.retained_share": share_option("0.3"),
+    "dram.announced_share": share_option("0.25"),
+    "dram.announced_ttl": duration_option("10ms", "1h", "30s"),
     "ssd.path": Option(_directory, "", "an absolute path of a directory (needed where ssd.capacity is not 0)"),
     "ssd.capacity": size_option("0B", "8TiB", "0B"),
     "ssd.segment": size_option("64KiB", "64GiB", "1GiB"),

@@ -3,7 +3,7 @@
 Decides on the native directory, which is also what clients read; moves no payload itself. Control thread only, but
 for the jobs it hands to the pre-fault and transfer threads, which come back through the event loop.
 
-Invariant: every hold in the directory is in exactly one lease or ticket, or being used by a check under way.
+Invariant: every hold in the directory is in exactly one lease, ticket or announcement, or used by a check under way.
 """
 
 import asyncio
@@ -11,14 +11,15 @@ import contextlib
 import logging
 import os
 from functools import partial
-from itertools import product
 from typing import Any
 
 import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
-from kvpool.errors import LayoutMismatch, Refused
+from kvpool.errors import LayoutMismatch
+from kvpool.hinting import Hinting
+from kvpool.index.flushing import flush
 from kvpool.index.integrity import Integrity
 from kvpool.index.journal import Journal
 from kvpool.index.namespaces import Namespace, Namespaces
@@ -82,8 +83,11 @@ class Pool:
         self._integrity = Integrity(self._directory, self._find_corrupt)
         comparisons = self._tiering.comparisons if self._tiering else None
         self._scrub = Scrub(self._directory, self._integrity, self.namespaces, comparisons)
-        self._index_view = kvpool_native.IndexView(self._dram.index)
+        self._index_view = view = kvpool_native.IndexView(self._dram.index)
         self.journal = self._make_journal()
+        self.hints = Hinting(
+            self._directory, view, self.namespaces, self._tiering, self.journal, clock, config, self._schedule_expiry
+        )
 
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
@@ -128,8 +132,7 @@ class Pool:
 
     def page_use(self) -> PageUse:
         """What backs the arena."""
-        is_settling = self._prefault is not None and self._prefault.is_working
-        return self._dram.page_use(is_settling=is_settling)
+        return self._dram.page_use(is_settling=self._prefault is not None and self._prefault.is_working)
 
     @property
     def is_busy(self) -> bool:
@@ -139,10 +142,8 @@ class Pool:
     async def wait_for_room(self, timeout_s: float) -> None:
         """Until another segment has its pages, chunks have been written down, or the time is over."""
         self._segment_ready.clear()
-        try:
+        with contextlib.suppress(asyncio.TimeoutError):  # the caller looks again either way
             await asyncio.wait_for(self._segment_ready.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            return
 
     def open_namespaces(self, model: str, layout: Layout) -> dict[int, Namespace]:
         """The namespaces of a model and layout, by rank; made where they are new. Raises LayoutMismatch or Refused."""
@@ -163,18 +164,18 @@ class Pool:
         None when what moves between the tiers leaves no room for all of it just now: ask again after `wait_for_room`, or
         with `may_wait=False` to take what there is.
         """
-        m.check_keys(keys, ranks=len(session.namespaces))
+        columns.check_keys(keys, ranks=len(session.namespaces))
         self.journal.keep_up()
         with self._protected(may_wait):
             grant = self._reading.acquire(session, keys, self._clock.now_ns(), may_wait=may_wait)
         if grant is None and not (self._tiering and self._tiering.make_room()):
             return self.acquire(session, keys, may_wait=False)
-        return None if grant is None else self._leased(grant)
+        return None if grant is None else self._leased(session, grant)
 
     def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int) -> m.Leased:
         """Lease whole prefixes by their last keys."""
         columns.check_leaves(leaves, chunks, ranks=len(session.namespaces))
-        return self._leased(self._reading.acquire_leaves(session, leaves, chunks, self._clock.now_ns()))
+        return self._leased(session, self._reading.acquire_leaves(session, leaves, chunks, self._clock.now_ns()))
 
     def release(self, session: EngineSession, lease: int) -> m.Done:
         """End a lease."""
@@ -194,28 +195,29 @@ class Pool:
 
     def claim(self, session: EngineSession, ticket: bytes) -> m.Leased:
         """A lease from a ticket, for the session's rank, once."""
-        return self._leased(self._reading.claim(session, ticket, self._clock.now_ns()))
+        return self._leased(session, self._reading.claim(session, ticket, self._clock.now_ns()))
 
-    def reserve(
-        self, session: EngineSession, parent: bytes, keys: bytes, *, may_wait: bool = True
-    ) -> m.Reserved | None:
+    def reserve(self, session: EngineSession, request: m.Reserve, *, may_wait: bool = True) -> m.Reserved | None:
         """Reserve slots for new chunks, evicting others where memory is short.
 
         None when only memory could serve that is still being faulted in, or holds what the SSD tier lacks: ask again after
         `wait_for_room`, or with `may_wait=False` to take what there is.
         """
-        m.check_keys(keys, ranks=1)
-        columns.check_parent(parent)
+        columns.check_reserve(request)
         self.journal.keep_up()
         with self._protected(may_wait):
-            places = self._writing.reserve(session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
+            now_ns, wishes = self._clock.now_ns(), (request.priorities, request.durations)
+            places = self._writing.reserve(
+                session, request.parent, request.keys, now_ns, may_wait=may_wait, wishes=wishes
+            )
         if places is None:
             if self._tiering is not None:
                 self._tiering.make_room()
             return None
-        self.journal.note_refusals(keys, places.states, session.own.id)
+        self.journal.note_refusals(request.keys, places.states, session.own.id)
+        self.hints.note_retained(request.keys, places.retained)
         self._schedule_expiry()
-        return m.Reserved(places.reservation, places.states, places.offsets, places.generations)
+        return m.Reserved(places.reservation, places.states, places.offsets, places.generations, places.retained)
 
     def commit(self, session: EngineSession, request: m.Commit) -> m.Committed:
         """Publish the next chunks of a reservation."""
@@ -238,10 +240,8 @@ class Pool:
         rank = session.layout.rank
         if lease is None or rank is None or not 0 <= chunk < lease.chunks:
             return
-        layout = session.own.layout
-        await self._integrity.check_reported(
-            lease.holds[rank], chunk, layout.chunk_bytes, layout.layers, self._clock.now_ns()
-        )
+        layout, now_ns = session.own.layout, self._clock.now_ns()
+        await self._integrity.check_reported(lease.holds[rank], chunk, layout.chunk_bytes, layout.layers, now_ns)
 
     def count_usage(self, session: EngineSession, column: bytes) -> None:
         """Add what a client says it did. Raises ProtocolError."""
@@ -253,6 +253,7 @@ class Pool:
         now_ns = self._clock.now_ns()
         self._reading.drop_owner(connection, now_ns)
         self._writing.drop_owner(connection, now_ns)
+        self.hints.drop_owner(connection)
 
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
@@ -272,6 +273,7 @@ class Pool:
             **self._integrity.stats(),
             "namespaces": len(self.namespaces),
             "verified_chunks": self._scrub.verified_chunks,
+            **self.hints.stats(),
         }
         pages = self.page_use()
         return Measurements(
@@ -295,21 +297,10 @@ class Pool:
         `chunks` counts those that left the tier, or with no tier named those that are found no more; `bytes` in every tier.
         Raises Refused for a tier that there is not.
         """
-        tiers = {"dram": self._directory, **({"ssd": self._tiering.directory} if self._tiering else {})}
-        if tier and tier not in tiers:
-            raise Refused("argument", f"tier is {tier!r}, expected one of {', '.join(tiers)}")
         failpoint.reach("daemon.flush.before", failpoint.refused)
         self.journal.keep_up()
-        now_ns = self._clock.now_ns()
-        before_ns = now_ns + 1 if older_than_s is None else now_ns - int(min(now_ns, older_than_s * NS_PER_S))
-        owners: list[int | None] = [None] if model is None else [entry.id for entry in self.namespaces.of_model(model)]
-        total = {"chunks": 0, "bytes": 0, "skipped": 0}
-        found_before = self._index_view.count
-        for directory, owner in product([tiers[tier]] if tier else tiers.values(), owners):
-            for name, count in zip(total, directory.flush(owner, before_ns), strict=True):
-                total[name] += count
-        if not tier:
-            total["chunks"] = found_before - self._index_view.count
+        tiers = {"dram": self._directory, **({"ssd": self._tiering.directory} if self._tiering else {})}
+        total = flush(tiers, self._index_view, self.namespaces, model, older_than_s, tier, self._clock.now_ns())
         if self._tiering is not None:
             self._tiering.forget_departed()
         return total
@@ -327,15 +318,15 @@ class Pool:
 
     def verify(self) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier."""
-        problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.problems()
-        problems += self.journal.verify()
-        expected_holds = self._reading.holds + self._integrity.holds_in_use
+        problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.hints.verify()
+        problems += self.journal.verify() + self.problems()
+        expected_holds = self._reading.holds + self._integrity.holds_in_use + self.hints.holds
         if self._tiering is not None:
             expected_holds += self._tiering.holds
             problems += self._tiering.verify()
         found_holds = self._directory.stats()["holds"]
         if found_holds != expected_holds:
-            problems.append(f"index: {found_holds} holds, {expected_holds} are in leases, tickets and checks")
+            problems.append(f"index: {found_holds} holds, {expected_holds} of leases, tickets, hints and checks")
         tiers = self._scrub.tiers()
         return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
 
@@ -362,29 +353,35 @@ class Pool:
             self._clock,
             self._config,
             max_chunks=self.geometry.max_chunks,
-            on_settled=self._segment_ready.set,
+            on_settled=self._note_room,
         )
 
     def _make_journal(self) -> Journal:
-        directories, capacities = {Level.DRAM: self._directory}, {Level.DRAM: self.geometry.max_chunks}
+        tiers = {Level.DRAM: (self._directory, self.geometry.max_chunks)}
         if self._tiering is not None:
-            directories[Level.SSD] = self._tiering.directory
-            capacities[Level.SSD] = self._tiering.tier.plan.max_chunks
-        return Journal(self.epoch, directories, capacities, self.namespaces, self._clock, self._config.events)
+            tiers[Level.SSD] = (self._tiering.directory, self._tiering.tier.plan.max_chunks)
+        return Journal(self.epoch, tiers, self.namespaces, self._clock, self._config.events)
 
-    def _leased(self, grant: Grant) -> m.Leased:
+    def _leased(self, session: EngineSession, grant: Grant) -> m.Leased:
         if grant.lease:
             self._schedule_expiry()
+            self.hints.note_lease(session, self._reading, grant.lease)
         return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers)
 
     def _mark_ready(self, segment: int) -> None:
         self._directory.mark_segment_ready(segment)
+        self._note_room()
+
+    def _note_room(self) -> None:
+        """Chunks or segments have moved: whoever waits for room looks again."""
         self._segment_ready.set()
+        self.hints.note_room()
 
     def _schedule_expiry(self) -> None:
         """Look at deadlines again later; nothing is scheduled while nothing can expire."""
         if self._expiry is None:
-            shortest_s = min(self._config.server.lease_ttl, self._config.server.reservation_ttl)
+            server = self._config.server
+            shortest_s = min(server.lease_ttl, server.reservation_ttl, self._config.dram.announced_ttl)
             loop = asyncio.get_running_loop()
             self._expiry = loop.call_later(min(1.0, shortest_s * EXPIRY_FRACTION), self._expire)
 
@@ -394,7 +391,7 @@ class Pool:
         now_ns = self._clock.now_ns()
         self._reading.expire(now_ns)
         self._writing.expire(now_ns)
-        if self._reading.leases or self._reading.tickets or self._writing.reservations:
+        if self.hints.expire() or self._reading.leases or self._reading.tickets or self._writing.reservations:
             self._schedule_expiry()
 
     async def _find_corrupt(self, extents: tuple[ChunkExtent, ...]) -> tuple[bytes, ...]:

@@ -28,7 +28,7 @@ from kvpool.index.restore_rows import pack_restore_rows
 from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.catalogue_rows import Row
 from kvpool.tiers.ssd import Recovered, SsdStatus, SsdTier, SsdUnavailable, TierState
-from kvpool.types import KEY_BYTES, SizeClassId
+from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ DEMOTING_FRACTION = 8
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 300.0
 DRAIN_LOOK_S = 0.005
+MS_PER_S = 1000
 CHECKPOINT_TIMEOUT_S = 10.0
 
 
@@ -108,11 +109,6 @@ class Tiering:
         return self.tier.can_write
 
     @property
-    def is_moving(self) -> bool:
-        """Whether chunks are under way, which hold room that will be free."""
-        return len(self.promotions) + len(self.demotions) > 0
-
-    @property
     def holds(self) -> int:
         """Holds that promotions and demotions have in the DRAM directory."""
         return self.promotions.holds + self.demotions.holds
@@ -163,9 +159,7 @@ class Tiering:
             rows, namespace_fingerprint(namespace.model, layout), layout.layers, layout.chunk_bytes // layout.layers
         )
 
-    def remember(
-        self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int, kept: tuple[int, int]
-    ) -> None:
+    def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
         """See `SlowerTier`."""
         self.forget_departed()
         number = self._numbers.get(namespace.id)
@@ -173,14 +167,18 @@ class Tiering:
             number = self._numbers[namespace.id] = self._next_number
             self._next_number += 1
             self.tier.remember_namespace(number, (namespace.model, namespace.layout.to_wire()))
-        layout = namespace.layout
-        layer_bytes = layout.chunk_bytes // layout.layers
-        recency = self.tier.next_recency()
-        self.tier.remember(Row(key, parent, offset, generation, recency, layer_bytes, layout.layers, number, *kept))
+        layers, recency = namespace.layout.layers, self.tier.next_recency()
+        place = (offset, generation, recency, namespace.layout.chunk_bytes // layers, layers, number)
+        self.tier.remember(Row(key, parent, *place, *self._kept(key)))
 
     def touch(self, key: bytes) -> None:
         """See `SlowerTier`."""
-        self.tier.touch(key)
+        self.tier.touch(key, *self._kept(key))
+
+    def _kept(self, key: bytes) -> tuple[int, int]:
+        """The priority and duration, in whole seconds, that the catalogue has a chunk kept with."""
+        priority, duration_ms = self.directory.retention(key) or (DEFAULT_PRIORITY, 0)
+        return priority, -(-duration_ms // MS_PER_S)
 
     def forget_departed(self) -> None:
         """Have the catalogue forget what has left the slower tier."""
@@ -232,9 +230,9 @@ class Tiering:
             self._fast.protect_unsaved(False)
 
     def make_room(self) -> bool:
-        """Have the coldest chunks written down. Whether anything moves that will give room."""
+        """Have the coldest chunks written down. Whether anything is under way that holds room."""
         self.run(is_urgent=True)
-        return self.is_moving
+        return len(self.promotions) + len(self.demotions) > 0
 
     def run(self, *, is_urgent: bool = False) -> None:
         """Start demotions that are due."""

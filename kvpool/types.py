@@ -10,9 +10,13 @@ from enum import IntEnum
 from typing import Any, NamedTuple, NewType
 
 KEY_BYTES = 32
-# What a chunk is kept with when nothing was said; the default of TensorRT-LLM's KvCacheRetentionConfig.
-DEFAULT_PRIORITY = 35
 EPOCH_BYTES = 16
+
+# What a chunk is kept with when nothing was said: the default of TensorRT-LLM's KvCacheRetentionConfig.
+DEFAULT_PRIORITY = 35
+PRIORITY_MAX = 100
+# On the wire: leave the chunk as it is kept.
+KEEP_PRIORITY = 255
 
 ConnectionId = NewType("ConnectionId", int)
 LeaseId = NewType("LeaseId", int)
@@ -59,6 +63,14 @@ class SaveState(IntEnum):
     def reason(self) -> str:
         """The word that `SaveResult.reasons` counts a declined chunk under."""
         return self.name.lower().replace("_", "-")
+
+
+class RetainState(IntEnum):
+    """What became of a wish to keep a chunk with a priority. A worse one has a higher number."""
+
+    ACCEPTED = 0
+    CLIPPED = 1
+    ABSENT = 2
 
 
 class LoadReason(IntEnum):
@@ -161,7 +173,7 @@ class TokenRange:
 
     start: int
     end: int | None = None
-    priority: int = 35
+    priority: int = DEFAULT_PRIORITY
     duration_s: float | None = None
 
 

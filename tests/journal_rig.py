@@ -52,10 +52,8 @@ class Rig:
         self.below = self.files.add_class(LAYOUT.chunk_bytes + SLOT, LAYERS)
         self.clock = Ticks()
         config = load_config(None, [f"events.{name}={value}" for name, value in options.items()]).events
-        directories = {Level.DRAM: self.memory, Level.SSD: self.files}
-        self.journal = Journal(
-            self.epoch, directories, {Level.DRAM: 400, Level.SSD: 400}, self.namespaces, self.clock, config
-        )
+        tiers = {Level.DRAM: (self.memory, 400), Level.SSD: (self.files, 400)}
+        self.journal = Journal(self.epoch, tiers, self.namespaces, self.clock, config)
 
     def tick(self) -> int:
         self.clock.seconds += 1

@@ -9,20 +9,23 @@ from kvpool.layout import Layout
 from kvpool.types import Event, EventKind, Level, StoredChunk, TokenRange
 from kvpool_client.cache import Cache
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
+from kvpool_client.hints import HintReport
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.pool import Pool, connect
-from kvpool_client.results import Hit, LoadResult, SaveResult
+from kvpool_client.results import AnnounceResult, Hit, LoadResult, RetainResult, SaveResult
 from kvpool_client.save import Save
 
 __all__ = [
     "BEGINNING",
+    "AnnounceResult",
     "Cache",
     "Event",
     "EventBatch",
     "EventKind",
     "EventMark",
+    "HintReport",
     "Hit",
     "InvalidArgument",
     "KVPoolError",
@@ -34,6 +37,7 @@ __all__ = [
     "Load",
     "LoadResult",
     "Pool",
+    "RetainResult",
     "Save",
     "SaveResult",
     "SnapshotPart",

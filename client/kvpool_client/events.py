@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.protocol import messages as m
+from kvpool.protocol import event_messages as em
 from kvpool.protocol.event_columns import NamespaceNames, unpack_chunks, unpack_events, unpack_namespaces
 from kvpool.protocol.trtllm_events import trtllm_event
 from kvpool.types import EPOCH_BYTES, Event, StoredChunk
@@ -72,7 +72,7 @@ def read_events(session: Session | None, since: EventMark, on_failed: Failed) ->
     if session is None:
         return nothing_new
     try:
-        answer = session.call(m.AskEvents(since[0], since[1], 0.0), m.Events)
+        answer = session.call(em.AskEvents(since[0], since[1], 0.0), em.Events)
         mark = EventMark(answer.incarnation, answer.last)
         return EventBatch(unpack_events(answer.events), mark, answer.is_gap, unpack_namespaces(answer.namespaces))
     except KVPoolError as error:
@@ -85,7 +85,7 @@ def read_snapshot(session: Session | None, on_failed: Failed) -> Iterator[Snapsh
     cursor = 0
     while session is not None and cursor >= 0:
         try:
-            answer = session.call(m.AskSnapshot(cursor), m.SnapshotPage)
+            answer = session.call(em.AskSnapshot(cursor), em.SnapshotPage)
             chunks = unpack_chunks(answer.chunks)
         except KVPoolError as error:
             on_failed(session, error)

@@ -17,6 +17,7 @@ from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol import messages as m
 from kvpool.types import SaveState
+from kvpool_client.pending import PendingChunks
 from kvpool_client.results import SaveResult
 from kvpool_client.session import Session
 from kvpool_client.stall import WAIT_SLICE_S, Stall
@@ -65,17 +66,21 @@ class Save:
         run: SaveRun | None,
         *,
         tokens: bytes,
+        retained: bytes,
+        pending: PendingChunks,
         layers: int,
         timeout_s: float,
         on_end: Callable[[SaveResult], None],
     ) -> None:
-        """`tokens`: the token ids of the RESERVED chunks, i32, or none."""
+        """`tokens`: the token ids of the RESERVED chunks, i32, or none. `retained`: a RetainState for each chunk, or none."""
         assert (run is None) == (SaveState.RESERVED not in states)
         self._session = session
         self._reservation = reservation
         self._states = states
         self._run = run
         self._tokens = tokens
+        self._retained = retained
+        self._pending = pending
         self._layers = layers
         self._timeout_s = timeout_s
         self._on_end = on_end
@@ -130,6 +135,14 @@ class Save:
             self._publish()
         assert self._result is not None
         return self._result
+
+    def wait_pending(self, timeout_s: float) -> bool:
+        """Until the chunks that others were saving when this save was made are stored or given up, or the time is over.
+
+        True: all of them are stored, also where there were none; what was declined behind them (`no-parent`) can be saved
+        by a new save. False: late, given up, or the daemon is away. Reads shared memory and asks nobody.
+        """
+        return self._pending.wait(timeout_s)
 
     def done(self) -> bool:
         """Whether the save has ended."""
@@ -202,5 +215,5 @@ class Save:
                 self._session.end()
 
     def _end(self) -> None:
-        self._result = SaveResult.of(self._states)
+        self._result = SaveResult.of(self._states, self._retained)
         self._on_end(self._result)

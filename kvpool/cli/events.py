@@ -11,7 +11,7 @@ import click
 
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
 from kvpool.cli.output import print_json
-from kvpool.protocol import messages as m
+from kvpool.protocol import event_messages as em
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.event_columns import NamespaceNames, unpack_events, unpack_namespaces
 from kvpool.protocol.trtllm_events import trtllm_event
@@ -83,9 +83,9 @@ def events(options: Options, since: int, follow: bool, count: int | None, form: 
         print_json(shown)
 
 
-def _next(connection: BlockingConnection, incarnation: bytes, last: int, *, wait_s: float) -> m.Events:
+def _next(connection: BlockingConnection, incarnation: bytes, last: int, *, wait_s: float) -> em.Events:
     """What is behind an id."""
-    answer: m.Events = ask(lambda: connection.events(incarnation, last, wait_s))
+    answer: em.Events = ask(lambda: connection.events(incarnation, last, wait_s))
     return answer
 
 

@@ -18,13 +18,12 @@ from kvpool import failpoint
 from kvpool.index.admission import Admission
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.slower import SlowerTier, pack_moves
-from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, HoldId, NamespaceId, ReservationId, SaveState
+from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, HoldId, Level, NamespaceId, ReservationId, SaveState
 
 log = logging.getLogger(__name__)
 
 # Chunks looked at from the cold end for one that is not written yet: a guess that keeps the control thread quick.
 SCAN_CHUNKS = 512
-MS_PER_S = 1000
 SCAN_ALL = (1 << 32) - 1
 
 
@@ -91,6 +90,21 @@ class Demotions:
             held = self._directory.hold_unsaved(SCAN_ALL, False)
             if not held[0] or not self._start(held, now_ns):
                 return
+
+    def write(self, namespace: Namespace, keys: bytes, now_ns: int) -> None:
+        """Start writing what the slower tier lacks of this prefix, worth it or not, as far as there is room."""
+        chunks, hold = self._directory.acquire(namespace.id, keys) if self._has_room else (0, 0)
+        if not chunks:
+            return
+        saved, hold_below = self._slower.directory.acquire(namespace.id, keys[: chunks * KEY_BYTES])
+        if hold_below:
+            self._slower.directory.release_untouched(hold_below)
+        # What is on its way up has no bytes here to write yet, whatever has become of it below.
+        levels = self._directory.columns(hold)[2][saved:]
+        if set(levels) == {Level.DRAM}:
+            self._start((hold, 0, saved, namespace.id, 0), now_ns)
+        else:
+            self._directory.release_untouched(hold)
 
     def run(self, now_ns: int, *, is_urgent: bool = False) -> None:
         """Start what may be started: above the watermark (or `is_urgent`) the coldest chunks, with write-through the newest."""
@@ -184,16 +198,12 @@ class Demotions:
             for number, state in enumerate(states):
                 if state == SaveState.STORED:
                     self.demoted_chunks += 1
-                    retention = self._slower.directory.retention(job.keys[number])
-                    assert retention is not None
-                    priority, duration_ms = retention
                     self._slower.remember(
                         job.namespace,
                         job.keys[number],
                         job.parents[number],
                         job.offsets[number],
                         job.generations[number],
-                        (priority, -(-duration_ms // MS_PER_S)),
                     )
         self.failed_chunks += len(job.is_good) - good
         self._slower.directory.end_reservation(job.reservation, now_ns)

@@ -50,25 +50,24 @@ class SnapshotPage:
 
 
 class Journal:
-    """See above. `incarnation` names this life of the daemon; ids of another one mean nothing here."""
+    """See above. `incarnation` names this life of the daemon; `tiers`: each one's directory and the chunks it has room for."""
 
     def __init__(
         self,
         incarnation: bytes,
-        directories: Mapping[Level, kvpool_native.Directory],
-        capacities: Mapping[Level, int],
+        tiers: Mapping[Level, tuple[kvpool_native.Directory, int]],
         namespaces: Namespaces,
         clock: Clock,
         config: EventsConfig,
     ) -> None:
         self.incarnation = incarnation
-        self._directories = dict(directories)
+        self._directories = {level: directory for level, (directory, _) in tiers.items()}
         self._namespaces = namespaces
         self._clock = clock
         self._feed = kvpool_native.ChangeFeed(FEED_CHANGES_MAX)
         for directory in self._directories.values():
             directory.report_to(self._feed)
-        self._log = EventLog(config.buffer, [capacities.get(level, 0) for level in Level])
+        self._log = EventLog(config.buffer, [tiers[level][1] if level in tiers else 0 for level in Level])
         self._writer = EventWriter(self._log)
         self._fates = Fates(config.fates)
         self._loop: asyncio.AbstractEventLoop | None = None

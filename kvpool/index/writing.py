@@ -12,9 +12,10 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import ProtocolError, Refused
 from kvpool.index.reservations import Reservation, Reservations
+from kvpool.index.retention import DURATION_BYTES, keep
 from kvpool.index.reuse import Reuse
 from kvpool.index.sessions import EngineSession
-from kvpool.types import ConnectionId, ReservationId, SaveState
+from kvpool.types import KEY_BYTES, ConnectionId, ReservationId, RetainState, SaveState
 
 CHECKSUM_BYTES = 4
 TOKEN_BYTES = 4
@@ -22,12 +23,16 @@ TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """A reservation as its holder sees it: u8 states, columns of u64 offsets and generations. Id 0: nothing to write."""
+    """A reservation as its holder sees it: u8 states, columns of u64 offsets and generations. Id 0: nothing to write.
+
+    `retained`: a `RetainState` for each chunk where something was said of retention, else empty.
+    """
 
     reservation: int
     states: bytes
     offsets: bytes
     generations: bytes
+    retained: bytes
 
 
 class Writing:
@@ -55,11 +60,18 @@ class Writing:
         return {"reservations": self.reservations, "expired_reservations": self.expired_reservations}
 
     def reserve(
-        self, session: EngineSession, parent: bytes, keys: bytes, now_ns: int, *, may_wait: bool
+        self,
+        session: EngineSession,
+        parent: bytes,
+        keys: bytes,
+        now_ns: int,
+        *,
+        may_wait: bool,
+        wishes: tuple[bytes, bytes] = (b"", b""),
     ) -> Places | None:
         """Slots for new chunks; None where only memory could serve that is still being faulted in or written down.
 
-        Raises Refused.
+        `wishes`: priorities and durations to keep chunks with, new or present, or nothing; see `m.Reserve`. Raises Refused.
         """
         if self._reservations.count_of(session.connection) >= self._reservations_max:
             limit = self._reservations_max
@@ -86,7 +98,8 @@ class Writing:
         failpoint.reach("daemon.reserve.after", failpoint.refused)
         if failpoint.is_armed and self._directory.stats()["evicted_chunks"] > evicted_before:
             failpoint.reach("daemon.evict.after", failpoint.refused)
-        return Places(reservation, states, offsets, generations)
+        retained = self._retain(own.id, keys, states, wishes, now_ns)
+        return Places(reservation, states, offsets, generations, retained)
 
     def commit(
         self, session: EngineSession, reservation_id: int, checksums: bytes, tokens: bytes, now_ns: int
@@ -140,6 +153,19 @@ class Writing:
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
         return self._reservations.verify()
+
+    def _retain(self, namespace: int, keys: bytes, states: bytes, wishes: tuple[bytes, bytes], now_ns: int) -> bytes:
+        priorities, durations = wishes
+        if not priorities:
+            return b""
+        kept = 0
+        while kept < len(states) and states[kept] in (SaveState.PRESENT, SaveState.RESERVED):
+            kept += 1
+        if not kept:
+            return bytes([RetainState.ABSENT]) * len(states)
+        lasting = durations[: DURATION_BYTES * kept]
+        answer = keep(self._directory, namespace, keys[: KEY_BYTES * kept], priorities[:kept], lasting, now_ns)
+        return answer + bytes([RetainState.ABSENT]) * (len(states) - kept)
 
     def _end(self, reservation: Reservation, now_ns: int) -> None:
         self._directory.end_reservation(reservation.id, now_ns)

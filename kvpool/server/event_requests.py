@@ -13,6 +13,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.layout import Layout
 from kvpool.pool import Pool
 from kvpool.protocol import event_columns
+from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Answer, Handler
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, NamespaceId
@@ -26,28 +27,28 @@ _NAMESPACE_BYTES = 400
 def engine_event_handlers(pool: Pool, session: EngineSession) -> dict[type, Handler]:
     """The requests of an engine."""
     return {
-        m.AskEvents: partial(_events_at_once, pool, session),
-        m.AskSnapshot: partial(_snapshot, pool, session),
+        em.AskEvents: partial(_events_at_once, pool, session),
+        em.AskSnapshot: partial(_snapshot, pool, session),
     }
 
 
 def admin_event_handlers(pool: Pool) -> dict[type, Handler]:
     """The requests of an operator."""
     return {
-        m.AskEvents: partial(_events_or_wait, pool),
-        m.AskSnapshot: partial(_snapshot, pool, None),
-        m.AskFates: partial(_fates, pool),
-        m.AskNamespaces: partial(_list_namespaces, pool),
+        em.AskEvents: partial(_events_or_wait, pool),
+        em.AskSnapshot: partial(_snapshot, pool, None),
+        em.AskFates: partial(_fates, pool),
+        em.AskNamespaces: partial(_list_namespaces, pool),
     }
 
 
-def _events_at_once(pool: Pool, session: EngineSession | None, request: m.AskEvents) -> m.Events:
+def _events_at_once(pool: Pool, session: EngineSession | None, request: em.AskEvents) -> em.Events:
     if len(request.incarnation) not in (0, EPOCH_BYTES):
         raise ProtocolError(f"incarnation has {len(request.incarnation)} bytes, expected none or {EPOCH_BYTES}")
     found = pool.journal.since(request.incarnation, request.last)
     own = None if session is None else session.namespace_ids
     events = [event for event in found.events if own is None or event.namespace < 0 or event.namespace in own]
-    return m.Events(
+    return em.Events(
         pool.journal.incarnation,
         found.last,
         found.oldest,
@@ -57,7 +58,7 @@ def _events_at_once(pool: Pool, session: EngineSession | None, request: m.AskEve
     )
 
 
-def _events_or_wait(pool: Pool, request: m.AskEvents) -> Answer | Awaitable[Answer]:
+def _events_or_wait(pool: Pool, request: em.AskEvents) -> Answer | Awaitable[Answer]:
     if math.isnan(request.wait_s) or not 0.0 <= request.wait_s <= WAIT_S_MAX:
         return m.Failure("argument", f"wait_s is {request.wait_s}, expected 0 to {WAIT_S_MAX:g}")
     answer = _events_at_once(pool, None, request)
@@ -66,16 +67,16 @@ def _events_or_wait(pool: Pool, request: m.AskEvents) -> Answer | Awaitable[Answ
     return _events_later(pool, request)
 
 
-async def _events_later(pool: Pool, request: m.AskEvents) -> Answer:
+async def _events_later(pool: Pool, request: em.AskEvents) -> Answer:
     await pool.journal.wait_for_events(request.last, request.wait_s)
     return _events_at_once(pool, None, request)
 
 
-def _snapshot(pool: Pool, session: EngineSession | None, request: m.AskSnapshot) -> Answer:
+def _snapshot(pool: Pool, session: EngineSession | None, request: em.AskSnapshot) -> Answer:
     page = pool.journal.snapshot(request.cursor)
     own = None if session is None else session.namespace_ids
     chunks = [chunk for chunk in page.chunks if own is None or chunk.namespace in own]
-    return m.SnapshotPage(
+    return em.SnapshotPage(
         pool.journal.incarnation,
         page.as_of,
         page.cursor,
@@ -84,24 +85,24 @@ def _snapshot(pool: Pool, session: EngineSession | None, request: m.AskSnapshot)
     )
 
 
-def _fates(pool: Pool, request: m.AskFates) -> Answer:
+def _fates(pool: Pool, request: em.AskFates) -> Answer:
     count, rest = divmod(len(request.keys), KEY_BYTES)
-    if rest or not 0 < count <= m.FATES_MAX:
+    if rest or not 0 < count <= em.FATES_MAX:
         raise ProtocolError(
-            f"keys column has {len(request.keys)} bytes, expected 32 for each of 1 to {m.FATES_MAX} keys"
+            f"keys column has {len(request.keys)} bytes, expected 32 for each of 1 to {em.FATES_MAX} keys"
         )
     keys = [request.keys[at : at + KEY_BYTES] for at in range(0, len(request.keys), KEY_BYTES)]
     return m.Report({"fates": [{"key": key.hex(), **pool.journal.explain(key)} for key in keys]})
 
 
-def _list_namespaces(pool: Pool, request: m.AskNamespaces) -> Answer:
+def _list_namespaces(pool: Pool, request: em.AskNamespaces) -> Answer:
     names: dict[int, tuple[str, Layout]] = {}
     size = 0
     for namespace in pool.namespaces.all():
         if namespace.id >= request.first and size < NAMESPACES_BYTES_MAX:
             names[namespace.id] = (namespace.model, namespace.layout)
             size += len(namespace.model.encode()) + _NAMESPACE_BYTES
-    return m.NamespaceList(event_columns.pack_namespaces(names))
+    return em.NamespaceList(event_columns.pack_namespaces(names))
 
 
 def _names(pool: Pool, numbers: Collection[int]) -> bytes:

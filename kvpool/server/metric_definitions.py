@@ -251,6 +251,11 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Holders": (
         _gauge("kvpool_leases", "Leases that live.", _index("leases"), "leases"),
         _gauge("kvpool_tickets", "Tickets that can be claimed.", _index("tickets"), "tickets"),
+        _gauge("kvpool_announced_bytes", "Bytes of DRAM kept for chunks that engines have announced.",
+               _index("announced_bytes"), "bytes"),
+        _counter("kvpool_announced_chunks", "Chunks that were announced and taken.", _index("announced_chunks"), "chunks"),
+        _counter("kvpool_announcements_clipped_chunks", "Chunks that were announced beyond dram.announced_share.",
+                 _index("announced_chunks_clipped"), "chunks"),
         _gauge("kvpool_reservations", "Saves under way, expired ones of unheard-of writers included.",
                _index("reservations"), "reservations"),
         _counter("kvpool_expired_leases", "Leases ended because nobody used them.", _index("expired_leases"), "leases"),

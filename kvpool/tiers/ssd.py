@@ -28,7 +28,7 @@ from kvpool import failpoint
 from kvpool.errors import KVPoolError
 from kvpool.tiers import catalogue_open, catalogue_rows
 from kvpool.tiers.catalogue import Catalogue
-from kvpool.tiers.catalogue_rows import Row
+from kvpool.tiers.catalogue_rows import Row, Touch
 from kvpool.tiers.ssd_identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd_identity import Identity, NamespaceRecord, new_epoch, read_identity
 from kvpool.tiers.ssd_plan import SsdPlan
@@ -261,10 +261,10 @@ class SsdTier:
         assert self._catalogue is not None
         self._catalogue.put(row)
 
-    def touch(self, key: bytes) -> None:
-        """Have the catalogue know that a chunk was used now."""
+    def touch(self, key: bytes, priority: int, duration_s: int) -> None:
+        """Have the catalogue know that a chunk was used now, and with what it is kept."""
         if self._catalogue is not None:
-            self._catalogue.touch(key, self.next_recency())
+            self._catalogue.touch(key, Touch(self.next_recency(), priority, duration_s))
 
     def take_lost(self) -> list[bytes]:
         """Keys of chunks that a failure to make them certain has put in doubt, once."""

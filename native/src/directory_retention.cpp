@@ -119,9 +119,10 @@ RetainState Directory::keep(RecordId id, Retention wish) noexcept {
   return state;
 }
 
-// A chunk that leaves this tier is kept in the slower one as it was here; its time runs on from now.
+// A chunk that leaves this tier is kept in the slower one as it was here; its time runs on from now. One below the default
+// leaves this tier early, which says nothing about the slower one: that has heard what it is to hear.
 void Directory::hand_down(const ChunkRecord& record) noexcept {
-  if (slower_ == nullptr || record.priority == DEFAULT_PRIORITY) {
+  if (slower_ == nullptr || record.priority <= DEFAULT_PRIORITY) {
     return;
   }
   const auto below = slower_->table_.find(record.key);

@@ -8,6 +8,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import ProtocolError, Refused
+from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
 from kvpool.protocol.event_columns import unpack_chunks, unpack_events
 from tests.daemon import SMALL, Daemon, wait_connected, wait_until
@@ -167,7 +168,7 @@ def test_an_operator_may_wait_for_the_next_event_and_an_engine_may_not(daemon: D
         with pytest.raises(Refused, match="wait_s"):
             admin.events(b"", 0, 31.0)
         with pytest.raises(Refused, match="wait_s"):
-            admin.call(m.AskEvents(b"", 0, float("nan")), m.Events)
+            admin.call(em.AskEvents(b"", 0, float("nan")), em.Events)
 
 
 def unpack_none() -> bytes:
@@ -177,8 +178,8 @@ def unpack_none() -> bytes:
 
 def test_columns_that_are_none_end_the_connection(daemon: Daemon) -> None:
     requests = (
-        *(m.AskEvents(b"x", 0, 0.0), m.AskEvents(bytes(17), 0, 0.0)),
-        *(m.AskFates(b""), m.AskFates(bytes(33)), m.AskFates(bytes(32 * (m.FATES_MAX + 1)))),
+        *(em.AskEvents(b"x", 0, 0.0), em.AskEvents(bytes(17), 0, 0.0)),
+        *(em.AskFates(b""), em.AskFates(bytes(33)), em.AskFates(bytes(32 * (em.FATES_MAX + 1)))),
     )
     for request in requests:
         with daemon.admin() as admin, pytest.raises((Refused, ProtocolError), match="expected"):

@@ -106,7 +106,7 @@ def test_people_get_a_table_and_a_document(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     for word in ("chat: 31 requests", "from DRAM", "from SSD", "of optimum", "to LRU, points", "holes"):
         assert word in run.stdout
-    assert "lru: " in run.stdout
+    assert f"{', '.join(POLICIES)}: " in run.stdout
     assert len(json.loads(out.read_text())["rows"]) == len(POLICIES)
 
 
@@ -200,6 +200,8 @@ def _replayed_and_simulated(trace: Path, disk: Path | None, *options: object) ->
             "4KiB",
             "--capacity",
             "512KiB",
+            "--set",
+            "dram.policy=lru",
             *ssd,
             *options,
         )

@@ -53,10 +53,11 @@ def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
     index = dict.fromkeys(
         ("leases", "tickets", "reservations", "namespaces", "expired_leases", "expired_reservations"), 1
     )
+    announced = dict.fromkeys(("announced_bytes", "announced_chunks", "announced_chunks_clipped"), 1)
     server = ("connections_accepted", "connections_refused", "protocol_errors", "transfer_waiting", "uptime_s")
     measured = Measurements(
         server=dict.fromkeys(server, 2),
-        index={**index, "checksum_failures": 1, "corrupt_reports": 1, "verified_chunks": 1},
+        index={**index, **announced, "checksum_failures": 1, "corrupt_reports": 1, "verified_chunks": 1},
         directory=_directory(),
         capacity_bytes=1 << 20,
         resident_bytes=4096,

@@ -28,7 +28,6 @@
 // Unknown hold ids and unknown namespaces are answers, not errors; broken invariants end the process.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -40,6 +39,7 @@
 #include "kvpool/change_feed.h"
 #include "kvpool/chunk_records.h"
 #include "kvpool/chunk_table.h"
+#include "kvpool/directory_answers.h"
 #include "kvpool/directory_geometry.h"
 #include "kvpool/eviction_policy.h"
 #include "kvpool/eviction_queues.h"
@@ -48,102 +48,10 @@
 #include "kvpool/retention.h"
 #include "kvpool/retention_timers.h"
 #include "kvpool/slot_arena.h"
-#include "kvpool/time_histogram.h"
 #include "kvpool/token_ids.h"
 #include "kvpool/types.h"
 
 namespace kvpool {
-
-// What became of a chunk of a save; the wire uses the same numbers. `reserve` answers PRESENT chunks first, then
-// RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT.
-enum class SaveState : uint8_t {
-  PRESENT = 0,
-  RESERVED = 1,
-  PENDING = 2,    // another writer is just writing it
-  NO_PARENT = 3,  // its parent is not stored
-  FULL = 4,       // everything that could go is held
-  NOT_READY = 5,  // the memory that would serve is not pre-faulted yet
-  FOREIGN = 6,    // the key belongs to another namespace, or to a chunk of another size
-  STORED = 7,
-  EXPIRED = 8,  // the reservation, or the chunk in it, is gone
-};
-inline constexpr size_t RESERVE_STATES = 7;
-
-// Why a chunk was evicted.
-enum class Eviction : uint8_t {
-  OWN_CLASS = 0,    // for a newer chunk of its own size class
-  OTHER_CLASS = 1,  // its memory went to another size class
-  INDEX_FULL = 2,   // as many chunks are stored as the index has room for
-};
-inline constexpr size_t EVICTIONS = 3;
-
-using HoldId = uint64_t;  // of holds and reservations alike; 0 names none, and none repeats
-
-struct Hold {
-  HoldId id = 0;
-  size_t chunks = 0;
-};
-
-// Packed columns, one value per chunk.
-struct Columns {
-  std::vector<uint64_t> offsets;
-  std::vector<uint64_t> generations;
-  std::vector<uint8_t> levels;  // NO_LEVEL: the chunk was dropped
-};
-
-struct Reservation {
-  HoldId id = 0;  // 0 where nothing was reserved: there is nothing to end
-  std::vector<uint8_t> states;
-  std::vector<uint64_t> offsets;      // 0 where declined
-  std::vector<uint64_t> generations;  // 0 where declined
-};
-
-struct FlushResult {
-  uint64_t chunks = 0;
-  uint64_t bytes = 0;
-  uint64_t skipped = 0;  // held
-};
-
-struct NamespaceCounts {
-  uint64_t chunks = 0;  // READY
-  uint64_t bytes = 0;
-  uint64_t held = 0;
-};
-
-struct RecordPage {
-  uint32_t next = 0;  // cursor to go on from; 0: the end was reached
-  HoldId hold = 0;
-  std::vector<RecordId> records;
-};
-
-struct DirectoryStats {
-  uint64_t chunks = 0;  // READY
-  uint64_t writing = 0;
-  uint64_t zombies = 0;
-  uint64_t held = 0;  // chunks that somebody holds
-  uint64_t holds = 0;
-  uint64_t reservations = 0;
-  uint64_t used_bytes = 0;
-  uint64_t idle_bytes = 0;
-  uint64_t token_id_bytes = 0;
-  uint64_t stored_chunks = 0;  // these since the start: stored + promoted = chunks + evicted + shed + flushed + dropped
-  uint64_t evicted_chunks = 0;  // left the pool
-  uint64_t shed_chunks = 0;     // left this tier for room and are in another one
-  uint64_t promoting = 0;
-  uint64_t promoted_chunks = 0;  // came back from the slower tier, or from an earlier life
-  uint64_t flushed_chunks = 0;
-  uint64_t dropped_chunks = 0;
-  uint64_t aborted_chunks = 0;
-  std::array<uint64_t, RESERVE_STATES> answers{};  // by SaveState
-  std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks
-  uint64_t kept_chunks = 0;     // kept above the default priority, or followed by one that is
-  uint64_t kept_bytes = 0;
-  uint64_t clipped_chunks = 0;   // wishes that were clipped
-  uint64_t lapsed_chunks = 0;    // fell back to the default priority
-  PolicyCounts policy;
-  TimeHistogram reuse_gaps;  // of each chunk acquired: time since its last access, 0 where it is in use
-  TimeHistogram lifetimes;   // of each chunk evicted: time since it was stored
-};
 
 class Directory {
  public:
