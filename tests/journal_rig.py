@@ -44,6 +44,7 @@ class Rig:
         )
         self.memory.attach_slower(self.files)
         for directory, segments in ((self.memory, geometry.segments), (self.files, 8)):
+            directory.cap_retained(0.5)
             for segment in range(segments):
                 directory.mark_segment_ready(segment)
         self.namespaces = Namespaces(self.memory)
@@ -96,6 +97,18 @@ class Rig:
         if hold:
             self.memory.release(hold, self.tick())
 
+    def retain(self, names: list[int], chance: random.Random) -> None:
+        column = b"".join(key(names[: at + 1]) for at in range(len(names)))
+        priorities = bytes(chance.choice((0, 35, 80)) for _ in names)
+        durations = b"".join(struct.pack("<I", chance.choice((0, 3000))) for _ in names)
+        self.memory.retain(self.namespace.id, column, priorities, durations, self.tick())
+
+    def priority(self, chunk: bytes) -> int:
+        """What a chunk is kept with in the fastest tier that has it."""
+        kept = self.memory.retention(chunk) or self.files.retention(chunk)
+        assert kept is not None
+        return kept[0]
+
     def truth(self) -> dict[bytes, int]:
         """Tiers by key, asked of the directories chunk by chunk."""
         found: dict[bytes, int] = {}
@@ -112,7 +125,7 @@ class Rig:
 
     def random_step(self, chance: random.Random) -> None:
         names = [chance.randrange(3), *(chance.randrange(2) for _ in range(chance.randrange(5)))]
-        dice = chance.randrange(12)
+        dice = chance.randrange(15)
         if dice < 5:
             self.store(names)
         elif dice < 7:
@@ -123,6 +136,8 @@ class Rig:
             self.memory.drop(key(names))
         elif dice == 9:
             self.files.drop(key(names))
+        elif dice < 13:
+            self.retain(names, chance)
         else:
             directory = chance.choice((self.memory, self.files))
             directory.flush(None, self.clock.now_ns() - chance.randrange(40) * 10**9)

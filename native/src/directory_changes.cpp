@@ -11,6 +11,13 @@ constexpr uint64_t PLACES_PER_ROW = 64;
 
 }  // namespace
 
+const ChunkRecord* Directory::find_ready(const ChunkKey& key) const noexcept {
+  const auto entry = table_.find(key);
+  const bool is_ready = entry && entry->record.valid() && records_[entry->record].state == ChunkState::READY;
+  return is_ready ? &records_[entry->record] : nullptr;
+}
+
+// A chunk's priority is that of the fastest tier that has it.
 Change Directory::describe(const ChunkRecord& record) const noexcept {
   const Directory& shared = faster_ != nullptr ? *faster_ : *this;
   const auto entry = shared.table_.find(record.key);
@@ -22,7 +29,8 @@ Change Directory::describe(const ChunkRecord& record) const noexcept {
   change.owner = record.owner.value();
   change.level = static_cast<uint8_t>(tier_);
   change.tiers = entry ? entry->tiers : uint8_t{0};
-  change.priority = change.priority_before = record.priority;
+  const ChunkRecord* above = faster_ != nullptr ? faster_->find_ready(record.key) : nullptr;
+  change.priority = change.priority_before = above != nullptr ? above->priority : record.priority;
   return change;
 }
 
@@ -36,14 +44,15 @@ void Directory::report(const ChunkRecord& record, ChangeKind kind, Cause cause) 
   change.cause = cause;
   if (kind == ChangeKind::LEFT) {
     change.tiers = static_cast<uint8_t>(change.tiers & ~tier_bit(tier_));
+    const ChunkRecord* below = slower_ != nullptr ? slower_->find_ready(record.key) : nullptr;
+    change.priority = below != nullptr ? below->priority : change.priority;
   }
   feed_->add(change);
 }
 
-// A chunk's priority is that of the fastest tier that has it.
 void Directory::report_priority(const ChunkRecord& record, uint8_t before) noexcept {
   const bool counts = record.state == ChunkState::READY && record.priority != before;
-  if (feed_ == nullptr || !counts || (faster_ != nullptr && is_elsewhere(record.key))) {
+  if (feed_ == nullptr || !counts || (faster_ != nullptr && faster_->find_ready(record.key) != nullptr)) {
     return;
   }
   Change change = describe(record);
@@ -65,9 +74,8 @@ uint32_t Directory::list(uint32_t cursor, size_t limit, std::vector<Change>& row
 }
 
 std::optional<Change> Directory::find(const ChunkKey& key) const noexcept {
-  const auto entry = table_.find(key);
-  const bool is_here = entry && entry->record.valid() && records_[entry->record].state == ChunkState::READY;
-  return is_here ? std::optional(describe(records_[entry->record])) : std::nullopt;
+  const ChunkRecord* ready = find_ready(key);
+  return ready != nullptr ? std::optional(describe(*ready)) : std::nullopt;
 }
 
 }  // namespace kvpool

@@ -46,6 +46,7 @@ def test_events_add_up_to_what_is_stored_after_every_step(seed: int) -> None:
         assert replica.tiers() == rig.truth()
         for stored, known in replica.chunks.items():
             assert not known.tiers & DRAM or known.tokens == rig.memory.tokens_of(stored)
+            assert known.priority == rig.priority(stored)
     assert rig.journal.verify() == []
     assert rig.memory.verify() == rig.files.verify() == []
 

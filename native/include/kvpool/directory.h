@@ -215,6 +215,7 @@ class Directory {
   void count_departure(const ChunkKey& key);
 
   // directory_changes.cpp
+  [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
   [[nodiscard]] Change describe(const ChunkRecord& record) const noexcept;
   void report(const ChunkRecord& record, ChangeKind kind, Cause cause) noexcept;
   void report_priority(const ChunkRecord& record, uint8_t before) noexcept;
