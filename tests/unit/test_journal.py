@@ -151,7 +151,7 @@ def test_more_changes_at_once_than_the_feed_holds_are_a_gap(monkeypatch: pytest.
 def test_a_restored_tier_is_a_gap_and_no_flood() -> None:
     rig = Rig()
     rows = b"".join(
-        key([at]) + bytes(32) + struct.pack("<QQII", at * 2 * SLOT, at + 1, rig.namespace.id, rig.below)
+        key([at]) + bytes(32) + struct.pack("<QQIIII", at * 2 * SLOT, at + 1, rig.namespace.id, rig.below, 35, 0)
         for at in range(20)
     )
     before = rig.journal.since(b"", -1).last
