@@ -60,7 +60,7 @@ def add_records(ssd: Path, count: int) -> None:
     catalogue = Catalogue(ssd / "catalogue", map_bytes, identity, sync_data=lambda: None)
     catalogue.fill(np.frombuffer(packed_rows(count, SEGMENT_BYTES // SLOT_BYTES), ROW))
     catalogue.start(checkpoint_s=1.0)
-    catalogue.close()
+    assert catalogue.close(60.0)
 
 
 def _time_of_start(daemon: Daemon) -> tuple[float, float, float]:
