@@ -79,8 +79,13 @@ void ClassQueuePolicy::note_evicted(const ChunkRecord& record) {
 void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<RecordId>& chain, uint64_t now_ns) {
   sampled_.clear();
   bool is_use = false;
+  RecordId parent;
   for (const RecordId id : chain) {
     ChunkRecord& record = records[id];
+    if (record.state == ChunkState::ZOMBIE || record.parent != parent) {
+      break;  // dropped meanwhile, as is what follows; or the holder of several chains, which is no request
+    }
+    parent = id;
     const uint8_t own_class = queue_of(record);
     if (record.is_used) {
       is_use = true;

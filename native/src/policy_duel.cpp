@@ -31,17 +31,38 @@ PolicyShadow::PolicyShadow(uint32_t chunks_max, const EvictionPolicy& policy)
 
 void PolicyShadow::evict(RecordId id) noexcept {
   queues_.remove(id);
-  places_.erase(records_[id].key.words[0]);
+  places_.erase(records_[id].key);
   records_.detach(id);
   records_.release(id);
 }
 
+// Takes a chunk and all that follows it out, where it is here: it has come again behind another parent.
+void PolicyShadow::forget(const ChunkKey& key) noexcept {
+  const auto found = places_.find(key);
+  if (found == places_.end()) {
+    return;
+  }
+  const RecordId top = found->second;
+  for (RecordId id = top, parent;; id = parent) {
+    while (records_[id].first_child.valid()) {
+      id = records_[id].first_child;
+    }
+    parent = records_[id].parent;
+    evict(id);
+    if (id == top) {
+      return;
+    }
+  }
+}
+
+// `chain_` is a path from the root, and exactly what is out of the queues meanwhile: a victim's child always stands in one.
 uint64_t PolicyShadow::use(const std::vector<SampledUse>& chain, uint32_t limit, uint64_t now_ns) {
   uint64_t hits = 0;
   chain_.clear();
   for (const SampledUse& use : chain) {
-    const auto found = places_.find(use.key.words[0]);
-    if (found == places_.end()) {
+    const auto found = places_.find(use.key);
+    const RecordId parent = chain_.empty() ? RecordId() : chain_.back();
+    if (found == places_.end() || records_[found->second].parent != parent) {
       break;  // nor is what follows: a shadow holds whole prefixes
     }
     chain_.push_back(found->second);
@@ -49,6 +70,7 @@ uint64_t PolicyShadow::use(const std::vector<SampledUse>& chain, uint32_t limit,
     hits += use.counts ? 1U : 0U;
   }
   for (size_t index = chain_.size(); index < chain.size(); ++index) {
+    forget(chain[index].key);
     while (records_.is_full() || records_.alive() >= limit) {
       const RecordId victim = queues_.victim(ONLY_CLASS, now_ns);
       if (!victim.valid()) {
@@ -65,7 +87,7 @@ uint64_t PolicyShadow::use(const std::vector<SampledUse>& chain, uint32_t limit,
     if (!chain_.empty()) {
       records_.attach_child(chain_.back(), fresh);
     }
-    places_.emplace(chain[index].key.words[0], fresh);
+    places_.emplace(chain[index].key, fresh);
     chain_.push_back(fresh);
   }
   for (size_t index = chain_.size(); index-- > 0;) {

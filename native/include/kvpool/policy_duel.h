@@ -31,16 +31,22 @@ class PolicyShadow {
   PolicyShadow(uint32_t chunks_max, const EvictionPolicy& policy);
 
   // A request uses this chain, root first. Returns how many of its chunks were here. No more than `limit` stay.
+  // REQUIRES: no key stands in it twice.
   uint64_t use(const std::vector<SampledUse>& chain, uint32_t limit, uint64_t now_ns);
   // How many chunks are here.
   [[nodiscard]] uint32_t size() const noexcept { return records_.alive(); }
 
  private:
+  struct WordHash {
+    size_t operator()(const ChunkKey& key) const noexcept { return key.words[0]; }
+  };
+
   void evict(RecordId id) noexcept;
+  void forget(const ChunkKey& key) noexcept;
 
   ChunkRecords records_;
   EvictionQueues queues_;
-  std::unordered_map<uint64_t, RecordId> places_;  // by the first word of the key
+  std::unordered_map<ChunkKey, RecordId, WordHash> places_;  // whole keys: clients choose them, and words of them may meet
   std::vector<RecordId> chain_;
 };
 
