@@ -14,8 +14,8 @@ from kvpool.types import HoldId
 
 # 3.5 MiB of memory. On three traces half as many were within one point of the exact curve.
 SAMPLES = 1 << 15
-# One chunk in so many at most: a lease of 512 chunks costs the control thread 11 us for it, measured.
-RATE_MAX = 1 / 16
+# One chunk in so many at most: those that a hold knows without a look at its keys.
+RATE_MAX = kvpool_native.SAMPLED_SHARE
 # Sizes up to this many times all tiers together can be asked about.
 HORIZON_FACTOR = 4
 # References of six hours ago weigh half: the curve follows the day, and is still when nobody asks. A guess.

@@ -45,20 +45,18 @@ void observe(ReuseDistances& self, const nb::bytes& keys, uint64_t chunk_bytes, 
 
 void observe_hold(ReuseDistances& self, const Directory& directory, HoldId hold, uint64_t chunk_bytes, uint64_t now_ns) {
   require_bytes(chunk_bytes);
-  std::vector<ChunkKey> sampled;
-  size_t asked = 0;
-  while (const auto key = directory.key_of(hold, asked)) {
-    ++asked;
-    if (self.is_sampled(*key)) {
-      sampled.push_back(*key);
-    }
+  if (self.rate() > SAMPLED_SHARE) {
+    throw nb::value_error("rate_max must be at most SAMPLED_SHARE to observe holds");
   }
+  size_t asked = 0;
+  const std::vector<ChunkKey> sampled = directory.sampled_keys(hold, asked);
   self.observe(sampled, asked, chunk_bytes, now_ns);
 }
 
 }  // namespace
 
 void bind_reuse(nb::module_& module) {
+  module.attr("SAMPLED_SHARE") = SAMPLED_SHARE;
   nb::class_<ReuseDistances>(module, "ReuseDistances", "What LRU of any size would hit, from a sample. Control thread only.")
       .def(nb::new_(&make_reuse), "samples"_a, "horizon_bytes"_a, "rate_max"_a, "half_life_ns"_a)
       .def("observe", &observe, "keys"_a, "chunk_bytes"_a, "now_ns"_a, "A request used these chunks, the root first.")

@@ -205,6 +205,19 @@ std::optional<ChunkKey> Directory::key_of(HoldId hold, size_t position) const {
   return record ? std::optional(records_[*record].key) : std::nullopt;
 }
 
+std::vector<ChunkKey> Directory::sampled_keys(HoldId hold, size_t& chunks) const {
+  std::vector<ChunkKey> keys;
+  const auto found = holds_.find(hold);
+  chunks = found == holds_.end() ? 0 : found->second.size();
+  for (size_t index = 0; index < chunks; ++index) {
+    const ChunkRecord& record = records_[found->second[index]];
+    if (record.is_sampled) {
+      keys.push_back(record.key);
+    }
+  }
+  return keys;
+}
+
 bool Directory::release(HoldId hold, uint64_t now_ns) {
   const auto found = holds_.find(hold);
   if (found == holds_.end()) {

@@ -130,6 +130,7 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   const RecordId id = records_.allocate();
   ChunkRecord& fresh = records_[id];
   fresh.key = key;
+  fresh.is_sampled = is_in_sample(key);
   fresh.owner = owner;
   fresh.size_class = size_class;
   occupy(id, as);

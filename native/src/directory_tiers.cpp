@@ -242,6 +242,7 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   }
   ChunkRecord& record = records_[id];
   record.key = key;
+  record.is_sampled = is_in_sample(key);
   record.owner = owner;
   record.size_class = size_class;
   record.generation = generation;

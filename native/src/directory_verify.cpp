@@ -43,6 +43,9 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
   const auto entry = table_.find(record.key);
   const bool is_found = entry && entry->record == id;
   const bool is_ready = record.state == ChunkState::READY;
+  if (record.is_sampled != is_in_sample(record.key)) {
+    broken.push_back(name_of(id) + " is wrong about the sample");
+  }
   if (is_found != (record.state != ChunkState::ZOMBIE)) {
     broken.push_back(name_of(id) + (is_found ? " is a zombie in the table" : " is missing in the table"));
   } else if (is_found) {

@@ -1,5 +1,7 @@
 """Sampled reuse distances against the exact hits of LRU, and what bounds them."""
 
+import hashlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from tests.real_traces import real_trace
 from tests.simulations import load, random_prompts, workload_of
 
 BLOCK_BYTES = 2 << 20
+CHUNK_BYTES = 16384
 FOREVER_NS = 1 << 62
 # A little more than a bin of the histogram, which is a sixteenth of an octave wide.
 BIN = 1.05
@@ -81,6 +84,33 @@ def test_wrong_numbers_are_refused() -> None:
         distances.observe(bytes(32), 0, 0)
     with pytest.raises(ValueError, match="32 bytes"):
         distances.observe(bytes(33), 1, 0)
+
+
+def test_a_hold_counts_as_its_keys_do() -> None:
+    geometry = kvpool_native.DirectoryGeometry.plan(1 << 26, 1 << 26, 1024)
+    index = kvpool_native.Mapping.create("index", geometry.index_bytes, False)
+    directory = kvpool_native.Directory(None, index, geometry, bytes(16), "lru")
+    for segment in range(geometry.segments):
+        directory.mark_segment_ready(segment)
+    namespace, size_class = directory.add_namespace(), directory.add_class(CHUNK_BYTES, 1)
+    by_hold, by_keys = (kvpool_native.ReuseDistances(SAMPLES, 1 << 40, RATE_MAX, FOREVER_NS) for _ in range(2))
+    for number in range(60):
+        chain = b"".join(hashlib.sha256(bytes([number % 20, depth])).digest() for depth in range(48))
+        if number < 20:
+            reservation, _ = directory.reserve(namespace, size_class, b"", chain, number)[:2]
+            directory.commit(reservation, 0, bytes(4 * 48), number)
+            directory.end_reservation(reservation, number)
+        chunks, hold = directory.acquire(namespace, chain, number)
+        assert chunks == 48
+        by_hold.observe_hold(directory, hold, CHUNK_BYTES, number)
+        by_keys.observe(chain, CHUNK_BYTES, number)
+        directory.release(hold, number)
+    assert by_hold.sampled == by_keys.sampled > 20
+    for capacity in (1 << 20, 1 << 22, 1 << 24):
+        assert by_hold.hit_share(capacity) == by_keys.hit_share(capacity)
+    assert by_hold.hit_share(1 << 24) > 0.5
+    with pytest.raises(ValueError, match="SAMPLED_SHARE"):
+        kvpool_native.ReuseDistances(SAMPLES, 1 << 40, 1.0, FOREVER_NS).observe_hold(directory, hold, CHUNK_BYTES, 0)
 
 
 def test_a_column_of_capacities_is_whole_and_bounded() -> None:

@@ -90,6 +90,8 @@ class Directory {
   // The chunk at a position of a hold, and its key; nothing where there is none.
   [[nodiscard]] std::optional<RecordId> record_of(HoldId hold, size_t position) const;
   [[nodiscard]] std::optional<ChunkKey> key_of(HoldId hold, size_t position) const;
+  // The keys of a hold that are in the sample, the nearest to the root first, and how many chunks the hold has.
+  [[nodiscard]] std::vector<ChunkKey> sampled_keys(HoldId hold, size_t& chunks) const;
   // Ends a hold; its chunks become the newest. Returns false where the hold is unknown.
   bool release(HoldId hold, uint64_t now_ns);
 

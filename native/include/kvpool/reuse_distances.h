@@ -68,8 +68,10 @@ class ReuseDistances {
     uint32_t place = 0;
   };
 
-  // Not a word by which the chunk table probes: who knows one knows nothing of the other. 0 stands for an empty slot.
-  [[nodiscard]] static uint64_t word_of(const ChunkKey& key) noexcept { return key.words[3] == 0 ? 1 : key.words[3]; }
+  // 0 stands for an empty slot.
+  [[nodiscard]] static uint64_t word_of(const ChunkKey& key) noexcept {
+    return sampling_word(key) == 0 ? 1 : sampling_word(key);
+  }
   [[nodiscard]] static double bin_of(double bytes) noexcept;
   [[nodiscard]] size_t find(uint64_t word) const noexcept;
   void use(uint64_t word, uint64_t bytes);
