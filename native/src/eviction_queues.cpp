@@ -18,16 +18,23 @@ EvictionQueues::Level& EvictionQueues::level_of(const ChunkRecord& record) {
 // The record's level and queue are set; `older` unset: it becomes the oldest there.
 void EvictionQueues::link(RecordId id, RecordId older) {
   const ChunkRecord& record = records_[id];
-  Level& level = level_of(record);
-  records_.link_behind(level.queues[record.queue], id, older);
-  level.occupied |= 1U << record.queue;
-  classes_[record.size_class.value()].occupied[record.level / 64] |= uint64_t{1} << (record.level % 64);
+  link(level_of(record), record, id, older);
+}
+
+void EvictionQueues::link(Level& level, const ChunkRecord& record, RecordId id, RecordId older) noexcept {
+  ChunkList& list = level.queues[record.queue];
+  records_.link_behind(list, id, older);
+  if (list.length == 1) {
+    level.occupied |= 1U << record.queue;
+    classes_[record.size_class.value()].occupied[record.level / 64] |= uint64_t{1} << (record.level % 64);
+  }
 }
 
 void EvictionQueues::add(RecordId id) {
   ChunkRecord& record = records_[id];
   record.level = record.priority;
-  link(id, level_of(record).queues[record.queue].newest);
+  Level& level = level_of(record);
+  link(level, record, id, level.queues[record.queue].newest);
 }
 
 void EvictionQueues::add_by_access(RecordId id, uint32_t steps, bool or_oldest) {

@@ -86,6 +86,7 @@ class EvictionQueues {
   [[nodiscard]] const Level* lowest(ClassId size_class) const noexcept;
   [[nodiscard]] RecordId cheapest(const Level& level, uint64_t now_ns) const noexcept;
   void link(RecordId id, RecordId older);
+  void link(Level& level, const ChunkRecord& record, RecordId id, RecordId older) noexcept;
   void verify_queue(const ChunkList& list, const ChunkRecord& expected, std::vector<uint8_t>& found,
                     std::vector<std::string>& broken) const;
   [[nodiscard]] std::vector<RecordId> fronts_of(ClassId size_class, bool newest_first) const;
