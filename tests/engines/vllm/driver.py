@@ -38,10 +38,9 @@ class Driver:
             model=options["model"],
             skip_tokenizer_init=True,
             enforce_eager=True,
-            distributed_executor_backend="uni",
             disable_log_stats=False,
             kv_transfer_config=options["transfer"],
-            **options["engine"],
+            **{"distributed_executor_backend": "uni", **options["engine"]},
         )
         self._spent = ConnectorTime()
         self._unplugged: tuple[Any, Any] = (None, None)
