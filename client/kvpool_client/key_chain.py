@@ -30,8 +30,10 @@ class KeyChain:
     Invariant: `_columns[r]` is the chain over `_leaves` from `_roots[r]`; `_token_ids` joined are those of all leaves.
     """
 
-    def __init__(self, chunk_tokens: int, roots: Roots, extra: Sequence[Extra] = ()) -> None:
+    def __init__(self, chunk_tokens: int, roots: Roots, extra: Sequence[Extra] = (), scope: bytes = b"") -> None:
+        """`scope`: what events say of adapter and salt (see `kvpool.keys`); no part of the keys."""
         self.chunk_tokens = chunk_tokens
+        self.scope = scope
         self._current_roots = roots
         self._extra = _checked_extra(extra)
         self._lock = threading.Lock()

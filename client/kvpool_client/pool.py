@@ -9,12 +9,13 @@ Any thread. Holds no lock of its own.
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.keys import DEFAULT_DOMAIN
+from kvpool.keys import DEFAULT_DOMAIN, pack_scope
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool.types import KEY_BYTES, LoadReason, TokenRange
@@ -375,7 +376,11 @@ class Pool:
         if not isinstance(adapter, str):
             raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")
         fixed = bytes(chosen)
-        return KeyChain(self.layout.chunk_tokens, lambda: self._roots.of(self._domain(), fixed, adapter), extra)
+        roots = partial(self._roots_of, fixed, adapter)
+        return KeyChain(self.layout.chunk_tokens, roots, extra, pack_scope(adapter, fixed))
+
+    def _roots_of(self, salt: bytes, adapter: str) -> tuple[bytes, ...]:
+        return self._roots.of(self._domain(), salt, adapter)
 
     def _domain(self) -> bytes:
         session = self._link.session

@@ -111,6 +111,7 @@ class EventPublisher:
             "events.published": self._events,
             "events.replayed_messages": self._replayed,
             "events.resyncs": self._resyncs,
+            "events.late_headers": self._source.late_pages,
             "events.publish_errors": self._errors,
             "events.refused_clients": self._sockets.refused_clients,
             "events.bad_requests": self._sockets.bad_requests,
