@@ -57,6 +57,11 @@ class EventSlice:
     oldest: int
     is_gap: bool
 
+    def events_until(self, last: int) -> "EventSlice":
+        """The same up to an id: what came later must not be applied before a snapshot page that does not know of it."""
+        kept = tuple(event for event in self.events if event.id <= last)
+        return EventSlice(kept, min(self.last, last), self.oldest, self.is_gap)
+
 
 class EventLog:
     """The latest events, by id.
