@@ -79,16 +79,15 @@ class SsdHeaders:
         """Answer no more. Waits for nobody: what is being read may never come."""
         with self._lock:
             self._is_closed = True
-        with contextlib.suppress(queue.Full):  # then the thread looks at `_is_closed` after one of those that wait
+        with contextlib.suppress(queue.Full):  # then the thread sees that it is closed when it has answered what waits
             self._questions.put_nowait(None)
 
     def _run(self) -> None:
         while (question := self._questions.get()) is not None:
             places, answer = question
-            if self._is_closed:
-                answer.set_result([b""] * len(places))
-                continue
-            answer.set_result(self._read(places))
+            answer.set_result([b""] * len(places) if self._is_closed else self._read(places))
+            if self._is_closed and self._questions.empty():
+                return
 
     def _read(self, places: Sequence[SlotPlace]) -> Answer:
         """In the order of their places on disk; a file that cannot be read gives nothing."""
