@@ -37,16 +37,15 @@ class RigHeaders:
 
     def __init__(self) -> None:
         self.words: dict[bytes, bytes] = {}
-        self.is_late = False
         self.questions = 0
 
-    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]]) -> "Future[list[bytes]]":
-        """Answers at once, or never."""
+    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[list[bytes]]":
+        """Answers at once."""
         answer: Future[list[bytes]] = Future()
         self.questions += 1
+        assert not is_urgent, "only the publisher's own source asks so"
         assert all(len(key) == len(namespace) == 32 and generation > 0 for key, namespace, _, generation in places)
-        if not self.is_late:
-            answer.set_result([self.words.get(key, b"") for key, _, _, _ in places])
+        answer.set_result([self.words.get(key, b"") for key, _, _, _ in places])
         return answer
 
     def stats(self) -> dict[str, int]:
@@ -203,8 +202,9 @@ class Rig:
 
     def demote_all(self) -> None:
         """Until the files have what memory has."""
-        while self.memory.count_unsaved():
+        for _ in range(self.memory.count_unsaved()):
             self.demote()
+        assert self.memory.count_unsaved() == 0
 
     def slices(self, replica: Replica) -> Iterator[None]:
         """Brings a replica up to now, slice by slice."""

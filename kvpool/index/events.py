@@ -45,6 +45,11 @@ class Change(NamedTuple):
     priority_before: int
 
 
+# What the changes of one event have in common besides namespace and kind: tiers, cause, priorities.
+TRAITS = slice(5, 9)
+assert list(Change._fields)[TRAITS] == ["tiers", "cause", "priority", "priority_before"]
+
+
 @dataclass(frozen=True, slots=True)
 class EventSlice:
     """Some events in a row. `last`: the id to go on from; `oldest`: the first id that is kept.
@@ -202,12 +207,12 @@ class EventWriter:
         if (
             kind != self._kind
             or kind == EventKind.UPDATED
-            or _traits(first) != _traits(change)
+            or change.namespace != first.namespace
+            or change[TRAITS] != first[TRAITS]
             or before != self._before
             or scope != self._scope
+            or self._bytes + KEY_BYTES + len(tokens) > EVENT_PAYLOAD_BYTES_MAX
         ):
-            return False
-        if self._bytes + KEY_BYTES + len(tokens) > EVENT_PAYLOAD_BYTES_MAX:
             return False
         if kind == EventKind.REMOVED:
             return True
@@ -219,11 +224,6 @@ def _kind_of(before: int, after: int) -> EventKind:
     if not before:
         return EventKind.STORED
     return EventKind.UPDATED if after else EventKind.REMOVED
-
-
-def _traits(change: Change) -> tuple[int, ...]:
-    """What the changes of one event have in common, besides their kind."""
-    return change.namespace, change.tiers, change.cause, change.priority, change.priority_before
 
 
 def _size_of(event: Event) -> int:

@@ -40,13 +40,15 @@ SNAPSHOT_END = -1
 TOKEN_BYTES = 4
 _ROW = struct.Struct("<32s32sIBBBBBB6x")
 _NO_KEY = bytes(KEY_BYTES)
+_CAUSES = tuple(Cause)  # by their codes
+assert all(cause == code for code, cause in enumerate(_CAUSES))
 assert _ROW.size == kvpool_native.CHANGE_BYTES
 
 
 class Headers(Protocol):
     """What slots on disk say of their chunks: the tier's, as the journal needs it."""
 
-    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], /) -> "Future[list[bytes]]":
+    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[list[bytes]]":
         """Have headers read, by key, fingerprint of the namespace, offset and generation: token ids and scope of each."""
         ...
 
@@ -103,6 +105,7 @@ class Journal:
         self._log = EventLog(config.buffer, [tiers[level][1] if level in tiers else 0 for level in Level])
         self._writer = EventWriter(self._log)
         self._fates = Fates(config.fates)
+        self._token_bytes: dict[int, int] = {}  # of a chunk, by namespace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: asyncio.Handle | None = None
         self._waiting: set[asyncio.Future[None]] = set()
@@ -142,18 +145,15 @@ class Journal:
             self._log.open_gap()
         now_ns = self._clock.now_ns()
         memory = self._directories[Level.DRAM]
-        for row in _ROW.iter_unpack(rows):
-            change = Change(*row)
-            arrives = change.kind == ChangeKind.ARRIVED
-            words = memory.tokens_of(change.key) if arrives else b""
-            self._writer.write(change, *self._split(words, change.namespace))
-            if arrives:
+        for change in map(Change._make, _ROW.iter_unpack(rows)):
+            if change.kind == ChangeKind.ARRIVED:
+                self._writer.write(change, *self._split(memory.tokens_of(change.key), change.namespace))
                 self._fates.forget(change.key)
-            elif not change.tiers:
-                departure = Departure(
-                    now_ns, Cause(change.cause), change.level, change.priority, NamespaceId(change.namespace)
-                )
-                self._fates.note_departure(change.key, departure)
+                continue
+            self._writer.write(change, b"")
+            if not change.tiers:
+                cause, number = _CAUSES[change.cause], NamespaceId(change.namespace)
+                self._fates.note_departure(change.key, Departure(now_ns, cause, change.level, change.priority, number))
         self._writer.flush()
         if self._log.next_id != before:
             self._wake()
@@ -195,8 +195,11 @@ class Journal:
         finally:
             self._waiting.discard(news)
 
-    def snapshot(self, cursor: int) -> SnapshotPage:
-        """Chunks from a cursor on (0: the first page). A page may be empty and yet not the last."""
+    def snapshot(self, cursor: int, *, is_urgent: bool = False) -> SnapshotPage:
+        """Chunks from a cursor on (0: the first page). A page may be empty and yet not the last.
+
+        `is_urgent`: what has to be read from disk for it goes first.
+        """
         self.take_changes()
         levels = sorted(self._directories)
         number, place = divmod(cursor, 1 << 32)
@@ -210,7 +213,9 @@ class Journal:
         if not next_place:
             following = number + 1 << 32 if number + 1 < len(levels) else SNAPSHOT_END
         page = SnapshotPage(chunks, self._log.next_id - 1, following)
-        return self._with_ids_asked_for(page) if levels[number] == Level.SSD and self._headers is not None else page
+        if levels[number] != Level.SSD or self._headers is None:
+            return page
+        return self._with_ids_asked_for(page, self._headers, is_urgent=is_urgent)
 
     def chunk_tokens(self, namespace: int) -> int:
         """How many token ids each chunk of a namespace has."""
@@ -281,21 +286,24 @@ class Journal:
         return StoredChunk(row.key, parent, row.namespace, row.tiers, row.priority, tokens, *scope)
 
     def _split(self, words: bytes, namespace: int) -> tuple[bytes, Scope]:
-        return split_scope(words, TOKEN_BYTES * self.chunk_tokens(namespace)) if words else (b"", NO_SCOPE)
+        token_bytes = self._token_bytes.get(namespace)
+        if token_bytes is None:
+            token_bytes = self._token_bytes[namespace] = TOKEN_BYTES * self.chunk_tokens(namespace)
+        if not words or len(words) == token_bytes:
+            return words, NO_SCOPE
+        return split_scope(words, token_bytes)
 
-    def _with_ids_asked_for(self, page: SnapshotPage) -> SnapshotPage:
+    def _with_ids_asked_for(self, page: SnapshotPage, headers: Headers, *, is_urgent: bool) -> SnapshotPage:
         """Has the token ids read that memory lacks."""
-        assert self._headers is not None
         lacking = tuple(at for at, chunk in enumerate(page.chunks) if not chunk.tokens)
         if not lacking:
             return page
-        places = []
-        for at in lacking:
-            chunk = page.chunks[at]
-            namespace = self._namespaces.by_id(NamespaceId(chunk.namespace))
-            fingerprint = namespace_fingerprint(namespace.model, namespace.layout)
-            places.append((chunk.key, fingerprint, *self._directories[Level.SSD].place_of(chunk.key)))
-        return SnapshotPage(page.chunks, page.as_of, page.cursor, lacking, self._headers.ask(places))
+        fingerprints = {number: self._fingerprint(number) for number in {page.chunks[at].namespace for at in lacking}}
+        place_of = self._directories[Level.SSD].place_of
+        chunks = (page.chunks[at] for at in lacking)
+        places = [(chunk.key, fingerprints[chunk.namespace], *place_of(chunk.key)) for chunk in chunks]
+        words = headers.ask(places, is_urgent=is_urgent)
+        return SnapshotPage(page.chunks, page.as_of, page.cursor, lacking, words)
 
     def _explain_absence(self, key: bytes) -> dict[str, Any]:
         departure, refusal = self._fates.departure(key), self._fates.refusal(key)
@@ -322,3 +330,7 @@ class Journal:
 
     def _age_s(self, at_ns: int) -> float:
         return round((self._clock.now_ns() - at_ns) / NS_PER_S, 3)
+
+    def _fingerprint(self, namespace: int) -> bytes:
+        found = self._namespaces.by_id(NamespaceId(namespace))
+        return namespace_fingerprint(found.model, found.layout)

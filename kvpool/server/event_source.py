@@ -76,7 +76,7 @@ class EventSource:
         return NamedEvents(found, self._names(event.namespace for event in found.events))
 
     def _read_page(self) -> NamedPage:
-        page = self._journal.snapshot(self._cursor)
+        page = self._journal.snapshot(self._cursor, is_urgent=True)
         return NamedPage(page, self._names(chunk.namespace for chunk in page.chunks))
 
     def _names(self, numbers: Iterable[int]) -> NamespaceNames:

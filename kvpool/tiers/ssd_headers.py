@@ -5,10 +5,12 @@ slot after another, so that the disk is never asked for more than one of these a
 is. A header certifies itself: one that is not what was asked for, since the slot has been used again, gives nothing.
 
 Threads: `ask` from any thread, never waits; reading on `kvpool-headers`, which begins with the first question and has no
-other work, so that a disk that hangs keeps nobody else. Bounds: QUESTIONS_MAX wait; one more is answered with nothing.
+other work, so that a disk that hangs keeps nobody else. Bounds: QUESTIONS_MAX wait; one more is answered with nothing. The
+publisher's are urgent: they go first and are never refused, and there is one of them at a time.
 """
 
 import contextlib
+import itertools
 import mmap
 import os
 import queue
@@ -36,7 +38,10 @@ class SlotPlace(NamedTuple):
 
 # The words behind the checksums of each slot that was asked for; empty where it does not have what was asked.
 Answer = list[bytes]
-_Question = tuple[tuple[SlotPlace, ...], "Future[Answer]"]
+
+# Urgent questions, the others, and the end, by number of asking.
+_URGENT, _PATIENT, _END = range(3)
+_Question = tuple[int, int, tuple[SlotPlace, ...], "Future[Answer]"]
 
 
 class SsdHeaders:
@@ -47,7 +52,8 @@ class SsdHeaders:
         self.epoch = b""
         self.read_headers = 0
         self.refused_questions = 0
-        self._questions: queue.Queue[_Question | None] = queue.Queue(QUESTIONS_MAX)
+        self._questions: queue.PriorityQueue[_Question] = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None  # guarded by _lock
         self._is_closed = False  # guarded by _lock
@@ -55,20 +61,20 @@ class SsdHeaders:
     def __repr__(self) -> str:
         return f"<SsdHeaders {self.read_headers} read, {self._questions.qsize()} questions wait>"
 
-    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]]) -> "Future[Answer]":
+    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[Answer]":
         """Have the headers at places (see `SlotPlace`) read; the words of each."""
         answer: Future[Answer] = Future()
-        try:
-            with self._lock:
-                if self._is_closed or not self.epoch:
-                    raise queue.Full
-                self._questions.put_nowait((tuple(SlotPlace(*place) for place in places), answer))
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-                    self._thread.start()
-        except queue.Full:
-            self.refused_questions += 1
-            answer.set_result([b""] * len(places))
+        with self._lock:
+            has_room = is_urgent or self._questions.qsize() < QUESTIONS_MAX
+            if self._is_closed or not self.epoch or not has_room:
+                self.refused_questions += 1
+                answer.set_result([b""] * len(places))
+                return answer
+            asked = tuple(SlotPlace(*place) for place in places)
+            self._questions.put((_URGENT if is_urgent else _PATIENT, next(self._numbers), asked, answer))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+                self._thread.start()
         return answer
 
     def stats(self) -> dict[str, int]:
@@ -79,15 +85,14 @@ class SsdHeaders:
         """Answer no more. Waits for nobody: what is being read may never come."""
         with self._lock:
             self._is_closed = True
-        with contextlib.suppress(queue.Full):  # then the thread sees that it is closed when it has answered what waits
-            self._questions.put_nowait(None)
+            self._questions.put((_END, next(self._numbers), (), Future()))
 
     def _run(self) -> None:
-        while (question := self._questions.get()) is not None:
-            places, answer = question
-            answer.set_result([b""] * len(places) if self._is_closed else self._read(places))
-            if self._is_closed and self._questions.empty():
-                return
+        urgency = _PATIENT
+        while urgency != _END:
+            urgency, _, places, answer = self._questions.get()
+            if answer.set_running_or_notify_cancel():  # else whoever asked waits no more
+                answer.set_result([b""] * len(places) if self._is_closed else self._read(places))
 
     def _read(self, places: Sequence[SlotPlace]) -> Answer:
         """In the order of their places on disk; a file that cannot be read gives nothing."""

@@ -29,10 +29,10 @@ def headers(tmp_path: Path) -> Iterator[SsdHeaders]:
 
 def test_before_the_tier_is_open_and_after_its_end_nothing_is_known(headers: SsdHeaders) -> None:
     headers.epoch = b""
-    assert headers.ask([PLACE] * 3).result(0) == [b""] * 3
+    assert headers.ask([PLACE] * 3, is_urgent=False).result(0) == [b""] * 3
     headers.epoch = EPOCH
     headers.close()
-    assert headers.ask([PLACE]).result(0) == [b""]
+    assert headers.ask([PLACE], is_urgent=True).result(0) == [b""]
     assert headers.stats() == {"events.headers_read": 0, "events.headers_refused": 2}
 
 
@@ -42,19 +42,26 @@ def test_files_that_are_not_there_or_hold_something_else_give_nothing(
 ) -> None:
     if content is not None:
         (tmp_path / "segment-000000.kvs").write_bytes(content)
-    assert headers.ask([PLACE, (*PLACE[:2], 1 << 40, 1)]).result(TIMEOUT_S) == [b"", b""]
+    assert headers.ask([PLACE, (*PLACE[:2], 1 << 40, 1)], is_urgent=False).result(TIMEOUT_S) == [b"", b""]
     assert headers.read_headers == 2
 
 
 def test_a_disk_that_hangs_keeps_nobody_but_its_own_thread(headers: SsdHeaders, tmp_path: Path) -> None:
     pipe = tmp_path / "segment-000000.kvs"
     os.mkfifo(pipe)  # opening it waits until somebody opens the other end
-    hanging = headers.ask([PLACE])
+    hanging = headers.ask([PLACE], is_urgent=False)
     wait_until(lambda: headers._questions.empty(), "the thread has begun")
-    waiting = [headers.ask([PLACE]) for _ in range(QUESTIONS_MAX)]
-    assert headers.ask([PLACE] * 2).result(0) == [b"", b""]
+    waiting = [headers.ask([PLACE], is_urgent=False) for _ in range(QUESTIONS_MAX)]
+    assert headers.ask([PLACE] * 2, is_urgent=False).result(0) == [b"", b""]
     assert headers.refused_questions == 1
-    assert not hanging.done()
+    urgent = headers.ask([PLACE], is_urgent=True)
+    order: list[str] = []
+    urgent.add_done_callback(lambda _: order.append("urgent"))
+    waiting[0].add_done_callback(lambda _: order.append("patient"))
+    assert not hanging.cancel(), "it is being read"
+    given_up = waiting.pop()
+    assert given_up.cancel()
     headers.close()
     os.close(os.open(pipe, os.O_RDWR))
-    assert [answer.result(TIMEOUT_S) for answer in (hanging, *waiting)] == [[b""]] * (1 + QUESTIONS_MAX)
+    assert [answer.result(TIMEOUT_S) for answer in (hanging, urgent, *waiting)] == [[b""]] * (1 + QUESTIONS_MAX)
+    assert order == ["urgent", "patient"]
