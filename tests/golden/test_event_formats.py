@@ -4,6 +4,7 @@
 `tests/router.py`, and reads the same bytes here.
 """
 
+import ast
 import json
 import struct
 from pathlib import Path
@@ -18,6 +19,7 @@ from kvpool.protocol.event_columns import pack_events, unpack_events
 from kvpool.protocol.trtllm_events import trtllm_event
 from kvpool.server.event_frames import EventForm, batches
 from kvpool.types import Cause, Event, EventKind, Level
+from tests import router
 from tests.router import decode
 
 HERE = Path(__file__).parent
@@ -127,6 +129,22 @@ def test_adapter_and_salt_stand_where_vllm_has_them(name: str) -> None:
     assert all("extra_keys" not in event for event in events[:3])
     assert all(event["lora_id"] is None for event in events[5:9])
     assert all(b"tenant-a" not in (HERE / form).read_bytes() for form in FORMS)
+
+
+def test_the_tag_of_a_salt_is_what_it_was() -> None:
+    """Routers compute it: a changed tag is a changed format."""
+    assert TAG.hex() == "67af85094a29a5a027a25acc42269173"
+    assert len({salt_tag(salt) for salt in (b"", b"a", b"b", b"a\0")}) == 4
+    assert salt_tag(b"") == b""
+
+
+def test_the_router_of_the_tests_shares_no_code_with_the_daemon() -> None:
+    imported = [
+        node for node in ast.walk(ast.parse(Path(router.__file__).read_text())) if isinstance(node, ast.ImportFrom)
+    ]
+    assert not [
+        node.module for node in imported if node.module and node.module.split(".")[0] in ("kvpool", "kvpool_client")
+    ]
 
 
 def test_the_envelope_begins_as_vllms_does() -> None:

@@ -62,6 +62,7 @@ def test_a_disk_that_hangs_keeps_nobody_but_its_own_thread(headers: SsdHeaders, 
     given_up = waiting.pop()
     assert given_up.cancel()
     headers.close()
-    os.close(os.open(pipe, os.O_RDWR))
+    other_end = os.open(pipe, os.O_RDWR)
     assert [answer.result(TIMEOUT_S) for answer in (hanging, urgent, *waiting)] == [[b""]] * (1 + QUESTIONS_MAX)
+    os.close(other_end)
     assert order == ["urgent", "patient"]
