@@ -135,6 +135,19 @@ def test_a_cursor_beyond_the_last_place_ends() -> None:
     assert (page.chunks, page.cursor) == ((), 1 << 32)
 
 
+def test_a_chunk_has_a_place_in_each_tier_that_has_it_and_nowhere_else() -> None:
+    rig = Rig()
+    rig.store([1, 2])
+    assert rig.files.place_of(key([1])) == (0, 0)
+    rig.demote_all()
+    places = [directory.place_of(key(names)) for directory in (rig.memory, rig.files) for names in ([1], [1, 2])]
+    assert all(generation > 0 and offset % SLOT == 0 for offset, generation in places)
+    assert places[0] != places[1]
+    rig.memory.flush(None, rig.tick())
+    assert rig.memory.place_of(key([1])) == (0, 0)
+    assert rig.files.place_of(key([1])) == places[2]
+
+
 def test_every_fate_is_told() -> None:
     rig = Rig(chunks=4)
     explain = rig.journal.explain
