@@ -38,9 +38,9 @@ from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
 from kvpool.tiers.prefault import Prefault
 from kvpool.tiers.ssd import SsdTier
 from kvpool.tiers.ssd_plan import SsdPlan, plan_ssd
-from kvpool.transfer.verify import find_corrupt
-from kvpool.transfer.workers import Urgency, Workers, call_later
-from kvpool.types import EPOCH_BYTES, ChunkExtent, ConnectionId, Level, Measurements
+from kvpool.transfer.verify import find_corrupt_on
+from kvpool.transfer.workers import Workers, call_later
+from kvpool.types import EPOCH_BYTES, ConnectionId, Level, Measurements
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +80,11 @@ class Pool:
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
         self._prefault: Prefault | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        self._integrity = Integrity(self._directory, self._find_corrupt)
+        self._index_view = view = kvpool_native.IndexView(self._dram.index)
+        corrupt = partial(find_corrupt_on, self._workers, self._dram.arena, view)
+        self._integrity = Integrity(self._directory, corrupt)
         comparisons = self._tiering.comparisons if self._tiering else None
         self._scrub = Scrub(self._directory, self._integrity, self.namespaces, comparisons)
-        self._index_view = view = kvpool_native.IndexView(self._dram.index)
         self.journal = self._make_journal()
         self.hints = Hinting(
             self._directory, view, self.namespaces, self._tiering, self.journal, clock, config, self._schedule_expiry
@@ -222,8 +223,8 @@ class Pool:
     def commit(self, session: EngineSession, request: m.Commit) -> m.Committed:
         """Publish the next chunks of a reservation."""
         tokens = request.tokens if self._config.server.keep_token_ids else b""
-        now_ns = self._clock.now_ns()
-        states = self._writing.commit(session, request.reservation, request.checksums, tokens, now_ns)
+        number, sums, scope = request.reservation, request.checksums, request.scope
+        states = self._writing.commit(session, number, sums, tokens, self._clock.now_ns(), scope)
         self._traffic.count_commit(session, states)
         if self._tiering is not None:
             self._tiering.run()
@@ -357,10 +358,11 @@ class Pool:
         )
 
     def _make_journal(self) -> Journal:
-        tiers = {Level.DRAM: (self._directory, self.geometry.max_chunks)}
+        tiers, headers = {Level.DRAM: (self._directory, self.geometry.max_chunks)}, None
         if self._tiering is not None:
             tiers[Level.SSD] = (self._tiering.directory, self._tiering.tier.plan.max_chunks)
-        return Journal(self.epoch, tiers, self.namespaces, self._clock, self._config.events)
+            headers = self._tiering.tier.headers if self._config.server.keep_token_ids else None
+        return Journal(self.epoch, tiers, self.namespaces, self._clock, self._config.events, headers)
 
     def _leased(self, session: EngineSession, grant: Grant) -> m.Leased:
         if grant.lease:
@@ -393,8 +395,3 @@ class Pool:
         self._writing.expire(now_ns)
         if self.hints.expire() or self._reading.leases or self._reading.tickets or self._writing.reservations:
             self._schedule_expiry()
-
-    async def _find_corrupt(self, extents: tuple[ChunkExtent, ...]) -> tuple[bytes, ...]:
-        """Read the extents on a transfer thread. Raises Refused when too many checks are waiting."""
-        job = partial(find_corrupt, self._dram.arena, self._index_view, extents)
-        return await self._workers.run(job, Urgency.HOUSEKEEPING)

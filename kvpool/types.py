@@ -221,7 +221,8 @@ class Event(NamedTuple):
     come to a further tier, left one of several, or has another priority.
 
     `keys` and `tokens` (i32 ids, of all keys or of none) are packed; `tiers` are bits by level. An UPDATED that gains a tier
-    carries what a STORED does. `namespace` is a number of this life of the daemon; -1: none.
+    carries what a STORED does. `namespace` is a number of this life of the daemon; -1: none. `adapter` and `salt_tag` (see
+    `kvpool.keys`) are known where the token ids are, and the same for all keys.
     """
 
     id: int
@@ -236,6 +237,8 @@ class Event(NamedTuple):
     priority_before: int = DEFAULT_PRIORITY
     cause: Cause = Cause.STORED
     capacities: tuple[int, ...] = ()
+    adapter: str = ""
+    salt_tag: bytes = b""
 
     @property
     def chunks(self) -> tuple[bytes, ...]:
@@ -283,3 +286,5 @@ class StoredChunk(NamedTuple):
     tiers: int
     priority: int
     tokens: bytes
+    adapter: str = ""
+    salt_tag: bytes = b""

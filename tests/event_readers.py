@@ -18,6 +18,8 @@ class Known:
     tiers: int
     priority: int
     tokens: bytes
+    adapter: str = ""
+    salt_tag: bytes = b""
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Replica:
     def merge(self, chunks: Iterable[StoredChunk]) -> None:
         """Take a page of a snapshot."""
         for chunk in chunks:
-            self.chunks[chunk.key] = Known(chunk.parent, chunk.namespace, chunk.tiers, chunk.priority, chunk.tokens)
+            self.chunks[chunk.key] = Known(*chunk[1:])
 
     def begin_snapshot(self, as_of: int) -> None:
         """Forget everything: a snapshot begins at this event."""
@@ -62,7 +64,8 @@ class Replica:
             assert not self.is_strict or key not in self.chunks, "stored twice"
             assert not self.is_strict or not parent or parent in self.chunks, "stored behind what is not there"
             tokens = event.tokens[number * size : (number + 1) * size]
-            self.chunks[key] = Known(parent, event.namespace, event.tiers, event.priority, tokens)
+            scope = event.adapter, event.salt_tag
+            self.chunks[key] = Known(parent, event.namespace, event.tiers, event.priority, tokens, *scope)
             parent = key
 
     def _removed(self, event: Event) -> None:
@@ -79,7 +82,9 @@ class Replica:
         if known is None and not event.gained:
             return
         if known is None:
-            self.chunks[key] = Known(event.parent, event.namespace, event.tiers, event.priority, event.tokens)
+            scope = event.adapter, event.salt_tag
+            self.chunks[key] = Known(event.parent, event.namespace, event.tiers, event.priority, event.tokens, *scope)
             return
         known.tiers, known.priority = event.tiers, event.priority
-        known.tokens = event.tokens or known.tokens
+        if event.tokens:
+            known.tokens, known.adapter, known.salt_tag = event.tokens, event.adapter, event.salt_tag

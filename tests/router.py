@@ -4,7 +4,8 @@ Written from the description of vLLM's KV events alone, and sharing no code with
 
     three frames: topic, number (8 bytes, big endian, from 0), msgpack [ts, [event, …], dp_rank]
     events as maps with a `type`, or as arrays: BlockStored(block_hashes, parent_block_hash, token_ids, block_size, lora_id,
-    medium, lora_name), BlockRemoved(block_hashes, medium), AllBlocksCleared()
+    medium, lora_name, [extra_keys]), BlockRemoved(block_hashes, medium), AllBlocksCleared(); maps may have fields that a
+    router does not know, and lack extra_keys where no block has any; these are a list of strings or null for each block
     replay: DEALER sends [b"", number]; gets [b"", topic, number, payload]…, then [b"", b"", -1, b""]
 """
 
@@ -20,7 +21,7 @@ import zmq
 POSITIONAL = {
     "BlockStored": (
         *("block_hashes", "parent_block_hash", "token_ids", "block_size"),
-        *("lora_id", "medium", "lora_name"),
+        *("lora_id", "medium", "lora_name", "extra_keys"),
     ),
     "BlockRemoved": ("block_hashes", "medium"),
     "AllBlocksCleared": (),
@@ -38,7 +39,9 @@ def decode(payload: bytes) -> tuple[float, list[dict[str, Any]], int]:
 
 def _named(event: list[Any]) -> dict[str, Any]:
     kind, *values = event
-    return {"type": kind, **dict(zip(POSITIONAL[kind], values, strict=True))}
+    fields = POSITIONAL[kind]
+    assert len(values) == len(fields) or (kind == "BlockStored" and len(values) == len(fields) - 1)
+    return {"type": kind, **dict(zip(fields, values, strict=False))}
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Block:
 
     parent: int | None
     tokens: tuple[int, ...]
+    extra: tuple[str, ...] = ()
 
 
 @dataclass
@@ -71,25 +75,32 @@ class Index:
             return
         assert event["type"] == "BlockStored"
         assert event["lora_id"] is None
-        assert event["lora_name"] is None
         size, parent = event["block_size"], event["parent_block_hash"]
         assert len(event["token_ids"]) == size * len(hashes)
         assert parent not in hashes
         if self.is_strict and parent is not None:
             assert any(parent in known for known in self.media.values()), "a block behind one that nobody told"
+        extra_keys = event.get("extra_keys") or [None] * len(hashes)
+        assert len(extra_keys) == len(hashes)
         for number, value in enumerate(hashes):
-            blocks[value] = Block(parent, tuple(event["token_ids"][number * size : (number + 1) * size]))
+            extra = tuple(extra_keys[number] or ())
+            assert (event["lora_name"] is not None) == (event["lora_name"] in extra)
+            blocks[value] = Block(parent, tuple(event["token_ids"][number * size : (number + 1) * size]), extra)
             parent = value
 
-    def longest(self, tokens: list[int], size: int) -> int:
-        """How many blocks of a prompt are there, in any medium, as a router counts them: by their tokens."""
-        known: dict[tuple[int | None, tuple[int, ...]], int] = {}
+    def longest(self, tokens: list[int], size: int, adapter: str = "", salt: str = "") -> int:
+        """How many blocks of a prompt are there, in any medium, as a router counts them: by their tokens and what else
+        vLLM hashes of a block: the adapter's name, and for the first one the salt."""
+        known: dict[tuple[int | None, tuple[int, ...], tuple[str, ...]], int] = {}
         for blocks in self.media.values():
-            known.update({(block.parent, block.tokens): value for value, block in blocks.items()})
+            known.update({(block.parent, block.tokens, block.extra): value for value, block in blocks.items()})
         parent, count = None, 0
-        while (found := known.get((parent, tuple(tokens[count * size : (count + 1) * size])))) is not None:
+        while True:
+            extra = tuple(name for name in (adapter, "" if count else salt) if name)
+            found = known.get((parent, tuple(tokens[count * size : (count + 1) * size]), extra))
+            if found is None:
+                return count
             parent, count = found, count + 1
-        return count
 
 
 class Router:

@@ -41,6 +41,12 @@ class EventBatch:
     is_gap: bool
     namespaces: NamespaceNames
 
+    def until(self, mark: EventMark) -> "EventBatch":
+        """The same up to a mark: before a part of a snapshot is taken, nothing that came after it may be."""
+        events = tuple(event for event in self.events if event.id <= mark.last)
+        reached = EventMark(self.mark.incarnation, min(self.mark.last, mark.last))
+        return EventBatch(events, reached, self.is_gap, self.namespaces)
+
     def trtllm(self, block_tokens: int = 0) -> list[dict[str, Any]]:
         """The events in TensorRT-LLM's form, for JSON; chunks cut into blocks of `block_tokens` (0: whole)."""
         return [trtllm_event(event, self.namespaces, block_tokens) for event in self.events]
@@ -48,8 +54,8 @@ class EventBatch:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Some of the chunks that are stored at `mark`. Whoever takes the events up to each part's mark, and then the part, has
-    after the last part what is stored."""
+    """Some of the chunks that are stored at `mark`. Whoever takes the events up to each part's mark (`EventBatch.until`), and
+    then the part, has after the last part what is stored."""
 
     chunks: tuple[StoredChunk, ...]
     mark: EventMark

@@ -9,12 +9,13 @@ Any thread. Holds no lock of its own.
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.keys import DEFAULT_DOMAIN
+from kvpool.keys import DEFAULT_DOMAIN, pack_scope
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool.types import KEY_BYTES, LoadReason, TokenRange
@@ -132,10 +133,12 @@ class Pool:
         salt: bytes | None = None,
         adapter: str = "",
         tokens: object = None,
+        adapter_name: str | None = None,
     ) -> KeyChain:
         """Keys from an engine's chained block hashes: the last hash of each chunk stands for the chunk's tokens.
 
-        `tokens`: the token ids themselves, for whoever reads the pool's events; they are no part of the keys.
+        `tokens`: the token ids themselves, and `adapter_name`: what to call the adapter (None: `adapter`), for whoever reads
+        the pool's events; they are no part of the keys.
         """
         if not isinstance(block_tokens, int) or block_tokens < 1 or self.layout.chunk_tokens % block_tokens:
             raise InvalidArgument(
@@ -146,7 +149,7 @@ class Pool:
                 "block_hashes holds something that is no bytes, expected one hash for each full block"
             )
         per_chunk = self.layout.chunk_tokens // block_tokens
-        chain = self._empty_chain(salt, adapter, ())
+        chain = self._empty_chain(salt, adapter, (), adapter_name)
         chain.append_hashes(block_hashes[per_chunk - 1 :: per_chunk], tokens)
         return chain
 
@@ -368,14 +371,20 @@ class Pool:
         except KVPoolError as error:
             self._link.note_failure(session, error)
 
-    def _empty_chain(self, salt: bytes | None, adapter: str, extra: Sequence[Extra]) -> KeyChain:
+    def _empty_chain(
+        self, salt: bytes | None, adapter: str, extra: Sequence[Extra], adapter_name: str | None = None
+    ) -> KeyChain:
         chosen = self._salt if salt is None else salt
         if not isinstance(chosen, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"salt is {type(chosen).__name__}, expected bytes")
         if not isinstance(adapter, str):
             raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")
         fixed = bytes(chosen)
-        return KeyChain(self.layout.chunk_tokens, lambda: self._roots.of(self._domain(), fixed, adapter), extra)
+        roots, told = partial(self._roots_of, fixed, adapter), adapter if adapter_name is None else adapter_name
+        return KeyChain(self.layout.chunk_tokens, roots, extra, pack_scope(told, fixed))
+
+    def _roots_of(self, salt: bytes, adapter: str) -> tuple[bytes, ...]:
+        return self._roots.of(self._domain(), salt, adapter)
 
     def _domain(self) -> bytes:
         session = self._link.session

@@ -66,19 +66,22 @@ class Save:
         run: SaveRun | None,
         *,
         tokens: bytes,
+        scope: bytes,
         retained: bytes,
         pending: PendingChunks,
         layers: int,
         timeout_s: float,
         on_end: Callable[[SaveResult], None],
     ) -> None:
-        """`tokens`: the token ids of the RESERVED chunks, i32, or none. `retained`: a RetainState for each chunk, or none."""
+        """`tokens`: the token ids of the RESERVED chunks, i32, or none; `scope`: what events say beside them.
+        `retained`: a RetainState for each chunk, or none."""
         assert (run is None) == (SaveState.RESERVED not in states)
         self._session = session
         self._reservation = reservation
         self._states = states
         self._run = run
         self._tokens = tokens
+        self._scope = scope
         self._retained = retained
         self._pending = pending
         self._layers = layers
@@ -179,14 +182,14 @@ class Save:
         reserved = [number for number, state in enumerate(self._states) if state == SaveState.RESERVED]
         chunk_bytes = 4 * self._layers
         token_bytes = len(self._tokens) // max(1, len(reserved))
-        batch = max(1, m.COMMIT_BYTES_MAX // (chunk_bytes + token_bytes))
+        batch = max(1, (m.COMMIT_BYTES_MAX - len(self._scope)) // (chunk_bytes + token_bytes))
         for first in range(0, len(reserved), batch):
             part = reserved[first : first + batch]
             data = checksums[first * chunk_bytes : (first + len(part)) * chunk_bytes]
             tokens = self._tokens[first * token_bytes : (first + len(part)) * token_bytes]
             try:
                 failpoint.reach("client.save.before_commit", failpoint.unreachable)
-                answer = self._session.call(m.Commit(self._reservation, data, tokens), m.Committed)
+                answer = self._session.call(m.Commit(self._reservation, data, tokens, self._scope), m.Committed)
                 failpoint.reach("client.save.after_commit", failpoint.unreachable)
             except KVPoolError:
                 self._give_up(SaveState.DISCONNECTED)

@@ -50,10 +50,11 @@ class Saving:
         reserved = [first_chunk + number for number, state in enumerate(states) if state == SaveState.RESERVED]
         tokens = self._token_ids(session, keys, reserved)
         pending = PendingChunks(session, _chosen(wanted, answer.states, SaveState.PENDING))
-        return self._start(session, answer, states, blocks, tokens, pending)
+        return self._start(session, answer, states, blocks, (tokens, keys.scope if tokens else b""), pending)
 
     def _token_ids(self, session: Session, keys: KeyChain, chunks: list[int]) -> bytes:
-        is_wanted = session.welcome.keeps_tokens and self._layout.chunk_tokens <= kvpool_native.TOKEN_IDS_MAX
+        words = self._layout.chunk_tokens + len(keys.scope) // 4
+        is_wanted = session.welcome.keeps_tokens and words <= kvpool_native.TOKEN_IDS_MAX
         return keys.token_ids(chunks) if is_wanted and chunks else b""
 
     def _start(
@@ -62,7 +63,7 @@ class Saving:
         answer: m.Reserved,
         states: list[SaveState],
         blocks: EngineBlocks,
-        tokens: bytes,
+        named: tuple[bytes, bytes],
         pending: PendingChunks,
     ) -> Save:
         failpoint.reach("client.save.after_reserve")
@@ -74,12 +75,12 @@ class Saving:
         if not session.adopt_save(run):
             run.cancel()
             return self._saved_nothing([SaveState.DISCONNECTED if s == SaveState.RESERVED else s for s in states])
-        return self._new(session, answer.reservation, states, run, tokens, answer.retained, pending)
+        return self._new(session, answer.reservation, states, run, named, answer.retained, pending)
 
     def _saved_nothing(
         self, states: list[SaveState], retained: bytes = b"", pending: PendingChunks | None = None
     ) -> Save:
-        return self._new(None, 0, states, None, b"", retained, pending or PendingChunks(None, b""))
+        return self._new(None, 0, states, None, (b"", b""), retained, pending or PendingChunks(None, b""))
 
     def _new(
         self,
@@ -87,7 +88,7 @@ class Saving:
         reservation: int,
         states: list[SaveState],
         run: SaveRun | None,
-        tokens: bytes,
+        named: tuple[bytes, bytes],
         retained: bytes,
         pending: PendingChunks,
     ) -> Save:
@@ -96,7 +97,8 @@ class Saving:
             reservation,
             states,
             run,
-            tokens=tokens,
+            tokens=named[0],
+            scope=named[1],
             retained=retained,
             pending=pending,
             layers=self._layout.layers,

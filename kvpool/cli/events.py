@@ -103,6 +103,8 @@ def _plain(event: Event, names: NamespaceNames) -> dict[str, Any]:
         "priority_before": event.priority_before,
         "cause": event.cause.name.lower().replace("_", "-"),
         "tokens": len(event.tokens) // 4,
+        "adapter": event.adapter,
+        "salt_tag": event.salt_tag.hex(),
     }
 
 
@@ -116,6 +118,10 @@ def _line(event: Event, names: NamespaceNames) -> str:
     what += f"  {event.chunks[0].hex()[:KEY_DIGITS]}"
     if event.kind == EventKind.STORED and event.parent:
         what += f" behind {event.parent.hex()[:KEY_DIGITS]}"
+    if event.adapter:
+        what += f"  adapter {event.adapter}"
+    if event.salt_tag:
+        what += f"  salt {event.salt_tag.hex()[:KEY_DIGITS]}"
     if event.priority != event.priority_before:
         what += f"  priority {event.priority_before} -> {event.priority}"
     return f"{what}  {event.cause.name.lower().replace('_', '-')}"

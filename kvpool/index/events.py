@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvpool.keys import Scope
 from kvpool.types import KEY_BYTES, Cause, Event, EventKind
 
 # What an event and its entry in the log take besides keys and tokens (measured: 390 bytes).
@@ -19,6 +20,7 @@ EVENT_BYTES = 400
 # No event is joined beyond this, so that any event fits a frame and a message.
 EVENT_PAYLOAD_BYTES_MAX = 64 << 10
 _NO_KEY = bytes(KEY_BYTES)
+NO_SCOPE = Scope()
 
 
 class ChangeKind:
@@ -43,6 +45,11 @@ class Change(NamedTuple):
     priority_before: int
 
 
+# What the changes of one event have in common besides namespace and kind: tiers, cause, priorities.
+TRAITS = slice(5, 9)
+assert list(Change._fields)[TRAITS] == ["tiers", "cause", "priority", "priority_before"]
+
+
 @dataclass(frozen=True, slots=True)
 class EventSlice:
     """Some events in a row. `last`: the id to go on from; `oldest`: the first id that is kept.
@@ -54,6 +61,11 @@ class EventSlice:
     last: int
     oldest: int
     is_gap: bool
+
+    def events_until(self, last: int) -> "EventSlice":
+        """The same up to an id: what came later must not be applied before a snapshot page that does not know of it."""
+        kept = tuple(event for event in self.events if event.id <= last)
+        return EventSlice(kept, min(self.last, last), self.oldest, self.is_gap)
 
 
 class EventLog:
@@ -144,12 +156,13 @@ class EventWriter:
         self._first: Change | None = None  # of the event that is being joined
         self._kind = EventKind.CREATED
         self._before = 0
+        self._scope = NO_SCOPE
         self._keys: list[bytes] = []
         self._tokens: list[bytes] = []
         self._bytes = 0
 
-    def write(self, change: Change, tokens: bytes) -> None:
-        """Take a change. `tokens`: the chunk's token ids, where it arrived and they are known."""
+    def write(self, change: Change, tokens: bytes, scope: Scope = NO_SCOPE) -> None:
+        """Take a change. `tokens`: the chunk's token ids, where it arrived and they are known, and then its scope."""
         bit = 1 << change.level
         before = change.tiers
         if change.kind == ChangeKind.ARRIVED:
@@ -157,9 +170,9 @@ class EventWriter:
         elif change.kind == ChangeKind.LEFT:
             before |= bit
         kind = _kind_of(before, change.tiers)
-        if self._first is None or not self._joins(change, kind, before, tokens):
+        if self._first is None or not self._joins(change, kind, before, tokens, scope):
             self.flush()
-            self._first, self._kind, self._before = change, kind, before
+            self._first, self._kind, self._before, self._scope = change, kind, before, scope
         self._keys.append(change.key)
         self._tokens.append(tokens)
         self._bytes += KEY_BYTES + len(tokens)
@@ -182,21 +195,24 @@ class EventWriter:
                 first.priority,
                 first.priority_before,
                 Cause(first.cause),
+                (),
+                *self._scope,
             )
         )
         self._first, self._keys, self._tokens, self._bytes = None, [], [], 0
 
-    def _joins(self, change: Change, kind: EventKind, before: int, tokens: bytes) -> bool:
+    def _joins(self, change: Change, kind: EventKind, before: int, tokens: bytes, scope: Scope) -> bool:
         first = self._first
         assert first is not None
         if (
             kind != self._kind
             or kind == EventKind.UPDATED
-            or _traits(first) != _traits(change)
+            or change.namespace != first.namespace
+            or change[TRAITS] != first[TRAITS]
             or before != self._before
+            or scope != self._scope
+            or self._bytes + KEY_BYTES + len(tokens) > EVENT_PAYLOAD_BYTES_MAX
         ):
-            return False
-        if self._bytes + KEY_BYTES + len(tokens) > EVENT_PAYLOAD_BYTES_MAX:
             return False
         if kind == EventKind.REMOVED:
             return True
@@ -210,10 +226,5 @@ def _kind_of(before: int, after: int) -> EventKind:
     return EventKind.UPDATED if after else EventKind.REMOVED
 
 
-def _traits(change: Change) -> tuple[int, ...]:
-    """What the changes of one event have in common, besides their kind."""
-    return change.namespace, change.tiers, change.cause, change.priority, change.priority_before
-
-
 def _size_of(event: Event) -> int:
-    return EVENT_BYTES + len(event.keys) + len(event.tokens)
+    return EVENT_BYTES + len(event.keys) + len(event.tokens) + len(event.adapter)

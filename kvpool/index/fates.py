@@ -5,8 +5,7 @@ crowd out the other. A fate is a memory, not a truth: whether a chunk is stored 
 Control thread only; `now_ns` is an argument.
 """
 
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kvpool.types import Cause, NamespaceId, SaveState
 
@@ -14,8 +13,7 @@ from kvpool.types import Cause, NamespaceId, SaveState
 REFUSALS_PER_SAVE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(NamedTuple):
     """A chunk left the pool."""
 
     at_ns: int
@@ -25,8 +23,7 @@ class Departure:
     namespace: NamespaceId
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A chunk was offered and not taken."""
 
     at_ns: int

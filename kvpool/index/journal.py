@@ -15,16 +15,18 @@ Control thread only. `watch` has the event loop call it when there are changes; 
 
 import asyncio
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import kvpool_native
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import EventsConfig
-from kvpool.index.events import Change, ChangeKind, EventLog, EventSlice, EventWriter
+from kvpool.index.events import NO_SCOPE, Change, ChangeKind, EventLog, EventSlice, EventWriter
 from kvpool.index.fates import Departure, Fates
 from kvpool.index.namespaces import Namespaces
+from kvpool.keys import Scope, namespace_fingerprint, split_scope
 from kvpool.types import KEY_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
 
 # A change takes 2 to 4 µs to write down (measured), so that a turn of the loop stays under a millisecond.
@@ -35,18 +37,48 @@ ANSWER_BYTES_MAX = 512 << 10
 PAGE_CHUNKS_MAX = 128
 WAITING_MAX = 256
 SNAPSHOT_END = -1
+TOKEN_BYTES = 4
 _ROW = struct.Struct("<32s32sIBBBBBB6x")
 _NO_KEY = bytes(KEY_BYTES)
+_CAUSES = tuple(Cause)  # by their codes
+assert all(cause == code for code, cause in enumerate(_CAUSES))
 assert _ROW.size == kvpool_native.CHANGE_BYTES
+
+
+class Headers(Protocol):
+    """What slots on disk say of their chunks: the tier's, as the journal needs it."""
+
+    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[list[bytes]]":
+        """Have headers read, by key, fingerprint of the namespace, offset and generation: token ids and scope of each."""
+        ...
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPage:
-    """Some chunks that the pool has at event `as_of`; `cursor` asks for more, SNAPSHOT_END when there are none."""
+    """Some chunks that the pool has at event `as_of`; `cursor` asks for more, SNAPSHOT_END when there are none.
+
+    `words`: what is being read from disk of the chunks at `lacking`, whose token ids are not in memory. A chunk's token ids
+    never change, so that it does not matter when they come.
+    """
 
     chunks: tuple[StoredChunk, ...]
     as_of: int
     cursor: int
+    lacking: tuple[int, ...] = ()
+    words: "Future[list[bytes]] | None" = None
+
+    def with_words(self, words: Sequence[bytes], chunk_tokens: Callable[[int], int]) -> "SnapshotPage":
+        """The page with what was read. `chunk_tokens`: of a namespace."""
+        chunks = list(self.chunks)
+        for at, packed in zip(self.lacking, words, strict=True):
+            chunk = chunks[at]
+            tokens, scope = split_scope(packed, TOKEN_BYTES * chunk_tokens(chunk.namespace))
+            chunks[at] = chunk._replace(tokens=tokens, adapter=scope.adapter, salt_tag=scope.salt_tag)
+        return SnapshotPage(tuple(chunks), self.as_of, self.cursor)
 
 
 class Journal:
@@ -59,8 +91,11 @@ class Journal:
         namespaces: Namespaces,
         clock: Clock,
         config: EventsConfig,
+        headers: Headers | None = None,
     ) -> None:
+        """`headers`: of the SSD tier, where token ids are to be read back from it."""
         self.incarnation = incarnation
+        self._headers = headers
         self._directories = {level: directory for level, (directory, _) in tiers.items()}
         self._namespaces = namespaces
         self._clock = clock
@@ -70,6 +105,7 @@ class Journal:
         self._log = EventLog(config.buffer, [tiers[level][1] if level in tiers else 0 for level in Level])
         self._writer = EventWriter(self._log)
         self._fates = Fates(config.fates)
+        self._token_bytes: dict[int, int] = {}  # of a chunk, by namespace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: asyncio.Handle | None = None
         self._waiting: set[asyncio.Future[None]] = set()
@@ -109,17 +145,15 @@ class Journal:
             self._log.open_gap()
         now_ns = self._clock.now_ns()
         memory = self._directories[Level.DRAM]
-        for row in _ROW.iter_unpack(rows):
-            change = Change(*row)
-            arrives = change.kind == ChangeKind.ARRIVED
-            self._writer.write(change, memory.tokens_of(change.key) if arrives else b"")
-            if arrives:
+        for change in map(Change._make, _ROW.iter_unpack(rows)):
+            if change.kind == ChangeKind.ARRIVED:
+                self._writer.write(change, *self._split(memory.tokens_of(change.key), change.namespace))
                 self._fates.forget(change.key)
-            elif not change.tiers:
-                departure = Departure(
-                    now_ns, Cause(change.cause), change.level, change.priority, NamespaceId(change.namespace)
-                )
-                self._fates.note_departure(change.key, departure)
+                continue
+            self._writer.write(change, b"")
+            if not change.tiers:
+                cause, number = _CAUSES[change.cause], NamespaceId(change.namespace)
+                self._fates.note_departure(change.key, Departure(now_ns, cause, change.level, change.priority, number))
         self._writer.flush()
         if self._log.next_id != before:
             self._wake()
@@ -161,8 +195,11 @@ class Journal:
         finally:
             self._waiting.discard(news)
 
-    def snapshot(self, cursor: int) -> SnapshotPage:
-        """Chunks from a cursor on (0: the first page). A page may be empty and yet not the last."""
+    def snapshot(self, cursor: int, *, is_urgent: bool = False) -> SnapshotPage:
+        """Chunks from a cursor on (0: the first page). A page may be empty and yet not the last.
+
+        `is_urgent`: what has to be read from disk for it goes first.
+        """
         self.take_changes()
         levels = sorted(self._directories)
         number, place = divmod(cursor, 1 << 32)
@@ -175,7 +212,14 @@ class Journal:
         following = number << 32 | next_place
         if not next_place:
             following = number + 1 << 32 if number + 1 < len(levels) else SNAPSHOT_END
-        return SnapshotPage(chunks, self._log.next_id - 1, following)
+        page = SnapshotPage(chunks, self._log.next_id - 1, following)
+        if levels[number] != Level.SSD or self._headers is None:
+            return page
+        return self._with_ids_asked_for(page, self._headers, is_urgent=is_urgent)
+
+    def chunk_tokens(self, namespace: int) -> int:
+        """How many token ids each chunk of a namespace has."""
+        return self._namespaces.by_id(NamespaceId(namespace)).layout.chunk_tokens
 
     def explain(self, key: bytes) -> dict[str, Any]:
         """What is known of a chunk, for people: whether and where it is stored, or what became of it."""
@@ -204,6 +248,7 @@ class Journal:
             "events.gaps": self._log.gaps,
             "events.lost_changes": self._feed.lost,
             "events.fates": len(self._fates),
+            **(self._headers.stats() if self._headers is not None else {}),
             **counted,
         }
 
@@ -236,8 +281,29 @@ class Journal:
 
     def _stored(self, row: Change) -> StoredChunk:
         parent = b"" if row.parent == _NO_KEY else row.parent
-        tokens = self._directories[Level.DRAM].tokens_of(row.key)
-        return StoredChunk(row.key, parent, row.namespace, row.tiers, row.priority, tokens)
+        words = self._directories[Level.DRAM].tokens_of(row.key)
+        tokens, scope = self._split(words, row.namespace)
+        return StoredChunk(row.key, parent, row.namespace, row.tiers, row.priority, tokens, *scope)
+
+    def _split(self, words: bytes, namespace: int) -> tuple[bytes, Scope]:
+        token_bytes = self._token_bytes.get(namespace)
+        if token_bytes is None:
+            token_bytes = self._token_bytes[namespace] = TOKEN_BYTES * self.chunk_tokens(namespace)
+        if not words or len(words) == token_bytes:
+            return words, NO_SCOPE
+        return split_scope(words, token_bytes)
+
+    def _with_ids_asked_for(self, page: SnapshotPage, headers: Headers, *, is_urgent: bool) -> SnapshotPage:
+        """Has the token ids read that memory lacks."""
+        lacking = tuple(at for at, chunk in enumerate(page.chunks) if not chunk.tokens)
+        if not lacking:
+            return page
+        fingerprints = {number: self._fingerprint(number) for number in {page.chunks[at].namespace for at in lacking}}
+        place_of = self._directories[Level.SSD].place_of
+        chunks = (page.chunks[at] for at in lacking)
+        places = [(chunk.key, fingerprints[chunk.namespace], *place_of(chunk.key)) for chunk in chunks]
+        words = headers.ask(places, is_urgent=is_urgent)
+        return SnapshotPage(page.chunks, page.as_of, page.cursor, lacking, words)
 
     def _explain_absence(self, key: bytes) -> dict[str, Any]:
         departure, refusal = self._fates.departure(key), self._fates.refusal(key)
@@ -264,3 +330,7 @@ class Journal:
 
     def _age_s(self, at_ns: int) -> float:
         return round((self._clock.now_ns() - at_ns) / NS_PER_S, 3)
+
+    def _fingerprint(self, namespace: int) -> bytes:
+        found = self._namespaces.by_id(NamespaceId(namespace))
+        return namespace_fingerprint(found.model, found.layout)

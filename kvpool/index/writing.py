@@ -15,6 +15,7 @@ from kvpool.index.reservations import Reservation, Reservations
 from kvpool.index.retention import DURATION_BYTES, keep
 from kvpool.index.reuse import Reuse
 from kvpool.index.sessions import EngineSession
+from kvpool.keys import SCOPE_BYTES_MAX, is_scope
 from kvpool.types import KEY_BYTES, ConnectionId, ReservationId, RetainState, SaveState
 
 CHECKSUM_BYTES = 4
@@ -102,9 +103,16 @@ class Writing:
         return Places(reservation, states, offsets, generations, retained)
 
     def commit(
-        self, session: EngineSession, reservation_id: int, checksums: bytes, tokens: bytes, now_ns: int
+        self,
+        session: EngineSession,
+        reservation_id: int,
+        checksums: bytes,
+        tokens: bytes,
+        now_ns: int,
+        scope: bytes = b"",
     ) -> bytes:
-        """Publish the next chunks of a reservation; a state for each. `tokens`: all their token ids, or none.
+        """Publish the next chunks of a reservation; a state for each. `tokens`: all their token ids, or none; `scope`: what
+        is kept behind those of each.
 
         Raises ProtocolError for counts that do not fit.
         """
@@ -112,9 +120,7 @@ class Writing:
         count, rest = divmod(len(checksums), chunk_checksum_bytes)
         if rest or not count:
             raise ProtocolError(f"checksums have {len(checksums)} bytes, expected a multiple of {chunk_checksum_bytes}")
-        token_bytes = TOKEN_BYTES * session.own.layout.chunk_tokens * count
-        if tokens and (len(tokens) != token_bytes or session.own.layout.chunk_tokens > kvpool_native.TOKEN_IDS_MAX):
-            raise ProtocolError(f"tokens have {len(tokens)} bytes, expected none or {token_bytes}")
+        tokens = _with_scope(tokens, scope, count, session.own.layout.chunk_tokens)
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
         if reservation is None:
             return bytes([SaveState.EXPIRED]) * count
@@ -170,3 +176,19 @@ class Writing:
     def _end(self, reservation: Reservation, now_ns: int) -> None:
         self._directory.end_reservation(reservation.id, now_ns)
         self._reservations.end(reservation)
+
+
+def _with_scope(tokens: bytes, scope: bytes, count: int, chunk_tokens: int) -> bytes:
+    """The token ids of `count` chunks, the scope behind those of each. Raises ProtocolError where they do not fit."""
+    chunk_bytes = TOKEN_BYTES * chunk_tokens
+    if not is_scope(scope):
+        raise ProtocolError(
+            f"scope has {len(scope)} bytes, expected none or whole words, at most {SCOPE_BYTES_MAX} bytes"
+        )
+    if not tokens:
+        return b""
+    if len(tokens) != chunk_bytes * count or chunk_bytes + len(scope) > TOKEN_BYTES * kvpool_native.TOKEN_IDS_MAX:
+        raise ProtocolError(f"tokens have {len(tokens)} bytes, expected none or {chunk_bytes * count}")
+    if not scope:
+        return tokens
+    return b"".join(tokens[at : at + chunk_bytes] + scope for at in range(0, len(tokens), chunk_bytes))

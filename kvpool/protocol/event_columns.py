@@ -57,7 +57,7 @@ def unpack_namespaces(column: bytes) -> NamespaceNames:
 
 
 def _event_of(number: int, kind: int, *fields: Any) -> Event:
-    namespace, keys, parent, tokens, *numbers, cause, capacities = fields
+    namespace, keys, parent, tokens, *numbers, cause, capacities, adapter, salt_tag = fields
     tiers, tiers_before, priority, priority_before = numbers
     return Event(
         number,
@@ -72,6 +72,8 @@ def _event_of(number: int, kind: int, *fields: Any) -> Event:
         priority_before=priority_before,
         cause=Cause(cause),
         capacities=tuple(capacities),
+        adapter=adapter,
+        salt_tag=salt_tag,
     )
 
 

@@ -173,13 +173,14 @@ class Reserved:
 class Commit:
     """Publish the next reserved chunks of a reservation, in order.
 
-    `checksums`: u32 [chunk][layer]. `tokens`: i32 [chunk][token], or empty.
+    `checksums`: u32 [chunk][layer]. `tokens`: i32 [chunk][token], or empty. `scope`: of all of them, see `kvpool.keys`.
     """
 
     KIND: ClassVar[int] = 22
     reservation: int
     checksums: bytes
     tokens: bytes
+    scope: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Events in the form of TensorRT-LLM's KV cache events: plain values for JSON, one object for each event.
 
-A chunk is a block: its `block_hash` is the last eight bytes of its key as a number, and `cache_level` the number of the fastest
-tier that has it (`Level`). With `block_tokens` a chunk is cut into its blocks. What this form has no word for (a chunk that has
-come to a slower tier besides) changes nothing and gives an event with nothing in it but its id. Pure functions; any thread.
+A chunk is a block: its `block_hash` is the last eight bytes of its key as a number, `cache_level` the number of the fastest
+tier that has it (`Level`), `cache_salt` the tag of its salt. With `block_tokens` a chunk is cut into its blocks. What this form
+has no word for (a chunk that has come to a slower tier besides) changes nothing and gives an event with nothing in it but its
+id. Pure functions; any thread.
 """
 
 from typing import Any
@@ -53,7 +54,7 @@ def _stored(event: Event, chunk_tokens: int, blocks: int) -> dict[str, Any]:
                 "cache_level": event.level,
                 "priority": event.priority,
                 "mm_keys": [],
-                "cache_salt": None,
+                "cache_salt": event.salt_tag.hex() or None,
             }
             for number, hash in enumerate(hashes)
         ],

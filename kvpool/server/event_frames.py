@@ -7,6 +7,9 @@ A chunk is one block or, with `block_tokens`, as many as it has of that size; ea
 is a BlockStored there, one that loses a tier a BlockRemoved; other updates have no word here. Chunks whose token ids are not
 known are not told: no router could use them. Of a model over several ranks rank 0 stands for all.
 
+An adapter is `lora_name`, and stands in `extra_keys` as it does in vLLM's; a salt's tag stands behind it for the first block
+of a prompt, where vLLM has the salt itself, and in maps as `cache_salt` of every event, as Dynamo reads it.
+
 Invariant: no message names a block twice as stored, and none takes more than MESSAGE_BYTES_MAX unless it has a single event.
 Any thread; time is an argument.
 """
@@ -53,7 +56,7 @@ class EventForm:
     def chunk_events(self, chunk: StoredChunk, layout: Layout) -> list[WireEvent]:
         """What a chunk of a snapshot is to a router."""
         event = Event(0, EventKind.STORED, keys=chunk.key, parent=chunk.parent, tokens=chunk.tokens, tiers=chunk.tiers)
-        return self.events_of(event, layout)
+        return self.events_of(event._replace(adapter=chunk.adapter, salt_tag=chunk.salt_tag), layout)
 
     def all_cleared(self) -> WireEvent:
         """Nothing of what was told before counts any more."""
@@ -64,9 +67,11 @@ class EventForm:
         parent = block_hash(event.parent) if event.parent else None
         tokens = np.frombuffer(event.tokens, "<i4").tolist()
         size = chunk_tokens // blocks
+        adapter, salt, extra = event.adapter or None, event.salt_tag.hex(), _extra_keys(event, len(hashes))
         if self.is_positional:
-            return ["BlockStored", hashes, parent, tokens, size, None, medium, None]
-        return {
+            positional = ["BlockStored", hashes, parent, tokens, size, None, medium, adapter]
+            return [*positional, extra] if extra else positional
+        stored: dict[str, Any] = {
             "type": "BlockStored",
             "block_hashes": hashes,
             "parent_block_hash": parent,
@@ -74,8 +79,13 @@ class EventForm:
             "block_size": size,
             "lora_id": None,
             "medium": medium,
-            "lora_name": None,
+            "lora_name": adapter,
         }
+        if extra:
+            stored["extra_keys"] = extra
+        if salt:
+            stored["cache_salt"] = salt
+        return stored
 
     def _removed(self, event: Event, blocks: int, medium: str) -> WireEvent:
         hashes = [hash for key in event.chunks for hash in block_hashes(key, blocks)]
@@ -119,6 +129,15 @@ def batches(told: Iterable[tuple[str, list[WireEvent]]]) -> list[Batch]:
     return done
 
 
+def _extra_keys(event: Event, blocks: int) -> list[list[str] | None] | None:
+    """What besides tokens tells each block from others; None where nothing does."""
+    if not event.adapter and not event.salt_tag:
+        return None
+    every = [event.adapter] if event.adapter else []
+    first = [*every, event.salt_tag.hex()] if event.salt_tag and not event.parent else every
+    return [first or None, *[every or None] * (blocks - 1)]
+
+
 def _stored_hashes(event: WireEvent) -> set[int]:
     kind = event["type"] if isinstance(event, Mapping) else event[0]
     if kind != "BlockStored":
@@ -128,7 +147,7 @@ def _stored_hashes(event: WireEvent) -> set[int]:
 
 def _bytes_of(event: WireEvent) -> int:
     values = event.values() if isinstance(event, Mapping) else event
-    lists = [value for value in values if isinstance(value, list)]
-    return (
-        _EVENT_BYTES + _HASH_BYTES * len(lists[0] if lists else ()) + sum(_TOKEN_BYTES * len(one) for one in lists[1:])
-    )
+    hashes, tokens, extra = ([value for value in values if isinstance(value, list)] + [[], [], []])[:3]
+    size = _EVENT_BYTES + _HASH_BYTES * len(hashes) + _TOKEN_BYTES * len(tokens)
+    names = [name for block in extra for name in block or ()] + [name for name in values if isinstance(name, str)]
+    return size + _HASH_BYTES * len(extra) + sum(_HASH_BYTES + len(name.encode()) for name in names)

@@ -111,6 +111,7 @@ class EventPublisher:
             "events.published": self._events,
             "events.replayed_messages": self._replayed,
             "events.resyncs": self._resyncs,
+            "events.late_headers": self._source.late_pages,
             "events.publish_errors": self._errors,
             "events.refused_clients": self._sockets.refused_clients,
             "events.bad_requests": self._sockets.bad_requests,
@@ -179,8 +180,9 @@ class EventPublisher:
                 news = self._source.since(self._last)
                 if news.slice.is_gap:
                     return False
-                order.note(news.slice.events)
-                self._tell_events(news)
+                happened = news.slice.events_until(found.page.as_of)
+                order.note(happened.events)
+                self._tell_events(NamedEvents(happened, news.namespaces))
             names.update(found.namespaces)
             self._tell_chunks(order.admit(found.page.chunks), names)
             self._replayed += self._sockets.serve(self._kept)

@@ -4,11 +4,15 @@ An engine hears of its own namespaces alone and never waits; an operator hears o
 handlers hold no state of their own. Control thread only.
 """
 
+import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Collection
+from concurrent.futures import Future
 from functools import partial
 
 from kvpool.errors import ProtocolError
+from kvpool.index.journal import SnapshotPage
 from kvpool.index.sessions import EngineSession
 from kvpool.layout import Layout
 from kvpool.pool import Pool
@@ -16,6 +20,7 @@ from kvpool.protocol import event_columns
 from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Answer, Handler
+from kvpool.server.event_source import HEADERS_TIMEOUT_S
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, NamespaceId
 
 WAIT_S_MAX = 30.0
@@ -72,8 +77,24 @@ async def _events_later(pool: Pool, request: em.AskEvents) -> Answer:
     return _events_at_once(pool, None, request)
 
 
-def _snapshot(pool: Pool, session: EngineSession | None, request: em.AskSnapshot) -> Answer:
+def _snapshot(
+    pool: Pool, session: EngineSession | None, request: em.AskSnapshot
+) -> em.SnapshotPage | Awaitable[em.SnapshotPage]:
     page = pool.journal.snapshot(request.cursor)
+    return _page(pool, session, page) if page.words is None else _page_later(pool, session, page, page.words)
+
+
+async def _page_later(
+    pool: Pool, session: EngineSession | None, page: SnapshotPage, reading: "Future[list[bytes]]"
+) -> em.SnapshotPage:
+    """The page with the token ids that the disk gives in time; without them where it does not."""
+    with contextlib.suppress(asyncio.TimeoutError):  # ids are not known: so the page says
+        words = await asyncio.wait_for(asyncio.wrap_future(reading), HEADERS_TIMEOUT_S)
+        page = page.with_words(words, pool.journal.chunk_tokens)
+    return _page(pool, session, page)
+
+
+def _page(pool: Pool, session: EngineSession | None, page: SnapshotPage) -> em.SnapshotPage:
     own = None if session is None else session.namespace_ids
     chunks = [chunk for chunk in page.chunks if own is None or chunk.namespace in own]
     return em.SnapshotPage(

@@ -6,6 +6,7 @@ time, never the loop's own.
 
 import asyncio
 from collections.abc import Iterable
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 
 from kvpool.index.events import EventSlice
@@ -16,6 +17,8 @@ from kvpool.server.snapshot import LoopReader
 from kvpool.types import NamespaceId
 
 READ_TIMEOUT_S = 5.0
+# A page of headers takes 10 ms or so; a disk that hangs must not keep events from routers.
+HEADERS_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,10 @@ class NamedPage:
     page: SnapshotPage
     namespaces: NamespaceNames
 
+    def chunk_tokens(self, namespace: int) -> int:
+        """How many token ids each chunk of a namespace has."""
+        return self.namespaces[namespace][1].chunk_tokens
+
 
 class EventSource:
     """The journal as another thread sees it. A read that came too late is repeated from where it was."""
@@ -42,6 +49,7 @@ class EventSource:
         self._namespaces = namespaces
         self._last = -1
         self._cursor = 0
+        self.late_pages = 0
         self._events = LoopReader(loop, self._read_events, READ_TIMEOUT_S)
         self._pages = LoopReader(loop, self._read_page, READ_TIMEOUT_S)
 
@@ -51,16 +59,24 @@ class EventSource:
         return self._events.read()
 
     def snapshot(self, cursor: int) -> NamedPage:
-        """A page of a snapshot. Raises LoopStalled."""
+        """A page of a snapshot, with the token ids that the disk gives in time. Raises LoopStalled."""
         self._cursor = cursor
-        return self._pages.read()
+        found = self._pages.read()
+        if found.page.words is None:
+            return found
+        try:
+            words = found.page.words.result(HEADERS_TIMEOUT_S)
+        except FutureTimeoutError:
+            self.late_pages += 1
+            return found
+        return NamedPage(found.page.with_words(words, found.chunk_tokens), found.namespaces)
 
     def _read_events(self) -> NamedEvents:
         found = self._journal.since(b"", self._last)
         return NamedEvents(found, self._names(event.namespace for event in found.events))
 
     def _read_page(self) -> NamedPage:
-        page = self._journal.snapshot(self._cursor)
+        page = self._journal.snapshot(self._cursor, is_urgent=True)
         return NamedPage(page, self._names(chunk.namespace for chunk in page.chunks))
 
     def _names(self, numbers: Iterable[int]) -> NamespaceNames:

@@ -75,7 +75,14 @@ void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
             const auto found = self.find(one_key(key));
             return found ? nb::bytes(&*found, sizeof(Change)) : nb::bytes("");
           },
-          "key"_a, "A row of the chunk, empty where it is not here.");
+          "key"_a, "A row of the chunk, empty where it is not here.")
+      .def(
+          "place_of",
+          [](const Directory& self, const nb::bytes& key) {
+            const auto place = self.place_of(one_key(key)).value_or(ChunkPlace{});
+            return nb::make_tuple(place.offset, place.generation);
+          },
+          "key"_a, "(offset, generation) of the chunk's slot, as of now; generation 0: it is not here.");
 }
 
 }  // namespace kvpool

@@ -78,4 +78,10 @@ std::optional<Change> Directory::find(const ChunkKey& key) const noexcept {
   return ready != nullptr ? std::optional(describe(*ready)) : std::nullopt;
 }
 
+std::optional<ChunkPlace> Directory::place_of(const ChunkKey& key) const noexcept {
+  const ChunkRecord* ready = find_ready(key);
+  return ready != nullptr ? std::optional(ChunkPlace{uint64_t{ready->page.value()} * PAGE_BYTES, ready->generation})
+                          : std::nullopt;
+}
+
 }  // namespace kvpool

@@ -14,17 +14,16 @@ import zmq
 
 import kvpool_client as kv
 from kvpool.protocol import messages as m
-from kvpool.protocol.event_columns import unpack_chunks
 from tests.daemon import SMALL, Daemon, wait_until
 from tests.hostile.daemon_watch import private_bytes
 from tests.hostile.raw_clients import engine, keys_of
 from tests.hostile.raw_clients import store as store_raw
 from tests.payload import load_all, store, tokens_of
+from tests.publishing import connected, expected, known, router_of
 from tests.router import Router
 
 LOOPBACK = "tcp://127.0.0.1:0"
 CHUNK = SMALL.chunk_tokens
-MEDIA = {"CPU": kv.Level.DRAM, "STORAGE": kv.Level.SSD}
 CHURN_S = 1.0
 ATTEMPTS_MAX = 3
 P99_RATIO_MAX = 3.0
@@ -40,49 +39,6 @@ def publish(start_daemon: Callable[..., Daemon]) -> Callable[..., Daemon]:
         return start_daemon(**{"events__publish": LOOPBACK, "events__replay": LOOPBACK, **options})
 
     return start
-
-
-def router_of(daemon: Daemon, topic: str = "", **arguments: object) -> Router:
-    """A router of a daemon, subscribed before anything else happens."""
-    with daemon.admin() as admin:
-        info = admin.info()
-    replay = "" if info["events_replay"] == "off" else info["events_replay"]
-    return Router(info["events"], replay, topic, **arguments)  # type: ignore[arg-type]
-
-
-def connected(daemon: Daemon, router: Router, pool: kv.Pool) -> None:
-    """Until the router's subscription has arrived: a chunk is stored again and again until it hears of one."""
-    number = 0
-
-    def is_heard() -> bool:
-        nonlocal number
-        number += 1
-        store(pool, pool.keys(tokens_of(10_000 + number, CHUNK)))
-        return router.receive(0.02)
-
-    wait_until(is_heard, "the router is subscribed")
-    router.begin_anew()
-    router.catch_up(next(iter(router.topics)))
-
-
-def expected(daemon: Daemon, model: str = "test-model") -> dict[str, set[int]]:
-    """Blocks by medium that a router must know, as the daemon's snapshot has them; one for each chunk."""
-    blocks: dict[str, set[int]] = {medium: set() for medium in MEDIA}
-    with daemon.admin() as admin:
-        names, cursor = admin.namespaces(), 0
-        while cursor >= 0:
-            page = admin.snapshot(cursor)
-            for chunk in unpack_chunks(page.chunks):
-                for medium, level in MEDIA.items():
-                    if chunk.tiers >> level & 1 and names[chunk.namespace][0] == model:
-                        blocks[medium].add(int.from_bytes(chunk.key[-8:], "big"))
-            cursor = page.cursor
-    return blocks
-
-
-def known(router: Router) -> dict[str, set[int]]:
-    """Blocks by medium that a router knows."""
-    return {medium: set(router.index.media.get(medium, {})) for medium in MEDIA}
 
 
 def last_blocks(router: Router) -> set[int]:

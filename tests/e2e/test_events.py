@@ -49,7 +49,8 @@ class Subscriber:
             self.replica.begin_snapshot(page.as_of)
             while True:
                 while self.replica.last < page.as_of:
-                    self.replica.apply(unpack_events(admin.events(page.incarnation, self.replica.last).events))
+                    events = unpack_events(admin.events(page.incarnation, self.replica.last).events)
+                    self.replica.apply(event for event in events if event.id <= page.as_of)
                 self.replica.merge(unpack_chunks(page.chunks))
                 if page.cursor < 0:
                     return

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 import kvpool_client as kv
 from kvpool.cli.kvpoolctl import load_commands
+from kvpool.keys import salt_tag
 from tests.daemon import SMALL, Daemon, wait_until
 from tests.payload import store, tokens_of
 
@@ -40,6 +41,21 @@ def test_events_are_printed_for_people_and_machines_and_in_trtllms_form(daemon: 
         assert [block["tokens"][0]["token_id"] for block in stored["data"]["blocks"]] == tokens_of(1, CHUNK * 3)[
             ::CHUNK
         ].tolist()
+
+
+def test_adapter_and_salt_tag_are_shown_and_the_salt_is_not(daemon: Daemon) -> None:
+    with daemon.connect(salt=b"the tenant") as pool:
+        store(pool, pool.keys(tokens_of(1, CHUNK), adapter="sql"))
+        store(pool, pool.keys(tokens_of(1, CHUNK)))
+    tag = salt_tag(b"the tenant").hex()
+    lines = _run(daemon, "events").stdout.splitlines()
+    assert f"adapter sql  salt {tag[:16]}" in lines[1]
+    assert "adapter" not in lines[2]
+    rows = json.loads(_run(daemon, "events", "--json", "--since", "0").stdout)
+    assert [(row["adapter"], row["salt_tag"]) for row in rows] == [("sql", tag), ("", tag)]
+    told = _run(daemon, "events", "--format", "trtllm", "--since", "0").stdout
+    assert [event["data"]["blocks"][0]["cache_salt"] for event in json.loads(told)] == [tag, tag]
+    assert "the tenant" not in "".join((*lines, json.dumps(rows), told, daemon.log()))
 
 
 def test_events_are_followed_as_they_happen(daemon: Daemon) -> None:

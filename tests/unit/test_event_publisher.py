@@ -28,6 +28,7 @@ class RigSource:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.fails = False
+        self.late_pages = 0
         self.between = lambda: None
 
     def _names(self) -> NamespaceNames:
@@ -36,11 +37,15 @@ class RigSource:
     def since(self, last: int) -> NamedEvents:
         if self.fails:
             raise RuntimeError("the journal cannot be read")
+        self.between()
         return NamedEvents(self.rig.journal.since(b"", last), self._names())
 
     def snapshot(self, cursor: int) -> NamedPage:
         self.between()
-        return NamedPage(self.rig.journal.snapshot(cursor), self._names())
+        page = self.rig.journal.snapshot(cursor)
+        if page.words is not None and page.words.done():
+            page = page.with_words(page.words.result(), self.rig.journal.chunk_tokens)
+        return NamedPage(page, self._names())
 
 
 def _config(**options: str) -> EventsConfig:
@@ -78,15 +83,12 @@ def _index_of(publisher: EventPublisher) -> Index:
 
 
 def _assert_right(publisher: EventPublisher) -> None:
-    """What routers know is what is stored and has known token ids."""
+    """What routers know is what is stored, on disk alone or not."""
     rig = _rig_of(publisher)
     found = {medium: set(blocks) for medium, blocks in _index_of(publisher).media.items()}
     for medium, level in (("CPU", Level.DRAM), ("STORAGE", Level.SSD)):
         stored = {int.from_bytes(one[-8:], "big") for one, tiers in rig.truth().items() if tiers >> level & 1}
-        known = found.get(medium, set())
-        assert known <= stored
-        if level == Level.DRAM:
-            assert known == stored
+        assert found.get(medium, set()) == stored
 
 
 @settings(max_examples=30, deadline=None)
@@ -106,7 +108,9 @@ def test_routers_know_what_is_stored_after_gaps_too(seed: int) -> None:
                     _publish_all(publisher)
             if chance.random() < 0.6:
                 rig.journal._log.open_gap()
-                source.between = (lambda: rig.random_step(chance)) if chance.random() < 0.5 else lambda: None
+                source.between = (lambda: rig.random_step(chance)) if chance.random() < 0.7 else lambda: None
+                publisher._publish_some()
+                source.between = lambda: None
             _publish_all(publisher)
             _assert_right(publisher)
         assert publisher.stats()["events.publish_errors"] == 0

@@ -1,71 +1,17 @@
-"""The journal over real directories: what events add up to is what is stored, whatever happens and wherever a reader begins."""
+"""The journal over real directories: events, gaps, snapshots, fates. What they add up to is proven in `tests/model`."""
 
 import asyncio
 import os
-import random
 import struct
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvpool.index.events import Change, ChangeKind, EventLog, EventWriter
 from kvpool.index.journal import SNAPSHOT_END
 from kvpool.types import Cause, EventKind, Level, NamespaceId, SaveState
 from tests.event_readers import Replica
-from tests.journal_rig import DRAM, SLOT, SSD, Rig, key, tokens_of
-
-
-def follow(rig: Rig, replica: Replica) -> None:
-    for _ in rig.slices(replica):
-        pass
-
-
-def take_snapshot(rig: Rig, replica: Replica, between: object = lambda: None) -> None:
-    assert callable(between)
-    page = rig.journal.snapshot(0)
-    replica.begin_snapshot(page.as_of)
-    while True:
-        follow(rig, replica)
-        assert replica.last == page.as_of
-        replica.merge(page.chunks)
-        if page.cursor == SNAPSHOT_END:
-            break
-        between()
-        page = rig.journal.snapshot(page.cursor)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32))
-def test_events_add_up_to_what_is_stored_after_every_step(seed: int) -> None:
-    rig, chance, replica = Rig(), random.Random(seed), Replica()
-    for _ in range(60):
-        rig.random_step(chance)
-        follow(rig, replica)
-        assert replica.tiers() == rig.truth()
-        for stored, known in replica.chunks.items():
-            assert not known.tiers & DRAM or known.tokens == rig.memory.tokens_of(stored)
-            assert known.priority == rig.priority(stored)
-    assert rig.journal.verify() == []
-    assert rig.memory.verify() == rig.files.verify() == []
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32))
-def test_a_snapshot_taken_while_events_go_on_leads_to_what_is_stored(seed: int) -> None:
-    rig, chance, replica = Rig(), random.Random(seed), Replica()
-    for _ in range(40):
-        rig.random_step(chance)
-    pages = pytest.MonkeyPatch()
-    with pages.context() as patch:
-        patch.setattr("kvpool.index.journal.PAGE_CHUNKS_MAX", chance.randrange(1, 5))
-        take_snapshot(rig, replica, between=lambda: rig.random_step(chance))
-    assert replica.tiers() == rig.truth()
-    for _ in range(20):
-        rig.random_step(chance)
-        follow(rig, replica)
-        assert replica.tiers() == rig.truth()
+from tests.journal_rig import DRAM, SLOT, SSD, Rig, follow, key, take_snapshot, tokens_of
 
 
 def test_chains_are_one_event_and_so_are_removals_and_these_come_before_the_next_store() -> None:
@@ -121,7 +67,7 @@ def test_a_full_buffer_forgets_the_oldest_and_who_needs_them_meets_a_gap() -> No
     assert rig.journal.stats()["events.dropped"] > 0
     assert rig.journal.stats()["events.kept_bytes"] <= 64 << 10
     replica = Replica()
-    take_snapshot(rig, replica)
+    assert take_snapshot(rig, replica)
     assert replica.tiers() == rig.truth()
     assert rig.journal.verify() == []
 
@@ -144,7 +90,7 @@ def test_more_changes_at_once_than_the_feed_holds_are_a_gap(monkeypatch: pytest.
     assert rig.journal.since(rig.epoch, replica.last).is_gap
     stats = rig.journal.stats()
     assert (stats["events.gaps"], stats["events.lost_changes"]) == (1, 7)
-    take_snapshot(rig, replica)
+    assert take_snapshot(rig, replica)
     assert replica.tiers() == rig.truth()
 
 
@@ -159,7 +105,7 @@ def test_a_restored_tier_is_a_gap_and_no_flood() -> None:
     rig.files.finish_restore()
     assert rig.journal.since(rig.epoch, before).is_gap
     replica = Replica()
-    take_snapshot(rig, replica)
+    assert take_snapshot(rig, replica)
     assert replica.tiers() == rig.truth() == {key([at]): SSD for at in range(20)}
 
 
@@ -169,7 +115,7 @@ def test_a_snapshot_waits_until_the_log_has_caught_up(monkeypatch: pytest.Monkey
     rig.store([1, 2, 3, 4, 5])
     assert rig.journal.snapshot(0).chunks == ()
     assert rig.journal.snapshot(0).cursor == 0
-    take_snapshot(rig, replica)
+    assert take_snapshot(rig, replica)
     assert replica.tiers() == rig.truth()
 
 
@@ -187,6 +133,19 @@ def test_a_cursor_beyond_the_last_place_ends() -> None:
     rig.store([1])
     page = rig.journal.snapshot((1 << 32) - 1)
     assert (page.chunks, page.cursor) == ((), 1 << 32)
+
+
+def test_a_chunk_has_a_place_in_each_tier_that_has_it_and_nowhere_else() -> None:
+    rig = Rig()
+    rig.store([1, 2])
+    assert rig.files.place_of(key([1])) == (0, 0)
+    rig.demote_all()
+    places = [directory.place_of(key(names)) for directory in (rig.memory, rig.files) for names in ([1], [1, 2])]
+    assert all(generation > 0 and offset % SLOT == 0 for offset, generation in places)
+    assert places[0] != places[1]
+    rig.memory.flush(None, rig.tick())
+    assert rig.memory.place_of(key([1])) == (0, 0)
+    assert rig.files.place_of(key([1])) == places[2]
 
 
 def test_every_fate_is_told() -> None:

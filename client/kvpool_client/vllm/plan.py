@@ -28,7 +28,8 @@ class LoadOrder:
 class SaveOrder:
     """Save chunks `first_chunk` on, which are whole when this step's forward pass has run.
 
-    `hashes`: the engine's hash for each chunk from the root of the prompt on; `block_ids`: the blocks of the saved ones.
+    `hashes`: the engine's hash for each chunk from the root of the prompt on; `block_ids`: the blocks of the saved ones;
+    `tokens`: their token ids, i32, where they say all of what the chunks are. `lora_name`: what events call the adapter.
     """
 
     request_id: str
@@ -37,6 +38,8 @@ class SaveOrder:
     adapter: str
     first_chunk: int
     block_ids: tuple[int, ...]
+    tokens: bytes = b""
+    lora_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

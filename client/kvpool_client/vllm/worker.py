@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 
+import numpy as np
+
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import KVPoolError
 from kvpool_client.border import Border
@@ -214,8 +216,12 @@ class WorkerHalf:
         if self.pool is None or self._cache is None:
             return None
         size = self._geometry.chunk_tokens
-        keys = self.pool.keys_from_hashes(order.hashes, size, salt=order.salt, adapter=order.adapter)
-        return self.pool.save(keys, self._cache, order.block_ids, first_chunk=order.first_chunk)
+        first, tokens = order.first_chunk, np.frombuffer(order.tokens, "<i4") if order.tokens else None
+        keys = self.pool.keys_from_hashes(
+            order.hashes[:first], size, salt=order.salt, adapter=order.adapter, adapter_name=order.lora_name or None
+        )
+        keys.append_hashes(order.hashes[first:], tokens)
+        return self.pool.save(keys, self._cache, order.block_ids, first_chunk=first)
 
     def _commit(self, save: Save) -> None:
         result = self._border.call("ending a save", None, save.commit)

@@ -168,6 +168,8 @@ class Directory {
   // READY chunks from the cursor (0 = start) on, `limit` at most, as changes; returns the cursor to go on from, 0 at the end.
   [[nodiscard]] uint32_t list(uint32_t cursor, size_t limit, std::vector<Change>& rows) const;
   [[nodiscard]] std::optional<Change> find(const ChunkKey& key) const noexcept;
+  // Where a READY chunk lies in this tier, as of now: nothing is held for whoever asks.
+  [[nodiscard]] std::optional<ChunkPlace> place_of(const ChunkKey& key) const noexcept;
 
   // Up to `limit` READY chunks at places from the cursor on (0 = start) and before `end`, held with their ancestors while
   // they are examined.

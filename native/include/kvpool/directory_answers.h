@@ -69,6 +69,12 @@ struct NamespaceCounts {
   uint64_t held = 0;
 };
 
+// Where a chunk lies in a tier: byte offset of its slot, and the generation that the slot must have.
+struct ChunkPlace {
+  uint64_t offset;
+  uint64_t generation;
+};
+
 struct RecordPage {
   uint32_t next = 0;  // cursor to go on from; 0: the end was reached
   HoldId hold = 0;
