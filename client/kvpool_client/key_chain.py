@@ -27,7 +27,8 @@ TOKEN_BYTES = 4
 class KeyChain:
     """The chunk keys of one growing token sequence, for each rank that its Pool stands for.
 
-    Invariant: `_columns[r]` is the chain over `_leaves` from `_roots[r]`; `_token_ids` joined are those of all leaves.
+    Invariant: `_columns[r]` is the chain over `_leaves` from `_roots[r]`; `_token_ids` joined are those of all leaves from
+    chunk `_tokens_from` on.
     """
 
     def __init__(self, chunk_tokens: int, roots: Roots, extra: Sequence[Extra] = ()) -> None:
@@ -37,7 +38,8 @@ class KeyChain:
         self._lock = threading.Lock()
         self._tail: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self._leaves = b""
-        self._token_ids: list[bytes] | None = []  # i32, of whole chunks; None: some were not given
+        self._token_ids: list[bytes] = []  # i32, of whole chunks
+        self._tokens_from = 0
         self._roots = roots()
         self._columns = tuple(b"" for _ in self._roots)
 
@@ -69,8 +71,8 @@ class KeyChain:
             full = len(joined) // self.chunk_tokens * self.chunk_tokens
             self._tail = np.array(joined[full:], dtype=np.int32)
             if full:
-                self._note_tokens(joined[:full])
                 self._append(kvpool_native.hash_leaves(joined[:full], self.chunk_tokens))
+                self._note_tokens(joined[:full])
 
     def append_hashes(self, hashes: Sequence[bytes], tokens: object = None) -> None:
         """Append chunks whose leaves are an engine's own chained block hashes, padded or hashed to 32 bytes.
@@ -82,19 +84,23 @@ class KeyChain:
         if known is not None and len(known) != covered:
             raise InvalidArgument(f"tokens are {len(known)}, expected at least {covered} for {len(hashes)} chunks")
         with self._lock:
-            self._note_tokens(known)
             self._append(b"".join(kvpool_native.blake3(bytes(value)) for value in hashes))
+            self._note_tokens(known)
 
     def token_ids(self, chunks: Sequence[int]) -> bytes:
-        """The token ids of these chunks, i32 little endian; empty where the engine gave hashes alone for some chunk."""
+        """The token ids of these chunks, i32 little endian.
+
+        Empty where the engine gave hashes alone for one of them, or for a later one.
+        """
         with self._lock:
-            if self._token_ids is None:
-                return b""
             if len(self._token_ids) > 1:
                 self._token_ids = [b"".join(self._token_ids)]
             joined = self._token_ids[0] if self._token_ids else b""
+            first = self._tokens_from
+        if not chunks or min(chunks) < first:
+            return b""
         size = TOKEN_BYTES * self.chunk_tokens
-        return b"".join(joined[chunk * size : (chunk + 1) * size] for chunk in chunks)
+        return b"".join(joined[(chunk - first) * size : (chunk - first + 1) * size] for chunk in chunks)
 
     def columns(self) -> tuple[bytes, ...]:
         """The packed keys, for each rank."""
@@ -107,8 +113,8 @@ class KeyChain:
 
     def _note_tokens(self, tokens: npt.NDArray[np.int32] | None) -> None:
         if tokens is None:
-            self._token_ids = None
-        elif self._token_ids is not None:
+            self._token_ids, self._tokens_from = [], len(self)
+        else:
             self._token_ids.append(tokens.astype("<i4", copy=False).tobytes())
 
     def _append(self, leaves: bytes) -> None:

@@ -64,6 +64,8 @@ class SavePlanner:
             adapter=entry.adapter,
             first_chunk=first,
             block_ids=tuple(blocks),
+            tokens=entry.token_ids(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
+            keeping=entry.wishes.keeping(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
         )
 
 
