@@ -1,22 +1,28 @@
 """The pool's events in vLLM's stream: whoever adds them up knows what the pool has, whatever happened in between."""
 
 import dataclasses
+import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+import kvpool_client as kv
 from kvpool.protocol.block_hashes import block_hashes
-from kvpool.types import levels_in
+from kvpool.protocol.event_columns import NamespaceNames
+from kvpool.types import Event, EventKind, StoredChunk, levels_in
+from kvpool_client.border import Border
+from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
 from tests.daemon import Daemon, wait_until
 from tests.router import Block, Index
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from kvpool_client.vllm import event_feed  # noqa: E402 - only where torch is
+from kvpool_client.vllm.event_feed import EventFeed  # noqa: E402 - likewise
 from tests.fake_vllm import KVConnectorRole  # noqa: E402 - likewise
 from tests.unit.vllm_setting import CHUNK, StartEngine, ask, prompt, start_engine  # noqa: E402 - likewise
 from tests.vllm_engine import ScriptedEngine, caches_of, config_of  # noqa: E402 - likewise
@@ -161,3 +167,53 @@ def test_events_need_the_option_and_vllms_own(start_engine: StartEngine, daemon:
     assert scheduler._scheduler._feed is None
     assert list(scheduler.take_events()) == []
     scheduler.shutdown()
+
+
+class OverlappingPool:
+    """A pool whose second page of a snapshot is older than the events that can be read by then."""
+
+    def __init__(self) -> None:
+        layout = kv.Layout(layers=1, kv_heads=1, head_dim=1, dtype="uint8", chunk_tokens=CHUNK)
+        self.names: NamespaceNames = {0: ("model", layout)}
+        self.stored = [
+            Event(6 + number, EventKind.STORED, 0, key(1 + number), tokens=TOKENS, tiers=2) for number in range(2)
+        ]
+        self.removed = Event(8, EventKind.REMOVED, 0, key(1), tiers_before=2)
+
+    def events(self, since: EventMark) -> EventBatch:
+        if since == BEGINNING:
+            return EventBatch((), EventMark(LIFE, 5), is_gap=True, namespaces={})
+        news = tuple(event for event in (*self.stored, self.removed) if event.id > since.last)
+        return EventBatch(news, EventMark(LIFE, 8), is_gap=False, namespaces=self.names)
+
+    def snapshot(self) -> Iterator[SnapshotPart]:
+        yield SnapshotPart((self._chunk(0),), EventMark(LIFE, 5), self.names)
+        yield SnapshotPart((self._chunk(1), self._chunk(2)), EventMark(LIFE, 7), self.names)
+
+    def close(self) -> None:
+        pass
+
+    def _chunk(self, number: int) -> StoredChunk:
+        return StoredChunk(key(number), b"", 0, 2, 35, TOKENS)
+
+
+LIFE = bytes(16)
+TOKENS = bytes(4 * CHUNK)
+
+
+def key(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+def test_a_page_that_is_older_than_what_was_read_brings_nothing_back() -> None:
+    pool: Any = OverlappingPool()
+    feed = EventFeed(pool, lambda name, fields: {"type": name, **fields}, 0, Border(logging.getLogger("test")))
+    index = Index(is_strict=False)
+
+    def hears() -> bool:
+        for event in feed.take():
+            index.apply(event)  # type: ignore[arg-type]  # as it was made above
+        return set(index.media.get("CPU", ())) == {int.from_bytes(key(number)[-8:], "big") for number in (0, 2)}
+
+    wait_until(lambda: hears() and feed._mark.last == 8 and not feed._unread, "what was removed is not there")
+    feed.stop()

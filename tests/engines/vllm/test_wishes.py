@@ -18,6 +18,8 @@ from tests.engines.vllm.tiny_models import GROUPED, Geometry
 from tests.router import Index, Router
 
 Plain = Callable[[Geometry], Engine]
+# Requests that run at once; the others wait.
+WAIT_BEHIND = 2
 
 
 @dataclass
@@ -48,7 +50,7 @@ def setting(start_engine: StartEngine, module_daemon: Daemon, tmp_path_factory: 
         "replay_endpoint": f"ipc://{directory}/replay",
     }
     options: dict[str, Any] = {"socket": module_daemon.socket, "settings": {"kvpool.events": True}, "kv_events": events}
-    return Setting(start_engine(GROUPED, **options), module_daemon, directory)
+    return Setting(start_engine(GROUPED, max_num_seqs=WAIT_BEHIND, **options), module_daemon, directory)
 
 
 def chunks_of(tokens: list[int]) -> list[tuple[int, ...]]:
@@ -126,6 +128,18 @@ def test_tokens_are_the_same_whatever_is_wished(setting: Setting, plain: Plain) 
         assert [said is None for said in answer["params"]] == [True, *[False] * 6, True]
     assert setting.engine.log().count("a wish of a request was rejected") == 1
     assert not setting.daemon.problems()
+
+
+def test_requests_that_wait_are_announced(setting: Setting, plain: Plain) -> None:
+    waiting = [prompt(950 + number, 200) for number in range(3)]
+    setting.generate(waiting, 1, [None] * 3)
+    before = setting.engine.ask("counters").get("kvpool_announced_chunks", 0)
+    busy = [prompt(960 + number, 70) for number in range(WAIT_BEHIND)]
+    answer = setting.generate([*busy, *waiting], 8, [None] * (len(busy) + len(waiting)))
+    assert tokens_of_answer(answer) == plain(GROUPED).tokens([*busy, *waiting], 8)
+    setting.engine.ask("generate", prompts=[prompt(941, 3)], tokens=2)
+    announced = setting.engine.ask("counters").get("kvpool_announced_chunks", 0) - before
+    assert announced >= sum(len(chunks_of(ids)) for ids in waiting)
 
 
 def test_stored_events_have_the_token_ids_that_were_computed(setting: Setting) -> None:
