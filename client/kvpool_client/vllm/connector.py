@@ -106,7 +106,9 @@ class ConnectorCalls:
         from vllm.distributed import kv_events  # the engine that asks for it
 
         def make(name: str, fields: Mapping[str, object]) -> object:
-            event: object = getattr(kv_events, name)(**fields)
+            kind = getattr(kv_events, name)
+            known = getattr(kind, "__struct_fields__", fields)
+            event: object = kind(**{field: value for field, value in fields.items() if field in known})
             return event
 
         return EventFeed(self._connect(geometry.layout), make, geometry.block_tokens, self._border)

@@ -28,6 +28,8 @@ from kvpool_client.pool import Pool
 BATCHES_MAX = 64
 # How long after the last news the daemon is asked again. A router that hears this much later is none the worse (guess).
 POLL_S = 0.1
+# And how long after everything was to be told anew and could not be: a snapshot is work for the daemon (guess).
+RETRY_S = 1.0
 # Chunks of a snapshot that wait for their parents.
 ORPHANS_MAX = 1 << 16
 
@@ -77,8 +79,9 @@ class EventFeed:
             is_behind = self._border.call("reading events", None, self._turn)
             # What was told of a turn that failed is not known: everything is told anew.
             self._is_lost = self._is_lost or is_behind is None
+            pause_s = RETRY_S if self._is_lost else 0.0 if is_behind else POLL_S
             with self._changed:
-                self._changed.wait_for(lambda: self._is_stopping, 0.0 if is_behind else POLL_S)
+                self._changed.wait_for(lambda: self._is_stopping, pause_s)
 
     def _turn(self) -> bool:
         """Tell some of what is new; whether there may be more."""
