@@ -25,14 +25,19 @@ class Request:
     table: list[int] = field(default_factory=list)
     generated: int = 0
     is_fresh: bool = True
+    kv_transfer_params: Any = None
+    answer: Any = None
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.tokens)
 
     @property
     def all_token_ids(self) -> list[int]:
         return self.tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
 
     @property
     def block_hashes(self) -> list[bytes]:

@@ -55,10 +55,11 @@ class EventBatch:
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
     """Some of the chunks that are stored at `mark`. Whoever takes the events up to each part's mark (`EventBatch.until`), and
-    then the part, has after the last part what is stored."""
+    then the part, has after the last part what is stored. `namespaces`: model and layout of those that the chunks name."""
 
     chunks: tuple[StoredChunk, ...]
     mark: EventMark
+    namespaces: NamespaceNames
 
 
 def read_events(session: Session | None, since: EventMark, on_failed: Failed) -> EventBatch:
@@ -92,9 +93,9 @@ def read_snapshot(session: Session | None, on_failed: Failed) -> Iterator[Snapsh
     while session is not None and cursor >= 0:
         try:
             answer = session.call(em.AskSnapshot(cursor), em.SnapshotPage)
-            chunks = unpack_chunks(answer.chunks)
+            chunks, names = unpack_chunks(answer.chunks), unpack_namespaces(answer.namespaces)
         except KVPoolError as error:
             on_failed(session, error)
             raise
-        yield SnapshotPart(chunks, EventMark(answer.incarnation, answer.as_of))
+        yield SnapshotPart(chunks, EventMark(answer.incarnation, answer.as_of), names)
         cursor = answer.cursor

@@ -109,7 +109,9 @@ class _Bad(Exception):
 
 
 def parse_hints(envelope: object) -> Hints:
-    """Read an envelope: a mapping, an object with its fields as attributes, or JSON. See the module."""
+    """Read an envelope: a mapping, an object with its fields as attributes, JSON, or Hints read before. See the module."""
+    if isinstance(envelope, Hints):
+        return envelope
     try:
         decoded = _decoded(envelope)
         _check_version("protocol_version", _field(decoded, "protocol_version"))

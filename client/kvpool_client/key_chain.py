@@ -73,8 +73,8 @@ class KeyChain:
             full = len(joined) // self.chunk_tokens * self.chunk_tokens
             self._tail = np.array(joined[full:], dtype=np.int32)
             if full:
-                self._note_tokens(joined[:full])
                 self._append(kvpool_native.hash_leaves(joined[:full], self.chunk_tokens))
+                self._note_tokens(joined[:full])
 
     def append_hashes(self, hashes: Sequence[bytes], tokens: object = None) -> None:
         """Append chunks whose leaves are an engine's own chained block hashes, padded or hashed to 32 bytes.

@@ -325,7 +325,8 @@ class Pool:
     def hint(self, envelope: object, keys: KeyChain, *, prompt_tokens: int | None = None) -> HintReport:
         """Carry an orchestrator's KvHintsEnvelope out on these keys: what became of each action. Never raises for its content.
 
-        `prompt_tokens`: where decoding begins, for directives that cover the output. See `hints`.
+        `prompt_tokens`: where decoding begins, for directives that cover the output. Hints that were read before (`hints`) are
+        taken as they are.
         """
         check_keys(keys)
         return self._wishing.hint(parse_hints(envelope), keys, prompt_tokens)

@@ -24,12 +24,12 @@ import zmq
 from kvpool.clock import Deadline
 from kvpool.config import EventsConfig
 from kvpool.protocol.event_columns import NamespaceNames
-from kvpool.server.event_frames import EventForm, WireEvent, batches
+from kvpool.protocol.event_frames import EventForm, WireEvent, batches
+from kvpool.protocol.snapshot_order import SnapshotOrder
 from kvpool.server.event_sockets import NUMBER, EventSockets, Message
 from kvpool.server.event_source import EventSource, NamedEvents
 from kvpool.server.probe import PROBE_MODEL
 from kvpool.server.snapshot import LoopStalled
-from kvpool.server.snapshot_order import SnapshotOrder
 from kvpool.types import StoredChunk
 
 log = logging.getLogger(__name__)

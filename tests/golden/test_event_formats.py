@@ -16,8 +16,8 @@ from kvpool.keys import salt_tag
 from kvpool.layout import Layout
 from kvpool.protocol.block_hashes import block_hashes, blocks_of
 from kvpool.protocol.event_columns import pack_events, unpack_events
+from kvpool.protocol.event_frames import EventForm, batches
 from kvpool.protocol.trtllm_events import trtllm_event
-from kvpool.server.event_frames import EventForm, batches
 from kvpool.types import Cause, Event, EventKind, Level
 from tests import router
 from tests.router import decode

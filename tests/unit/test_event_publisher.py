@@ -12,10 +12,10 @@ from kvpool.clock import wall_time_s
 from kvpool.config import EventsConfig, load_config
 from kvpool.layout import Layout
 from kvpool.protocol.event_columns import NamespaceNames
-from kvpool.server.event_frames import EventForm, batches
+from kvpool.protocol.event_frames import EventForm, batches
+from kvpool.protocol.snapshot_order import SnapshotOrder
 from kvpool.server.event_publisher import EventPublisher
 from kvpool.server.event_source import NamedEvents, NamedPage
-from kvpool.server.snapshot_order import SnapshotOrder
 from kvpool.types import Event, EventKind, Level, StoredChunk
 from tests.daemon import wait_until
 from tests.journal_rig import LAYOUT, Rig, key

@@ -88,7 +88,8 @@ def test_many_requests_at_once_are_each_right(start_engine: StartEngine) -> None
     engine.forget()
     warm = [Request(f"warm-{number}", list(tokens), new_tokens=4) for number, tokens in enumerate(prompts)]
     engine.run(*warm)
-    assert all(request.external >= 2 * CHUNK for request in warm)
+    # One whose answer was late may find what is common computed already, by another one.
+    assert all(request.held + request.external >= 2 * CHUNK for request in warm)
 
 
 def test_salts_never_share(start_engine: StartEngine) -> None:

@@ -7,12 +7,10 @@ of them compute, and only that shard knows. The scheduler's thread.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from kvpool_client.vllm.geometry import Geometry
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder
 from kvpool_client.vllm.requests import Tracked
-from kvpool_client.vllm.surface import EngineRequest, EngineStep
+from kvpool_client.vllm.surface import EngineStep
 
 
 class SavePlanner:
@@ -66,18 +64,10 @@ class SavePlanner:
             adapter=entry.adapter,
             first_chunk=first,
             block_ids=tuple(blocks),
-            tokens=_token_ids(entry.request, first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
+            tokens=entry.token_ids(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
+            keeping=entry.wishes.keeping(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
             lora_name=str(getattr(getattr(entry.request, "lora_request", None), "lora_name", "")),
         )
-
-
-def _token_ids(request: EngineRequest, start: int, end: int) -> bytes:
-    """Token ids for whoever reads events; none where the KV comes of more than these, or they cannot be had."""
-    known = getattr(request, "all_token_ids", None)
-    if known is None or getattr(request, "mm_features", None) or getattr(request, "prompt_embeds", None) is not None:
-        return b""
-    ids = np.asarray(list(known[start:end]))
-    return ids.astype("<i4").tobytes() if len(ids) == end - start else b""
 
 
 def _computed_tokens(step: EngineStep, requests: Mapping[str, Tracked]) -> Iterator[tuple[str, int]]:
