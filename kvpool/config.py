@@ -17,7 +17,16 @@ from typing import Any
 
 from kvpool.addresses import LoopbackAddress, ZmqAddress, parse_loopback, parse_zmq
 from kvpool.errors import ConfigError, InvalidArgument
-from kvpool.options import Option, choice_option, count_option, duration_option, flag_option, share_option, size_option
+from kvpool.options import (
+    Option,
+    choice_option,
+    count_option,
+    duration_option,
+    flag_option,
+    share_option,
+    size_option,
+    write_budget_option,
+)
 from kvpool.units import format_size, parse_size
 
 if sys.version_info >= (3, 11):
@@ -68,7 +77,10 @@ class DramConfig:
 
 @dataclass(frozen=True, slots=True)
 class SsdConfig:
-    """Section `ssd`; sizes in bytes, durations in seconds. Capacity 0: no such tier."""
+    """Section `ssd`; sizes in bytes, durations in seconds. Capacity 0: no such tier.
+
+    `write_budget`: bytes a day; 0: no bound.
+    """
 
     path: str
     capacity: int
@@ -151,6 +163,7 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
         _check_together(parsed, faults)
     if faults:
         raise ConfigError(faults)
+    parsed["ssd.write_budget"] = parsed["ssd.write_budget"].bytes_per_day(parsed["ssd.capacity"])
     sections = {
         "server": ServerConfig,
         "dram": DramConfig,
@@ -326,7 +339,7 @@ OPTIONS: dict[str, Option] = {
     "ssd.watermark": share_option("0.5"),
     "ssd.write_through": flag_option("false"),
     "ssd.admission": choice_option("all", "second-touch"),
-    "ssd.write_budget": size_option("0B", "8192TiB", "0B"),
+    "ssd.write_budget": write_budget_option("0B", "8192TiB", "0B", least_writes=0.001, most_writes=1000),
     "ssd.checkpoint_interval": duration_option("100ms", "1h", "5s"),
     "ssd.rebuild": flag_option("false"),
     "events.publish": Option(parse_zmq, "off", _ZMQ_EXPECTED),

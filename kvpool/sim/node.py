@@ -62,12 +62,12 @@ class Hits:
 
 
 class SimulatedNode:
-    """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none; else at least as many)."""
+    """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none)."""
 
     def __init__(self, *, dram_blocks: int, ssd_blocks: int, policy: str, config: Config) -> None:
         assert policy in POLICIES
         assert dram_blocks > 0
-        assert ssd_blocks == 0 or ssd_blocks >= dram_blocks
+        assert ssd_blocks >= 0
         capacity = dram_blocks * CHUNK_BYTES
         config = replace(config, dram=replace(config.dram, capacity=capacity))
         geometry = plan_geometry(capacity, config.dram.segment, dram_blocks, ssd_blocks)
@@ -174,7 +174,7 @@ class SimulatedNode:
         return is_moving
 
     def _settle(self) -> None:
-        """Until nothing is under way. Ends, because a tier that holds all of DRAM need not write a block twice for it."""
+        """Until nothing is under way. Ends, because no block is written twice without a use in between."""
         if self._tier is None or self._tiering is None:
             return
         for _ in range(ROUNDS_MAX):

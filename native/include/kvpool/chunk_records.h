@@ -50,6 +50,7 @@ struct alignas(64) ChunkRecord {
   uint8_t chain_share = 0;           // how much was found of the request that used it last: see chain_share_of
   bool is_reused = false;            // acquired since it was stored
   bool is_used = false;              // stored or acquired since it stood in a queue last
+  bool was_below = false;            // written to the slower tier since its last use, wherever it is there now
   uint16_t timer = UINT16_MAX;       // where in the timer wheel; see RetentionTimers
 
   ChunkKey key{};
