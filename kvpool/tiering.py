@@ -74,7 +74,7 @@ class Tiering:
         directory.attach_slower(tier.directory)
         tier.directory.cap_retained(config.dram.retained_share)
         self.promotions = Promotions(directory, self)
-        self._admission = make_admission(
+        self.admission = make_admission(
             config.ssd.admission, config.ssd.write_budget, clock.now_ns(), directory.knows_chances
         )
         self.demotions = Demotions(
@@ -84,10 +84,10 @@ class Tiering:
             watermark_bytes=int(config.dram.capacity * config.ssd.watermark),
             bytes_max=max(1, config.dram.capacity // DEMOTING_FRACTION),
             is_write_through=config.ssd.write_through,
-            admission=self._admission,
+            admission=self.admission,
         )
         self.comparisons = Comparisons(self, namespaces)
-        if self._admission.needs_ghosts:
+        if self.admission.needs_ghosts:
             directory.keep_ghosts(GHOSTS_PER_CHUNK * max_chunks)
         self.restored_chunks = 0
         self.lost_chunks = 0
@@ -305,7 +305,7 @@ class Tiering:
             "ssd.checks_under_way": self.comparisons.holds,
             "ssd.retention_lapsed": slots["lapsed_chunks"],
             **{f"ssd.declined_{reason}": fast[f"declined_{reason}"] for reason in DECLINED},
-            **self._admission.stats(self._clock.now_ns()),
+            **self.admission.stats(self._clock.now_ns()),
             **tier,
             # Wear: what is written for each byte that is served.
             "ssd.written_per_read": round(int(tier["ssd.written_bytes"]) / max(1, int(tier["ssd.read_bytes"])), 3),

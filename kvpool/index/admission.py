@@ -20,7 +20,7 @@ NS_PER_DAY = 86_400 * 10**9
 BURST_FRACTION = 24
 # How likely a chunk must be to be used again for LIKELY. Simulated on the conversation trace (DRAM 2 %, SSD 16 % of its
 # blocks): see docs/performance.md.
-LEAST_CHANCE = 0.3
+LEAST_CHANCE = 0.2
 
 
 class Admitted(IntEnum):

@@ -15,6 +15,7 @@ import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.config import Config
 from kvpool.errors import KVPoolError
+from kvpool.index.admission import Admission
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.reading import Grant, Reading
 from kvpool.index.sessions import EngineSession
@@ -104,6 +105,11 @@ class SimulatedNode:
 
     def __repr__(self) -> str:
         return f"<SimulatedNode {self._directory.stats()['chunks']} blocks in DRAM, {self._tier}>"
+
+    @property
+    def admission(self) -> Admission | None:
+        """What is written to the slower tier, where there is one."""
+        return self._tiering.admission if self._tiering else None
 
     @property
     def ssd_blocks_written(self) -> int:
