@@ -18,6 +18,7 @@ from typing import Any
 from kvpool.addresses import LoopbackAddress, ZmqAddress, parse_loopback, parse_zmq
 from kvpool.errors import ConfigError, InvalidArgument
 from kvpool.options import (
+    DailyWrites,
     Option,
     choice_option,
     count_option,
@@ -77,10 +78,7 @@ class DramConfig:
 
 @dataclass(frozen=True, slots=True)
 class SsdConfig:
-    """Section `ssd`; sizes in bytes, durations in seconds. Capacity 0: no such tier.
-
-    `write_budget`: bytes a day; 0: no bound.
-    """
+    """Section `ssd`; sizes in bytes, durations in seconds. Capacity 0: no such tier."""
 
     path: str
     capacity: int
@@ -92,9 +90,14 @@ class SsdConfig:
     watermark: float
     write_through: bool
     admission: str
-    write_budget: int
+    write_budget: DailyWrites
     checkpoint_interval: float
     rebuild: bool
+
+    @property
+    def write_budget_bytes(self) -> int:
+        """Bytes that may be written in a day; 0: no bound."""
+        return self.write_budget.bytes_per_day(self.capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,6 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
         _check_together(parsed, faults)
     if faults:
         raise ConfigError(faults)
-    parsed["ssd.write_budget"] = parsed["ssd.write_budget"].bytes_per_day(parsed["ssd.capacity"])
     sections = {
         "server": ServerConfig,
         "dram": DramConfig,

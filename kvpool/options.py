@@ -34,7 +34,7 @@ def size_option(low: str, high: str, default: str) -> Option:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteBudget:
+class DailyWrites:
     """Bytes that may be written in a day: a number of them, or how often the capacity may be overwritten (DWPD)."""
 
     size: int = 0
@@ -49,14 +49,14 @@ def write_budget_option(low: str, high: str, default: str, *, least_writes: floa
     """A size in bytes with its unit, or a number of drive writes per day such as `3 DWPD`."""
     size = size_option(low, high, default)
 
-    def parse(value: Any) -> WriteBudget:
+    def parse(value: Any) -> DailyWrites:
         written = _DRIVE_WRITES.fullmatch(value) if isinstance(value, str) else None
         if written is None:
-            return WriteBudget(size=size.parse(value))
+            return DailyWrites(size=size.parse(value))
         drive_writes = float(written.group(1))
         if not least_writes <= drive_writes <= most_writes:
             raise InvalidArgument(f"{drive_writes} DWPD")
-        return WriteBudget(drive_writes=drive_writes)
+        return DailyWrites(drive_writes=drive_writes)
 
     return Option(parse, default, f"{size.expected}, or from {least_writes:g} DWPD to {most_writes:g} DWPD")
 

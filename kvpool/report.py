@@ -54,7 +54,7 @@ def render_ssd_info(config: Config, tier: SsdTier) -> dict[str, Any]:
         "ssd_segment_bytes": plan.segment_bytes,
         "ssd_max_chunks": plan.max_chunks,
         "ssd_catalogue_bytes": plan.catalogue_bytes,
-        "ssd_write_budget_bytes": config.ssd.write_budget,
+        "ssd_write_budget_bytes": config.ssd.write_budget_bytes,
         **({"ssd_warning": warning} if warning else {}),
     }
 

@@ -75,7 +75,7 @@ class Tiering:
         tier.directory.cap_retained(config.dram.retained_share)
         self.promotions = Promotions(directory, self)
         self.admission = make_admission(
-            config.ssd.admission, config.ssd.write_budget, clock.now_ns(), directory.knows_chances
+            config.ssd.admission, config.ssd.write_budget_bytes, clock.now_ns(), directory.knows_chances
         )
         self.demotions = Demotions(
             directory,

@@ -50,9 +50,9 @@ class Outcome:
 def simulated_config(config: Config, block_bytes: int) -> Config:
     """A daemon's configuration for simulated blocks: budgets count bytes, and a simulated block has fewer than a real one."""
     budget = config.ssd.write_budget
-    # A budget that is no bound stays none, and one that is stays one.
-    scaled = max(1, budget * _slot_bytes(CHUNK_BYTES) // _slot_bytes(block_bytes)) if budget else 0
-    return replace(config, ssd=replace(config.ssd, write_budget=scaled))
+    # A budget that is no bound stays none, and one that is stays one; in drive writes it follows the simulated tier.
+    scaled = max(1, budget.size * _slot_bytes(CHUNK_BYTES) // _slot_bytes(block_bytes)) if budget.size else 0
+    return replace(config, ssd=replace(config.ssd, write_budget=replace(budget, size=scaled)))
 
 
 def _slot_bytes(chunk_bytes: int) -> int:

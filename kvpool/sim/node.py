@@ -70,7 +70,9 @@ class SimulatedNode:
         assert dram_blocks > 0
         assert ssd_blocks >= 0
         capacity = dram_blocks * CHUNK_BYTES
-        config = replace(config, dram=replace(config.dram, capacity=capacity))
+        ssd_capacity = ssd_blocks * (CHUNK_BYTES + kvpool_native.SSD_HEADER_BYTES)
+        dram, ssd = replace(config.dram, capacity=capacity), replace(config.ssd, capacity=ssd_capacity)
+        config = replace(config, dram=dram, ssd=ssd)
         geometry = plan_geometry(capacity, config.dram.segment, dram_blocks, ssd_blocks)
         index = kvpool_native.Mapping.create("kvpool-simulated-index", geometry.index_bytes)
         self._clock = VirtualClock()
