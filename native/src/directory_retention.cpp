@@ -214,6 +214,9 @@ void Directory::lapse(RecordId id) {
 
 void Directory::expire_retention(uint64_t now_ns) {
   latest_ns_ = std::max(latest_ns_, now_ns);
+  if (faster_ != nullptr) {
+    faster_->latest_ns_ = std::max(faster_->latest_ns_, latest_ns_);  // until when a chunk that is held there is used
+  }
   for (uint32_t lapsed = 0; lapsed < LAPSES_MAX; ++lapsed) {
     const RecordId id = timers_.take_due(latest_ns_);
     if (!id.valid()) {

@@ -215,6 +215,11 @@ TEST(random_operations_keep_both_tiers_sound) {
       const std::vector<uint64_t> ids = chain();
       const uint64_t pick = random() % 100;
       tiers.memory.directory.protect_unsaved(random() % 4 == 0);
+      tiers.memory.directory.admit(static_cast<Admitted>(random() % 4), 0.2);
+      if (random() % 16 == 0) {
+        tiers.memory.directory.forget_written();
+        tiers.files.expire_retention(tiers.memory.now);
+      }
       if (pick < 34) {
         static_cast<void>(tiers.memory.store(ids));
       } else if (pick < 40) {

@@ -206,3 +206,21 @@ TEST(a_wish_about_memory_alone_says_nothing_below) {
   EXPECT(tiers.files.retention(key_of(1)) == Retention{});
   EXPECT(tiers.is_sound());
 }
+
+TEST(a_chunk_in_use_does_not_lapse_below_though_memory_has_seen_nothing_for_long) {
+  Tiers tiers(8, 16);
+  tiers.memory.now = 10 * SECOND;
+  EXPECT(tiers.memory.store({1}) == 1);
+  retain(tiers, {1}, {80, 30'000});
+  EXPECT(tiers.demote() == 1);
+  keep_below(tiers, {1}, {80, 30'000});
+  const Hold hold = tiers.memory.acquire({1});
+  tiers.files.expire_retention(500 * SECOND);
+  EXPECT(tiers.files.retention(key_of(1)) == (Retention{80, 30'000}));
+  EXPECT(tiers.memory.directory.release(hold.id, 500 * SECOND));
+  expire(tiers, 529 * SECOND);
+  EXPECT(tiers.files.retention(key_of(1)) == (Retention{80, 30'000}));
+  expire(tiers, 531 * SECOND);
+  EXPECT(tiers.files.retention(key_of(1)) == Retention{});
+  EXPECT(tiers.is_sound());
+}
