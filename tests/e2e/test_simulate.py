@@ -146,7 +146,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         (("TRACE", "--token-bytes", "none"), "--token-bytes: 'none' is no size"),
         (("TRACE", "--ssd-capacity", "9"), "--ssd-capacity goes with --tiers dram,ssd"),
         (
-            ("TRACE", "--capacity", "9", "--tiers", "dram,ssd", "--ssd-ratio", "100000000"),
+            ("TRACE", "--capacity", "1000000", "--tiers", "dram,ssd", "--ssd-ratio", "1000"),
             "expected 268435456 at most",
         ),
         (("TRACE", "--set", "dram.capacity=1GiB"), "--set dram.capacity has no meaning in a simulation"),
