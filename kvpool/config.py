@@ -17,7 +17,17 @@ from typing import Any
 
 from kvpool.addresses import LoopbackAddress, ZmqAddress, parse_loopback, parse_zmq
 from kvpool.errors import ConfigError, InvalidArgument
-from kvpool.options import Option, choice_option, count_option, duration_option, flag_option, share_option, size_option
+from kvpool.options import (
+    DailyWrites,
+    Option,
+    choice_option,
+    count_option,
+    duration_option,
+    flag_option,
+    share_option,
+    size_option,
+    write_budget_option,
+)
 from kvpool.units import format_size, parse_size
 
 if sys.version_info >= (3, 11):
@@ -80,9 +90,14 @@ class SsdConfig:
     watermark: float
     write_through: bool
     admission: str
-    write_budget: int
+    write_budget: DailyWrites
     checkpoint_interval: float
     rebuild: bool
+
+    @property
+    def write_budget_bytes(self) -> int:
+        """Bytes that may be written in a day; 0: no bound."""
+        return self.write_budget.bytes_per_day(self.capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +341,7 @@ OPTIONS: dict[str, Option] = {
     "ssd.watermark": share_option("0.5"),
     "ssd.write_through": flag_option("false"),
     "ssd.admission": choice_option("all", "second-touch"),
-    "ssd.write_budget": size_option("0B", "8192TiB", "0B"),
+    "ssd.write_budget": write_budget_option("0B", "8192TiB", "0B", least_writes=0.001, most_writes=1000),
     "ssd.checkpoint_interval": duration_option("100ms", "1h", "5s"),
     "ssd.rebuild": flag_option("false"),
     "events.publish": Option(parse_zmq, "off", _ZMQ_EXPECTED),

@@ -29,7 +29,7 @@ DURATION_S_MAX = ((1 << 32) - 1) / 1000
 
 
 class Hinting:
-    """See the module. `on_due`: schedules the pool's expiry."""
+    """See the module. `on_due`: schedules the pool's expiry; `on_retained`: priorities may lapse that were set now."""
 
     def __init__(
         self,
@@ -40,13 +40,16 @@ class Hinting:
         journal: Journal,
         clock: Clock,
         config: Config,
+        *,
         on_due: Callable[[], None],
+        on_retained: Callable[[], None],
     ) -> None:
         self._clock = clock
         self._namespaces = namespaces
         self._tiering = tiering
         self._journal = journal
         self._on_due = on_due
+        self._on_retained = on_retained
         self._retention = Retention(directory, tiering.demotions if tiering else None, tiering)
         self._announcements = Announcements(
             directory,
@@ -71,6 +74,7 @@ class Hinting:
         states = self._retention.retain(
             session, request.keys, request.priorities, request.durations, self._clock.now_ns()
         )
+        self._on_retained()
         return m.Retained(states)
 
     def demote(self, session: EngineSession, request: m.Demote) -> m.Retained:
@@ -81,7 +85,9 @@ class Hinting:
         if not 0 <= request.first < chunks:
             raise ProtocolError(f"first is {request.first}, expected 0..{chunks - 1}")
         columns.check_wishes(chunks - request.first, ranks=ranks)
-        return m.Retained(self._retention.demote(session, request.keys, request.first, self._clock.now_ns()))
+        states = self._retention.demote(session, request.keys, request.first, self._clock.now_ns())
+        self._on_retained()
+        return m.Retained(states)
 
     def announce(self, session: EngineSession, request: m.Announce) -> m.Announced:
         """Protect chunks that will be asked for soon, and have those of the slower tier come up."""
@@ -118,6 +124,7 @@ class Hinting:
     def note_retained(self, keys: bytes, states: bytes) -> None:
         """A save has said with what these chunks are to be kept."""
         self._retention.remember_below(keys, states)
+        self._on_retained()
 
     def note_lease(self, session: EngineSession, reading: Reading, lease_id: int) -> None:
         """A connection has leased what it may have announced."""
@@ -161,5 +168,6 @@ class Hinting:
             found = self._retention.retain_in(namespace, named, priority, duration_ms, self._clock.now_ns())
             for number, state in zip(absent, found, strict=True):
                 states[number] = state
+            self._on_retained()
             await asyncio.sleep(0)
         return m.Retained(bytes(states))

@@ -1,11 +1,14 @@
 """How the value of one configuration option is read, and what is said when it cannot be. Pure functions and values."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from kvpool.errors import InvalidArgument
 from kvpool.units import format_duration, parse_duration, parse_size
+
+_DRIVE_WRITES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*DWPD\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,34 @@ def size_option(low: str, high: str, default: str) -> Option:
         return size
 
     return Option(parse, default, f"a size from {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class DailyWrites:
+    """Bytes that may be written in a day: a number of them, or how often the capacity may be overwritten (DWPD)."""
+
+    size: int = 0
+    drive_writes: float = 0.0
+
+    def bytes_per_day(self, capacity: int) -> int:
+        """Bytes for a capacity; 0: no bound."""
+        return int(self.drive_writes * capacity) if self.drive_writes else self.size
+
+
+def write_budget_option(low: str, high: str, default: str, *, least_writes: float, most_writes: float) -> Option:
+    """A size in bytes with its unit, or a number of drive writes per day such as `3 DWPD`."""
+    size = size_option(low, high, default)
+
+    def parse(value: Any) -> DailyWrites:
+        written = _DRIVE_WRITES.fullmatch(value) if isinstance(value, str) else None
+        if written is None:
+            return DailyWrites(size=size.parse(value))
+        drive_writes = float(written.group(1))
+        if not least_writes <= drive_writes <= most_writes:
+            raise InvalidArgument(f"{drive_writes} DWPD")
+        return DailyWrites(drive_writes=drive_writes)
+
+    return Option(parse, default, f"{size.expected}, or from {least_writes:g} DWPD to {most_writes:g} DWPD")
 
 
 def duration_option(low: str, high: str, default: str) -> Option:

@@ -19,6 +19,7 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
 from kvpool.errors import LayoutMismatch
 from kvpool.hinting import Hinting
+from kvpool.index.deadlines import Expiry, Lapses
 from kvpool.index.flushing import flush
 from kvpool.index.integrity import Integrity
 from kvpool.index.journal import Journal
@@ -32,7 +33,7 @@ from kvpool.index.writing import Writing
 from kvpool.layout import Layout
 from kvpool.protocol import columns, places, usage
 from kvpool.protocol import messages as m
-from kvpool.report import Sections, render_info, render_stats
+from kvpool.report import Sections, render_info, render_ssd_classes, render_ssd_info, render_stats, warn_of_small_ssd
 from kvpool.tiering import Tiering
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
 from kvpool.tiers.prefault import Prefault
@@ -46,7 +47,6 @@ log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
-EXPIRY_FRACTION = 0.25
 
 
 class Pool:
@@ -79,21 +79,33 @@ class Pool:
         self._traffic = Traffic()
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
         self._prefault: Prefault | None = None
-        self._expiry: asyncio.TimerHandle | None = None
         self._index_view = view = kvpool_native.IndexView(self._dram.index)
         corrupt = partial(find_corrupt_on, self._workers, self._dram.arena, view)
         self._integrity = Integrity(self._directory, corrupt)
         comparisons = self._tiering.comparisons if self._tiering else None
         self._scrub = Scrub(self._directory, self._integrity, self.namespaces, comparisons)
         self.journal = self._make_journal()
+        shortest_s = min(server.lease_ttl, server.reservation_ttl, config.dram.announced_ttl)
+        self._expiry = Expiry(shortest_s, self._reading, self._writing, clock, lambda: self.hints.expire())
+        self._lapses = Lapses(self._directory, self._tiering, clock)
         self.hints = Hinting(
-            self._directory, view, self.namespaces, self._tiering, self.journal, clock, config, self._schedule_expiry
+            self._directory,
+            view,
+            self.namespaces,
+            self._tiering,
+            self.journal,
+            clock,
+            config,
+            on_due=self._expiry.schedule,
+            on_retained=self._lapses.look,
         )
 
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
         self.journal.watch(asyncio.get_running_loop())
         if self._tiering is not None:
+            if warning := warn_of_small_ssd(self._config):
+                log.warning("%s", warning)
             self._tiering.start_opening(self._reopen_namespace)
         if not self._config.dram.prefault:
             for segment in range(self.geometry.segments):
@@ -112,8 +124,8 @@ class Pool:
 
     async def stop(self) -> bool:
         """End the threads; False where one is left waiting for a disk. Chunks in DRAM alone are gone with the process."""
-        if self._expiry is not None:
-            self._expiry.cancel()
+        self._expiry.cancel()
+        self._lapses.cancel()
         self.journal.close()
         loop = asyncio.get_running_loop()
         has_ended = self._tiering is None or await self._tiering.close()
@@ -191,7 +203,7 @@ class Pool:
     def issue_ticket(self, session: EngineSession, lease: int) -> m.Ticket:
         """A ticket on a lease: a hold of its own for each rank."""
         ticket = self._reading.issue_ticket(session, lease, self._clock.now_ns())
-        self._schedule_expiry()
+        self._expiry.schedule()
         return m.Ticket(ticket)
 
     def claim(self, session: EngineSession, ticket: bytes) -> m.Leased:
@@ -217,7 +229,7 @@ class Pool:
             return None
         self.journal.note_refusals(request.keys, places.states, session.own.id)
         self.hints.note_retained(request.keys, places.retained)
-        self._schedule_expiry()
+        self._expiry.schedule()
         return m.Reserved(places.reservation, places.states, places.offsets, places.generations, places.retained)
 
     def commit(self, session: EngineSession, request: m.Commit) -> m.Committed:
@@ -259,7 +271,7 @@ class Pool:
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
-        return info if self._tiering is None else {**info, **self._tiering.info()}
+        return info if self._tiering is None else {**info, **render_ssd_info(self._config, self._tiering.tier)}
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
@@ -289,7 +301,7 @@ class Pool:
             failures=self._traffic.failures(),
             events=self.journal.stats(),
             ssd={} if self._tiering is None else self._tiering.stats(),
-            ssd_classes=[] if self._tiering is None else self._tiering.size_classes(),
+            ssd_classes=[] if self._tiering is None else render_ssd_classes(self._tiering.directory),
         )
 
     def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> dict[str, int]:
@@ -366,7 +378,7 @@ class Pool:
 
     def _leased(self, session: EngineSession, grant: Grant) -> m.Leased:
         if grant.lease:
-            self._schedule_expiry()
+            self._expiry.schedule()
             self.hints.note_lease(session, self._reading, grant.lease)
         return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers)
 
@@ -378,20 +390,4 @@ class Pool:
         """Chunks or segments have moved: whoever waits for room looks again."""
         self._segment_ready.set()
         self.hints.note_room()
-
-    def _schedule_expiry(self) -> None:
-        """Look at deadlines again later; nothing is scheduled while nothing can expire."""
-        if self._expiry is None:
-            server = self._config.server
-            shortest_s = min(server.lease_ttl, server.reservation_ttl, self._config.dram.announced_ttl)
-            loop = asyncio.get_running_loop()
-            self._expiry = loop.call_later(min(1.0, shortest_s * EXPIRY_FRACTION), self._expire)
-
-    def _expire(self) -> None:
-        self._expiry = None
-        failpoint.reach("daemon.expire.before")
-        now_ns = self._clock.now_ns()
-        self._reading.expire(now_ns)
-        self._writing.expire(now_ns)
-        if self.hints.expire() or self._reading.leases or self._reading.tickets or self._writing.reservations:
-            self._schedule_expiry()
+        self._lapses.look()

@@ -8,7 +8,9 @@ from typing import Any
 import kvpool_native
 from kvpool.config import Config
 from kvpool.tiers.dram import PageUse
+from kvpool.tiers.ssd import SsdTier
 from kvpool.types import Measurements
+from kvpool.units import format_size
 
 Sections = dict[str, dict[str, int | float | str]]
 
@@ -36,6 +38,43 @@ def render_info(
         "dram_is_settling": pages.is_settling,
         "index_bytes": geometry.index_bytes,
     }
+
+
+def render_ssd_info(config: Config, tier: SsdTier) -> dict[str, Any]:
+    """What is in use of an SSD tier."""
+    plan = tier.plan
+    warning = warn_of_small_ssd(config)
+    return {
+        "tiers": ["dram", "ssd"],
+        "ssd_path": str(plan.path),
+        "ssd_state": tier.state.name.lower(),
+        "ssd_reason": tier.state_reason,
+        "ssd_io": tier.backend,
+        "ssd_segments": plan.segments,
+        "ssd_segment_bytes": plan.segment_bytes,
+        "ssd_max_chunks": plan.max_chunks,
+        "ssd_catalogue_bytes": plan.catalogue_bytes,
+        "ssd_write_budget_bytes": config.ssd.write_budget_bytes,
+        **({"ssd_warning": warning} if warning else {}),
+    }
+
+
+def render_ssd_classes(directory: kvpool_native.Directory) -> list[dict[str, int]]:
+    """Slots of an SSD tier by size class, named by the chunks in them: without their headers."""
+    return [
+        {**row, "chunk_bytes": row["chunk_bytes"] - kvpool_native.SSD_HEADER_BYTES}
+        for row in directory.stats()["classes"]
+    ]
+
+
+def warn_of_small_ssd(config: Config) -> str:
+    """What is wrong with an SSD tier that is smaller than DRAM; empty where it is not."""
+    if not 0 < config.ssd.capacity < config.dram.capacity:
+        return ""
+    return (
+        f"ssd.capacity is {format_size(config.ssd.capacity)}, less than dram.capacity {format_size(config.dram.capacity)}: "
+        "it cannot even hold what DRAM has, and a restart loses the rest"
+    )
 
 
 def render_stats(config: Config, measured: Measurements) -> Sections:

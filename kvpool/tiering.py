@@ -19,7 +19,7 @@ from kvpool import failpoint
 from kvpool.clock import Clock, Deadline
 from kvpool.config import Config
 from kvpool.errors import KVPoolError
-from kvpool.index.admission import make_admission
+from kvpool.index.admission import DECLINED, make_admission
 from kvpool.index.comparisons import Comparisons
 from kvpool.index.demotions import Demotions
 from kvpool.index.namespaces import Namespace, Namespaces
@@ -74,7 +74,9 @@ class Tiering:
         directory.attach_slower(tier.directory)
         tier.directory.cap_retained(config.dram.retained_share)
         self.promotions = Promotions(directory, self)
-        self._admission = make_admission(config.ssd.admission, config.ssd.write_budget, clock.now_ns())
+        self.admission = make_admission(
+            config.ssd.admission, config.ssd.write_budget_bytes, clock.now_ns(), directory.knows_chances
+        )
         self.demotions = Demotions(
             directory,
             self,
@@ -82,10 +84,10 @@ class Tiering:
             watermark_bytes=int(config.dram.capacity * config.ssd.watermark),
             bytes_max=max(1, config.dram.capacity // DEMOTING_FRACTION),
             is_write_through=config.ssd.write_through,
-            admission=self._admission,
+            admission=self.admission,
         )
         self.comparisons = Comparisons(self, namespaces)
-        if self._admission.needs_ghosts:
+        if self.admission.needs_ghosts:
             directory.keep_ghosts(GHOSTS_PER_CHUNK * max_chunks)
         self.restored_chunks = 0
         self.lost_chunks = 0
@@ -186,6 +188,13 @@ class Tiering:
         for at in range(0, len(departed), KEY_BYTES):
             self.tier.forget(departed[at : at + KEY_BYTES])
 
+    def remember_lapsed(self) -> None:
+        """Have the catalogue know of priorities that have fallen back, or a restart would raise them again."""
+        lapsed = self.directory.take_lapsed()
+        for at in range(0, len(lapsed), KEY_BYTES):
+            if self.directory.retention(lapsed[at : at + KEY_BYTES]) is not None:
+                self.touch(lapsed[at : at + KEY_BYTES])
+
     def start_opening(self, open_namespace: OpenNamespace) -> None:
         """Begin to open the tier, beside everything else."""
         self._opening = asyncio.create_task(self.open(open_namespace))
@@ -219,6 +228,7 @@ class Tiering:
             TierState.OK,
             f"at {self.tier.plan.path}: {self.restored_chunks} chunks found, {recovered.bad_rows} bad rows",
         )
+        self._on_settled()
 
     @contextlib.contextmanager
     def protecting(self, is_wanted: bool) -> Iterator[None]:
@@ -243,6 +253,7 @@ class Tiering:
         """Write down what DRAM alone has, as far as the time goes, and checkpoint. Returns how many chunks that were."""
         deadline = Deadline(timeout_s)
         before = self.demotions.demoted_chunks
+        self._fast.forget_written()
         while self.can_write and not deadline.has_passed():
             self.demotions.run_all(self._clock.now_ns())
             if not len(self.demotions):
@@ -253,6 +264,7 @@ class Tiering:
             except asyncio.TimeoutError:
                 break
         self.forget_departed()
+        self.remember_lapsed()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self.tier.checkpoint, CHECKPOINT_TIMEOUT_S)
         return self.demotions.demoted_chunks - before
@@ -272,24 +284,9 @@ class Tiering:
             loop.remove_reader(self.tier.fileno())
         return await loop.run_in_executor(None, self.tier.close)
 
-    def info(self) -> dict[str, int | str | list[str]]:
-        """What is in use, for operators."""
-        tier = self.tier
-        return {
-            "tiers": ["dram", "ssd"],
-            "ssd_path": str(tier.plan.path),
-            "ssd_state": tier.state.name.lower(),
-            "ssd_reason": tier.state_reason,
-            "ssd_io": tier.backend,
-            "ssd_segments": tier.plan.segments,
-            "ssd_segment_bytes": tier.plan.segment_bytes,
-            "ssd_max_chunks": tier.plan.max_chunks,
-            "ssd_catalogue_bytes": tier.plan.catalogue_bytes,
-        }
-
     def stats(self) -> dict[str, int | float | str]:
         """Counters, by name."""
-        slots = self.directory.stats()
+        slots, fast = self.directory.stats(), self._fast.stats()
         tier = self.tier.stats()
         return {
             "ssd.chunks": slots["chunks"],
@@ -302,22 +299,17 @@ class Tiering:
             "demoted_chunks": self.demotions.demoted_chunks,
             "demotions_failed": self.demotions.failed_chunks,
             "demotions_under_way": len(self.demotions),
-            "promoted_chunks": self._fast.stats()["promoted_chunks"],
+            "promoted_chunks": fast["promoted_chunks"],
             "promotions_failed": self.promotions.failed_chunks,
             "promotions_under_way": len(self.promotions),
             "ssd.checks_under_way": self.comparisons.holds,
-            **self._admission.stats(self._clock.now_ns()),
+            "ssd.retention_lapsed": slots["lapsed_chunks"],
+            **{f"ssd.declined_{reason}": fast[f"declined_{reason}"] for reason in DECLINED},
+            **self.admission.stats(self._clock.now_ns()),
             **tier,
             # Wear: what is written for each byte that is served.
             "ssd.written_per_read": round(int(tier["ssd.written_bytes"]) / max(1, int(tier["ssd.read_bytes"])), 3),
         }
-
-    def size_classes(self) -> list[dict[str, int]]:
-        """Slots by size class, named by the chunks in them: without their headers."""
-        return [
-            {**row, "chunk_bytes": row["chunk_bytes"] - kvpool_native.SSD_HEADER_BYTES}
-            for row in self.directory.stats()["classes"]
-        ]
 
     def verify(self) -> list[str]:
         """Broken invariants of the slower directory, one line each."""
@@ -346,6 +338,7 @@ class Tiering:
             if is_good:
                 self._pause_s = FIRST_PAUSE_S
         self.forget_departed()
+        self.remember_lapsed()
         self.run()
         self._see_to_the_tier()
         self.settled.set()

@@ -122,11 +122,9 @@ def _cells(asked: Asked, workload: Workload) -> dict[Cell, float]:
         ssd_blocks = max(1, int(asked.ssd_ratio * blocks)) if asked.ssd_ratio else 0
         if asked.ssd_capacity is not None:
             ssd_blocks = parse_blocks(asked.ssd_capacity, workload.unique, asked.block_bytes)
-        # A smaller one would be written without end: what is in DRAM is to be in it too.
-        if ssd_blocks and not blocks <= ssd_blocks <= BLOCKS_MAX:
+        if ssd_blocks > BLOCKS_MAX:
             raise InvalidArgument(
-                f"the SSD tier has {ssd_blocks} blocks beside {blocks} of capacity {text!r}, "
-                f"expected as many as DRAM at least, and {BLOCKS_MAX} at most"
+                f"the SSD tier has {ssd_blocks} blocks beside {blocks} of capacity {text!r}, expected {BLOCKS_MAX} at most"
             )
         share = parse_share(text) or blocks / workload.unique
         cells.update({Cell(policy, blocks, ssd_blocks): round(share, 6) for policy in asked.policies})

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from kvpool.clock import NS_PER_S
+from kvpool.index.admission import DECLINED, Admitted
 from kvpool.server.request_times import BOUNDS_NS
 from kvpool.server.snapshot import Snapshot
 from kvpool.types import Level, TrafficCounts
@@ -103,6 +104,11 @@ def _ssd_by(**keys: str) -> Callable[[Snapshot], Values]:
 def _ssd_state(now: Snapshot) -> Values:
     states = ("starting", "ok", "readonly", "offline") if now.pool.ssd else ()
     return {(state,): float(now.pool.ssd["ssd.state"] == state) for state in states}
+
+
+def _ssd_admission(now: Snapshot) -> Values:
+    words = [step.word for step in Admitted] if now.pool.ssd else []
+    return {(word,): float(now.pool.ssd["ssd.admission"] == word) for word in words}
 
 
 def _by_model(read: Callable[[TrafficCounts], float]) -> Callable[[Snapshot], Values]:
@@ -298,8 +304,13 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  _ssd("ssd.written_bytes"), "bytes"),
         _gauge("kvpool_ssd_write_budget_left_bytes", "Bytes that the day's budget leaves to be written now; 0 without one.",
                _ssd("ssd.budget_left_bytes"), "bytes"),
-        _gauge("kvpool_ssd_touches_needed", "Times a chunk must have been used to be written; -1: nothing is written.",
-               _ssd("ssd.touches_needed")),
+        _gauge("kvpool_ssd_admission", "1 for what is written now, 0 for the rest: all, what is likely to be used again, what "
+               "was used again, nothing.", _ssd_admission, "", "admitted"),
+        _counter("kvpool_ssd_admission_tightenings", "How often less was written from then on, because the budget was low.",
+                 _ssd("ssd.admission_tightened")),
+        _counter("kvpool_ssd_declined_chunks", "Chunks that were not written to it and have left DRAM since: too unlikely to "
+                 "be used again, used once, no budget, written before and not used since, not taken in time.",
+                 _ssd_by(**{reason: f"ssd.declined_{reason}" for reason in DECLINED}), "chunks", "reason"),
         _counter("kvpool_ssd_lost_chunks", "Chunks forgotten because a failed sync had covered them.",
                  _ssd("ssd.lost_chunks"), "chunks"),
         _counter("kvpool_ssd_checkpoints", "Checkpoints of the catalogue.", _ssd("ssd.checkpoints")),

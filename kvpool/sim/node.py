@@ -15,6 +15,7 @@ import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.config import Config
 from kvpool.errors import KVPoolError
+from kvpool.index.admission import Admission
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.reading import Grant, Reading
 from kvpool.index.sessions import EngineSession
@@ -62,14 +63,16 @@ class Hits:
 
 
 class SimulatedNode:
-    """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none; else at least as many)."""
+    """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none)."""
 
     def __init__(self, *, dram_blocks: int, ssd_blocks: int, policy: str, config: Config) -> None:
         assert policy in POLICIES
         assert dram_blocks > 0
-        assert ssd_blocks == 0 or ssd_blocks >= dram_blocks
+        assert ssd_blocks >= 0
         capacity = dram_blocks * CHUNK_BYTES
-        config = replace(config, dram=replace(config.dram, capacity=capacity))
+        ssd_capacity = ssd_blocks * (CHUNK_BYTES + kvpool_native.SSD_HEADER_BYTES)
+        dram, ssd = replace(config.dram, capacity=capacity), replace(config.ssd, capacity=ssd_capacity)
+        config = replace(config, dram=dram, ssd=ssd)
         geometry = plan_geometry(capacity, config.dram.segment, dram_blocks, ssd_blocks)
         index = kvpool_native.Mapping.create("kvpool-simulated-index", geometry.index_bytes)
         self._clock = VirtualClock()
@@ -104,6 +107,11 @@ class SimulatedNode:
 
     def __repr__(self) -> str:
         return f"<SimulatedNode {self._directory.stats()['chunks']} blocks in DRAM, {self._tier}>"
+
+    @property
+    def admission(self) -> Admission | None:
+        """What is written to the slower tier, where there is one."""
+        return self._tiering.admission if self._tiering else None
 
     @property
     def ssd_blocks_written(self) -> int:
@@ -174,7 +182,7 @@ class SimulatedNode:
         return is_moving
 
     def _settle(self) -> None:
-        """Until nothing is under way. Ends, because a tier that holds all of DRAM need not write a block twice for it."""
+        """Until nothing is under way. Ends, because no block is written twice without a use in between."""
         if self._tier is None or self._tiering is None:
             return
         for _ in range(ROUNDS_MAX):

@@ -177,6 +177,10 @@ nb::dict stats(const Directory& directory) {
   for (size_t reason = 0; reason < EVICTIONS; ++reason) {
     result[(std::string("evicted_") + reasons[reason]).c_str()] = counts.evictions[reason];
   }
+  const char* declined[DECLINED] = {"unlikely", "used_once", "no_budget", "written_before", "unready"};
+  for (size_t reason = 0; reason < DECLINED; ++reason) {
+    result[(std::string("declined_") + declined[reason]).c_str()] = counts.declined[reason];
+  }
   result["kept_chunks"] = counts.kept_chunks;
   result["kept_bytes"] = counts.kept_bytes;
   result["clipped_chunks"] = counts.clipped_chunks;

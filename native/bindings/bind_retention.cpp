@@ -1,5 +1,7 @@
 // Bindings of retention: priorities and durations of chunks, as packed columns. No logic.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <vector>
@@ -75,6 +77,14 @@ void bind_retention(nb::class_<Directory>& directory) {
           },
           "key"_a, "(priority, duration_ms) of a chunk; None where it is not here.")
       .def("retentions", &retentions, "hold"_a, "(priorities u8, durations_ms u32) of the chunks of a hold.")
+      .def("next_lapse_ns", &Directory::next_lapse_ns, "When `expire_retention` is to be called next; None: no priority can lapse.")
+      .def(
+          "take_lapsed",
+          [](Directory& self) {
+            const auto keys = self.take_lapsed();
+            return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
+          },
+          "The keys of which the priority has lapsed in this slower tier since the last call, packed.")
       .def("expire_retention", &Directory::expire_retention, "now_ns"_a,
            "Has priorities that have lasted their time fall back to the default, a bounded number of them.");
 }

@@ -116,8 +116,20 @@ void bind_tiers(nb::class_<Directory>& directory) {
             return self.fail_landing(one_key(key), generation);
           },
           "key"_a, "generation"_a, "Takes a chunk that could not be read out, with what follows it.")
-      .def("admit_from", &Directory::admit_from, "touches"_a,
-           "Chunks are worth a place below from this many touches on; others may be evicted unsaved.")
+      .def(
+          "admit",
+          [](Directory& self, uint32_t admitted, double least_chance) {
+            if (admitted > static_cast<uint32_t>(Admitted::NOTHING)) {
+              throw nb::value_error("admitted must be 0 to 3");
+            }
+            self.admit(static_cast<Admitted>(admitted), least_chance);
+          },
+          "admitted"_a, "least_chance"_a = 0.0,
+          "These chunks are worth a place below from now on (0 all, 1 those with at least this chance of a use and those\n"
+          "touched twice, 2 those touched twice, 3 none), with what precedes them; others may be evicted unsaved.")
+      .def("knows_chances", &Directory::knows_chances, "Whether the policy has learned how likely chunks are to be used again.")
+      .def("forget_written", &Directory::forget_written,
+           "What gave way below since its last use is worth a place there once more.")
       .def(
           "keep_ghosts",
           [](Directory& self, uint32_t chunks) {

@@ -171,7 +171,7 @@ void Directory::remove_idle(RecordId id) noexcept {
 void Directory::evict(RecordId leaf, Eviction reason) noexcept {
   stats_.lifetimes.add(age_ns(records_[leaf], latest_ns_));
   ++stats_.evictions[static_cast<size_t>(reason)];
-  count_departure(records_[leaf].key);
+  count_departure(records_[leaf]);
   policy_->note_evicted(records_[leaf]);
   hand_down(records_[leaf]);
   departure_ = static_cast<Cause>(reason);

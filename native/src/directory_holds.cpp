@@ -61,6 +61,9 @@ void Directory::note_reuse(const std::vector<RecordId>& records, uint64_t now_ns
     record.chain_share = share;
     record.is_reused = true;
     record.is_used = true;
+    if (faster_ != nullptr) {
+      record.retained_tick = tick_of(latest_ns_);  // a use on its way up
+    }
     record.touches = static_cast<uint8_t>(std::min(record.touches + 1, UINT8_MAX));
   }
 }
@@ -83,6 +86,7 @@ void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns)
   for (auto id = records.rbegin(); id != records.rend(); ++id) {
     ChunkRecord& record = records_[*id];
     KVPOOL_CHECK(record.holds > 0);
+    record.was_below = false;
     if (--record.holds > 0) {
       // Its last holder may end without a use; this one's counts then, as it does for what follows the chunk.
       record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});

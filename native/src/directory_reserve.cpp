@@ -235,7 +235,7 @@ SaveState Directory::make_slot(ClassId size_class, WindowSearch& search) noexcep
 }
 
 bool Directory::may_evict(RecordId id) const noexcept {
-  return !protects_unsaved_ || records_[id].touches < admitted_touches_ || is_elsewhere(records_[id].key);
+  return !protects_unsaved_ || !wants_place_below(records_[id]);
 }
 
 void Directory::find_window(ClassId size_class, WindowSearch& search) const noexcept {

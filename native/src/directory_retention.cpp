@@ -80,11 +80,33 @@ void Directory::unmark_kept(RecordId top) noexcept {
   }
 }
 
-uint64_t Directory::lapses_at(const ChunkRecord& record) const noexcept {
+// From when a chunk's duration counts: its last use, or when it was retained. In the slower tier to be written is no use.
+uint64_t Directory::kept_since(const ChunkRecord& record) const noexcept {
+  if (record.holds > 0) {
+    return latest_ns_;
+  }
   const uint64_t retained_ago = uint64_t{tick_of(latest_ns_) - record.retained_tick} << TICK_SHIFT;
   const uint64_t retained_ns = latest_ns_ - std::min(latest_ns_, retained_ago);
-  const uint64_t used_ns = record.holds > 0 ? latest_ns_ : record.last_access_ns;
-  return std::max(retained_ns, used_ns) + record.duration_ms * NS_PER_MS;
+  return faster_ != nullptr ? retained_ns : std::max(retained_ns, record.last_access_ns);
+}
+
+uint64_t Directory::lapses_at(const ChunkRecord& record) const noexcept {
+  const uint64_t own_ns = kept_since(record) + record.duration_ms * NS_PER_MS;
+  if (faster_ == nullptr) {
+    return own_ns;
+  }
+  const RecordId above = faster_->find_alike(record.key, {record.priority, record.duration_ms});
+  return above.valid() ? faster_->lapses_at(faster_->records_[above]) : own_ns;
+}
+
+// The record of a key, if it is kept with just this.
+RecordId Directory::find_alike(const ChunkKey& key, Retention kept) const noexcept {
+  const auto entry = table_.find(key);
+  if (!entry || !entry->record.valid()) {
+    return RecordId();
+  }
+  const ChunkRecord& record = records_[entry->record];
+  return Retention{record.priority, record.duration_ms} == kept ? entry->record : RecordId();
 }
 
 void Directory::start_timer(RecordId id) noexcept {
@@ -119,16 +141,22 @@ RetainState Directory::keep(RecordId id, Retention wish) noexcept {
   return state;
 }
 
-// A chunk that leaves this tier is kept in the slower one as it was here; its time runs on from now. One below the default
-// leaves this tier early, which says nothing about the slower one: that has heard what it is to hear.
+// A chunk that leaves this tier is kept in the slower one as it was here, its time running on from its last use. One below the
+// default leaves this tier early, which says nothing about the slower one: that has heard what it is to hear.
 void Directory::hand_down(const ChunkRecord& record) noexcept {
-  if (slower_ == nullptr || record.priority <= DEFAULT_PRIORITY) {
+  const auto below = slower_ == nullptr ? std::nullopt : slower_->table_.find(record.key);
+  if (!below || !below->record.valid()) {
     return;
   }
-  const auto below = slower_->table_.find(record.key);
-  if (below && below->record.valid()) {
-    slower_->latest_ns_ = std::max(slower_->latest_ns_, latest_ns_);
-    static_cast<void>(slower_->keep_in_queue(below->record, {record.priority, record.duration_ms}));
+  const Retention kept{record.priority, record.duration_ms};
+  slower_->latest_ns_ = std::max(slower_->latest_ns_, latest_ns_);
+  if (record.priority > DEFAULT_PRIORITY) {
+    static_cast<void>(slower_->keep_in_queue(below->record, kept));
+  }
+  if (slower_->find_alike(record.key, kept).valid()) {
+    slower_->timers_.cancel(below->record);
+    slower_->records_[below->record].retained_tick = tick_of(kept_since(record));
+    slower_->start_timer(below->record);
   }
 }
 
@@ -168,8 +196,27 @@ std::optional<std::vector<Retention>> Directory::retentions(HoldId hold) const {
   return kept;
 }
 
-void Directory::expire_retention(uint64_t now_ns) noexcept {
+// The chunk's time is over, here and, where it is kept alike there, in the slower tier.
+void Directory::lapse(RecordId id) {
+  const ChunkKey key = records_[id].key;
+  const Retention kept{records_[id].priority, records_[id].duration_ms};
+  ++stats_.lapsed_chunks;
+  static_cast<void>(keep_in_queue(id, Retention{}));
+  if (faster_ != nullptr) {
+    lapsed_.push_back(key);
+  }
+  const RecordId below = slower_ == nullptr ? RecordId() : slower_->find_alike(key, kept);
+  if (below.valid()) {
+    slower_->latest_ns_ = std::max(slower_->latest_ns_, latest_ns_);
+    slower_->lapse(below);
+  }
+}
+
+void Directory::expire_retention(uint64_t now_ns) {
   latest_ns_ = std::max(latest_ns_, now_ns);
+  if (faster_ != nullptr) {
+    faster_->latest_ns_ = std::max(faster_->latest_ns_, latest_ns_);  // until when a chunk that is held there is used
+  }
   for (uint32_t lapsed = 0; lapsed < LAPSES_MAX; ++lapsed) {
     const RecordId id = timers_.take_due(latest_ns_);
     if (!id.valid()) {
@@ -179,8 +226,7 @@ void Directory::expire_retention(uint64_t now_ns) noexcept {
       start_timer(id);  // used since, or handed out on its way inwards
       continue;
     }
-    ++stats_.lapsed_chunks;
-    static_cast<void>(keep_in_queue(id, Retention{}));
+    lapse(id);
   }
 }
 

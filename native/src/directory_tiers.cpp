@@ -32,6 +32,9 @@ bool Directory::note_slower(const ChunkKey& key, bool is_held) noexcept {
       return false;
     }
     table_.set_tiers(key, static_cast<uint8_t>((entry ? entry->tiers : 0) | bit));
+    if (entry && entry->record.valid()) {
+      records_[entry->record].was_below = true;
+    }
     return true;
   }
   KVPOOL_CHECK(entry.has_value());
@@ -79,14 +82,50 @@ void Directory::leave(const ChunkKey& key) noexcept {
   table_.move(key, RecordId(), entry->generation, PageIndex());
 }
 
-void Directory::count_departure(const ChunkKey& key) {
-  if (is_elsewhere(key)) {
+void Directory::count_departure(const ChunkRecord& record) {
+  if (is_elsewhere(record.key)) {
     ++stats_.shed_chunks;
     return;
   }
   ++stats_.evicted_chunks;
+  if (slower_ != nullptr) {
+    ++stats_.declined[static_cast<size_t>(why_declined(record))];
+  }
   if (ghosts_) {
-    ghosts_->add(key);
+    ghosts_->add(record.key);
+  }
+}
+
+bool Directory::is_admitted(const ChunkRecord& record) const noexcept {
+  switch (admitted_) {
+    case Admitted::ALL:
+      return true;
+    case Admitted::LIKELY:
+      return record.touches > 1 || policy_->chance(record.queue, record.last_access_ns, latest_ns_) >= least_chance_;
+    case Admitted::USED_AGAIN:
+      return record.touches > 1;
+    case Admitted::NOTHING:
+      return false;
+  }
+  return false;
+}
+
+// REQUIRES: the slower tier does not have it.
+Declined Directory::why_declined(const ChunkRecord& record) const noexcept {
+  if (record.was_below) {
+    return Declined::WRITTEN_BEFORE;
+  }
+  if (is_admitted(record)) {
+    return Declined::UNREADY;
+  }
+  return admitted_ == Admitted::NOTHING  ? Declined::NO_BUDGET
+         : admitted_ == Admitted::LIKELY ? Declined::UNLIKELY
+                                         : Declined::USED_ONCE;
+}
+
+void Directory::forget_written() noexcept {
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    records_[RecordId(index)].was_below = false;
   }
 }
 
@@ -164,7 +203,7 @@ Hold Directory::hold_unsaved(uint32_t scan, bool newest_first, size_t& saved) {
   for (uint32_t index = 0; index < arena_.class_count(); ++index) {
     RecordId found;
     queues_.visit(ClassId(index), latest_ns_, scan, newest_first, [this, &found](RecordId id) {
-      const bool is_lacking = records_[id].touches >= admitted_touches_ && !is_elsewhere(records_[id].key);
+      const bool is_lacking = wants_place_below(records_[id]);
       found = is_lacking ? id : RecordId();
       return !is_lacking;
     });
@@ -262,6 +301,8 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
 }
 
 std::vector<ChunkKey> Directory::take_departed() noexcept { return std::exchange(departed_, {}); }
+
+std::vector<ChunkKey> Directory::take_lapsed() noexcept { return std::exchange(lapsed_, {}); }
 
 // Children were restored after their parents and must stand before them in their list.
 void Directory::finish_restore() noexcept {

@@ -1,4 +1,6 @@
 // The directory recounted from its records, holds, table and arena. See the invariants in directory.h.
+#include <numeric>
+
 #include "kvpool/directory.h"
 
 namespace kvpool {
@@ -199,6 +201,8 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
   expect("entries of the slower tier", slower_ == nullptr ? 0 : slower_->stats_.chunks, table_.count_in(slower_bit));
   expect("evictions", stats_.evictions[0] + stats_.evictions[1] + stats_.evictions[2],
          stats_.evicted_chunks + stats_.shed_chunks);
+  expect("chunks declined below", slower_ == nullptr ? 0 : stats_.evicted_chunks,
+         std::accumulate(stats_.declined.begin(), stats_.declined.end(), uint64_t{0}));
   expect("stored chunks",
          sums.chunks + stats_.evicted_chunks + stats_.shed_chunks + stats_.flushed_chunks + stats_.dropped_chunks,
          stats_.stored_chunks + stats_.promoted_chunks);

@@ -68,6 +68,18 @@ uint64_t RetentionTimers::next_tick() const noexcept {
   return (tick_ | FURTHEST) + 1;
 }
 
+std::optional<uint64_t> RetentionTimers::next_ns() const noexcept {
+  if (size_ == 0) {
+    return std::nullopt;
+  }
+  for (uint32_t ring = 0; ring < RINGS; ++ring) {
+    if (places_[place_of(tick_, ring)].valid()) {
+      return tick_ << TICK_SHIFT;
+    }
+  }
+  return next_tick() << TICK_SHIFT;
+}
+
 RecordId RetentionTimers::take_due(uint64_t now_ns) noexcept {
   const uint64_t now = now_ns >> TICK_SHIFT;
   while (size_ > 0 && tick_ <= now) {

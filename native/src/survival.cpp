@@ -20,7 +20,7 @@ constexpr double LEAST_SURVIVAL = 1e-6;
 
 }  // namespace
 
-SurvivalModel::SurvivalModel() : reuses_(CLASSES, Row{}), worth_(CLASSES) {
+SurvivalModel::SurvivalModel() : reuses_(CLASSES, Row{}), worth_(CLASSES), chances_(CLASSES) {
   for (auto& row : worth_) {
     for (uint32_t bin = 0; bin < BINS; ++bin) {
       row[bin] = static_cast<float>(UNLEARNED / (bin + 1));
@@ -80,6 +80,10 @@ void SurvivalModel::learn(uint64_t now_ns) {
       all_ended[bin] += reuses_[number][bin];
     }
   }
+  horizon_ = 0;
+  while (horizon_ < BINS && all_seen[horizon_] >= BORROWED) {
+    ++horizon_;
+  }
   Row common{};
   for (uint32_t bin = 0; bin < BINS; ++bin) {
     const double before = bin > 0 ? common[bin - 1] : 0;
@@ -92,6 +96,22 @@ void SurvivalModel::learn(uint64_t now_ns) {
           (reuses_[number][bin] + BORROWED * common[bin]) / (seen[number][bin] + BORROWED + ASSUMED);
     }
     appraise(number, share_ended);
+    estimate_chances(number, share_ended);
+  }
+}
+
+// Beyond the horizon nothing is known to be used again: what `appraise` assumes there would count as seen.
+void SurvivalModel::estimate_chances(uint32_t of_class, const Row& share_ended) noexcept {
+  double later = 0;  // share of intervals that end at this age or later
+  double survival = 1;
+  for (uint32_t bin = 0; bin < horizon_; ++bin) {
+    survival -= share_ended[bin];
+  }
+  survival = std::max(survival, LEAST_SURVIVAL);
+  chances_[of_class].fill(0);
+  for (uint32_t bin = horizon_; bin-- > 0;) {
+    later += share_ended[bin];
+    chances_[of_class][bin] = static_cast<float>(later / (later + survival));
   }
 }
 

@@ -117,7 +117,7 @@ TEST(what_no_other_tier_has_can_be_protected) {
 TEST(only_what_was_touched_twice_is_worth_a_place_below) {
   Tiers tiers(6, 16);
   tiers.memory.directory.keep_ghosts(64);
-  tiers.memory.directory.admit_from(2);
+  tiers.memory.directory.admit(Admitted::USED_AGAIN);
   EXPECT(tiers.memory.store({1, 2, 3}) == 3);
   EXPECT(tiers.memory.store({11, 12}) == 2);
   EXPECT(tiers.demote() == 0);
@@ -133,7 +133,7 @@ TEST(only_what_was_touched_twice_is_worth_a_place_below) {
   // What comes again after it was evicted has been touched before.
   EXPECT(tiers.memory.store({11, 12}) == 2);
   EXPECT(tiers.demote() == 2);
-  tiers.memory.directory.admit_from(0);
+  tiers.memory.directory.admit(Admitted::ALL);
   while (tiers.demote() > 0) {
   }
   EXPECT(tiers.memory.directory.count_unsaved() == 0);
@@ -215,6 +215,11 @@ TEST(random_operations_keep_both_tiers_sound) {
       const std::vector<uint64_t> ids = chain();
       const uint64_t pick = random() % 100;
       tiers.memory.directory.protect_unsaved(random() % 4 == 0);
+      tiers.memory.directory.admit(static_cast<Admitted>(random() % 4), 0.2);
+      if (random() % 16 == 0) {
+        tiers.memory.directory.forget_written();
+        tiers.files.expire_retention(tiers.memory.now);
+      }
       if (pick < 34) {
         static_cast<void>(tiers.memory.store(ids));
       } else if (pick < 40) {

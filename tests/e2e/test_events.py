@@ -230,7 +230,6 @@ def test_what_is_written_down_is_told_with_its_token_ids(start_daemon: Callable[
 def test_a_change_of_priority_is_told_and_so_is_its_lapse(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(12, 2 * SMALL.chunk_tokens))
-        elsewhere = pool.keys(tokens_of(13, SMALL.chunk_tokens))
         assert store(pool, keys).stored == 2
         mark = pool.events().mark
         assert pool.retain(keys, [kv.TokenRange(0, SMALL.chunk_tokens, 80, 0.05)]).accepted == 1
@@ -241,9 +240,6 @@ def test_a_change_of_priority_is_told_and_so_is_its_lapse(daemon: Daemon) -> Non
         assert event.tiers == event.tiers_before == 1 << kv.Level.DRAM
 
         def lapses() -> tuple[kv.Event, ...]:
-            pool.retain(
-                elsewhere, [kv.TokenRange(0, None, 80)]
-            )  # of no stored chunk: has the daemon look at what is due
             return pool.events(batch.mark).events
 
         wait_until(lambda: bool(lapses()), "the priority lapses")

@@ -146,8 +146,8 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         (("TRACE", "--token-bytes", "none"), "--token-bytes: 'none' is no size"),
         (("TRACE", "--ssd-capacity", "9"), "--ssd-capacity goes with --tiers dram,ssd"),
         (
-            ("TRACE", "--capacity", "9", "--tiers", "dram,ssd", "--ssd-capacity", "8"),
-            "expected as many as DRAM at least",
+            ("TRACE", "--capacity", "1000000", "--tiers", "dram,ssd", "--ssd-ratio", "1000"),
+            "expected 268435456 at most",
         ),
         (("TRACE", "--set", "dram.capacity=1GiB"), "--set dram.capacity has no meaning in a simulation"),
         (("TRACE", "--set", "ssd.watermark=7"), "ssd.watermark is '7', expected"),

@@ -248,7 +248,7 @@ def test_a_write_budget_bounds_what_is_written_and_a_stop_keeps_the_rest(
         stored = fill(pool, 12)
         wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
         stats = daemon.stats()
-        assert stats["ssd.touches_needed"] != 0
+        assert stats["ssd.admission"] in ("used-again", "nothing")
         assert stats["demoted_chunks"] < 12 * CHAIN
         assert stats["evicted_chunks"] > 0
         assert load_right(pool, stored[-1]).chunks == CHAIN

@@ -114,12 +114,41 @@ def test_the_last_override_wins_over_the_file(tmp_path: Path) -> None:
         "dram.capacity=1e9",
         "dram.huge_pages=maybe",
         "dram.verify=never",
+        "ssd.write_budget=3 DPWD",
+        "ssd.write_budget=DWPD",
+        "ssd.write_budget=-1 DWPD",
+        "ssd.write_budget=0 DWPD",
+        "ssd.write_budget=1001 DWPD",
+        "ssd.write_budget=9000TiB",
+        "ssd.write_budget=",
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(override: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         load_config(None, [override])
     assert refusal.value.faults[0].startswith(override.partition("=")[0])
+
+
+@pytest.mark.parametrize(
+    ("written", "per_day"),
+    [
+        ("0B", 0),
+        ("3TiB", 3 << 40),
+        ("3 DWPD", 3 << 40),
+        ("3dwpd", 3 << 40),
+        (" 0.3 DWPD ", int(0.3 * (1 << 40))),
+        ("0.001 DWPD", (1 << 40) // 1000),
+        ("1000 DWPD", 1000 << 40),
+    ],
+)
+def test_a_write_budget_is_bytes_or_drive_writes_of_the_tier(written: str, per_day: int) -> None:
+    config = load_config(None, ["ssd.path=/ssd", f"ssd.write_budget={written}", "ssd.capacity=1TiB"])
+    assert config.ssd.write_budget_bytes == per_day
+
+
+def test_a_wrong_write_budget_names_both_its_forms() -> None:
+    with pytest.raises(ConfigError, match=r"from 0B to 8192TiB, or from 0.001 DWPD to 1000 DWPD"):
+        load_config(None, ["ssd.write_budget=often"])
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9469", "127.8.1.1:65535", "[::1]:9469", "[::1]:0"])

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from kvpool.index.admission import DECLINED
 from kvpool.server.health import HealthReport
 from kvpool.server.metric_definitions import METRICS, PROCESS_METRICS, Histogram, Kind, Metric, sample_names
 from kvpool.server.metrics_collector import SnapshotCollector, make_registry
@@ -37,7 +38,8 @@ SSD_COUNTS = (
     *("ssd.chunks", "ssd.used_bytes", "ssd.capacity_bytes", "demoted_chunks", "promoted_chunks"),
     *("ssd.evicted_chunks", "ssd.read_bytes", "ssd.written_bytes", "ssd.io_errors", "ssd.corrupt_chunks"),
     *("demotions_failed", "promotions_failed", "ssd.waiting_reads", "ssd.waiting_writes", "ssd.waiting_checks"),
-    *("ssd.catalogue_waiting", "ssd.catalogue_dropped", "ssd.budget_left_bytes", "ssd.touches_needed"),
+    *("ssd.catalogue_waiting", "ssd.catalogue_dropped", "ssd.budget_left_bytes", "ssd.admission_tightened"),
+    *(f"ssd.declined_{reason}" for reason in DECLINED),
     *("ssd.lost_chunks", "ssd.checkpoints"),
 )
 
@@ -65,7 +67,7 @@ def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
         is_settling=False,
         models={"m": _COUNTS} if models is None else models,
         events=dict.fromkeys(EVENT_COUNTS, 4),
-        ssd={"ssd.state": "ok", **dict.fromkeys(SSD_COUNTS, 3)},
+        ssd={"ssd.state": "ok", "ssd.admission": "all", **dict.fromkeys(SSD_COUNTS, 3)},
         ssd_classes=[{"chunk_bytes": 8192, "layers": 2, "slots_used": 1, "slots": 3}],
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
     )

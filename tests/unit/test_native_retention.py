@@ -88,6 +88,23 @@ def test_a_priority_falls_back_when_its_time_is_over(store: Store) -> None:
     assert store.directory.stats()["lapsed_chunks"] == 1
 
 
+def test_it_is_known_when_a_priority_may_fall_back_next(store: Store) -> None:
+    assert store.directory.next_lapse_ns() is None
+    store.save(1, 2)
+    store.directory.retain(store.namespace, keys(1, 2), bytes([90, 90]), durations(5000, 0), SECOND_NS)
+    asked, ticks = [], 0
+    while (at_ns := store.directory.next_lapse_ns()) is not None:
+        asked.append(at_ns)
+        store.directory.expire_retention(at_ns)
+        ticks += 1
+        assert ticks < 10, "a few steps of the wheel"
+    assert asked == sorted(asked)
+    assert 6 * SECOND_NS < asked[-1] <= 6 * SECOND_NS + SECOND_NS // 5
+    assert store.directory.stats()["lapsed_chunks"] == 1
+    assert store.directory.retention(key(2)) == (90, 0)
+    assert store.directory.take_lapsed() == b"", "no slower tier"
+
+
 def test_columns_of_wrong_length_or_range_are_refused(store: Store) -> None:
     retain = store.directory.retain
     with pytest.raises(ValueError, match="1 byte and durations 4"):
@@ -127,4 +144,8 @@ def test_rows_of_the_catalogue_are_restored_with_their_retention() -> None:
     assert files.retention(key(1)) == (70, 20_000)
     assert files.retention(key(2)) == (DEFAULT_PRIORITY, 0)
     assert files.retention(key(3)) == (1, 2**32 - 1)
+    files.expire_retention(20 * SECOND_NS)
+    assert files.retention(key(1)) == (70, 20_000), "its time began anew when it was restored"
+    files.expire_retention(22 * SECOND_NS)
+    assert files.retention(key(1)) == (DEFAULT_PRIORITY, 0)
     assert files.verify() == []

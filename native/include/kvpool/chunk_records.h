@@ -51,6 +51,7 @@ struct alignas(64) ChunkRecord {
   bool is_reused = false;            // acquired since it was stored
   bool is_used = false;              // stored or acquired since it stood in a queue last
   bool is_sampled = false;           // is_in_sample(key): told without a look at the second line
+  bool was_below = false;            // written to the slower tier since its last use, wherever it is there now
   uint16_t timer = UINT16_MAX;       // where in the timer wheel; see RetentionTimers
 
   ChunkKey key{};

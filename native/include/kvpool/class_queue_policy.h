@@ -27,6 +27,10 @@ class ClassQueuePolicy : public EvictionPolicy {
   void note_new(ChunkRecord& record, uint64_t now_ns) noexcept override;
   void note_evicted(const ChunkRecord& record) override;
   void note_uses(ChunkRecords& records, const std::vector<RecordId>& chain, uint64_t now_ns) override;
+  [[nodiscard]] double chance(uint8_t queue, uint64_t last_access_ns, uint64_t now_ns) const noexcept override {
+    return static_cast<double>(model_.chance(queue, now_ns - last_access_ns));
+  }
+  [[nodiscard]] bool knows_chances() const noexcept override { return model_.has_learned(); }
   [[nodiscard]] PolicyCounts counts() const noexcept override;
 
   // The class of a chunk with this metadata.

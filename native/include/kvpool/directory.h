@@ -129,11 +129,24 @@ class Directory {
   // The same of the chunks of a hold; nothing where it is unknown.
   [[nodiscard]] std::optional<std::vector<Retention>> retentions(HoldId hold) const;
   // Has priorities that have lasted their time fall back, a bounded number of them. `reserve`, `promote` and `retain` do too.
-  void expire_retention(uint64_t now_ns) noexcept;
+  // A chunk that is kept alike in both tiers is kept in both until its time after its last use in either is over.
+  void expire_retention(uint64_t now_ns);
+  // When `expire_retention` is to be called next; nothing while no priority can lapse.
+  [[nodiscard]] std::optional<uint64_t> next_lapse_ns() const noexcept { return timers_.next_ns(); }
+  // The keys of which the priority has lapsed in this slower tier since the last call, packed.
+  [[nodiscard]] std::vector<ChunkKey> take_lapsed() noexcept;
 
-  // From now on chunks are worth a place below if they, or what follows them, have been touched this many times. Those that
-  // are not may be evicted though nobody else has them.
-  void admit_from(uint8_t touches) noexcept { admitted_touches_ = touches; }
+  // From now on these chunks are worth a place below, with what precedes them. Others may be evicted though nobody else has
+  // them. `least_chance`: what LIKELY means.
+  void admit(Admitted admitted, double least_chance = 0) noexcept {
+    admitted_ = admitted;
+    least_chance_ = least_chance;
+  }
+  // Whether the eviction policy has learned how likely chunks are to be used again.
+  [[nodiscard]] bool knows_chances() const noexcept { return policy_->knows_chances(); }
+  // What was written to the slower tier and gave way there is worth a place again only when it has been used. Forgets all of
+  // that: each is worth one once more.
+  void forget_written() noexcept;
   // Has chunks that are evicted remembered: what comes again counts as touched before. REQUIRES: chunks > 0, called once.
   void keep_ghosts(uint32_t chunks);
 
@@ -216,7 +229,12 @@ class Directory {
   [[nodiscard]] bool is_elsewhere(const ChunkKey& key) const noexcept;
   void enter(const ChunkKey& key, RecordId id) noexcept;
   void leave(const ChunkKey& key) noexcept;
-  void count_departure(const ChunkKey& key);
+  void count_departure(const ChunkRecord& record);
+  [[nodiscard]] bool is_admitted(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] bool wants_place_below(const ChunkRecord& record) const noexcept {
+    return !record.was_below && is_admitted(record) && !is_elsewhere(record.key);
+  }
+  [[nodiscard]] Declined why_declined(const ChunkRecord& record) const noexcept;
 
   // directory_changes.cpp
   [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
@@ -249,7 +267,10 @@ class Directory {
   void unmark_kept(RecordId top) noexcept;
   [[nodiscard]] uint64_t bytes_to_keep(RecordId id) const noexcept;
   void start_timer(RecordId id) noexcept;
+  [[nodiscard]] uint64_t kept_since(const ChunkRecord& record) const noexcept;
   [[nodiscard]] uint64_t lapses_at(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention kept) const noexcept;
+  void lapse(RecordId id);
   [[nodiscard]] bool is_listed(const ChunkRecord& record) const noexcept {
     return record.state == ChunkState::READY && record.holds == 0;
   }
@@ -295,11 +316,13 @@ class Directory {
   Directory* slower_ = nullptr;
   Directory* faster_ = nullptr;
   bool protects_unsaved_ = false;
-  uint8_t admitted_touches_ = 0;
+  Admitted admitted_ = Admitted::ALL;
+  double least_chance_ = 0;
   std::optional<GhostFilter> ghosts_;
   std::shared_ptr<ChangeFeed> feed_;
   Cause departure_ = Cause::DROPPED;  // of the chunks that are being removed
   std::vector<ChunkKey> departed_;  // of a slower tier: bounded by its caller, who takes them
+  std::vector<ChunkKey> lapsed_;    // likewise
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
   ChunkTable table_;
   SlotArena arena_;

@@ -36,6 +36,24 @@ enum class Eviction : uint8_t {
 };
 inline constexpr size_t EVICTIONS = 3;
 
+// Which chunks are worth a place in the slower tier: each admits a part of what the one before admits.
+enum class Admitted : uint8_t {
+  ALL = 0,
+  LIKELY = 1,      // those likely enough to be used again, as the eviction policy has learned it, and USED_AGAIN
+  USED_AGAIN = 2,  // those touched twice: stored, acquired, or stored again after they were evicted
+  NOTHING = 3,
+};
+
+// Why a chunk that has left for good had no place in the slower tier.
+enum class Declined : uint8_t {
+  UNLIKELY = 0,
+  USED_ONCE = 1,
+  NO_BUDGET = 2,
+  WRITTEN_BEFORE = 3,  // it had one, gave way there, and was not used since
+  UNREADY = 4,         // it was worth one; the tier could not take it in time, or at all
+};
+inline constexpr size_t DECLINED = 5;
+
 using HoldId = uint64_t;  // of holds and reservations alike; 0 names none, and none repeats
 
 struct Hold {
@@ -100,7 +118,8 @@ struct DirectoryStats {
   uint64_t dropped_chunks = 0;
   uint64_t aborted_chunks = 0;
   std::array<uint64_t, RESERVE_STATES> answers{};  // by SaveState
-  std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks
+  std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks and shed_chunks
+  std::array<uint64_t, DECLINED> declined{};       // by Declined, where there is a slower tier; their sum is evicted_chunks
   uint64_t kept_chunks = 0;     // kept above the default priority, or followed by one that is
   uint64_t kept_bytes = 0;
   uint64_t clipped_chunks = 0;   // wishes that were clipped

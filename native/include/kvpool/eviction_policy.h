@@ -52,6 +52,11 @@ class EvictionPolicy {
   virtual void note_evicted(const ChunkRecord&) {}
   // A request has used this chain, root first: those marked as used get their queues.
   virtual void note_uses(ChunkRecords&, const std::vector<RecordId>& /*chain*/, uint64_t /*now_ns*/) {}
+  // How likely a chunk in this queue, used last at that time, is to be used again; 0 as long as not `knows_chances`.
+  [[nodiscard]] virtual double chance(uint8_t /*queue*/, uint64_t /*last_access_ns*/, uint64_t /*now_ns*/) const noexcept {
+    return 0;
+  }
+  [[nodiscard]] virtual bool knows_chances() const noexcept { return false; }
   [[nodiscard]] virtual PolicyCounts counts() const noexcept { return {}; }
 };
 

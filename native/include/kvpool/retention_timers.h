@@ -17,6 +17,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ class RetentionTimers {
   void cancel(RecordId id) noexcept;
   // A record that may be due at this time, its timer taken off; unset where there is none.
   [[nodiscard]] RecordId take_due(uint64_t now_ns) noexcept;
+  // When `take_due` is to be asked next: the earliest timer is due then or later. Nothing where there is none.
+  [[nodiscard]] std::optional<uint64_t> next_ns() const noexcept;
   [[nodiscard]] uint64_t size() const noexcept { return size_; }
   // Recounts everything; one line per broken invariant.
   [[nodiscard]] std::vector<std::string> verify() const;

@@ -2,7 +2,8 @@
 //
 // What it is: for each class a histogram of the ages at which chunks were used again, the number of intervals that could have
 // been seen to last so long, and from both the worth of a chunk: the most uses per time that keeping it for some further
-// while promises (over the best such while). What it is not: a list of chunks, or a clock.
+// while promises (over the best such while), and how likely it is to be used again at all. What it is not: a list of chunks,
+// or a clock.
 //
 // The share of intervals that end at an age counts only those begun long enough ago to reach it: young ones are no evidence
 // against reuse (right-censoring). What a class has seen little of, it takes from all classes together.
@@ -44,6 +45,14 @@ class SurvivalModel {
     return worth_[of_class][bin_of(age_ns)];
   }
 
+  // The share of the chunks that have reached this age unused which are used later on, as far as intervals were long enough
+  // to tell.
+  [[nodiscard]] float chance(uint8_t of_class, uint64_t age_ns) const noexcept {
+    return chances_[of_class][bin_of(age_ns)];
+  }
+  // Whether chances are of something seen.
+  [[nodiscard]] bool has_learned() const noexcept { return horizon_ > 0; }
+
   // Four bins to the octave; those below four ticks are one tick each.
   [[nodiscard]] static uint32_t bin_of(uint64_t age_ns) noexcept {
     const uint64_t ticks = age_ns >> TICK_SHIFT;
@@ -70,12 +79,15 @@ class SurvivalModel {
   void close_epoch(uint64_t now_ns);
   [[nodiscard]] Row intervals_seen(uint32_t of_class, uint64_t now_ns) const noexcept;
   void appraise(uint32_t of_class, const Row& share_ended) noexcept;
+  void estimate_chances(uint32_t of_class, const Row& share_ended) noexcept;
 
   std::array<int64_t, CLASSES> started_{};  // since the last `learn`
   std::array<std::array<uint32_t, BINS>, CLASSES> ended_{};
   std::vector<Row> reuses_;  // by class; decayed
   std::deque<Epoch> epochs_;
   std::vector<std::array<float, BINS>> worth_;
+  std::vector<std::array<float, BINS>> chances_;
+  uint32_t horizon_ = 0;  // bins that enough intervals could have reached
 };
 
 }  // namespace kvpool
