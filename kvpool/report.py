@@ -98,7 +98,7 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
         },
         "chunks": {
             "stored_chunks": directory["stored_chunks"],
-            "evicted_chunks": directory["evicted_chunks"],
+            "evicted_chunks": int(directory["evicted_chunks"]) + int(measured.ssd.get("ssd.evicted_last_copies", 0)),
             "evicted_own_class": directory["evicted_own_class"],
             "evicted_other_class": directory["evicted_other_class"],
             "evicted_index_full": directory["evicted_index_full"],

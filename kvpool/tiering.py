@@ -293,6 +293,7 @@ class Tiering:
             "ssd.used_bytes": slots["used_bytes"],
             "ssd.capacity_bytes": self.tier.plan.segments * self.tier.plan.segment_bytes,
             "ssd.evicted_chunks": slots["evicted_chunks"] + slots["shed_chunks"],
+            "ssd.evicted_last_copies": slots["evicted_chunks"],
             **{f"ssd.{name}": slots[name] for name in ("kept_chunks", "kept_bytes")},
             "ssd.restored_chunks": self.restored_chunks,
             "ssd.lost_chunks": self.lost_chunks,
