@@ -71,6 +71,7 @@ class PolicyDuel {
   PolicyShadow cheapest_;
   double oldest_hits_ = 0;    // decayed
   double cheapest_hits_ = 0;  // decayed
+  double variance_ = 0;       // of their difference, were it chance: the squares of each request's; decayed
   bool is_by_age_ = false;
   uint64_t switches_ = 0;
 };
