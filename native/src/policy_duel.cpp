@@ -59,18 +59,29 @@ void PolicyShadow::forget(const ChunkKey& key) noexcept {
   }
 }
 
+// The chunk with this key that follows `parent`; unset where there is none. Most have one child: that needs no search.
+RecordId PolicyShadow::behind(RecordId parent, const ChunkKey& key) const noexcept {
+  if (parent.valid()) {
+    const RecordId child = records_[parent].first_child;
+    if (!child.valid() || records_[child].key == key) {
+      return child;
+    }
+  }
+  const auto found = places_.find(key);
+  return found != places_.end() && records_[found->second].parent == parent ? found->second : RecordId();
+}
+
 // `chain_` is a path from the root, and exactly what is out of the queues meanwhile: a victim's child always stands in one.
 uint64_t PolicyShadow::use(const std::vector<SampledUse>& chain, uint32_t limit, uint64_t now_ns) {
   uint64_t hits = 0;
   chain_.clear();
   for (const SampledUse& use : chain) {
-    const auto found = places_.find(use.key);
-    const RecordId parent = chain_.empty() ? RecordId() : chain_.back();
-    if (found == places_.end() || records_[found->second].parent != parent) {
+    const RecordId found = behind(chain_.empty() ? RecordId() : chain_.back(), use.key);
+    if (!found.valid()) {
       break;  // nor is what follows: a shadow holds whole prefixes
     }
-    chain_.push_back(found->second);
-    queues_.remove(found->second);  // what is being used is nobody's victim
+    chain_.push_back(found);
+    queues_.remove(found);  // what is being used is nobody's victim
     hits += use.counts ? 1U : 0U;
   }
   for (size_t index = chain_.size(); index < chain.size(); ++index) {

@@ -41,6 +41,7 @@ class PolicyShadow {
     size_t operator()(const ChunkKey& key) const noexcept { return key.words[0]; }
   };
 
+  [[nodiscard]] RecordId behind(RecordId parent, const ChunkKey& key) const noexcept;
   void evict(RecordId id) noexcept;
   void forget(const ChunkKey& key) noexcept;
 
