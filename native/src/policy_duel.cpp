@@ -12,7 +12,7 @@ namespace {
 
 // A tier of no more chunks is not sampled; of a larger one a shadow holds about so many as SAMPLED_CHUNKS.
 constexpr uint32_t WHOLE_CHUNKS = 8192;
-constexpr uint32_t SAMPLED_CHUNKS = 2048;
+constexpr uint32_t SAMPLED_CHUNKS = 4096;
 // Of a request's hits this much counts after the next one.
 constexpr double DECAY = 0.998;
 // The other one must lead by this much, or a tie would be decided anew all the time.

@@ -223,19 +223,17 @@ TEST(a_chunk_that_was_evicted_and_comes_again_is_of_the_turn_that_it_had) {
 }
 
 TEST(one_long_prompt_does_not_decide_the_duel) {
-  class Indifferent : public EvictionPolicy {
+  class ByQueue : public EvictionPolicy {
    public:
     [[nodiscard]] double worth(uint8_t queue, uint64_t, uint64_t) const noexcept override { return queue == 0 ? 1 : 0; }
   };
-  const Indifferent judge;
+  const ByQueue judge;
   PolicyDuel duel(64, judge);
   uint64_t now = 0;
-  duel.note_uses(chain_of(1, 30, 1), 32, ++now);    // which the judge despises
-  duel.note_uses(chain_of(101, 2, 0), 32, ++now);   // neither has room for both
-  duel.note_uses(chain_of(201, 20, 0), 32, ++now);  // what the judge gives up, age keeps none of
-  duel.note_uses(chain_of(201, 20, 0), 32, ++now);
-  duel.note_uses(chain_of(301, 32, 1), 32, ++now);
-  duel.note_uses(chain_of(301, 32, 1), 32, ++now);  // 32 hits by age at once, fewer by worth
+  duel.note_uses(chain_of(101, 16, 0), 32, ++now);
+  duel.note_uses(chain_of(1, 16, 1), 32, ++now);   // which the judge despises
+  duel.note_uses(chain_of(201, 8, 0), 32, ++now);  // age gives up the first, worth the second
+  duel.note_uses(chain_of(1, 16, 1), 32, ++now);   // sixteen hits by age, eight by worth
   EXPECT(!duel.is_by_age());
   EXPECT(duel.switches() == 0);
 }

@@ -2,9 +2,9 @@
 //
 // What it is: two shadows of the tier, one whose victims are the oldest, one whose victims are worth least, and the hits that
 // each would have had. Who leads by more than chance would have it takes over: the hits of a request come all together, so
-// that a few prompts make a lead that means nothing. What it is not: exact. Chunks are sampled by their keys (as in SHARDS, Waldspurger et al., 2015), and
-// each shadow holds the same share of as many chunks as the tier does; a sampled chunk hangs on its nearest sampled
-// ancestor, so that a shadow too holds whole prefixes.
+// that a few prompts make a lead that means nothing. What it is not: exact. Chunks are sampled by their keys (as in SHARDS,
+// Waldspurger et al., 2015), and each shadow holds the same share of as many chunks as the tier does; a sampled chunk hangs
+// on its nearest sampled ancestor, so that a shadow too holds whole prefixes.
 // Threads: the control thread only. O(1) per sampled chunk.
 #pragma once
 
