@@ -54,11 +54,11 @@ void Directory::add_hold(RecordId id) noexcept {
 void Directory::note_reuse(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
   policy_->note_reuses(records_, records, latest_ns_);
-  const uint8_t share = chain_share_of(records.size(), records.size());  // until the request stores some more
+  const uint8_t kind = chain_kind_of(records_[records.back()].turn, records.size());  // until the request stores some more
   for (const RecordId id : records) {
     ChunkRecord& record = records_[id];
     stats_.reuse_gaps.add(record.holds == 0 ? latest_ns_ - record.last_access_ns : 0);
-    record.chain_share = share;
+    record.chain_kind = kind;
     record.is_reused = true;
     record.is_used = true;
     if (faster_ != nullptr) {

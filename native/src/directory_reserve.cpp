@@ -5,6 +5,11 @@
 #include "kvpool/directory.h"
 
 namespace kvpool {
+namespace {
+
+[[nodiscard]] uint8_t turn_after(uint8_t turn) noexcept { return static_cast<uint8_t>(std::min(turn + 1, UINT8_MAX)); }
+
+}  // namespace
 
 Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                const uint8_t* keys, size_t n, uint64_t now_ns) {
@@ -61,7 +66,7 @@ Directory::ReservationState Directory::place_chain(NamespaceId owner, ClassId si
 }
 
 // A request that stores something says how much of its chain was here: what was acquired since it was stored. What the same
-// request stored a while ago was not.
+// request stored a while ago was not, and is of its turn. What is remembered has its turn already.
 void Directory::note_chain(const ReservationState& state) noexcept {
   const size_t before = state.ancestors + state.first_reserved;
   if (state.records.size() == before) {
@@ -71,9 +76,19 @@ void Directory::note_chain(const ReservationState& state) noexcept {
   while (found < before && records_[state.records[found]].is_reused) {
     ++found;
   }
-  const uint8_t share = chain_share_of(found, state.records.size());
+  uint8_t turn = 1;
+  if (before > 0) {
+    const ChunkRecord& last = records_[state.records[before - 1]];
+    turn = last.is_reused || last.turn == 0 ? turn_after(last.turn) : last.turn;
+  }
+  for (size_t index = before; index < state.records.size(); ++index) {
+    ChunkRecord& record = records_[state.records[index]];
+    turn = record.turn == 0 ? turn : turn_after(record.turn);
+    record.turn = record.turn == 0 ? turn : record.turn;
+  }
+  const uint8_t kind = chain_kind_of(records_[state.records.back()].turn, found);
   for (const RecordId id : state.records) {
-    records_[id].chain_share = share;
+    records_[id].chain_kind = kind;
   }
 }
 

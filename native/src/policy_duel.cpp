@@ -3,22 +3,26 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "kvpool/check.h"
 
 namespace kvpool {
 namespace {
 
-// A shadow holds about so many chunks of a tier that has more: a larger one changed nothing on the traces measured.
-constexpr uint32_t SHADOW_CHUNKS = 2048;
+// A tier of no more chunks is not sampled; of a larger one a shadow holds about so many as SAMPLED_CHUNKS.
+constexpr uint32_t WHOLE_CHUNKS = 8192;
+constexpr uint32_t SAMPLED_CHUNKS = 4096;
 // Of a request's hits this much counts after the next one.
-constexpr double DECAY = 0.999;
+constexpr double DECAY = 0.998;
 // The other one must lead by this much, or a tie would be decided anew all the time.
-constexpr double LEAD = 1.02;
+constexpr double LEAD = 0.01;
+// And by so many standard deviations of what chance would have made of as many requests: one long prompt is no proof.
+constexpr double DEVIATIONS = 1.5;
 const ClassId ONLY_CLASS(0);
 
 [[nodiscard]] uint64_t mask_for(uint32_t max_chunks) noexcept {
-  return std::bit_floor(std::max(1U, max_chunks / SHADOW_CHUNKS)) - 1;
+  return max_chunks <= WHOLE_CHUNKS ? 0 : std::bit_floor(std::max(1U, max_chunks / SAMPLED_CHUNKS)) - 1;
 }
 
 }  // namespace
@@ -55,18 +59,29 @@ void PolicyShadow::forget(const ChunkKey& key) noexcept {
   }
 }
 
+// The chunk with this key that follows `parent`; unset where there is none. Most have one child: that needs no search.
+RecordId PolicyShadow::behind(RecordId parent, const ChunkKey& key) const noexcept {
+  if (parent.valid()) {
+    const RecordId child = records_[parent].first_child;
+    if (!child.valid() || records_[child].key == key) {
+      return child;
+    }
+  }
+  const auto found = places_.find(key);
+  return found != places_.end() && records_[found->second].parent == parent ? found->second : RecordId();
+}
+
 // `chain_` is a path from the root, and exactly what is out of the queues meanwhile: a victim's child always stands in one.
 uint64_t PolicyShadow::use(const std::vector<SampledUse>& chain, uint32_t limit, uint64_t now_ns) {
   uint64_t hits = 0;
   chain_.clear();
   for (const SampledUse& use : chain) {
-    const auto found = places_.find(use.key);
-    const RecordId parent = chain_.empty() ? RecordId() : chain_.back();
-    if (found == places_.end() || records_[found->second].parent != parent) {
+    const RecordId found = behind(chain_.empty() ? RecordId() : chain_.back(), use.key);
+    if (!found.valid()) {
       break;  // nor is what follows: a shadow holds whole prefixes
     }
-    chain_.push_back(found->second);
-    queues_.remove(found->second);  // what is being used is nobody's victim
+    chain_.push_back(found);
+    queues_.remove(found);  // what is being used is nobody's victim
     hits += use.counts ? 1U : 0U;
   }
   for (size_t index = chain_.size(); index < chain.size(); ++index) {
@@ -106,9 +121,14 @@ PolicyDuel::PolicyDuel(uint32_t max_chunks, const EvictionPolicy& learned)
 
 void PolicyDuel::note_uses(const std::vector<SampledUse>& chain, uint64_t chunks, uint64_t now_ns) {
   const auto limit = static_cast<uint32_t>(std::max<uint64_t>(1, chunks / (mask_ + 1)));
-  oldest_hits_ = oldest_hits_ * DECAY + static_cast<double>(oldest_.use(chain, limit, now_ns));
-  cheapest_hits_ = cheapest_hits_ * DECAY + static_cast<double>(cheapest_.use(chain, limit, now_ns));
-  const bool is_overtaken = is_by_age_ ? cheapest_hits_ > LEAD * oldest_hits_ : oldest_hits_ > LEAD * cheapest_hits_;
+  const auto by_age = static_cast<double>(oldest_.use(chain, limit, now_ns));
+  const auto by_worth = static_cast<double>(cheapest_.use(chain, limit, now_ns));
+  oldest_hits_ = oldest_hits_ * DECAY + by_age;
+  cheapest_hits_ = cheapest_hits_ * DECAY + by_worth;
+  variance_ = variance_ * DECAY + (by_age - by_worth) * (by_age - by_worth);
+  const double lead = is_by_age_ ? cheapest_hits_ - oldest_hits_ : oldest_hits_ - cheapest_hits_;
+  const double needed = LEAD * (is_by_age_ ? oldest_hits_ : cheapest_hits_);
+  const bool is_overtaken = lead > needed && lead > DEVIATIONS * std::sqrt(variance_);
   if (is_overtaken) {
     is_by_age_ = !is_by_age_;
     ++switches_;

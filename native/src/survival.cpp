@@ -14,9 +14,30 @@ constexpr size_t EPOCHS = 256;
 constexpr double BORROWED = 50;
 // An age that no interval was long enough to reach says little: so many are assumed to have reached it without a use.
 constexpr double ASSUMED = 1;
+// A class is taken to have so many uses more that are as likely as all classes' are.
+constexpr double ALIKE = 100;
+// Of a bin, its neighbours, and theirs.
+constexpr std::array<double, 3> WEIGHTS{6, 4, 1};
 // Until something is learned the older one is worth less.
 constexpr double UNLEARNED = 1e-9;
 constexpr double LEAST_SURVIVAL = 1e-6;
+
+using Bins = std::array<double, SurvivalModel::BINS>;
+
+[[nodiscard]] Bins smoothed(const Bins& counts) noexcept {
+  Bins out{};
+  for (size_t bin = 0; bin < out.size(); ++bin) {
+    double sum = WEIGHTS[0] * counts[bin];
+    double weight = WEIGHTS[0];
+    for (size_t step = 1; step < WEIGHTS.size(); ++step) {
+      sum += bin >= step ? WEIGHTS[step] * counts[bin - step] : 0;
+      sum += bin + step < out.size() ? WEIGHTS[step] * counts[bin + step] : 0;
+      weight += WEIGHTS[step] * ((bin >= step ? 1 : 0) + (bin + step < out.size() ? 1 : 0));
+    }
+    out[bin] = sum / weight;
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -90,10 +111,13 @@ void SurvivalModel::learn(uint64_t now_ns) {
     common[bin] = (all_ended[bin] + BORROWED * before) / (all_seen[bin] + BORROWED + ASSUMED);
   }
   for (uint32_t number = 0; number < CLASSES; ++number) {
+    const double likelihood = likelihood_of(number, seen[number], common);
+    const Row ended_near = smoothed(reuses_[number]);
+    const Row seen_near = smoothed(seen[number]);
     Row share_ended{};
     for (uint32_t bin = 0; bin < BINS; ++bin) {
       share_ended[bin] =
-          (reuses_[number][bin] + BORROWED * common[bin]) / (seen[number][bin] + BORROWED + ASSUMED);
+          (ended_near[bin] + BORROWED * likelihood * common[bin]) / (seen_near[bin] + BORROWED + ASSUMED);
     }
     appraise(number, share_ended);
     estimate_chances(number, share_ended);
@@ -113,6 +137,17 @@ void SurvivalModel::estimate_chances(uint32_t of_class, const Row& share_ended) 
     later += share_ended[bin];
     chances_[of_class][bin] = static_cast<float>(later / (later + survival));
   }
+}
+
+// How much more likely this class's chunks are used again than those of all classes at the same ages.
+double SurvivalModel::likelihood_of(uint32_t of_class, const Row& seen, const Row& common) const noexcept {
+  double ended = ALIKE;
+  double expected = ALIKE;
+  for (uint32_t bin = 0; bin < BINS; ++bin) {
+    ended += reuses_[of_class][bin];
+    expected += common[bin] * seen[bin];
+  }
+  return ended / expected;
 }
 
 // For each age the steepest way up to a later one, of uses gained over time spent: tangents to the upper hull of the points

@@ -159,13 +159,13 @@ TEST(class_queues_keep_what_comes_again_through_a_flood_of_what_does_not) {
   EXPECT(by_class > 6000 / 4 * 8 / 2);
 }
 
-TEST(how_much_was_found_of_a_request_is_a_class) {
-  EXPECT(chain_share_of(0, 0) == 0);
-  EXPECT(chain_share_of(1, 1) == 0);
-  EXPECT(chain_share_of(2, 9) == 1);
-  EXPECT(chain_share_of(2, 8) == 2);
-  EXPECT(chain_share_of(9, 11) == 2);
-  EXPECT(chain_share_of(9, 10) == 3);
+TEST(a_chain_is_classed_by_its_turns_and_a_long_one_by_what_was_found_of_it) {
+  EXPECT(chain_kind_of(0, 0) == 0);
+  EXPECT(chain_kind_of(1, 9) == 0);
+  EXPECT(chain_kind_of(2, 9) == 1);
+  EXPECT(chain_kind_of(4, 9) == 2);
+  EXPECT(chain_kind_of(5, 1) == 3);
+  EXPECT(chain_kind_of(255, 2) == CHAIN_KINDS - 1);
   Pool pool(32 * CHUNK, 100, true, 64 << 20, PolicyKind::CLASS_QUEUES);
   const auto class_of = [&](uint64_t id) {
     const auto page = pool.directory.records(0, 100);
@@ -178,17 +178,81 @@ TEST(how_much_was_found_of_a_request_is_a_class) {
     return queue;
   };
   EXPECT(pool.store(range(1, 4)) == 4);
-  EXPECT(pool.store(range(5, 4), 4) == 4);  // the same request goes on: nothing of it was found
+  EXPECT(pool.store(range(5, 4), 4) == 4);  // the same request goes on: the same turn
   EXPECT(class_of(1) == 0);
   EXPECT(class_of(8) == 0);
   const Hold hold = pool.acquire(range(1, 8));
-  EXPECT(pool.store(range(9, 4), 8) == 4);  // eight of twelve were
   EXPECT(pool.directory.release(hold.id, ++pool.now));
-  EXPECT(class_of(1) == CHAIN_SHARES + 2);
-  EXPECT(class_of(12) == 2);
-  const Hold whole = pool.acquire(range(1, 12));
-  EXPECT(pool.directory.release(whole.id, ++pool.now));
-  EXPECT(class_of(1) == 2 * CHAIN_SHARES + 3);
-  EXPECT(class_of(12) == CHAIN_SHARES + 3);
+  EXPECT(class_of(1) == CHAIN_KINDS);  // used twice, in the first turn as far as anybody knows
+  EXPECT(pool.store(range(9, 4), 8) == 4);  // after its lease has ended the request stores the second turn
+  EXPECT(class_of(1) == CHAIN_KINDS + 1);
+  EXPECT(class_of(12) == 1);
+  const Hold beginning = pool.acquire(range(1, 4));  // another request begins alike
+  EXPECT(pool.store(range(101, 4), 4) == 4);
+  EXPECT(pool.directory.release(beginning.id, ++pool.now));
+  EXPECT(class_of(1) == 2 * CHAIN_KINDS + 1);
+  EXPECT(class_of(101) == 1);
+  EXPECT(class_of(12) == 1);
   EXPECT(pool.is_sound());
+}
+
+TEST(a_chunk_that_was_evicted_and_comes_again_is_of_the_turn_that_it_had) {
+  Pool pool(16 * CHUNK, 100, true, 64 << 20, PolicyKind::CLASS_QUEUES);
+  const auto turn_of = [&](uint64_t id) {
+    const auto page = pool.directory.records(0, 100);
+    uint8_t turn = UINT8_MAX;
+    for (const RecordId record : page.records) {
+      turn = pool.directory.record(record).key == key_of(id) ? pool.directory.record(record).turn : turn;
+    }
+    EXPECT(pool.directory.release_untouched(page.hold));
+    return turn;
+  };
+  EXPECT(pool.store(range(1, 4)) == 4);
+  const Hold hold = pool.acquire(range(1, 4));
+  EXPECT(pool.directory.release(hold.id, ++pool.now));
+  EXPECT(pool.store(range(5, 4), 4) == 4);
+  EXPECT(turn_of(4) == 1);
+  EXPECT(turn_of(8) == 2);
+  EXPECT(pool.store(range(1001, 16)) == 16);  // pushes all of it out
+  EXPECT(pool.lookup(range(1, 8)) == 0);
+  EXPECT(pool.store(range(1, 10)) == 10);  // comes again, with two more
+  EXPECT(turn_of(4) == 1);
+  EXPECT(turn_of(8) == 2);
+  EXPECT(turn_of(10) == 3);
+  EXPECT(pool.is_sound());
+}
+
+TEST(one_long_prompt_does_not_decide_the_duel) {
+  class ByQueue : public EvictionPolicy {
+   public:
+    [[nodiscard]] double worth(uint8_t queue, uint64_t, uint64_t) const noexcept override { return queue == 0 ? 1 : 0; }
+  };
+  const ByQueue judge;
+  PolicyDuel duel(64, judge);
+  uint64_t now = 0;
+  duel.note_uses(chain_of(101, 16, 0), 32, ++now);
+  duel.note_uses(chain_of(1, 16, 1), 32, ++now);   // which the judge despises
+  duel.note_uses(chain_of(201, 8, 0), 32, ++now);  // age gives up the first, worth the second
+  duel.note_uses(chain_of(1, 16, 1), 32, ++now);   // sixteen hits by age, eight by worth
+  EXPECT(!duel.is_by_age());
+  EXPECT(duel.switches() == 0);
+}
+
+TEST(a_class_seen_little_is_as_likely_on_the_whole_as_its_own_uses_say) {
+  SurvivalModel model;
+  uint64_t now = 1000 * SECOND;
+  for (int round = 0; round < 40; ++round) {
+    for (int chunk = 0; chunk < 100; ++chunk) {
+      model.note_start(0);
+      if (round > 2 && chunk % 2 == 0) {
+        model.note_end(0, 60 * SECOND);
+      }
+    }
+    for (int chunk = 0; chunk < 10; ++chunk) {
+      model.note_start(1);  // never used again
+    }
+    now += 30 * SECOND;
+    model.learn(now);
+  }
+  EXPECT(model.worth(1, 50 * SECOND) * 4 < model.worth(2, 50 * SECOND));  // of which nothing is known
 }

@@ -47,7 +47,8 @@ struct alignas(64) ChunkRecord {
   uint8_t level = DEFAULT_PRIORITY;  // of the list it stands in: its priority, or that of a child it was moved beside
   uint8_t queue = 0;                 // of its level: the policy's choice
   uint8_t learned_class = 0;         // the class that its last use counts in: see ClassQueuePolicy
-  uint8_t chain_share = 0;           // how much was found of the request that used it last: see chain_share_of
+  uint8_t chain_kind = 0;            // of the request that used it last: see chain_kind_of
+  uint8_t turn = 0;                  // which of the requests that made its chain stored it first, from 1; 0: not known yet
   bool is_reused = false;            // acquired since it was stored
   bool is_used = false;              // stored or acquired since it stood in a queue last
   bool is_sampled = false;           // is_in_sample(key): told without a look at the second line

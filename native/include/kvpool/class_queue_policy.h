@@ -1,9 +1,9 @@
 // Class queues: chunks of a kind stand in a queue of their own, and the one whose oldest chunk promises least gives the victim.
 //
-// A chunk's class says how often it was used (1, 2, 3-4, 5 and more), and how much was found of the request that used it
-// last (chain_share_of): sixteen queues. What a class is worth at an age is
-// learned (SurvivalModel). What is evicted is remembered, four times as many chunks as the tier holds (GhostTable), or a
-// chunk that comes again would be new each time. Where the oldest first would do better (PolicyDuel), it does that.
+// A chunk's class says how often it was used (1, 2, 3-4, 5 and more), and what kind of chain the request had that used it last
+// (chain_kind_of): twenty queues. What a class is worth at an age is learned (SurvivalModel). What is evicted is remembered,
+// eight times as many chunks as the tier holds (GhostTable), or a chunk that comes again would be new each time.
+// Where the oldest first would do better (PolicyDuel), it does that.
 //
 // What it is not: a judge of priorities. Threads: the control thread only.
 #pragma once

@@ -18,14 +18,18 @@ namespace kvpool {
 
 enum class PolicyKind : uint8_t { LRU = 0, CLASS_QUEUES = 1 };
 
-// How much of a request's chain was found, in four classes: no more than one chunk, less than a quarter, less than nine
-// tenths, more. What is found nearly whole is the next turn of a conversation or of an agent.
-inline constexpr uint8_t CHAIN_SHARES = 4;
-[[nodiscard]] constexpr uint8_t chain_share_of(size_t found, size_t length) noexcept {
-  if (found <= 1) {
-    return 0;
-  }
-  return found * 4 < length ? 1 : found * 10 < length * 9 ? 2 : 3;
+// One, two, three or four, more.
+inline constexpr uint8_t COUNT_CLASSES = 4;
+[[nodiscard]] constexpr uint8_t count_class(size_t count) noexcept {
+  return count >= 5 ? 3 : count >= 3 ? 2 : count == 2 ? 1 : 0;
+}
+
+// Of a request, how many have made its chain what it is, each storing what follows the one before: the turns of a
+// conversation, in classes. The long ones, which are mostly agents', are two kinds: was more than one chunk found?
+inline constexpr uint8_t CHAIN_KINDS = COUNT_CLASSES + 1;
+[[nodiscard]] constexpr uint8_t chain_kind_of(size_t turns, size_t found) noexcept {
+  const uint8_t by_turns = count_class(turns);
+  return by_turns + 1 == COUNT_CLASSES && found > 1 ? COUNT_CLASSES : by_turns;
 }
 
 // What a policy tells operators about itself.
@@ -37,7 +41,7 @@ struct PolicyCounts {
 
 class EvictionPolicy {
  public:
-  static constexpr uint32_t QUEUES = 16;
+  static constexpr uint32_t QUEUES = COUNT_CLASSES * CHAIN_KINDS;
 
   virtual ~EvictionPolicy() = default;
 

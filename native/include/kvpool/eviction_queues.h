@@ -9,7 +9,7 @@
 //
 // Invariants: a level's bit is set where one of its queues is occupied, a queue's where it is not empty; each record here
 // names its level and queue; the children of a record here are here.
-// Threads: the control thread only. O(1) per operation: a search looks at no more than 16 queues, and moves a chunk at most
+// Threads: the control thread only. O(1) per operation: a search looks at no more than 20 queues, and moves a chunk at most
 // once for each queue between two of its uses.
 #pragma once
 

@@ -20,7 +20,8 @@ struct Ghost {
   uint32_t used_tick = 0;  // last use
   uint8_t touches = 0;     // 0: the place is free
   uint8_t queue = 0;
-  uint8_t unused[2] = {};
+  uint8_t turn = 0;    // as in the record
+  uint8_t unused = 0;
 };
 static_assert(sizeof(Ghost) == 16);
 

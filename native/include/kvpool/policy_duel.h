@@ -1,9 +1,10 @@
-// Which of two policies would do better: both run beside the tier, on a sample of its chunks, as metadata alone.
+// Which of two policies would do better: both run beside the tier, as metadata alone, in a large tier on a sample of its chunks.
 //
 // What it is: two shadows of the tier, one whose victims are the oldest, one whose victims are worth least, and the hits that
-// each would have had. What it is not: exact. Chunks are sampled by their keys (as in SHARDS, Waldspurger et al., 2015), and
-// each shadow holds the same share of as many chunks as the tier does; a sampled chunk hangs on its nearest sampled
-// ancestor, so that a shadow too holds whole prefixes.
+// each would have had. Who leads by more than chance would have it takes over: the hits of a request come all together, so
+// that a few prompts make a lead that means nothing. What it is not: exact. Chunks are sampled by their keys (as in SHARDS,
+// Waldspurger et al., 2015), and each shadow holds the same share of as many chunks as the tier does; a sampled chunk hangs
+// on its nearest sampled ancestor, so that a shadow too holds whole prefixes.
 // Threads: the control thread only. O(1) per sampled chunk.
 #pragma once
 
@@ -41,6 +42,7 @@ class PolicyShadow {
     size_t operator()(const ChunkKey& key) const noexcept { return key.words[0]; }
   };
 
+  [[nodiscard]] RecordId behind(RecordId parent, const ChunkKey& key) const noexcept;
   void evict(RecordId id) noexcept;
   void forget(const ChunkKey& key) noexcept;
 
@@ -71,6 +73,7 @@ class PolicyDuel {
   PolicyShadow cheapest_;
   double oldest_hits_ = 0;    // decayed
   double cheapest_hits_ = 0;  // decayed
+  double variance_ = 0;       // of their difference, were it chance: the squares of each request's; decayed
   bool is_by_age_ = false;
   uint64_t switches_ = 0;
 };

@@ -6,7 +6,9 @@
 // or a clock.
 //
 // The share of intervals that end at an age counts only those begun long enough ago to reach it: young ones are no evidence
-// against reuse (right-censoring). What a class has seen little of, it takes from all classes together.
+// against reuse (right-censoring). The chunks of a request come back together, so that bins are far noisier than their counts
+// look: they are smoothed over their neighbours, lest the best while be one that ends behind some accident. What a class has
+// seen little of, it takes from all classes together, as much more or less likely as its own uses are on the whole.
 // Sources: hit density as in LHD (Beckmann et al., 2018), the best while as in Gittins' index.
 // Threads: the control thread only. note_* and worth are O(1); `learn` is O(classes x bins), for one request in many.
 #pragma once
@@ -18,12 +20,13 @@
 #include <vector>
 
 #include "kvpool/chunk_records.h"
+#include "kvpool/eviction_policy.h"
 
 namespace kvpool {
 
 class SurvivalModel {
  public:
-  static constexpr uint32_t CLASSES = 16;
+  static constexpr uint32_t CLASSES = EvictionPolicy::QUEUES;
   static constexpr uint32_t BINS = 96;
 
   SurvivalModel();
@@ -78,6 +81,7 @@ class SurvivalModel {
 
   void close_epoch(uint64_t now_ns);
   [[nodiscard]] Row intervals_seen(uint32_t of_class, uint64_t now_ns) const noexcept;
+  [[nodiscard]] double likelihood_of(uint32_t of_class, const Row& seen, const Row& common) const noexcept;
   void appraise(uint32_t of_class, const Row& share_ended) noexcept;
   void estimate_chances(uint32_t of_class, const Row& share_ended) noexcept;
 
