@@ -112,7 +112,9 @@ def test_the_tier_takes_no_more_than_its_capacity(start_daemon: Callable[..., Da
         assert stats["ssd.evicted_chunks"] > 0
         wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
         found = sum(pool.lookup(keys).chunks for keys in stored)
-        assert daemon.stats()["evicted_chunks"] == 200 * CHAIN - found, "what neither tier has any more has left the pool"
+        assert daemon.stats()["evicted_chunks"] == 200 * CHAIN - found, (
+            "what neither tier has any more has left the pool"
+        )
         found = [load_right(pool, keys).chunks for keys in stored]
         assert sum(found) < 200 * CHAIN
         assert found[-1] == CHAIN
