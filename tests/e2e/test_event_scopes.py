@@ -96,7 +96,9 @@ def test_events_and_what_is_promoted_keep_their_scope(tiered: Callable[..., Daem
         assert load_all(pool, keys)[0].chunks == 2
         batch = pool.events(mark)
         promoted = [event for event in batch.events if kv.Level.DRAM in event.gained]
-        assert b"".join(event.tokens for event in promoted) == tokens.astype("<i4").tobytes()
+        packed = tokens.astype("<i4").tobytes()
+        told = {event.keys: event.tokens for event in promoted}  # in the order in which they landed
+        assert told == {keys[0]: packed[: 4 * CHUNK], keys[1]: packed[4 * CHUNK :]}
         assert {(event.adapter, event.salt_tag) for event in promoted} == {("x" * ADAPTER_BYTES_MAX, salt_tag(SALT))}
         one_less = kv.EventMark(batch.mark.incarnation, batch.mark.last - 1)
         assert batch.until(one_less) == kv.EventBatch(batch.events[:-1], one_less, False, batch.namespaces)
