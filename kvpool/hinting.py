@@ -128,6 +128,8 @@ class Hinting:
 
     def note_lease(self, session: EngineSession, reading: Reading, lease_id: int) -> None:
         """A connection has leased what it may have announced."""
+        if not len(self._announcements):
+            return
         lease = reading.find(session, LeaseId(lease_id))
         assert lease is not None
         hold = next(iter(lease.holds.values()))
