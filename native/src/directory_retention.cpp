@@ -38,13 +38,19 @@ RetainState Directory::keep_in_queue(RecordId id, Retention wish) noexcept {
   return state;
 }
 
-// What would be kept above the default with this chunk: itself and what precedes it.
-uint64_t Directory::bytes_to_keep(RecordId id) const noexcept {
+// Whether the cap has room for this chunk and what precedes it. Every wish of a request may walk far and in vain: together they
+// walk no further than `steps_to_keep_`.
+bool Directory::has_room_to_keep(RecordId id) noexcept {
+  const uint64_t room = kept_bytes_max_ - std::min(kept_bytes_max_, stats_.kept_bytes);
   uint64_t bytes = 0;
   for (; id.valid() && !records_[id].is_kept(); id = records_[id].parent) {
     bytes += chunk_bytes(records_[id]);
+    if (bytes > room || steps_to_keep_ == 0) {
+      return false;
+    }
+    --steps_to_keep_;
   }
-  return bytes;
+  return true;
 }
 
 // The chunk has become kept: so has what precedes it.
@@ -120,7 +126,7 @@ RetainState Directory::keep(RecordId id, Retention wish) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(wish.priority <= MAX_PRIORITY);
   RetainState state = RetainState::ACCEPTED;
-  if (wish.priority > DEFAULT_PRIORITY && !record.is_kept() && stats_.kept_bytes + bytes_to_keep(id) > kept_bytes_max_) {
+  if (wish.priority > DEFAULT_PRIORITY && !record.is_kept() && !has_room_to_keep(id)) {
     wish = Retention{};
     state = RetainState::CLIPPED;
     ++stats_.clipped_chunks;
@@ -214,6 +220,10 @@ void Directory::lapse(RecordId id) {
 
 void Directory::expire_retention(uint64_t now_ns) {
   latest_ns_ = std::max(latest_ns_, now_ns);
+  steps_to_keep_ = STEPS_TO_KEEP;
+  if (slower_ != nullptr) {
+    slower_->steps_to_keep_ = STEPS_TO_KEEP;
+  }
   if (faster_ != nullptr) {
     faster_->latest_ns_ = std::max(faster_->latest_ns_, latest_ns_);  // until when a chunk that is held there is used
   }

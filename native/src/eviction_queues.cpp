@@ -41,6 +41,12 @@ void EvictionQueues::add_by_access(RecordId id, uint32_t steps, bool or_oldest) 
   ChunkRecord& record = records_[id];
   record.level = record.priority;
   const ChunkList& list = level_of(record).queues[record.queue];
+  if (record.parent.valid() && stands_alike(record.parent, record)) {
+    return link(id, records_[record.parent].older);  // used with it: it goes before it
+  }
+  if (record.first_child.valid() && stands_alike(record.first_child, record)) {
+    return link(id, record.first_child);
+  }
   RecordId below = list.newest;  // from the newest end down to one that is not newer
   RecordId above = list.oldest;  // from the oldest end up to one that is
   // What was moved here from another level stands where its child was, whatever its own last access.
@@ -108,16 +114,38 @@ RecordId EvictionQueues::cheapest(const Level& level, uint64_t now_ns) const noe
 RecordId EvictionQueues::victim(ClassId size_class, uint64_t now_ns) noexcept {
   while (const Level* level = lowest(size_class)) {
     const RecordId id = cheapest(*level, now_ns);
-    const RecordId child = records_[id].first_child;
-    if (!child.valid()) {
+    if (!records_[id].first_child.valid()) {
       return id;
     }
-    remove(id);
-    records_[id].level = records_[child].level;
-    records_[id].queue = records_[child].queue;
-    link(id, child);
+    move_beside_child(id);
   }
   return RecordId();
+}
+
+// And with it what follows in its queue with its last use, from the last of these on: moved one by one past each other, a chain
+// of n would take n * n moves.
+void EvictionQueues::move_beside_child(RecordId id) {
+  RecordId child = records_[id].first_child;
+  while (records_[child].first_child.valid() && stands_alike(child, records_[id])) {
+    child = records_[child].first_child;
+  }
+  for (RecordId moved; moved != id; child = moved) {
+    moved = records_[child].parent;
+    remove(moved);
+    records_[moved].level = records_[child].level;
+    records_[moved].queue = records_[child].queue;
+    link(moved, child);
+  }
+}
+
+bool EvictionQueues::stands_alike(RecordId id, const ChunkRecord& other) const noexcept {
+  const ChunkRecord& record = records_[id];
+  if (record.size_class != other.size_class || record.level != other.level || record.queue != other.queue ||
+      record.last_access_ns != other.last_access_ns) {
+    return false;
+  }
+  const Level* level = classes_[record.size_class.value()].levels[record.level].get();
+  return record.older.valid() || record.newer.valid() || (level != nullptr && level->queues[record.queue].oldest == id);
 }
 
 RecordId EvictionQueues::victim(uint64_t now_ns) noexcept {

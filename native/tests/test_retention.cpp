@@ -1,4 +1,6 @@
 // Retention: levels of priority, durations on a clock of the test's own, the cap, and both tiers.
+#include <algorithm>
+#include <chrono>
 #include <map>
 #include <random>
 
@@ -158,6 +160,39 @@ TEST(a_parent_is_worth_as_much_as_what_follows_it) {
     EXPECT(pool.lookup({1}) == 0);
     EXPECT(pool.is_sound());
   }
+}
+
+// Tens of times what it takes, and a tenth of what it takes where each chunk is moved past each other.
+TEST(a_long_chain_of_another_priority_goes_leaf_first_without_delay) {
+  constexpr uint64_t LENGTH = 8000;
+  for (const PolicyKind policy : {PolicyKind::LRU, PolicyKind::CLASS_QUEUES}) {
+    for (const bool is_root_first : {true, false}) {
+      Pool pool(LENGTH * CHUNK, 2 * LENGTH, true, 64 << 20, policy);
+      std::vector<uint64_t> ids = range(1, LENGTH);
+      EXPECT(pool.store(ids) == LENGTH);
+      if (!is_root_first) {
+        std::reverse(ids.begin(), ids.end());
+      }
+      EXPECT(retain(pool, ids, {20, 0}) == std::vector<uint8_t>(LENGTH, ACCEPTED));
+      const auto before = std::chrono::steady_clock::now();
+      EXPECT(pool.store({LENGTH + 1}) == 1);
+      EXPECT(std::chrono::steady_clock::now() - before < std::chrono::milliseconds(100));
+      EXPECT(pool.lookup(range(1, LENGTH)) == LENGTH - 1);
+      EXPECT(pool.is_sound());
+    }
+  }
+}
+
+TEST(wishes_that_are_walked_for_in_vain_are_bounded_together) {
+  constexpr uint64_t LENGTH = 8000;
+  Pool pool(LENGTH * CHUNK, 2 * LENGTH);
+  pool.directory.cap_retained(0.9);
+  EXPECT(pool.store(range(1, LENGTH)) == LENGTH);
+  const auto before = std::chrono::steady_clock::now();
+  EXPECT(retain(pool, std::vector<uint64_t>(4096, LENGTH), {90, 0}) == std::vector<uint8_t>(4096, CLIPPED));
+  EXPECT(std::chrono::steady_clock::now() - before < std::chrono::milliseconds(100));
+  EXPECT(retain(pool, {LENGTH / 2}, {90, 0})[0] == ACCEPTED);  // the next call walks anew
+  EXPECT(pool.is_sound());
 }
 
 TEST(no_more_than_the_share_is_kept_with_what_precedes_it) {

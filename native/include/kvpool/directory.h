@@ -204,6 +204,9 @@ class Directory {
   [[nodiscard]] std::vector<std::string> verify() const;
 
  private:
+  // Ancestors looked at for all wishes of a call: far more than a frame's chunks have where each is looked at once.
+  static constexpr uint32_t STEPS_TO_KEEP = 1U << 17;
+
   struct ReservationState {
     size_t ancestors = 0;       // records before the first key's
     size_t first_reserved = 0;  // keys before this were PRESENT
@@ -265,7 +268,7 @@ class Directory {
   void requeue(RecordId id) noexcept;
   void mark_kept(RecordId id) noexcept;
   void unmark_kept(RecordId top) noexcept;
-  [[nodiscard]] uint64_t bytes_to_keep(RecordId id) const noexcept;
+  [[nodiscard]] bool has_room_to_keep(RecordId id) noexcept;
   void start_timer(RecordId id) noexcept;
   [[nodiscard]] uint64_t kept_since(const ChunkRecord& record) const noexcept;
   [[nodiscard]] uint64_t lapses_at(const ChunkRecord& record) const noexcept;
@@ -332,6 +335,7 @@ class Directory {
   EvictionQueues queues_;
   RetentionTimers timers_;
   uint64_t kept_bytes_max_ = 0;
+  uint32_t steps_to_keep_ = STEPS_TO_KEEP;  // left in this call
   std::vector<NamespaceCounts> namespaces_;
   std::unordered_map<HoldId, std::vector<RecordId>> holds_;
   std::unordered_map<HoldId, ReservationState> reservations_;

@@ -5,7 +5,8 @@
 //
 // The victim is the oldest chunk of a queue of the lowest level that has any, of those the one that is worth least.
 // If it has a child it is moved beside that child, on the newer side, into the child's level and queue, and the search
-// goes on: a chunk is worth at least what follows it is, and no chunk goes before its children.
+// goes on: a chunk is worth at least what follows it is, and no chunk goes before its children. What follows it in the same
+// queue, used at the same time, is moved first, all at once.
 //
 // Invariants: a level's bit is set where one of its queues is occupied, a queue's where it is not empty; each record here
 // names its level and queue; the children of a record here are here.
@@ -39,7 +40,8 @@ class EvictionQueues {
 
   // The record becomes the newest of its queue, at the level of its priority.
   void add(RecordId id);
-  // Puts a record among the others of its queue by its last access, behind those of the same time. Looks at no more than
+  // Puts a record among the others of its queue by its last access, behind those of the same time, but before its parent and
+  // behind its child where these are of the same time. Looks at no more than
   // `steps` entries from each end; where that does not do it becomes the newest, with the last access of the newest,
   // or (`or_oldest`) the oldest.
   void add_by_access(RecordId id, uint32_t steps, bool or_oldest);
@@ -87,6 +89,9 @@ class EvictionQueues {
   [[nodiscard]] RecordId cheapest(const Level& level, uint64_t now_ns) const noexcept;
   void link(RecordId id, RecordId older);
   void link(Level& level, const ChunkRecord& record, RecordId id, RecordId older) noexcept;
+  void move_beside_child(RecordId id);
+  // Whether a chunk stands in the queue that the other names, with the same last use.
+  [[nodiscard]] bool stands_alike(RecordId id, const ChunkRecord& other) const noexcept;
   void verify_queue(const ChunkList& list, const ChunkRecord& expected, std::vector<uint8_t>& found,
                     std::vector<std::string>& broken) const;
   [[nodiscard]] std::vector<RecordId> fronts_of(ClassId size_class, bool newest_first) const;

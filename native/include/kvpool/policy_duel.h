@@ -38,8 +38,10 @@ class PolicyShadow {
   [[nodiscard]] uint32_t size() const noexcept { return records_.alive(); }
 
  private:
-  struct WordHash {
-    size_t operator()(const ChunkKey& key) const noexcept { return key.words[0]; }
+  // Clients choose keys: what they would have to choose to meet in one place differs from process to process.
+  struct KeyHash {
+    uint64_t seed;
+    size_t operator()(const ChunkKey& key) const noexcept;
   };
 
   [[nodiscard]] RecordId behind(RecordId parent, const ChunkKey& key) const noexcept;
@@ -48,7 +50,7 @@ class PolicyShadow {
 
   ChunkRecords records_;
   EvictionQueues queues_;
-  std::unordered_map<ChunkKey, RecordId, WordHash> places_;  // whole keys: clients choose them, and words of them may meet
+  std::unordered_map<ChunkKey, RecordId, KeyHash> places_;  // whole keys: clients choose them, and words of them may meet
   std::vector<RecordId> chain_;
 };
 
