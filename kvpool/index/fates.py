@@ -5,6 +5,7 @@ crowd out the other. A fate is a memory, not a truth: whether a chunk is stored 
 Control thread only; `now_ns` is an argument.
 """
 
+from collections import OrderedDict
 from typing import NamedTuple, TypeVar
 
 from kvpool.types import Cause, NamespaceId, SaveState
@@ -42,8 +43,9 @@ class Fates:
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
-        self._departures: dict[bytes, Departure] = {}
-        self._refusals: dict[bytes, Refusal] = {}
+        # Not plain dicts: where their oldest entries go one by one, each look for the next passes all that went before.
+        self._departures: OrderedDict[bytes, Departure] = OrderedDict()
+        self._refusals: OrderedDict[bytes, Refusal] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._departures) + len(self._refusals)
@@ -70,8 +72,8 @@ class Fates:
         """Why the chunk was not taken, if it is remembered."""
         return self._refusals.get(key)
 
-    def _note(self, table: dict[bytes, Fate], key: bytes, fate: Fate) -> None:
+    def _note(self, table: OrderedDict[bytes, Fate], key: bytes, fate: Fate) -> None:
         table.pop(key, None)
         table[key] = fate
         if len(table) > self._count_max:
-            del table[next(iter(table))]
+            table.popitem(last=False)

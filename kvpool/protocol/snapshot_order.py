@@ -7,6 +7,7 @@ oldest ones are told before their parents, which a reader may not understand and
 One thread. Invariant: `_waiting` holds exactly the chunks in the lists of `_children`.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from kvpool.protocol.block_hashes import block_hash
@@ -19,7 +20,8 @@ class SnapshotOrder:
     def __init__(self, waiting_max: int) -> None:
         self._waiting_max = waiting_max
         self._told: set[int] = set()  # by the end of their keys: a tenth of the memory, and a mistake costs only order
-        self._waiting: dict[bytes, StoredChunk] = {}
+        # Not a plain dict: see `admit`, which takes the oldest entries one by one; a dict looks for each from its beginning.
+        self._waiting: OrderedDict[bytes, StoredChunk] = OrderedDict()
         self._children: dict[bytes, list[bytes]] = {}
 
     def admit(self, chunks: Iterable[StoredChunk]) -> list[StoredChunk]:
@@ -32,7 +34,7 @@ class SnapshotOrder:
             else:
                 self._tell(chunk, ready)
         while len(self._waiting) > self._waiting_max:
-            self._tell(self._waiting.pop(next(iter(self._waiting))), ready)
+            self._tell(self._waiting.popitem(last=False)[1], ready)
         return ready
 
     def note(self, events: Iterable[Event]) -> None:
@@ -51,7 +53,7 @@ class SnapshotOrder:
 
     def rest(self) -> list[StoredChunk]:
         """What still waits when the last page has been taken: their parents came as events."""
-        rest, self._waiting = list(self._waiting.values()), {}
+        rest, self._waiting = list(self._waiting.values()), OrderedDict()
         return rest
 
     def _tell(self, chunk: StoredChunk, ready: list[StoredChunk]) -> None:

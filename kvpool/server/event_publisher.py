@@ -136,8 +136,9 @@ class EventPublisher:
         """Wait for work and do some of it."""
         ready = dict(self._sockets.poller.poll(0 if self._is_behind else POLL_MS))
         if self._wake_fd in ready:
-            self._is_woken = False
+            # In this order: a wake between the two would be read away with its flag left up, and no other one would be written.
             os.eventfd_read(self._wake_fd)
+            self._is_woken = False
             self._is_behind = True
         self._replayed += self._sockets.serve(self._kept)
         if self._sockets.has_asked_for_lost and self._retell_interval_s and self._retell.has_passed():

@@ -7,12 +7,13 @@ handlers hold no state of their own. Control thread only.
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 
 from kvpool.errors import ProtocolError
 from kvpool.index.journal import SnapshotPage
+from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.layout import Layout
 from kvpool.pool import Pool
@@ -21,9 +22,10 @@ from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Answer, Handler
 from kvpool.server.event_source import HEADERS_TIMEOUT_S
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, NamespaceId
+from kvpool.types import EPOCH_BYTES, KEY_BYTES, Event, NamespaceId
 
 WAIT_S_MAX = 30.0
+# With `journal.ANSWER_BYTES_MAX` of events they fit a frame.
 NAMESPACES_BYTES_MAX = 512 << 10
 # Fields of a namespace besides its model's name.
 _NAMESPACE_BYTES = 400
@@ -53,14 +55,29 @@ def _events_at_once(pool: Pool, session: EngineSession | None, request: em.AskEv
     found = pool.journal.since(request.incarnation, request.last)
     own = None if session is None else session.namespace_ids
     events = [event for event in found.events if own is None or event.namespace < 0 or event.namespace in own]
+    told = events[: _nameable(pool, events)]
     return em.Events(
         pool.journal.incarnation,
-        found.last,
+        found.last if len(told) == len(events) else told[-1].id,
         found.oldest,
         found.is_gap,
-        event_columns.pack_events(events),
-        _names(pool, {event.namespace for event in events}),
+        event_columns.pack_events(told),
+        _names(pool, {event.namespace for event in told}),
     )
+
+
+def _nameable(pool: Pool, events: Sequence[Event]) -> int:
+    """How many events, from the first on, name no more namespaces than fit an answer; at least one where there is any."""
+    named: set[int] = set()
+    size = 0
+    for count, event in enumerate(events):
+        if event.namespace < 0 or event.namespace in named:
+            continue
+        named.add(event.namespace)
+        size += _name_bytes(pool.namespaces.by_id(NamespaceId(event.namespace)))
+        if size > NAMESPACES_BYTES_MAX and count:
+            return count
+    return len(events)
 
 
 def _events_or_wait(pool: Pool, request: em.AskEvents) -> Answer | Awaitable[Answer]:
@@ -122,8 +139,12 @@ def _list_namespaces(pool: Pool, request: em.AskNamespaces) -> Answer:
     for namespace in pool.namespaces.all():
         if namespace.id >= request.first and size < NAMESPACES_BYTES_MAX:
             names[namespace.id] = (namespace.model, namespace.layout)
-            size += len(namespace.model.encode()) + _NAMESPACE_BYTES
+            size += _name_bytes(namespace)
     return em.NamespaceList(event_columns.pack_namespaces(names))
+
+
+def _name_bytes(namespace: Namespace) -> int:
+    return len(namespace.model.encode()) + _NAMESPACE_BYTES
 
 
 def _names(pool: Pool, numbers: Collection[int]) -> bytes:

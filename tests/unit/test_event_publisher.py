@@ -1,5 +1,6 @@
 """The publisher over a journal played by hand: what routers know after gaps, and what a failing read costs."""
 
+import os
 import random
 from collections.abc import Iterator
 
@@ -167,6 +168,22 @@ def test_a_read_that_fails_is_counted_and_everything_is_told_anew() -> None:
     finally:
         publisher.stop()
     publisher.wake()
+
+
+def test_a_wake_while_another_is_read_is_not_the_last_one(
+    publisher: EventPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = os.eventfd_read
+
+    def overlapping(fd: int) -> int:
+        publisher.wake()
+        return read(fd)
+
+    monkeypatch.setattr(os, "eventfd_read", overlapping)
+    publisher.wake()
+    publisher._turn()
+    publisher.wake()
+    assert publisher._wake_fd in dict(publisher._sockets.poller.poll(0))
 
 
 def test_what_cannot_be_bound_leaves_nothing_behind() -> None:

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import struct
+import time
 from itertools import pairwise
 
 import pytest
 
 from kvpool.index.events import Change, ChangeKind, EventLog, EventWriter
+from kvpool.index.fates import Departure, Fates
 from kvpool.index.journal import SNAPSHOT_END
 from kvpool.types import Cause, EventKind, Level, NamespaceId, SaveState
 from tests.event_readers import Replica
@@ -185,6 +187,27 @@ def test_fates_are_bounded_and_refusals_do_not_push_departures_out() -> None:
     assert rig.journal.explain(key([0, 7])) == {"fate": "unknown"}
     rig.journal.note_refusals(key([1]) * 100, bytes([SaveState.FULL]) * 100, NamespaceId(0))
     assert rig.journal.stats()["events.fates"] == 17
+
+
+def test_forgetting_the_oldest_fate_costs_the_same_however_many_are_kept() -> None:
+    few, many = (_seconds_of_fates(count_max) for count_max in (256, 65_536))
+    assert many < 8 * few, f"{many} s against {few} s"  # measured: 1.5 times as much; 21 times with a plain dict
+
+
+def _seconds_of_fates(count_max: int) -> float:
+    fates = Fates(count_max)
+    departure = Departure(1, Cause.OWN_CLASS, Level.DRAM, 35, NamespaceId(0))
+    keys = [number.to_bytes(32, "big") for number in range(count_max + 50_000)]
+    for one in keys[:count_max]:
+        fates.note_departure(one, departure)
+    before = time.thread_time()
+    for one in keys[count_max:]:
+        fates.note_departure(one, departure)
+    elapsed = time.thread_time() - before
+    assert len(fates) == count_max
+    assert fates.departure(keys[-count_max - 1]) is None
+    assert fates.departure(keys[-count_max]) == departure
+    return elapsed
 
 
 def test_a_change_of_priority_is_an_update_of_each_chunk() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -218,3 +219,47 @@ def test_a_page_that_is_older_than_what_was_read_brings_nothing_back() -> None:
 
     wait_until(hears, "what was removed is not there, and what came last is")
     feed.stop()
+
+
+class SlowPool:
+    """A pool whose snapshot has no end, or whose first page is long in coming, until it is let go."""
+
+    def __init__(self, *, has_pages: bool) -> None:
+        self.has_pages = has_pages
+        self.is_asked = threading.Event()
+        self.is_let_go = threading.Event()
+        self.is_closed = threading.Event()
+
+    def events(self, since: EventMark) -> EventBatch:
+        return EventBatch((), since, is_gap=True, namespaces={})
+
+    def snapshot(self) -> Iterator[SnapshotPart]:
+        self.is_asked.set()
+        while not self.is_let_go.is_set():
+            if self.has_pages:
+                yield SnapshotPart((), EventMark(LIFE, -1), {})
+            else:
+                self.is_let_go.wait(30.0)
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+@pytest.mark.parametrize("has_pages", [True, False])
+def test_a_feed_that_stops_waits_for_no_snapshot(monkeypatch: pytest.MonkeyPatch, *, has_pages: bool) -> None:
+    # Where pages come the deadline is not needed, and without them nothing else ends the wait.
+    monkeypatch.setattr(event_feed, "STOP_TIMEOUT_S", 20.0 if has_pages else 0.05)
+    slow = SlowPool(has_pages=has_pages)
+    pool: Any = slow
+    feed = EventFeed(pool, lambda name, fields: (name, fields), 0, Border(logging.getLogger("test")))
+    assert slow.is_asked.wait(10.0)
+    stopping = threading.Thread(target=feed.stop, name="stopping")
+    stopping.start()
+    try:
+        stopping.join(10.0)
+        assert not stopping.is_alive()
+        assert slow.is_closed.is_set() == has_pages
+    finally:
+        slow.is_let_go.set()
+        stopping.join(10.0)
+    assert slow.is_closed.wait(10.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvpool.types import DEFAULT_PRIORITY, Level
-from kvpool_client.retention import RANGES_MAX
+from kvpool_client.hints import ACTIONS_MAX, DIRECTIVES_MAX
 from kvpool_client.vllm.wishes import ANSWER, wishes_of
 from tests.daemon import Daemon, wait_until
 
@@ -207,13 +207,13 @@ def test_parameters_of_other_connectors_say_nothing(start_engine: StartEngine) -
     assert request.answer is None
 
 
-def test_more_ranges_than_may_be_are_cut_and_the_save_goes_on(start_engine: StartEngine) -> None:
-    many = [{"start": 0, "end": 1 + place, "priority": 40} for place in range(256)]
-    hints = envelope(*[("kv.retain", {"directives": many}) for _ in range(17)])
+def test_more_directives_than_may_be_are_rejected_and_the_save_goes_on(start_engine: StartEngine) -> None:
+    many = [{"start": 0, "end": 1 + place, "priority": 40} for place in range(DIRECTIVES_MAX)]
+    hints = envelope(*[("kv.retain", {"directives": many}) for _ in range(ACTIONS_MAX)])
     wishes = wishes_of(SimpleNamespace(kv_transfer_params={"kv_hints": hints}, num_prompt_tokens=9))  # type: ignore[arg-type]
-    assert len(wishes.ranges) == RANGES_MAX
+    assert len(wishes.ranges) == DIRECTIVES_MAX
     request = ask(start_engine(), "many", prompt(1, 2 * CHUNK + 1), kv_transfer_params={"kv_hints": hints})
-    assert statuses(request)[0] == ("retention", "clipped")
+    assert [status for _, status in statuses(request)[1:]] == ["rejected"] * (ACTIONS_MAX - 1)
 
 
 def test_a_save_is_told_of_the_ranges_that_touch_it_alone() -> None:

@@ -30,6 +30,8 @@ BATCHES_MAX = 64
 POLL_S = 0.1
 # And how long after everything was to be told anew and could not be: a snapshot is work for the daemon (guess).
 RETRY_S = 1.0
+# The thread looks up between pages: a page's round trip may still be out, and an engine that ends does not wait for a daemon.
+STOP_TIMEOUT_S = 2.0
 # Chunks of a snapshot that wait for their parents.
 ORPHANS_MAX = 1 << 16
 
@@ -38,7 +40,7 @@ MakeEvent = Callable[[str, Mapping[str, object]], object]
 
 
 class EventFeed:
-    """See the module. `pool` is the feed's own, and closed by it."""
+    """See the module. `pool` is the feed's own, and closed by its thread."""
 
     def __init__(self, pool: Pool, make: MakeEvent, block_tokens: int, border: Border) -> None:
         self._pool = pool
@@ -67,14 +69,19 @@ class EventFeed:
             return self._ready.popleft()
 
     def stop(self) -> None:
-        """End the thread and the Pool."""
+        """End the thread, which closes the Pool. Waits for at most STOP_TIMEOUT_S; a call that is out ends at its own."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
-        self._thread.join()
-        self._pool.close()
+        self._thread.join(STOP_TIMEOUT_S)
 
     def _run(self) -> None:
+        try:
+            self._follow()
+        finally:
+            self._pool.close()
+
+    def _follow(self) -> None:
         while not self._is_stopping:
             is_behind = self._border.call("reading events", None, self._turn)
             # What was told of a turn that failed is not known: everything is told anew.
@@ -120,6 +127,8 @@ class EventFeed:
         order, is_first = SnapshotOrder(ORPHANS_MAX), True
         try:
             for part in self._pool.snapshot():
+                if self._is_stopping:
+                    return False
                 if is_first:
                     self._mark, is_first = part.mark, False
                 self._names.update(part.namespaces)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvpool.types import TokenRange
-from kvpool_client.hints import CLIPPED, DEMOTE, REJECTED, Action, Hints, Outcome, hints_of_transfer_params
-from kvpool_client.retention import RANGES_MAX
+from kvpool_client.hints import DEMOTE, REJECTED, Action, Hints, Outcome, hints_of_transfer_params
 from kvpool_client.vllm.plan import Keeping
 from kvpool_client.vllm.surface import EngineRequest
 
@@ -117,9 +116,6 @@ def wishes_of(request: EngineRequest) -> RequestWishes:
         return replace(NO_WISHES, hints=Hints("", (wrong,)))
     hints, ranges, output = hints_of_transfer_params(params)
     has_own = len(ranges) > len(hints.retention) or (output is not None and output is not hints.output)
-    if len(ranges) > RANGES_MAX:
-        cut = Outcome("", BESIDE, CLIPPED, f"of {len(ranges)} ranges the first {RANGES_MAX} count")
-        hints, ranges = replace(hints, actions=(cut, *hints.actions)), ranges[:RANGES_MAX]
     return RequestWishes(hints, ranges, output, int(request.num_prompt_tokens), has_own)
 
 
