@@ -3,6 +3,7 @@
 
 #include "kvpool/check.h"
 #include "kvpool/directory.h"
+#include "kvpool/sampling.h"
 
 namespace kvpool {
 namespace {

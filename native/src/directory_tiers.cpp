@@ -4,6 +4,7 @@
 
 #include "kvpool/check.h"
 #include "kvpool/directory.h"
+#include "kvpool/sampling.h"
 
 namespace kvpool {
 namespace {

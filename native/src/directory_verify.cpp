@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "kvpool/directory.h"
+#include "kvpool/sampling.h"
 
 namespace kvpool {
 namespace {

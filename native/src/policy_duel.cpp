@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <random>
 
 #include "kvpool/check.h"
+#include "kvpool/sampling.h"
 
 namespace kvpool {
 namespace {
@@ -21,12 +21,6 @@ constexpr double LEAD = 0.01;
 // And by so many standard deviations of what chance would have made of as many requests: one long prompt is no proof.
 constexpr double DEVIATIONS = 1.5;
 const ClassId ONLY_CLASS(0);
-constexpr uint64_t MIXER = 0x9E3779B97F4A7C15;  // 2^64 over the golden ratio, odd
-
-[[nodiscard]] uint64_t random_seed() {
-  std::random_device source;
-  return uint64_t{source()} << 32 | source();
-}
 
 [[nodiscard]] uint64_t mask_for(uint32_t max_chunks) noexcept {
   return max_chunks <= WHOLE_CHUNKS ? 0 : std::bit_floor(std::max(1U, max_chunks / SAMPLED_CHUNKS)) - 1;
@@ -35,12 +29,7 @@ constexpr uint64_t MIXER = 0x9E3779B97F4A7C15;  // 2^64 over the golden ratio, o
 }  // namespace
 
 size_t PolicyShadow::KeyHash::operator()(const ChunkKey& key) const noexcept {
-  uint64_t hash = seed;
-  for (const uint64_t word : key.words) {
-    hash = (hash ^ word) * MIXER;
-    hash ^= hash >> 32;
-  }
-  return hash;
+  return seeded_hash(key, seed);
 }
 
 PolicyShadow::PolicyShadow(uint32_t chunks_max, const EvictionPolicy& policy)

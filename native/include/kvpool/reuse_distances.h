@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "kvpool/sampling.h"
 #include "kvpool/types.h"
 
 namespace kvpool {
@@ -70,7 +71,8 @@ class ReuseDistances {
 
   // 0 stands for an empty slot.
   [[nodiscard]] static uint64_t word_of(const ChunkKey& key) noexcept {
-    return sampling_word(key) == 0 ? 1 : sampling_word(key);
+    const uint64_t word = sampling_word(key);
+    return word == 0 ? 1 : word;
   }
   [[nodiscard]] static double bin_of(double bytes) noexcept;
   [[nodiscard]] size_t find(uint64_t word) const noexcept;

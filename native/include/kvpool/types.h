@@ -63,10 +63,4 @@ struct ChunkKey {
 };
 static_assert(sizeof(ChunkKey) == KEY_BYTES);
 
-// One chunk in sixteen, always the same ones: what is estimated from a sample takes it from these. Not by a word by which
-// the chunk table probes: who knows one knows nothing of the other.
-inline constexpr double SAMPLED_SHARE = 1.0 / 16;
-[[nodiscard]] constexpr uint64_t sampling_word(const ChunkKey& key) noexcept { return key.words[3]; }
-[[nodiscard]] constexpr bool is_in_sample(const ChunkKey& key) noexcept { return sampling_word(key) >> 60 == 0; }
-
 }  // namespace kvpool
