@@ -16,8 +16,8 @@ import kvpool_native
 from tests.daemon import Daemon
 
 LAYOUT = kv.Layout(layers=1, planes=1, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=256)
-ROOM = 64
-CHUNKS = 4
+ROOM = 1024
+CHUNKS = 64
 
 
 def _mrc(daemon: Daemon, *arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -37,7 +37,7 @@ def _ask_for(pool: kv.Pool, prompt: int) -> None:
 
 @pytest.fixture
 def tight(start_daemon: Callable[..., Daemon]) -> Daemon:
-    """A daemon with room for 64 chunks of 4 KiB."""
+    """A daemon with room for 1024 chunks of 4 KiB."""
     return start_daemon(dram__capacity=f"{ROOM * LAYOUT.chunk_bytes}B")
 
 
@@ -46,7 +46,7 @@ def test_the_curve_says_what_more_memory_would_bring(tight: Daemon, tmp_path: Pa
     with tight.connect(LAYOUT) as pool:
         for number in range(32 * 20):
             _ask_for(pool, number % 32)
-    run = _mrc(tight, "--json", "--add", "256KiB,640KiB")
+    run = _mrc(tight, "--json", "--add", "4MiB,10MiB")
     assert run.returncode == 0, run.stderr
     document: dict[str, Any] = json.loads(run.stdout)
     assert set(document) == {
@@ -57,21 +57,21 @@ def test_the_curve_says_what_more_memory_would_bring(tight: Daemon, tmp_path: Pa
     assert document["referenced_bytes"] == 32 * 20 * CHUNKS * LAYOUT.chunk_bytes
     assert document["sampled_chunks"] > 0
     named = {row["name"]: row for row in document["rows"] if row["name"]}
-    assert set(named) == {"DRAM, now", "DRAM + 256.0 KiB", "DRAM + 640.0 KiB"}
-    # One chunk in eight is sampled, sixteen of 128: the curve is coarse, and its two ends are far apart.
-    assert named["DRAM + 640.0 KiB"]["hit_rate"] == pytest.approx(0.95, abs=0.05)
-    assert named["DRAM + 640.0 KiB"]["delta_points"] > 50
+    assert set(named) == {"DRAM, now", "DRAM + 4.0 MiB", "DRAM + 10.0 MiB"}
+    # One chunk in sixteen is sampled, about 128 of 2048: the curve is coarse, and its two ends are far apart.
+    assert named["DRAM + 10.0 MiB"]["hit_rate"] == pytest.approx(0.95, abs=0.05)
+    assert named["DRAM + 10.0 MiB"]["delta_points"] > 50
     capacities = [row["capacity_bytes"] for row in document["rows"]]
     rates = [row["hit_rate"] for row in document["rows"]]
     assert capacities == sorted(capacities)
     assert rates == sorted(rates)
-    text = _mrc(tight, "--add", "640KiB")
+    text = _mrc(tight, "--add", "10MiB")
     assert text.returncode == 0, text.stderr
-    for word in ("LRU over 10.0 MiB asked for", "DRAM, now", "DRAM + 640.0 KiB", "points", "█"):
+    for word in ("LRU over 160.0 MiB asked for", "DRAM, now", "DRAM + 10.0 MiB", "points", "█"):
         assert word in text.stdout
     if importlib.util.find_spec("matplotlib") is not None:
         picture = tmp_path / "curve.png"
-        assert _mrc(tight, "--add", "640KiB", "--png", picture).returncode == 0
+        assert _mrc(tight, "--add", "10MiB", "--png", picture).returncode == 0
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -82,7 +82,7 @@ def test_a_daemon_that_was_asked_nothing_says_so(tight: Daemon) -> None:
 
 @pytest.mark.parametrize(
     ("add", "message"),
-    [("many", "--add: 'many' is no size"), ("1TiB", "--add is 1.0 TiB, expected at most 768.0 KiB")],
+    [("many", "--add: 'many' is no size"), ("1TiB", "--add is 1.0 TiB, expected at most 12.0 MiB")],
 )
 def test_what_is_wrong_is_named(tight: Daemon, add: str, message: str) -> None:
     run = _mrc(tight, "--add", add)
