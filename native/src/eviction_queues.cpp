@@ -41,16 +41,15 @@ void EvictionQueues::add_by_access(RecordId id, uint32_t steps, bool or_oldest) 
   ChunkRecord& record = records_[id];
   record.level = record.priority;
   const ChunkList& list = level_of(record).queues[record.queue];
-  if (record.parent.valid() && stands_alike(record.parent, record)) {
-    return link(id, records_[record.parent].older);  // used with it: it goes before it
-  }
-  if (record.first_child.valid() && stands_alike(record.first_child, record)) {
-    return link(id, record.first_child);
-  }
   RecordId below = list.newest;  // from the newest end down to one that is not newer
   RecordId above = list.oldest;  // from the oldest end up to one that is
-  // What was moved here from another level stands where its child was, whatever its own last access.
-  const auto is_in_order = [this](RecordId other) { return records_[other].level == records_[other].priority; };
+  const auto was_used_with = [&](RecordId other) { return other.valid() && stands_alike(other, record); };
+  if (was_used_with(record.parent)) {
+    return link(id, records_[record.parent].older);
+  }
+  if (was_used_with(record.first_child)) {
+    return link(id, record.first_child);
+  }
   for (uint32_t step = 0; step < steps; ++step) {
     if (!below.valid() || (is_in_order(below) && records_[below].last_access_ns <= record.last_access_ns)) {
       return link(id, below);
@@ -126,7 +125,7 @@ RecordId EvictionQueues::victim(ClassId size_class, uint64_t now_ns) noexcept {
 // of n would take n * n moves.
 void EvictionQueues::move_beside_child(RecordId id) {
   RecordId child = records_[id].first_child;
-  while (records_[child].first_child.valid() && stands_alike(child, records_[id])) {
+  while (is_in_order(id) && records_[child].first_child.valid() && stands_alike(child, records_[id])) {
     child = records_[child].first_child;
   }
   for (RecordId moved; moved != id; child = moved) {
@@ -138,9 +137,12 @@ void EvictionQueues::move_beside_child(RecordId id) {
   }
 }
 
+// Whether a chunk stands by its own last use: what was moved from another level stands where its child was.
+bool EvictionQueues::is_in_order(RecordId id) const noexcept { return records_[id].level == records_[id].priority; }
+
 bool EvictionQueues::stands_alike(RecordId id, const ChunkRecord& other) const noexcept {
   const ChunkRecord& record = records_[id];
-  if (record.size_class != other.size_class || record.level != other.level || record.queue != other.queue ||
+  if (!is_in_order(id) || record.size_class != other.size_class || record.level != other.level || record.queue != other.queue ||
       record.last_access_ns != other.last_access_ns) {
     return false;
   }

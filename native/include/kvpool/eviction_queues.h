@@ -90,7 +90,8 @@ class EvictionQueues {
   void link(RecordId id, RecordId older);
   void link(Level& level, const ChunkRecord& record, RecordId id, RecordId older) noexcept;
   void move_beside_child(RecordId id);
-  // Whether a chunk stands in the queue that the other names, with the same last use.
+  [[nodiscard]] bool is_in_order(RecordId id) const noexcept;
+  // Whether a chunk stands in the queue that the other names, in order, with the same last use.
   [[nodiscard]] bool stands_alike(RecordId id, const ChunkRecord& other) const noexcept;
   void verify_queue(const ChunkList& list, const ChunkRecord& expected, std::vector<uint8_t>& found,
                     std::vector<std::string>& broken) const;
