@@ -1,7 +1,7 @@
 """Monotonic time, as an object, so that tests own it.
 
 This is the only module that reads a clock. It is not a scheduler and never sleeps.
-Wall-clock time has no meaning in kvpool: a jump of the system clock changes nothing.
+Wall-clock time decides nothing in kvpool: a jump of the system clock changes a number in messages to others.
 Any thread may call it.
 """
 
@@ -44,6 +44,11 @@ class Deadline:
     def has_passed(self) -> bool:
         """Whether no time is left."""
         return self._clock.now_ns() >= self._at_ns
+
+
+def wall_time_s() -> float:
+    """Seconds since 1970, for messages to others that carry one. Nothing in kvpool is decided by it."""
+    return time.time()
 
 
 NS_PER_S = 1_000_000_000

@@ -8,16 +8,27 @@ together.
 """
 
 import difflib
-import ipaddress
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvpool.addresses import LoopbackAddress, ZmqAddress, parse_loopback, parse_zmq
 from kvpool.errors import ConfigError, InvalidArgument
-from kvpool.units import format_duration, format_size, parse_duration, parse_size
+from kvpool.options import (
+    DailyWrites,
+    Option,
+    choice_option,
+    count_option,
+    duration_option,
+    flag_option,
+    share_option,
+    size_option,
+    write_budget_option,
+)
+from kvpool.units import format_size, parse_size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,19 +37,7 @@ else:
 
 SSD_CAPACITY_MIN = 16 << 20
 SOCKET_PATH_BYTES_MAX = 107 - len(".lock")
-PORT_MAX = 65535
-LOOPBACK_NETWORK = ipaddress.ip_network("127.0.0.0/8")
-
-
-@dataclass(frozen=True, slots=True)
-class LoopbackAddress:
-    """Where a listener that only this machine can reach is bound. Port 0: any that is free."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+TOPIC_BYTES_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DramConfig:
-    """Section `dram`; sizes in bytes."""
+    """Section `dram`; sizes in bytes, durations in seconds."""
 
     capacity: int
     segment: int
@@ -71,6 +70,10 @@ class DramConfig:
     prefault: bool
     prefault_threads: int
     verify: str
+    policy: str
+    retained_share: float
+    announced_share: float
+    announced_ttl: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,32 @@ class SsdConfig:
     watermark: float
     write_through: bool
     admission: str
-    write_budget: int
+    write_budget: DailyWrites
     checkpoint_interval: float
     rebuild: bool
+
+    @property
+    def write_budget_bytes(self) -> int:
+        """Bytes that may be written in a day; 0: no bound."""
+        return self.write_budget.bytes_per_day(self.capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class EventsConfig:
+    """Section `events`; sizes in bytes. `block_tokens` 0: a chunk is one block."""
+
+    publish: ZmqAddress | None
+    replay: ZmqAddress | None
+    topic: str
+    format: str
+    block_tokens: int
+    buffer: int
+    fates: int
+    hwm: int
+    replay_messages: int
+    retell_interval: float
+    curve_secret_file: str
+    curve_clients_file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +132,8 @@ class Config:
     server: ServerConfig
     dram: DramConfig
     ssd: SsdConfig
+    events: EventsConfig
     log: LogConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option: how its value is read, what its default is as a file would write it, and what is expected."""
-
-    parse: Callable[[Any], Any]
-    default: str
-    expected: str
 
 
 def default_socket() -> str:
@@ -142,13 +160,19 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
         option = OPTIONS[name]
         try:
             parsed[name] = option.parse(value)
-        except (InvalidArgument, ValueError, TypeError):
+        except (InvalidArgument, ValueError, TypeError, LookupError):
             faults.append(f"{name} is {value!r}, expected {option.expected}")
     if not faults:
         _check_together(parsed, faults)
     if faults:
         raise ConfigError(faults)
-    sections = {"server": ServerConfig, "dram": DramConfig, "ssd": SsdConfig, "log": LogConfig}
+    sections = {
+        "server": ServerConfig,
+        "dram": DramConfig,
+        "ssd": SsdConfig,
+        "events": EventsConfig,
+        "log": LogConfig,
+    }
     built = {
         section: kind(**{name.split(".")[1]: value for name, value in parsed.items() if name.startswith(f"{section}.")})
         for section, kind in sections.items()
@@ -214,82 +238,22 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
         faults.append(f"ssd.path is '', expected a directory because ssd.capacity is {parsed['ssd.capacity']}")
     if 0 < parsed["ssd.capacity"] < SSD_CAPACITY_MIN:
         faults.append(f"ssd.capacity is {parsed['ssd.capacity']}, expected 0 or at least {SSD_CAPACITY_MIN}")
+    _check_events(parsed, faults)
 
 
-def _size(low: str, high: str, default: str) -> Option:
-    least, most = parse_size(low), parse_size(high)
-
-    def parse(value: Any) -> int:
-        size = parse_size(value) if isinstance(value, str) else int(_plain_int(value))
-        if not least <= size <= most:
-            raise InvalidArgument(f"size {size}")
-        return size
-
-    return Option(parse, default, f"a size from {low} to {high}")
-
-
-def _duration(low: str, high: str, default: str) -> Option:
-    least_s, most_s = parse_duration(low), parse_duration(high)
-
-    def parse(value: Any) -> float:
-        if not isinstance(value, str):
-            raise InvalidArgument("a duration without unit")
-        seconds = parse_duration(value)
-        if not least_s <= seconds <= most_s:
-            raise InvalidArgument(format_duration(seconds))
-        return seconds
-
-    return Option(parse, default, f"a duration with its unit, from {low} to {high}")
-
-
-def _count(least: int, most: int, default: int) -> Option:
-    def parse(value: Any) -> int:
-        count = int(value, 10) if isinstance(value, str) else _plain_int(value)
-        if not least <= count <= most:
-            raise InvalidArgument(f"count {count}")
-        return count
-
-    return Option(parse, str(default), f"an integer from {least} to {most}")
-
-
-def _choice(default: str, *others: str) -> Option:
-    words = (default, *others)
-
-    def parse(value: Any) -> str:
-        if value not in words:
-            raise InvalidArgument(str(value))
-        return str(value)
-
-    return Option(parse, default, f"one of {', '.join(words)}")
-
-
-def _flag(default: str) -> Option:
-    def parse(value: Any) -> bool:
-        if value not in (True, False, "true", "false") or type(value) is int:
-            raise InvalidArgument(repr(value))
-        return value in (True, "true")
-
-    return Option(parse, default, "true or false")
-
-
-def _share(default: str) -> Option:
-    def parse(value: Any) -> float:
-        share = float(value) if isinstance(value, str) else value
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 <= share <= 1.0:
-            raise InvalidArgument(repr(value))
-        return float(share)
-
-    return Option(parse, default, "a number from 0 to 1")
+def _check_events(parsed: Mapping[str, Any], faults: list[str]) -> None:
+    if bool(parsed["events.curve_secret_file"]) != bool(parsed["events.curve_clients_file"]):
+        faults.append("events.curve_secret_file and events.curve_clients_file: expected both or none")
+    if parsed["events.replay"] and not parsed["events.publish"]:
+        faults.append(f"events.replay is {parsed['events.replay']}, expected off because events.publish is")
+    for name in ("events.publish", "events.replay"):
+        address = parsed[name]
+        if address and not address.is_local and not parsed["events.curve_secret_file"]:
+            faults.append(f"{name} is {address}, expected a loopback address or ipc because there are no CURVE keys")
 
 
 def _directory(value: Any) -> str:
     if not isinstance(value, str) or (value and not value.startswith("/")) or "\0" in value:
-        raise InvalidArgument(repr(value))
-    return value
-
-
-def _plain_int(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidArgument(repr(value))
     return value
 
@@ -308,18 +272,17 @@ def _mode(value: Any) -> int:
     return mode
 
 
-def _loopback_address(value: Any) -> LoopbackAddress | None:
-    if value == "off":
-        return None
-    host, separator, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    if not separator or not port.isascii() or not port.isdigit() or int(port, 10) > PORT_MAX:
+def _topic(value: Any) -> str:
+    if not isinstance(value, str) or len(value.encode()) > TOPIC_BYTES_MAX or not value.isprintable():
         raise InvalidArgument(repr(value))
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    address = ipaddress.ip_address(host[1:-1] if is_bracketed else host)
-    is_loopback = address in LOOPBACK_NETWORK if address.version == 4 else str(address) == "::1"
-    if not is_loopback or is_bracketed != (address.version == 6):
+    value.format(host="", model="")  # KeyError or ValueError where it names something else
+    return value
+
+
+def _readable_file(value: Any) -> str:
+    if not isinstance(value, str) or (value and not os.path.isfile(value)):
         raise InvalidArgument(repr(value))
-    return LoopbackAddress(str(address), int(port, 10))
+    return value
 
 
 def _secret_file(value: Any) -> str:
@@ -333,45 +296,69 @@ def _secret_file(value: Any) -> str:
     return value
 
 
+_ZMQ_EXPECTED = (
+    '"tcp://127.0.0.1:5557", another address of a host with CURVE keys, "ipc:///run/kvpool/events", or "off"'
+)
+
 OPTIONS: dict[str, Option] = {
     "server.socket": Option(
         _socket_path, "", f"an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes (empty: the default place)"
     ),
     "server.socket_mode": Option(_mode, "0660", "octal rights for owner and group, such as 0660"),
     "server.metrics": Option(
-        _loopback_address, "off", 'a loopback address and port such as "127.0.0.1:9469" or "[::1]:9469", or "off"'
+        parse_loopback, "off", 'a loopback address and port such as "127.0.0.1:9469" or "[::1]:9469", or "off"'
     ),
-    "server.lease_ttl": _duration("10ms", "1d", "30s"),
-    "server.reservation_ttl": _duration("10ms", "1d", "60s"),
-    "server.max_connections": _count(1, 100_000, 1024),
-    "server.max_leases": _count(1, 1_000_000, 4096),
-    "server.max_reservations": _count(1, 4096, 64),
-    "server.handshake_timeout": _duration("10ms", "1m", "5s"),
-    "server.stop_timeout": _duration("0s", "1h", "10s"),
-    "server.probe_interval": _duration("0s", "1h", "10s"),
+    "server.lease_ttl": duration_option("10ms", "1d", "30s"),
+    "server.reservation_ttl": duration_option("10ms", "1d", "60s"),
+    "server.max_connections": count_option(1, 100_000, 1024),
+    "server.max_leases": count_option(1, 1_000_000, 4096),
+    "server.max_reservations": count_option(1, 4096, 64),
+    "server.handshake_timeout": duration_option("10ms", "1m", "5s"),
+    "server.stop_timeout": duration_option("0s", "1h", "10s"),
+    "server.probe_interval": duration_option("0s", "1h", "10s"),
     "server.domain_secret_file": Option(
         _secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: the default domain)"
     ),
-    "server.keep_token_ids": _flag("true"),
-    "dram.capacity": _size("64KiB", "4TiB", "1GiB"),
-    "dram.segment": _size("4KiB", "16GiB", "64MiB"),
-    "dram.max_chunks": _count(0, 1 << 28, 0),
-    "dram.huge_pages": _choice("auto", "hugetlb", "collapse", "off"),
-    "dram.prefault": _flag("true"),
-    "dram.prefault_threads": _count(1, 64, 2),
-    "dram.verify": _choice("always", "cold"),
+    "server.keep_token_ids": flag_option("true"),
+    "dram.capacity": size_option("64KiB", "4TiB", "1GiB"),
+    "dram.segment": size_option("4KiB", "16GiB", "64MiB"),
+    "dram.max_chunks": count_option(0, 1 << 28, 0),
+    "dram.huge_pages": choice_option("auto", "hugetlb", "collapse", "off"),
+    "dram.prefault": flag_option("true"),
+    "dram.prefault_threads": count_option(1, 64, 2),
+    "dram.verify": choice_option("always", "cold"),
+    "dram.policy": choice_option("class-queues", "lru"),
+    "dram.retained_share": share_option("0.3"),
+    "dram.announced_share": share_option("0.25"),
+    "dram.announced_ttl": duration_option("10ms", "1h", "30s"),
     "ssd.path": Option(_directory, "", "an absolute path of a directory (needed where ssd.capacity is not 0)"),
-    "ssd.capacity": _size("0B", "8TiB", "0B"),
-    "ssd.segment": _size("64KiB", "64GiB", "1GiB"),
-    "ssd.max_chunks": _count(0, 1 << 27, 0),
-    "ssd.direct": _flag("true"),
-    "ssd.io": _choice("auto", "io_uring", "threads"),
-    "ssd.threads": _count(1, 64, 4),
-    "ssd.watermark": _share("0.5"),
-    "ssd.write_through": _flag("false"),
-    "ssd.admission": _choice("all", "second-touch"),
-    "ssd.write_budget": _size("0B", "8192TiB", "0B"),
-    "ssd.checkpoint_interval": _duration("100ms", "1h", "5s"),
-    "ssd.rebuild": _flag("false"),
-    "log.level": _choice("info", "debug", "warning", "error"),
+    "ssd.capacity": size_option("0B", "8TiB", "0B"),
+    "ssd.segment": size_option("64KiB", "64GiB", "1GiB"),
+    "ssd.max_chunks": count_option(0, 1 << 27, 0),
+    "ssd.direct": flag_option("true"),
+    "ssd.io": choice_option("auto", "io_uring", "threads"),
+    "ssd.threads": count_option(1, 64, 4),
+    "ssd.watermark": share_option("0.5"),
+    "ssd.write_through": flag_option("false"),
+    "ssd.admission": choice_option("all", "second-touch"),
+    "ssd.write_budget": write_budget_option("0B", "8192TiB", "0B", least_writes=0.001, most_writes=1000),
+    "ssd.checkpoint_interval": duration_option("100ms", "1h", "5s"),
+    "ssd.rebuild": flag_option("false"),
+    "events.publish": Option(parse_zmq, "off", _ZMQ_EXPECTED),
+    "events.replay": Option(parse_zmq, "off", _ZMQ_EXPECTED),
+    "events.topic": Option(
+        _topic, "kv@{host}@{model}", "printable text in which only {host} and {model} stand in braces"
+    ),
+    "events.format": choice_option("map", "positional"),
+    "events.block_tokens": count_option(0, 4096, 0),
+    "events.buffer": size_option("64KiB", "16GiB", "16MiB"),
+    "events.fates": count_option(16, 10_000_000, 65_536),
+    "events.hwm": count_option(1, 1_000_000, 1000),
+    "events.replay_messages": count_option(1, 1_000_000, 1000),
+    "events.retell_interval": duration_option("0s", "1d", "1m"),
+    "events.curve_secret_file": Option(
+        _secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: no keys)"
+    ),
+    "events.curve_clients_file": Option(_readable_file, "", "a file of public keys, one to a line (empty: no keys)"),
+    "log.level": choice_option("info", "debug", "warning", "error"),
 }

@@ -43,6 +43,9 @@ FAILPOINTS = {
     "daemon.release.before": "before a lease ends",
     "daemon.ticket.before_issue": "before a ticket is issued",
     "daemon.ticket.before_claim": "before a ticket is claimed",
+    "daemon.retain.before": "before chunks are kept with other priorities",
+    "daemon.announce.before": "before announced chunks are held or promoted",
+    "daemon.demote.asked": "before chunks are written down because a client wants it",
     "daemon.flush.before": "before an operator's flush",
     "daemon.prefault.segment": "before a segment of the arena gets its pages",
     "daemon.transfer.job": "a transfer thread takes a job",
@@ -79,6 +82,8 @@ FAILPOINTS = {
     "client.load.before": "a lease is there, before its chunks are copied",
     "client.load.before_result": "everything was copied, before the result is told",
     "client.release.before": "before a lease is released",
+    "client.retain.before": "before the daemon is told how long chunks are worth keeping",
+    "client.announce.before": "before the daemon is told what will be asked for",
     "client.report_corrupt.before": "a checksum did not fit, before the daemon is told",
 }
 

@@ -1,14 +1,36 @@
-"""Where a chain of chunk keys begins: the root of a namespace.
+"""Where a chain of chunk keys begins: the root of a namespace; and what of it may be told: the scope.
 
 The root binds everything that makes KV of equal tokens differ, so that chunks of different namespaces can
 never meet. Hashing itself is native (`kvpool_native`): `leaf = H(tokens)`, `key = H(parent key, leaf)`, H = BLAKE3
-with a key of its own for each use. Pure functions; any thread.
+with a key of its own for each use.
+
+The scope says which chunks of equal tokens differ by adapter or salt, to readers of events, who see no roots. It stands
+behind a chunk's token ids wherever these are kept:
+
+    scope := nothing  |  salt tag (SALT_TAG_BYTES; zeros: no salt), then the adapter in UTF-8, zeros up to a whole word
+
+Of a salt only the tag leaves the client. Pure functions; any thread.
 """
+
+from typing import NamedTuple
 
 import kvpool_native
 from kvpool.layout import Layout
 
 KEY_FORMAT_VERSION = 1
+SALT_TAG_BYTES = 16
+ADAPTER_BYTES_MAX = 240
+SCOPE_BYTES_MAX = SALT_TAG_BYTES + ADAPTER_BYTES_MAX
+_WORD_BYTES = 4
+_NO_SALT = bytes(SALT_TAG_BYTES)
+assert SCOPE_BYTES_MAX % _WORD_BYTES == 0
+
+
+class Scope(NamedTuple):
+    """What separates chunks of equal tokens, model and layout. Both empty: nothing does."""
+
+    adapter: str = ""
+    salt_tag: bytes = b""
 
 
 def domain_key(secret: bytes) -> bytes:
@@ -32,3 +54,34 @@ def root_key(domain: bytes, *, model: str, adapter: str, salt: bytes, layout: La
 def namespace_fingerprint(model: str, layout: Layout) -> bytes:
     """32 bytes over model and layout: how a slot on disk names the namespace of its chunk."""
     return kvpool_native.derive_root([b"kvpool namespace", model.encode(), layout.fingerprint()])
+
+
+def salt_tag(salt: bytes) -> bytes:
+    """What stands for a salt where others read it: one tag for each salt, which does not give the salt away.
+
+    Whoever can guess a salt can see that it is right. Empty for no salt.
+    """
+    return kvpool_native.derive_root([b"kvpool salt tag", salt])[:SALT_TAG_BYTES] if salt else b""
+
+
+def pack_scope(adapter: str, salt: bytes) -> bytes:
+    """The scope of chunks with this adapter and salt. A name of more than ADAPTER_BYTES_MAX bytes is cut."""
+    if not adapter and not salt:
+        return b""
+    name = adapter.encode("utf-8", "replace")[:ADAPTER_BYTES_MAX]
+    return (salt_tag(salt) or _NO_SALT) + name + bytes(-len(name) % _WORD_BYTES)
+
+
+def is_scope(column: bytes) -> bool:
+    """Whether these bytes may stand behind token ids."""
+    return not column or (SALT_TAG_BYTES <= len(column) <= SCOPE_BYTES_MAX and len(column) % _WORD_BYTES == 0)
+
+
+def split_scope(words: bytes, token_bytes: int) -> tuple[bytes, Scope]:
+    """The token ids, and the scope behind them. Of words that are fewer than `token_bytes`, nothing is known."""
+    tokens, packed = words[:token_bytes], words[token_bytes:]
+    if len(tokens) < token_bytes or not is_scope(packed):
+        return b"", Scope()
+    tag = packed[:SALT_TAG_BYTES]
+    adapter = packed[SALT_TAG_BYTES:].rstrip(b"\0").decode("utf-8", "replace")
+    return tokens, Scope(adapter, b"" if tag == _NO_SALT else tag)

@@ -3,7 +3,7 @@
 Decides on the native directory, which is also what clients read; moves no payload itself. Control thread only, but
 for the jobs it hands to the pre-fault and transfer threads, which come back through the event loop.
 
-Invariant: every hold in the directory is in exactly one lease or ticket, or being used by a check under way.
+Invariant: every hold in the directory is in exactly one lease, ticket or announcement, or used by a check under way.
 """
 
 import asyncio
@@ -13,38 +13,40 @@ import os
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
-from kvpool.errors import LayoutMismatch, ProtocolError, Refused
+from kvpool.errors import LayoutMismatch
+from kvpool.hinting import Hinting
+from kvpool.index.deadlines import Expiry, Lapses
+from kvpool.index.flushing import flush
 from kvpool.index.integrity import Integrity
+from kvpool.index.journal import Journal
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.reading import Grant, Reading
+from kvpool.index.reuse import Reuse
 from kvpool.index.scrub import Scrub
 from kvpool.index.sessions import EngineSession
 from kvpool.index.traffic import Traffic
 from kvpool.index.writing import Writing
 from kvpool.layout import Layout
+from kvpool.protocol import columns, places, usage
 from kvpool.protocol import messages as m
-from kvpool.protocol import places, usage
-from kvpool.report import Sections, render_info, render_stats
+from kvpool.report import Sections, render_info, render_ssd_classes, render_ssd_info, render_stats, warn_of_small_ssd
 from kvpool.tiering import Tiering
 from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
 from kvpool.tiers.prefault import Prefault
 from kvpool.tiers.ssd import SsdTier
 from kvpool.tiers.ssd_plan import SsdPlan, plan_ssd
-from kvpool.transfer.verify import find_corrupt
-from kvpool.transfer.workers import Urgency, Workers, call_later
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, ChunkExtent, ConnectionId, Measurements
+from kvpool.transfer.verify import find_corrupt_on
+from kvpool.transfer.workers import Workers, call_later
+from kvpool.types import EPOCH_BYTES, ConnectionId, Level, Measurements
 
 log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
-EXPIRY_FRACTION = 0.25
 
 
 class Pool:
@@ -60,27 +62,50 @@ class Pool:
             config.dram.capacity, config.dram.segment, config.dram.max_chunks, ssd.max_chunks if ssd else 0
         )
         self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages)
-        self._directory = kvpool_native.Directory(self._dram.arena, self._dram.index, self.geometry, self.epoch)
+        self._directory = kvpool_native.Directory(
+            self._dram.arena, self._dram.index, self.geometry, self.epoch, config.dram.policy
+        )
+        self._directory.cap_retained(config.dram.retained_share)
         self._dram.seal()
-        self._namespaces = Namespaces(self._directory)
+        self.namespaces = Namespaces(self._directory)
         self._segment_ready = asyncio.Event()
         self._tiering = self._make_tiering(ssd) if ssd else None
         server = config.server
         promotions = self._tiering.promotions if self._tiering else None
-        self._reading = Reading(self._directory, int(server.lease_ttl * NS_PER_S), server.max_leases, promotions)
-        self._writing = Writing(self._directory, int(server.reservation_ttl * NS_PER_S), server.max_reservations)
+        lease_ttl_ns, write_ttl_ns = int(server.lease_ttl * NS_PER_S), int(server.reservation_ttl * NS_PER_S)
+        self.reuse = Reuse(self._directory, dram_bytes=config.dram.capacity, ssd_bytes=config.ssd.capacity)
+        self._reading = Reading(self._directory, lease_ttl_ns, server.max_leases, promotions, self.reuse)
+        self._writing = Writing(self._directory, write_ttl_ns, server.max_reservations, self.reuse)
         self._traffic = Traffic()
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
         self._prefault: Prefault | None = None
-        self._expiry: asyncio.TimerHandle | None = None
-        self._integrity = Integrity(self._directory, self._find_corrupt)
+        self._index_view = view = kvpool_native.IndexView(self._dram.index)
+        corrupt = partial(find_corrupt_on, self._workers, self._dram.arena, view)
+        self._integrity = Integrity(self._directory, corrupt)
         comparisons = self._tiering.comparisons if self._tiering else None
-        self._scrub = Scrub(self._directory, self._integrity, self._namespaces, comparisons)
-        self._index_view = kvpool_native.IndexView(self._dram.index)
+        self._scrub = Scrub(self._directory, self._integrity, self.namespaces, comparisons)
+        self.journal = self._make_journal()
+        shortest_s = min(server.lease_ttl, server.reservation_ttl, config.dram.announced_ttl)
+        self._expiry = Expiry(shortest_s, self._reading, self._writing, clock, lambda: self.hints.expire())
+        self._lapses = Lapses(self._directory, self._tiering, clock)
+        self.hints = Hinting(
+            self._directory,
+            view,
+            self.namespaces,
+            self._tiering,
+            self.journal,
+            clock,
+            config,
+            on_due=self._expiry.schedule,
+            on_retained=self._lapses.look,
+        )
 
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
+        self.journal.watch(asyncio.get_running_loop())
         if self._tiering is not None:
+            if warning := warn_of_small_ssd(self._config):
+                log.warning("%s", warning)
             self._tiering.start_opening(self._reopen_namespace)
         if not self._config.dram.prefault:
             for segment in range(self.geometry.segments):
@@ -99,8 +124,9 @@ class Pool:
 
     async def stop(self) -> bool:
         """End the threads; False where one is left waiting for a disk. Chunks in DRAM alone are gone with the process."""
-        if self._expiry is not None:
-            self._expiry.cancel()
+        self._expiry.cancel()
+        self._lapses.cancel()
+        self.journal.close()
         loop = asyncio.get_running_loop()
         has_ended = self._tiering is None or await self._tiering.close()
         if self._prefault is not None:
@@ -119,8 +145,7 @@ class Pool:
 
     def page_use(self) -> PageUse:
         """What backs the arena."""
-        is_settling = self._prefault is not None and self._prefault.is_working
-        return self._dram.page_use(is_settling=is_settling)
+        return self._dram.page_use(is_settling=self._prefault is not None and self._prefault.is_working)
 
     @property
     def is_busy(self) -> bool:
@@ -130,10 +155,8 @@ class Pool:
     async def wait_for_room(self, timeout_s: float) -> None:
         """Until another segment has its pages, chunks have been written down, or the time is over."""
         self._segment_ready.clear()
-        try:
+        with contextlib.suppress(asyncio.TimeoutError):  # the caller looks again either way
             await asyncio.wait_for(self._segment_ready.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            return
 
     def open_namespaces(self, model: str, layout: Layout) -> dict[int, Namespace]:
         """The namespaces of a model and layout, by rank; made where they are new. Raises LayoutMismatch or Refused."""
@@ -142,7 +165,7 @@ class Pool:
                 f"a chunk of this layout has {layout.chunk_bytes} bytes, "
                 f"dram.capacity is {self._config.dram.capacity}: no chunk can be stored"
             )
-        return self._namespaces.open_ranks(model, layout)
+        return self.namespaces.open_ranks(model, layout)
 
     def open_session(self, connection: ConnectionId, model: str, layout: Layout) -> EngineSession:
         """What an engine's requests carry along."""
@@ -154,21 +177,18 @@ class Pool:
         None when what moves between the tiers leaves no room for all of it just now: ask again after `wait_for_room`, or
         with `may_wait=False` to take what there is.
         """
-        m.check_keys(keys, ranks=len(session.namespaces))
+        columns.check_keys(keys, ranks=len(session.namespaces))
+        self.journal.keep_up()
         with self._protected(may_wait):
             grant = self._reading.acquire(session, keys, self._clock.now_ns(), may_wait=may_wait)
         if grant is None and not (self._tiering and self._tiering.make_room()):
             return self.acquire(session, keys, may_wait=False)
-        return None if grant is None else self._leased(grant)
+        return None if grant is None else self._leased(session, grant)
 
     def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int) -> m.Leased:
         """Lease whole prefixes by their last keys."""
-        ranks = len(session.namespaces)
-        if len(leaves) != ranks * KEY_BYTES:
-            raise ProtocolError(f"leaves column has {len(leaves)} bytes, expected {ranks * KEY_BYTES}")
-        if not 0 < chunks * ranks <= m.KEYS_MAX:
-            raise ProtocolError(f"chunks is {chunks}, expected 1..{m.KEYS_MAX // ranks}")
-        return self._leased(self._reading.acquire_leaves(session, leaves, chunks, self._clock.now_ns()))
+        columns.check_leaves(leaves, chunks, ranks=len(session.namespaces))
+        return self._leased(session, self._reading.acquire_leaves(session, leaves, chunks, self._clock.now_ns()))
 
     def release(self, session: EngineSession, lease: int) -> m.Done:
         """End a lease."""
@@ -177,46 +197,46 @@ class Pool:
 
     def renew(self, session: EngineSession, leases: bytes) -> m.Done:
         """Count leases as used now."""
-        if len(leases) % 8 or len(leases) > 8 * m.RENEWALS_MAX:
-            raise ProtocolError(f"leases column has {len(leases)} bytes, expected 8 each for at most {m.RENEWALS_MAX}")
-        self._reading.renew(session, np.frombuffer(leases, dtype="<u8").tolist(), self._clock.now_ns())
+        self._reading.renew(session, columns.unpack_leases(leases), self._clock.now_ns())
         return m.Done()
 
     def issue_ticket(self, session: EngineSession, lease: int) -> m.Ticket:
         """A ticket on a lease: a hold of its own for each rank."""
         ticket = self._reading.issue_ticket(session, lease, self._clock.now_ns())
-        self._schedule_expiry()
+        self._expiry.schedule()
         return m.Ticket(ticket)
 
     def claim(self, session: EngineSession, ticket: bytes) -> m.Leased:
         """A lease from a ticket, for the session's rank, once."""
-        return self._leased(self._reading.claim(session, ticket, self._clock.now_ns()))
+        return self._leased(session, self._reading.claim(session, ticket, self._clock.now_ns()))
 
-    def reserve(
-        self, session: EngineSession, parent: bytes, keys: bytes, *, may_wait: bool = True
-    ) -> m.Reserved | None:
+    def reserve(self, session: EngineSession, request: m.Reserve, *, may_wait: bool = True) -> m.Reserved | None:
         """Reserve slots for new chunks, evicting others where memory is short.
 
         None when only memory could serve that is still being faulted in, or holds what the SSD tier lacks: ask again after
         `wait_for_room`, or with `may_wait=False` to take what there is.
         """
-        m.check_keys(keys, ranks=1)
-        if len(parent) not in (0, KEY_BYTES):
-            raise ProtocolError(f"parent key has {len(parent)} bytes, expected none or {KEY_BYTES}")
+        columns.check_reserve(request)
+        self.journal.keep_up()
         with self._protected(may_wait):
-            places = self._writing.reserve(session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
+            now_ns, wishes = self._clock.now_ns(), (request.priorities, request.durations)
+            places = self._writing.reserve(
+                session, request.parent, request.keys, now_ns, may_wait=may_wait, wishes=wishes
+            )
         if places is None:
             if self._tiering is not None:
                 self._tiering.make_room()
             return None
-        self._schedule_expiry()
-        return m.Reserved(places.reservation, places.states, places.offsets, places.generations)
+        self.journal.note_refusals(request.keys, places.states, session.own.id)
+        self.hints.note_retained(request.keys, places.retained)
+        self._expiry.schedule()
+        return m.Reserved(places.reservation, places.states, places.offsets, places.generations, places.retained)
 
     def commit(self, session: EngineSession, request: m.Commit) -> m.Committed:
         """Publish the next chunks of a reservation."""
         tokens = request.tokens if self._config.server.keep_token_ids else b""
-        now_ns = self._clock.now_ns()
-        states = self._writing.commit(session, request.reservation, request.checksums, tokens, now_ns)
+        number, sums, scope = request.reservation, request.checksums, request.scope
+        states = self._writing.commit(session, number, sums, tokens, self._clock.now_ns(), scope)
         self._traffic.count_commit(session, states)
         if self._tiering is not None:
             self._tiering.run()
@@ -233,10 +253,8 @@ class Pool:
         rank = session.layout.rank
         if lease is None or rank is None or not 0 <= chunk < lease.chunks:
             return
-        layout = session.own.layout
-        await self._integrity.check_reported(
-            lease.holds[rank], chunk, layout.chunk_bytes, layout.layers, self._clock.now_ns()
-        )
+        layout, now_ns = session.own.layout, self._clock.now_ns()
+        await self._integrity.check_reported(lease.holds[rank], chunk, layout.chunk_bytes, layout.layers, now_ns)
 
     def count_usage(self, session: EngineSession, column: bytes) -> None:
         """Add what a client says it did. Raises ProtocolError."""
@@ -248,11 +266,12 @@ class Pool:
         now_ns = self._clock.now_ns()
         self._reading.drop_owner(connection, now_ns)
         self._writing.drop_owner(connection, now_ns)
+        self.hints.drop_owner(connection)
 
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
-        return info if self._tiering is None else {**info, **self._tiering.info()}
+        return info if self._tiering is None else {**info, **render_ssd_info(self._config, self._tiering.tier)}
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
@@ -260,21 +279,14 @@ class Pool:
 
     def measure(self, connections: dict[str, int]) -> Measurements:
         """Everything that is counted, at one moment; nothing of it changes afterwards."""
-        server = {
-            **connections,
-            "uptime_s": int(self._uptime_s()),
-            "transfer_waiting": self._workers.waiting,
-        }
+        server = {**connections, "uptime_s": int(self._uptime_s()), "transfer_waiting": self._workers.waiting}
         index = {
-            "leases": self._reading.leases,
-            "tickets": self._reading.tickets,
-            "reservations": self._writing.reservations,
-            "namespaces": len(self._namespaces),
-            "expired_leases": self._reading.expired_leases,
-            "expired_reservations": self._writing.expired_reservations,
-            "checksum_failures": self._integrity.checksum_failures,
-            "corrupt_reports": self._integrity.corrupt_reports,
+            **self._reading.stats(),
+            **self._writing.stats(),
+            **self._integrity.stats(),
+            "namespaces": len(self.namespaces),
             "verified_chunks": self._scrub.verified_chunks,
+            **self.hints.stats(),
         }
         pages = self.page_use()
         return Measurements(
@@ -287,8 +299,9 @@ class Pool:
             is_settling=pages.is_settling,
             models=self._traffic.models(),
             failures=self._traffic.failures(),
+            events=self.journal.stats(),
             ssd={} if self._tiering is None else self._tiering.stats(),
-            ssd_classes=[] if self._tiering is None else self._tiering.size_classes(),
+            ssd_classes=[] if self._tiering is None else render_ssd_classes(self._tiering.directory),
         )
 
     def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> dict[str, int]:
@@ -297,21 +310,10 @@ class Pool:
         `chunks` counts those that left the tier, or with no tier named those that are found no more; `bytes` in every tier.
         Raises Refused for a tier that there is not.
         """
-        tiers = {"dram": self._directory, **({"ssd": self._tiering.directory} if self._tiering else {})}
-        if tier and tier not in tiers:
-            raise Refused("argument", f"tier is {tier!r}, expected one of {', '.join(tiers)}")
         failpoint.reach("daemon.flush.before", failpoint.refused)
-        now_ns = self._clock.now_ns()
-        before_ns = now_ns + 1 if older_than_s is None else now_ns - int(min(now_ns, older_than_s * NS_PER_S))
-        owners: list[int | None] = [None] if model is None else [entry.id for entry in self._namespaces.of_model(model)]
-        total = {"chunks": 0, "bytes": 0, "skipped": 0}
-        found_before = self._index_view.count
-        for directory in [tiers[tier]] if tier else tiers.values():
-            for owner in owners:
-                for name, count in zip(total, directory.flush(owner, before_ns), strict=True):
-                    total[name] += count
-        if not tier:
-            total["chunks"] = found_before - self._index_view.count
+        self.journal.keep_up()
+        tiers = {"dram": self._directory, **({"ssd": self._tiering.directory} if self._tiering else {})}
+        total = flush(tiers, self._index_view, self.namespaces, model, older_than_s, tier, self._clock.now_ns())
         if self._tiering is not None:
             self._tiering.forget_departed()
         return total
@@ -329,14 +331,15 @@ class Pool:
 
     def verify(self) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier."""
-        problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.problems()
-        expected_holds = self._reading.holds + self._integrity.holds_in_use
+        problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.hints.verify()
+        problems += self.journal.verify() + self.problems()
+        expected_holds = self._reading.holds + self._integrity.holds_in_use + self.hints.holds
         if self._tiering is not None:
             expected_holds += self._tiering.holds
             problems += self._tiering.verify()
         found_holds = self._directory.stats()["holds"]
         if found_holds != expected_holds:
-            problems.append(f"index: {found_holds} holds, {expected_holds} are in leases, tickets and checks")
+            problems.append(f"index: {found_holds} holds, {expected_holds} of leases, tickets, hints and checks")
         tiers = self._scrub.tiers()
         return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
 
@@ -351,47 +354,40 @@ class Pool:
         return self._tiering.protecting(is_wanted) if self._tiering else contextlib.nullcontext()
 
     def _reopen_namespace(self, model: str, wire: list[int | str]) -> Namespace:
-        return self._namespaces.open(model, Layout.from_wire(wire))
+        return self.namespaces.open(model, Layout.from_wire(wire))
 
     def _make_tiering(self, plan: SsdPlan) -> Tiering:
         tier = SsdTier(plan, self._dram.arena, self._dram.index, self.epoch)
-        self._namespaces.below = tier.directory
+        self.namespaces.below = tier.directory
         return Tiering(
             self._directory,
             tier,
-            self._namespaces,
+            self.namespaces,
             self._clock,
             self._config,
             max_chunks=self.geometry.max_chunks,
-            on_settled=self._segment_ready.set,
+            on_settled=self._note_room,
         )
 
-    def _leased(self, grant: Grant) -> m.Leased:
+    def _make_journal(self) -> Journal:
+        tiers, headers = {Level.DRAM: (self._directory, self.geometry.max_chunks)}, None
+        if self._tiering is not None:
+            tiers[Level.SSD] = (self._tiering.directory, self._tiering.tier.plan.max_chunks)
+            headers = self._tiering.tier.headers if self._config.server.keep_token_ids else None
+        return Journal(self.epoch, tiers, self.namespaces, self._clock, self._config.events, headers)
+
+    def _leased(self, session: EngineSession, grant: Grant) -> m.Leased:
         if grant.lease:
-            self._schedule_expiry()
+            self._expiry.schedule()
+            self.hints.note_lease(session, self._reading, grant.lease)
         return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers)
 
     def _mark_ready(self, segment: int) -> None:
         self._directory.mark_segment_ready(segment)
+        self._note_room()
+
+    def _note_room(self) -> None:
+        """Chunks or segments have moved: whoever waits for room looks again."""
         self._segment_ready.set()
-
-    def _schedule_expiry(self) -> None:
-        """Look at deadlines again later; nothing is scheduled while nothing can expire."""
-        if self._expiry is None:
-            shortest_s = min(self._config.server.lease_ttl, self._config.server.reservation_ttl)
-            loop = asyncio.get_running_loop()
-            self._expiry = loop.call_later(min(1.0, shortest_s * EXPIRY_FRACTION), self._expire)
-
-    def _expire(self) -> None:
-        self._expiry = None
-        failpoint.reach("daemon.expire.before")
-        now_ns = self._clock.now_ns()
-        self._reading.expire(now_ns)
-        self._writing.expire(now_ns)
-        if self._reading.leases or self._reading.tickets or self._writing.reservations:
-            self._schedule_expiry()
-
-    async def _find_corrupt(self, extents: tuple[ChunkExtent, ...]) -> tuple[bytes, ...]:
-        """Read the extents on a transfer thread. Raises Refused when too many checks are waiting."""
-        job = partial(find_corrupt, self._dram.arena, self._index_view, extents)
-        return await self._workers.run(job, Urgency.HOUSEKEEPING)
+        self.hints.note_room()
+        self._lapses.look()

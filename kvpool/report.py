@@ -8,7 +8,9 @@ from typing import Any
 import kvpool_native
 from kvpool.config import Config
 from kvpool.tiers.dram import PageUse
+from kvpool.tiers.ssd import SsdTier
 from kvpool.types import Measurements
+from kvpool.units import format_size
 
 Sections = dict[str, dict[str, int | float | str]]
 
@@ -38,6 +40,43 @@ def render_info(
     }
 
 
+def render_ssd_info(config: Config, tier: SsdTier) -> dict[str, Any]:
+    """What is in use of an SSD tier."""
+    plan = tier.plan
+    warning = warn_of_small_ssd(config)
+    return {
+        "tiers": ["dram", "ssd"],
+        "ssd_path": str(plan.path),
+        "ssd_state": tier.state.name.lower(),
+        "ssd_reason": tier.state_reason,
+        "ssd_io": tier.backend,
+        "ssd_segments": plan.segments,
+        "ssd_segment_bytes": plan.segment_bytes,
+        "ssd_max_chunks": plan.max_chunks,
+        "ssd_catalogue_bytes": plan.catalogue_bytes,
+        "ssd_write_budget_bytes": config.ssd.write_budget_bytes,
+        **({"ssd_warning": warning} if warning else {}),
+    }
+
+
+def render_ssd_classes(directory: kvpool_native.Directory) -> list[dict[str, int]]:
+    """Slots of an SSD tier by size class, named by the chunks in them: without their headers."""
+    return [
+        {**row, "chunk_bytes": row["chunk_bytes"] - kvpool_native.SSD_HEADER_BYTES}
+        for row in directory.stats()["classes"]
+    ]
+
+
+def warn_of_small_ssd(config: Config) -> str:
+    """What is wrong with an SSD tier that is smaller than DRAM; empty where it is not."""
+    if not 0 < config.ssd.capacity < config.dram.capacity:
+        return ""
+    return (
+        f"ssd.capacity is {format_size(config.ssd.capacity)}, less than dram.capacity {format_size(config.dram.capacity)}: "
+        "it cannot even hold what DRAM has, and a restart loses the rest"
+    )
+
+
 def render_stats(config: Config, measured: Measurements) -> Sections:
     """Counters by section."""
     directory, failures = measured.directory, measured.failures
@@ -54,13 +93,20 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
             "dram.zombie_slots": directory["zombies"],
             "dram.segments_free": directory["free_segments"],
             "dram.segments": directory["segments"],
+            "dram.kept_chunks": directory["kept_chunks"],
+            "dram.kept_bytes": directory["kept_bytes"],
         },
         "chunks": {
             "stored_chunks": directory["stored_chunks"],
-            "evicted_chunks": directory["evicted_chunks"],
+            "evicted_chunks": int(directory["evicted_chunks"]) + int(measured.ssd.get("ssd.evicted_last_copies", 0)),
             "evicted_own_class": directory["evicted_own_class"],
             "evicted_other_class": directory["evicted_other_class"],
             "evicted_index_full": directory["evicted_index_full"],
+            "retention_clipped": directory["clipped_chunks"],
+            "retention_lapsed": directory["lapsed_chunks"],
+            "policy_by_age": int(directory["policy_by_age"]),
+            "policy_switches": directory["policy_switches"],
+            "policy_learned_uses": directory["policy_learned_uses"],
             "flushed_chunks": directory["flushed_chunks"],
             "dropped_chunks": directory["dropped_chunks"],
             "aborted_chunks": directory["aborted_chunks"],
@@ -72,6 +118,7 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
             **{f"declined_{word}": count for word, count in failures.declined_chunks.items()},
         },
         "usage": _render_usage(measured),
+        "events": {**measured.events},
         **({"ssd": {**measured.ssd, **_render_slots(measured)}} if measured.ssd else {}),
     }
 

@@ -19,7 +19,7 @@ from kvpool import failpoint
 from kvpool.clock import Clock, Deadline
 from kvpool.config import Config
 from kvpool.errors import KVPoolError
-from kvpool.index.admission import make_admission
+from kvpool.index.admission import DECLINED, make_admission
 from kvpool.index.comparisons import Comparisons
 from kvpool.index.demotions import Demotions
 from kvpool.index.namespaces import Namespace, Namespaces
@@ -28,7 +28,7 @@ from kvpool.index.restore_rows import pack_restore_rows
 from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.catalogue_rows import Row
 from kvpool.tiers.ssd import Recovered, SsdStatus, SsdTier, SsdUnavailable, TierState
-from kvpool.types import KEY_BYTES, SizeClassId
+from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ DEMOTING_FRACTION = 8
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 300.0
 DRAIN_LOOK_S = 0.005
+MS_PER_S = 1000
 CHECKPOINT_TIMEOUT_S = 10.0
 
 
@@ -71,20 +72,22 @@ class Tiering:
         self._next_number = 1
         self.settled = asyncio.Event()
         directory.attach_slower(tier.directory)
+        tier.directory.cap_retained(config.dram.retained_share)
         self.promotions = Promotions(directory, self)
-        self._admission = make_admission(config.ssd.admission, config.ssd.write_budget, clock.now_ns())
-        dram_bytes = config.dram.capacity
+        self.admission = make_admission(
+            config.ssd.admission, config.ssd.write_budget_bytes, clock.now_ns(), directory.knows_chances
+        )
         self.demotions = Demotions(
             directory,
             self,
             namespaces,
-            watermark_bytes=int(dram_bytes * config.ssd.watermark),
-            bytes_max=max(1, dram_bytes // DEMOTING_FRACTION),
+            watermark_bytes=int(config.dram.capacity * config.ssd.watermark),
+            bytes_max=max(1, config.dram.capacity // DEMOTING_FRACTION),
             is_write_through=config.ssd.write_through,
-            admission=self._admission,
+            admission=self.admission,
         )
         self.comparisons = Comparisons(self, namespaces)
-        if self._admission.needs_ghosts:
+        if self.admission.needs_ghosts:
             directory.keep_ghosts(GHOSTS_PER_CHUNK * max_chunks)
         self.restored_chunks = 0
         self.lost_chunks = 0
@@ -106,11 +109,6 @@ class Tiering:
     def can_write(self) -> bool:
         """Whether chunks can be demoted."""
         return self.tier.can_write
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether chunks are under way, which hold room that will be free."""
-        return len(self.promotions) + len(self.demotions) > 0
 
     @property
     def holds(self) -> int:
@@ -171,20 +169,31 @@ class Tiering:
             number = self._numbers[namespace.id] = self._next_number
             self._next_number += 1
             self.tier.remember_namespace(number, (namespace.model, namespace.layout.to_wire()))
-        layout = namespace.layout
-        layer_bytes = layout.chunk_bytes // layout.layers
-        recency = self.tier.next_recency()
-        self.tier.remember(Row(key, parent, offset, generation, recency, layer_bytes, layout.layers, number))
+        layers, recency = namespace.layout.layers, self.tier.next_recency()
+        place = (offset, generation, recency, namespace.layout.chunk_bytes // layers, layers, number)
+        self.tier.remember(Row(key, parent, *place, *self._kept(key)))
 
     def touch(self, key: bytes) -> None:
         """See `SlowerTier`."""
-        self.tier.touch(key)
+        self.tier.touch(key, *self._kept(key))
+
+    def _kept(self, key: bytes) -> tuple[int, int]:
+        """The priority and duration, in whole seconds, that the catalogue has a chunk kept with."""
+        priority, duration_ms = self.directory.retention(key) or (DEFAULT_PRIORITY, 0)
+        return priority, -(-duration_ms // MS_PER_S)
 
     def forget_departed(self) -> None:
         """Have the catalogue forget what has left the slower tier."""
         departed = self.directory.take_departed()
         for at in range(0, len(departed), KEY_BYTES):
             self.tier.forget(departed[at : at + KEY_BYTES])
+
+    def remember_lapsed(self) -> None:
+        """Have the catalogue know of priorities that have fallen back, or a restart would raise them again."""
+        lapsed = self.directory.take_lapsed()
+        for at in range(0, len(lapsed), KEY_BYTES):
+            if self.directory.retention(lapsed[at : at + KEY_BYTES]) is not None:
+                self.touch(lapsed[at : at + KEY_BYTES])
 
     def start_opening(self, open_namespace: OpenNamespace) -> None:
         """Begin to open the tier, beside everything else."""
@@ -219,6 +228,7 @@ class Tiering:
             TierState.OK,
             f"at {self.tier.plan.path}: {self.restored_chunks} chunks found, {recovered.bad_rows} bad rows",
         )
+        self._on_settled()
 
     @contextlib.contextmanager
     def protecting(self, is_wanted: bool) -> Iterator[None]:
@@ -230,9 +240,9 @@ class Tiering:
             self._fast.protect_unsaved(False)
 
     def make_room(self) -> bool:
-        """Have the coldest chunks written down. Whether anything moves that will give room."""
+        """Have the coldest chunks written down. Whether anything is under way that holds room."""
         self.run(is_urgent=True)
-        return self.is_moving
+        return len(self.promotions) + len(self.demotions) > 0
 
     def run(self, *, is_urgent: bool = False) -> None:
         """Start demotions that are due."""
@@ -243,6 +253,7 @@ class Tiering:
         """Write down what DRAM alone has, as far as the time goes, and checkpoint. Returns how many chunks that were."""
         deadline = Deadline(timeout_s)
         before = self.demotions.demoted_chunks
+        self._fast.forget_written()
         while self.can_write and not deadline.has_passed():
             self.demotions.run_all(self._clock.now_ns())
             if not len(self.demotions):
@@ -253,6 +264,7 @@ class Tiering:
             except asyncio.TimeoutError:
                 break
         self.forget_departed()
+        self.remember_lapsed()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self.tier.checkpoint, CHECKPOINT_TIMEOUT_S)
         return self.demotions.demoted_chunks - before
@@ -272,51 +284,33 @@ class Tiering:
             loop.remove_reader(self.tier.fileno())
         return await loop.run_in_executor(None, self.tier.close)
 
-    def info(self) -> dict[str, int | str | list[str]]:
-        """What is in use, for operators."""
-        tier = self.tier
-        return {
-            "tiers": ["dram", "ssd"],
-            "ssd_path": str(tier.plan.path),
-            "ssd_state": tier.state.name.lower(),
-            "ssd_reason": tier.state_reason,
-            "ssd_io": tier.backend,
-            "ssd_segments": tier.plan.segments,
-            "ssd_segment_bytes": tier.plan.segment_bytes,
-            "ssd_max_chunks": tier.plan.max_chunks,
-            "ssd_catalogue_bytes": tier.plan.catalogue_bytes,
-        }
-
     def stats(self) -> dict[str, int | float | str]:
         """Counters, by name."""
-        slots = self.directory.stats()
+        slots, fast = self.directory.stats(), self._fast.stats()
         tier = self.tier.stats()
         return {
             "ssd.chunks": slots["chunks"],
             "ssd.used_bytes": slots["used_bytes"],
             "ssd.capacity_bytes": self.tier.plan.segments * self.tier.plan.segment_bytes,
             "ssd.evicted_chunks": slots["evicted_chunks"] + slots["shed_chunks"],
+            "ssd.evicted_last_copies": slots["evicted_chunks"],
+            **{f"ssd.{name}": slots[name] for name in ("kept_chunks", "kept_bytes")},
             "ssd.restored_chunks": self.restored_chunks,
             "ssd.lost_chunks": self.lost_chunks,
             "demoted_chunks": self.demotions.demoted_chunks,
             "demotions_failed": self.demotions.failed_chunks,
             "demotions_under_way": len(self.demotions),
-            "promoted_chunks": self._fast.stats()["promoted_chunks"],
+            "promoted_chunks": fast["promoted_chunks"],
             "promotions_failed": self.promotions.failed_chunks,
             "promotions_under_way": len(self.promotions),
             "ssd.checks_under_way": self.comparisons.holds,
-            **self._admission.stats(self._clock.now_ns()),
+            "ssd.retention_lapsed": slots["lapsed_chunks"],
+            **{f"ssd.declined_{reason}": fast[f"declined_{reason}"] for reason in DECLINED},
+            **self.admission.stats(self._clock.now_ns()),
             **tier,
             # Wear: what is written for each byte that is served.
             "ssd.written_per_read": round(int(tier["ssd.written_bytes"]) / max(1, int(tier["ssd.read_bytes"])), 3),
         }
-
-    def size_classes(self) -> list[dict[str, int]]:
-        """Slots by size class, named by the chunks in them: without their headers."""
-        return [
-            {**row, "chunk_bytes": row["chunk_bytes"] - kvpool_native.SSD_HEADER_BYTES}
-            for row in self.directory.stats()["classes"]
-        ]
 
     def verify(self) -> list[str]:
         """Broken invariants of the slower directory, one line each."""
@@ -345,6 +339,7 @@ class Tiering:
             if is_good:
                 self._pause_s = FIRST_PAUSE_S
         self.forget_departed()
+        self.remember_lapsed()
         self.run()
         self._see_to_the_tier()
         self.settled.set()
@@ -389,7 +384,7 @@ class Tiering:
         for first in range(0, len(packed), RESTORE_ROWS):
             failpoint.reach("daemon.ssd.restore")
             part = packed[first : first + RESTORE_ROWS]
-            is_restored = np.frombuffer(self.directory.restore(part.tobytes()), np.uint8)
+            is_restored = np.frombuffer(self.directory.restore(part.tobytes(), self._clock.now_ns()), np.uint8)
             self.restored_chunks += int(is_restored.sum())
             for lost in np.flatnonzero(is_restored == 0):
                 self.tier.forget(bytes(part["key"][lost]))

@@ -7,10 +7,16 @@ a changed number is a change of the protocol.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NewType
+from typing import Any, NamedTuple, NewType
 
 KEY_BYTES = 32
 EPOCH_BYTES = 16
+
+# What a chunk is kept with when nothing was said: the default of TensorRT-LLM's KvCacheRetentionConfig.
+DEFAULT_PRIORITY = 35
+PRIORITY_MAX = 100
+# On the wire: leave the chunk as it is kept.
+KEEP_PRIORITY = 255
 
 ConnectionId = NewType("ConnectionId", int)
 LeaseId = NewType("LeaseId", int)
@@ -57,6 +63,14 @@ class SaveState(IntEnum):
     def reason(self) -> str:
         """The word that `SaveResult.reasons` counts a declined chunk under."""
         return self.name.lower().replace("_", "-")
+
+
+class RetainState(IntEnum):
+    """What became of a wish to keep a chunk with a priority. A worse one has a higher number."""
+
+    ACCEPTED = 0
+    CLIPPED = 1
+    ABSENT = 2
 
 
 class LoadReason(IntEnum):
@@ -144,6 +158,7 @@ class Measurements:
     is_settling: bool
     models: Mapping[str, TrafficCounts]
     failures: ClientFailures
+    events: Mapping[str, int] = field(default_factory=dict)
     ssd: Mapping[str, int | float | str] = field(default_factory=dict)
     ssd_classes: Sequence[Mapping[str, int]] = ()
 
@@ -158,7 +173,7 @@ class TokenRange:
 
     start: int
     end: int | None = None
-    priority: int = 35
+    priority: int = DEFAULT_PRIORITY
     duration_s: float | None = None
 
 
@@ -170,3 +185,106 @@ class ChunkExtent:
     offset: int
     layer_bytes: int
     layers: int
+
+
+DEFAULT_PRIORITY = 35
+
+
+class EventKind(IntEnum):
+    """What an event says."""
+
+    CREATED = 0
+    STORED = 1
+    REMOVED = 2
+    UPDATED = 3
+
+
+class Cause(IntEnum):
+    """Why a chunk came to a tier or left it: the native module's codes."""
+
+    OWN_CLASS = 0
+    OTHER_CLASS = 1
+    INDEX_FULL = 2
+    FLUSHED = 3
+    DROPPED = 4
+    DISCARDED = 5
+    LANDING_FAILED = 6
+    STORED = 7
+    PROMOTED = 8
+
+
+class Event(NamedTuple):
+    """Something that happened to chunks; ids rise by one, and a missing one is a gap.
+
+    CREATED: a daemon began, with room for `capacities` chunks, by level. STORED: chunks `keys`, each the parent of the next,
+    came to `tiers` behind `parent` (empty: at the root). REMOVED: `keys` are in no tier any more. UPDATED: one chunk has
+    come to a further tier, left one of several, or has another priority.
+
+    `keys` and `tokens` (i32 ids, of all keys or of none) are packed; `tiers` are bits by level. An UPDATED that gains a tier
+    carries what a STORED does. `namespace` is a number of this life of the daemon; -1: none. `adapter` and `salt_tag` (see
+    `kvpool.keys`) are known where the token ids are, and the same for all keys.
+    """
+
+    id: int
+    kind: EventKind
+    namespace: int = -1
+    keys: bytes = b""
+    parent: bytes = b""
+    tokens: bytes = b""
+    tiers: int = 0
+    tiers_before: int = 0
+    priority: int = DEFAULT_PRIORITY
+    priority_before: int = DEFAULT_PRIORITY
+    cause: Cause = Cause.STORED
+    capacities: tuple[int, ...] = ()
+    adapter: str = ""
+    salt_tag: bytes = b""
+
+    @property
+    def chunks(self) -> tuple[bytes, ...]:
+        """The keys one by one."""
+        return tuple(self.keys[at : at + KEY_BYTES] for at in range(0, len(self.keys), KEY_BYTES))
+
+    @property
+    def level(self) -> Level | None:
+        """The fastest tier that has the chunks now."""
+        return level_of(self.tiers)
+
+    @property
+    def level_before(self) -> Level | None:
+        """The fastest tier that had them before."""
+        return level_of(self.tiers_before)
+
+    @property
+    def gained(self) -> tuple[Level, ...]:
+        """Tiers that have the chunks since this event."""
+        return levels_in(self.tiers & ~self.tiers_before)
+
+    @property
+    def lost(self) -> tuple[Level, ...]:
+        """Tiers that have them no more."""
+        return levels_in(self.tiers_before & ~self.tiers)
+
+
+def levels_in(tiers: int) -> tuple[Level, ...]:
+    """The tiers of a set of bits, the fastest first."""
+    return tuple(level for level in Level if tiers >> level & 1)
+
+
+def level_of(tiers: int) -> Level | None:
+    """The fastest tier of a set of bits."""
+    levels = levels_in(tiers)
+    return levels[0] if levels else None
+
+
+class StoredChunk(NamedTuple):
+    """A chunk as a snapshot of the pool has it; the fields mean what they do in an `Event`."""
+
+    key: bytes
+    parent: bytes
+    namespace: int
+    tiers: int
+    priority: int
+    tokens: bytes
+    adapter: str = ""
+    salt_tag: bytes = b""

@@ -8,6 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -71,6 +72,29 @@ class KVConnectorBase_V1(ABC):
     def build_connector_meta(self, scheduler_output: Any) -> Any: ...
 
 
+@dataclass(frozen=True)
+class BlockStored:
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: Any = None
+
+
+@dataclass(frozen=True)
+class BlockRemoved:
+    block_hashes: list[int]
+    medium: str | None
+
+
+@dataclass(frozen=True)
+class AllBlocksCleared:
+    pass
+
+
 class CacheHitSource(str, enum.Enum):
     DEVICE = "device"
     HOST = "host"
@@ -82,6 +106,11 @@ class CacheHitSource(str, enum.Enum):
 _CONTENTS: dict[str, dict[str, Any]] = {
     "vllm": {"__version__": "0.32.0"},
     "vllm.distributed": {},
+    "vllm.distributed.kv_events": {
+        "BlockStored": BlockStored,
+        "BlockRemoved": BlockRemoved,
+        "AllBlocksCleared": AllBlocksCleared,
+    },
     "vllm.distributed.kv_transfer": {},
     "vllm.distributed.kv_transfer.kv_connector": {},
     "vllm.distributed.kv_transfer.kv_connector.v1": {},

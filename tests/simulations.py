@@ -4,14 +4,14 @@ import random
 from pathlib import Path
 
 from kvpool.cli.simulate_cells import SimulationSettings
-from kvpool.sim.workload import Workload, make_workload
+from kvpool.sim.workload import Prompt, Workload, make_workload
 
 
 def workload_of(prompts: list[list[str]]) -> Workload:
     """A request a second; a name stands for one block, behind the same others wherever it comes."""
     names: dict[str, int] = {}
     return make_workload(
-        (second, [names.setdefault(name, len(names)) for name in prompt]) for second, prompt in enumerate(prompts)
+        Prompt(second, [names.setdefault(name, len(names)) for name in prompt]) for second, prompt in enumerate(prompts)
     )
 
 
@@ -27,6 +27,6 @@ def random_prompts(seed: int, count: int, *, window: int = 12) -> list[list[str]
     return [["root", *prompt] for prompt in prompts]
 
 
-def load(path: Path, *, requests: int | None = None, has_tails: bool = True) -> Workload:
+def load(path: Path, *, tails: str = "stored") -> Workload:
     """A trace file as the command reads it."""
-    return SimulationSettings(str(path), requests, has_tails, 1 << 26, ()).workload()
+    return SimulationSettings(str(path), None, tails, 1 << 26, ()).workload()

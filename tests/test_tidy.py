@@ -22,7 +22,7 @@ PYTHON = sorted(
 NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".h"))
 PRODUCT = [path for path in PYTHON if path.is_relative_to(ROOT / "kvpool") or path.is_relative_to(ROOT / "client")]
 
-BASE = {"types", "errors", "units", "layout", "keys", "clock", "config", "failpoint"}
+BASE = {"types", "errors", "units", "layout", "keys", "clock", "config", "failpoint", "addresses", "options"}
 # Who may import whom inside `kvpool`: the layers of ARCHITECTURE.md, base being open to all.
 LAYERS = {
     "protocol": {"protocol"},
@@ -31,7 +31,8 @@ LAYERS = {
     "transfer": {"transfer"},
     "report": {"tiers"},
     "tiering": {"index", "tiers"},
-    "pool": {"protocol", "index", "tiers", "transfer", "tiering", "report"},
+    "hinting": {"protocol", "index", "tiering"},
+    "pool": {"protocol", "index", "tiers", "transfer", "tiering", "hinting", "report"},
     "sim": {"sim", "index", "tiers", "tiering"},
     "server": {"server", "pool", "protocol", "index"},
     "cli": {"cli", "server", "protocol", "pool", "sim"},
@@ -43,6 +44,7 @@ BROAD_EXCEPT_ALLOWED = {
     "kvpool/transfer/workers.py",
     "kvpool/server/connection.py",
     "client/kvpool_client/border.py",
+    "kvpool/server/event_publisher.py",
 }
 NATIVE_FUNCTION = re.compile(
     r"\s*(?!namespace|struct|class|enum|union|extern|if|for|while|switch|else|do\b|\}).*\).*\{"

@@ -49,6 +49,7 @@ def config_of(socket: str, ranks: int = 1, rank: int = 0, *, weights: str = "sev
         parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=ranks),
         model_config=SimpleNamespace(model="org/model", revision=weights, dtype="torch.uint8", hf_config=hub),
         cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256", cache_dtype="auto"),
+        kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
     )
 
 
@@ -95,6 +96,8 @@ class ScriptedEngine:
         self.wrong_reads = 0
         self.recomputed = 0
         self.steps = 0
+        self.running_max = 1 << 16
+        self.events: list[Any] = []
         self.scheduler.bind_gpu_block_pool(self)
         self._arrived: set[str] = set()
         self._received: dict[str, int] = {}
@@ -124,8 +127,15 @@ class ScriptedEngine:
 
     def run(self, *requests: Request) -> None:
         """Until the requests have ended."""
-        self.requests += [request for request in requests if request not in self.requests]
+        self.arrive(*requests)
         wait_until(lambda: self._has_stepped_to_the_end(requests), f"the requests have ended: {requests}", 30.0)
+
+    def arrive(self, *requests: Request) -> None:
+        """Queue requests up."""
+        for request in requests:
+            if request not in self.requests:
+                self.requests.append(request)
+                self.scheduler.on_new_request(request)
 
     def abort(self, request: Request) -> None:
         self.scheduler.request_finished_all_groups(request, (request.table,))
@@ -160,7 +170,10 @@ class ScriptedEngine:
         new, cached = [], SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[], num_computed_tokens=[])
         self._just_allocated: list[tuple[Request, bool]] = []
         for request in list(self.requests):
-            if request.state in ("waiting", "preempted", "loading") and not self._admit(request):
+            is_admitted = request.state not in ("waiting", "preempted", "loading")
+            if not is_admitted and request.state != "loading" and len(scheduled) >= self.running_max:
+                continue
+            if not is_admitted and not self._admit(request):
                 continue
             count = min(budget, request.num_tokens - request.num_computed)
             if request.state == "aborted" or not count:
@@ -276,6 +289,7 @@ class ScriptedEngine:
         self.scheduler.update_connector_output(
             SimpleNamespace(kv_connector_worker_meta=report, finished_recving=done, invalid_block_ids=bad)
         )
+        self.events += self.scheduler.take_events()
         self.wrong_reads += sum(self._spoiled[request] for request in scheduled if request not in affected)
         for request in [entry for entry in self.requests if entry.request_id in done]:
             if request.state == "aborted":
@@ -318,7 +332,7 @@ class ScriptedEngine:
             return
         request.generated += 1
         if request.generated >= request.new_tokens:
-            self.scheduler.request_finished_all_groups(request, (request.table,))
+            _, request.answer = self.scheduler.request_finished_all_groups(request, (request.table,))
             self._remove(request)
             return
         request.tokens.append(sum(request.tokens) * 31 % 997)

@@ -16,6 +16,7 @@ class Request:
     new_tokens: int = 1
     cache_salt: str | None = None
     lora_request: Any = None
+    mm_features: list[str] = field(default_factory=list)
     num_computed: int = 0
     state: str = "waiting"
     held: int = 0
@@ -24,6 +25,15 @@ class Request:
     table: list[int] = field(default_factory=list)
     generated: int = 0
     is_fresh: bool = True
+    kv_transfer_params: Any = None
+    answer: Any = None
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.tokens)
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        return self.tokens
 
     @property
     def num_tokens(self) -> int:
@@ -35,6 +45,7 @@ class Request:
         for end in range(BLOCK, len(self.tokens) + 1, BLOCK):
             name = getattr(self.lora_request, "lora_name", "")
             salt = self.cache_salt if end == BLOCK else None
-            parent = hashlib.sha256(repr((parent, self.tokens[end - BLOCK : end], name, salt)).encode()).digest()
+            extra = (name, salt, *self.mm_features)
+            parent = hashlib.sha256(repr((parent, self.tokens[end - BLOCK : end], extra)).encode()).digest()
             hashes.append(parent)
         return hashes

@@ -6,17 +6,26 @@ pool = kvpool_client.connect("/run/kvpool/kvpool.sock", model="llama-3-8b", layo
 from kvpool import __version__
 from kvpool.errors import InvalidArgument, KVPoolError, LayoutMismatch
 from kvpool.layout import Layout
-from kvpool.types import Level, TokenRange
+from kvpool.types import Event, EventKind, Level, StoredChunk, TokenRange
 from kvpool_client.cache import Cache
+from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
+from kvpool_client.hints import HintReport
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.pool import Pool, connect
-from kvpool_client.results import Hit, LoadResult, SaveResult
+from kvpool_client.results import AnnounceResult, Hit, LoadResult, RetainResult, SaveResult
 from kvpool_client.save import Save
 
 __all__ = [
+    "BEGINNING",
+    "AnnounceResult",
     "Cache",
+    "Event",
+    "EventBatch",
+    "EventKind",
+    "EventMark",
+    "HintReport",
     "Hit",
     "InvalidArgument",
     "KVPoolError",
@@ -28,8 +37,11 @@ __all__ = [
     "Load",
     "LoadResult",
     "Pool",
+    "RetainResult",
     "Save",
     "SaveResult",
+    "SnapshotPart",
+    "StoredChunk",
     "TokenRange",
     "__version__",
     "connect",

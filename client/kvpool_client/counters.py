@@ -63,6 +63,7 @@ class Counters:
             self._add("saves", 1)
             self._add("saved_chunks", result.stored)
             self._add("present_chunks", result.present)
+            self._add("clipped_chunks", result.clipped)
             for reason, count in result.reasons.items():
                 self._add(f"declined_{reason.replace('-', '_')}", count)
                 place = _DECLINES.get(reason)

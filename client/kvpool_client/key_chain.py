@@ -27,17 +27,21 @@ TOKEN_BYTES = 4
 class KeyChain:
     """The chunk keys of one growing token sequence, for each rank that its Pool stands for.
 
-    Invariant: `_columns[r]` is the chain over `_leaves` from `_roots[r]`; `_token_ids` joined are those of all leaves.
+    Invariant: `_columns[r]` is the chain over `_leaves` from `_roots[r]`; `_token_ids` joined are those of all leaves from
+    number `_ids_begin` on.
     """
 
-    def __init__(self, chunk_tokens: int, roots: Roots, extra: Sequence[Extra] = ()) -> None:
+    def __init__(self, chunk_tokens: int, roots: Roots, extra: Sequence[Extra] = (), scope: bytes = b"") -> None:
+        """`scope`: what events say of adapter and salt (see `kvpool.keys`); no part of the keys."""
         self.chunk_tokens = chunk_tokens
+        self.scope = scope
         self._current_roots = roots
         self._extra = _checked_extra(extra)
         self._lock = threading.Lock()
         self._tail: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self._leaves = b""
-        self._token_ids: list[bytes] | None = []  # i32, of whole chunks; None: some were not given
+        self._token_ids: list[bytes] = []  # i32, of whole chunks
+        self._ids_begin = 0  # after the last chunk that was given without
         self._roots = roots()
         self._columns = tuple(b"" for _ in self._roots)
 
@@ -69,8 +73,8 @@ class KeyChain:
             full = len(joined) // self.chunk_tokens * self.chunk_tokens
             self._tail = np.array(joined[full:], dtype=np.int32)
             if full:
-                self._note_tokens(joined[:full])
                 self._append(kvpool_native.hash_leaves(joined[:full], self.chunk_tokens))
+                self._note_tokens(joined[:full])
 
     def append_hashes(self, hashes: Sequence[bytes], tokens: object = None) -> None:
         """Append chunks whose leaves are an engine's own chained block hashes, padded or hashed to 32 bytes.
@@ -82,19 +86,22 @@ class KeyChain:
         if known is not None and len(known) != covered:
             raise InvalidArgument(f"tokens are {len(known)}, expected at least {covered} for {len(hashes)} chunks")
         with self._lock:
-            self._note_tokens(known)
             self._append(b"".join(kvpool_native.blake3(bytes(value)) for value in hashes))
+            if known is None:
+                self._token_ids, self._ids_begin = [], len(self._leaves) // KEY_BYTES
+            else:
+                self._note_tokens(known)
 
     def token_ids(self, chunks: Sequence[int]) -> bytes:
-        """The token ids of these chunks, i32 little endian; empty where the engine gave hashes alone for some chunk."""
+        """The token ids of these chunks, i32 little endian; empty where the engine gave hashes alone for some chunk or a
+        later one."""
         with self._lock:
-            if self._token_ids is None:
+            if min(chunks, default=0) < self._ids_begin:
                 return b""
-            if len(self._token_ids) > 1:
-                self._token_ids = [b"".join(self._token_ids)]
-            joined = self._token_ids[0] if self._token_ids else b""
+            self._token_ids = [b"".join(self._token_ids)]
+            joined, begin = self._token_ids[0], self._ids_begin
         size = TOKEN_BYTES * self.chunk_tokens
-        return b"".join(joined[chunk * size : (chunk + 1) * size] for chunk in chunks)
+        return b"".join(joined[(chunk - begin) * size : (chunk - begin + 1) * size] for chunk in chunks)
 
     def columns(self) -> tuple[bytes, ...]:
         """The packed keys, for each rank."""
@@ -105,11 +112,8 @@ class KeyChain:
             self._roots = roots
             return self._columns
 
-    def _note_tokens(self, tokens: npt.NDArray[np.int32] | None) -> None:
-        if tokens is None:
-            self._token_ids = None
-        elif self._token_ids is not None:
-            self._token_ids.append(tokens.astype("<i4", copy=False).tobytes())
+    def _note_tokens(self, tokens: npt.NDArray[np.int32]) -> None:
+        self._token_ids.append(tokens.astype("<i4", copy=False).tobytes())
 
     def _append(self, leaves: bytes) -> None:
         first = len(self._leaves) // KEY_BYTES

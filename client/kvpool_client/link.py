@@ -70,6 +70,13 @@ class Link:
         """A request found the session ended: look for the daemon again now."""
         self._wake()
 
+    def note_failure(self, session: Session, error: KVPoolError) -> None:
+        """A request on this session failed: count it, and look for the daemon again where the session has ended."""
+        self._counters.count("failed_requests", 1)
+        self.last_error = str(error)
+        if not session.is_alive:
+            self.lost()
+
     def use_lease(self, lease_id: int) -> None:
         """A load of this lease begins: renew it until `unuse_lease`."""
         with self._lock:

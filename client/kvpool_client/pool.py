@@ -8,29 +8,34 @@ Any thread. Holds no lock of its own.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
-import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.keys import DEFAULT_DOMAIN
+from kvpool.keys import DEFAULT_DOMAIN, pack_scope
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
-from kvpool.types import KEY_BYTES, LoadReason, SaveState, TokenRange
+from kvpool.types import KEY_BYTES, LoadReason, TokenRange
 from kvpool_client.arguments import check_connect, check_index, check_keys
 from kvpool_client.cache import Cache
-from kvpool_client.copies import Copies, EngineBlocks
+from kvpool_client.copies import Copies
 from kvpool_client.counters import Counters
+from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart, read_events, read_snapshot
+from kvpool_client.hints import HintReport, parse_hints
 from kvpool_client.key_chain import Extra, KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.link import Link
 from kvpool_client.load import Load, LoadRun
-from kvpool_client.results import Hit, LoadResult
+from kvpool_client.results import AnnounceResult, Hit, LoadResult, RetainResult
+from kvpool_client.retention import plan_retention
 from kvpool_client.roots import Roots
-from kvpool_client.save import Save, SaveRun
+from kvpool_client.save import Save
+from kvpool_client.saving import Saving
 from kvpool_client.session import Session
+from kvpool_client.wishing import Wishing
 
 _NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 _NO_TIERS = np.empty(0, np.uint8)
@@ -69,6 +74,8 @@ class Pool:
         self._counters = Counters()
         self._link = Link(os.fspath(path), model, layout, self._timeout_s, self._counters)
         self._copies = Copies(layout, copy_threads)
+        self._saving = Saving(layout, self._link, self._copies, self._counters, self._timeout_s)
+        self._wishing = Wishing(layout, self._link, self._counters)
 
     def __repr__(self) -> str:
         return f"<Pool {self.model} {'connected' if self.connected else 'away'}>"
@@ -126,10 +133,12 @@ class Pool:
         salt: bytes | None = None,
         adapter: str = "",
         tokens: object = None,
+        adapter_name: str | None = None,
     ) -> KeyChain:
         """Keys from an engine's chained block hashes: the last hash of each chunk stands for the chunk's tokens.
 
-        `tokens`: the token ids themselves, for whoever reads the pool's events; they are no part of the keys.
+        `tokens`: the token ids themselves, and `adapter_name`: what to call the adapter (None: `adapter`), for whoever reads
+        the pool's events; they are no part of the keys.
         """
         if not isinstance(block_tokens, int) or block_tokens < 1 or self.layout.chunk_tokens % block_tokens:
             raise InvalidArgument(
@@ -140,7 +149,7 @@ class Pool:
                 "block_hashes holds something that is no bytes, expected one hash for each full block"
             )
         per_chunk = self.layout.chunk_tokens // block_tokens
-        chain = self._empty_chain(salt, adapter, ())
+        chain = self._empty_chain(salt, adapter, (), adapter_name)
         chain.append_hashes(block_hashes[per_chunk - 1 :: per_chunk], tokens)
         return chain
 
@@ -237,75 +246,90 @@ class Pool:
         retention: Sequence[TokenRange] = (),
         *,
         from_: object = None,
+        prompt_tokens: int | None = None,
+        decode_priority: int | None = None,
+        decode_duration_s: float | None = None,
     ) -> Save:
         """Reserve slots for chunks `first_chunk` up to `first_chunk + chunks` (None: all further keys) and copy.
 
         Either `cache` and `block_ids`, or `from_`: C-contiguous uint8 [chunks, chunk_bytes]. See `Save` for what follows.
+        `retention` keeps chunks that its ranges touch with their priorities (see `retention`), `decode_priority` those that
+        begin behind the prompt's `prompt_tokens` tokens; without `prompt_tokens` all of `keys` is prompt.
         """
         check_keys(keys)
         check_index("first_chunk", first_chunk, len(keys))
         count = len(keys) - first_chunk if chunks is None else chunks
         check_index("chunks", count, len(keys) - first_chunk)
-        if len(retention):
-            raise InvalidArgument("retention is not empty: this version keeps chunks by recency alone")
-        blocks = self._copies.blocks(cache, block_ids, from_, count, is_load=False)
-        session = self._link.session
-        if session is None or not count:
-            return self._saved_nothing([SaveState.DISCONNECTED] * count)
-        column = keys.columns()[0]
-        parent = column[(first_chunk - 1) * KEY_BYTES : first_chunk * KEY_BYTES] if first_chunk else b""
-        asked = min(count, m.KEYS_MAX)
-        wanted = column[first_chunk * KEY_BYTES : (first_chunk + asked) * KEY_BYTES]
-        try:
-            failpoint.reach("client.save.before_reserve", failpoint.unreachable)
-            answer = session.call(m.Reserve(parent, wanted), m.Reserved)
-        except KVPoolError as error:
-            self._note_failure(session, error)
-            return self._saved_nothing([SaveState.DISCONNECTED] * count)
-        states = [SaveState(state) for state in answer.states] + [SaveState.TOO_LONG] * (count - asked)
-        reserved = [first_chunk + number for number, state in enumerate(states) if state == SaveState.RESERVED]
-        tokens = self._token_ids(session, keys, reserved)
-        return self._start_save(session, answer, states, blocks, tokens)
-
-    def _token_ids(self, session: Session, keys: KeyChain, chunks: list[int]) -> bytes:
-        is_wanted = session.welcome.keeps_tokens and self.layout.chunk_tokens <= kvpool_native.TOKEN_IDS_MAX
-        return keys.token_ids(chunks) if is_wanted and chunks else b""
-
-    def _start_save(
-        self, session: Session, answer: m.Reserved, states: list[SaveState], blocks: EngineBlocks, tokens: bytes
-    ) -> Save:
-        failpoint.reach("client.save.after_reserve")
-        chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
-        if not chosen:
-            return self._saved_nothing(states)
-        offsets = np.frombuffer(answer.offsets, dtype="<u8")[chosen]
-        run = self._copies.save(session, offsets, blocks.of_chunks(chosen, len(states)), blocks)
-        if not session.adopt_save(run):
-            run.cancel()
-            return self._saved_nothing([SaveState.DISCONNECTED if s == SaveState.RESERVED else s for s in states])
-        return self._new_save(session, answer.reservation, states, run, tokens)
-
-    def _new_save(
-        self,
-        session: Session | None,
-        reservation: int,
-        states: list[SaveState],
-        run: SaveRun | None,
-        tokens: bytes = b"",
-    ) -> Save:
-        return Save(
-            session,
-            reservation,
-            states,
-            run,
-            tokens=tokens,
-            layers=self.layout.layers,
-            timeout_s=self._timeout_s,
-            on_end=self._counters.count_save,
+        wishes = plan_retention(
+            retention,
+            chunks=len(keys),
+            chunk_tokens=self.layout.chunk_tokens,
+            prompt_tokens=prompt_tokens,
+            decode_priority=decode_priority,
+            decode_duration_s=decode_duration_s,
         )
+        blocks = self._copies.blocks(cache, block_ids, from_, count, is_load=False)
+        return self._saving.begin(keys, blocks, first_chunk, count, wishes)
 
-    def _saved_nothing(self, states: list[SaveState]) -> Save:
-        return self._new_save(None, 0, states, None)
+    def events(self, since: EventMark = BEGINNING) -> EventBatch:
+        """What has happened to the chunks of this Pool's model and layout behind a mark; some of it, where it is much.
+
+        One round trip; nothing new while the daemon is away. Raises InvalidArgument for a mark that is none.
+        """
+        return read_events(self._link.session, since, self._link.note_failure)
+
+    def snapshot(self) -> Iterator[SnapshotPart]:
+        """The chunks of this Pool's model and layout, part by part; nothing while the daemon is away.
+
+        Raises KVPoolError when the daemon goes away in between: half a snapshot is none.
+        """
+        return read_snapshot(self._link.session, self._link.note_failure)
+
+    def retain(
+        self,
+        keys: KeyChain,
+        retention: Sequence[TokenRange],
+        *,
+        prompt_tokens: int | None = None,
+        decode_priority: int | None = None,
+        decode_duration_s: float | None = None,
+    ) -> RetainResult:
+        """Keep stored chunks with these priorities from now on, on every rank this Pool stands for; see `save`.
+
+        Chunks that no range covers are left as they are. One round trip for each 4096 chunks and rank.
+        """
+        check_keys(keys)
+        wishes = plan_retention(
+            retention,
+            chunks=len(keys),
+            chunk_tokens=self.layout.chunk_tokens,
+            prompt_tokens=prompt_tokens,
+            decode_priority=decode_priority,
+            decode_duration_s=decode_duration_s,
+        )
+        return self._wishing.retain(keys, wishes)
+
+    def announce(self, keys: KeyChain) -> AnnounceResult:
+        """Say that these chunks will be asked for soon: they stay in DRAM, or come up to it, until this Pool acquires them.
+
+        Bounded in bytes (`dram.announced_share`) and time (`dram.announced_ttl`). One round trip that waits for nothing.
+        """
+        check_keys(keys)
+        return self._wishing.announce(keys)
+
+    def demote(self, keys: KeyChain) -> RetainResult:
+        """Say that these chunks will not be asked for soon: they are written to the SSD tier, and leave DRAM first."""
+        check_keys(keys)
+        return self._wishing.demote(keys)
+
+    def hint(self, envelope: object, keys: KeyChain, *, prompt_tokens: int | None = None) -> HintReport:
+        """Carry an orchestrator's KvHintsEnvelope out on these keys: what became of each action. Never raises for its content.
+
+        `prompt_tokens`: where decoding begins, for directives that cover the output. Hints that were read before (`hints`) are
+        taken as they are.
+        """
+        check_keys(keys)
+        return self._wishing.hint(parse_hints(envelope), keys, prompt_tokens)
 
     def _new_load(self, lease: Lease, run: LoadRun | None, first_chunk: int, early: LoadReason) -> Load:
         return Load(
@@ -324,7 +348,7 @@ class Pool:
             leased = session.call(request, m.Leased)
             failpoint.reach("client.acquire.after", failpoint.unreachable)
         except KVPoolError as error:
-            self._note_failure(session, error)
+            self._link.note_failure(session, error)
             return self._lease(None, _NO_LEASE)
         self._counters.count("acquired_chunks", leased.chunks)
         return self._lease(session if leased.chunks else None, leased)
@@ -346,22 +370,22 @@ class Pool:
             failpoint.reach("client.report_corrupt.before", failpoint.unreachable)
             session.call(report, m.Done)
         except KVPoolError as error:
-            self._note_failure(session, error)
+            self._link.note_failure(session, error)
 
-    def _note_failure(self, session: Session, error: KVPoolError) -> None:
-        self._counters.count("failed_requests", 1)
-        self._link.last_error = str(error)
-        if not session.is_alive:
-            self._link.lost()
-
-    def _empty_chain(self, salt: bytes | None, adapter: str, extra: Sequence[Extra]) -> KeyChain:
+    def _empty_chain(
+        self, salt: bytes | None, adapter: str, extra: Sequence[Extra], adapter_name: str | None = None
+    ) -> KeyChain:
         chosen = self._salt if salt is None else salt
         if not isinstance(chosen, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"salt is {type(chosen).__name__}, expected bytes")
         if not isinstance(adapter, str):
             raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")
         fixed = bytes(chosen)
-        return KeyChain(self.layout.chunk_tokens, lambda: self._roots.of(self._domain(), fixed, adapter), extra)
+        roots, told = partial(self._roots_of, fixed, adapter), adapter if adapter_name is None else adapter_name
+        return KeyChain(self.layout.chunk_tokens, roots, extra, pack_scope(told, fixed))
+
+    def _roots_of(self, salt: bytes, adapter: str) -> tuple[bytes, ...]:
+        return self._roots.of(self._domain(), salt, adapter)
 
     def _domain(self) -> bytes:
         session = self._link.session

@@ -1,12 +1,12 @@
 """What the verbs answer. Miss, pending and declined are results here, never exceptions. Immutable; any thread."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from kvpool.types import SaveState
+from kvpool.types import RetainState, SaveState
 from kvpool_client.key_chain import KeyChain
 
 STORED_STATES = (SaveState.STORED, SaveState.PRESENT)
@@ -46,7 +46,8 @@ class SaveResult:
     """What became of each chunk of a save. `stored + present + declined` is the number of chunks asked.
 
     `states[i]`: stored | present | declined. `reasons` counts the declined ones by reason: pending, no-parent, full,
-    not-ready, expired, disconnected, timeout, too-long, aborted.
+    not-ready, expired, disconnected, timeout, too-long, aborted. `clipped`: how many of the stored and present ones are kept at
+    the default priority though the save asked for a higher one, because as much as may be is kept above it.
     """
 
     stored: int
@@ -54,10 +55,11 @@ class SaveResult:
     declined: int
     states: tuple[str, ...]
     reasons: Mapping[str, int]
+    clipped: int = 0
 
     @classmethod
-    def of(cls, states: list[SaveState]) -> "SaveResult":
-        """The result of a save whose chunks ended in `states`."""
+    def of(cls, states: list[SaveState], retained: bytes = b"") -> "SaveResult":
+        """The result of a save whose chunks ended in `states`; `retained`: a RetainState for each of the first ones."""
         assert SaveState.RESERVED not in states
         reasons: dict[str, int] = {}
         words = []
@@ -67,4 +69,44 @@ class SaveResult:
             if not is_kept:
                 reasons[state.reason] = reasons.get(state.reason, 0) + 1
         stored, present = states.count(SaveState.STORED), states.count(SaveState.PRESENT)
-        return cls(stored, present, len(states) - stored - present, tuple(words), reasons)
+        clipped = sum(
+            said == RetainState.CLIPPED and state in STORED_STATES
+            for state, said in zip(states, retained, strict=False)
+        )
+        return cls(stored, present, len(states) - stored - present, tuple(words), reasons, clipped)
+
+
+@dataclass(frozen=True, slots=True)
+class RetainResult:
+    """What became of a wish to keep chunks. `accepted + clipped + absent` is the number of chunks it covers.
+
+    `states[i]`: accepted | clipped | absent, or empty where the wish does not cover chunk i. Clipped: kept at the default
+    priority, because as much as may be is kept above it. Absent: not stored, or the daemon is away.
+    """
+
+    accepted: int
+    clipped: int
+    absent: int
+    states: tuple[str, ...]
+
+    @classmethod
+    def of(cls, chunks: int, covered: Sequence[int], said: bytes) -> "RetainResult":
+        """The result over `chunks` chunks, of which the covered ones ended in `said`."""
+        states = [""] * chunks
+        for chunk, state in zip(covered, said, strict=True):
+            states[chunk] = RetainState(state).name.lower()
+        accepted, clipped, absent = (said.count(state) for state in RetainState)
+        return cls(accepted, clipped, absent, tuple(states))
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceResult:
+    """What became of an announcement. `announced + clipped + absent` is the number of chunks it named.
+
+    Announced: leading chunks that are in DRAM, on their way there, or next when there is room. Clipped: stored, but beyond
+    what may be announced. Absent: not stored, or the daemon is away.
+    """
+
+    announced: int
+    clipped: int
+    absent: int

@@ -17,6 +17,7 @@ from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol import messages as m
 from kvpool.types import SaveState
+from kvpool_client.pending import PendingChunks
 from kvpool_client.results import SaveResult
 from kvpool_client.session import Session
 from kvpool_client.stall import WAIT_SLICE_S, Stall
@@ -65,17 +66,24 @@ class Save:
         run: SaveRun | None,
         *,
         tokens: bytes,
+        scope: bytes,
+        retained: bytes,
+        pending: PendingChunks,
         layers: int,
         timeout_s: float,
         on_end: Callable[[SaveResult], None],
     ) -> None:
-        """`tokens`: the token ids of the RESERVED chunks, i32, or none."""
+        """`tokens`: the token ids of the RESERVED chunks, i32, or none; `scope`: what events say beside them.
+        `retained`: a RetainState for each chunk, or none."""
         assert (run is None) == (SaveState.RESERVED not in states)
         self._session = session
         self._reservation = reservation
         self._states = states
         self._run = run
         self._tokens = tokens
+        self._scope = scope
+        self._retained = retained
+        self._pending = pending
         self._layers = layers
         self._timeout_s = timeout_s
         self._on_end = on_end
@@ -131,6 +139,14 @@ class Save:
         assert self._result is not None
         return self._result
 
+    def wait_pending(self, timeout_s: float) -> bool:
+        """Until the chunks that others were saving when this save was made are stored or given up, or the time is over.
+
+        True: all of them are stored, also where there were none; what was declined behind them (`no-parent`) can be saved
+        by a new save. False: late, given up, or the daemon is away. Reads shared memory and asks nobody.
+        """
+        return self._pending.wait(timeout_s)
+
     def done(self) -> bool:
         """Whether the save has ended."""
         return self._result is not None
@@ -166,14 +182,14 @@ class Save:
         reserved = [number for number, state in enumerate(self._states) if state == SaveState.RESERVED]
         chunk_bytes = 4 * self._layers
         token_bytes = len(self._tokens) // max(1, len(reserved))
-        batch = max(1, m.COMMIT_BYTES_MAX // (chunk_bytes + token_bytes))
+        batch = max(1, (m.COMMIT_BYTES_MAX - len(self._scope)) // (chunk_bytes + token_bytes))
         for first in range(0, len(reserved), batch):
             part = reserved[first : first + batch]
             data = checksums[first * chunk_bytes : (first + len(part)) * chunk_bytes]
             tokens = self._tokens[first * token_bytes : (first + len(part)) * token_bytes]
             try:
                 failpoint.reach("client.save.before_commit", failpoint.unreachable)
-                answer = self._session.call(m.Commit(self._reservation, data, tokens), m.Committed)
+                answer = self._session.call(m.Commit(self._reservation, data, tokens, self._scope), m.Committed)
                 failpoint.reach("client.save.after_commit", failpoint.unreachable)
             except KVPoolError:
                 self._give_up(SaveState.DISCONNECTED)
@@ -202,5 +218,5 @@ class Save:
                 self._session.end()
 
     def _end(self) -> None:
-        self._result = SaveResult.of(self._states)
+        self._result = SaveResult.of(self._states, self._retained)
         self._on_end(self._result)

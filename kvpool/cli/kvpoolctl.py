@@ -102,9 +102,13 @@ def load_commands() -> click.Group:
     """The whole command. Its commands register themselves when their modules are imported."""
     # They import this module, so it cannot import them at the top.
     importlib.import_module("kvpool.cli.operate")
+    importlib.import_module("kvpool.cli.retain")
     importlib.import_module("kvpool.cli.verify")
+    importlib.import_module("kvpool.cli.events")
+    importlib.import_module("kvpool.cli.why")
     importlib.import_module("kvpool.cli.bench")
     importlib.import_module("kvpool.cli.simulate")
+    importlib.import_module("kvpool.cli.mrc")
     return cli
 
 

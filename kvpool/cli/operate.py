@@ -39,7 +39,7 @@ def info(options: Options) -> None:
 @common_options
 @pass_options
 def stats(options: Options, section: str | None, watch: bool, interval: str, count: int | None) -> None:
-    """Print counters, all or those of one SECTION: server, index, dram, chunks, usage, ssd (where there is such a tier).
+    """Print counters, all or those of one SECTION: server, index, dram, chunks, usage, events, ssd (with such a tier).
 
     Lines are `name:value`; a name never changes its meaning. Behind each `…_bytes` a line `…_human` says the size again with
     a unit; --json has the raw values alone. Slots are counted by size class, CHUNK BYTESxLAYERS. --watch prints totals,

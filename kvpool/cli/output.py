@@ -21,7 +21,7 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 COLUMNS_MAX = 7
-PLAIN_WIDTH = 160
+PLAIN_WIDTH = 176
 
 
 def print_json(value: object) -> None:

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kvpool import __version__
+from kvpool.cli.hit_plot import plot_hit_rates, require_plot
 from kvpool.cli.kvpoolctl import Options, cli, common_options, epilog
 from kvpool.cli.machine import describe_machine
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, check_writable, fail, print_json, print_table
-from kvpool.cli.simulate_cells import Result, Simulation, SimulationSettings, Work
-from kvpool.cli.simulate_plot import plot_hit_rates, require_plot
+from kvpool.cli.simulate_cells import TAILS, Result, Simulation, SimulationSettings, Work
 from kvpool.cli.traces import BLOCK_TOKENS, Trace, TraceError
 from kvpool.errors import ConfigError, InvalidArgument, KVPoolError
 from kvpool.sim.cells import Bounds, Cell, Outcome
@@ -53,7 +53,7 @@ class Asked:
     ssd_capacity: str | None
     processes: int
     requests: int | None
-    has_tails: bool
+    tails: str
     block_bytes: int
     overrides: tuple[str, ...]
 
@@ -99,7 +99,7 @@ def parse_share(text: str) -> float | None:
 
 def simulate_trace(path: str, asked: Asked, progress: Progress) -> list[Row]:
     """Rows of one trace, by capacity and policy. Raises TraceError, InvalidArgument, or KVPoolError when a process fails."""
-    settings = SimulationSettings(path, asked.requests, asked.has_tails, asked.block_bytes, asked.overrides)
+    settings = SimulationSettings(path, asked.requests, asked.tails, asked.block_bytes, asked.overrides)
     name = Trace(Path(path)).name
     settings.config()  # what is wrong in it is said before the trace is read
     task = progress.add_task(f"read {name}", total=None)
@@ -122,11 +122,9 @@ def _cells(asked: Asked, workload: Workload) -> dict[Cell, float]:
         ssd_blocks = max(1, int(asked.ssd_ratio * blocks)) if asked.ssd_ratio else 0
         if asked.ssd_capacity is not None:
             ssd_blocks = parse_blocks(asked.ssd_capacity, workload.unique, asked.block_bytes)
-        # A smaller one would be written without end: what is in DRAM is to be in it too.
-        if ssd_blocks and not blocks <= ssd_blocks <= BLOCKS_MAX:
+        if ssd_blocks > BLOCKS_MAX:
             raise InvalidArgument(
-                f"the SSD tier has {ssd_blocks} blocks beside {blocks} of capacity {text!r}, "
-                f"expected as many as DRAM at least, and {BLOCKS_MAX} at most"
+                f"the SSD tier has {ssd_blocks} blocks beside {blocks} of capacity {text!r}, expected {BLOCKS_MAX} at most"
             )
         share = parse_share(text) or blocks / workload.unique
         cells.update({Cell(policy, blocks, ssd_blocks): round(share, 6) for policy in asked.policies})
@@ -236,7 +234,10 @@ def _print_rows(rows: list[Row], block_bytes: int) -> None:
     help=f"KV of a token, all layers and ranks: makes blocks of sizes (default: {DEFAULT_KV_BYTES}).",
 )
 @click.option(
-    "--full-blocks", is_flag=True, help="Leave out the partial blocks at the ends of prompts, which no pool stores."
+    "--tails",
+    type=click.Choice(TAILS),
+    default=TAILS[0],
+    help=f"Partial blocks at the ends of prompts: asked for and never stored, stored, or left out (default: {TAILS[0]}).",
 )
 @click.option("--requests", type=click.IntRange(min=1), metavar="N", help="The first N requests alone (default: all).")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=f"A daemon's option: {', '.join(HEEDED)}.")
@@ -256,7 +257,7 @@ def simulate(
     ssd_capacity: str | None,
     policy: str | None,
     token_bytes: str,
-    full_blocks: bool,
+    tails: str,
     requests: int | None,
     overrides: tuple[str, ...],
     processes: int | None,
@@ -286,7 +287,7 @@ def simulate(
             ssd_capacity=ssd_capacity,
             processes=processes or len(os.sched_getaffinity(0)),
             requests=requests,
-            has_tails=not full_blocks,
+            tails=tails,
             block_bytes=_token_bytes(token_bytes) * BLOCK_TOKENS,
             overrides=_heeded(overrides),
         )

@@ -16,15 +16,17 @@ from itertools import islice
 from pathlib import Path
 
 from kvpool.cli.bench_children import start_bound, stop
-from kvpool.cli.traces import Trace, TraceError
+from kvpool.cli.traces import Trace, TraceError, TraceRequest
 from kvpool.config import Config, load_config
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.sim.cells import Bounds, Cell, Outcome, run_bounds, run_cell, simulated_config
-from kvpool.sim.workload import Workload, make_workload
+from kvpool.sim.workload import Prompt, Workload, make_workload
 
 CELL_TIMEOUT_S = 3600.0
 STOP_TIMEOUT_S = 5.0
 
+# Partial blocks at the ends of prompts: asked for and never stored, as a pool does; stored like others; not there.
+TAILS = ("counted", "stored", "left-out")
 # A cell, or a number of blocks whose bounds are wanted.
 Work = Cell | int
 Result = Outcome | Bounds
@@ -32,11 +34,11 @@ Result = Outcome | Bounds
 
 @dataclass(frozen=True, slots=True)
 class SimulationSettings:
-    """What every process of a simulation is told. `has_tails`: partial blocks at the ends of prompts count too."""
+    """What every process of a simulation is told. `tails`: one of TAILS."""
 
     path: str
     requests: int | None
-    has_tails: bool
+    tails: str
     block_bytes: int
     overrides: tuple[str, ...]
 
@@ -46,18 +48,16 @@ class SimulationSettings:
 
     def workload(self) -> Workload:
         """The trace's requests. Raises TraceError."""
-        trace = Trace(Path(self.path))
-        asked = islice(trace.requests(), self.requests)
-        tails = self.has_tails
+        asked = islice(Trace(Path(self.path)).requests(), self.requests)
         try:
-            return make_workload(
-                (request.at_s, (*request.hash_ids, request.tail_id))
-                if tails and request.tail_id is not None
-                else (request.at_s, request.hash_ids)
-                for request in asked
-            )
+            return make_workload(self._prompt(request) for request in asked)
         except InvalidArgument as error:
             raise TraceError(f"{self.path}: {error}") from error
+
+    def _prompt(self, request: TraceRequest) -> Prompt:
+        if request.tail_id is None or self.tails == "left-out":
+            return Prompt(request.at_s, request.hash_ids)
+        return Prompt(request.at_s, (*request.hash_ids, request.tail_id), has_tail=self.tails == "counted")
 
 
 class Simulation:
@@ -110,7 +110,7 @@ class _Child:
         self.asked: Work = 0
 
     def ask(self, work: Work) -> None:
-        """Have the process begin with this. Raises KVPoolError where it has ended."""
+        """Have it do a piece of work. Raises KVPoolError when it has ended."""
         self.asked = work
         try:
             self._input.write(json.dumps(work if isinstance(work, int) else asdict(work)).encode() + b"\n")
@@ -119,7 +119,7 @@ class _Child:
             raise self._ended() from error
 
     def answer(self) -> Result:
-        """What it came to; waits for it. Raises KVPoolError where the process has ended."""
+        """What came of the work asked for. Raises KVPoolError when it has ended."""
         line = self.output.readline()
         if not line.endswith(b"\n"):
             raise self._ended()
@@ -127,7 +127,7 @@ class _Child:
         return Bounds(**fields) if isinstance(self.asked, int) else Outcome(**fields)
 
     def stop(self) -> None:
-        """End the process."""
+        """End it. Idempotent."""
         stop(self._process, STOP_TIMEOUT_S)
         for pipe in (self._input, self.output):
             with contextlib.suppress(BrokenPipeError):  # what was asked last was never read

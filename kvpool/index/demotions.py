@@ -1,7 +1,9 @@
 """Demotion: chunks written to the slower tier before DRAM needs their slots.
 
 Takes the prefix of the coldest chunk that the slower tier lacks, from the root on, so that what stands below is always
-whole prefixes. While it is written it is held, so its slots stay; nothing of it counts as used by that.
+whole prefixes, and as much of it as the write budget has left. While it is written it is held, so its slots stay; nothing of
+it counts as used by that. Its chunks are kept below with the priorities that they have in DRAM. What was written and gave way
+below is written again only when it has been used since, or a tier smaller than DRAM would be written without end.
 
 Bounded by bytes under way. Control thread only; no I/O. Invariant: each job in `_jobs` has one hold in the DRAM directory and
 one reservation in the one below, and ends both when the last of its chunks has been reported.
@@ -14,10 +16,10 @@ import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.index.admission import Admission
+from kvpool.index.admission import LEAST_CHANCE, UNBOUNDED, Admission, Admitted
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.slower import SlowerTier, pack_moves
-from kvpool.types import KEY_BYTES, HoldId, NamespaceId, ReservationId, SaveState
+from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, HoldId, Level, NamespaceId, ReservationId, SaveState
 
 log = logging.getLogger(__name__)
 
@@ -80,28 +82,49 @@ class Demotions:
 
     def may_write(self, now_ns: int) -> bool:
         """Whether anything would be written now."""
-        return self._slower.can_write and self._admission.fewest_touches(now_ns) is not None
+        return self._admit(now_ns) and self._slower.can_write
 
     def run_all(self, now_ns: int) -> None:
-        """Start writing whatever DRAM alone has, worth it or not, as far as there is room."""
-        self._directory.admit_from(0)
+        """Start writing whatever DRAM alone has, worth it or not and whatever the budget, as far as there is room.
+
+        What gave way below is not written once more, until the directory forgets that.
+        """
+        self._directory.admit(Admitted.ALL)
         while self._has_room:
             held = self._directory.hold_unsaved(SCAN_ALL, False)
-            if not held[0] or not self._start(held, now_ns):
+            if not held[0] or not self._start(held, now_ns, UNBOUNDED):
                 return
+
+    def write(self, namespace: Namespace, keys: bytes, now_ns: int) -> None:
+        """Start writing what the slower tier lacks of this prefix, worth it or not, as far as there is room and budget."""
+        chunks, hold = self._directory.acquire(namespace.id, keys) if self._has_room else (0, 0)
+        if not chunks:
+            return
+        saved, hold_below = self._slower.directory.acquire(namespace.id, keys[: chunks * KEY_BYTES])
+        if hold_below:
+            self._slower.directory.release_untouched(hold_below)
+        # What is on its way up has no bytes here to write yet, whatever has become of it below.
+        levels = self._directory.columns(hold)[2][saved:]
+        if set(levels) == {Level.DRAM}:
+            affordable = self._admission.affordable(_slot_bytes(namespace), now_ns, is_ordered=True)
+            self._start((hold, 0, saved, namespace.id, 0), now_ns, affordable)
+        else:
+            self._directory.release_untouched(hold)
 
     def run(self, now_ns: int, *, is_urgent: bool = False) -> None:
         """Start what may be started: above the watermark (or `is_urgent`) the coldest chunks, with write-through the newest."""
-        fewest_touches = self._admission.fewest_touches(now_ns)
-        if fewest_touches is None:
-            return
-        self._directory.admit_from(fewest_touches)
-        while self._has_room and (
-            is_urgent or self._is_write_through or self._directory.stats()["used_bytes"] > self._watermark_bytes
+        is_newest_first = self._is_write_through and not is_urgent
+        while (
+            self._admit(now_ns)
+            and self._has_room
+            and (is_urgent or self._is_write_through or self._directory.stats()["used_bytes"] > self._watermark_bytes)
         ):
-            is_newest_first = self._is_write_through and not is_urgent
             held = self._directory.hold_unsaved(SCAN_CHUNKS, is_newest_first)
-            if not held[0] or not self._start(held, now_ns):
+            if not held[0]:
+                return
+            namespace = self._namespaces.by_id(NamespaceId(held[3]))
+            if not self._start(held, now_ns, self._admission.affordable(_slot_bytes(namespace), now_ns)):
+                self._admit(now_ns)
                 return
 
     def settle(self, job_id: int, chunk: int, *, is_good: bool, is_bad_here: bool, now_ns: int) -> bool:
@@ -124,20 +147,30 @@ class Demotions:
     def _has_room(self) -> bool:
         return self._slower.can_write and (self._bytes < self._bytes_max or not self._jobs)
 
-    def _start(self, held: tuple[int, int, int, int, int], now_ns: int) -> bool:
-        """Write a held prefix as far as the tier takes it. False when it takes nothing."""
+    def _admit(self, now_ns: int) -> bool:
+        """Have the directory know what is written now. Whether anything is."""
+        step = self._admission.step(now_ns)
+        self._directory.admit(step, LEAST_CHANCE)
+        return step != Admitted.NOTHING
+
+    def _start(self, held: tuple[int, int, int, int, int], now_ns: int, chunks_max: int) -> bool:
+        """Write a held prefix as far as the tier takes it, `chunks_max` at most. False when that is nothing."""
         hold, _, saved, namespace_id, _ = held
         namespace = self._namespaces.by_id(NamespaceId(namespace_id))
         size_class = self._slower.size_class_of(namespace)
         packed = self._directory.keys_of(hold)
         keys = [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
         taken = 0
-        if size_class is not None:
+        if size_class is not None and chunks_max > 0:
             parent = keys[saved - 1] if saved else b""
+            wanted = packed[saved * KEY_BYTES : (saved + chunks_max) * KEY_BYTES]
             reservation, states, offsets, generations = self._slower.directory.reserve(
-                namespace.id, size_class, parent, packed[saved * KEY_BYTES :], now_ns
+                namespace.id, size_class, parent, wanted, now_ns
             )
             taken = states.count(SaveState.RESERVED)
+            priorities, durations_ms = self._directory.retentions(hold)
+            if priorities.strip(bytes([DEFAULT_PRIORITY])):
+                self._slower.directory.retain(namespace.id, packed, priorities, durations_ms, now_ns)
         if not taken:
             self._directory.release_untouched(hold)
             return False
@@ -165,7 +198,7 @@ class Demotions:
             return False
         self._jobs[job_id] = job
         self._bytes += job.size
-        self._admission.spend(job.size, now_ns)
+        self._admission.spend(taken * _slot_bytes(namespace), now_ns)
         return True
 
     def _finish(self, job: _Job, now_ns: int) -> None:
@@ -189,3 +222,8 @@ class Demotions:
         self.failed_chunks += len(job.is_good) - good
         self._slower.directory.end_reservation(job.reservation, now_ns)
         self._directory.release_untouched(job.hold)
+
+
+def _slot_bytes(namespace: Namespace) -> int:
+    """Bytes that the disk writes for a chunk: its header too."""
+    return namespace.layout.chunk_bytes + kvpool_native.SSD_HEADER_BYTES

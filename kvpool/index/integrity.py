@@ -30,6 +30,10 @@ class Integrity:
         self.corrupt_reports = 0
         self.holds_in_use = 0
 
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return {"checksum_failures": self.checksum_failures, "corrupt_reports": self.corrupt_reports}
+
     async def check_reported(self, hold: HoldId, chunk: int, chunk_bytes: int, layers: int, now_ns: int) -> None:
         """Read a chunk of a hold that a client found corrupt; drop it if it is."""
         self.corrupt_reports += 1

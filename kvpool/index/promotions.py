@@ -65,10 +65,12 @@ class Promotions:
         """Holds that promotions have in the DRAM directory; as many in the one below."""
         return len(self._jobs)
 
-    def acquire(self, session: EngineSession, keys: bytes, now_ns: int) -> tuple[int, list[int], bool]:
+    def acquire(
+        self, session: EngineSession, keys: bytes, now_ns: int, *, is_urgent: bool = True
+    ) -> tuple[int, list[int], bool]:
         """(chunks, a DRAM hold for each rank, whether it is all) of the longest prefix that both tiers hold together.
 
-        Not all: DRAM has no room for the rest just now.
+        Not all: DRAM has no room for the rest just now. What is not urgent is read behind all that is.
         """
         ranks = list(session.namespaces.values())
         length = len(keys) // len(ranks)
@@ -76,7 +78,7 @@ class Promotions:
         reach = min(max(entry.chunks, entry.chunks_below) for entry in found)
         chunks = reach
         for namespace, entry in zip(ranks, found, strict=True):
-            chunks = min(chunks, self._promote(namespace, entry, reach, now_ns))
+            chunks = min(chunks, self._promote(namespace, entry, reach, now_ns, is_urgent=is_urgent))
         if all(entry.chunks == chunks for entry in found):
             return chunks, [int(entry.hold) for entry in found], chunks == reach
         holds = [0] * len(ranks)
@@ -124,7 +126,7 @@ class Promotions:
                 failpoint.reach("daemon.promote.held")
         return _Found(keys, chunks, HoldId(hold), chunks_below, HoldId(hold_below))
 
-    def _promote(self, namespace: Namespace, found: _Found, reach: int, now_ns: int) -> int:
+    def _promote(self, namespace: Namespace, found: _Found, reach: int, now_ns: int, *, is_urgent: bool) -> int:
         """Have chunks up to `reach` read; how many are in DRAM or on their way. The hold below is given back or used."""
         chunks = found.chunks
         is_under_way = False
@@ -137,7 +139,9 @@ class Promotions:
             placed = _leading(states)
             reserved = [number for number in range(placed) if states[number] == SaveState.RESERVED]
             if reserved:
-                is_under_way = self._read(namespace, found, reserved, HoldId(hold), offsets, generations)
+                is_under_way = self._read(
+                    namespace, found, reserved, HoldId(hold), offsets, generations, is_urgent=is_urgent
+                )
                 placed = placed if is_under_way else reserved[0]
             if hold and not is_under_way:
                 self._directory.release(hold, now_ns)
@@ -147,7 +151,15 @@ class Promotions:
         return chunks
 
     def _read(
-        self, namespace: Namespace, found: _Found, reserved: list[int], hold: HoldId, offsets: bytes, generations: bytes
+        self,
+        namespace: Namespace,
+        found: _Found,
+        reserved: list[int],
+        hold: HoldId,
+        offsets: bytes,
+        generations: bytes,
+        *,
+        is_urgent: bool,
     ) -> bool:
         """Start the reading of the reserved chunks. False when the tier takes no more: then they are given up."""
         below = self._slower.directory.columns(found.hold_below)
@@ -163,7 +175,7 @@ class Promotions:
             [int(targets[n]) for n in reserved],
             [int(generations_below[found.chunks + n]) for n in reserved],
         )
-        job_id = self._slower.read(namespace, rows, is_urgent=True)
+        job_id = self._slower.read(namespace, rows, is_urgent=is_urgent)
         kept = [int(fresh[n]) for n in reserved]
         if not job_id:
             for key, generation in zip(keys, kept, strict=True):

@@ -15,6 +15,7 @@ from kvpool import failpoint
 from kvpool.errors import Refused
 from kvpool.index.leases import HELD_CHUNKS_MAX, Lease, Leases
 from kvpool.index.promotions import Promotions
+from kvpool.index.reuse import Reuse
 from kvpool.index.sessions import EngineSession
 from kvpool.types import ConnectionId, HoldId, LeaseId
 
@@ -42,9 +43,11 @@ class Reading:
         ttl_ns: int,
         leases_max: int,
         promotions: Promotions | None = None,
+        reuse: Reuse | None = None,
     ) -> None:
         self._directory = directory
         self._promotions = promotions
+        self._reuse = reuse
         self._leases = Leases(ttl_ns)
         self._leases_max = leases_max
         self.expired_leases = 0
@@ -66,6 +69,10 @@ class Reading:
     def holds(self) -> int:
         """Holds that leases and tickets have in the directory."""
         return self._leases.hold_count()
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return {"leases": self.leases, "tickets": self.tickets, "expired_leases": self.expired_leases}
 
     def find(self, session: EngineSession, lease: int) -> Lease | None:
         """The lease, if it lives and is the session's."""
@@ -139,11 +146,14 @@ class Reading:
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
-        return self._leases.verify()
+        return self._leases.verify() + (self._reuse.verify() if self._reuse is not None else [])
 
     def _grant_acquired(self, session: EngineSession, chunks: int, holds: list[int], now_ns: int) -> Grant:
         if not chunks:
             return NOTHING
+        if self._reuse is not None:
+            sizes = [namespace.layout.chunk_bytes for namespace in session.namespaces.values()]
+            self._reuse.note_lease([(HoldId(hold), size) for hold, size in zip(holds, sizes, strict=True)], now_ns)
         by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
         grant = self._grant(session, chunks, by_rank, now_ns)
         failpoint.reach("daemon.acquire.after_grant", failpoint.refused)

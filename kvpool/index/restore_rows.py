@@ -9,6 +9,7 @@ from kvpool.index.namespaces import Namespace
 from kvpool.types import SizeClassId
 
 _NONE = (1 << 32) - 1
+_MS_PER_S = 1000
 _RESTORE_ROW = np.dtype(
     [
         ("key", "V32"),
@@ -17,6 +18,8 @@ _RESTORE_ROW = np.dtype(
         ("generation", "<u8"),
         ("namespace", "<u4"),
         ("size_class", "<u4"),
+        ("priority", "<u4"),
+        ("duration_ms", "<u4"),
     ]
 )
 
@@ -32,8 +35,9 @@ def pack_restore_rows(
     that they are refused.
     """
     packed = np.zeros(len(rows), _RESTORE_ROW)
-    for name in ("key", "parent", "offset", "generation"):
+    for name in ("key", "parent", "offset", "generation", "priority"):
         packed[name] = rows[name]
+    packed["duration_ms"] = np.minimum(rows["duration_s"].astype(np.uint64) * _MS_PER_S, _NONE)
     packed["namespace"] = packed["size_class"] = _NONE
     for number, namespace in namespaces.items():
         size_class = size_class_of(namespace)

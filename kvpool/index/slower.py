@@ -48,11 +48,11 @@ class SlowerTier(Protocol):
         ...
 
     def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
-        """A chunk is stored there: have it found after a restart."""
+        """A chunk is stored there: have it found after a restart, and kept as it is."""
         ...
 
     def touch(self, key: bytes) -> None:
-        """A chunk stored there was used: have it outlive older ones after a restart."""
+        """A chunk stored there was used, or is kept otherwise from now on: have that outlive the daemon."""
         ...
 
 

@@ -9,13 +9,16 @@ import contextlib
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, ProtocolError, Refused
-from kvpool.protocol import frames, places
+from kvpool.protocol import event_messages as em
+from kvpool.protocol import frames, hit_curve, places
 from kvpool.protocol import messages as m
+from kvpool.protocol.event_columns import NamespaceNames, unpack_namespaces
 
 Answer = TypeVar("Answer")
 # The daemon gives a slice up before.
@@ -120,6 +123,41 @@ class BlockingConnection:
     def write_down(self, timeout_s: float) -> dict[str, Any]:
         """Write what DRAM alone has to the SSD tier; answers `chunks` written and `left`."""
         return self.call(m.WriteDown(timeout_s), m.Report, timeout_s + self._timeout_s).values
+
+    def hit_curve(self, capacities: Sequence[int]) -> dict[str, Any]:
+        """What LRU of each capacity would hit of what the daemon is asked for (`hit_rates`), and what that is known from."""
+        return self.call(m.AskHitCurve(hit_curve.pack(capacities)), m.Report).values
+
+    def events(self, incarnation: bytes, last: int, wait_s: float = 0.0) -> em.Events:
+        """The events behind id `last` of an incarnation; see `em.AskEvents`."""
+        return self.call(em.AskEvents(incarnation, last, wait_s), em.Events, wait_s + self._timeout_s)
+
+    def snapshot(self, cursor: int) -> em.SnapshotPage:
+        """A page of what the pool has; see `em.AskSnapshot`."""
+        return self.call(em.AskSnapshot(cursor), em.SnapshotPage)
+
+    def fates(self, keys: Sequence[bytes]) -> list[dict[str, Any]]:
+        """What is known of each chunk, as the daemon's journal says it."""
+        found: list[dict[str, Any]] = []
+        for at in range(0, len(keys), em.FATES_MAX):
+            found += self.call(em.AskFates(b"".join(keys[at : at + em.FATES_MAX])), m.Report).values["fates"]
+        return found
+
+    def namespaces(self) -> NamespaceNames:
+        """Every model and layout that the daemon knows, by its number."""
+        names: NamespaceNames = {}
+        while more := unpack_namespaces(self.call(em.AskNamespaces(len(names)), em.NamespaceList).namespaces):
+            names.update(more)
+        return names
+
+    def layouts(self, model: str) -> list[list[int | str]]:
+        """The layouts in which a model has been served, in wire form: one for each rank."""
+        layouts: list[list[int | str]] = self.call(m.AskLayouts(model), m.Report).values["layouts"]
+        return layouts
+
+    def retain(self, keys: bytes, priority: int, duration_s: float) -> bytes:
+        """Keep chunks of any model with a priority (duration 0: for good); a `RetainState` for each key."""
+        return self.call(m.RetainKeys(keys, priority, float(duration_s)), m.Retained).states
 
     def check(self, deep: bool, on_slice: places.Advance = lambda _chunks: None) -> dict[str, Any]:
         """Recount invariants inside the daemon: `problems` (lines), `chunks` seen, by tier too (`tiers`).

@@ -1,7 +1,8 @@
 """The records that travel: one frozen dataclass for each kind of frame.
 
 A record's fields are its wire fields in order, and each has one fixed type: `decode_as` refuses anything else.
-Columns are packed little endian: keys 32 bytes each, offsets and generations u64, states and tiers u8, checksums u32.
+Columns are packed little endian: keys 32 bytes each, offsets and generations u64, states, tiers and priorities u8, checksums
+and durations (in milliseconds, 0: for good) u32.
 Requests carry a sequence number that the answer repeats; `Usage` alone is never answered. Any thread.
 """
 
@@ -10,11 +11,11 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from kvpool.errors import ProtocolError
 from kvpool.protocol import frames
-from kvpool.types import KEY_BYTES
 
 MAGIC = b"KVPL"
 PROTOCOL_VERSION = 1
-KEYS_MAX = 30_000
+KEYS_MAX = 28_000  # with what retention says of each they still fit a frame
+WISHES_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each is looked at on the control thread
 RENEWALS_MAX = 4096
 COMMIT_BYTES_MAX = 900_000
 PLACES_MAX = 512
@@ -141,35 +142,45 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Reserve slots for chunks `keys`, whose first one follows `parent` (empty: the first chunk of a prompt)."""
+    """Reserve slots for chunks `keys`, whose first one follows `parent` (empty: the first chunk of a prompt).
+
+    `priorities` and `durations`: what to keep each chunk with, new or present (KEEP_PRIORITY: as it is); both empty: all so.
+    """
 
     KIND: ClassVar[int] = 20
     parent: bytes
     keys: bytes
+    priorities: bytes = b""
+    durations: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """States (`SaveState`), offsets and generations, one for each key asked. `reservation` 0: nothing to write."""
+    """States (`SaveState`), offsets and generations, one for each key asked. `reservation` 0: nothing to write.
+
+    `retained`: a `RetainState` for each key where the request said something of retention, else empty.
+    """
 
     KIND: ClassVar[int] = 21
     reservation: int
     states: bytes
     offsets: bytes
     generations: bytes
+    retained: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Publish the next reserved chunks of a reservation, in order.
 
-    `checksums`: u32 [chunk][layer]. `tokens`: i32 [chunk][token], or empty.
+    `checksums`: u32 [chunk][layer]. `tokens`: i32 [chunk][token], or empty. `scope`: of all of them, see `kvpool.keys`.
     """
 
     KIND: ClassVar[int] = 22
     reservation: int
     checksums: bytes
     tokens: bytes
+    scope: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +214,53 @@ class Usage:
 
     KIND: ClassVar[int] = 26
     counts: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """Keep stored chunks with these from now on, WISHES_MAX keys at most, rank-major as in Acquire. Answered by Retained."""
+
+    KIND: ClassVar[int] = 50
+    keys: bytes
+    priorities: bytes
+    durations: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """A `RetainState` for each key of one rank: the worst of the ranks'."""
+
+    KIND: ClassVar[int] = 51
+    states: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Chunks that will be asked for soon; `keys` rank-major as in Acquire. Answered by Announced, before anything is read."""
+
+    KIND: ClassVar[int] = 52
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """How many leading chunks are protected or on their way, and how many more were found and clipped."""
+
+    KIND: ClassVar[int] = 53
+    chunks: int
+    clipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demote:
+    """Chunks that will not be asked for soon: write them down, and let DRAM give up those from the `first` one on first.
+
+    `keys`: whole prefixes, rank-major as in Acquire, of which WISHES_MAX from `first` on at most. Answered by Retained.
+    """
+
+    KIND: ClassVar[int] = 54
+    keys: bytes
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +318,35 @@ class VerifyBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class AskHitCurve:
+    """What LRU of these sizes would hit of what is asked for; see `hit_curve` for the column. Answered by Report."""
+
+    KIND: ClassVar[int] = 47
+    capacities: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AskLayouts:
+    """The layouts in which a model has been served, in wire form. Answered by Report."""
+
+    KIND: ClassVar[int] = 55
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetainKeys:
+    """As Retain, by an operator: chunks of any namespace, one priority and duration (in seconds, 0: for good) for all.
+
+    Answered by Retained.
+    """
+
+    KIND: ClassVar[int] = 56
+    keys: bytes
+    priority: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """An answer for people: a map of plain values."""
 
@@ -290,14 +377,6 @@ def decode_as(record: type[Record], values: list[object]) -> Record:
                 f"{record.__name__} has a field of {type(value).__name__}, expected {expected.__name__}"
             )
     return record(*values)
-
-
-def check_keys(keys: bytes, *, ranks: int) -> None:
-    """Raises ProtocolError unless `keys` is a column of whole keys for each of `ranks`, within KEYS_MAX."""
-    count, rest = divmod(len(keys), KEY_BYTES * ranks)
-    if rest or not 0 < count * ranks <= KEYS_MAX:
-        expected = f"a multiple of {KEY_BYTES * ranks} for at most {KEYS_MAX} keys"
-        raise ProtocolError(f"keys column has {len(keys)} bytes, expected {expected}")
 
 
 def _field_types(record: type[Any]) -> tuple[type[Any], ...]:

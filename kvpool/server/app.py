@@ -16,7 +16,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from kvpool import __version__, failpoint
-from kvpool.clock import Deadline, MonotonicClock
+from kvpool.clock import Deadline, MonotonicClock, wall_time_s
 from kvpool.config import Config
 from kvpool.errors import ConfigError, Refused
 from kvpool.keys import domain_key
@@ -35,6 +35,7 @@ from kvpool.types import ConnectionId
 from kvpool.units import format_size
 
 if TYPE_CHECKING:
+    from kvpool.server.event_publisher import EventPublisher
     from kvpool.server.metrics_http import MetricsServer
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class App:
         self._times = RequestTimes()
         self._roles: dict[ConnectionId, str] = {}
         self._metrics: MetricsServer | None = None
+        self._publisher: EventPublisher | None = None
 
     async def run(self) -> None:
         """Serve until a signal. Raises SocketInUse, OSError or MemoryError if serving cannot begin or go on."""
@@ -83,6 +85,7 @@ class App:
             self._supervision = Supervision(manager, self._health, self._clock)
             try:
                 self._metrics = self._start_metrics()
+                self._publisher = self._start_publisher()
                 await self._pool.start()
                 self._catch_signals()
                 listener.start(self._admit, self._adopt, lambda: len(self._connections), self._on_failed)
@@ -98,6 +101,8 @@ class App:
                 await self._supervision.end()
                 if self._metrics is not None:
                     await asyncio.get_running_loop().run_in_executor(None, self._metrics.stop)
+                if self._publisher is not None:
+                    await asyncio.get_running_loop().run_in_executor(None, self._publisher.stop)
                 self.has_ended = await self._pool.stop()
         finally:
             await listener.stop()
@@ -119,6 +124,26 @@ class App:
         snapshots = LoopReader(loop, self._take_snapshot, SNAPSHOT_TIMEOUT_S)
         health = LoopReader(loop, self._health.report, SNAPSHOT_TIMEOUT_S)
         return MetricsServer(address, make_app(make_registry(snapshots.read), health.read), self._clock)
+
+    def _start_publisher(self) -> "EventPublisher | None":
+        events = self._config.events
+        if events.publish is None:
+            return None
+        # ZMQ costs a start 30 ms and its own thread: only where somebody wants events published.
+        from kvpool.server.event_publisher import EventPublisher
+        from kvpool.server.event_source import EventSource
+
+        source = EventSource(asyncio.get_running_loop(), self._pool.journal, self._pool.namespaces)
+        publisher = EventPublisher(
+            events,
+            source,
+            host=socket.gethostname(),
+            socket_mode=self._config.server.socket_mode,
+            wall_time_s=wall_time_s,
+        )
+        self._pool.journal.listen(publisher.wake, publisher.stats)
+        publisher.start()
+        return publisher
 
     def _take_snapshot(self) -> Snapshot:
         info = self._pool.info()
@@ -195,6 +220,8 @@ class App:
             "pid": os.getpid(),
             "socket": self._config.server.socket,
             "metrics": "off" if self._metrics is None else str(self._metrics.address),
+            "events": "off" if self._publisher is None else self._publisher.publish_endpoint,
+            "events_replay": (self._publisher.replay_endpoint if self._publisher else "") or "off",
             **self._supervision.info(),
         }
 

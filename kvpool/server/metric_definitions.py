@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from kvpool.clock import NS_PER_S
+from kvpool.index.admission import DECLINED, Admitted
 from kvpool.server.request_times import BOUNDS_NS
 from kvpool.server.snapshot import Snapshot
 from kvpool.types import Level, TrafficCounts
@@ -68,6 +69,20 @@ def _server(key: str) -> Callable[[Snapshot], float]:
     return lambda now: now.pool.server[key]
 
 
+def _events(key: str) -> Callable[[Snapshot], float | None]:
+    """Absent where nothing is published and the number is about that."""
+
+    def read(now: Snapshot) -> float | None:
+        return now.pool.events.get(key)
+
+    return read
+
+
+def _refused_by_publisher(now: Snapshot) -> Iterable[tuple[str, float]]:
+    names = {"no_key": "events.refused_clients", "no_request": "events.bad_requests", "unread": "events.unsent_replays"}
+    return ((reason, now.pool.events[name]) for reason, name in names.items() if name in now.pool.events)
+
+
 def _directory(key: str) -> Callable[[Snapshot], float]:
     return lambda now: float(now.pool.directory[key])
 
@@ -89,6 +104,11 @@ def _ssd_by(**keys: str) -> Callable[[Snapshot], Values]:
 def _ssd_state(now: Snapshot) -> Values:
     states = ("starting", "ok", "readonly", "offline") if now.pool.ssd else ()
     return {(state,): float(now.pool.ssd["ssd.state"] == state) for state in states}
+
+
+def _ssd_admission(now: Snapshot) -> Values:
+    words = [step.word for step in Admitted] if now.pool.ssd else []
+    return {(word,): float(now.pool.ssd["ssd.admission"] == word) for word in words}
 
 
 def _by_model(read: Callable[[TrafficCounts], float]) -> Callable[[Snapshot], Values]:
@@ -212,6 +232,15 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_present_chunks", "Chunks offered for saving that were there already.",
                  _directory("answered_present"), "chunks"),
         _counter("kvpool_aborted_chunks", "Chunks reserved and given up.", _directory("aborted_chunks"), "chunks"),
+        _gauge("kvpool_kept_chunks", "Chunks in DRAM kept above the default priority, and what precedes them.",
+               _directory("kept_chunks"), "chunks"),
+        _gauge("kvpool_dram_kept_bytes", "Bytes of those chunks.", _directory("kept_bytes"), "bytes"),
+        _counter("kvpool_retention_clipped_chunks", "Chunks that were to be kept above the default priority and are not, "
+                 "because dram.retained_share is used up.", _directory("clipped_chunks"), "chunks"),
+        _counter("kvpool_retention_lapsed_chunks", "Chunks whose priority fell back to the default when their time was over.",
+                 _directory("lapsed_chunks"), "chunks"),
+        _gauge("kvpool_eviction_by_age", "1 while the oldest chunk goes first, 0 while the one that promises least does.",
+               _directory("policy_by_age")),
         Metric("kvpool_reuse_gap_seconds", Kind.HISTOGRAM, "For each chunk acquired, the time since its last access; 0 "
                "while it is in use.", _log2_seconds("reuse_gaps"), "seconds"),
         Metric("kvpool_chunk_lifetime_seconds", Kind.HISTOGRAM, "For each chunk evicted, the time since it was stored. "
@@ -228,6 +257,11 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Holders": (
         _gauge("kvpool_leases", "Leases that live.", _index("leases"), "leases"),
         _gauge("kvpool_tickets", "Tickets that can be claimed.", _index("tickets"), "tickets"),
+        _gauge("kvpool_announced_bytes", "Bytes of DRAM kept for chunks that engines have announced.",
+               _index("announced_bytes"), "bytes"),
+        _counter("kvpool_announced_chunks", "Chunks that were announced and taken.", _index("announced_chunks"), "chunks"),
+        _counter("kvpool_announcements_clipped_chunks", "Chunks that were announced beyond dram.announced_share.",
+                 _index("announced_chunks_clipped"), "chunks"),
         _gauge("kvpool_reservations", "Saves under way, expired ones of unheard-of writers included.",
                _index("reservations"), "reservations"),
         _counter("kvpool_expired_leases", "Leases ended because nobody used them.", _index("expired_leases"), "leases"),
@@ -270,8 +304,13 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  _ssd("ssd.written_bytes"), "bytes"),
         _gauge("kvpool_ssd_write_budget_left_bytes", "Bytes that the day's budget leaves to be written now; 0 without one.",
                _ssd("ssd.budget_left_bytes"), "bytes"),
-        _gauge("kvpool_ssd_touches_needed", "Times a chunk must have been used to be written; -1: nothing is written.",
-               _ssd("ssd.touches_needed")),
+        _gauge("kvpool_ssd_admission", "1 for what is written now, 0 for the rest: all, what is likely to be used again, what "
+               "was used again, nothing.", _ssd_admission, "", "admitted"),
+        _counter("kvpool_ssd_admission_tightenings", "How often less was written from then on, because the budget was low.",
+                 _ssd("ssd.admission_tightened")),
+        _counter("kvpool_ssd_declined_chunks", "Chunks that were not written to it and have left DRAM since: too unlikely to "
+                 "be used again, used once, no budget, written before and not used since, not taken in time.",
+                 _ssd_by(**{reason: f"ssd.declined_{reason}" for reason in DECLINED}), "chunks", "reason"),
         _counter("kvpool_ssd_lost_chunks", "Chunks forgotten because a failed sync had covered them.",
                  _ssd("ssd.lost_chunks"), "chunks"),
         _counter("kvpool_ssd_checkpoints", "Checkpoints of the catalogue.", _ssd("ssd.checkpoints")),
@@ -298,6 +337,25 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_request_failures", "Requests that ended in an error nobody expected; the log has it.",
                  _labelled(lambda now: ((verb, times.failed) for verb, times in now.verbs.items())), "", "verb"),
         _gauge("kvpool_transfer_waiting_jobs", "Jobs that wait for a transfer thread.", _server("transfer_waiting"), "jobs"),
+    ),
+    "Events": (
+        _counter("kvpool_written_events", "Events of chunks stored, removed and moved.", _events("events.written"), "events"),
+        _counter("kvpool_dropped_events", "Events forgotten because the buffer was full or a gap had made them useless.",
+                 _events("events.dropped"), "events"),
+        _counter("kvpool_event_gaps", "Times at which more happened than events could tell.", _events("events.gaps")),
+        _gauge("kvpool_events_kept_bytes", "Memory of the events that can be read.", _events("events.kept_bytes"), "bytes"),
+        _counter("kvpool_published_events", "Events published to routers (with events.publish).",
+                 _events("events.published"), "events"),
+        _counter("kvpool_published_event_messages", "Messages that carried them.",
+                 _events("events.published_messages"), "messages"),
+        _counter("kvpool_replayed_event_messages", "Messages handed out again (with events.replay).",
+                 _events("events.replayed_messages"), "messages"),
+        _counter("kvpool_event_resyncs", "Times at which everything was told to routers anew, after a gap.",
+                 _events("events.resyncs")),
+        _counter("kvpool_event_publish_errors", "Errors of the publisher that nobody expected; the log has the first.",
+                 _events("events.publish_errors")),
+        _counter("kvpool_event_refusals", "Routers without a known key, requests at replay that were none, and replays "
+                 "that nobody read to their end.", _labelled(_refused_by_publisher), "", "reason"),
     ),
     "Health": (
         _gauge("kvpool_ready", "1 while requests are served.", lambda now: float(now.health.is_ready)),

@@ -23,8 +23,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from kvpool.addresses import LoopbackAddress
 from kvpool.clock import Clock, Deadline
-from kvpool.config import LoopbackAddress
 from kvpool.server.health import HealthReport
 from kvpool.server.snapshot import LoopStalled
 

@@ -12,8 +12,10 @@ from typing import Any
 from kvpool.clock import Deadline
 from kvpool.index.sessions import EngineSession
 from kvpool.pool import Pool
+from kvpool.protocol import hit_curve
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Answer, Handler
+from kvpool.server.event_requests import admin_event_handlers, engine_event_handlers
 
 ROOM_WAIT_S = 0.5
 WRITE_DOWN_S_MAX = 3600.0
@@ -36,7 +38,11 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
             m.Commit: lambda request: pool.commit(session, request),
             m.End: lambda request: pool.end_reservation(session, request.reservation),
             m.Usage: lambda request: pool.count_usage(session, request.counts),
+            m.Retain: lambda request: pool.hints.retain(session, request),
+            m.Announce: lambda request: pool.hints.announce(session, request),
+            m.Demote: lambda request: pool.hints.demote(session, request),
             m.ReportCorrupt: lambda request: _report_corrupt(pool, session, request),
+            **engine_event_handlers(pool, session),
         }
     )
 
@@ -50,7 +56,11 @@ def admin_handlers(pool: Pool, info: Callable[[], dict[str, Any]], connections: 
             m.Flush: lambda request: _flush(pool, request),
             m.WriteDown: lambda request: _write_down(pool, request),
             m.Check: lambda _: _check(pool),
+            m.AskLayouts: lambda request: pool.hints.layouts(request),
+            m.RetainKeys: lambda request: pool.hints.retain_keys(request),
             m.VerifyBytes: lambda request: _verify_bytes(pool, request),
+            m.AskHitCurve: lambda request: m.Report(pool.reuse.report(hit_curve.unpack(request.capacities))),
+            **admin_event_handlers(pool),
         }
     )
 
@@ -98,7 +108,7 @@ async def _acquire_later(pool: Pool, session: EngineSession, request: m.Acquire)
 
 
 def _reserve(pool: Pool, session: EngineSession, request: m.Reserve) -> Answer | Awaitable[Answer]:
-    answer = pool.reserve(session, request.parent, request.keys)
+    answer = pool.reserve(session, request)
     return _reserve_later(pool, session, request) if answer is None else answer
 
 
@@ -106,10 +116,10 @@ async def _reserve_later(pool: Pool, session: EngineSession, request: m.Reserve)
     deadline = Deadline(ROOM_WAIT_S)
     while not deadline.has_passed():
         await pool.wait_for_room(deadline.remaining_s())
-        answer = pool.reserve(session, request.parent, request.keys)
+        answer = pool.reserve(session, request)
         if answer is not None:
             return answer
-    return pool.reserve(session, request.parent, request.keys, may_wait=False)
+    return pool.reserve(session, request, may_wait=False)
 
 
 def _flush(pool: Pool, request: m.Flush) -> Answer:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config import Config
 from kvpool.sim.node import CHUNK_BYTES, SimulatedNode
@@ -49,9 +50,14 @@ class Outcome:
 def simulated_config(config: Config, block_bytes: int) -> Config:
     """A daemon's configuration for simulated blocks: budgets count bytes, and a simulated block has fewer than a real one."""
     budget = config.ssd.write_budget
-    # A budget that is no bound stays none, and one that is stays one.
-    scaled = max(1, budget * CHUNK_BYTES // block_bytes) if budget else 0
-    return replace(config, ssd=replace(config.ssd, write_budget=scaled))
+    # A budget that is no bound stays none, and one that is stays one; in drive writes it follows the simulated tier.
+    scaled = max(1, budget.size * _slot_bytes(CHUNK_BYTES) // _slot_bytes(block_bytes)) if budget.size else 0
+    return replace(config, ssd=replace(config.ssd, write_budget=replace(budget, size=scaled)))
+
+
+def _slot_bytes(chunk_bytes: int) -> int:
+    """What the disk writes for a chunk."""
+    return chunk_bytes + kvpool_native.SSD_HEADER_BYTES
 
 
 def run_bounds(workload: Workload, blocks: int) -> Bounds:
@@ -63,14 +69,14 @@ def run_cell(workload: Workload, cell: Cell, config: Config) -> Outcome:
     """Serve every request by a node of the daemon's own classes."""
     node = SimulatedNode(dram_blocks=cell.dram_blocks, ssd_blocks=cell.ssd_blocks, policy=cell.policy, config=config)
     keys, clock = workload.keys(), MonotonicClock()
-    first, at_ns = workload.first.tolist(), workload.at_ns.tolist()
+    first, storable, at_ns = workload.first.tolist(), workload.storable.tolist(), workload.at_ns.tolist()
     dram = ssd = holes = spent_ns = 0
     for part in range(VERIFICATIONS):
         start_ns = clock.now_ns()
         for request in range(
             part * workload.requests // VERIFICATIONS, (part + 1) * workload.requests // VERIFICATIONS
         ):
-            start, end = first[request], first[request + 1]
+            start, end = first[request], first[request] + storable[request]
             if start < end:
                 hits = node.serve(keys[workload.blocks[start:end]].tobytes(), at_ns[request])
                 dram += hits.dram

@@ -71,7 +71,7 @@ class MetadataTier:
     def remember(self, row: object) -> None:
         """Nothing is to be known after a restart."""
 
-    def touch(self, key: bytes) -> None:
+    def touch(self, key: bytes, priority: int, duration_s: int) -> None:
         """Nothing is to be known after a restart."""
 
     def forget(self, key: bytes) -> None:

@@ -15,6 +15,7 @@ import kvpool_native
 from kvpool.clock import NS_PER_S
 from kvpool.config import Config
 from kvpool.errors import KVPoolError
+from kvpool.index.admission import Admission
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.reading import Grant, Reading
 from kvpool.index.sessions import EngineSession
@@ -31,7 +32,7 @@ LAYOUT = Layout(layers=1, planes=1, kv_heads=1, head_dim=8, dtype="uint8", chunk
 CHUNK_BYTES = LAYOUT.chunk_bytes
 MODEL = "simulated"
 # The eviction policies that the native directory has, its default first.
-POLICIES = ("lru",)
+POLICIES = ("class-queues", "lru")
 # A daemon lets a request wait for room for some seconds; here each wait is a round in which something is written.
 WAITS_MAX = 1000
 ROUNDS_MAX = 100_000
@@ -62,18 +63,21 @@ class Hits:
 
 
 class SimulatedNode:
-    """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none; else at least as many)."""
+    """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none)."""
 
     def __init__(self, *, dram_blocks: int, ssd_blocks: int, policy: str, config: Config) -> None:
         assert policy in POLICIES
         assert dram_blocks > 0
-        assert ssd_blocks == 0 or ssd_blocks >= dram_blocks
+        assert ssd_blocks >= 0
         capacity = dram_blocks * CHUNK_BYTES
-        config = replace(config, dram=replace(config.dram, capacity=capacity))
+        ssd_capacity = ssd_blocks * (CHUNK_BYTES + kvpool_native.SSD_HEADER_BYTES)
+        dram, ssd = replace(config.dram, capacity=capacity), replace(config.ssd, capacity=ssd_capacity)
+        config = replace(config, dram=dram, ssd=ssd)
         geometry = plan_geometry(capacity, config.dram.segment, dram_blocks, ssd_blocks)
         index = kvpool_native.Mapping.create("kvpool-simulated-index", geometry.index_bytes)
         self._clock = VirtualClock()
-        self._directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES))
+        self._directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES), policy)
+        self._directory.cap_retained(config.dram.retained_share)
         for segment in range(geometry.segments):
             self._directory.mark_segment_ready(segment)
         self._index = kvpool_native.IndexView(index)
@@ -103,6 +107,11 @@ class SimulatedNode:
 
     def __repr__(self) -> str:
         return f"<SimulatedNode {self._directory.stats()['chunks']} blocks in DRAM, {self._tier}>"
+
+    @property
+    def admission(self) -> Admission | None:
+        """What is written to the slower tier, where there is one."""
+        return self._tiering.admission if self._tiering else None
 
     @property
     def ssd_blocks_written(self) -> int:
@@ -173,7 +182,7 @@ class SimulatedNode:
         return is_moving
 
     def _settle(self) -> None:
-        """Until nothing is under way. Ends, because a tier that holds all of DRAM need not write a block twice for it."""
+        """Until nothing is under way. Ends, because no block is written twice without a use in between."""
         if self._tier is None or self._tiering is None:
             return
         for _ in range(ROUNDS_MAX):

@@ -21,12 +21,25 @@ NO_PARENT = -1
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request: when, and the ids of its blocks, the root first. `has_tail`: the last one is partial and never stored."""
+
+    at_s: float
+    ids: Sequence[int]
+    has_tail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests of a trace. Request r asks at `at_ns[r]` for `blocks[first[r] : first[r + 1]]`, numbers from 0, root first."""
+    """Requests of a trace. Request r asks at `at_ns[r]` for `blocks[first[r] : first[r + 1]]`, numbers from 0, root first.
+
+    Of these a pool would store the first `storable[r]`: all, or all but a partial block at the end.
+    """
 
     at_ns: Ints
     first: Ints
     blocks: Ints
+    storable: Ints
     unique: int
 
     @property
@@ -51,8 +64,8 @@ class Workload:
         return np.frombuffer(hashes, np.uint8).reshape(self.unique, KEY_BYTES)
 
 
-def make_workload(requests: Iterable[tuple[float, Sequence[int]]]) -> Workload:
-    """The workload of requests as (seconds, ids of the blocks). A request that asks earlier than one before it asks then.
+def make_workload(prompts: Iterable[Prompt]) -> Workload:
+    """The workload of prompts in their order. One that asks earlier than one before it asks then.
 
     Raises InvalidArgument where an id stands behind two different prefixes, or where no request has a block.
     """
@@ -61,9 +74,10 @@ def make_workload(requests: Iterable[tuple[float, Sequence[int]]]) -> Workload:
     at_s: list[float] = []
     first = [0]
     blocks: list[int] = []
-    for request, (seconds, ids) in enumerate(requests):
+    storable: list[int] = []
+    for request, prompt in enumerate(prompts):
         parent = NO_PARENT
-        for value in ids:
+        for value in prompt.ids:
             block = numbers.setdefault(value, len(parents))
             if block == len(parents):
                 parents.append(parent)
@@ -74,9 +88,12 @@ def make_workload(requests: Iterable[tuple[float, Sequence[int]]]) -> Workload:
                 )
             blocks.append(block)
             parent = block
-        at_s.append(seconds)
+        at_s.append(prompt.at_s)
+        storable.append(len(prompt.ids) - prompt.has_tail)
         first.append(len(blocks))
     if not blocks:
         raise InvalidArgument(f"no block in {len(at_s)} requests, expected prompts of at least one block")
     at_ns = (np.maximum.accumulate(np.array(at_s)) * NS_PER_S).astype(np.int64)
-    return Workload(at_ns, np.array(first, np.int64), np.array(blocks, np.int64), len(parents))
+    return Workload(
+        at_ns, np.array(first, np.int64), np.array(blocks, np.int64), np.array(storable, np.int64), len(parents)
+    )

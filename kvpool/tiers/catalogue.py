@@ -27,7 +27,7 @@ from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.tiers import catalogue_open, catalogue_rows
 from kvpool.tiers.catalogue_check import TABLES_MAX
-from kvpool.tiers.catalogue_rows import Row
+from kvpool.tiers.catalogue_rows import Row, Touch
 from kvpool.tiers.ssd_identity import Identity, NamespaceRecord, pack_namespace, write_identity
 from kvpool.types import KEY_BYTES
 
@@ -54,7 +54,7 @@ DAMAGE = (
 )
 
 # A key with its value, with None (forgotten) or with a number (its recency).
-Change = tuple[bytes, bytes | int | None]
+Change = tuple[bytes, bytes | Touch | None]
 
 
 class Catalogue:
@@ -151,9 +151,9 @@ class Catalogue:
         """Queue a row. False when the queue is full: the chunk will not be found after a restart."""
         return self._queue(row.key, row.encode(), row.layer_bytes * row.layers)
 
-    def touch(self, key: bytes, recency: int) -> bool:
-        """Queue a row's new recency."""
-        return self._queue(key, recency)
+    def touch(self, key: bytes, touch: Touch) -> bool:
+        """Queue what is new of a row."""
+        return self._queue(key, touch)
 
     def delete(self, key: bytes) -> bool:
         """Queue a removal."""
@@ -197,7 +197,7 @@ class Catalogue:
         self._thread = threading.Thread(target=self._run, args=arguments, name="kvpool-catalogue", daemon=True)
         self._thread.start()
 
-    def _queue(self, key: bytes, value: bytes | int | None, chunk_bytes: int = 0) -> bool:
+    def _queue(self, key: bytes, value: bytes | Touch | None, chunk_bytes: int = 0) -> bool:
         with self._lock:
             if len(self._pending) >= QUEUE_ROWS_MAX or self.failure is not None:
                 self.dropped_rows += 1
@@ -316,7 +316,7 @@ class Catalogue:
                     transaction.delete(key, db=self._chunks)
         self._environment.set_mapsize(self._map_bytes - HEADROOM_BYTES)
 
-    def _apply(self, transaction: lmdb.Transaction, key: bytes, value: bytes | int | None) -> None:
+    def _apply(self, transaction: lmdb.Transaction, key: bytes, value: bytes | Touch | None) -> None:
         table = self._chunks if len(key) == KEY_BYTES else self._namespaces
         if value is None:
             transaction.delete(key, db=table)
@@ -324,7 +324,7 @@ class Catalogue:
             transaction.put(key, value, db=table)
         else:
             found = transaction.get(key, db=table)
-            touched = None if found is None else catalogue_rows.with_recency(bytes(found), value)
+            touched = None if found is None else catalogue_rows.with_touch(bytes(found), value)
             if touched is not None:
                 transaction.put(key, touched, db=table)
 

@@ -15,12 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
-from kvpool.types import KEY_BYTES
+from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES
 
 _CHECKED = struct.Struct("<32s32sQQQQIIII")
 _CRC = struct.Struct("<II")
 ROW_BYTES = _CHECKED.size + _CRC.size
+_RECENCY = struct.Struct("<Q")
 _RECENCY_AT = 80
+_KEPT = struct.Struct("<II")
+_KEPT_AT = 104
 ROW = np.dtype(
     [
         ("key", "V32"),
@@ -37,9 +40,9 @@ ROW = np.dtype(
         ("pad", "<u4"),
     ]
 )
+assert ROW.fields is not None
+assert (ROW.fields["recency"][1], ROW.fields["priority"][1]) == (_RECENCY_AT, _KEPT_AT)
 assert ROW.itemsize == ROW_BYTES == kvpool_native.CATALOGUE_ROW_BYTES
-# What a chunk is kept with when nothing was said; the default of TensorRT-LLM's KvCacheRetentionConfig.
-DEFAULT_PRIORITY = 35
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,22 @@ class Row:
         return _closed(checked)
 
 
-def with_recency(row: bytes, recency: int) -> bytes | None:
-    """A row with another recency; None where it is not a good one."""
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """What may change of a row: when its chunk was used last, and with what it is kept."""
+
+    recency: int
+    priority: int
+    duration_s: int
+
+
+def with_touch(row: bytes, touch: Touch) -> bytes | None:
+    """A row with what is new of it; None where it is not a good one."""
     checked = bytearray(row[: _CHECKED.size])
     if len(row) != ROW_BYTES or _closed(bytes(checked)) != row:
         return None
-    checked[_RECENCY_AT : _RECENCY_AT + 8] = recency.to_bytes(8, "little")
+    _RECENCY.pack_into(checked, _RECENCY_AT, touch.recency)
+    _KEPT.pack_into(checked, _KEPT_AT, touch.priority, touch.duration_s)
     return _closed(bytes(checked))
 
 

@@ -28,7 +28,8 @@ from kvpool import failpoint
 from kvpool.errors import KVPoolError
 from kvpool.tiers import catalogue_open, catalogue_rows
 from kvpool.tiers.catalogue import Catalogue
-from kvpool.tiers.catalogue_rows import Row
+from kvpool.tiers.catalogue_rows import Row, Touch
+from kvpool.tiers.ssd_headers import SsdHeaders
 from kvpool.tiers.ssd_identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd_identity import Identity, NamespaceRecord, new_epoch, read_identity
 from kvpool.tiers.ssd_plan import SsdPlan
@@ -106,6 +107,7 @@ class SsdTier:
         self.state = TierState.STARTING
         self.state_reason = ""
         self.pool_epoch = b""
+        self.headers = SsdHeaders(plan)
         self.io_errors = 0
         self.corrupt_chunks = 0
         self._files: kvpool_native.SsdFiles | None = None
@@ -159,7 +161,7 @@ class SsdTier:
         with locked(plan.path):
             found, identity = self._look(catalogue_path)
         self._files = open_segments(plan)
-        self.pool_epoch = identity.epoch
+        self.pool_epoch = self.headers.epoch = identity.epoch
         packed = found.rows if found and not plan.wants_rebuild else b""
         rows, bad = catalogue_rows.restorable(packed)
         is_rebuilt = identity.namespaces != {} and (found is None or plan.wants_rebuild)
@@ -218,6 +220,7 @@ class SsdTier:
         Then threads are left waiting for it, which whoever waits for them would do too.
         """
         has_ended = True
+        self.headers.close()
         if self._queue is not None and not self._queue.stop(CLOSE_TIMEOUT_S):
             log.error("I/O of the ssd tier is left under way: the disk does not answer within %g s", CLOSE_TIMEOUT_S)
             has_ended = False
@@ -261,10 +264,10 @@ class SsdTier:
         assert self._catalogue is not None
         self._catalogue.put(row)
 
-    def touch(self, key: bytes) -> None:
-        """Have the catalogue know that a chunk was used now."""
+    def touch(self, key: bytes, priority: int, duration_s: int) -> None:
+        """Have the catalogue know that a chunk was used now, and with what it is kept."""
         if self._catalogue is not None:
-            self._catalogue.touch(key, self.next_recency())
+            self._catalogue.touch(key, Touch(self.next_recency(), priority, duration_s))
 
     def take_lost(self) -> list[bytes]:
         """Keys of chunks that a failure to make them certain has put in doubt, once."""

@@ -3,8 +3,11 @@
 The caller holds the chunks for as long as it runs. Reads each byte once, copies none.
 """
 
+from functools import partial
+
 import kvpool_native
 from kvpool import failpoint
+from kvpool.transfer.workers import Urgency, Workers
 from kvpool.types import ChunkExtent
 
 
@@ -14,6 +17,13 @@ def find_corrupt(
     """The keys of the chunks whose bytes do not match the checksums in the index."""
     failpoint.reach("daemon.verify.job")
     return tuple(extent.key for extent in extents if not _is_intact(arena, index, extent))
+
+
+async def find_corrupt_on(
+    workers: Workers, arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extents: tuple[ChunkExtent, ...]
+) -> tuple[bytes, ...]:
+    """The same on a transfer thread. Raises Refused when too many checks are waiting."""
+    return await workers.run(partial(find_corrupt, arena, index, extents), Urgency.HOUSEKEEPING)
 
 
 def _is_intact(arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extent: ChunkExtent) -> bool:

@@ -29,13 +29,24 @@ void require_index(const Mapping& index, const DirectoryGeometry& geometry, cons
   }
 }
 
+PolicyKind policy_named(const std::string& name) {
+  if (name == "lru") {
+    return PolicyKind::LRU;
+  }
+  if (name != "class-queues") {
+    throw nb::value_error("policy must be lru or class-queues");
+  }
+  return PolicyKind::CLASS_QUEUES;
+}
+
 Directory* make_directory(std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index,
-                          const DirectoryGeometry& geometry, const nb::bytes& epoch) {
+                          const DirectoryGeometry& geometry, const nb::bytes& epoch, const std::string& policy) {
   require_index(*index, geometry, epoch);
   if (arena != nullptr && (!arena->is_writable() || arena->size() < geometry.arena.total_bytes())) {
     throw nb::value_error("arena region is read-only or smaller than planned");
   }
-  return new Directory(std::move(arena), std::move(index), geometry, static_cast<const uint8_t*>(epoch.data()));
+  return new Directory(std::move(arena), std::move(index), geometry, static_cast<const uint8_t*>(epoch.data()), Tier::DRAM,
+                       policy_named(policy));
 }
 
 std::vector<NamespaceId> known_namespaces(const Directory& directory, const std::vector<uint32_t>& owners) {
@@ -56,12 +67,13 @@ nb::tuple held_chunks(const std::vector<Hold>& holds) {
 
 // The directory of a tier whose bytes are elsewhere: in files.
 Directory* make_file_directory(const std::shared_ptr<Mapping>& index, const DirectoryGeometry& geometry,
-                               const nb::bytes& epoch) {
+                               const nb::bytes& epoch, const std::string& policy) {
   require_index(*index, geometry, epoch);
   if (geometry.arena.max_run_segments != 1) {
     throw nb::value_error("geometry is not planned for files");
   }
-  return new Directory(nullptr, index, geometry, static_cast<const uint8_t*>(epoch.data()), Tier::SSD);
+  return new Directory(nullptr, index, geometry, static_cast<const uint8_t*>(epoch.data()), Tier::SSD,
+                       policy_named(policy));
 }
 
 nb::tuple acquire_ranks(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& keys,
@@ -165,6 +177,17 @@ nb::dict stats(const Directory& directory) {
   for (size_t reason = 0; reason < EVICTIONS; ++reason) {
     result[(std::string("evicted_") + reasons[reason]).c_str()] = counts.evictions[reason];
   }
+  const char* declined[DECLINED] = {"unlikely", "used_once", "no_budget", "written_before", "unready"};
+  for (size_t reason = 0; reason < DECLINED; ++reason) {
+    result[(std::string("declined_") + declined[reason]).c_str()] = counts.declined[reason];
+  }
+  result["kept_chunks"] = counts.kept_chunks;
+  result["kept_bytes"] = counts.kept_bytes;
+  result["clipped_chunks"] = counts.clipped_chunks;
+  result["lapsed_chunks"] = counts.lapsed_chunks;
+  result["policy_by_age"] = counts.policy.is_by_age;
+  result["policy_switches"] = counts.policy.switches;
+  result["policy_learned_uses"] = counts.policy.learned_uses;
   result["reuse_gaps"] = histogram(counts.reuse_gaps);
   result["lifetimes"] = histogram(counts.lifetimes);
   const SlotArena& arena = directory.arena();
@@ -279,8 +302,8 @@ void bind_directory(nb::module_& module) {
   bind_geometry(module);
   nb::class_<Directory> directory(module, "Directory", "What is stored, where, for whom. Control thread only.");
   directory
-      .def(nb::new_(&make_directory), "arena"_a.none(), "index"_a, "geometry"_a, "epoch"_a)
-      .def_static("of_files", &make_file_directory, "index"_a, "geometry"_a, "epoch"_a, nb::rv_policy::take_ownership,
+      .def(nb::new_(&make_directory), "arena"_a.none(), "index"_a, "geometry"_a, "epoch"_a, "policy"_a = "lru")
+      .def_static("of_files", &make_file_directory, "index"_a, "geometry"_a, "epoch"_a, "policy"_a = "lru", nb::rv_policy::take_ownership,
                   "The directory of a tier in files; `index` is private memory of its own.")
       .def(
           "add_class",
@@ -341,6 +364,8 @@ void bind_directory(nb::module_& module) {
   bind_holds(directory);
   bind_reservations(directory);
   bind_tiers(directory);
+  bind_retention(directory);
+  bind_changes(module, directory);
 }
 
 }  // namespace kvpool

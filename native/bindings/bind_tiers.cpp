@@ -50,6 +50,11 @@ nb::bytes keys_of(const Directory& directory, HoldId hold) {
   return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
 }
 
+// A priority out of range is the default, for good.
+Retention retention_of(uint32_t priority, uint32_t duration_ms) {
+  return priority > MAX_PRIORITY ? Retention{} : Retention{static_cast<uint8_t>(priority), duration_ms};
+}
+
 // One row of a catalogue as the daemon restores it.
 struct RestoreRow {
   uint8_t key[KEY_BYTES];
@@ -58,10 +63,12 @@ struct RestoreRow {
   uint64_t generation;
   uint32_t owner;
   uint32_t size_class;
+  uint32_t priority;
+  uint32_t duration_ms;
 };
-static_assert(sizeof(RestoreRow) == 88);
+static_assert(sizeof(RestoreRow) == 96);
 
-bool restore_row(Directory& directory, const RestoreRow& row) {
+bool restore_row(Directory& directory, const RestoreRow& row, uint64_t now_ns) {
   const bool has_parent = std::any_of(row.parent, row.parent + KEY_BYTES, [](uint8_t byte) { return byte != 0; });
   const uint64_t page = row.offset / PAGE_BYTES;
   if (row.owner >= directory.namespaces() || row.size_class >= directory.arena().class_count() ||
@@ -70,18 +77,19 @@ bool restore_row(Directory& directory, const RestoreRow& row) {
   }
   return directory.restore(NamespaceId(row.owner), ClassId(row.size_class),
                            has_parent ? std::optional(ChunkKey::from_bytes(row.parent)) : std::nullopt,
-                           ChunkKey::from_bytes(row.key), PageIndex(static_cast<uint32_t>(page)), row.generation);
+                           ChunkKey::from_bytes(row.key), PageIndex(static_cast<uint32_t>(page)), row.generation,
+                           retention_of(row.priority, row.duration_ms), now_ns);
 }
 
-nb::bytes restore(Directory& directory, const nb::bytes& rows) {
+nb::bytes restore(Directory& directory, const nb::bytes& rows, uint64_t now_ns) {
   if (rows.size() % sizeof(RestoreRow) != 0) {
-    throw nb::value_error("rows must be 88 bytes each");
+    throw nb::value_error("rows must be 96 bytes each");
   }
   std::vector<uint8_t> is_restored(rows.size() / sizeof(RestoreRow));
   for (size_t index = 0; index < is_restored.size(); ++index) {
     RestoreRow row;
     std::memcpy(&row, static_cast<const uint8_t*>(rows.data()) + index * sizeof(row), sizeof(row));
-    is_restored[index] = restore_row(directory, row) ? 1 : 0;
+    is_restored[index] = restore_row(directory, row, now_ns) ? 1 : 0;
   }
   return pack(is_restored);
 }
@@ -108,8 +116,20 @@ void bind_tiers(nb::class_<Directory>& directory) {
             return self.fail_landing(one_key(key), generation);
           },
           "key"_a, "generation"_a, "Takes a chunk that could not be read out, with what follows it.")
-      .def("admit_from", &Directory::admit_from, "touches"_a,
-           "Chunks are worth a place below from this many touches on; others may be evicted unsaved.")
+      .def(
+          "admit",
+          [](Directory& self, uint32_t admitted, double least_chance) {
+            if (admitted > static_cast<uint32_t>(Admitted::NOTHING)) {
+              throw nb::value_error("admitted must be 0 to 3");
+            }
+            self.admit(static_cast<Admitted>(admitted), least_chance);
+          },
+          "admitted"_a, "least_chance"_a = 0.0,
+          "These chunks are worth a place below from now on (0 all, 1 those with at least this chance of a use and those\n"
+          "touched twice, 2 those touched twice, 3 none), with what precedes them; others may be evicted unsaved.")
+      .def("knows_chances", &Directory::knows_chances, "Whether the policy has learned how likely chunks are to be used again.")
+      .def("forget_written", &Directory::forget_written,
+           "What gave way below since its last use is worth a place there once more.")
       .def(
           "keep_ghosts",
           [](Directory& self, uint32_t chunks) {
@@ -127,9 +147,9 @@ void bind_tiers(nb::class_<Directory>& directory) {
       .def("release_untouched", &Directory::release_untouched, "hold"_a, "Ends a hold without counting as a use.")
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
            "While True nothing is evicted that no other tier has: NOT_READY instead.")
-      .def("restore", &restore, "rows"_a,
-           "Rows of key, parent, offset u64, generation u64, namespace u32, size class u32; ancestors first, the most\n"
-           "recent first. A column of u8: 1 where the chunk was restored.")
+      .def("restore", &restore, "rows"_a, "now_ns"_a = 0,
+           "Rows of key, parent, offset u64, generation u64, namespace u32, size class u32, priority u32, duration_ms u32;\n"
+           "ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.")
       .def("finish_restore", &Directory::finish_restore)
       .def(
           "take_departed",

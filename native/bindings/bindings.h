@@ -13,6 +13,9 @@ void bind_directory(nanobind::module_& module);
 void bind_copy(nanobind::module_& module);
 void bind_catalogue(nanobind::module_& module);
 void bind_ssd(nanobind::module_& module);
+void bind_reuse(nanobind::module_& module);
+void bind_changes(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_tiers(nanobind::class_<Directory>& directory);
+void bind_retention(nanobind::class_<Directory>& directory);
 
 }  // namespace kvpool

@@ -13,4 +13,5 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_copy(module);
   kvpool::bind_catalogue(module);
   kvpool::bind_ssd(module);
+  kvpool::bind_reuse(module);
 }

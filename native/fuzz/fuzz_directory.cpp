@@ -13,7 +13,8 @@ class Requests {
  public:
   explicit Requests(Input& input)
       : input_(input),
-        pool_((8 + input.up_to(40)) * CHUNK, static_cast<uint32_t>(4 + input.up_to(60)), input.up_to(3) != 0, 4 * CHUNK),
+        pool_((8 + input.up_to(40)) * CHUNK, static_cast<uint32_t>(4 + input.up_to(60)), input.up_to(3) != 0, 4 * CHUNK,
+              input.up_to(1) != 0 ? PolicyKind::CLASS_QUEUES : PolicyKind::LRU),
         other_(pool_.directory.add_namespace()) {}
 
   void run() {
@@ -40,7 +41,7 @@ class Requests {
 
  private:
   void request() {
-    switch (input_.up_to(11)) {
+    switch (input_.up_to(12)) {
       case 0:
       case 1:
         return reserve();
@@ -64,6 +65,8 @@ class Requests {
         return look();
       case 10:
         return remember(pool_.directory.duplicate(id()).value_or(Hold{}).id);
+      case 11:
+        return retain();
       default:
         return prepare();
     }
@@ -94,6 +97,14 @@ class Requests {
     if (made != 0) {
       ids_.push_back(made);
     }
+  }
+
+  void retain() {
+    const auto count = input_.up_to(6);
+    const Retention wish{static_cast<uint8_t>(input_.up_to(MAX_PRIORITY)), static_cast<uint32_t>(input_.up_to(3))};
+    const NamespaceId asking = owner();
+    const auto states = pool_.directory.retain(asking, keys(count).data(), std::vector<Retention>(count, wish), time());
+    FUZZ_EXPECT(states.size() == count);
   }
 
   void reserve() {

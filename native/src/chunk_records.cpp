@@ -1,4 +1,4 @@
-// Record memory, tree links and recency lists. See chunk_records.h.
+// Record memory, tree links and list links. See chunk_records.h.
 #include "kvpool/chunk_records.h"
 
 #include "kvpool/check.h"
@@ -11,9 +11,7 @@ ChunkRecords::ChunkRecords(uint32_t capacity) : capacity_(capacity) {
 }
 
 void ChunkRecords::prefetch(RecordId id) const noexcept {
-  const auto* first = reinterpret_cast<const char*>(&records_[id.value()]);
-  __builtin_prefetch(first, 1);
-  __builtin_prefetch(first + 64, 1);
+  __builtin_prefetch(&records_[id.value()], 1);  // its first line
 }
 
 RecordId ChunkRecords::allocate() noexcept {
@@ -73,34 +71,8 @@ void ChunkRecords::detach(RecordId child) noexcept {
   below.previous_sibling = RecordId();
 }
 
-void ChunkRecords::add_class() { lists_.emplace_back(); }
-
-void ChunkRecords::push_newest(RecordId id) noexcept { link_behind(id, newest(records_[id.value()].size_class)); }
-
-void ChunkRecords::insert_by_access(RecordId id, uint32_t steps) noexcept {
+void ChunkRecords::link_behind(ChunkList& list, RecordId id, RecordId older) noexcept {
   ChunkRecord& record = records_[id.value()];
-  RecordId below = newest(record.size_class);  // from the newest end down to one that is not newer
-  RecordId above = oldest(record.size_class);  // from the oldest end up to one that is
-  for (uint32_t step = 0; step < steps; ++step) {
-    if (!below.valid() || records_[below.value()].last_access_ns <= record.last_access_ns) {
-      link_behind(id, below);
-      return;
-    }
-    if (records_[above.value()].last_access_ns > record.last_access_ns) {
-      link_behind(id, records_[above.value()].older);
-      return;
-    }
-    below = records_[below.value()].older;
-    above = records_[above.value()].newer;
-  }
-  record.last_access_ns = records_[newest(record.size_class).value()].last_access_ns;
-  push_newest(id);
-}
-
-// `older` unset: becomes the oldest.
-void ChunkRecords::link_behind(RecordId id, RecordId older) noexcept {
-  ChunkRecord& record = records_[id.value()];
-  RecencyList& list = lists_[record.size_class.value()];
   KVPOOL_DCHECK(!record.older.valid() && !record.newer.valid());
   record.older = older;
   RecordId& before = older.valid() ? records_[older.value()].newer : list.oldest;
@@ -110,9 +82,8 @@ void ChunkRecords::link_behind(RecordId id, RecordId older) noexcept {
   ++list.length;
 }
 
-void ChunkRecords::unlink(RecordId id) noexcept {
+void ChunkRecords::unlink(ChunkList& list, RecordId id) noexcept {
   ChunkRecord& record = records_[id.value()];
-  RecencyList& list = lists_[record.size_class.value()];
   KVPOOL_CHECK(list.length > 0);
   if (record.older.valid()) {
     records_[record.older.value()].newer = record.newer;

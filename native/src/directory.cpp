@@ -12,6 +12,8 @@ namespace {
 constexpr uint64_t HUGE_SEGMENT_BYTES = uint64_t{16} << 20;
 constexpr uint64_t SEGMENTS_AT_LEAST = 8;
 constexpr uint64_t MAX_CAPACITY = uint64_t{4} << 40;
+// Until something else is said: enough for the prompts that everybody shares, too little to pin the tier.
+constexpr double RETAINED_SHARE = 0.3;
 
 }  // namespace
 
@@ -55,13 +57,17 @@ std::optional<DirectoryGeometry> DirectoryGeometry::plan_files(uint64_t segment_
 }
 
 Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
-                     const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier)
+                     const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier, PolicyKind policy)
     : geometry_(geometry),
       tier_(tier),
       arena_mapping_(std::move(arena)),
       table_(std::move(index), geometry.index, epoch),
       arena_(geometry.arena),
-      records_(geometry.max_chunks) {
+      records_(geometry.max_chunks),
+      policy_(make_policy(policy, geometry.max_chunks)),
+      queues_(records_, *policy_),
+      timers_(records_) {
+  cap_retained(RETAINED_SHARE);
   KVPOOL_CHECK(arena_mapping_ == nullptr || arena_mapping_->size() >= geometry_.arena.total_bytes());
   KVPOOL_CHECK(geometry_.index.arena_bytes == geometry_.arena.total_bytes());
 }
@@ -73,7 +79,7 @@ std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t layer
   const uint32_t known = arena_.class_count();
   const auto added = arena_.add_class(chunk_bytes, layers);
   if (arena_.class_count() > known) {
-    records_.add_class();
+    queues_.add_class();
   }
   return added;
 }
@@ -92,6 +98,7 @@ DirectoryStats Directory::stats() const noexcept {
   stats.holds = holds_.size();
   stats.reservations = reservations_.size();
   stats.token_id_bytes = tokens_.bytes();
+  stats.policy = policy_->counts();
   return stats;
 }
 
@@ -110,7 +117,7 @@ void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
   KVPOOL_CHECK(record.holds == 0);
   latest_ns_ = std::max(latest_ns_, now_ns);
   record.last_access_ns = latest_ns_;
-  records_.push_newest(id);
+  queues_.add(id);
   arena_.set_idle(record.page, latest_ns_);
   stats_.idle_bytes += chunk_bytes(record);
 }
@@ -118,7 +125,7 @@ void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
 void Directory::make_busy(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.state == ChunkState::READY);
-  records_.unlink(id);
+  queues_.remove(id);
   arena_.set_busy(record.page);
   stats_.idle_bytes -= chunk_bytes(record);
 }
@@ -127,7 +134,11 @@ void Directory::make_busy(RecordId id) noexcept {
 void Directory::hide(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(!record.first_child.valid());
+  if (record.state == ChunkState::READY) {
+    report(record, ChangeKind::LEFT, departure_);
+  }
   leave(record.key);
+  forget_retention(id);
   table_.set_generation(record.page, 0);
   records_.detach(id);
   if (record.state == ChunkState::READY) {
@@ -150,16 +161,29 @@ void Directory::hide(RecordId id) noexcept {
 
 void Directory::remove_idle(RecordId id) noexcept {
   KVPOOL_CHECK(records_[id].holds == 0);
+  const RecordId parent = records_[id].parent;
   make_busy(id);
   hide(id);
   free_slot(id);
+  settle_widow(parent);
 }
 
 void Directory::evict(RecordId leaf, Eviction reason) noexcept {
   stats_.lifetimes.add(age_ns(records_[leaf], latest_ns_));
   ++stats_.evictions[static_cast<size_t>(reason)];
-  count_departure(records_[leaf].key);
+  count_departure(records_[leaf]);
+  policy_->note_evicted(records_[leaf]);
+  hand_down(records_[leaf]);
+  departure_ = static_cast<Cause>(reason);
   remove_idle(leaf);
+}
+
+// A chunk that stood with its child for the child's sake goes back to its own level when nothing follows it any more.
+void Directory::settle_widow(RecordId parent) noexcept {
+  if (parent.valid() && !records_[parent].first_child.valid() && is_listed(records_[parent]) &&
+      records_[parent].level != records_[parent].priority) {
+    requeue(parent);
+  }
 }
 
 void Directory::make_zombie(RecordId id) noexcept {
@@ -217,18 +241,6 @@ void Directory::evict_subtree(RecordId top, Eviction reason) noexcept {
   evict(top, reason);
 }
 
-RecordId Directory::oldest_idle() const noexcept {
-  RecordId oldest;
-  for (uint32_t index = 0; index < arena_.class_count(); ++index) {
-    const RecordId head = records_.oldest(ClassId(index));
-    if (head.valid() &&
-        (!oldest.valid() || records_[head].last_access_ns < records_[oldest].last_access_ns)) {
-      oldest = head;
-    }
-  }
-  return oldest;
-}
-
 uint64_t Directory::remove_named(const ChunkKey& key) noexcept {
   const auto entry = table_.find(key);
   const bool is_here = entry && entry->record.valid() && has_bytes(records_[entry->record].state);
@@ -236,29 +248,42 @@ uint64_t Directory::remove_named(const ChunkKey& key) noexcept {
 }
 
 uint64_t Directory::drop(const ChunkKey& key) {
+  departure_ = Cause::DROPPED;
   const uint64_t removed = remove_named(key);
   stats_.dropped_chunks += removed;
   return removed;
 }
 
 uint64_t Directory::discard(const ChunkKey& key) {
+  departure_ = Cause::DISCARDED;
   const uint64_t removed = remove_named(key);
   stats_.flushed_chunks += removed;
   return removed;
 }
 
+// REQUIRES: nobody holds the chunk, and so none that follow it. Returns how many went.
+uint64_t Directory::flush_subtree(RecordId top) noexcept {
+  uint64_t removed = 1;
+  for (RecordId id = leftmost_leaf(top); id != top; ++removed) {
+    const RecordId parent = records_[id].parent;
+    remove_idle(id);
+    id = leftmost_leaf(parent);
+  }
+  remove_idle(top);
+  return removed;
+}
+
+// What follows a chunk was used no later than it.
 FlushResult Directory::flush(std::optional<NamespaceId> owner, uint64_t before_ns) {
   FlushResult result;
-  for (uint32_t index = 0; index < arena_.class_count(); ++index) {
-    RecordId id = records_.oldest(ClassId(index));
-    while (id.valid() && records_[id].last_access_ns < before_ns) {
-      const RecordId next = records_[id].newer;
-      if (!owner || records_[id].owner == *owner) {
-        ++result.chunks;
-        result.bytes += chunk_bytes(records_[id]);
-        remove_idle(id);
-      }
-      id = next;
+  departure_ = Cause::FLUSHED;
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    if (is_listed(record) && record.last_access_ns < before_ns && (!owner || record.owner == *owner)) {
+      const uint64_t bytes = chunk_bytes(record);
+      const uint64_t removed = flush_subtree(RecordId(index));
+      result.chunks += removed;
+      result.bytes += removed * bytes;
     }
   }
   for (uint32_t index = 0; index < namespaces_.size(); ++index) {

@@ -53,9 +53,17 @@ void Directory::add_hold(RecordId id) noexcept {
 
 void Directory::note_reuse(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
+  policy_->note_reuses(records_, records, latest_ns_);
+  const uint8_t kind = chain_kind_of(records_[records.back()].turn, records.size());  // until the request stores some more
   for (const RecordId id : records) {
     ChunkRecord& record = records_[id];
     stats_.reuse_gaps.add(record.holds == 0 ? latest_ns_ - record.last_access_ns : 0);
+    record.chain_kind = kind;
+    record.is_reused = true;
+    record.is_used = true;
+    if (faster_ != nullptr) {
+      record.retained_tick = tick_of(latest_ns_);  // a use on its way up
+    }
     record.touches = static_cast<uint8_t>(std::min(record.touches + 1, UINT8_MAX));
   }
 }
@@ -74,9 +82,11 @@ Hold Directory::make_hold(std::vector<RecordId> records) {
 // it behind the children that become idle here.
 void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
   latest_ns_ = std::max(latest_ns_, now_ns);
+  policy_->note_uses(records_, records, latest_ns_);
   for (auto id = records.rbegin(); id != records.rend(); ++id) {
     ChunkRecord& record = records_[*id];
     KVPOOL_CHECK(record.holds > 0);
+    record.was_below = false;
     if (--record.holds > 0) {
       // Its last holder may end without a use; this one's counts then, as it does for what follows the chunk.
       record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});
@@ -199,6 +209,19 @@ std::optional<ChunkKey> Directory::key_of(HoldId hold, size_t position) const {
   return record ? std::optional(records_[*record].key) : std::nullopt;
 }
 
+std::vector<ChunkKey> Directory::sampled_keys(HoldId hold, size_t& chunks) const {
+  std::vector<ChunkKey> keys;
+  const auto found = holds_.find(hold);
+  chunks = found == holds_.end() ? 0 : found->second.size();
+  for (size_t index = 0; index < chunks; ++index) {
+    const ChunkRecord& record = records_[found->second[index]];
+    if (record.is_sampled) {
+      keys.push_back(record.key);
+    }
+  }
+  return keys;
+}
+
 bool Directory::release(HoldId hold, uint64_t now_ns) {
   const auto found = holds_.find(hold);
   if (found == holds_.end()) {
@@ -209,6 +232,7 @@ bool Directory::release(HoldId hold, uint64_t now_ns) {
   for (const RecordId id : records) {
     // What nobody else holds and never landed is not going to.
     if (records_[id].state == ChunkState::PROMOTING && records_[id].holds == 1) {
+      departure_ = Cause::LANDING_FAILED;
       remove_subtree(id);
     }
   }

@@ -3,13 +3,19 @@
 
 #include "kvpool/check.h"
 #include "kvpool/directory.h"
+#include "kvpool/sampling.h"
 
 namespace kvpool {
+namespace {
+
+[[nodiscard]] uint8_t turn_after(uint8_t turn) noexcept { return static_cast<uint8_t>(std::min(turn + 1, UINT8_MAX)); }
+
+}  // namespace
 
 Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                const uint8_t* keys, size_t n, uint64_t now_ns) {
   Reservation answer;
-  latest_ns_ = std::max(latest_ns_, now_ns);
+  expire_retention(now_ns);
   ReservationState state = place_chain(owner, size_class, parent, keys, n, ChunkState::WRITING, answer);
   finish_reserve(std::move(state), answer, now_ns);
   return answer;
@@ -56,7 +62,35 @@ Directory::ReservationState Directory::place_chain(NamespaceId owner, ClassId si
       above = record;
     }
   }
+  note_chain(state);
   return state;
+}
+
+// A request that stores something says how much of its chain was here: what was acquired since it was stored. What the same
+// request stored a while ago was not, and is of its turn. What is remembered has its turn already.
+void Directory::note_chain(const ReservationState& state) noexcept {
+  const size_t before = state.ancestors + state.first_reserved;
+  if (state.records.size() == before) {
+    return;
+  }
+  size_t found = 0;
+  while (found < before && records_[state.records[found]].is_reused) {
+    ++found;
+  }
+  uint8_t turn = 1;
+  if (before > 0) {
+    const ChunkRecord& last = records_[state.records[before - 1]];
+    turn = last.is_reused || last.turn == 0 ? turn_after(last.turn) : last.turn;
+  }
+  for (size_t index = before; index < state.records.size(); ++index) {
+    ChunkRecord& record = records_[state.records[index]];
+    turn = record.turn == 0 ? turn : turn_after(record.turn);
+    record.turn = record.turn == 0 ? turn : record.turn;
+  }
+  const uint8_t kind = chain_kind_of(records_[state.records.back()].turn, found);
+  for (const RecordId id : state.records) {
+    records_[id].chain_kind = kind;
+  }
 }
 
 void Directory::finish_reserve(ReservationState state, Reservation& answer, uint64_t now_ns) {
@@ -112,9 +146,12 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   const RecordId id = records_.allocate();
   ChunkRecord& fresh = records_[id];
   fresh.key = key;
+  fresh.is_sampled = is_in_sample(key);
   fresh.owner = owner;
   fresh.size_class = size_class;
   occupy(id, as);
+  fresh.is_used = true;
+  policy_->note_new(fresh, latest_ns_);
   if (parent.valid()) {
     records_.attach_child(parent, id);
   }
@@ -153,7 +190,7 @@ SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcep
   if (stats_.used_bytes - stats_.idle_bytes + bytes > geometry_.capacity) {
     return SaveState::FULL;
   }
-  if (records_.is_full() && !oldest_idle().valid()) {
+  if (records_.is_full() && stats_.idle_bytes == 0) {
     return SaveState::FULL;
   }
   const SaveState slot = make_slot(size_class, search);
@@ -161,7 +198,7 @@ SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcep
     return slot;
   }
   while (stats_.used_bytes + bytes > geometry_.capacity || records_.is_full()) {
-    const RecordId victim = oldest_idle();
+    const RecordId victim = queues_.victim(latest_ns_);
     KVPOOL_CHECK(victim.valid());
     if (!may_evict(victim)) {
       return SaveState::NOT_READY;
@@ -173,14 +210,24 @@ SaveState Directory::make_room(ClassId size_class, WindowSearch& search) noexcep
   return SaveState::RESERVED;
 }
 
-// Evicts the class's own oldest chunk, or clears a window of other classes that was used longer ago than that.
+// Whether clearing a window of other classes costs less than evicting this chunk: the lower priority first, then the older.
+bool Directory::is_cheaper(const SegmentWindow& window, RecordId own) const noexcept {
+  const uint8_t level = records_[own].level;
+  const bool is_own_kept = level > DEFAULT_PRIORITY;
+  if (level < DEFAULT_PRIORITY || window.is_kept != is_own_kept) {
+    return level >= DEFAULT_PRIORITY && is_own_kept;
+  }
+  return window.newest_ns < records_[own].last_access_ns;
+}
+
+// Evicts the class's own next victim, or clears a window of other classes that was used longer ago than that.
 SaveState Directory::make_slot(ClassId size_class, WindowSearch& search) noexcept {
   if (arena_.can_allocate(size_class)) {
     return SaveState::RESERVED;
   }
-  const RecordId own = records_.oldest(size_class);
+  const RecordId own = queues_.victim(size_class, latest_ns_);
   find_window(size_class, search);
-  if (search.window && (!own.valid() || search.window->newest_ns < records_[own].last_access_ns)) {
+  if (search.window && (!own.valid() || is_cheaper(*search.window, own))) {
     const std::vector<RecordId> owners = arena_.owners_in(*search.window);
     if (!std::all_of(owners.begin(), owners.end(), [this](RecordId id) { return may_evict(id); })) {
       return SaveState::NOT_READY;
@@ -204,7 +251,7 @@ SaveState Directory::make_slot(ClassId size_class, WindowSearch& search) noexcep
 }
 
 bool Directory::may_evict(RecordId id) const noexcept {
-  return !protects_unsaved_ || records_[id].touches < admitted_touches_ || is_elsewhere(records_[id].key);
+  return !protects_unsaved_ || !wants_place_below(records_[id]);
 }
 
 void Directory::find_window(ClassId size_class, WindowSearch& search) const noexcept {
@@ -258,6 +305,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       --stats_.writing;
       ++stats_.stored_chunks;
       become_ready(record);
+      report(record, ChangeKind::ARRIVED, Cause::STORED);
     }
     answers[index] = static_cast<uint8_t>(SaveState::STORED);
   }
@@ -266,6 +314,10 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
 
 void Directory::abort_writing(RecordId id) noexcept {
   KVPOOL_CHECK(records_[id].holds == 1);
+  if (records_[id].touches > 1) {
+    --records_[id].touches;  // it was not stored: what was remembered of it is remembered again
+    policy_->note_evicted(records_[id]);
+  }
   hide(id);
   records_[id].holds = 0;
   --stats_.held;

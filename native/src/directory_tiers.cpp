@@ -4,6 +4,7 @@
 
 #include "kvpool/check.h"
 #include "kvpool/directory.h"
+#include "kvpool/sampling.h"
 
 namespace kvpool {
 namespace {
@@ -32,6 +33,9 @@ bool Directory::note_slower(const ChunkKey& key, bool is_held) noexcept {
       return false;
     }
     table_.set_tiers(key, static_cast<uint8_t>((entry ? entry->tiers : 0) | bit));
+    if (entry && entry->record.valid()) {
+      records_[entry->record].was_below = true;
+    }
     return true;
   }
   KVPOOL_CHECK(entry.has_value());
@@ -79,14 +83,50 @@ void Directory::leave(const ChunkKey& key) noexcept {
   table_.move(key, RecordId(), entry->generation, PageIndex());
 }
 
-void Directory::count_departure(const ChunkKey& key) {
-  if (is_elsewhere(key)) {
+void Directory::count_departure(const ChunkRecord& record) {
+  if (is_elsewhere(record.key)) {
     ++stats_.shed_chunks;
     return;
   }
   ++stats_.evicted_chunks;
+  if (slower_ != nullptr) {
+    ++stats_.declined[static_cast<size_t>(why_declined(record))];
+  }
   if (ghosts_) {
-    ghosts_->add(key);
+    ghosts_->add(record.key);
+  }
+}
+
+bool Directory::is_admitted(const ChunkRecord& record) const noexcept {
+  switch (admitted_) {
+    case Admitted::ALL:
+      return true;
+    case Admitted::LIKELY:
+      return record.touches > 1 || policy_->chance(record.queue, record.last_access_ns, latest_ns_) >= least_chance_;
+    case Admitted::USED_AGAIN:
+      return record.touches > 1;
+    case Admitted::NOTHING:
+      return false;
+  }
+  return false;
+}
+
+// REQUIRES: the slower tier does not have it.
+Declined Directory::why_declined(const ChunkRecord& record) const noexcept {
+  if (record.was_below) {
+    return Declined::WRITTEN_BEFORE;
+  }
+  if (is_admitted(record)) {
+    return Declined::UNREADY;
+  }
+  return admitted_ == Admitted::NOTHING  ? Declined::NO_BUDGET
+         : admitted_ == Admitted::LIKELY ? Declined::UNLIKELY
+                                         : Declined::USED_ONCE;
+}
+
+void Directory::forget_written() noexcept {
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    records_[RecordId(index)].was_below = false;
   }
 }
 
@@ -100,7 +140,7 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
   KVPOOL_CHECK(entry.has_value());
   table_.set_tiers(record.key, static_cast<uint8_t>(entry->tiers | tier_bit(tier_)));
   record.state = ChunkState::READY;
-  record.stored_tick = stored_tick_of(latest_ns_);
+  record.stored_tick = tick_of(latest_ns_);
   record.touches = std::max(record.touches, uint8_t{1});
   NamespaceCounts& counts = namespaces_[record.owner.value()];
   ++counts.chunks;
@@ -115,8 +155,14 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
 Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                const uint8_t* keys, size_t n, uint64_t now_ns) {
   Reservation answer;
-  latest_ns_ = std::max(latest_ns_, now_ns);
+  expire_retention(now_ns);
   ReservationState state = place_chain(owner, size_class, parent, keys, n, ChunkState::PROMOTING, answer);
+  for (size_t index = state.ancestors; index < state.records.size(); ++index) {
+    const ChunkRecord& record = records_[state.records[index]];
+    if (record.state == ChunkState::PROMOTING && slower_ != nullptr) {
+      static_cast<void>(keep(state.records[index], slower_->retention(record.key).value_or(Retention{})));
+    }
+  }
   if (!state.records.empty()) {
     answer.id = ++last_id_;
     holds_.emplace(last_id_, std::move(state.records));
@@ -137,6 +183,7 @@ bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const
   ++stats_.promoted_chunks;
   tokens_.keep(entry->record, tokens);
   become_ready(record);
+  report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
   return true;
 }
 
@@ -146,6 +193,7 @@ uint64_t Directory::fail_landing(const ChunkKey& key, uint64_t generation) {
   if (!is_this || records_[entry->record].state != ChunkState::PROMOTING) {
     return 0;
   }
+  departure_ = Cause::LANDING_FAILED;
   const uint64_t removed = remove_subtree(entry->record);
   stats_.dropped_chunks += removed;
   return removed;
@@ -154,12 +202,14 @@ uint64_t Directory::fail_landing(const ChunkKey& key, uint64_t generation) {
 Hold Directory::hold_unsaved(uint32_t scan, bool newest_first, size_t& saved) {
   saved = 0;
   for (uint32_t index = 0; index < arena_.class_count(); ++index) {
-    RecordId id = newest_first ? records_.newest(ClassId(index)) : records_.oldest(ClassId(index));
-    for (uint32_t step = 0; step < scan && id.valid(); ++step) {
-      if (records_[id].touches >= admitted_touches_ && !is_elsewhere(records_[id].key)) {
-        return hold_chain_of(id, saved);
-      }
-      id = newest_first ? records_[id].older : records_[id].newer;
+    RecordId found;
+    queues_.visit(ClassId(index), latest_ns_, scan, newest_first, [this, &found](RecordId id) {
+      const bool is_lacking = wants_place_below(records_[id]);
+      found = is_lacking ? id : RecordId();
+      return !is_lacking;
+    });
+    if (found.valid()) {
+      return hold_chain_of(found, saved);
     }
   }
   return {};
@@ -207,7 +257,7 @@ bool Directory::release_untouched(HoldId hold) {
     }
     KVPOOL_CHECK(record.state == ChunkState::READY);
     --namespaces_[record.owner.value()].held;
-    records_.insert_by_access(*id, INSERT_STEPS);
+    queues_.add_by_access(*id, INSERT_STEPS, false);
     child_access_ns = record.last_access_ns;
     arena_.set_idle(record.page, record.last_access_ns);
     stats_.idle_bytes += chunk_bytes(record);
@@ -216,7 +266,7 @@ bool Directory::release_untouched(HoldId hold) {
 }
 
 bool Directory::restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                        const ChunkKey& key, PageIndex page, uint64_t generation) {
+                        const ChunkKey& key, PageIndex page, uint64_t generation, Retention wish, uint64_t now_ns) {
   const auto above = parent ? table_.find(*parent) : std::nullopt;
   const bool has_parent = !parent || (above && records_[above->record].owner == owner &&
                                       records_[above->record].size_class == size_class);
@@ -232,6 +282,7 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   }
   ChunkRecord& record = records_[id];
   record.key = key;
+  record.is_sampled = is_in_sample(key);
   record.owner = owner;
   record.size_class = size_class;
   record.generation = generation;
@@ -245,18 +296,26 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   stats_.used_bytes += chunk_bytes(record);
   ++stats_.promoted_chunks;
   become_ready(record);
+  latest_ns_ = std::max(latest_ns_, now_ns);
+  steps_to_keep_ = STEPS_TO_KEEP;
+  static_cast<void>(keep(id, wish));
   return true;
 }
 
 std::vector<ChunkKey> Directory::take_departed() noexcept { return std::exchange(departed_, {}); }
 
+std::vector<ChunkKey> Directory::take_lapsed() noexcept { return std::exchange(lapsed_, {}); }
+
 // Children were restored after their parents and must stand before them in their list.
 void Directory::finish_restore() noexcept {
   arena_.finish_claims();
+  if (feed_ != nullptr && stats_.chunks > 0) {
+    feed_->mark_gap();  // a whole tier has come at once: who reads along has to look at what there is
+  }
   for (uint32_t index = records_.end(); index-- > 0;) {
     const RecordId id(index);
     if (records_[id].state == ChunkState::READY && records_[id].holds == 0) {
-      records_.push_newest(id);
+      queues_.add(id);
       arena_.set_idle(records_[id].page, 0);
       stats_.idle_bytes += chunk_bytes(records_[id]);
     }

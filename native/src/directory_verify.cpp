@@ -1,7 +1,8 @@
 // The directory recounted from its records, holds, table and arena. See the invariants in directory.h.
-#include <unordered_map>
+#include <numeric>
 
 #include "kvpool/directory.h"
+#include "kvpool/sampling.h"
 
 namespace kvpool {
 namespace {
@@ -19,7 +20,8 @@ std::vector<std::string> Directory::verify() const {
   append(broken, table_.verify());
   append(broken, arena_.verify());
   verify_records(broken);
-  verify_lists(broken);
+  verify_queues(broken);
+  verify_retention(broken);
   verify_holds(broken);
   verify_sums(broken);
   return broken;
@@ -44,6 +46,9 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
   const auto entry = table_.find(record.key);
   const bool is_found = entry && entry->record == id;
   const bool is_ready = record.state == ChunkState::READY;
+  if (record.is_sampled != is_in_sample(record.key)) {
+    broken.push_back(name_of(id) + " is wrong about the sample");
+  }
   if (is_found != (record.state != ChunkState::ZOMBIE)) {
     broken.push_back(name_of(id) + (is_found ? " is a zombie in the table" : " is missing in the table"));
   } else if (is_found) {
@@ -97,42 +102,37 @@ void Directory::verify_tree(RecordId id, std::vector<std::string>& broken) const
   }
 }
 
-void Directory::verify_lists(std::vector<std::string>& broken) const {
-  uint64_t listed = 0;
-  for (uint32_t index = 0; index < arena_.class_count(); ++index) {
-    uint64_t length = 0;
-    uint64_t access_ns = 0;
-    std::unordered_map<uint32_t, uint64_t> positions;
-    for (RecordId id = records_.oldest(ClassId(index)); id.valid(); id = records_[id].newer) {
-      const ChunkRecord& record = records_[id];
-      if (record.state != ChunkState::READY || record.holds != 0 || record.size_class != ClassId(index)) {
-        broken.push_back(name_of(id) + " does not belong in its recency list");
-      }
-      if (record.last_access_ns < access_ns) {
-        broken.push_back(name_of(id) + " stands behind a newer one");
-      }
-      if (record.parent.valid() && positions.count(record.parent.value()) != 0) {
-        broken.push_back(name_of(id) + " stands behind its parent");
-      }
-      access_ns = record.last_access_ns;
-      positions[id.value()] = length++;
-      if (length > records_.alive()) {
-        broken.push_back("recency list " + std::to_string(index) + " runs in a circle");
-        return;
-      }
-    }
-    if (length != records_.listed(ClassId(index))) {
-      broken.push_back("recency list " + std::to_string(index) + " miscounts itself");
-    }
-    listed += length;
-  }
-  uint64_t idle = 0;
+void Directory::verify_queues(std::vector<std::string>& broken) const {
+  std::vector<uint8_t> found(records_.end());
+  append(broken, queues_.verify(found));
   for (uint32_t index = 0; index < records_.end(); ++index) {
     const ChunkRecord& record = records_[RecordId(index)];
-    idle += record.state == ChunkState::READY && record.holds == 0 ? 1U : 0U;
+    if (found[index] != (is_listed(record) ? 1 : 0)) {
+      broken.push_back(name_of(RecordId(index)) + " stands in " + std::to_string(found[index]) + " queues");
+    }
+    if (is_listed(record) && record.parent.valid() && is_listed(records_[record.parent]) &&
+        records_[record.parent].last_access_ns < record.last_access_ns) {
+      broken.push_back(name_of(RecordId(index)) + " was used later than its parent");
+    }
   }
-  if (idle != listed) {
-    broken.push_back("idle chunks: " + std::to_string(idle) + ", listed " + std::to_string(listed));
+}
+
+void Directory::verify_retention(std::vector<std::string>& broken) const {
+  append(broken, timers_.verify());
+  uint64_t timers = 0;
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    timers += record.duration_ms != 0 ? 1U : 0U;
+    uint32_t kept = 0;
+    for (RecordId child = record.first_child; child.valid(); child = records_[child].next_sibling) {
+      kept += records_[child].is_kept() ? 1U : 0U;
+    }
+    if (record.priority > MAX_PRIORITY || record.kept_children != kept) {
+      broken.push_back(name_of(RecordId(index)) + " miscounts its kept children, or has a wrong priority");
+    }
+  }
+  if (timers != timers_.size()) {
+    broken.push_back("chunks with a duration: " + std::to_string(timers) + ", timers " + std::to_string(timers_.size()));
   }
 }
 
@@ -169,6 +169,8 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
     ++used[record.size_class.value()];
     sums.used_bytes += bytes;
     sums.held += record.holds > 0 ? 1U : 0U;
+    sums.kept_chunks += record.is_kept() ? 1U : 0U;
+    sums.kept_bytes += record.is_kept() ? bytes : 0;
     sums.writing += record.state == ChunkState::WRITING ? 1U : 0U;
     sums.promoting += record.state == ChunkState::PROMOTING ? 1U : 0U;
     sums.zombies += record.state == ChunkState::ZOMBIE ? 1U : 0U;
@@ -192,12 +194,16 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
   expect("zombies", sums.zombies, stats_.zombies);
   expect("held", sums.held, stats_.held);
   expect("used bytes", sums.used_bytes, stats_.used_bytes);
+  expect("kept chunks", sums.kept_chunks, stats_.kept_chunks);
+  expect("kept bytes", sums.kept_bytes, stats_.kept_bytes);
   expect("idle bytes", sums.idle_bytes, stats_.idle_bytes);
   const uint8_t slower_bit = slower_ == nullptr ? uint8_t{0} : tier_bit(slower_->tier_);
   expect("table entries", sums.chunks + sums.writing + sums.promoting + table_.count_placeless(), table_.count());
   expect("entries of the slower tier", slower_ == nullptr ? 0 : slower_->stats_.chunks, table_.count_in(slower_bit));
   expect("evictions", stats_.evictions[0] + stats_.evictions[1] + stats_.evictions[2],
          stats_.evicted_chunks + stats_.shed_chunks);
+  expect("chunks declined below", slower_ == nullptr ? 0 : stats_.evicted_chunks,
+         std::accumulate(stats_.declined.begin(), stats_.declined.end(), uint64_t{0}));
   expect("stored chunks",
          sums.chunks + stats_.evicted_chunks + stats_.shed_chunks + stats_.flushed_chunks + stats_.dropped_chunks,
          stats_.stored_chunks + stats_.promoted_chunks);

@@ -115,6 +115,7 @@ void SlotArena::release(PageIndex page) noexcept {
   Run& run = run_of(page);
   const auto first = static_cast<uint32_t>(&run - runs_.data());
   KVPOOL_CHECK(run.used > run.idle);
+  KVPOOL_CHECK(run.kept < run.used);
   owner_words_[page.value()] = run.free_page | FREE_BIT;
   run.free_page = page.value();
   --classes_[run.size_class.value()].used;
@@ -139,6 +140,12 @@ void SlotArena::set_busy(PageIndex page) noexcept {
   --run.idle;
 }
 
+void SlotArena::set_kept(PageIndex page, bool is_kept) noexcept {
+  Run& run = run_of(page);
+  KVPOOL_CHECK(is_kept ? run.kept < run.used : run.kept > 0);
+  run.kept += is_kept ? 1U : UINT32_MAX;
+}
+
 std::optional<SegmentWindow> SlotArena::coldest_window(ClassId size_class) const noexcept {
   const SizeClass& geometry = classes_[size_class.value()].geometry;
   auto window = coldest_window(size_class, geometry.run_segments);
@@ -151,20 +158,21 @@ std::optional<SegmentWindow> SlotArena::coldest_window(ClassId size_class) const
 std::optional<SegmentWindow> SlotArena::coldest_window(ClassId size_class, uint32_t count) const noexcept {
   std::optional<SegmentWindow> best;
   for (uint32_t first = 0; first + count <= shape_.segments; ++first) {
-    const auto newest_ns = newest_access(size_class, first, count);
-    if (newest_ns && (!best || *newest_ns < best->newest_ns)) {
-      best = SegmentWindow{first, count, *newest_ns};
+    const auto window = window_at(size_class, first, count);
+    if (window && (!best || (window->is_kept != best->is_kept ? best->is_kept : window->newest_ns < best->newest_ns))) {
+      best = window;
     }
   }
   return best;
 }
 
 bool SlotArena::is_clearable(ClassId size_class, const SegmentWindow& window) const noexcept {
-  return newest_access(size_class, window.first, window.count).has_value();
+  const auto now = window_at(size_class, window.first, window.count);
+  return now && now->is_kept == window.is_kept;
 }
 
-std::optional<uint64_t> SlotArena::newest_access(ClassId size_class, uint32_t first, uint32_t count) const noexcept {
-  uint64_t newest_ns = 0;
+std::optional<SegmentWindow> SlotArena::window_at(ClassId size_class, uint32_t first, uint32_t count) const noexcept {
+  SegmentWindow window{first, count, 0};
   for (uint32_t segment = first; segment < first + count; ++segment) {
     if (segments_[segment].state == SegmentState::NOT_READY) {
       return std::nullopt;
@@ -174,10 +182,11 @@ std::optional<uint64_t> SlotArena::newest_access(ClassId size_class, uint32_t fi
       if (run.size_class == size_class || run.idle != run.used) {
         return std::nullopt;
       }
-      newest_ns = std::max(newest_ns, run.newest_ns);
+      window.newest_ns = std::max(window.newest_ns, run.newest_ns);
+      window.is_kept = window.is_kept || run.kept > 0;
     }
   }
-  return newest_ns;
+  return window;
 }
 
 std::vector<RecordId> SlotArena::owners_in(const SegmentWindow& window) const {

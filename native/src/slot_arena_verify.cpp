@@ -63,8 +63,8 @@ void SlotArena::verify_run(uint32_t first, std::vector<std::string>& broken) con
   if (used != run.used || used + free != run.slots) {
     broken.push_back(name + " miscounts its slots");
   }
-  if (run.idle > run.used || run.used == 0) {
-    broken.push_back(name + " is empty, or has more idle than used slots");
+  if (run.idle > run.used || run.kept > run.used || run.used == 0) {
+    broken.push_back(name + " is empty, or has more idle or kept than used slots");
   }
 }
 

@@ -28,11 +28,12 @@ inline std::vector<uint8_t> pack(const std::vector<uint64_t>& ids) {
 inline ChunkKey key_of(uint64_t id) { return ChunkKey::from_bytes(pack({id}).data()); }
 
 struct Pool {
-  explicit Pool(uint64_t capacity, uint32_t max_chunks = 1000, bool ready = true, uint64_t segment_bytes = 64 << 20)
+  explicit Pool(uint64_t capacity, uint32_t max_chunks = 1000, bool ready = true, uint64_t segment_bytes = 64 << 20,
+                PolicyKind policy = PolicyKind::LRU)
       : geometry(*DirectoryGeometry::plan(capacity, segment_bytes, max_chunks)),
         arena(Mapping::create("arena", geometry.arena.total_bytes(), false).mapping),
         index(Mapping::create("index", geometry.index.total_bytes(), false).mapping),
-        directory(arena, index, geometry, EPOCH),
+        directory(arena, index, geometry, EPOCH, Tier::DRAM, policy),
         view(IndexView::attach(index)),
         owner(directory.add_namespace()),
         small(*directory.add_class(CHUNK, LAYERS)) {

@@ -2,117 +2,11 @@
 #include <random>
 #include <set>
 
-#include "directory_pool.h"
+#include "directory_tiers.h"
 #include "harness.h"
-#include "kvpool/directory.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
-
-namespace {
-
-constexpr uint64_t FILE_SLOT = CHUNK + PAGE_BYTES;
-
-// A pool of memory over a tier of files, both for one size of chunks.
-struct Tiers {
-  Tiers(uint32_t memory_chunks, uint32_t file_chunks)
-      : memory(memory_chunks * CHUNK, 2000),
-        file_geometry(*DirectoryGeometry::plan_files(8 * FILE_SLOT, (file_chunks + 7) / 8, 1000)),
-        file_index(Mapping::create("files", file_geometry.index.total_bytes(), false).mapping),
-        files(nullptr, file_index, file_geometry, EPOCH, Tier::SSD) {
-    memory.directory.attach_slower(files);
-    EXPECT(files.add_namespace() == memory.owner);
-    in_files = *files.add_class(FILE_SLOT, LAYERS);
-    for (uint32_t segment = 0; segment < file_geometry.arena.segments; ++segment) {
-      files.mark_segment_ready(segment);
-    }
-  }
-
-  // Writes the coldest chain that the files lack; how many chunks they took.
-  size_t demote(bool succeeds = true, bool newest_first = false) {
-    size_t saved = 0;
-    const Hold hold = memory.directory.hold_unsaved(64, newest_first, saved);
-    if (hold.id == 0) {
-      return 0;
-    }
-    std::vector<uint8_t> keys;
-    for (size_t position = 0; position < hold.chunks; ++position) {
-      const ChunkKey key = *memory.directory.key_of(hold.id, position);
-      keys.insert(keys.end(), reinterpret_cast<const uint8_t*>(key.words), reinterpret_cast<const uint8_t*>(key.words + 4));
-    }
-    std::optional<ChunkKey> parent;
-    if (saved > 0) {
-      parent = ChunkKey::from_bytes(&keys[(saved - 1) * KEY_BYTES]);
-    }
-    const size_t count = hold.chunks - saved;
-    const Reservation made =
-        files.reserve(memory.owner, in_files, parent, &keys[saved * KEY_BYTES], count, ++memory.now);
-    const auto taken = static_cast<size_t>(std::count(made.states.begin(), made.states.end(),
-                                                      static_cast<uint8_t>(SaveState::RESERVED)));
-    if (made.id != 0) {
-      if (succeeds) {
-        const std::vector<uint32_t> sums(taken * LAYERS);
-        EXPECT(all_are(files.commit(made.id, 0, taken, sums.data()), SaveState::STORED));
-      }
-      EXPECT(files.end_reservation(made.id, memory.now));
-    }
-    EXPECT(memory.directory.release_untouched(hold.id));
-    return succeeds ? taken : 0;
-  }
-
-  // Leases what both tiers have of a prompt; the chunks that are read back land or fail. Returns the chunks leased.
-  size_t load(const std::vector<uint64_t>& ids, bool lands = true) {
-    const Hold here = memory.acquire(ids);
-    const Hold below = files.acquire(memory.owner, pack(ids).data(), ids.size());
-    size_t chunks = here.chunks;
-    if (below.chunks > here.chunks) {
-      std::optional<ChunkKey> parent;
-      if (here.chunks > 0) {
-        parent = key_of(ids[here.chunks - 1]);
-      }
-      const std::vector<uint64_t> rest(ids.begin() + static_cast<std::ptrdiff_t>(here.chunks),
-                                       ids.begin() + static_cast<std::ptrdiff_t>(below.chunks));
-      const Reservation made = memory.directory.promote(memory.owner, memory.small, parent, pack(rest).data(),
-                                                        rest.size(), ++memory.now);
-      for (size_t index = 0; index < rest.size(); ++index) {
-        if (made.states[index] > static_cast<uint8_t>(SaveState::RESERVED)) {
-          break;
-        }
-        ++chunks;
-        if (made.states[index] == static_cast<uint8_t>(SaveState::RESERVED)) {
-          EXPECT(!lands || view_generation(made.offsets[index]) == made.generations[index]);
-          if (lands) {
-            EXPECT(memory.directory.landed(key_of(rest[index]), made.generations[index]));
-          } else {
-            memory.directory.fail_landing(key_of(rest[index]), made.generations[index]);
-          }
-        }
-      }
-      EXPECT(made.id == 0 || memory.directory.release(made.id, ++memory.now));
-    }
-    EXPECT(below.id == 0 || files.release(below.id, ++memory.now));
-    EXPECT(here.id == 0 || memory.directory.release(here.id, ++memory.now));
-    return chunks;
-  }
-
-  [[nodiscard]] uint64_t view_generation(uint64_t offset) const { return memory.view->generation_at(offset); }
-
-  [[nodiscard]] bool is_sound() const {
-    const auto broken = files.verify();
-    for (const auto& line : broken) {
-      std::printf("  files: %s\n", line.c_str());
-    }
-    return memory.is_sound() && broken.empty();
-  }
-
-  Pool memory;
-  DirectoryGeometry file_geometry;
-  std::shared_ptr<Mapping> file_index;
-  Directory files;
-  ClassId in_files;
-};
-
-}  // namespace
 
 TEST(a_demoted_chunk_outlives_its_slot_and_comes_back) {
   Tiers tiers(4, 16);
@@ -223,7 +117,7 @@ TEST(what_no_other_tier_has_can_be_protected) {
 TEST(only_what_was_touched_twice_is_worth_a_place_below) {
   Tiers tiers(6, 16);
   tiers.memory.directory.keep_ghosts(64);
-  tiers.memory.directory.admit_from(2);
+  tiers.memory.directory.admit(Admitted::USED_AGAIN);
   EXPECT(tiers.memory.store({1, 2, 3}) == 3);
   EXPECT(tiers.memory.store({11, 12}) == 2);
   EXPECT(tiers.demote() == 0);
@@ -239,7 +133,7 @@ TEST(only_what_was_touched_twice_is_worth_a_place_below) {
   // What comes again after it was evicted has been touched before.
   EXPECT(tiers.memory.store({11, 12}) == 2);
   EXPECT(tiers.demote() == 2);
-  tiers.memory.directory.admit_from(0);
+  tiers.memory.directory.admit(Admitted::ALL);
   while (tiers.demote() > 0) {
   }
   EXPECT(tiers.memory.directory.count_unsaved() == 0);
@@ -307,7 +201,7 @@ TEST(files_are_restored_into_the_places_they_had) {
 TEST(random_operations_keep_both_tiers_sound) {
   for (uint64_t seed = 1; seed <= 12; ++seed) {
     std::mt19937_64 random(seed);
-    Tiers tiers(10, 24);
+    Tiers tiers(10, 24, seed % 2 == 0 ? PolicyKind::LRU : PolicyKind::CLASS_QUEUES);
     const auto chain = [&] {
       std::vector<uint64_t> ids;
       uint64_t id = 1 + random() % 3;
@@ -321,8 +215,18 @@ TEST(random_operations_keep_both_tiers_sound) {
       const std::vector<uint64_t> ids = chain();
       const uint64_t pick = random() % 100;
       tiers.memory.directory.protect_unsaved(random() % 4 == 0);
-      if (pick < 40) {
+      tiers.memory.directory.admit(static_cast<Admitted>(random() % 4), 0.2);
+      if (random() % 16 == 0) {
+        tiers.memory.directory.forget_written();
+        tiers.files.expire_retention(tiers.memory.now);
+      }
+      if (pick < 34) {
         static_cast<void>(tiers.memory.store(ids));
+      } else if (pick < 40) {
+        const Retention wish{static_cast<uint8_t>(random() % 101), static_cast<uint32_t>(random() % 3 * 40)};
+        tiers.memory.now += random() % 100'000'000;
+        static_cast<void>(tiers.memory.directory.retain(tiers.memory.owner, pack(ids).data(),
+                                                        std::vector<Retention>(ids.size(), wish), tiers.memory.now));
       } else if (pick < 60) {
         static_cast<void>(tiers.demote(random() % 5 != 0, random() % 3 == 0));
       } else if (pick < 90) {
@@ -344,6 +248,29 @@ TEST(random_operations_keep_both_tiers_sound) {
         return;
       }
     }
+  }
+}
+
+// Else the one who waits for room waits for ever: the next victim must be among the first that are written down.
+TEST(the_next_victim_is_among_the_first_to_be_written_down) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    std::mt19937_64 random(seed);
+    Tiers tiers(40, 400, PolicyKind::CLASS_QUEUES);
+    tiers.memory.directory.protect_unsaved(true);
+    for (uint64_t request = 0; request < 200; ++request) {
+      tiers.memory.now += random() % 3'000'000'000;
+      std::vector<uint64_t> ids = range(1 + random() % 40 * 100, 1 + random() % 12);
+      if (random() % 4 == 0) {
+        static_cast<void>(tiers.memory.directory.retain(tiers.memory.owner, pack(ids).data(),
+                                                        std::vector<Retention>(ids.size(), {50, 100}), tiers.memory.now));
+      }
+      int rounds = 0;
+      while (tiers.memory.store(ids) < ids.size() && ++rounds < 40) {
+        EXPECT(tiers.demote() > 0);
+      }
+      EXPECT(rounds < 40);
+    }
+    EXPECT(tiers.is_sound());
   }
 }
 

@@ -115,8 +115,8 @@ TEST(flush_and_drop_are_no_evictions) {
 
 TEST(age_survives_the_wrap_of_its_ticks) {
   ChunkRecord record;
-  const uint64_t late_ns = (uint64_t{UINT32_MAX} << STORED_TICK_SHIFT) + 1;
-  record.stored_tick = stored_tick_of(late_ns);
+  const uint64_t late_ns = (uint64_t{UINT32_MAX} << TICK_SHIFT) + 1;
+  record.stored_tick = tick_of(late_ns);
   EXPECT(age_ns(record, late_ns) == 0);
   EXPECT(age_ns(record, late_ns + 100 * SECOND) / SECOND == 99 || age_ns(record, late_ns + 100 * SECOND) / SECOND == 100);
 }

@@ -23,12 +23,18 @@ KEY_AT, LAYERS_AT = 32, 152
 PAGE = 4096
 
 
-@pytest.fixture
-def tiered(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Daemon:
+def start_tiered(start_daemon: Callable[..., Daemon], tmp_path: Path, **options: str) -> Daemon:
     """A daemon with an SSD tier of 64 MiB below 16 MiB of DRAM."""
-    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__checkpoint_interval="100ms")
+    daemon = start_daemon(
+        ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__checkpoint_interval="100ms", **options
+    )
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     return daemon
+
+
+@pytest.fixture
+def tiered(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Daemon:
+    return start_tiered(start_daemon, tmp_path)
 
 
 def fill(daemon: Daemon, pool: kv.Pool, chains: int) -> list[kv.KeyChain]:
@@ -177,7 +183,8 @@ def test_a_tier_that_is_not_there_cannot_be_sampled(daemon: Daemon) -> None:
     assert run(daemon, "verify").returncode == 2
 
 
-def test_a_check_leaves_the_order_of_eviction_alone(tiered: Daemon) -> None:
+def test_a_check_leaves_the_order_of_eviction_alone(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    tiered = start_tiered(start_daemon, tmp_path, dram__policy="lru")
     with tiered.connect() as pool:
         stored = fill(tiered, pool, 8)
         for keys in (stored[5], stored[1]):

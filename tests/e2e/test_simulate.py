@@ -11,6 +11,7 @@ import pytest
 
 import kvpool_native
 from kvpool.cli.bench_disk import has_disk
+from kvpool.cli.kvpoolctl import load_commands
 from kvpool.cli.simulate import parse_blocks
 from kvpool.cli.traces import BLOCK_TOKENS
 from kvpool.errors import InvalidArgument
@@ -81,15 +82,21 @@ def test_one_process_finds_what_two_find(tmp_path: Path) -> None:
     assert runs[0] == runs[1]
 
 
-def test_partial_blocks_count_unless_they_are_left_out(tmp_path: Path) -> None:
+def test_partial_blocks_are_counted_and_not_stored_unless_asked(tmp_path: Path) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(3, 30), tail=True)
-    with_tails, without = (
-        _rows(_ctl("simulate", trace, "--json", "--capacity", "100%", "--requests", 20, *more))[0]
-        for more in ((), ("--full-blocks",))
-    )
-    assert with_tails["references"] == without["references"] + 20
-    assert with_tails["unique_blocks"] == without["unique_blocks"] + 20
-    assert with_tails["requests"] == without["requests"] == 20
+    of = {
+        tails: next(
+            row
+            for row in _rows(_ctl("simulate", trace, "--json", "--capacity", "16", "--requests", 20, "--tails", tails))
+            if row["policy"] == "lru"
+        )
+        for tails in ("counted", "stored", "left-out")
+    }
+    assert of["counted"]["references"] == of["stored"]["references"] == of["left-out"]["references"] + 20
+    assert of["counted"]["unique_blocks"] == of["stored"]["unique_blocks"] == of["left-out"]["unique_blocks"] + 20
+    assert of["stored"]["hit_blocks_dram"] < of["left-out"]["hit_blocks_dram"], "what is never used again takes room"
+    assert of["counted"]["hit_blocks_dram"] == of["left-out"]["hit_blocks_dram"]
+    assert of["counted"]["lru_hit_rate"] == of["stored"]["lru_hit_rate"] == of["stored"]["hit_rate"]
 
 
 def test_people_get_a_table_and_a_document(tmp_path: Path) -> None:
@@ -99,7 +106,8 @@ def test_people_get_a_table_and_a_document(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     for word in ("chat: 31 requests", "from DRAM", "from SSD", "of optimum", "to LRU, points", "holes"):
         assert word in run.stdout
-    assert "lru: " in run.stdout
+    for policy in POLICIES:
+        assert f"{policy}: " in run.stdout
     assert len(json.loads(out.read_text())["rows"]) == len(POLICIES)
 
 
@@ -129,7 +137,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     [
         (("/nowhere/chat.jsonl",), "/nowhere/chat.jsonl: No such file or directory"),
         (("chat.txt",), "chat.txt: name of no known form"),
-        (("TRACE", "--policy", "lru,fifo"), "--policy has 'fifo', expected lru"),
+        (("TRACE", "--policy", "lru,fifo"), "--policy has 'fifo', expected "),
         (("TRACE", "--policy", ""), "--policy is '', expected entries"),
         (("TRACE", "--capacity", "0"), "capacity '0' is 0 blocks"),
         (("TRACE", "--capacity", "0%"), "capacity '0%' is none, expected a share"),
@@ -138,8 +146,8 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         (("TRACE", "--token-bytes", "none"), "--token-bytes: 'none' is no size"),
         (("TRACE", "--ssd-capacity", "9"), "--ssd-capacity goes with --tiers dram,ssd"),
         (
-            ("TRACE", "--capacity", "9", "--tiers", "dram,ssd", "--ssd-capacity", "8"),
-            "expected as many as DRAM at least",
+            ("TRACE", "--capacity", "1000000", "--tiers", "dram,ssd", "--ssd-ratio", "1000"),
+            "expected 268435456 at most",
         ),
         (("TRACE", "--set", "dram.capacity=1GiB"), "--set dram.capacity has no meaning in a simulation"),
         (("TRACE", "--set", "ssd.watermark=7"), "ssd.watermark is '7', expected"),
@@ -147,11 +155,15 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         (("TRACE", "--socket", "/run/kvpool.sock"), "simulate asks no daemon"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_what_is_wrong_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
     trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 5))
-    run = _ctl("simulate", *(str(trace) if argument == "TRACE" else argument for argument in arguments))
-    assert (run.returncode, run.stdout) == (2, "")
-    assert message in run.stderr
+    with pytest.raises(SystemExit) as ended:
+        load_commands()(["simulate", *(str(trace) if argument == "TRACE" else argument for argument in arguments)])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    assert message in said.err
 
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
@@ -189,17 +201,20 @@ def _replayed_and_simulated(trace: Path, disk: Path | None, *options: object) ->
             "4KiB",
             "--capacity",
             "512KiB",
+            "--set",
+            "dram.policy=lru",
             *ssd,
             *options,
         )
     )
+    assert run.returncode == 0, run.stderr
     (row,) = _rows(run, "bench replay")
     assert row["wrong_bytes"] == 0
     written = row["ssd_written_bytes"] // (row["chunk_bytes"] + kvpool_native.SSD_HEADER_BYTES)
     live = (row["hit_tokens_dram"] // BLOCK_TOKENS, row["hit_tokens_ssd"] // BLOCK_TOKENS, written)
     sizes = ("--capacity", row["capacity_chunks"], "--policy", "lru")
     slower = ("--tiers", "dram,ssd", "--ssd-capacity", row["ssd_capacity_chunks"]) if disk else ()
-    (cell,) = _rows(_ctl("simulate", trace, "--full-blocks", "--json", *sizes, *slower, *options))
+    (cell,) = _rows(_ctl("simulate", trace, "--tails", "left-out", "--json", *sizes, *slower, *options))
     assert cell["unique_blocks"] > row["capacity_chunks"] + row["ssd_capacity_chunks"], "nothing had to go"
     return [live, (cell["hit_blocks_dram"], cell["hit_blocks_ssd"], cell["ssd_blocks_written"])]
 

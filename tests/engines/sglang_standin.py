@@ -214,13 +214,19 @@ class Controller:
         self.backend = backend
         self.pool = pool
 
-    def backup(self, keys: Sequence[str], pages: Sequence[int], prefix: Sequence[str] | None = None) -> int:
-        """Pages that were written."""
+    def backup(
+        self,
+        keys: Sequence[str],
+        pages: Sequence[int],
+        prefix: Sequence[str] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> int:
+        """Pages that were written. `extra`: what came with the request."""
         written = 0
         for first in range(0, len(keys), BATCH_PAGES):
             batch = list(keys[first : first + BATCH_PAGES])
             slots = self.pool.slots(pages[first : first + BATCH_PAGES])
-            info = ExtraInfo(prefix_keys=[*prefix, *keys[:first]] if prefix is not None else None)
+            info = ExtraInfo([*prefix, *keys[:first]] if prefix is not None else None, extra)
             if not all(self.backend.batch_set_v1(batch, slots, info)):
                 break
             written += len(batch)

@@ -293,9 +293,61 @@ def test_a_host_pool_that_cannot_be_described_leaves_misses(daemon: Daemon, star
     assert controller.backend.batch_exists(keys) == 0
 
 
+def _retain(*directives: dict[str, Any]) -> dict[str, Any]:
+    action = {"action_id": "a", "action_type": "kv.retain", "action_version": "1.0"}
+    envelope = {
+        "protocol_version": "0.1",
+        "message_id": "m",
+        "actions": [{**action, "payload": {"directives": directives}}],
+    }
+    return {"kv_hints": envelope}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "directive", "kept"),
+    [
+        (None, {"priority": 80}, 6),  # the whole prompt: wherever the batch begins
+        (None, {"end": 16, "priority": 80}, 0),  # nobody knows which pages these are
+        (0, {"end": 2.5, "priority": 80}, 3),
+        (2, {"end": 2.5, "priority": 80}, 1),
+        (2, {"start": 4, "priority": 80}, 4),
+        (9, {"end": 2.5, "priority": 80}, 0),
+    ],
+)
+def test_hints_of_a_request_are_kept_with_its_pages(
+    daemon: Daemon, start: Start, prefix: int | None, directive: dict[str, Any], kept: int
+) -> None:
+    controller = start(daemon)
+    tokens = controller.pool.page_size
+    in_tokens = {name: value if name == "priority" else int(value * tokens) for name, value in directive.items()}
+    keys = page_keys(3, 6)
+    before = None if prefix is None else page_keys(5, prefix) if prefix else []
+    assert controller.backup(keys, range(6), before, _retain(in_tokens)) == 6
+    assert daemon.stats()["dram.kept_chunks"] == kept
+    assert controller.backend.counters()["clipped_pages"] == 0
+
+
+def test_pages_without_hints_are_kept_with_the_configured_priority(daemon: Daemon, start: Start) -> None:
+    controller = start(daemon, extra={"priority": 50})
+    _backed_up(controller, page_keys(3, 4))
+    assert daemon.stats()["dram.kept_chunks"] == 4
+    assert controller.backup(page_keys(4, 2), range(2), None, _retain({"priority": 10})) == 2
+    assert daemon.stats()["dram.kept_chunks"] == 4
+
+
+@pytest.mark.parametrize("given", ["{", {"actions": 5}, _retain({"priority": 999})["kv_hints"]])
+def test_bad_hints_are_counted_and_stop_nothing(daemon: Daemon, start: Start, given: Any) -> None:
+    controller, keys = start(daemon), page_keys(3, 4)
+    assert controller.backup(keys, range(4), None, {"kv_hints": given}) == 4
+    assert controller.backend.counters()["failed_kv_hints"] == 1
+    assert controller.backup(keys, range(4), None, {"other": 1}) == 4
+
+
 @pytest.mark.parametrize(
     ("extra", "word"),
     [
+        ({"interface_v1": 1, "priority": 101}, "priority"),
+        ({"interface_v1": 1, "priority": 5.5}, "priority"),
         ({}, "interface_v1"),
         ({"interface_v1": 1, "sokcet": "x"}, "sokcet"),
         ({"interface_v1": 1, "timeout_s": 0}, "timeout_s"),

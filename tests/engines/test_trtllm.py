@@ -359,8 +359,33 @@ def test_the_board_is_open_to_another_process_of_the_user() -> None:
     board.close()
 
 
+@pytest.mark.parametrize("step_tokens", [1 << 20, 5])
+def test_the_engines_priorities_reach_the_pool(daemon: Daemon, start: Start, step_tokens: int) -> None:
+    engine = start(daemon, step_tokens=step_tokens)
+    engine.answer(PROMPT, 8, priorities=[100, 100, 100])
+    assert daemon.stats()["dram.kept_chunks"] == 3
+    engine.answer(PROMPT, 8, priorities=[35, 35, 35])
+    engine.answer(PROMPT, 8)
+    assert daemon.stats()["dram.kept_chunks"] == 3, "what nobody speaks of is left as it is"
+    assert _stats(engine)["clipped_blocks"] == 0
+
+
+def test_priorities_of_another_form_are_left_out(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon)
+    engine._priorities = lambda request: [100] * 99  # type: ignore[method-assign]  # not one for each new block
+    engine.answer(PROMPT, 8)
+    assert (daemon.stats()["dram.kept_chunks"], daemon.stats()["stored_chunks"]) == (0, 9)
+
+
+def test_priorities_beyond_the_share_are_clipped_and_counted(start_daemon: Callable[..., Daemon], start: Start) -> None:
+    engine = start(start_daemon(dram__retained_share="0"))
+    engine.answer(PROMPT, 4, priorities=[90, 90])
+    assert _stats(engine)["clipped_blocks"] == 2
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("SOKCET", "x"), ("TIMEOUT_S", "soon"), ("STAGING_MIB", "0"), ("COPY_THREADS", "65")]
+    ("name", "value"),
+    [("RETENTION_S", "0"), ("SOKCET", "x"), ("TIMEOUT_S", "soon"), ("STAGING_MIB", "0"), ("COPY_THREADS", "65")],
 )
 def test_a_wrong_setting_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(kv.InvalidArgument, match=name):

@@ -141,6 +141,7 @@ class Request:
     cache_salt: str | None = None
     lora_task_id: int | None = None
     multimodal_hashes: list[Any] | None = None
+    priorities: list[int] | None = None  # of its blocks, from the first one on; 35 where it ends
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     claimed: int = 0
@@ -242,6 +243,7 @@ class Executor:
                 request.blocks[request.told_blocks :],
                 request.computed - hidden,
                 count,
+                priorities=self._priorities(request),
                 cache_salt=request.cache_salt,
             )
             (output.cached_requests if request.was_told else output.new_requests).append(data)
@@ -283,6 +285,13 @@ class Executor:
         self.scheduler.update_state_after_alloc(request, list(request.blocks))
         self._active.append(request)
         return request
+
+    def _priorities(self, request: Request) -> list[int] | None:
+        """As KVCacheManager.get_priority_by_block_id says them of the blocks that are told."""
+        if request.priorities is None:
+            return None
+        said = [*request.priorities, *[35] * len(request.blocks)]
+        return said[request.told_blocks : len(request.blocks)]
 
     def _forward(self, plan: bytes, scheduled: list[tuple[Request, int]]) -> None:
         stream = Stream() if self.device == "cpu" else torch.cuda.current_stream()

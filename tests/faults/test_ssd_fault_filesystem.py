@@ -56,7 +56,8 @@ def _cases(faults: dict[str, dict[str, int | str]]) -> Iterator[object]:
 @pytest.fixture
 def tiered(fault_filesystem: FaultFilesystem, start_daemon: StartDaemon) -> Daemon:
     """A daemon whose tier lies on the mount."""
-    daemon = start_daemon(**tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20))
+    options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
+    daemon = start_daemon(**options)
     wait_open(daemon)
     return daemon
 

@@ -39,7 +39,7 @@ def test_a_tier_that_does_not_fit_its_disk_stays_off_until_it_does(start_daemon:
     with small_disk(CAPACITY + (1 << 20)) as disk:
         other = disk.path / "other"
         other.write_bytes(bytes(CAPACITY // 2))
-        daemon = start_daemon(**tier_options(disk.path / "ssd"))
+        daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
         try:
             _expect_offline_for_lack_of_room(daemon)
             assert daemon.stop() == 0
@@ -54,7 +54,7 @@ def test_a_catalogue_on_a_full_disk_rests_until_there_is_room(
     start_daemon: StartDaemon, tmp_path: Path, seed: int
 ) -> None:
     with loop_disk("ext4", tmp_path / "image") as disk:
-        daemon = start_daemon(**tier_options(disk.path / "ssd"))
+        daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
         try:
             wait_open(daemon)
             _fill_up(disk.path / "filler")
@@ -84,7 +84,7 @@ def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: StartDaemon, tm
     """With segments of one size, what is configured decides how many there are."""
     path = tmp_path / "ssd"
     options = {"ssd__segment": "256KiB", "ssd__max_chunks": "1024"}
-    large = start_daemon(**tier_options(path, capacity=2 * CAPACITY), **options)
+    large = start_daemon(**tier_options(path, capacity=2 * CAPACITY, policy="lru"), **options)
     wait_open(large)
     with Traffic(large, 1, chains=CHAINS), DramClient(large, first_chain=5000) as client:
         wait_until(lambda: (client.turn(), int(large.stats()["ssd.chunks"]))[1] > 200, "chunks are written")

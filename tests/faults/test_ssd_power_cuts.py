@@ -33,7 +33,7 @@ def test_a_power_cut_costs_misses_and_no_checkpoint(
     dice = random.Random(seed)
     kept, found, slowest_s = Tally(), Tally(), 0.0
     with loop_disk(kind, tmp_path / "image") as disk:
-        daemon = start_daemon(**tier_options(disk.path / "ssd", dram_chunks=96, capacity=CAPACITY))
+        daemon = start_daemon(**tier_options(disk.path / "ssd", dram_chunks=96, capacity=CAPACITY, policy="lru"))
         try:
             wait_open(daemon)
             for number in range(cuts):

@@ -13,9 +13,12 @@ CAPACITY = 16 << 20
 DEAD_S_MAX = 2.0
 
 
-def tier_options(path: Path, *, dram_chunks: int = DRAM_CHUNKS, capacity: int = CAPACITY) -> dict[str, str]:
+def tier_options(
+    path: Path, *, dram_chunks: int = DRAM_CHUNKS, capacity: int = CAPACITY, policy: str = "class-queues"
+) -> dict[str, str]:
     """Options of a daemon that writes much down and checkpoints often."""
     return {
+        "dram__policy": policy,
         "dram__capacity": f"{dram_chunks * SMALL.chunk_bytes}B",
         "ssd__path": str(path),
         "ssd__capacity": f"{capacity}B",

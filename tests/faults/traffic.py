@@ -119,7 +119,10 @@ class Traffic:
 
 
 class DramClient:
-    """An engine whose chunks fit DRAM: whatever its disk does, each save and each load that follows at once is whole."""
+    """An engine whose chunks fit DRAM: whatever its disk does, each save and each load that follows at once is whole.
+
+    Under `lru` that is: class queues may prefer what others have used often.
+    """
 
     def __init__(self, daemon: Daemon, *, first_chain: int) -> None:
         self._pool = daemon.connect(model="dram-model", timeout_s=TIMEOUT_S)

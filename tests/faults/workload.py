@@ -32,6 +32,9 @@ def run(socket: str, rounds: int) -> None:
         for number in range(rounds):
             keys = pool.keys(chain_tokens(number))
             store(pool, keys)
+            pool.announce(pool.keys(chain_tokens(number // 2)))
+            pool.retain(keys, [kv.TokenRange(0, None, 10 * number % 101, 0.5)])
+            pool.demote(pool.keys(chain_tokens(max(0, number - 2))))
             for again in (number, number // 2, 0):
                 _load(pool, pool.keys(chain_tokens(again)))
             if number == 0:

@@ -11,12 +11,16 @@ from typing import Any
 
 import msgpack
 
+from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
 from kvpool.protocol.frames import FRAME_BYTES_MAX, LENGTH
 from tests.hostile.raw_clients import key_of
 
-RECORDS: tuple[type[Any], ...] = tuple(record for record in vars(m).values() if hasattr(record, "KIND"))
+RECORDS: tuple[type[Any], ...] = tuple(
+    record for module in (m, em) for record in vars(module).values() if hasattr(record, "KIND")
+)
 ANSWERS = (m.Hello, m.Welcome, m.Failure, m.Done, m.Leased, m.Ticket, m.Reserved, m.Committed, m.Report)
+ANSWERS += (m.Retained, m.Announced, em.Events, em.SnapshotPage, em.NamespaceList)
 REQUESTS = tuple(record for record in RECORDS if record not in ANSWERS)
 BOUNDARIES = (0, 1, 2, 3, 31, 127, 128, 255, 256, 4096, 65535, 65536, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32)
 BOUNDARIES += ((1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -32, -33, -128, -(1 << 31), -(1 << 63))

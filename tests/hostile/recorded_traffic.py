@@ -2,6 +2,8 @@
 
 import pytest
 
+import kvpool_client as kv
+from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
 from tests.daemon import SMALL, Daemon
 from tests.hostile.raw_clients import engine, keys_of
@@ -35,6 +37,9 @@ SENT = (
     m.IssueTicket(0),
     m.Claim(b""),
     m.Reserve(b"", b""),
+    m.Retain(b"", b"", b""),
+    m.Announce(b""),
+    m.Demote(b"", 0),
     m.Commit(0, b"", b""),
     m.End(0),
     m.ReportCorrupt(0, 0),
@@ -43,6 +48,13 @@ SENT = (
     m.Flush("", 0.0, ""),
     m.Check(),
     m.VerifyBytes(b"", 1),
+    m.AskHitCurve(bytes(8)),
+    em.AskEvents(b"", 0, 0.0),
+    em.AskSnapshot(0),
+    em.AskFates(b""),
+    em.AskNamespaces(0),
+    m.AskLayouts(""),
+    m.RetainKeys(b"", 0, 0.0),
 )
 
 
@@ -50,9 +62,14 @@ def _run_session(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 7 * SMALL.chunk_tokens))
         assert store(pool, keys).stored == 7
+        assert pool.announce(keys).announced == 7
+        assert pool.retain(keys, [kv.TokenRange(0, 64, 80, 60.0)]).accepted == 2
+        assert pool.demote(keys).accepted == 7
         assert load_all(pool, keys)[0].chunks == 7
         with pool.acquire(pool.lookup(keys)) as lease, pool.claim(lease.ticket()) as claimed:
             assert claimed.chunks == 7
+        assert pool.events().events
+        assert sum(len(part.chunks) for part in pool.snapshot()) == 7
     with engine(daemon) as raw:
         made = raw.call(m.Reserve(b"", keys_of(0, 3)), m.Reserved)
         raw.call(m.End(made.reservation), m.Done)
@@ -63,4 +80,11 @@ def _run_session(daemon: Daemon) -> None:
         admin.info()
         admin.stats()
         admin.check(deep=True)
+        admin.hit_curve([1 << 20])
+        admin.events(b"", -1)
+        admin.snapshot(0)
+        admin.fates([keys[0]])
+        admin.namespaces()
+        admin.layouts("test-model")
+        admin.retain(keys_of(0, 3), 80, 1.0)
         admin.flush("test-model", None)

@@ -74,7 +74,7 @@ def test_a_thousand_connections_work_at_once(
     with engine(daemon) as mapper, mapped_arena(mapper) as arena:
         made = _ask_all(clients, [m.encode(m.Reserve(b"", key_of(number)), 1) for number in range(count)])
         commits = []
-        for number, (reservation, states, offsets, _) in enumerate(made):
+        for number, (reservation, states, offsets, _, _) in enumerate(made):
             assert states == bytes([SaveState.RESERVED])
             payload = payload_of(key_of(number))
             at = int(np.frombuffer(offsets, "<u8")[0])

@@ -9,6 +9,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import Refused
+from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.types import SaveState
@@ -37,8 +38,21 @@ ENGINE_REQUESTS = (
     m.Commit(1, bytes(12), b""),
     m.End(1),
     m.ReportCorrupt(1, 0),
+    m.Retain(key_of(1), b"\x64", bytes(4)),
+    m.Announce(key_of(1)),
+    m.Demote(key_of(1), 0),
 )
-ADMIN_REQUESTS = (m.AskInfo(), m.AskStats(), m.Flush("", -1.0, ""), m.Check(), m.VerifyBytes(bytes(8), 1))
+ADMIN_REQUESTS = (
+    m.AskInfo(),
+    m.AskStats(),
+    m.Flush("", -1.0, ""),
+    m.Check(),
+    m.VerifyBytes(bytes(8), 1),
+    m.AskLayouts(MODEL),
+    m.RetainKeys(key_of(1), 100, 0.0),
+    em.AskFates(bytes(32)),
+    em.AskNamespaces(0),
+)
 
 
 def _sums(count: int) -> bytes:
@@ -223,12 +237,59 @@ def test_what_columns_cannot_be_is_refused(daemon: Daemon) -> None:
         m.Commit(1, b"s" * 13, b""),
         m.Renew(b"l" * 7),
         m.Renew(b"l" * 8 * (m.RENEWALS_MAX + 1)),
+        m.Reserve(b"", key_of(1), b"\x64", b""),
+        m.Reserve(b"", key_of(1), b"", bytes(4)),
+        m.Reserve(b"", key_of(1), b"\x65", bytes(4)),
+        m.Reserve(b"", keys_of(0, 2), b"\x64", bytes(4)),
+        m.Retain(b"", b"", b""),
+        m.Retain(key_of(1), b"", b""),
+        m.Retain(key_of(1), b"\xfe", bytes(4)),
+        m.Retain(key_of(1), b"\x64", bytes(3)),
+        m.Retain(keys_of(0, m.WISHES_MAX + 1), bytes(m.WISHES_MAX + 1), bytes(4 * (m.WISHES_MAX + 1))),
+        m.Announce(b""),
+        m.Announce(b"k" * 33),
+        m.Demote(b"", 0),
+        m.Demote(key_of(1), 1),
+        m.Demote(key_of(1), -1),
+        m.Demote(keys_of(0, m.WISHES_MAX + 1), 0),
     )
     for request in bad:
         with engine(daemon) as hostile, pytest.raises(Refused) as refusal:
             hostile.call(request, m.Done)
         assert refusal.value.code == "protocol", request
     assert daemon.stats()["protocol_errors"] == len(bad)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        m.RetainKeys(b"", 100, 0.0),
+        m.RetainKeys(b"k" * 31, 100, 0.0),
+        m.RetainKeys(key_of(1), 101, 0.0),
+        m.RetainKeys(key_of(1), -1, 0.0),
+        m.RetainKeys(key_of(1), (1 << 64) - 1, 0.0),
+        m.RetainKeys(key_of(1), 35, -1.0),
+        m.RetainKeys(key_of(1), 35, float("nan")),
+        m.RetainKeys(key_of(1), 35, float("inf")),
+    ],
+    ids=lambda request: f"{request.priority}-{request.duration_s}" if isinstance(request, m.RetainKeys) else None,
+)
+def test_what_an_operators_order_cannot_be_is_refused(daemon: Daemon, request_: m.RetainKeys) -> None:
+    with daemon.admin() as hostile, pytest.raises(Refused) as refusal:
+        hostile.call(request_, m.Retained)
+    assert refusal.value.code == "protocol"
+
+
+def test_wishes_reach_no_other_namespace(daemon: Daemon) -> None:
+    with engine(daemon) as good, engine(daemon, model="another") as hostile:
+        store(good, keys_of(0, 2))
+        wish = m.Retain(keys_of(0, 2), b"\0\0", bytes(8))
+        assert hostile.call(wish, m.Retained).states == b"\2\2"
+        assert hostile.call(m.Demote(keys_of(0, 2), 0), m.Retained).states == b"\2\2"
+        assert hostile.call(m.Announce(keys_of(0, 2)), m.Announced) == m.Announced(0, 0)
+        assert good.call(wish, m.Retained).states == b"\0\0"
+        assert read_back(good, keys_of(0, 2)) == [True, True]
+    assert daemon.problems() == []
 
 
 def test_one_request_may_name_a_key_many_times(daemon: Daemon) -> None:

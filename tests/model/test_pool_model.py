@@ -6,13 +6,14 @@ what the model knows, a load gives the key's own bytes, what is leased stays, co
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.daemon import SMALL, Daemon
-from tests.payload import assert_right_bytes, payload_of, store, tokens_of
+from tests.daemon import SMALL, Daemon, wait_until
+from tests.payload import assert_right_bytes, load_all, payload_of, tokens_of
 
 CHUNKS = 40
 STEPS = 120
@@ -47,7 +48,8 @@ class Player:
 
     def step(self) -> None:
         actions: list[Callable[[], None]] = [
-            self.save, self.save, self.load, self.load, self.acquire, self.release, self.begin, self.finish, self.flush
+            self.save, self.save, self.load, self.load, self.acquire, self.release, self.begin, self.finish, self.flush,
+            self.wish,
         ]  # fmt: skip
         actions[int(self.random.integers(len(actions)))]()
         assert self.daemon.problems(deep=False) == []
@@ -61,7 +63,9 @@ class Player:
     def save(self) -> None:
         pool = self.pool()
         keys = self.chain(pool)
-        result = store(pool, keys)
+        wishes = [kv.TokenRange(0, None, int(self.random.integers(101)))] if self.random.random() < 0.3 else []
+        result = pool.save(keys, from_=payload_of(keys, SMALL), retention=wishes).commit()
+        assert result is not None
         self.remember(keys, result)
         kept = result.stored + result.present
         assert pool.lookup(keys).chunks == kept
@@ -112,6 +116,23 @@ class Player:
             else:
                 save.abort()
 
+    def wish(self) -> None:
+        """Say something about chunks: it may change who goes, and nothing else."""
+        pool = self.pool()
+        keys = self.chain(pool)
+        found = pool.lookup(keys).chunks
+        dice, priority = self.random.random(), int(self.random.integers(101))
+        if dice < 0.4:
+            first = int(self.random.integers(len(keys))) * SMALL.chunk_tokens
+            result = pool.retain(keys, [kv.TokenRange(first, None, priority, 0.05 if dice < 0.2 else None)])
+            assert result.accepted + result.clipped + result.absent == len(keys) - first // SMALL.chunk_tokens
+        elif dice < 0.7:
+            announced = pool.announce(keys)
+            assert announced.announced + announced.clipped == found
+        else:
+            assert pool.demote(keys).absent <= len(keys)
+        assert pool.lookup(keys).chunks == found
+
     def flush(self) -> None:
         if self.random.random() < 0.3:
             with self.daemon.admin() as admin:
@@ -136,6 +157,37 @@ def test_random_operations_agree_with_a_dict(start_daemon: Callable[..., Daemon]
     assert daemon.problems(deep=True) == []
     stats = daemon.stats()
     assert (stats["leases"], stats["reservations"], stats["pins"], stats["dram.writing_chunks"]) == (0, 0, 0, 0)
+    assert stats["announcements"] == 0
     gone = sum(int(stats[name]) for name in ("evicted_chunks", "flushed_chunks", "dropped_chunks"))
     assert stats["stored_chunks"] == int(stats["dram.chunks"]) + gone
     assert int(stats["dram.used_bytes"]) <= CHUNKS * SMALL.chunk_bytes
+
+
+def test_wishes_over_two_tiers_cost_no_byte(start_daemon: Callable[..., Daemon], tmp_path: Path, seed: int) -> None:
+    daemon = start_daemon(
+        dram__capacity=f"{CHUNKS * SMALL.chunk_bytes}B",
+        dram__announced_ttl="200ms",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity="32MiB",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    player = Player(daemon, np.random.default_rng([seed, 77]))
+    for _ in range(STEPS):
+        pool = player.pool()
+        keys = player.chain(pool)
+        dice = player.random.random()
+        if dice < 0.35:
+            priority = int(player.random.integers(101))
+            pool.save(keys, from_=payload_of(keys, SMALL), retention=[kv.TokenRange(0, None, priority)]).commit()
+        elif dice < 0.6:
+            pool.announce(keys)
+        elif dice < 0.75:
+            pool.demote(keys)
+        elif dice < 0.85:
+            pool.retain(keys, [kv.TokenRange(33, None, int(player.random.integers(101)), 0.05)])
+        else:
+            result, into = load_all(pool, keys)
+            assert_right_bytes(keys, SMALL, result, into)
+        assert daemon.problems(deep=False) == []
+    player.end()
+    assert daemon.problems(deep=True) == []

@@ -12,7 +12,7 @@ import pytest
 
 from kvpool.tiers import catalogue_open, catalogue_rows
 from kvpool.tiers.catalogue import Catalogue
-from kvpool.tiers.catalogue_rows import ROW_BYTES, Row
+from kvpool.tiers.catalogue_rows import ROW_BYTES, Row, Touch
 from kvpool.tiers.ssd_identity import Identity, new_epoch, read_identity, write_identity
 from tests.daemon import wait_until
 
@@ -90,10 +90,15 @@ def test_a_touch_changes_the_order_of_restoring(open_catalogue: Callable[..., Ca
     catalogue = open_catalogue()
     for number in range(4):
         catalogue.put(row_of(number))
-    catalogue.touch(key_of(1), 99)
-    catalogue.touch(key_of(77), 100)
+    catalogue.touch(key_of(1), Touch(99, 80, 7))
+    catalogue.touch(key_of(77), Touch(100, 35, 0))
     assert catalogue.close(10.0)
     assert keys_found(tmp_path) == [key_of(number) for number in (1, 3, 2, 0)]
+    found = catalogue_open.examine(tmp_path / "catalogue", MAP_BYTES).found
+    assert found is not None
+    rows = np.frombuffer(found.rows, catalogue_rows.ROW)
+    kept = {bytes(row["key"]): (int(row["priority"]), int(row["duration_s"])) for row in rows}
+    assert (kept[key_of(1)], kept[key_of(3)]) == ((80, 7), (35, 0))
 
 
 def test_a_checkpoint_syncs_the_data_first_and_names_nothing_lost(

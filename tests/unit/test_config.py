@@ -82,11 +82,45 @@ def test_the_last_override_wins_over_the_file(tmp_path: Path) -> None:
         "server.max_connections=-1",
         "server.domain_secret_file=/dev/null",
         "server.domain_secret_file=/nowhere",
+        "events.publish=tcp://0.0.0.0:5557",
+        "events.publish=tcp://*:5557",
+        "events.publish=tcp://[::]:5557",
+        "events.publish=tcp://[::ffff:0.0.0.0]:5557",
+        "events.publish=tcp://localhost:5557",
+        "events.publish=tcp://eth0:5557",
+        "events.publish=tcp://127.0.0.1",
+        "events.publish=tcp://127.0.0.1:*",
+        "events.publish=tcp://127.0.0.1:65536",
+        "events.publish=udp://127.0.0.1:5557",
+        "events.publish=ipc://relative",
+        "events.publish=ipc://@abstract",
+        "events.publish=ipc:///" + "x" * 120,
+        "events.publish=on",
+        "events.publish=tcp://192.0.2.1:5557",
+        "events.publish=tcp://[2001:db8::1]:5557",
+        "events.replay=tcp://127.0.0.1:5558",
+        "events.topic=kv@{pod}",
+        "events.topic={",
+        "events.topic={0}",
+        "events.topic=" + "x" * 201,
+        "events.format=array",
+        "events.block_tokens=-1",
+        "events.buffer=63KiB",
+        "events.hwm=0",
+        "events.curve_secret_file=/nowhere",
+        "events.curve_clients_file=/nowhere",
         "dram.capacity=63KiB",
         "dram.capacity=-1",
         "dram.capacity=1e9",
         "dram.huge_pages=maybe",
         "dram.verify=never",
+        "ssd.write_budget=3 DPWD",
+        "ssd.write_budget=DWPD",
+        "ssd.write_budget=-1 DWPD",
+        "ssd.write_budget=0 DWPD",
+        "ssd.write_budget=1001 DWPD",
+        "ssd.write_budget=9000TiB",
+        "ssd.write_budget=",
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(override: str) -> None:
@@ -95,10 +129,59 @@ def test_a_value_out_of_range_is_refused_by_name(override: str) -> None:
     assert refusal.value.faults[0].startswith(override.partition("=")[0])
 
 
+@pytest.mark.parametrize(
+    ("written", "per_day"),
+    [
+        ("0B", 0),
+        ("3TiB", 3 << 40),
+        ("3 DWPD", 3 << 40),
+        ("3dwpd", 3 << 40),
+        (" 0.3 DWPD ", int(0.3 * (1 << 40))),
+        ("0.001 DWPD", (1 << 40) // 1000),
+        ("1000 DWPD", 1000 << 40),
+    ],
+)
+def test_a_write_budget_is_bytes_or_drive_writes_of_the_tier(written: str, per_day: int) -> None:
+    config = load_config(None, ["ssd.path=/ssd", f"ssd.write_budget={written}", "ssd.capacity=1TiB"])
+    assert config.ssd.write_budget_bytes == per_day
+
+
+def test_a_wrong_write_budget_names_both_its_forms() -> None:
+    with pytest.raises(ConfigError, match=r"from 0B to 8192TiB, or from 0.001 DWPD to 1000 DWPD"):
+        load_config(None, ["ssd.write_budget=often"])
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:9469", "127.8.1.1:65535", "[::1]:9469", "[::1]:0"])
 def test_metrics_take_a_loopback_address(address: str) -> None:
     assert str(load_config(None, [f"server.metrics={address}"]).server.metrics) == address
     assert load_config(None, [f"server.metrics={address}", "server.metrics=off"]).server.metrics is None
+
+
+def test_events_leave_this_machine_with_keys_alone(tmp_path: Path) -> None:
+    secret, clients = tmp_path / "secret", tmp_path / "clients"
+    secret.write_bytes(b"s" * 40)
+    secret.chmod(0o600)
+    clients.write_bytes(b"c" * 40)
+    keys = [f"events.curve_secret_file={secret}", f"events.curve_clients_file={clients}"]
+    for address in ("tcp://192.0.2.1:5557", "tcp://[2001:db8::1]:5557"):
+        events = [f"events.publish={address}", f"events.replay={address}"]
+        assert str(load_config(None, [*events, *keys]).events.replay) == address
+        with pytest.raises(ConfigError) as refusal:
+            load_config(None, events)
+        assert len([fault for fault in refusal.value.faults if "there are no CURVE keys" in fault]) == 2
+    for one in keys:
+        with pytest.raises(ConfigError, match="expected both or none"):
+            load_config(None, ["events.publish=tcp://127.0.0.1:0", one])
+    secret.chmod(0o644)
+    with pytest.raises(ConfigError, match="curve_secret_file"):
+        load_config(None, keys)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:5557", "tcp://[::1]:0", "ipc:///run/kvpool/events"])
+def test_events_are_published_on_this_machine_without_keys(address: str) -> None:
+    publish = load_config(None, [f"events.publish={address}"]).events.publish
+    assert publish is not None
+    assert (str(publish), publish.is_local) == (address, True)
 
 
 def test_a_secret_file_must_be_its_owners_alone(tmp_path: Path) -> None:

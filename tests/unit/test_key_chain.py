@@ -233,3 +233,6 @@ def test_token_ids_are_those_that_were_given_however_they_came() -> None:
     assert chain.token_ids(range(9)) == np.array(tokens[: 9 * CHUNK_TOKENS], "<i4").tobytes()
     chain.append_hashes([b"h"])
     assert chain.token_ids([0]) == b""
+    chain.append_hashes([b"i"], tokens[:CHUNK_TOKENS])
+    assert chain.token_ids([10]) == np.array(tokens[:CHUNK_TOKENS], "<i4").tobytes()
+    assert chain.token_ids([9, 10]) == b""

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from kvpool.index.admission import DECLINED
 from kvpool.server.health import HealthReport
 from kvpool.server.metric_definitions import METRICS, PROCESS_METRICS, Histogram, Kind, Metric, sample_names
 from kvpool.server.metrics_collector import SnapshotCollector, make_registry
@@ -21,7 +22,7 @@ from kvpool_native import Directory, DirectoryGeometry, Mapping
 
 ROOT = Path(__file__).parent.parent.parent
 UNITS = {"seconds", "bytes", "tokens", "chunks", "slots", "segments", "leases", "tickets", "reservations"}
-UNITS |= {"connections", "namespaces", "jobs"}
+UNITS |= {"connections", "namespaces", "jobs", "events", "messages"}
 _COUNTS = TrafficCounts(lookups=3, lookup_tokens=20, lookup_bytes=20, hit_tokens=(0, 5, 7, 0), hit_bytes=(0, 5, 7, 0))
 
 
@@ -37,8 +38,16 @@ SSD_COUNTS = (
     *("ssd.chunks", "ssd.used_bytes", "ssd.capacity_bytes", "demoted_chunks", "promoted_chunks"),
     *("ssd.evicted_chunks", "ssd.read_bytes", "ssd.written_bytes", "ssd.io_errors", "ssd.corrupt_chunks"),
     *("demotions_failed", "promotions_failed", "ssd.waiting_reads", "ssd.waiting_writes", "ssd.waiting_checks"),
-    *("ssd.catalogue_waiting", "ssd.catalogue_dropped", "ssd.budget_left_bytes", "ssd.touches_needed"),
+    *("ssd.catalogue_waiting", "ssd.catalogue_dropped", "ssd.budget_left_bytes", "ssd.admission_tightened"),
+    *(f"ssd.declined_{reason}" for reason in DECLINED),
     *("ssd.lost_chunks", "ssd.checkpoints"),
+)
+
+
+EVENT_COUNTS = (
+    *("events.written", "events.dropped", "events.gaps", "events.kept_bytes", "events.published"),
+    *("events.published_messages", "events.replayed_messages", "events.resyncs", "events.publish_errors"),
+    *("events.refused_clients", "events.bad_requests", "events.unsent_replays"),
 )
 
 
@@ -46,17 +55,19 @@ def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
     index = dict.fromkeys(
         ("leases", "tickets", "reservations", "namespaces", "expired_leases", "expired_reservations"), 1
     )
+    announced = dict.fromkeys(("announced_bytes", "announced_chunks", "announced_chunks_clipped"), 1)
     server = ("connections_accepted", "connections_refused", "protocol_errors", "transfer_waiting", "uptime_s")
     measured = Measurements(
         server=dict.fromkeys(server, 2),
-        index={**index, "checksum_failures": 1, "corrupt_reports": 1, "verified_chunks": 1},
+        index={**index, **announced, "checksum_failures": 1, "corrupt_reports": 1, "verified_chunks": 1},
         directory=_directory(),
         capacity_bytes=1 << 20,
         resident_bytes=4096,
         huge_bytes=0,
         is_settling=False,
         models={"m": _COUNTS} if models is None else models,
-        ssd={"ssd.state": "ok", **dict.fromkeys(SSD_COUNTS, 3)},
+        events=dict.fromkeys(EVENT_COUNTS, 4),
+        ssd={"ssd.state": "ok", "ssd.admission": "all", **dict.fromkeys(SSD_COUNTS, 3)},
         ssd_classes=[{"chunk_bytes": 8192, "layers": 2, "slots_used": 1, "slots": 3}],
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
     )

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from kvpool.addresses import LoopbackAddress
 from kvpool.clock import MonotonicClock
-from kvpool.config import LoopbackAddress
 from kvpool.server.health import HealthReport
 from kvpool.server.metrics_http import CONNECTION_TIMEOUT_S, CONNECTIONS_MAX, MetricsServer, make_app
 from kvpool.server.snapshot import LoopStalled

@@ -70,11 +70,20 @@ def test_a_write_budget_counts_real_bytes() -> None:
     # A budget of 240 real blocks a day, an hour's worth saved up: ten blocks, of which half the share is free for all.
     block_bytes = 1 << 20
     config = simulated_config(load_config(None, [f"ssd.write_budget={240 * block_bytes}B"]), block_bytes)
-    assert config.ssd.write_budget == 240 * CHUNK_BYTES
+    assert config.ssd.write_budget.size == 240 * block_bytes * 2 * CHUNK_BYTES // (block_bytes + 4096), (
+        "headers are written too"
+    )
     workload = workload_of([[f"{number}.{depth}" for depth in range(4)] for number in range(100)])
     outcome = run_cell(workload, Cell("lru", 16, 1000), config)
     assert 0 < outcome.ssd_blocks_written < 20
-    assert simulated_config(load_config(None, []), block_bytes).ssd.write_budget == 0
+    assert simulated_config(load_config(None, []), block_bytes).ssd.write_budget_bytes == 0
+
+
+def test_drive_writes_are_those_of_the_simulated_tier() -> None:
+    config = simulated_config(load_config(None, ["ssd.write_budget=0.24 DWPD"]), 1 << 20)
+    workload = workload_of([[f"{number}.{depth}" for depth in range(4)] for number in range(100)])
+    outcome = run_cell(workload, Cell("lru", 16, 1000), config)
+    assert 0 < outcome.ssd_blocks_written < 20, "an hour of 240 blocks a day"
 
 
 def test_nothing_is_held_between_requests() -> None:

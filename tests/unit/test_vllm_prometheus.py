@@ -59,8 +59,8 @@ def test_numbers_of_one_kind_share_a_counter_and_have_a_label() -> None:
 
 def test_every_number_that_a_half_counts_has_a_counter() -> None:
     families = tuple(f"{name}_" for name, _, _ in FAMILIES)
-    text = "".join((ADAPTER / f"{half}.py").read_text() for half in ("scheduler", "worker", "connector"))
-    names = set(re.findall(r'tally\.add\(\s*f?"(\w+)', text)) | {
+    text = "".join((ADAPTER / f"{half}.py").read_text() for half in ("scheduler", "worker", "connector", "envoy"))
+    names = set(re.findall(r'(?:tally\.|self\._)add\(\s*f?"(\w+)', text)) | {
         f"{name}_" for name in re.findall(r'by_level\("(\w+)"', text)
     }
     assert len(names) > 12

@@ -49,6 +49,8 @@ def test_defaults_need_no_key() -> None:
         ("kvpool.copy_threads", 0),
         ("kvpool.load_threads", "two"),
         ("kvpool.always_load", 1),
+        ("kvpool.announce", "yes"),
+        ("kvpool.events", None),
     ],
 )
 def test_a_wrong_key_names_itself_and_what_was_expected(key: str, value: object) -> None:

@@ -16,14 +16,17 @@ from typing import Any
 from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
+from kvpool.types import TokenRange
 from kvpool_client.border import ENGINE_FAILURES, Border
 from kvpool_client.cache import Cache
+from kvpool_client.hints import Outcome
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.pool import Pool
 from kvpool_client.save import Save
 from kvpool_client.sglang.host_pages import HostPages, Shard, describe_host_pool
+from kvpool_client.sglang.page_wishes import hints_of, page_wishes
 from kvpool_client.sglang.settings import Settings
 
 # Pages under way at once: enough to keep copying threads and an SSD busy, few enough for the daemon's bounds (a guess).
@@ -44,7 +47,13 @@ class PageStore:
         self._pages: HostPages | None = None
         self._pool: Pool | None = None
         self._cache: Cache | None = None
-        self._counts = {"loaded_pages": 0, "saved_pages": 0, "present_pages": 0, "declined_pages": 0}
+        self._counts = {
+            "loaded_pages": 0,
+            "saved_pages": 0,
+            "present_pages": 0,
+            "declined_pages": 0,
+            "clipped_pages": 0,
+        }
 
     def __repr__(self) -> str:
         return f"<PageStore {self._pool!r} {self._cache!r}>"
@@ -105,8 +114,11 @@ class PageStore:
         self._counts["loaded_pages"] += good
         return [number < good for number in range(len(keys))]
 
-    def save(self, keys: Sequence[str], host_indices: object) -> list[bool]:
-        """Store pages from host memory; which of them are in the pool now, or just being stored by somebody else."""
+    def save(self, keys: Sequence[str], host_indices: object, extra_info: object = None) -> list[bool]:
+        """Store pages from host memory; which of them are in the pool now, or just being stored by somebody else.
+
+        `extra_info`: SGLang's; hints in it say what to keep pages with.
+        """
         if not self._shard.is_writer:
             return [True] * len(keys)
         answer = [False] * len(keys)
@@ -116,11 +128,12 @@ class PageStore:
         try:
             numbers = self._pages.page_numbers(host_indices, len(keys))
             chains = list(self._chains(self._pool, keys))
+            wishes = self._wishes(extra_info, len(keys), self._pages.page_tokens)
             for first in reversed(range(0, len(keys), PAGES_AT_ONCE)):
                 if deadline.has_passed():
                     break
                 asked = slice(first, first + PAGES_AT_ONCE)
-                answer[asked] = self._save_some(self._pool, chains[asked], numbers[asked])
+                answer[asked] = self._save_some(self._pool, chains[asked], numbers[asked], wishes[asked])
         except ENGINE_FAILURES as error:
             self._border.miss("batch_set", error)
         return answer
@@ -181,12 +194,25 @@ class PageStore:
                 lease.release()
         return good
 
-    def _save_some(self, pool: Pool, chains: Sequence[KeyChain], numbers: Sequence[int]) -> list[bool]:
+    def _wishes(self, extra_info: object, pages: int, page_tokens: int) -> list[tuple[TokenRange, ...]]:
+        hints = hints_of(extra_info)
+        for entry in hints.actions if hints is not None else ():
+            if isinstance(entry, Outcome):
+                self._border.miss("kv_hints", entry.reason)
+        return page_wishes(extra_info, hints, pages, page_tokens, self._settings.priority)
+
+    def _save_some(
+        self,
+        pool: Pool,
+        chains: Sequence[KeyChain],
+        numbers: Sequence[int],
+        wishes: Sequence[tuple[TokenRange, ...]],
+    ) -> list[bool]:
         """One save for each page, all copying at once; committed from the last page to the first."""
         saves: list[Save] = []
         try:
-            for chain, number in zip(chains, numbers, strict=True):
-                saves.append(pool.save(chain, self._cache, [number]))
+            for chain, number, wish in zip(chains, numbers, wishes, strict=True):
+                saves.append(pool.save(chain, self._cache, [number], retention=wish))
                 for part in range(pool.layout.layers):
                     saves[-1].layer(part)
             results = [save.wait() for save in reversed(saves)]
@@ -197,4 +223,5 @@ class PageStore:
             self._counts["saved_pages"] += result.stored
             self._counts["present_pages"] += result.present
             self._counts["declined_pages"] += result.declined
+            self._counts["clipped_pages"] += result.clipped
         return [not result.declined or "pending" in result.reasons for result in reversed(results)]

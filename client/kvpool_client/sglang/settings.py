@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvpool.errors import InvalidArgument
+from kvpool.types import PRIORITY_MAX
 
 SOCKET = "/run/kvpool/kvpool.sock"
 # The keys by which SGLang itself finds the backend; it takes its own prefetch keys out before.
@@ -15,7 +16,10 @@ _SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1"}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`model` and `revision` name the weights; `timeout_s` bounds a round trip, `batch_timeout_s` one call of SGLang's."""
+    """`model` and `revision` name the weights; `timeout_s` bounds a round trip, `batch_timeout_s` one call of SGLang's.
+
+    `priority`: what pages are kept with that no hint speaks of; None: the pool's default.
+    """
 
     model: str
     socket: str = SOCKET
@@ -24,6 +28,7 @@ class Settings:
     timeout_s: float = 1.0
     batch_timeout_s: float = 10.0
     copy_threads: int = 2
+    priority: int | None = None
 
     @classmethod
     def read(cls, extra: Mapping[str, object] | None, model_name: str | None) -> "Settings":
@@ -33,7 +38,12 @@ class Settings:
         if not (extra or {}).get("interface_v1"):
             faults.append("interface_v1 is not set, expected 1: without it SGLang copies every page twice")
         expected = {"model": str, "socket": str, "revision": str, "salt": str}
-        numbers = {"timeout_s": (0.001, 3600.0), "batch_timeout_s": (0.001, 3600.0), "copy_threads": (1, 64)}
+        numbers = {
+            "timeout_s": (0.001, 3600.0),
+            "batch_timeout_s": (0.001, 3600.0),
+            "copy_threads": (1, 64),
+            "priority": (0, PRIORITY_MAX),
+        }
         faults += [f"{key} is no setting" for key in given if key not in expected and key not in numbers]
         faults += [
             f"{key} is {given[key]!r}, expected a string"
@@ -42,7 +52,7 @@ class Settings:
         ]
         for key, (least, most) in numbers.items():
             value = given.get(key, least)
-            kinds = int if key == "copy_threads" else (int, float)
+            kinds = int if key in ("copy_threads", "priority") else (int, float)
             is_number = isinstance(value, kinds) and not isinstance(value, bool)
             if not is_number or not least <= value <= most:  # type: ignore[operator]  # a number by the line above
                 faults.append(f"{key} is {value!r}, expected {least}..{most}")

@@ -64,7 +64,7 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
         """Store pages; which are kept."""
         if self._is_hybrid("batch_set_v1"):
             return [False] * len(keys)
-        return self._store.save(keys, host_indices)
+        return self._store.save(keys, host_indices, extra_info)
 
     def batch_exists_v2(self, keys: Sequence[str], pool_transfers: Any = None, extra_info: object = None) -> Any:
         """How many leading pages are there, for models with KV alone."""

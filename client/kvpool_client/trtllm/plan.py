@@ -26,7 +26,10 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class SaveOrder:
-    """Save chunks from `first_chunk` on of the prompt `tokens` from `block_ids`, once this step's layers have run."""
+    """Save chunks from `first_chunk` on of the prompt `tokens` from `block_ids`, once this step's layers have run.
+
+    `priorities`: what the engine keeps each of these blocks with.
+    """
 
     request_id: int
     tokens: bytes
@@ -34,11 +37,17 @@ class SaveOrder:
     adapter: str
     first_chunk: int
     block_ids: tuple[int, ...]
+    priorities: tuple[int, ...]
 
     def followed_by(self, later: "SaveOrder") -> "SaveOrder":
         """One order for both; `later` is of the same request and begins where this one ends."""
         assert later.first_chunk == self.first_chunk + len(self.block_ids)
-        return replace(later, first_chunk=self.first_chunk, block_ids=self.block_ids + later.block_ids)
+        return replace(
+            later,
+            first_chunk=self.first_chunk,
+            block_ids=self.block_ids + later.block_ids,
+            priorities=self.priorities + later.priorities,
+        )
 
 
 @dataclass(frozen=True, slots=True)

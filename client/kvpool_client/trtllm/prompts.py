@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvpool.types import DEFAULT_PRIORITY
 from kvpool_client.trtllm.claims import NO_CLAIM, Claim
 from kvpool_client.trtllm.plan import NO_BLOCK, SaveOrder
 
@@ -38,6 +39,7 @@ class Prompt:
     claim: Claim = NO_CLAIM
     tokens: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
     saved: int = 0
     has_saves: bool = False
 
@@ -64,12 +66,15 @@ class Prompt:
         """The request is scheduled for the first time, or again from its start."""
         self.tokens.clear()
         self.block_ids.clear()
+        self.priorities.clear()
         self.saved = first_saved
 
     def advance(self, data: Any) -> None:
         """What a step's RequestData adds. Another salt than the request's own ends the sharing."""
         self.tokens += [int(token) for token in data.new_tokens]
-        self.block_ids += [int(block) for block in data.new_block_ids]
+        new_blocks = [int(block) for block in data.new_block_ids]
+        self.block_ids += new_blocks
+        self.priorities += _priorities_of(data, len(new_blocks))
         if hasattr(data, "cache_salt") and self.salt is not None and not self.salt.startswith(b"id:"):
             said = None if data.cache_salt is None else str(data.cache_salt).encode()
             self.refusal = self.refusal or ("" if said == self.salt else "the step has another salt than the request")
@@ -87,7 +92,16 @@ class Prompt:
         first, self.saved = self.saved, self.saved + len(blocks)
         self.has_saves = True
         tokens = np.array(self.tokens[: self.saved * tokens_per_block], dtype=np.int32).tobytes()
-        return SaveOrder(self.request_id, tokens, self.salt or b"", self.adapter, first, tuple(blocks))
+        kept = tuple(self.priorities[first : self.saved])
+        return SaveOrder(self.request_id, tokens, self.salt or b"", self.adapter, first, tuple(blocks), kept)
+
+
+def _priorities_of(data: Any, new_blocks: int) -> list[int]:
+    """The engine's priority of each new block; the default where this version or a layer-grouped cache gives none."""
+    said = getattr(data, "priorities", None)
+    if said is None or len(said) != new_blocks:
+        return [DEFAULT_PRIORITY] * new_blocks
+    return [DEFAULT_PRIORITY if priority is None else int(priority) for priority in said]
 
 
 def _is_set(value: Any) -> bool:

@@ -19,7 +19,8 @@ class Settings:
     """`refusal` says why nothing is shared, if anything about the engine forbids it; empty otherwise.
 
     `timeout_s` bounds a round trip and `claim_timeout_s` all of one lookup, both on the executor's thread;
-    `staging_bytes` is the memory in which claimed chunks wait for their ranks.
+    `staging_bytes` is the memory in which claimed chunks wait for their ranks. `retention_s`: how long after its last use a
+    chunk is kept with the engine's priority, whose own duration the engine does not tell.
     """
 
     model: str
@@ -32,6 +33,7 @@ class Settings:
     claim_timeout_s: float = 1.0
     staging_bytes: int = 1 << 30
     copy_threads: int = 2
+    retention_s: float = 3600.0
     is_layerwise: bool = True
     refusal: str = ""
 
@@ -65,6 +67,7 @@ class Settings:
             claim_timeout_s=numbers.get("claim_timeout_s", 1.0),
             staging_bytes=int(numbers.get("staging_mib", 1024)) << 20,
             copy_threads=int(numbers.get("copy_threads", 2)),
+            retention_s=numbers.get("retention_s", 3600.0),
             is_layerwise=is_eager,
             refusal=_refusal(llm_args),
             **texts,
@@ -77,6 +80,7 @@ _NUMBERS = {
     "CLAIM_TIMEOUT_S": ("claim_timeout_s", 0.001, 3600.0),
     "STAGING_MIB": ("staging_mib", 1, 1 << 20),
     "COPY_THREADS": ("copy_threads", 1, 64),
+    "RETENTION_S": ("retention_s", 0.001, 4_000_000.0),
 }
 
 

@@ -20,6 +20,7 @@ from kvpool_client.cache import Cache
 from kvpool_client.device_arena import PinnedBytes
 from kvpool_client.device_blocks import DeviceBlocks
 from kvpool_client.pool import Pool
+from kvpool_client.retention import ranges_of_blocks
 from kvpool_client.save import Save
 from kvpool_client.trtllm.claims import connect
 from kvpool_client.trtllm.plan import Geometry, LoadOrder, Plan, SaveOrder
@@ -60,7 +61,13 @@ class WorkerHalf:
         self._under_way: dict[int, Save] = {}
         self._waiting: dict[int, SaveOrder] = {}
         self._ending: list[int] = []
-        self._counts = {"loaded_blocks": 0, "saved_blocks": 0, "present_blocks": 0, "declined_blocks": 0}
+        self._counts = {
+            "loaded_blocks": 0,
+            "saved_blocks": 0,
+            "present_blocks": 0,
+            "declined_blocks": 0,
+            "clipped_blocks": 0,
+        }
 
     def __repr__(self) -> str:
         return f"<WorkerHalf rank {self._rank}, {self._cache!r}, {len(self._under_way)} requests saving>"
@@ -236,7 +243,13 @@ class WorkerHalf:
         try:
             tokens = np.frombuffer(order.tokens, dtype=np.int32)
             keys = self._pool.keys(tokens, salt=order.salt or None, adapter=order.adapter)
-            return self._pool.save(keys, self._cache, order.block_ids, first_chunk=order.first_chunk)
+            wishes = ranges_of_blocks(
+                order.priorities,
+                self._settings.tokens_per_block,
+                first_block=order.first_chunk,
+                duration_s=self._settings.retention_s,
+            )
+            return self._pool.save(keys, self._cache, order.block_ids, first_chunk=order.first_chunk, retention=wishes)
         except ENGINE_FAILURES as error:
             self._border.miss("save", error)
             return None
@@ -256,6 +269,7 @@ class WorkerHalf:
         self._counts["saved_blocks"] += result.stored
         self._counts["present_blocks"] += result.present
         self._counts["declined_blocks"] += result.declined
+        self._counts["clipped_blocks"] += result.clipped
 
     def _guarded(self, call: str, verb: Any, argument: object) -> None:
         try:

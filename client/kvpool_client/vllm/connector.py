@@ -19,8 +19,9 @@ from kvpool.layout import Layout
 from kvpool_client.border import Border
 from kvpool_client.pool import Pool, connect
 from kvpool_client.vllm.engine_form import engine_form
+from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.flushing import flush_model
-from kvpool_client.vllm.geometry import Tensor, geometry_of
+from kvpool_client.vllm.geometry import Geometry, Tensor, geometry_of
 from kvpool_client.vllm.identity import model_name
 from kvpool_client.vllm.plan import StepPlan, StepReport
 from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
@@ -93,11 +94,30 @@ class ConnectorCalls:
         self._model = model_name(config)
         LOG.info("kvpool: %s of model %s, chunks of %d tokens, %r", role, self._model, chunk_tokens, settings)
         if role == "SCHEDULER":
-            self._scheduler = SchedulerHalf(self._connect(geometry.layout), geometry, settings, border)
+            feed = self._make_feed(geometry) if settings.events and self._publishes_events(config) else None
+            self._scheduler = SchedulerHalf(self._connect(geometry.layout), geometry, settings, border, feed=feed)
             return
         rank = config.parallel_config.rank
         shard = geometry.shard(rank)
         self._worker = WorkerHalf(lambda: self._connect(shard), geometry, settings, border, rank=rank)
+
+    def _make_feed(self, geometry: Geometry) -> EventFeed:
+        """With a connection of its own, so that no answer of a megabyte comes before a lookup's."""
+        from vllm.distributed import kv_events  # the engine that asks for it
+
+        def make(name: str, fields: Mapping[str, object]) -> object:
+            kind = getattr(kv_events, name)
+            known = getattr(kind, "__struct_fields__", fields)
+            event: object = kind(**{field: value for field, value in fields.items() if field in known})
+            return event
+
+        return EventFeed(self._connect(geometry.layout), make, geometry.block_tokens, self._border)
+
+    def _publishes_events(self, config: EngineConfig) -> bool:
+        is_on = bool(getattr(getattr(config, "kv_events_config", None), "enable_kv_cache_events", False))
+        if not is_on:
+            self._border.complain("kvpool.events is on and vLLM's KV events are not", "the pool's are told to nobody")
+        return is_on
 
     def _connect(self, layout: Layout) -> Pool:
         settings = self._settings
@@ -141,6 +161,10 @@ class ConnectorCalls:
         """vLLM's blocks, of which the scheduler's half evicts those that a failed load has left without KV."""
         self._of_scheduler("binding blocks", None, lambda half: half.bind_blocks(gpu_block_pool.evict_blocks))
 
+    def on_new_request(self, request: EngineRequest) -> None:
+        """See SchedulerHalf.arrived."""
+        self._of_scheduler("arrival", None, lambda half: half.arrived(request))
+
     def get_num_new_matched_tokens(self, request: EngineRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
         """See SchedulerHalf.matched_tokens."""
         nothing: tuple[int | None, bool] = (0, False)
@@ -169,14 +193,20 @@ class ConnectorCalls:
         """See SchedulerHalf.ended."""
         self._of_scheduler("end of a step", None, lambda half: half.ended(connector_output))
 
-    def request_finished(self, request: EngineRequest, block_ids: object) -> tuple[bool, None]:  # noqa: ARG002 - vLLM's interface
-        """The blocks may be freed at once: no save reads them after the step that wrote them."""
-        self._of_scheduler("end of a request", None, lambda half: half.finished(request))
-        return False, None
+    def request_finished(self, request: EngineRequest, block_ids: object) -> tuple[bool, dict[str, object] | None]:  # noqa: ARG002 - vLLM's interface
+        """The blocks may be freed at once: no save reads them after the step that wrote them. What is answered to wishes."""
+        return False, self._of_scheduler("end of a request", None, lambda half: half.finished(request))
 
-    def request_finished_all_groups(self, request: EngineRequest, block_ids: object) -> tuple[bool, None]:
+    def request_finished_all_groups(
+        self, request: EngineRequest, block_ids: object
+    ) -> tuple[bool, dict[str, object] | None]:
         """As `request_finished`, for every group."""
         return self.request_finished(request, block_ids)
+
+    def take_events(self) -> list[object]:
+        """See SchedulerHalf.take_events."""
+        nothing: list[object] = []
+        return self._of_scheduler("events", nothing, lambda half: half.take_events())
 
     def reset_cache(self) -> bool:
         """Drop every chunk of this model from the pool."""

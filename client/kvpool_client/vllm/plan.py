@@ -6,6 +6,8 @@ needs for its step; a worker keeps of earlier plans only what it has under way. 
 
 from dataclasses import dataclass, field
 
+from kvpool.types import TokenRange
+
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
@@ -25,10 +27,22 @@ class LoadOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class Keeping:
+    """What chunks are kept with: the prompt's by `retention`, what is decoded behind `prompt_tokens` with `decode_priority`."""
+
+    retention: tuple[TokenRange, ...]
+    prompt_tokens: int
+    decode_priority: int | None = None
+    decode_duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SaveOrder:
     """Save chunks `first_chunk` on, which are whole when this step's forward pass has run.
 
     `hashes`: the engine's hash for each chunk from the root of the prompt on; `block_ids`: the blocks of the saved ones.
+    `tokens`: the token ids of the saved ones, i32, or none where their KV depends on more than those. `lora_name`: what
+    events call the adapter. `keeping`: what the request wishes of them, if anything.
     """
 
     request_id: str
@@ -37,6 +51,9 @@ class SaveOrder:
     adapter: str
     first_chunk: int
     block_ids: tuple[int, ...]
+    tokens: bytes = b""
+    lora_name: str = ""
+    keeping: Keeping | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ FAMILIES = (
     ("failed_loads", "reason", "Requests that had to compute what they were to load, by reason"),
     ("short_loads", "reason", "Loads of a rank that did not bring every chunk, by reason"),
     ("waits_for", "whom", "Requests held back for a moment, by what for"),
+    ("wishes", "outcome", "What requests wished of their chunks in kv_transfer_params, by what became of it"),
 )
 COUNTERS = {
     "lookups": "Prompts that were looked up",
@@ -43,6 +44,10 @@ COUNTERS = {
     "saved_chunks": "Chunks that were stored",
     "present_chunks": "Chunks that need not be stored because the pool has them",
     "dropped_saves": "Saves that were given up",
+    "clipped_chunks": "Saved chunks that stay at the default priority because the share above it is full",
+    "retained_chunks": "Stored chunks that are kept as a later request wished",
+    "announced_chunks": "Chunks of requests that wait, announced and in DRAM or to come there",
+    "dropped_errands": "Wishes and announcements that were not sent because too many waited",
     "engine_seconds": "Time that vLLM spent inside the connector",
 }
 # The sum of its family, which has it by tier.

@@ -1,9 +1,15 @@
 """What the scheduler's half remembers of one request, from its first question to its end. One thread."""
 
+import numpy as np
+
 from kvpool.clock import Deadline
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.vllm.promise import Answer
 from kvpool_client.vllm.surface import EngineRequest
+from kvpool_client.vllm.wishes import RequestWishes, Wishing
+
+# What makes KV depend on more than token ids, salt and adapter: such tokens would mislead whoever goes by them.
+FURTHER_INPUTS = ("prompt_embeds", "mm_features")
 
 
 class Tracked:
@@ -12,12 +18,24 @@ class Tracked:
     `chunks_planned`: leading chunks that the pool has or that were put into a plan. `table`: its blocks in order, None while
     they are not known. Each patience runs from the first time that the request was held back for that reason.
     `asked_tokens`: what the answer under way is about, behind `held_tokens`. `has_given_up`: no more questions for this
-    request.
+    request. `wishes`: what it says of its chunks, `wishing` what becomes of that; `announced` runs while it need not be
+    announced again.
     """
 
-    def __init__(self, request: EngineRequest, keys: KeyChain, salt: bytes, adapter: str, chunk_hashes: int) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        keys: KeyChain,
+        salt: bytes,
+        adapter: str,
+        chunk_hashes: int,
+        wishes: RequestWishes,
+    ) -> None:
         self.request = request
         self.keys = keys
+        self.wishes = wishes
+        self.wishing: Wishing | None = None
+        self.announced = Deadline(0.0)
         self.salt = salt
         self.adapter = adapter
         self.hashes: list[bytes] = []
@@ -51,6 +69,16 @@ class Tracked:
         if fresh:
             self.keys.append_hashes(fresh)
             self.hashes += fresh
+
+    def token_ids(self, first: int, end: int) -> bytes:
+        """Tokens `first` up to `end`, i32; none where they do not say what the KV is of."""
+        if any(
+            getattr(self.request, name, None) is not None and len(getattr(self.request, name))
+            for name in FURTHER_INPUTS
+        ):
+            return b""
+        tokens = np.asarray(self.request.all_token_ids[first:end], np.int32)
+        return tokens.tobytes() if len(tokens) == end - first else b""
 
     def forget_answer(self) -> None:
         """Whatever was asked for is used, or of no use any more."""

@@ -64,6 +64,9 @@ class SavePlanner:
             adapter=entry.adapter,
             first_chunk=first,
             block_ids=tuple(blocks),
+            tokens=entry.token_ids(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
+            keeping=entry.wishes.keeping(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
+            lora_name=str(getattr(getattr(entry.request, "lora_request", None), "lora_name", "")),
         )
 
 

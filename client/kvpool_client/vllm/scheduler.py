@@ -14,6 +14,8 @@ from kvpool.clock import NS_PER_S, Clock, Deadline, MonotonicClock
 from kvpool_client.border import Border
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
+from kvpool_client.vllm.envoy import Envoy
+from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.geometry import Geometry
 from kvpool_client.vllm.identity import adapter_name
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
@@ -24,6 +26,7 @@ from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import LEVEL_NAMES, Tally, by_level
 from kvpool_client.vllm.surface import EngineBlocks, EngineOutput, EngineRequest, EngineStep
 from kvpool_client.vllm.unproven import STEPS_MAX, UnprovenLoad, UnprovenLoads, blocks_from_the_first_bad
+from kvpool_client.vllm.wishes import NO_WISHES, wishes_of
 from kvpool_client.worth import SpeedBook, wait_limit_s
 
 # How long one question may keep the scheduler itself; an answer usually takes a tenth of a millisecond.
@@ -35,10 +38,17 @@ PREFILL_TOKENS_MIN = 64
 
 
 class SchedulerHalf:
-    """See the module. `pool` is a scheduler's Pool, standing for all shards."""
+    """See the module. `pool` is a scheduler's Pool, standing for all shards; `feed`: where the pool's events come from."""
 
     def __init__(
-        self, pool: Pool, geometry: Geometry, settings: Settings, border: Border, clock: Clock | None = None
+        self,
+        pool: Pool,
+        geometry: Geometry,
+        settings: Settings,
+        border: Border,
+        *,
+        feed: EventFeed | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.pool = pool
         self.tally = Tally()
@@ -48,7 +58,10 @@ class SchedulerHalf:
         self._clock = clock or MonotonicClock()
         self._asker = Asker(pool, geometry.replicas, border)
         self._speeds = SpeedBook()
+        self._feed = feed
+        self._envoy = Envoy(pool, self.tally, border, self._clock)
         self._requests: dict[str, Tracked] = {}
+        self._waiting: dict[str, Tracked] = {}
         self._adapters: dict[str, str] = {}
         self._loads: list[LoadOrder] = []
         self._cancelled: list[str] = []
@@ -68,9 +81,16 @@ class SchedulerHalf:
         """`evict` takes blocks out of vLLM's own prefix cache."""
         self._evict = evict
 
+    def arrived(self, request: EngineRequest) -> None:
+        """A request is new, and waits until it is asked for."""
+        entry = self._track(request)
+        if self._settings.announce and not getattr(request, "skip_reading_prefix_cache", False):
+            self._waiting[request.request_id] = entry
+
     def matched_tokens(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
         """Tokens behind `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
         nothing = (0, False)
+        self._waiting.pop(request.request_id, None)
         if self._unproven.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
             self.tally.add("waits_for_a_shared_load")
             return None, False
@@ -154,6 +174,9 @@ class SchedulerHalf:
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
         self._note_begin(step, has_loads=any(not order.is_async for order in loads))
+        if not self._off:
+            self._envoy.announce(self._waiting.values())
+        self._envoy.count()
         saves = self._border.call("planning saves", None, lambda: self._plan_saves(step, loads))
         if saves is None:
             self._saving.forget_tables(self._requests)
@@ -197,14 +220,25 @@ class SchedulerHalf:
             for entry in self._requests.values():
                 entry.chunks_planned = 0
 
-    def finished(self, request: EngineRequest) -> None:
-        """The request has ended or was aborted."""
+    def finished(self, request: EngineRequest) -> dict[str, object] | None:
+        """The request has ended or was aborted. What is answered to its wishes, if it had any."""
+        self._waiting.pop(request.request_id, None)
         entry = self._requests.pop(request.request_id, None)
-        if entry is not None and entry.is_loading:
+        if entry is None:
+            return None
+        if entry.is_loading:
             self._cancelled.append(request.request_id)
+        return self._envoy.end(entry)
+
+    def take_events(self) -> list[object]:
+        """What is new in the pool, as the engine's own events; waits for nothing."""
+        return self._feed.take() if self._feed is not None else []
 
     def close(self) -> None:
-        """End the asker and the Pool."""
+        """End the threads and the Pool."""
+        if self._feed is not None:
+            self._feed.stop()
+        self._envoy.stop()
         self._asker.stop()
         self.pool.close()
 
@@ -273,8 +307,12 @@ class SchedulerHalf:
             salt = str(getattr(request, "cache_salt", None) or "").encode("utf-8", "surrogatepass")
             adapter = self._adapter_of(request)
             keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
-            entry = Tracked(request, keys, salt, adapter, self._geometry.chunk_tokens // self._geometry.hash_tokens)
+            wishes = self._border.call("reading wishes", NO_WISHES, lambda: wishes_of(request))
+            chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
+            entry = Tracked(request, keys, salt, adapter, chunk_hashes, wishes)
             self._requests[request.request_id] = entry
+            entry.extend_keys()
+            self._envoy.begin(entry)
         entry.request = request
         entry.extend_keys()
         return entry

@@ -23,7 +23,8 @@ class Settings:
     block. `timeout_s`: one round trip, and a load's or save's longest time without progress. `wait_s`: how long a request
     may be held back: half for an answer that is late, half for chunks that another engine is just saving. `load`: "async" or
     "sync". `always_load`: take a hit even where computing is quicker. `copy_threads`: native threads that copy for a
-    worker. `load_threads`: asynchronous loads under way at once.
+    worker. `load_threads`: asynchronous loads under way at once. `announce`: tell the daemon of requests that wait, so that
+    what they need comes up to DRAM meanwhile. `events`: tell what the pool has and loses in vLLM's own stream of KV events.
     """
 
     socket: str = "/run/kvpool/kvpool.sock"
@@ -34,6 +35,8 @@ class Settings:
     always_load: bool = False
     copy_threads: int = 1
     load_threads: int = 2
+    announce: bool = True
+    events: bool = False
 
     @property
     def is_async(self) -> bool:
@@ -74,7 +77,7 @@ def _fault(name: str, value: object) -> str:
         return "" if isinstance(value, str) and value else said + "a path"
     if name == "load":
         return "" if value in ("async", "sync") else said + "'async' or 'sync'"
-    if name == "always_load":
+    if name in ("always_load", "announce", "events"):
         return "" if isinstance(value, bool) else said + "true or false"
     if name in ("timeout_s", "wait_s"):
         lowest_is_in = name == "wait_s"

@@ -19,6 +19,8 @@ class EngineRequest(Protocol):
 
     request_id: str
     num_tokens: int
+    num_prompt_tokens: int
+    all_token_ids: Sequence[int]
     block_hashes: Sequence[bytes]
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 
+import numpy as np
+
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import KVPoolError
 from kvpool_client.border import Border
@@ -21,11 +23,12 @@ from kvpool_client.pool import Pool
 from kvpool_client.save import Save
 from kvpool_client.vllm.fetch import Fetch, failed
 from kvpool_client.vllm.geometry import Geometry, Tensor, block_views
-from kvpool_client.vllm.plan import LoadOutcome, SaveOrder, StepPlan, StepReport
+from kvpool_client.vllm.plan import Keeping, LoadOutcome, SaveOrder, StepPlan, StepReport
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally
 
 NO_PLAN = StepPlan(0)
+NOTHING_SAID = Keeping((), 0)
 # A step without tokens has nothing to do but to see whether loads have ended, and is followed by the next one at once. So it
 # waits, instead of taking the interpreter from the threads that load; a request that arrives waits no longer than this.
 IDLE_WAIT_S = 0.001
@@ -214,8 +217,21 @@ class WorkerHalf:
         if self.pool is None or self._cache is None:
             return None
         size = self._geometry.chunk_tokens
-        keys = self.pool.keys_from_hashes(order.hashes, size, salt=order.salt, adapter=order.adapter)
-        return self.pool.save(keys, self._cache, order.block_ids, first_chunk=order.first_chunk)
+        first, keeping = order.first_chunk, order.keeping or NOTHING_SAID
+        keys = self.pool.keys_from_hashes(
+            order.hashes[:first], size, salt=order.salt, adapter=order.adapter, adapter_name=order.lora_name or None
+        )
+        keys.append_hashes(order.hashes[first:], np.frombuffer(order.tokens, "<i4") if order.tokens else None)
+        return self.pool.save(
+            keys,
+            self._cache,
+            order.block_ids,
+            first_chunk=first,
+            retention=keeping.retention,
+            prompt_tokens=keeping.prompt_tokens,
+            decode_priority=keeping.decode_priority,
+            decode_duration_s=keeping.decode_duration_s,
+        )
 
     def _commit(self, save: Save) -> None:
         result = self._border.call("ending a save", None, save.commit)
@@ -224,5 +240,6 @@ class WorkerHalf:
             return
         self.tally.add("saved_chunks", result.stored)
         self.tally.add("present_chunks", result.present)
+        self.tally.add("clipped_chunks", result.clipped)
         for reason, count in result.reasons.items():
             self.tally.add(f"declined_chunks_{reason}", count)

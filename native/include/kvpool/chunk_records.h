@@ -1,12 +1,14 @@
-// Records of chunks, the tree their prefix chains form, and one recency list per size class.
+// Records of chunks, the tree their prefix chains form, and the links of the lists they stand in.
 //
-// What it is: memory and links. What it is not: a decision; the Directory says who is held, listed or removed.
+// What it is: memory and links. What it is not: a decision; the Directory says who is held or removed, EvictionQueues who
+// stands where.
 // Records are sized at start and reused; a RecordId is therefore only good while its record lives.
 // Invariants: a record is on the free list or alive; children of a record form a list whose members name it as
-// parent; a class's recency list runs from the oldest to the newest access.
+// parent.
 // Threads: the control thread only. Every operation is O(1).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -23,34 +25,67 @@ namespace kvpool {
 //                        +--failed, drop (it is held)--> ZOMBIE
 enum class ChunkState : uint8_t { FREE, WRITING, READY, ZOMBIE, PROMOTING };
 
-struct ChunkRecord {
-  ChunkKey key{};
-  uint64_t generation = 0;
+// What a chunk is kept with when nothing was said: the default of TensorRT-LLM's KvCacheRetentionConfig.
+inline constexpr uint8_t DEFAULT_PRIORITY = 35;
+inline constexpr uint8_t MAX_PRIORITY = 100;
+
+// Two cache lines; what an acquire looks at stands in the first.
+struct alignas(64) ChunkRecord {
   uint64_t last_access_ns = 0;
+  uint64_t generation = 0;
   RecordId parent;
   RecordId first_child;
-  RecordId next_sibling;
-  RecordId previous_sibling;
-  RecordId older;  // recency list; `newer` also links the free list
+  RecordId older;  // the list it stands in; `newer` also links the free list
   RecordId newer;
   PageIndex page;
   NamespaceId owner;
   ClassId size_class;
   uint32_t holds = 0;
-  uint32_t stored_tick = 0;  // when it became READY; see stored_tick_of
   ChunkState state = ChunkState::FREE;
-  uint8_t touches = 0;  // times stored or acquired, at most 255; 2 at once for a chunk that was evicted not long ago
-};
-static_assert(sizeof(ChunkRecord) == 96);
+  uint8_t touches = 0;  // times stored or acquired, at most 255; 2 at least for a chunk that was evicted not long ago
+  uint8_t priority = DEFAULT_PRIORITY;
+  uint8_t level = DEFAULT_PRIORITY;  // of the list it stands in: its priority, or that of a child it was moved beside
+  uint8_t queue = 0;                 // of its level: the policy's choice
+  uint8_t learned_class = 0;         // the class that its last use counts in: see ClassQueuePolicy
+  uint8_t chain_kind = 0;            // of the request that used it last: see chain_kind_of
+  uint8_t turn = 0;                  // which of the requests that made its chain stored it first, from 1; 0: not known yet
+  bool is_reused = false;            // acquired since it was stored
+  bool is_used = false;              // stored or acquired since it stood in a queue last
+  bool is_sampled = false;           // is_in_sample(key): told without a look at the second line
+  bool was_below = false;            // written to the slower tier since its last use, wherever it is there now
+  uint16_t timer = UINT16_MAX;       // where in the timer wheel; see RetentionTimers
 
-// Times of storing in 32 bits: ticks of 67 ms, of which differences are taken modulo 9 years.
-inline constexpr unsigned STORED_TICK_SHIFT = 26;
-[[nodiscard]] constexpr uint32_t stored_tick_of(uint64_t now_ns) noexcept {
-  return static_cast<uint32_t>(now_ns >> STORED_TICK_SHIFT);
+  ChunkKey key{};
+  RecordId next_sibling;
+  RecordId previous_sibling;
+  uint32_t stored_tick = 0;    // when it became READY; see tick_of
+  uint32_t retained_tick = 0;  // when its priority was set
+  uint32_t duration_ms = 0;    // from its last use until its priority falls to the default; 0: it does not
+  RecordId timer_next;
+  RecordId timer_previous;
+  uint32_t kept_children = 0;  // that are kept above the default priority, or something that follows them
+
+  // Whether it, or something that follows it, is kept above the default priority.
+  [[nodiscard]] bool is_kept() const noexcept { return priority > DEFAULT_PRIORITY || kept_children > 0; }
+};
+static_assert(sizeof(ChunkRecord) == 128);
+static_assert(offsetof(ChunkRecord, key) <= 64);
+
+// Times in 32 bits: ticks of 67 ms, of which differences are taken modulo 9 years.
+inline constexpr unsigned TICK_SHIFT = 26;
+[[nodiscard]] constexpr uint32_t tick_of(uint64_t now_ns) noexcept {
+  return static_cast<uint32_t>(now_ns >> TICK_SHIFT);
 }
 [[nodiscard]] constexpr uint64_t age_ns(const ChunkRecord& record, uint64_t now_ns) noexcept {
-  return uint64_t{stored_tick_of(now_ns) - record.stored_tick} << STORED_TICK_SHIFT;
+  return uint64_t{tick_of(now_ns) - record.stored_tick} << TICK_SHIFT;
 }
+
+// A list of records from the oldest to the newest.
+struct ChunkList {
+  RecordId oldest;
+  RecordId newest;
+  uint64_t length = 0;
+};
 
 class ChunkRecords {
  public:
@@ -77,30 +112,17 @@ class ChunkRecords {
   // Takes a record out of its parent's children; nothing where it has no parent.
   void detach(RecordId child) noexcept;
 
-  void add_class();
-  void push_newest(RecordId id) noexcept;
-  // Puts a record among the others by its last access, behind those of the same time. Looks at no more than `steps`
-  // entries from each end; where that does not do it becomes the newest, and its last access that of the newest.
-  void insert_by_access(RecordId id, uint32_t steps) noexcept;
-  void unlink(RecordId id) noexcept;
-  [[nodiscard]] RecordId oldest(ClassId size_class) const noexcept { return lists_[size_class.value()].oldest; }
-  [[nodiscard]] RecordId newest(ClassId size_class) const noexcept { return lists_[size_class.value()].newest; }
-  [[nodiscard]] uint64_t listed(ClassId size_class) const noexcept { return lists_[size_class.value()].length; }
+  // Puts a record into a list behind (on the newer side of) another one; unset: it becomes the oldest.
+  // REQUIRES: the record is in no list, `older` in this one.
+  void link_behind(ChunkList& list, RecordId id, RecordId older) noexcept;
+  // REQUIRES: the record is in this list.
+  void unlink(ChunkList& list, RecordId id) noexcept;
 
  private:
-  void link_behind(RecordId id, RecordId older) noexcept;
-
-  struct RecencyList {
-    RecordId oldest;
-    RecordId newest;
-    uint64_t length = 0;
-  };
-
   const uint32_t capacity_;
   uint32_t alive_ = 0;
   std::vector<ChunkRecord> records_;  // reserved whole, grown on demand: memory never used is never touched
   RecordId first_free_;
-  std::vector<RecencyList> lists_;
 };
 
 }  // namespace kvpool

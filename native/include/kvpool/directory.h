@@ -9,14 +9,16 @@
 //
 // Invariants (recounted by `verify`):
 //   1. Who holds a chunk holds its ancestors: holds(parent) >= holds(child), and the parent of a READY chunk is READY.
-//   2. A class's recency list holds exactly its READY chunks that nobody holds; these and only these are idle in
-//      the arena.
-//   3. Holds end from the leaf to the root, so a parent never stands before its child in the list. The oldest
-//      entry therefore has no children: taking victims from that end is leaf-first, in O(1).
+//   2. The eviction queues hold exactly the READY chunks that nobody holds; these and only these are idle in the arena.
+//   3. A victim has no children: one that has is moved beside a child first (eviction_queues.h), so no chunk is ever
+//      stored without its parent. Holds end from the leaf to the root, so a parent was used no earlier than what
+//      follows it, and under LRU the oldest is a leaf without a move.
 //   4. A chunk and its parent have the same namespace and size class.
 //   5. used_bytes, the payload of all allocated slots, is at most the capacity.
 //   6. Generations are positive and never repeat.
-//   7. What stands in a tier stands there from the root on: each tier's chunks are whole prefixes.
+//   7. Chunks kept above the default priority, and all that precedes them, have no more than the retained share of
+//      the bytes, but for what precedes a chunk that was kept before it came.
+//   8. What stands in a tier stands there from the root on: each tier's chunks are whole prefixes.
 //
 // Two tiers are two directories. The faster one owns the table that clients read; `attach_slower` makes the slower one tell
 // it what it holds, so that an entry of the shared table says all tiers of a key. A chunk that leaves the faster tier
@@ -26,7 +28,6 @@
 // Unknown hold ids and unknown namespaces are answers, not errors; broken invariants end the process.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -35,131 +36,38 @@
 #include <unordered_map>
 #include <vector>
 
+#include "kvpool/change_feed.h"
 #include "kvpool/chunk_records.h"
 #include "kvpool/chunk_table.h"
+#include "kvpool/directory_answers.h"
+#include "kvpool/directory_geometry.h"
+#include "kvpool/eviction_policy.h"
+#include "kvpool/eviction_queues.h"
 #include "kvpool/ghost_filter.h"
 #include "kvpool/memory.h"
+#include "kvpool/retention.h"
+#include "kvpool/retention_timers.h"
 #include "kvpool/slot_arena.h"
-#include "kvpool/time_histogram.h"
 #include "kvpool/token_ids.h"
 #include "kvpool/types.h"
 
 namespace kvpool {
-
-// All sizes of a directory, computed before memory is mapped.
-struct DirectoryGeometry {
-  uint64_t capacity;  // payload bytes
-  uint32_t max_chunks;
-  ArenaShape arena;
-  IndexShape index;
-
-  // One segment more than the capacity needs, so that a second size class finds a place beside a full first one.
-  // Nothing where the numbers are out of range.
-  // `further_entries`: table entries for chunks of a slower tier.
-  [[nodiscard]] static std::optional<DirectoryGeometry> plan(uint64_t capacity, uint64_t segment_bytes,
-                                                             uint32_t max_chunks, uint32_t further_entries = 0);
-  // Of a tier on disk: whole segments of exactly this size, none more than the capacity, no slot over two of them.
-  [[nodiscard]] static std::optional<DirectoryGeometry> plan_files(uint64_t segment_bytes, uint32_t segments,
-                                                                   uint32_t max_chunks);
-};
-
-// What became of a chunk of a save; the wire uses the same numbers. `reserve` answers PRESENT chunks first, then
-// RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT.
-enum class SaveState : uint8_t {
-  PRESENT = 0,
-  RESERVED = 1,
-  PENDING = 2,    // another writer is just writing it
-  NO_PARENT = 3,  // its parent is not stored
-  FULL = 4,       // everything that could go is held
-  NOT_READY = 5,  // the memory that would serve is not pre-faulted yet
-  FOREIGN = 6,    // the key belongs to another namespace, or to a chunk of another size
-  STORED = 7,
-  EXPIRED = 8,  // the reservation, or the chunk in it, is gone
-};
-inline constexpr size_t RESERVE_STATES = 7;
-
-// Why a chunk was evicted.
-enum class Eviction : uint8_t {
-  OWN_CLASS = 0,    // for a newer chunk of its own size class
-  OTHER_CLASS = 1,  // its memory went to another size class
-  INDEX_FULL = 2,   // as many chunks are stored as the index has room for
-};
-inline constexpr size_t EVICTIONS = 3;
-
-using HoldId = uint64_t;  // of holds and reservations alike; 0 names none, and none repeats
-
-struct Hold {
-  HoldId id = 0;
-  size_t chunks = 0;
-};
-
-// Packed columns, one value per chunk.
-struct Columns {
-  std::vector<uint64_t> offsets;
-  std::vector<uint64_t> generations;
-  std::vector<uint8_t> levels;  // NO_LEVEL: the chunk was dropped
-};
-
-struct Reservation {
-  HoldId id = 0;  // 0 where nothing was reserved: there is nothing to end
-  std::vector<uint8_t> states;
-  std::vector<uint64_t> offsets;      // 0 where declined
-  std::vector<uint64_t> generations;  // 0 where declined
-};
-
-struct FlushResult {
-  uint64_t chunks = 0;
-  uint64_t bytes = 0;
-  uint64_t skipped = 0;  // held
-};
-
-struct NamespaceCounts {
-  uint64_t chunks = 0;  // READY
-  uint64_t bytes = 0;
-  uint64_t held = 0;
-};
-
-struct RecordPage {
-  uint32_t next = 0;  // cursor to go on from; 0: the end was reached
-  HoldId hold = 0;
-  std::vector<RecordId> records;
-};
-
-struct DirectoryStats {
-  uint64_t chunks = 0;  // READY
-  uint64_t writing = 0;
-  uint64_t zombies = 0;
-  uint64_t held = 0;  // chunks that somebody holds
-  uint64_t holds = 0;
-  uint64_t reservations = 0;
-  uint64_t used_bytes = 0;
-  uint64_t idle_bytes = 0;
-  uint64_t token_id_bytes = 0;
-  uint64_t stored_chunks = 0;  // these since the start: stored + promoted = chunks + evicted + shed + flushed + dropped
-  uint64_t evicted_chunks = 0;  // left the pool
-  uint64_t shed_chunks = 0;     // left this tier for room and are in another one
-  uint64_t promoting = 0;
-  uint64_t promoted_chunks = 0;  // came back from the slower tier, or from an earlier life
-  uint64_t flushed_chunks = 0;
-  uint64_t dropped_chunks = 0;
-  uint64_t aborted_chunks = 0;
-  std::array<uint64_t, RESERVE_STATES> answers{};  // by SaveState
-  std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks
-  TimeHistogram reuse_gaps;  // of each chunk acquired: time since its last access, 0 where it is in use
-  TimeHistogram lifetimes;   // of each chunk evicted: time since it was stored
-};
 
 class Directory {
  public:
   // `arena` may be absent: then the slots are somewhere else, and only their places are kept here.
   // REQUIRES: regions writable, index zeroed, sizes as the geometry says.
   Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
-            const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier = Tier::DRAM);
+            const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier = Tier::DRAM,
+            PolicyKind policy = PolicyKind::LRU);
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
   // The slower tier's directory from now on tells this one what it holds. REQUIRES: both empty; `slower` lives as long.
   void attach_slower(Directory& slower) noexcept;
+
+  // At most this share of the capacity is kept above the default priority. What is kept already stays.
+  void cap_retained(double share) noexcept;
 
   // The class of chunks of this geometry, made where it is new; nothing where such a chunk cannot fit.
   [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers);
@@ -182,6 +90,8 @@ class Directory {
   // The chunk at a position of a hold, and its key; nothing where there is none.
   [[nodiscard]] std::optional<RecordId> record_of(HoldId hold, size_t position) const;
   [[nodiscard]] std::optional<ChunkKey> key_of(HoldId hold, size_t position) const;
+  // The keys of a hold that are in the sample, the nearest to the root first, and how many chunks the hold has.
+  [[nodiscard]] std::vector<ChunkKey> sampled_keys(HoldId hold, size_t& chunks) const;
   // Ends a hold; its chunks become the newest. Returns false where the hold is unknown.
   bool release(HoldId hold, uint64_t now_ns);
 
@@ -210,9 +120,33 @@ class Directory {
   bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
   uint64_t fail_landing(const ChunkKey& key, uint64_t generation);
 
-  // From now on chunks are worth a place below if they, or what follows them, have been touched this many times. Those that
-  // are not may be evicted though nobody else has them.
-  void admit_from(uint8_t touches) noexcept { admitted_touches_ = touches; }
+  // directory_retention.cpp. Keeps chunks with these from now on, stored ones and those being written, here and in the slower
+  // tier: one wish for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
+  [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& wishes,
+                                            uint64_t now_ns);
+  // What a chunk is kept with; nothing where it is not here.
+  [[nodiscard]] std::optional<Retention> retention(const ChunkKey& key) const noexcept;
+  // The same of the chunks of a hold; nothing where it is unknown.
+  [[nodiscard]] std::optional<std::vector<Retention>> retentions(HoldId hold) const;
+  // Has priorities that have lasted their time fall back, a bounded number of them. `reserve`, `promote` and `retain` do too.
+  // A chunk that is kept alike in both tiers is kept in both until its time after its last use in either is over.
+  void expire_retention(uint64_t now_ns);
+  // When `expire_retention` is to be called next; nothing while no priority can lapse.
+  [[nodiscard]] std::optional<uint64_t> next_lapse_ns() const noexcept { return timers_.next_ns(); }
+  // The keys of which the priority has lapsed in this slower tier since the last call, packed.
+  [[nodiscard]] std::vector<ChunkKey> take_lapsed() noexcept;
+
+  // From now on these chunks are worth a place below, with what precedes them. Others may be evicted though nobody else has
+  // them. `least_chance`: what LIKELY means.
+  void admit(Admitted admitted, double least_chance = 0) noexcept {
+    admitted_ = admitted;
+    least_chance_ = least_chance;
+  }
+  // Whether the eviction policy has learned how likely chunks are to be used again.
+  [[nodiscard]] bool knows_chances() const noexcept { return policy_->knows_chances(); }
+  // What was written to the slower tier and gave way there is worth a place again only when it has been used. Forgets all of
+  // that: each is worth one once more.
+  void forget_written() noexcept;
   // Has chunks that are evicted remembered: what comes again counts as touched before. REQUIRES: chunks > 0, called once.
   void keep_ghosts(uint32_t chunks);
 
@@ -229,7 +163,7 @@ class Directory {
   // Makes a chunk of an earlier life READY where it lies, ancestors before descendants, the most recent first. False where its
   // parent, its place or room is lacking. REQUIRES: no reservation yet; `finish_restore` ends the restoring.
   bool restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const ChunkKey& key,
-               PageIndex page, uint64_t generation);
+               PageIndex page, uint64_t generation, Retention wish = {}, uint64_t now_ns = 0);
   void finish_restore() noexcept;
   // The keys that left this slower tier since the last call, in their order, packed.
   [[nodiscard]] std::vector<ChunkKey> take_departed() noexcept;
@@ -241,6 +175,14 @@ class Directory {
   uint64_t discard(const ChunkKey& key);
   // Removes what nobody holds and was last used before `before_ns`, in one namespace or (absent) in all.
   FlushResult flush(std::optional<NamespaceId> owner, uint64_t before_ns);
+
+  // Every chunk that comes to this tier or leaves it is told to the feed from now on; what is restored only as a gap.
+  void report_to(std::shared_ptr<ChangeFeed> feed) noexcept { feed_ = std::move(feed); }
+  // READY chunks from the cursor (0 = start) on, `limit` at most, as changes; returns the cursor to go on from, 0 at the end.
+  [[nodiscard]] uint32_t list(uint32_t cursor, size_t limit, std::vector<Change>& rows) const;
+  [[nodiscard]] std::optional<Change> find(const ChunkKey& key) const noexcept;
+  // Where a READY chunk lies in this tier, as of now: nothing is held for whoever asks.
+  [[nodiscard]] std::optional<ChunkPlace> place_of(const ChunkKey& key) const noexcept;
 
   // Up to `limit` READY chunks at places from the cursor on (0 = start) and before `end`, held with their ancestors while
   // they are examined.
@@ -262,6 +204,9 @@ class Directory {
   [[nodiscard]] std::vector<std::string> verify() const;
 
  private:
+  // Ancestors looked at for all wishes of a call: far more than a frame's chunks have where each is looked at once.
+  static constexpr uint32_t STEPS_TO_KEEP = 1U << 17;
+
   struct ReservationState {
     size_t ancestors = 0;       // records before the first key's
     size_t first_reserved = 0;  // keys before this were PRESENT
@@ -287,7 +232,18 @@ class Directory {
   [[nodiscard]] bool is_elsewhere(const ChunkKey& key) const noexcept;
   void enter(const ChunkKey& key, RecordId id) noexcept;
   void leave(const ChunkKey& key) noexcept;
-  void count_departure(const ChunkKey& key);
+  void count_departure(const ChunkRecord& record);
+  [[nodiscard]] bool is_admitted(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] bool wants_place_below(const ChunkRecord& record) const noexcept {
+    return !record.was_below && is_admitted(record) && !is_elsewhere(record.key);
+  }
+  [[nodiscard]] Declined why_declined(const ChunkRecord& record) const noexcept;
+
+  // directory_changes.cpp
+  [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
+  [[nodiscard]] Change describe(const ChunkRecord& record) const noexcept;
+  void report(const ChunkRecord& record, ChangeKind kind, Cause cause) noexcept;
+  void report_priority(const ChunkRecord& record, uint8_t before) noexcept;
 
   // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
   void make_idle(RecordId id, uint64_t now_ns) noexcept;
@@ -301,7 +257,26 @@ class Directory {
   uint64_t remove_named(const ChunkKey& key) noexcept;
   void evict_subtree(RecordId top, Eviction reason) noexcept;
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
-  [[nodiscard]] RecordId oldest_idle() const noexcept;
+  uint64_t flush_subtree(RecordId top) noexcept;
+  void settle_widow(RecordId parent) noexcept;
+
+  // directory_retention.cpp
+  [[nodiscard]] RetainState keep(RecordId id, Retention wish) noexcept;
+  [[nodiscard]] RetainState keep_in_queue(RecordId id, Retention wish) noexcept;
+  void hand_down(const ChunkRecord& record) noexcept;
+  void forget_retention(RecordId id) noexcept;
+  void requeue(RecordId id) noexcept;
+  void mark_kept(RecordId id) noexcept;
+  void unmark_kept(RecordId top) noexcept;
+  [[nodiscard]] bool has_room_to_keep(RecordId id) noexcept;
+  void start_timer(RecordId id) noexcept;
+  [[nodiscard]] uint64_t kept_since(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] uint64_t lapses_at(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention kept) const noexcept;
+  void lapse(RecordId id);
+  [[nodiscard]] bool is_listed(const ChunkRecord& record) const noexcept {
+    return record.state == ChunkState::READY && record.holds == 0;
+  }
 
   // directory_holds.cpp
   [[nodiscard]] size_t find_prefix(NamespaceId owner, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
@@ -321,6 +296,8 @@ class Directory {
   void occupy(RecordId id, ChunkState as) noexcept;
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
   [[nodiscard]] SaveState make_slot(ClassId size_class, WindowSearch& search) noexcept;
+  [[nodiscard]] bool is_cheaper(const SegmentWindow& window, RecordId own) const noexcept;
+  void note_chain(const ReservationState& state) noexcept;
   [[nodiscard]] bool may_evict(RecordId id) const noexcept;
   void find_window(ClassId size_class, WindowSearch& search) const noexcept;
   void abort_writing(RecordId id) noexcept;
@@ -332,7 +309,8 @@ class Directory {
   void verify_records(std::vector<std::string>& broken) const;
   void verify_record(RecordId id, std::vector<std::string>& broken) const;
   void verify_tree(RecordId id, std::vector<std::string>& broken) const;
-  void verify_lists(std::vector<std::string>& broken) const;
+  void verify_queues(std::vector<std::string>& broken) const;
+  void verify_retention(std::vector<std::string>& broken) const;
   void verify_holds(std::vector<std::string>& broken) const;
   void verify_sums(std::vector<std::string>& broken) const;
 
@@ -341,14 +319,23 @@ class Directory {
   Directory* slower_ = nullptr;
   Directory* faster_ = nullptr;
   bool protects_unsaved_ = false;
-  uint8_t admitted_touches_ = 0;
+  Admitted admitted_ = Admitted::ALL;
+  double least_chance_ = 0;
   std::optional<GhostFilter> ghosts_;
+  std::shared_ptr<ChangeFeed> feed_;
+  Cause departure_ = Cause::DROPPED;  // of the chunks that are being removed
   std::vector<ChunkKey> departed_;  // of a slower tier: bounded by its caller, who takes them
+  std::vector<ChunkKey> lapsed_;    // likewise
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
   ChunkTable table_;
   SlotArena arena_;
   ChunkRecords records_;
   TokenIds tokens_;
+  const std::unique_ptr<EvictionPolicy> policy_;
+  EvictionQueues queues_;
+  RetentionTimers timers_;
+  uint64_t kept_bytes_max_ = 0;
+  uint32_t steps_to_keep_ = STEPS_TO_KEEP;  // left in this call
   std::vector<NamespaceCounts> namespaces_;
   std::unordered_map<HoldId, std::vector<RecordId>> holds_;
   std::unordered_map<HoldId, ReservationState> reservations_;

@@ -13,7 +13,7 @@
 // A run whose last slot is freed goes back at once, so classes exchange memory in whole segments.
 //
 // Invariants: a run's segments are contiguous and name its first segment; `used` counts its allocated slots, `idle`
-// those the owner may evict, and idle <= used; a class's list holds exactly its runs with a free slot; the
+// those the owner may evict, `kept` those of raised priority, and neither exceeds used; a class's list holds exactly its runs with a free slot; the
 // owner word of a slot's first page is its owner + 1 while used, FREE_BIT | next free slot while free, else 0.
 // Threads: the control thread only. allocate and release are O(1) but where a run is lent: O(segments).
 #pragma once
@@ -49,7 +49,8 @@ struct SizeClass {
 struct SegmentWindow {
   uint32_t first;
   uint32_t count;
-  uint64_t newest_ns;  // the latest access of a slot in it
+  uint64_t newest_ns;    // the latest access of a slot in it
+  bool is_kept = false;  // a slot in it has a priority above the default
 };
 
 class SlotArena {
@@ -83,7 +84,10 @@ class SlotArena {
   void set_idle(PageIndex page, uint64_t now_ns) noexcept;
   void set_busy(PageIndex page) noexcept;
 
-  // The window of the class's run length that was used longest ago, of segments that are free or lent to other
+  // The used slot's chunk is from now on kept above the default priority / no longer.
+  void set_kept(PageIndex page, bool is_kept) noexcept;
+
+  // The window of the class's run length that was used longest ago, of those without kept slots if there are any: of segments that are free or lent to other
   // classes with idle slots only. O(segments).
   [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class) const noexcept;
 
@@ -129,6 +133,7 @@ class SlotArena {
     uint32_t slots = 0;
     uint32_t used = 0;
     uint32_t idle = 0;
+    uint32_t kept = 0;
     uint32_t fresh = 0;  // slots from here on were never handed out since the run was lent
     uint32_t free_page = END_OF_CHAIN;  // chain through the owner words
     uint64_t newest_ns = 0;    // never less than the last access of its idle slots
@@ -147,8 +152,7 @@ class SlotArena {
   [[nodiscard]] Run& run_of(PageIndex page) noexcept;
   [[nodiscard]] std::optional<uint32_t> free_window(uint32_t count) const noexcept;
   [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class, uint32_t count) const noexcept;
-  [[nodiscard]] std::optional<uint64_t> newest_access(ClassId size_class, uint32_t first,
-                                                      uint32_t count) const noexcept;
+  [[nodiscard]] std::optional<SegmentWindow> window_at(ClassId size_class, uint32_t first, uint32_t count) const noexcept;
   void lend(ClassId size_class) noexcept;
   void lend_at(ClassId size_class, uint32_t first, uint32_t count) noexcept;
   void give_back(uint32_t first) noexcept;

@@ -38,7 +38,7 @@ struct SsdHeaderFields {
   uint64_t generation;
   uint64_t layer_bytes;
   uint32_t layers;
-  uint32_t tokens;  // 0: not known, or no room for them
+  uint32_t tokens;  // words: the ids, and the scope behind them; 0: not known, or no room for them
 };
 static_assert(sizeof(SsdHeaderFields) == 152);
 static_assert(offsetof(SsdHeaderFields, generation) == 128);

@@ -29,19 +29,21 @@ class Driver:
 
     def __init__(self, options: dict[str, Any]) -> None:
         from vllm import LLM  # takes ten seconds, and only this process has it
+        from vllm.config import KVEventsConfig
 
         self._pools = _watch_pools()
         if options["takes_every_hit"]:
             _take_every_hit()
 
+        events = options["engine"].pop("kv_events", None)
         self._llm = LLM(
+            kv_events_config=None if events is None else KVEventsConfig(**events),
             model=options["model"],
             skip_tokenizer_init=True,
             enforce_eager=True,
-            distributed_executor_backend="uni",
             disable_log_stats=False,
             kv_transfer_config=options["transfer"],
-            **options["engine"],
+            **{"distributed_executor_backend": "uni", **options["engine"]},
         )
         self._spent = ConnectorTime()
         self._unplugged: tuple[Any, Any] = (None, None)
@@ -49,20 +51,34 @@ class Driver:
         self._restore_waits: Callable[[], Any] = lambda: None
 
     def generate(
-        self, prompts: list[list[int]], tokens: int, salt: str | None = None, with_gaps: bool = False
+        self,
+        prompts: list[list[int]],
+        tokens: int,
+        salt: str | None = None,
+        with_gaps: bool = False,
+        params: list[dict[str, Any] | None] | None = None,
     ) -> Answer:
         """Greedy tokens of all prompts, given to the engine at once, and what it took.
 
-        `with_gaps`: also by how much each prompt's most doubtful token was ahead of the next best one.
+        `with_gaps`: also by how much each prompt's most doubtful token was ahead of the next best one. `params`: each request's
+        `kv_transfer_params`.
         """
         from vllm import SamplingParams
 
         asked: list[Any] = [
             {"prompt_token_ids": prompt, **({"cache_salt": salt} if salt is not None else {})} for prompt in prompts
         ]
-        greedy = SamplingParams(
-            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=2 if with_gaps else None
-        )
+        greedy = [
+            SamplingParams(
+                temperature=0.0,
+                max_tokens=tokens,
+                ignore_eos=True,
+                detokenize=False,
+                logprobs=2 if with_gaps else None,
+                extra_args={"kv_transfer_params": said} if said is not None else None,
+            )
+            for said in params or [None] * len(prompts)
+        ]
         self._spent.begin()
         cpu_before, before = time.process_time(), time.perf_counter()
         outputs = self._llm.generate(asked, greedy, use_tqdm=False)
@@ -71,6 +87,7 @@ class Driver:
             "cpu_seconds": time.process_time() - cpu_before,
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "reasons": [output.outputs[0].finish_reason for output in outputs],
+            "params": [output.kv_transfer_params for output in outputs],
             "gaps": [_least_gap(output.outputs[0].logprobs) for output in outputs] if with_gaps else [],
         }
 

@@ -1,4 +1,4 @@
-"""The picture of a simulation: hit rate against capacity, one line for each policy, with the optimum and LRU beside them.
+"""Pictures of hit rate against capacity: of a simulation, one line for each policy, and of a daemon's own estimate.
 
 Needs matplotlib, which is in the extra `plot` and is imported only when a picture is asked for. Main thread of a command only.
 """
@@ -10,6 +10,7 @@ from typing import Any
 from kvpool.errors import InvalidArgument
 
 PICTURE_INCHES = (7.0, 4.5)
+GIB = 1 << 30
 
 
 def require_plot() -> None:
@@ -48,6 +49,26 @@ def plot_hit_rates(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
         axes.legend()
+    figure.savefig(path, format="png", dpi=120)
+
+
+def plot_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write the picture of a daemon's miss-ratio curve; sizes that have a name are marked with it."""
+    from matplotlib.figure import Figure  # an optional heavy dependency
+
+    figure = Figure(figsize=PICTURE_INCHES, layout="constrained")
+    axes = figure.subplots()
+    axes.plot([row["capacity_bytes"] / GIB for row in rows], [100 * (1 - row["hit_rate"]) for row in rows], "-")
+    for row in rows:
+        if row["name"]:
+            at = (row["capacity_bytes"] / GIB, 100 * (1 - row["hit_rate"]))
+            axes.plot(*at, "o")
+            axes.annotate(row["name"], at, xytext=(4, 6), textcoords="offset points")
+    axes.set_xscale("log")
+    axes.set_xlabel("capacity, GiB")
+    axes.set_ylabel("missed by LRU, % of the bytes asked for")
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, alpha=0.3)
     figure.savefig(path, format="png", dpi=120)
 
 

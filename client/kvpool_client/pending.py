@@ -1,0 +1,43 @@
+"""Chunks that other writers are just saving: single flight, seen from the one who comes second.
+
+The daemon stores a chunk once; who asks while it is being written is told `pending`. Whether it still is stands in shared
+memory, so that waiting for it asks nobody. Any thread.
+"""
+
+import threading
+
+from kvpool.clock import Deadline
+from kvpool.types import KEY_BYTES
+from kvpool_client.session import Session
+
+# Looked at this often at first, and half as often again each time up to the last: a save takes a millisecond or a forward pass.
+FIRST_LOOK_S = 0.0005
+LAST_LOOK_S = 0.01
+
+
+class PendingChunks:
+    """`keys`: those of the chunks that were pending when a save was asked for, packed."""
+
+    def __init__(self, session: Session | None, keys: bytes) -> None:
+        self._session = session
+        self._keys = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until none is being written any more, or the time is over. Whether all of them are stored."""
+        if not self._keys:
+            return True
+        if self._session is None:
+            return False
+        deadline, pause_s, left = Deadline(timeout_s), FIRST_LOOK_S, self._keys
+        while self._session.is_alive:
+            left = [key for key in left if self._session.index.is_being_written(key)]
+            if not left:
+                return all(self._session.index.lookup(key)[0] for key in self._keys)
+            if deadline.has_passed():
+                break
+            threading.Event().wait(min(pause_s, deadline.remaining_s()))
+            pause_s = min(LAST_LOOK_S, 1.5 * pause_s)
+        return False

@@ -1,0 +1,113 @@
+"""How a save begins: slots are reserved, and what is to be copied is handed to the native threads.
+
+Arguments are checked by the Pool before. Whatever fails on the daemon's side is a save that stores nothing. Any thread.
+"""
+
+import numpy as np
+
+import kvpool_native
+from kvpool import failpoint
+from kvpool.errors import KVPoolError
+from kvpool.layout import Layout
+from kvpool.protocol import messages as m
+from kvpool.types import KEY_BYTES, SaveState
+from kvpool_client.copies import Copies, EngineBlocks
+from kvpool_client.counters import Counters
+from kvpool_client.key_chain import KeyChain
+from kvpool_client.link import Link
+from kvpool_client.pending import PendingChunks
+from kvpool_client.retention import Wishes
+from kvpool_client.save import Save, SaveRun
+from kvpool_client.session import Session
+
+
+class Saving:
+    """Makes the saves of one Pool."""
+
+    def __init__(self, layout: Layout, link: Link, copies: Copies, counters: Counters, timeout_s: float) -> None:
+        self._layout = layout
+        self._link = link
+        self._copies = copies
+        self._counters = counters
+        self._timeout_s = timeout_s
+
+    def begin(self, keys: KeyChain, blocks: EngineBlocks, first_chunk: int, count: int, wishes: Wishes) -> Save:
+        """A save of `count` chunks from `first_chunk` on, out of `blocks`. One round trip."""
+        session = self._link.session
+        if session is None or not count:
+            return self._saved_nothing([SaveState.DISCONNECTED] * count)
+        column = keys.columns()[0]
+        parent = column[(first_chunk - 1) * KEY_BYTES : first_chunk * KEY_BYTES] if first_chunk else b""
+        asked = min(count, m.KEYS_MAX)
+        wanted = column[first_chunk * KEY_BYTES : (first_chunk + asked) * KEY_BYTES]
+        try:
+            failpoint.reach("client.save.before_reserve", failpoint.unreachable)
+            answer = session.call(m.Reserve(parent, wanted, *wishes.columns(first_chunk, asked)), m.Reserved)
+        except KVPoolError as error:
+            self._link.note_failure(session, error)
+            return self._saved_nothing([SaveState.DISCONNECTED] * count)
+        states = [SaveState(state) for state in answer.states] + [SaveState.TOO_LONG] * (count - asked)
+        reserved = [first_chunk + number for number, state in enumerate(states) if state == SaveState.RESERVED]
+        tokens = self._token_ids(session, keys, reserved)
+        pending = PendingChunks(session, _chosen(wanted, answer.states, SaveState.PENDING))
+        return self._start(session, answer, states, blocks, (tokens, keys.scope if tokens else b""), pending)
+
+    def _token_ids(self, session: Session, keys: KeyChain, chunks: list[int]) -> bytes:
+        words = self._layout.chunk_tokens + len(keys.scope) // 4
+        is_wanted = session.welcome.keeps_tokens and words <= kvpool_native.TOKEN_IDS_MAX
+        return keys.token_ids(chunks) if is_wanted and chunks else b""
+
+    def _start(
+        self,
+        session: Session,
+        answer: m.Reserved,
+        states: list[SaveState],
+        blocks: EngineBlocks,
+        named: tuple[bytes, bytes],
+        pending: PendingChunks,
+    ) -> Save:
+        failpoint.reach("client.save.after_reserve")
+        chosen = [number for number, state in enumerate(states) if state == SaveState.RESERVED]
+        if not chosen:
+            return self._saved_nothing(states, answer.retained, pending)
+        offsets = np.frombuffer(answer.offsets, dtype="<u8")[chosen]
+        run = self._copies.save(session, offsets, blocks.of_chunks(chosen, len(states)), blocks)
+        if not session.adopt_save(run):
+            run.cancel()
+            return self._saved_nothing([SaveState.DISCONNECTED if s == SaveState.RESERVED else s for s in states])
+        return self._new(session, answer.reservation, states, run, named, answer.retained, pending)
+
+    def _saved_nothing(
+        self, states: list[SaveState], retained: bytes = b"", pending: PendingChunks | None = None
+    ) -> Save:
+        return self._new(None, 0, states, None, (b"", b""), retained, pending or PendingChunks(None, b""))
+
+    def _new(
+        self,
+        session: Session | None,
+        reservation: int,
+        states: list[SaveState],
+        run: SaveRun | None,
+        named: tuple[bytes, bytes],
+        retained: bytes,
+        pending: PendingChunks,
+    ) -> Save:
+        return Save(
+            session,
+            reservation,
+            states,
+            run,
+            tokens=named[0],
+            scope=named[1],
+            retained=retained,
+            pending=pending,
+            layers=self._layout.layers,
+            timeout_s=self._timeout_s,
+            on_end=self._counters.count_save,
+        )
+
+
+def _chosen(keys: bytes, states: bytes, wanted: SaveState) -> bytes:
+    return b"".join(
+        keys[number * KEY_BYTES : (number + 1) * KEY_BYTES] for number, state in enumerate(states) if state == wanted
+    )

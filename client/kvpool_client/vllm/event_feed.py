@@ -1,0 +1,176 @@
+"""What the pool has and loses, told in vLLM's own stream of KV events.
+
+    daemon's log ──a thread asks──► cut into batches ──`take`, one a step──► vLLM's publisher
+       a gap ──► AllBlocksCleared (if anything was told before), then everything that is stored, parents before children
+
+The scheduler takes what lies ready and waits for nothing. At most BATCHES_MAX lie ready: then the thread reads no further, and
+an engine that stands still meets a gap at last. Blocks are the engine's, named as the daemon's own publisher names them
+(`event_frames`). Invariant: whoever adds up all batches has what the pool had at the last one.
+
+The reading thread, but for `take` and `stop`.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from kvpool.errors import KVPoolError
+from kvpool.layout import Layout
+from kvpool.protocol.event_columns import NamespaceNames
+from kvpool.protocol.event_frames import EventForm, WireEvent, batches
+from kvpool.protocol.snapshot_order import SnapshotOrder
+from kvpool.types import Event, StoredChunk
+from kvpool_client.border import Border
+from kvpool_client.events import BEGINNING, EventMark
+from kvpool_client.pool import Pool
+
+# A batch is 64 KiB at most (`event_frames`): 4 MiB lie ready, and then the daemon's log has to do.
+BATCHES_MAX = 64
+# How long after the last news the daemon is asked again. A router that hears this much later is none the worse (guess).
+POLL_S = 0.1
+# And how long after everything was to be told anew and could not be: a snapshot is work for the daemon (guess).
+RETRY_S = 1.0
+# The thread looks up between pages: a page's round trip may still be out, and an engine that ends does not wait for a daemon.
+STOP_TIMEOUT_S = 2.0
+# Chunks of a snapshot that wait for their parents.
+ORPHANS_MAX = 1 << 16
+
+# Makes the engine's own event of a name and its fields.
+MakeEvent = Callable[[str, Mapping[str, object]], object]
+
+
+class EventFeed:
+    """See the module. `pool` is the feed's own, and closed by its thread."""
+
+    def __init__(self, pool: Pool, make: MakeEvent, block_tokens: int, border: Border) -> None:
+        self._pool = pool
+        self._make = make
+        self._form = EventForm(block_tokens=block_tokens)
+        self._border = border
+        self._changed = threading.Condition()
+        self._ready: deque[list[object]] = deque()  # guarded by _changed
+        self._is_stopping = False  # guarded by _changed
+        self._mark = BEGINNING
+        self._unread: deque[Event] = deque()
+        self._names: NamespaceNames = {}
+        self._has_told = self._is_lost = False
+        self._thread = threading.Thread(target=self._run, name="kvpool-events", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<EventFeed up to {self._mark.last}, {len(self._ready)} batches ready>"
+
+    def take(self) -> list[object]:
+        """The next batch, if one is ready."""
+        with self._changed:
+            if not self._ready:
+                return []
+            self._changed.notify()
+            return self._ready.popleft()
+
+    def stop(self) -> None:
+        """End the thread, which closes the Pool. Waits for at most STOP_TIMEOUT_S; a call that is out ends at its own."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        finally:
+            self._pool.close()
+
+    def _follow(self) -> None:
+        while not self._is_stopping:
+            is_behind = self._border.call("reading events", None, self._turn)
+            # What was told of a turn that failed is not known: everything is told anew.
+            self._is_lost = self._is_lost or is_behind is None
+            pause_s = RETRY_S if self._is_lost else 0.0 if is_behind else POLL_S
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_stopping, pause_s)
+
+    def _turn(self) -> bool:
+        """Tell some of what is new; whether there may be more."""
+        if self._is_lost or not self._read():
+            self._is_lost = not self._tell_snapshot()
+            return not self._is_lost
+        return self._tell_unread(self._mark)
+
+    def _read(self) -> bool:
+        """Take in some events; False where some are lost."""
+        batch = self._pool.events(self._mark)
+        if batch.is_gap:
+            return False
+        self._unread += batch.events
+        self._names.update(batch.namespaces)
+        self._mark = batch.mark
+        return True
+
+    def _tell_unread(self, up_to: EventMark, order: SnapshotOrder | None = None) -> bool:
+        """Tell the events that were read, up to a mark; whether there were any."""
+        events = []
+        while self._unread and self._unread[0].id <= up_to.last:
+            events.append(self._unread.popleft())
+        if order is not None:
+            order.note(events)
+        self._tell(wire for event in events for wire in self._wire(event))
+        return bool(events)
+
+    def _tell_snapshot(self) -> bool:
+        """Tell everything anew. False where that came to no end: the daemon went away, or its log was overtaken."""
+        self._unread.clear()
+        self._names = {}
+        if self._has_told:
+            self._tell([self._form.all_cleared()])
+            self._has_told = False
+        order, is_first = SnapshotOrder(ORPHANS_MAX), True
+        try:
+            for part in self._pool.snapshot():
+                if self._is_stopping:
+                    return False
+                if is_first:
+                    self._mark, is_first = part.mark, False
+                self._names.update(part.namespaces)
+                if not self._catch_up(part.mark, order):
+                    return False
+                self._tell_chunks(order.admit(part.chunks))
+        except KVPoolError:
+            return False  # the Pool has counted it, and looks for the daemon
+        self._tell_chunks(order.rest())
+        return not is_first
+
+    def _catch_up(self, mark: EventMark, order: SnapshotOrder) -> bool:
+        """Tell what has happened up to the mark of a part, and nothing behind it: the part would contradict it."""
+        while self._mark.last < mark.last:
+            before = self._mark
+            if not self._read() or self._mark == before or self._is_stopping:
+                return False
+        self._tell_unread(mark, order)
+        return self._mark.incarnation == mark.incarnation
+
+    def _tell_chunks(self, chunks: Iterable[StoredChunk]) -> None:
+        self._tell(
+            wire for chunk in chunks for wire in self._form.chunk_events(chunk, self._layout_of(chunk.namespace))
+        )
+
+    def _wire(self, event: Event) -> list[WireEvent]:
+        return self._form.events_of(event, self._layout_of(event.namespace)) if event.namespace in self._names else []
+
+    def _layout_of(self, namespace: int) -> Layout:
+        return self._names[namespace][1]
+
+    def _tell(self, told: Iterable[WireEvent]) -> None:
+        """Lay ready what is told, batch by batch, each when there is room."""
+        for batch in batches([("", list(told))]):
+            made = [self._made(event) for event in batch.events]
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_stopping or len(self._ready) < BATCHES_MAX)
+                if self._is_stopping:
+                    return
+                self._ready.append(made)
+            self._has_told = True
+
+    def _made(self, event: WireEvent) -> object:
+        assert isinstance(event, dict)
+        return self._make(event["type"], {name: value for name, value in event.items() if name != "type"})

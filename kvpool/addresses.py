@@ -1,0 +1,84 @@
+"""Where listeners are bound: HTTP on a loopback address, events on a loopback address, a socket of the file system, or,
+with keys, any address that is one.
+
+A name, a wildcard and an address without a port are no addresses: what listens says where. Pure functions and values.
+"""
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Any
+
+from kvpool.errors import InvalidArgument
+
+PORT_MAX = 65535
+LOOPBACK_NETWORK = ipaddress.ip_network("127.0.0.0/8")
+IPC_PATH_BYTES_MAX = 107
+
+
+@dataclass(frozen=True, slots=True)
+class LoopbackAddress:
+    """Where a listener that only this machine can reach is bound. Port 0: any that is free."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ZmqAddress:
+    """Where a ZMQ socket is bound. `is_local`: nobody on another machine can reach it."""
+
+    endpoint: str
+    is_local: bool
+
+    def __str__(self) -> str:
+        return self.endpoint
+
+
+def parse_loopback(value: Any) -> LoopbackAddress | None:
+    """`HOST:PORT` of this machine, or None for "off". Raises InvalidArgument or ValueError."""
+    if value == "off":
+        return None
+    host, port = _host_and_port(value)
+    if not _is_loopback(host):
+        raise InvalidArgument(repr(value))
+    return LoopbackAddress(host, port)
+
+
+def parse_zmq(value: Any) -> ZmqAddress | None:
+    """`tcp://IP:PORT` or `ipc:///PATH`, or None for "off". Raises InvalidArgument or ValueError."""
+    if value == "off":
+        return None
+    scheme, separator, rest = value.partition("://") if isinstance(value, str) else ("", "", "")
+    if not separator:
+        raise InvalidArgument(repr(value))
+    if scheme == "ipc":
+        if not rest.startswith("/") or "\0" in rest or len(rest.encode()) > IPC_PATH_BYTES_MAX:
+            raise InvalidArgument(repr(value))
+        return ZmqAddress(value, is_local=True)
+    if scheme != "tcp":
+        raise InvalidArgument(repr(value))
+    host, port = _host_and_port(rest)
+    address = ipaddress.ip_address(host)
+    mapped = address.ipv4_mapped if address.version == 6 else None
+    if (mapped or address).is_unspecified:
+        raise InvalidArgument(repr(value))
+    return ZmqAddress(f"tcp://{LoopbackAddress(host, port)}", is_local=_is_loopback(host))
+
+
+def _host_and_port(value: Any) -> tuple[str, int]:
+    host, separator, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not separator or not port.isascii() or not port.isdigit() or int(port, 10) > PORT_MAX:
+        raise InvalidArgument(repr(value))
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    address = ipaddress.ip_address(host[1:-1] if is_bracketed else host)
+    if is_bracketed != (address.version == 6):
+        raise InvalidArgument(repr(value))
+    return str(address), int(port, 10)
+
+
+def _is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host)
+    return address in LOOPBACK_NETWORK if address.version == 4 else str(address) == "::1"

@@ -1,0 +1,155 @@
+"""`kvpoolctl why`: what became of a chunk, or of a prompt's chunks: stored where, removed when and why, declined why.
+
+A prompt's keys are computed here, for every model and layout that the daemon knows, so that a prompt which is stored under
+another name than was asked for is found and said. Main thread of a command only.
+"""
+
+import json
+import re
+from typing import Any
+
+import click
+
+from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
+from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json
+from kvpool.keys import root_key
+from kvpool.layout import Layout
+from kvpool.protocol.blocking import BlockingConnection
+from kvpool.types import KEY_BYTES
+from kvpool_client.key_chain import KeyChain
+
+# What removed or refused a chunk, for people.
+REASONS = {
+    "own-class": "evicted for a newer chunk of its own size: it was the eviction policy's first to go",
+    "other-class": "evicted: its memory went to chunks of another size",
+    "index-full": "evicted: as many chunks were stored as there is room for in the index",
+    "flushed": "flushed by order of an operator",
+    "dropped": "dropped: its bytes were bad, or those of a chunk before it, or the disk had lost them",
+    "discarded": "given up by its only user",
+    "landing-failed": "dropped: it or a chunk before it could not be read back from the SSD tier",
+    "pending": "another engine was just saving it",
+    "no-parent": "the chunk before it was not stored",
+    "full": "everything that could have made room was in use",
+    "not-ready": "memory was not ready, or what it would have replaced had still to be written down",
+    "foreign": "its key belongs to another model or layout: a namespace mismatch",
+}
+
+
+@cli.command(epilog=epilog("kvpoolctl why 3f2a…", "kvpoolctl why --tokens-file prompt.json --model llama-3-8b"))
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option(
+    "--tokens-file", type=click.File("r"), metavar="FILE", help="Token ids of a prompt; - for standard input."
+)
+@click.option("--model", metavar="M", help="The model asked for (default: every model).")
+@click.option("--salt", default="", metavar="HEX", help="The salt that the engine gives, in hex (default: none).")
+@click.option("--adapter", default="", metavar="NAME", help="The adapter that the engine names (default: none).")
+@common_options
+@click.pass_obj
+def why(options: Options, keys: tuple[str, ...], tokens_file: Any, model: str | None, salt: str, adapter: str) -> None:
+    """Say of chunks where they are stored, or what became of them.
+
+    KEY is a chunk's key in hex, 64 digits. With --tokens-file the keys are computed from token ids (a JSON array, or numbers
+    with anything between them) as an engine with this model, salt and adapter does. The daemon remembers what became of the
+    latest events.fates chunks; of others it says that it does not know them: they were never stored, or long ago. Saves that
+    clients decline by themselves (too late, away) it never hears of by key.
+    """
+    if bool(keys) == (tokens_file is not None):
+        fail("name one or more KEYs, or --tokens-file FILE", EXIT_USAGE)
+    wanted, salted = [_key(text) for text in keys], _salt(salt)
+    tokens = [] if keys else _tokens(tokens_file.read())
+    with options.connect() as connection:
+        rows = ask(
+            lambda: (
+                _of_keys(connection, wanted, model) if keys else _of_prompt(connection, tokens, model, salted, adapter)
+            )
+        )
+    if options.is_json:
+        print_json(rows)
+    else:
+        for row in rows:
+            click.echo(_line(row))
+    if not rows:
+        fail("the prompt has no whole chunk in any layout of that model that the daemon knows", EXIT_FAILURE)
+
+
+def _of_keys(connection: BlockingConnection, keys: list[bytes], model: str | None) -> list[dict[str, Any]]:
+    rows = connection.fates(keys)
+    for row in rows:
+        if model is not None and row.get("model", model) != model:
+            row["mismatch"] = model
+    return rows
+
+
+def _of_prompt(
+    connection: BlockingConnection, tokens: list[int], model: str | None, salt: bytes, adapter: str
+) -> list[dict[str, Any]]:
+    names = connection.namespaces().values()
+    asked = [(name, layout) for name, layout in names if model in (None, name)]
+    rows = [row for name, layout in asked for row in _rows(connection, tokens, name, layout, salt, adapter)]
+    if model is None or any(row["fate"] == "stored" for row in rows):
+        return rows
+    for name, layout in names:
+        if name != model:
+            stored = [row for row in _rows(connection, tokens, name, layout, salt, adapter) if row["fate"] == "stored"]
+            rows += [{**row, "mismatch": model} for row in stored]
+    return rows
+
+
+def _rows(
+    connection: BlockingConnection, tokens: list[int], model: str, layout: Layout, salt: bytes, adapter: str
+) -> list[dict[str, Any]]:
+    """A row for each whole chunk of the prompt in one namespace."""
+    root = root_key(connection.welcome.domain, model=model, adapter=adapter, salt=salt, layout=layout)
+    chain = KeyChain(layout.chunk_tokens, lambda: (root,))
+    chain.extend(tokens)
+    fates = connection.fates([chain[number] for number in range(len(chain))])
+    place = {"rank": layout.rank, "chunk_tokens": layout.chunk_tokens}
+    return [{"chunk": number, **place, **fate, "model": model} for number, fate in enumerate(fates)]
+
+
+def _line(row: dict[str, Any]) -> str:
+    first = f"chunk {row['chunk']} of {row['chunk_tokens']} tokens, " if "chunk" in row else ""
+    where = f"{first}{row['key'][:16]}"
+    if row.get("model"):
+        where += f" ({row['model']}" + (f", rank {row['rank']})" if row.get("rank") else ")")
+    if "mismatch" in row:
+        where += f" is no chunk of {row['mismatch']}: namespace mismatch"
+    return f"{where}: {_fate(row)}"
+
+
+def _fate(row: dict[str, Any]) -> str:
+    if row["fate"] == "stored":
+        return f"stored in {' and '.join(row['tiers'])}, priority {row['priority']}"
+    if row["fate"] == "unknown":
+        return "never stored, or so long ago that it is forgotten"
+    reason = REASONS.get(row["reason"], row["reason"])
+    if row["fate"] == "declined":
+        return f"not taken {row['age_s']:g} s ago: {reason}"
+    return f"left {row['tier']} {row['age_s']:g} s ago at priority {row['priority']}: {reason}"
+
+
+def _key(text: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        fail(f"{text!r} is no key, expected {2 * KEY_BYTES} hex digits", EXIT_USAGE)
+    return key
+
+
+def _salt(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        fail(f"--salt {text!r} is no hex", EXIT_USAGE)
+
+
+def _tokens(text: str) -> list[int]:
+    try:
+        loaded = json.loads(text)
+    except (ValueError, RecursionError):
+        loaded = [int(word) for word in re.findall(r"[0-9]+", text)]
+    if not isinstance(loaded, list) or not all(type(token) is int and 0 <= token < 1 << 31 for token in loaded):
+        fail("--tokens-file: expected token ids", EXIT_USAGE)
+    return loaded

@@ -1,0 +1,175 @@
+"""What is said about chunks rather than done with them: keep these, these will be asked for soon, these will not.
+
+Joins retention and announcements (`index`) with the tiers. The pool owns one; what a connection may ask of it are its public
+verbs. None of them waits for a disk. Control thread only.
+
+Invariant: while an announcement lives, the pool's expiry is scheduled.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import kvpool_native
+from kvpool.clock import NS_PER_S, Clock
+from kvpool.config import Config
+from kvpool.errors import ProtocolError
+from kvpool.index.announcements import Announcements
+from kvpool.index.journal import Journal
+from kvpool.index.namespaces import Namespaces
+from kvpool.index.reading import Reading
+from kvpool.index.retention import Retention
+from kvpool.index.sessions import EngineSession
+from kvpool.protocol import columns
+from kvpool.protocol import messages as m
+from kvpool.tiering import Tiering
+from kvpool.types import KEY_BYTES, PRIORITY_MAX, ConnectionId, LeaseId, RetainState
+
+LAYOUTS_MAX = 256  # a frame has room for a few thousand items
+DURATION_S_MAX = ((1 << 32) - 1) / 1000
+
+
+class Hinting:
+    """See the module. `on_due`: schedules the pool's expiry; `on_retained`: priorities may lapse that were set now."""
+
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        view: kvpool_native.IndexView,
+        namespaces: Namespaces,
+        tiering: Tiering | None,
+        journal: Journal,
+        clock: Clock,
+        config: Config,
+        *,
+        on_due: Callable[[], None],
+        on_retained: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._namespaces = namespaces
+        self._tiering = tiering
+        self._journal = journal
+        self._on_due = on_due
+        self._on_retained = on_retained
+        self._retention = Retention(directory, tiering.demotions if tiering else None, tiering)
+        self._announcements = Announcements(
+            directory,
+            view,
+            tiering.promotions if tiering else None,
+            bytes_max=int(config.dram.capacity * config.dram.announced_share),
+            ttl_ns=int(config.dram.announced_ttl * NS_PER_S),
+        )
+
+    @property
+    def holds(self) -> int:
+        """Holds that announcements have in the DRAM directory."""
+        return self._announcements.holds
+
+    def retain(self, session: EngineSession, request: m.Retain) -> m.Retained:
+        """Keep chunks with other priorities from now on, on every rank the session stands for."""
+        ranks = len(session.namespaces)
+        columns.check_keys(request.keys, ranks=ranks)
+        chunks = len(request.keys) // KEY_BYTES // ranks
+        columns.check_wishes(chunks, ranks=ranks)
+        columns.check_retention(request.priorities, request.durations, chunks)
+        states = self._retention.retain(
+            session, request.keys, request.priorities, request.durations, self._clock.now_ns()
+        )
+        self._on_retained()
+        return m.Retained(states)
+
+    def demote(self, session: EngineSession, request: m.Demote) -> m.Retained:
+        """Write chunks down, and have DRAM give them up first."""
+        ranks = len(session.namespaces)
+        columns.check_keys(request.keys, ranks=ranks)
+        chunks = len(request.keys) // KEY_BYTES // ranks
+        if not 0 <= request.first < chunks:
+            raise ProtocolError(f"first is {request.first}, expected 0..{chunks - 1}")
+        columns.check_wishes(chunks - request.first, ranks=ranks)
+        states = self._retention.demote(session, request.keys, request.first, self._clock.now_ns())
+        self._on_retained()
+        return m.Retained(states)
+
+    def announce(self, session: EngineSession, request: m.Announce) -> m.Announced:
+        """Protect chunks that will be asked for soon, and have those of the slower tier come up."""
+        columns.check_keys(request.keys, ranks=len(session.namespaces))
+        self._journal.keep_up()
+        if self._tiering is None:
+            chunks, clipped = self._announcements.announce(session, request.keys, self._clock.now_ns())
+        else:
+            with self._tiering.protecting(True):
+                chunks, clipped = self._announcements.announce(session, request.keys, self._clock.now_ns())
+            if self._announcements.are_waiting:
+                self._tiering.make_room()
+        if chunks:
+            self._on_due()
+        return m.Announced(chunks, clipped)
+
+    def retain_keys(self, request: m.RetainKeys) -> Awaitable[m.Retained]:
+        """Keep chunks of whatever namespace with one priority: an operator's order, which lets others in between."""
+        columns.check_keys(request.keys, ranks=1)
+        count = len(request.keys) // KEY_BYTES
+        columns.check_wishes(count, ranks=1)
+        if not 0 <= request.priority <= PRIORITY_MAX or not 0.0 <= request.duration_s <= DURATION_S_MAX:
+            expected = f"0..{PRIORITY_MAX} and 0..{DURATION_S_MAX:.0f}"
+            raise ProtocolError(
+                f"priority is {request.priority} and duration_s {request.duration_s}, expected {expected}"
+            )
+        return self._retain_everywhere(request.keys, request.priority, -int(-request.duration_s * 1000 // 1))
+
+    def layouts(self, request: m.AskLayouts) -> m.Report:
+        """The first layouts in which a model has been served: with them an operator makes the keys of a prompt."""
+        entries = self._namespaces.of_model(request.model)[:LAYOUTS_MAX]
+        return m.Report({"layouts": [entry.layout.to_wire() for entry in entries]})
+
+    def note_retained(self, keys: bytes, states: bytes) -> None:
+        """A save has said with what these chunks are to be kept."""
+        self._retention.remember_below(keys, states)
+        self._on_retained()
+
+    def note_lease(self, session: EngineSession, reading: Reading, lease_id: int) -> None:
+        """A connection has leased what it may have announced."""
+        if not len(self._announcements):
+            return
+        lease = reading.find(session, LeaseId(lease_id))
+        assert lease is not None
+        hold = next(iter(lease.holds.values()))
+        self._announcements.note_use(session.connection, hold, lease.chunks, self._clock.now_ns())
+
+    def note_room(self) -> None:
+        """Something has moved between the tiers, or memory is there that was not."""
+        if self._announcements.are_waiting and self._tiering is not None:
+            self._journal.keep_up()
+            with self._tiering.protecting(True):
+                self._announcements.advance(self._clock.now_ns())
+
+    def drop_owner(self, connection: ConnectionId) -> None:
+        """End every announcement of a connection."""
+        self._announcements.drop_owner(connection, self._clock.now_ns())
+
+    def expire(self) -> bool:
+        """End announcements whose time is over. Whether any are left."""
+        self._announcements.expire(self._clock.now_ns())
+        return len(self._announcements) > 0
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return self._announcements.stats()
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        return self._announcements.verify()
+
+    async def _retain_everywhere(self, keys: bytes, priority: int, duration_ms: int) -> m.Retained:
+        count = len(keys) // KEY_BYTES
+        states = bytearray([RetainState.ABSENT]) * count
+        for namespace in self._namespaces.all():
+            absent = [number for number, state in enumerate(states) if state == RetainState.ABSENT]
+            if not absent:
+                break
+            named = b"".join(keys[number * KEY_BYTES : (number + 1) * KEY_BYTES] for number in absent)
+            found = self._retention.retain_in(namespace, named, priority, duration_ms, self._clock.now_ns())
+            for number, state in zip(absent, found, strict=True):
+                states[number] = state
+            self._on_retained()
+            await asyncio.sleep(0)
+        return m.Retained(bytes(states))

@@ -1,0 +1,79 @@
+"""What became of chunks that are not there: removed when and why, or not taken when they were offered. Bounded.
+
+The newest fates are kept, whatever they are fates of; departures and refusals each have their own room, so that neither can
+crowd out the other. A fate is a memory, not a truth: whether a chunk is stored the directory alone knows.
+Control thread only; `now_ns` is an argument.
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple, TypeVar
+
+from kvpool.types import Cause, NamespaceId, SaveState
+
+# Of one refused save only so many chunks are noted, from its first on: what follows a refused chunk is refused with it.
+REFUSALS_PER_SAVE = 16
+
+
+class Departure(NamedTuple):
+    """A chunk left the pool."""
+
+    at_ns: int
+    cause: Cause
+    level: int
+    priority: int
+    namespace: NamespaceId
+
+
+class Refusal(NamedTuple):
+    """A chunk was offered and not taken."""
+
+    at_ns: int
+    state: SaveState
+    namespace: NamespaceId
+
+
+Fate = TypeVar("Fate", Departure, Refusal)
+
+
+class Fates:
+    """The latest fates by key.
+
+    Invariant: neither table holds more than `count_max` entries, and each is ordered by when its entry was noted.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        # Not plain dicts: where their oldest entries go one by one, each look for the next passes all that went before.
+        self._departures: OrderedDict[bytes, Departure] = OrderedDict()
+        self._refusals: OrderedDict[bytes, Refusal] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._departures) + len(self._refusals)
+
+    def note_departure(self, key: bytes, departure: Departure) -> None:
+        """A chunk has left the pool."""
+        self._note(self._departures, key, departure)
+
+    def note_refusals(self, keys: list[bytes], states: list[SaveState], now_ns: int, namespace: NamespaceId) -> None:
+        """Chunks of one save were not taken."""
+        for key, state in list(zip(keys, states, strict=True))[:REFUSALS_PER_SAVE]:
+            self._note(self._refusals, key, Refusal(now_ns, state, namespace))
+
+    def forget(self, key: bytes) -> None:
+        """The chunk is stored: what became of it before does not matter any more."""
+        self._departures.pop(key, None)
+        self._refusals.pop(key, None)
+
+    def departure(self, key: bytes) -> Departure | None:
+        """How the chunk left, if it is remembered."""
+        return self._departures.get(key)
+
+    def refusal(self, key: bytes) -> Refusal | None:
+        """Why the chunk was not taken, if it is remembered."""
+        return self._refusals.get(key)
+
+    def _note(self, table: OrderedDict[bytes, Fate], key: bytes, fate: Fate) -> None:
+        table.pop(key, None)
+        table[key] = fate
+        if len(table) > self._count_max:
+            table.popitem(last=False)

@@ -1,0 +1,129 @@
+"""How the value of one configuration option is read, and what is said when it cannot be. Pure functions and values."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvpool.errors import InvalidArgument
+from kvpool.units import format_duration, parse_duration, parse_size
+
+_DRIVE_WRITES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*DWPD\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: how its value is read, what its default is as a file would write it, and what is expected."""
+
+    parse: Callable[[Any], Any]
+    default: str
+    expected: str
+
+
+def size_option(low: str, high: str, default: str) -> Option:
+    """A size in bytes, with its unit."""
+    least, most = parse_size(low), parse_size(high)
+
+    def parse(value: Any) -> int:
+        size = parse_size(value) if isinstance(value, str) else int(_plain_int(value))
+        if not least <= size <= most:
+            raise InvalidArgument(f"size {size}")
+        return size
+
+    return Option(parse, default, f"a size from {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class DailyWrites:
+    """Bytes that may be written in a day: a number of them, or how often the capacity may be overwritten (DWPD)."""
+
+    size: int = 0
+    drive_writes: float = 0.0
+
+    def bytes_per_day(self, capacity: int) -> int:
+        """Bytes for a capacity; 0: no bound."""
+        return int(self.drive_writes * capacity) if self.drive_writes else self.size
+
+
+def write_budget_option(low: str, high: str, default: str, *, least_writes: float, most_writes: float) -> Option:
+    """A size in bytes with its unit, or a number of drive writes per day such as `3 DWPD`."""
+    size = size_option(low, high, default)
+
+    def parse(value: Any) -> DailyWrites:
+        written = _DRIVE_WRITES.fullmatch(value) if isinstance(value, str) else None
+        if written is None:
+            return DailyWrites(size=size.parse(value))
+        drive_writes = float(written.group(1))
+        if not least_writes <= drive_writes <= most_writes:
+            raise InvalidArgument(f"{drive_writes} DWPD")
+        return DailyWrites(drive_writes=drive_writes)
+
+    return Option(parse, default, f"{size.expected}, or from {least_writes:g} DWPD to {most_writes:g} DWPD")
+
+
+def duration_option(low: str, high: str, default: str) -> Option:
+    """A time in seconds, with its unit."""
+    least_s, most_s = parse_duration(low), parse_duration(high)
+
+    def parse(value: Any) -> float:
+        if not isinstance(value, str):
+            raise InvalidArgument("a duration without unit")
+        seconds = parse_duration(value)
+        if not least_s <= seconds <= most_s:
+            raise InvalidArgument(format_duration(seconds))
+        return seconds
+
+    return Option(parse, default, f"a duration with its unit, from {low} to {high}")
+
+
+def count_option(least: int, most: int, default: int) -> Option:
+    """A whole number."""
+
+    def parse(value: Any) -> int:
+        count = int(value, 10) if isinstance(value, str) else _plain_int(value)
+        if not least <= count <= most:
+            raise InvalidArgument(f"count {count}")
+        return count
+
+    return Option(parse, str(default), f"an integer from {least} to {most}")
+
+
+def choice_option(default: str, *others: str) -> Option:
+    """One of some words, the default first."""
+    words = (default, *others)
+
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise InvalidArgument(str(value))
+        return str(value)
+
+    return Option(parse, default, f"one of {', '.join(words)}")
+
+
+def flag_option(default: str) -> Option:
+    """True or false."""
+
+    def parse(value: Any) -> bool:
+        if value not in (True, False, "true", "false") or type(value) is int:
+            raise InvalidArgument(repr(value))
+        return value in (True, "true")
+
+    return Option(parse, default, "true or false")
+
+
+def share_option(default: str) -> Option:
+    """A number from 0 to 1."""
+
+    def parse(value: Any) -> float:
+        share = float(value) if isinstance(value, str) else value
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 <= share <= 1.0:
+            raise InvalidArgument(repr(value))
+        return float(share)
+
+    return Option(parse, default, "a number from 0 to 1")
+
+
+def _plain_int(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgument(repr(value))
+    return value

@@ -1,0 +1,62 @@
+"""Checks of the columns that requests carry: each raises ProtocolError for one that does not fit, before anything is decoded.
+
+Pure functions; any thread.
+"""
+
+import numpy as np
+
+from kvpool.errors import ProtocolError
+from kvpool.protocol import messages as m
+from kvpool.types import KEEP_PRIORITY, KEY_BYTES, PRIORITY_MAX
+
+DURATION_BYTES = 4
+LEASE_BYTES = 8
+_KEEP = bytes([KEEP_PRIORITY])
+
+
+def check_keys(keys: bytes, *, ranks: int) -> None:
+    """Raises ProtocolError unless `keys` is a column of whole keys for each of `ranks`, within KEYS_MAX."""
+    count, rest = divmod(len(keys), KEY_BYTES * ranks)
+    if rest or not 0 < count * ranks <= m.KEYS_MAX:
+        expected = f"a multiple of {KEY_BYTES * ranks} for at most {m.KEYS_MAX} keys"
+        raise ProtocolError(f"keys column has {len(keys)} bytes, expected {expected}")
+
+
+def check_leaves(leaves: bytes, chunks: int, *, ranks: int) -> None:
+    """Raises ProtocolError unless `leaves` has a key for each of `ranks`, and `chunks` on all of them are within KEYS_MAX."""
+    if len(leaves) != ranks * KEY_BYTES:
+        raise ProtocolError(f"leaves column has {len(leaves)} bytes, expected {ranks * KEY_BYTES}")
+    if not 0 < chunks * ranks <= m.KEYS_MAX:
+        raise ProtocolError(f"chunks is {chunks}, expected 1..{m.KEYS_MAX // ranks}")
+
+
+def unpack_leases(column: bytes) -> list[int]:
+    """The leases of a column of u64. Raises ProtocolError unless it is one, RENEWALS_MAX at most."""
+    if len(column) % LEASE_BYTES or len(column) > LEASE_BYTES * m.RENEWALS_MAX:
+        raise ProtocolError(f"leases column has {len(column)} bytes, expected 8 each for at most {m.RENEWALS_MAX}")
+    leases: list[int] = np.frombuffer(column, dtype="<u8").tolist()
+    return leases
+
+
+def check_reserve(request: m.Reserve) -> None:
+    """Raises ProtocolError unless the columns fit each other."""
+    check_keys(request.keys, ranks=1)
+    if len(request.parent) not in (0, KEY_BYTES):
+        raise ProtocolError(f"parent key has {len(request.parent)} bytes, expected none or {KEY_BYTES}")
+    if request.priorities or request.durations:
+        check_retention(request.priorities, request.durations, len(request.keys) // KEY_BYTES)
+
+
+def check_wishes(chunks: int, *, ranks: int) -> None:
+    """Raises ProtocolError unless a wish about this many chunks on each of `ranks` is within WISHES_MAX."""
+    if not 0 < chunks * ranks <= m.WISHES_MAX:
+        raise ProtocolError(f"{chunks} chunks are wished about, expected 1..{m.WISHES_MAX // ranks}")
+
+
+def check_retention(priorities: bytes, durations: bytes, count: int) -> None:
+    """Raises ProtocolError unless both columns have `count` entries and every priority is one."""
+    if len(priorities) != count or len(durations) != DURATION_BYTES * count:
+        raise ProtocolError(f"retention has columns of {len(priorities)} and {len(durations)} bytes for {count} keys")
+    worst = max(priorities.replace(_KEEP, b""), default=0)
+    if worst > PRIORITY_MAX:
+        raise ProtocolError(f"priority is {worst}, expected 0..{PRIORITY_MAX}")

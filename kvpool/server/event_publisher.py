@@ -1,0 +1,222 @@
+"""The event publisher: tells routers over ZMQ what is stored, removed and moved, as it happens.
+
+A thread of its own. It reads the journal as any subscriber does, so that the control thread never waits for it: where it falls
+behind it meets a gap, and so do routers whose numbers jump. After a gap everything is told anew:
+
+    AllBlocksCleared under every topic, then what a snapshot has, parents before children, events going on in between
+
+So it is, at most every `retell_interval`, when somebody asks at replay for messages that are not kept any more: a router that
+has just been started, or was away for long.
+
+Threads: the control thread makes it, calls `wake` and reads `stats`; everything else happens on the thread `kvpool-events`,
+which owns the sockets from `start` on. Bounds: the log behind it, `hwm` messages for a subscriber, `replay_messages` for those
+who ask again, ORPHANS_MAX chunks of a snapshot that wait for their parents.
+"""
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from kvpool.clock import Deadline
+from kvpool.config import EventsConfig
+from kvpool.protocol.event_columns import NamespaceNames
+from kvpool.protocol.event_frames import EventForm, WireEvent, batches
+from kvpool.protocol.snapshot_order import SnapshotOrder
+from kvpool.server.event_sockets import NUMBER, EventSockets, Message
+from kvpool.server.event_source import EventSource, NamedEvents
+from kvpool.server.probe import PROBE_MODEL
+from kvpool.server.snapshot import LoopStalled
+from kvpool.types import StoredChunk
+
+log = logging.getLogger(__name__)
+
+POLL_MS = 60_000
+RETRY_MS = 200
+STOP_TIMEOUT_S = 5.0
+ORPHANS_MAX = 65_536
+# A snapshot that is overtaken by gaps so often is begun again later.
+SNAPSHOT_ATTEMPTS = 3
+# An id behind which no log can go on: the next read is a gap, and everything is told anew.
+NOWHERE = -2
+
+Told = list[tuple[str, list[WireEvent]]]
+
+
+class EventPublisher:
+    """One daemon's publisher. Bound from its making on, at work between `start` and `stop`."""
+
+    def __init__(
+        self,
+        config: EventsConfig,
+        source: EventSource,
+        *,
+        host: str,
+        socket_mode: int,
+        wall_time_s: Callable[[], float],
+    ) -> None:
+        """Raises OSError or ConfigError; then nothing is left bound."""
+        self._source = source
+        self._topic = config.topic
+        self._host = host
+        self._wall_time_s = wall_time_s
+        self._form = EventForm(is_positional=config.format == "positional", block_tokens=config.block_tokens)
+        self._retell_interval_s = config.retell_interval
+        self._retell = Deadline(0.0)
+        self._sockets = EventSockets(config, socket_mode)
+        self.publish_endpoint = self._sockets.publish_endpoint
+        self.replay_endpoint = self._sockets.replay_endpoint
+        self._kept: deque[Message] = deque(maxlen=config.replay_messages)
+        self._numbers: dict[str, int] = {}
+        self._last = -1
+        self._messages = self._events = self._replayed = self._resyncs = self._errors = 0
+        self._is_stopping = False
+        self._is_woken = False
+        self._is_behind = True
+        self._pause = threading.Event()  # never set
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._sockets.poller.register(self._wake_fd, zmq.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="kvpool-events", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<EventPublisher {self.publish_endpoint}, {self._messages} messages>"
+
+    def start(self) -> None:
+        """Begin to publish."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There are new events. Any thread; never waits."""
+        if not self._is_woken and not self._is_stopping:
+            self._is_woken = True
+            os.eventfd_write(self._wake_fd, 1)
+
+    def stop(self) -> None:
+        """End the thread and the sockets. Blocks for at most STOP_TIMEOUT_S; not on the loop."""
+        self._is_stopping = True
+        os.eventfd_write(self._wake_fd, 1)
+        if self._thread.ident is not None:
+            self._thread.join(STOP_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self._sockets.close()
+            os.close(self._wake_fd)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name. Any thread: each is a number at some moment."""
+        return {
+            "events.published_messages": self._messages,
+            "events.published": self._events,
+            "events.replayed_messages": self._replayed,
+            "events.resyncs": self._resyncs,
+            "events.late_headers": self._source.late_pages,
+            "events.publish_errors": self._errors,
+            "events.refused_clients": self._sockets.refused_clients,
+            "events.bad_requests": self._sockets.bad_requests,
+            "events.unsent_replays": self._sockets.unsent_replays,
+        }
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._turn_safely()
+
+    def _turn_safely(self) -> None:
+        try:
+            self._turn()
+        except Exception:
+            self._errors += 1
+            if self._errors == 1:
+                log.exception("an event could not be published; further ones like it are counted, not logged")
+            self._last, self._is_behind = NOWHERE, False
+            self._pause.wait(RETRY_MS / 1e3)
+
+    def _turn(self) -> None:
+        """Wait for work and do some of it."""
+        ready = dict(self._sockets.poller.poll(0 if self._is_behind else POLL_MS))
+        if self._wake_fd in ready:
+            # In this order: a wake between the two would be read away with its flag left up, and no other one would be written.
+            os.eventfd_read(self._wake_fd)
+            self._is_woken = False
+            self._is_behind = True
+        self._replayed += self._sockets.serve(self._kept)
+        if self._sockets.has_asked_for_lost and self._retell_interval_s and self._retell.has_passed():
+            self._sockets.has_asked_for_lost = False
+            self._retell = Deadline(self._retell_interval_s)
+            self._last, self._is_behind = NOWHERE, True
+        if self._is_behind and not self._is_stopping:
+            try:
+                self._is_behind = self._publish_some()
+            except LoopStalled as error:
+                log.warning("events wait: %s", error)
+                self._sockets.poller.poll(RETRY_MS)
+
+    def _publish_some(self) -> bool:
+        """Publish what is new, as much as one read gives. Whether there may be more."""
+        found = self._source.since(self._last)
+        if found.slice.is_gap:
+            self._resync()
+        else:
+            self._tell_events(found)
+        return bool(found.slice.is_gap or found.slice.events)
+
+    def _resync(self) -> None:
+        """Tell everything anew. Where the log is overtaken even so, the next turn begins again."""
+        for _ in range(SNAPSHOT_ATTEMPTS):
+            self._resyncs += 1
+            if self._tell_snapshot():
+                return
+
+    def _tell_snapshot(self) -> bool:
+        """Whether it was told to its end, without another gap."""
+        self._send([(topic, [self._form.all_cleared()]) for topic in self._numbers])
+        order, names = SnapshotOrder(ORPHANS_MAX), NamespaceNames()
+        cursor, is_first = 0, True
+        while cursor >= 0 and not self._is_stopping:
+            found = self._source.snapshot(cursor)
+            if is_first:
+                self._last, is_first = found.page.as_of, False
+            while self._last < found.page.as_of:
+                news = self._source.since(self._last)
+                if news.slice.is_gap:
+                    return False
+                happened = news.slice.events_until(found.page.as_of)
+                order.note(happened.events)
+                self._tell_events(NamedEvents(happened, news.namespaces))
+            names.update(found.namespaces)
+            self._tell_chunks(order.admit(found.page.chunks), names)
+            self._replayed += self._sockets.serve(self._kept)
+            cursor = found.page.cursor
+        self._tell_chunks(order.rest(), names)
+        return True
+
+    def _tell_events(self, found: NamedEvents) -> None:
+        told: Told = []
+        for event in found.slice.events:
+            name = found.namespaces.get(event.namespace)
+            if name is not None and name[0] != PROBE_MODEL:
+                told.append((self._topic_of(name[0]), self._form.events_of(event, name[1])))
+        self._send(told)
+        self._last = found.slice.last
+
+    def _tell_chunks(self, chunks: list[StoredChunk], names: NamespaceNames) -> None:
+        told: Told = []
+        for chunk in chunks:
+            model, layout = names[chunk.namespace]
+            if model != PROBE_MODEL:
+                told.append((self._topic_of(model), self._form.chunk_events(chunk, layout)))
+        self._send(told)
+
+    def _topic_of(self, model: str) -> str:
+        return self._topic.format(host=self._host, model=model)
+
+    def _send(self, told: Told) -> None:
+        for batch in batches(told):
+            number = self._numbers.get(batch.topic, 0)
+            self._numbers[batch.topic] = number + 1
+            message = (batch.topic.encode(), NUMBER.pack(number), batch.payload(self._wall_time_s()))
+            self._kept.append(message)
+            self._sockets.send(message)
+            self._messages += 1
+            self._events += len(batch.events)

@@ -1,0 +1,186 @@
+"""The publisher's ZMQ sockets: where they are bound, who may connect, and what is asked at replay.
+
+PUB sends messages and waits for nobody: a subscriber that does not read loses what lies beyond the high-water mark. ROUTER
+hands out messages again:
+
+    ask     [b"", number]           or [b"", number, topic]       number := u64, big endian: the first one wanted
+    answer  [b"", topic, number, payload] for each that is kept, then [b"", b"", -1 as 8 bytes, b""]
+
+With keys both speak CURVE, and a ZAP handler of our own lets in exactly the keys of the clients file. Messages from outside are
+bounded by REQUEST_BYTES_MAX before they are read, and one that is no request is counted and dropped.
+
+One thread: whoever made the sockets hands them over before it starts.
+"""
+
+import binascii
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from kvpool.addresses import ZmqAddress
+from kvpool.config import EventsConfig
+from kvpool.errors import ConfigError
+
+Message = tuple[bytes, bytes, bytes]
+NUMBER = struct.Struct(">Q")
+END_OF_REPLAY = struct.pack(">q", -1)
+REQUEST_BYTES_MAX = 4096
+REQUESTS_WAITING_MAX = 64
+CURVE_KEY_CHARACTERS = 40
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+_ZAP_REQUEST_FRAMES = 7
+
+
+class EventSockets:
+    """PUB, and where it is wanted ROUTER, bound. `close` ends them."""
+
+    def __init__(self, config: EventsConfig, socket_mode: int) -> None:
+        """Raises OSError, naming the option, when an address cannot be bound, ConfigError for keys that are none."""
+        assert config.publish is not None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._secret = _read_secret_key(config.curve_secret_file) if config.curve_secret_file else b""
+        self._clients = _read_client_keys(config.curve_clients_file) if config.curve_clients_file else frozenset()
+        self._zap: zmq.Socket[bytes] | None = None
+        self._replay: zmq.Socket[bytes] | None = None
+        self.poller = zmq.Poller()
+        self.refused_clients = 0
+        self.bad_requests = 0
+        self.unsent_replays = 0
+        self.has_asked_for_lost = (
+            False  # somebody wanted a message that is not kept any more; whoever reads it resets it
+        )
+        try:
+            if self._secret:
+                self._zap = self._context.socket(zmq.REP)
+                self._zap.bind(_ZAP_ENDPOINT)
+                self.poller.register(self._zap, zmq.POLLIN)
+            self._publish = self._bound(zmq.PUB, "events.publish", config.publish, config.hwm, socket_mode)
+            if config.replay is not None:
+                room = config.replay_messages + 16
+                self._replay = self._bound(zmq.ROUTER, "events.replay", config.replay, room, socket_mode)
+                self.poller.register(self._replay, zmq.POLLIN)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def publish_endpoint(self) -> str:
+        """Where subscribers connect."""
+        return _endpoint_of(self._publish)
+
+    @property
+    def replay_endpoint(self) -> str:
+        """Where messages can be asked for again; empty where they cannot."""
+        return "" if self._replay is None else _endpoint_of(self._replay)
+
+    def send(self, message: Message) -> None:
+        """Give a message to every subscriber that has room for it."""
+        self._publish.send_multipart(message, zmq.NOBLOCK)
+
+    def serve(self, kept: Iterable[Message]) -> int:
+        """Answer who has asked for messages again or wants to be let in. Returns how many messages were handed out."""
+        if self._zap is not None:
+            while self._zap.poll(0):
+                self._zap.send_multipart(self._judge(self._zap.recv_multipart()))
+        replayed = 0
+        if self._replay is not None:
+            for _ in range(REQUESTS_WAITING_MAX):
+                if not self._replay.poll(0):
+                    break
+                replayed += self._replay_to(self._replay, self._replay.recv_multipart(), kept)
+        return replayed
+
+    def close(self) -> None:
+        """Close everything at once; nothing is waited for."""
+        self._context.destroy(linger=0)
+
+    def _bound(
+        self, kind: int, option: str, address: ZmqAddress, high_water_mark: int, socket_mode: int
+    ) -> "zmq.Socket[bytes]":
+        made = self._context.socket(kind)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.SNDHWM, high_water_mark)
+        made.setsockopt(zmq.RCVHWM, REQUESTS_WAITING_MAX)
+        made.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)
+        made.setsockopt(zmq.IPV6, int("[" in address.endpoint))
+        if kind == zmq.ROUTER:
+            made.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if self._secret:
+            made.setsockopt(zmq.CURVE_SERVER, 1)
+            made.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
+            made.setsockopt(zmq.ZAP_DOMAIN, b"kvpool")
+        try:
+            made.bind(address.endpoint)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"{option} {address} cannot be bound: {error.strerror}") from error
+        if address.endpoint.startswith("ipc://"):
+            os.chmod(address.endpoint.removeprefix("ipc://"), socket_mode)
+        return made
+
+    def _judge(self, request: list[bytes]) -> list[bytes]:
+        """The answer of the ZAP handler (RFC 27): 200 for a key that is known, 400 for anything else."""
+        identity = request[1] if len(request) > 1 else b""
+        is_known = len(request) == _ZAP_REQUEST_FRAMES and request[5] == b"CURVE" and request[6] in self._clients
+        self.refused_clients += not is_known
+        status = [b"200", b"OK"] if is_known else [b"400", b"no such key"]
+        return [b"1.0", identity, *status, b"", b""]
+
+    def _replay_to(self, replay: "zmq.Socket[bytes]", request: list[bytes], kept: Iterable[Message]) -> int:
+        is_request = 3 <= len(request) <= 4 and request[1] == b"" and len(request[2]) == NUMBER.size
+        if not is_request:
+            self.bad_requests += 1
+            return 0
+        identity, (first,) = request[0], NUMBER.unpack(request[2])
+        topic = request[3] if len(request) == 4 else None
+        oldest = {message[0]: NUMBER.unpack(message[1])[0] for message in reversed(tuple(kept))}
+        self.has_asked_for_lost |= any(first < number for name, number in oldest.items() if topic in (None, name))
+        sent = 0
+        try:
+            for message in _from(kept, first, topic):
+                replay.send_multipart([identity, b"", *message], zmq.NOBLOCK)
+                sent += 1
+            replay.send_multipart([identity, b"", b"", END_OF_REPLAY, b""], zmq.NOBLOCK)
+        except zmq.ZMQError:  # it has gone, or does not read what it asked for
+            self.unsent_replays += 1
+        return sent
+
+
+def _from(kept: Iterable[Message], first: int, topic: bytes | None) -> Iterator[Message]:
+    return (
+        message for message in kept if NUMBER.unpack(message[1])[0] >= first and (topic is None or message[0] == topic)
+    )
+
+
+def _endpoint_of(bound: "zmq.Socket[bytes]") -> str:
+    endpoint = bound.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return endpoint.rstrip(b"\0").decode()
+
+
+def _read_secret_key(path: str) -> bytes:
+    text = Path(path).read_bytes().strip()
+    _check_key(text, "events.curve_secret_file", path)
+    return text
+
+
+def _read_client_keys(path: str) -> frozenset[bytes]:
+    keys = [line.strip() for line in Path(path).read_bytes().splitlines()]
+    keys = [key for key in keys if key]
+    for key in keys:
+        _check_key(key, "events.curve_clients_file", path)
+    if not keys:
+        raise ConfigError([f"events.curve_clients_file is {path!r}, which has no key: nobody could connect"])
+    return frozenset(z85.decode(key) for key in keys)
+
+
+def _check_key(text: bytes, option: str, path: str) -> None:
+    try:
+        is_key = len(text) == CURVE_KEY_CHARACTERS and len(z85.decode(text)) == 32
+    except (ValueError, KeyError, struct.error, binascii.Error):
+        is_key = False
+    if not is_key:
+        raise ConfigError([f"{option} is {path!r}, which has a line that is no key of 40 characters in Z85"])

@@ -1,0 +1,88 @@
+// Bindings of the change feed and of what a directory tells of its chunks. Rows cross packed, 80 bytes each. No logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+
+#include <cerrno>
+#include <vector>
+
+#include "bindings.h"
+#include "columns.h"
+#include "kvpool/change_feed.h"
+#include "kvpool/directory.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvpool {
+namespace {
+
+constexpr size_t ROWS_MAX = 1 << 16;
+
+void require_rows(size_t limit) {
+  if (limit == 0 || limit > ROWS_MAX) {
+    throw nb::value_error("limit must be 1 to 65536");
+  }
+}
+
+std::shared_ptr<ChangeFeed> make_feed(uint32_t capacity) {
+  if (capacity == 0) {
+    throw nb::value_error("capacity must be positive");
+  }
+  auto feed = ChangeFeed::create(capacity);
+  if (feed == nullptr) {
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+  return feed;
+}
+
+nb::tuple take(ChangeFeed& feed, size_t limit) {
+  require_rows(limit);
+  std::vector<Change> rows(std::min(limit, feed.waiting()));
+  bool has_gap = false;
+  rows.resize(feed.take(rows.data(), rows.size(), has_gap));
+  return nb::make_tuple(has_gap, pack(rows));
+}
+
+nb::tuple list(const Directory& directory, uint32_t cursor, size_t limit) {
+  require_rows(limit);
+  std::vector<Change> rows;
+  const uint32_t next = directory.list(cursor, limit, rows);
+  return nb::make_tuple(next, pack(rows));
+}
+
+}  // namespace
+
+void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
+  module.attr("CHANGE_BYTES") = sizeof(Change);
+  nb::class_<ChangeFeed>(module, "ChangeFeed",
+                         "Chunks that come to tiers and leave them, in order. Control thread only.")
+      .def(nb::new_(&make_feed), "capacity"_a)
+      .def("take", &take, "limit"_a,
+           "(whether something before these was lost, rows of key, parent, namespace u32, kind, level, tiers, cause,\n"
+           "priority, priority before, 6 unused bytes), the oldest first.")
+      .def("mark_gap", &ChangeFeed::mark_gap)
+      .def("fileno", &ChangeFeed::fd, "Readable while changes wait that no `take` has seen.")
+      .def_prop_ro("waiting", &ChangeFeed::waiting)
+      .def_prop_ro("lost", &ChangeFeed::lost, "Changes forgotten since the start.");
+  directory
+      .def("report_to", &Directory::report_to, "feed"_a, "Has every change from now on told to the feed.")
+      .def("list_chunks", &list, "cursor"_a, "limit"_a,
+           "(next cursor or 0, rows as the feed has them): the chunks that are here, as they are now.")
+      .def(
+          "find",
+          [](const Directory& self, const nb::bytes& key) {
+            const auto found = self.find(one_key(key));
+            return found ? nb::bytes(&*found, sizeof(Change)) : nb::bytes("");
+          },
+          "key"_a, "A row of the chunk, empty where it is not here.")
+      .def(
+          "place_of",
+          [](const Directory& self, const nb::bytes& key) {
+            const auto place = self.place_of(one_key(key)).value_or(ChunkPlace{});
+            return nb::make_tuple(place.offset, place.generation);
+          },
+          "key"_a, "(offset, generation) of the chunk's slot, as of now; generation 0: it is not here.");
+}
+
+}  // namespace kvpool

@@ -1,0 +1,92 @@
+// Bindings of retention: priorities and durations of chunks, as packed columns. No logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <vector>
+
+#include "bindings.h"
+#include "columns.h"
+#include "kvpool/directory.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvpool {
+namespace {
+
+std::vector<Retention> unpack_wishes(const nb::bytes& keys, const nb::bytes& priorities, const nb::bytes& durations_ms) {
+  const size_t n = keys.size() / KEY_BYTES;
+  if (priorities.size() != n || durations_ms.size() != n * sizeof(uint32_t)) {
+    throw nb::value_error("priorities must be 1 byte and durations 4 bytes for each key");
+  }
+  std::vector<Retention> wishes(n);
+  for (size_t index = 0; index < n; ++index) {
+    wishes[index].priority = static_cast<const uint8_t*>(priorities.data())[index];
+    std::memcpy(&wishes[index].duration_ms,
+                static_cast<const uint8_t*>(durations_ms.data()) + index * sizeof(uint32_t), sizeof(uint32_t));
+    if (wishes[index].priority > MAX_PRIORITY) {
+      throw nb::value_error("priorities must be 0 to 100");
+    }
+  }
+  return wishes;
+}
+
+nb::bytes retain(Directory& directory, uint32_t owner, const nb::bytes& keys, const nb::bytes& priorities,
+                 const nb::bytes& durations_ms, uint64_t now_ns) {
+  const uint8_t* first = packed_keys(keys);
+  return pack(directory.retain(known_namespace(directory, owner), first, unpack_wishes(keys, priorities, durations_ms),
+                               now_ns));
+}
+
+nb::tuple retentions(const Directory& directory, HoldId hold) {
+  const auto kept = directory.retentions(hold);
+  require_known(kept.has_value());
+  std::vector<uint8_t> priorities;
+  std::vector<uint32_t> durations_ms;
+  for (const Retention& each : *kept) {
+    priorities.push_back(each.priority);
+    durations_ms.push_back(each.duration_ms);
+  }
+  return nb::make_tuple(pack(priorities), nb::bytes(durations_ms.data(), durations_ms.size() * sizeof(uint32_t)));
+}
+
+}  // namespace
+
+void bind_retention(nb::class_<Directory>& directory) {
+  directory
+      .def(
+          "cap_retained",
+          [](Directory& self, double share) {
+            if (!(share >= 0.0 && share <= 1.0)) {
+              throw nb::value_error("share must be 0 to 1");
+            }
+            self.cap_retained(share);
+          },
+          "share"_a, "At most this share of the capacity is kept above the default priority from now on.")
+      .def("retain", &retain, "namespace"_a, "keys"_a, "priorities"_a, "durations_ms"_a, "now_ns"_a,
+           "Keeps chunks, stored or being written, with priorities (u8) for durations (u32, 0: for good) after their last\n"
+           "use, here and in the slower tier. Keys from the root on. A column of u8: 0 accepted, 1 clipped to the default,\n"
+           "2 absent.")
+      .def(
+          "retention",
+          [](const Directory& self, const nb::bytes& key) -> nb::object {
+            const auto kept = self.retention(one_key(key));
+            return kept ? nb::object(nb::make_tuple(kept->priority, kept->duration_ms)) : nb::none();
+          },
+          "key"_a, "(priority, duration_ms) of a chunk; None where it is not here.")
+      .def("retentions", &retentions, "hold"_a, "(priorities u8, durations_ms u32) of the chunks of a hold.")
+      .def("next_lapse_ns", &Directory::next_lapse_ns, "When `expire_retention` is to be called next; None: no priority can lapse.")
+      .def(
+          "take_lapsed",
+          [](Directory& self) {
+            const auto keys = self.take_lapsed();
+            return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
+          },
+          "The keys of which the priority has lapsed in this slower tier since the last call, packed.")
+      .def("expire_retention", &Directory::expire_retention, "now_ns"_a,
+           "Has priorities that have lasted their time fall back to the default, a bounded number of them.");
+}
+
+}  // namespace kvpool

@@ -1,0 +1,174 @@
+"""Wishes in a request's `kv_transfer_params` through a real vLLM, and what the pool tells in vLLM's stream of KV events."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvpool.protocol.event_columns import unpack_chunks, unpack_events
+from kvpool.types import DEFAULT_PRIORITY, EventKind, StoredChunk
+from tests.daemon import Daemon, wait_until
+from tests.engines.vllm.conftest import StartEngine
+from tests.engines.vllm.engine import BLOCK_TOKENS, CHUNK_TOKENS, Engine, tokens_of_answer
+from tests.engines.vllm.prompts import prompt
+from tests.engines.vllm.tiny_models import GROUPED, Geometry
+from tests.router import Index, Router
+
+Plain = Callable[[Geometry], Engine]
+# Requests that run at once; the others wait.
+WAIT_BEHIND = 2
+
+
+@dataclass
+class Setting:
+    """An engine that publishes its KV events, the pool's among them."""
+
+    engine: Engine
+    daemon: Daemon
+    directory: Path
+
+    def generate(self, asked: list[list[int]], count: int, params: list[Any]) -> dict[str, Any]:
+        self.engine.forget()
+        return self.engine.ask("generate", prompts=asked, tokens=count, params=params)
+
+    def router(self) -> Router:
+        router = Router(f"ipc://{self.directory}/publish", f"ipc://{self.directory}/replay")
+        router.index = Index(is_strict=False)
+        return router
+
+
+@pytest.fixture(scope="module")
+def setting(start_engine: StartEngine, module_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    directory = tmp_path_factory.mktemp("events")
+    events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"ipc://{directory}/publish",
+        "replay_endpoint": f"ipc://{directory}/replay",
+    }
+    options: dict[str, Any] = {"socket": module_daemon.socket, "settings": {"kvpool.events": True}, "kv_events": events}
+    return Setting(start_engine(GROUPED, max_num_seqs=WAIT_BEHIND, **options), module_daemon, directory)
+
+
+def chunks_of(tokens: list[int]) -> list[tuple[int, ...]]:
+    ends = range(CHUNK_TOKENS, len(tokens) + 1, CHUNK_TOKENS)
+    return [tuple(tokens[end - CHUNK_TOKENS : end]) for end in ends]
+
+
+def ids_of(packed: bytes) -> list[int]:
+    ids: list[int] = np.frombuffer(packed, "<i4").tolist()
+    return ids
+
+
+def stored(daemon: Daemon) -> dict[tuple[int, ...], StoredChunk]:
+    """What the daemon has, by token ids."""
+    chunks: dict[tuple[int, ...], StoredChunk] = {}
+    with daemon.admin() as admin:
+        cursor = 0
+        while cursor >= 0:
+            page = admin.snapshot(cursor)
+            chunks.update({tuple(ids_of(chunk.tokens)): chunk for chunk in unpack_chunks(page.chunks)})
+            cursor = page.cursor
+    return chunks
+
+
+def test_priorities_reach_the_pool_and_the_answer_comes_back(setting: Setting, plain: Plain) -> None:
+    asked = prompt(900, 4 * CHUNK_TOKENS + 5)
+    wished = {
+        "retention": [{"start": 0, "end": CHUNK_TOKENS, "priority": 90, "duration": 600}],
+        "decode_priority": 10,
+        "kv_hints": {
+            "protocol_version": "0.1",
+            "message_id": "m",
+            "actions": [
+                {
+                    "action_id": "keep",
+                    "action_type": "kv.retain",
+                    "action_version": "1.0",
+                    "payload": {"start": 3 * CHUNK_TOKENS, "priority": 60},
+                },
+                {"action_id": "move", "action_type": "kv.share", "action_version": "1.0", "payload": {}},
+            ],
+        },
+    }
+    answer = setting.generate([asked], 2 * CHUNK_TOKENS, [wished])
+    (said,) = tokens_of_answer(answer)
+    assert [said] == plain(GROUPED).tokens([asked], 2 * CHUNK_TOKENS)
+    found = stored(setting.daemon)
+    kept = [found[chunk].priority for chunk in chunks_of([*asked, *said[:-1]])]
+    # The prompt ends in the fifth chunk, which is therefore the prompt's.
+    assert kept == [90, DEFAULT_PRIORITY, DEFAULT_PRIORITY, 60, 60, 10]
+    outcomes = answer["params"][0]["kvpool_hints"]["outcomes"]
+    assert [(entry["action_id"], entry["status"]) for entry in outcomes] == [
+        ("keep", "accepted"),
+        ("move", "rejected"),
+        ("", "accepted"),
+    ]
+
+
+def test_tokens_are_the_same_whatever_is_wished(setting: Setting, plain: Plain) -> None:
+    asked = [prompt(910 + number, 200 + number) for number in range(8)]
+    params: list[Any] = [
+        None,
+        {"retention": [{"priority": 100}], "decode_priority": 0},
+        {"retention": "everything", "decode_priority": -5, "kv_hints": ["no", "envelope"]},
+        {"retention": [{"start": 1 << 62, "priority": 3}, {}], "do_remote_decode": True},
+        {"kv_hints": {"protocol_version": "1.0", "message_id": "m", "actions": [{"action_id": 5}, None]}},
+        {"kv_hints": "{]"},
+        {"decode_duration_s": 1e300, "decode_priority": True},
+        {"something": {"else": [1, 2]}},
+    ]
+    expected = plain(GROUPED).tokens(asked, 24)
+    for _ in range(2):
+        answer = setting.generate(asked, 24, params)
+        assert tokens_of_answer(answer) == expected
+        assert [said is None for said in answer["params"]] == [True, *[False] * 6, True]
+    assert setting.engine.log().count("a wish of a request was rejected") == 1
+    assert not setting.daemon.problems()
+
+
+def test_requests_that_wait_are_announced(setting: Setting, plain: Plain) -> None:
+    waiting = [prompt(950 + number, 200) for number in range(3)]
+    setting.generate(waiting, 1, [None] * 3)
+    before = setting.engine.ask("counters").get("kvpool_announced_chunks", 0)
+    busy = [prompt(960 + number, 70) for number in range(WAIT_BEHIND)]
+    answer = setting.generate([*busy, *waiting], 8, [None] * (len(busy) + len(waiting)))
+    assert tokens_of_answer(answer) == plain(GROUPED).tokens([*busy, *waiting], 8)
+    setting.engine.ask("generate", prompts=[prompt(941, 3)], tokens=2)
+    announced = setting.engine.ask("counters").get("kvpool_announced_chunks", 0) - before
+    assert announced >= sum(len(chunks_of(ids)) for ids in waiting)
+
+
+def test_stored_events_have_the_token_ids_that_were_computed(setting: Setting) -> None:
+    with setting.daemon.admin() as admin:
+        last = admin.events(b"", -1).last
+    asked = prompt(930, 3 * CHUNK_TOKENS)
+    (said,) = tokens_of_answer(setting.generate([asked], CHUNK_TOKENS + 1, [None]))
+    with setting.daemon.admin() as admin:
+        events = unpack_events(admin.events(b"", last).events)
+    told = [token for event in events if event.kind == EventKind.STORED for token in ids_of(event.tokens)]
+    assert told == [*asked, *said[:-1]]
+
+
+def test_routers_of_the_engine_hear_of_the_pool(setting: Setting) -> None:
+    asked = prompt(940, 3 * CHUNK_TOKENS + 1)
+    blocks = 3 * CHUNK_TOKENS // BLOCK_TOKENS
+    setting.generate([asked], 4, [None])
+
+    with setting.router() as router:
+
+        def count(medium: str) -> int:
+            """Blocks of the prompt in a medium, as the router counts them after another step of the engine."""
+            setting.engine.ask("generate", prompts=[prompt(941, 3)], tokens=2)
+            router.catch_up("")
+            return Index({medium: router.index.media.get(medium, {})}).longest(asked, BLOCK_TOKENS)
+
+        wait_until(lambda: count("CPU") == blocks, "the router knows that the pool has the prompt")
+        assert count("GPU") == blocks
+        with setting.daemon.admin() as admin:
+            admin.flush(None, None)
+        wait_until(lambda: count("CPU") == 0, "the router knows that the pool has dropped it")
+        assert count("GPU") == blocks
