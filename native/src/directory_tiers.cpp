@@ -297,8 +297,10 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   ++stats_.promoted_chunks;
   become_ready(record);
   latest_ns_ = std::max(latest_ns_, now_ns);
-  steps_to_keep_ = STEPS_TO_KEEP;
-  static_cast<void>(keep(id, wish));
+  if (wish != Retention{}) {
+    steps_to_keep_ = STEPS_TO_KEEP;
+    static_cast<void>(keep(id, wish));
+  }
   return true;
 }
 
