@@ -92,6 +92,7 @@ class SsdConfig:
     admission: str
     write_budget: DailyWrites
     checkpoint_interval: float
+    stall_timeout: float
     rebuild: bool
 
     @property
@@ -343,6 +344,7 @@ OPTIONS: dict[str, Option] = {
     "ssd.admission": choice_option("all", "second-touch"),
     "ssd.write_budget": write_budget_option("0B", "8192TiB", "0B", least_writes=0.001, most_writes=1000),
     "ssd.checkpoint_interval": duration_option("100ms", "1h", "5s"),
+    "ssd.stall_timeout": duration_option("100ms", "1h", "10s"),
     "ssd.rebuild": flag_option("false"),
     "events.publish": Option(parse_zmq, "off", _ZMQ_EXPECTED),
     "events.replay": Option(parse_zmq, "off", _ZMQ_EXPECTED),

@@ -28,6 +28,7 @@ from kvpool.index.restore_rows import pack_restore_rows
 from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.catalogue_rows import Row
 from kvpool.tiers.ssd import Recovered, SsdStatus, SsdTier, SsdUnavailable, TierState
+from kvpool.tiers.ssd_watch import SsdWatch
 from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,6 @@ RESTORE_ROWS = 2048
 GHOSTS_PER_CHUNK = 4
 # At most this part of DRAM is being written down at a time: what is, cannot be evicted meanwhile.
 DEMOTING_FRACTION = 8
-# How long a tier rests after errors: this, then twice as long each time, until something succeeds.
-FIRST_PAUSE_S = 1.0
-LAST_PAUSE_S = 300.0
 DRAIN_LOOK_S = 0.005
 MS_PER_S = 1000
 CHECKPOINT_TIMEOUT_S = 10.0
@@ -91,8 +89,7 @@ class Tiering:
             directory.keep_ghosts(GHOSTS_PER_CHUNK * max_chunks)
         self.restored_chunks = 0
         self.lost_chunks = 0
-        self._pause_s = FIRST_PAUSE_S
-        self._retry: asyncio.TimerHandle | None = None
+        self._watch = SsdWatch(tier, self._has_jobs, self._try_again)
         self._opening: asyncio.Task[None] | None = None
 
     @property
@@ -135,6 +132,7 @@ class Tiering:
             failpoint.reach("daemon.promote.before_read")
         except OSError:
             return 0
+        self._watch.note_begun()
         layout = namespace.layout
         return self.tier.read(
             rows,
@@ -150,12 +148,14 @@ class Tiering:
             failpoint.reach("daemon.demote.before_write")
         except OSError:
             return 0
+        self._watch.note_begun()
         layout = namespace.layout
         fingerprint = namespace_fingerprint(namespace.model, layout)
         return self.tier.write(rows, fingerprint, layout.layers, layout.chunk_bytes // layout.layers, tokens)
 
     def compare(self, namespace: Namespace, rows: bytes) -> int:
         """See `SlowerTier`."""
+        self._watch.note_begun()
         layout = namespace.layout
         return self.tier.compare(
             rows, namespace_fingerprint(namespace.model, layout), layout.layers, layout.chunk_bytes // layout.layers
@@ -220,10 +220,11 @@ class Tiering:
                 self.tier.become(TierState.OFFLINE, str(error))
                 if self.tier.is_stopping:
                     return
-            await asyncio.sleep(self._next_pause_s())
+            await asyncio.sleep(self._watch.next_pause_s())
         await self._restore(recovered, open_namespace)
         failpoint.reach("daemon.ssd.restored")
         loop.add_reader(self.tier.fileno(), self.take_outcomes)
+        self._watch.start(loop)
         self.tier.become(
             TierState.OK,
             f"at {self.tier.plan.path}: {self.restored_chunks} chunks found, {recovered.bad_rows} bad rows",
@@ -232,8 +233,9 @@ class Tiering:
 
     @contextlib.contextmanager
     def protecting(self, is_wanted: bool) -> Iterator[None]:
-        """While nothing is evicted that only DRAM has, if the slower tier could take it."""
-        self._fast.protect_unsaved(is_wanted and self.demotions.may_write(self._clock.now_ns()))
+        """While nothing is evicted that only DRAM has, if the slower tier could take it soon."""
+        can_take = is_wanted and self.tier.is_answering and self.demotions.may_write(self._clock.now_ns())
+        self._fast.protect_unsaved(can_take)
         try:
             yield
         finally:
@@ -247,7 +249,7 @@ class Tiering:
     def run(self, *, is_urgent: bool = False) -> None:
         """Start demotions that are due."""
         self.demotions.run(self._clock.now_ns(), is_urgent=is_urgent)
-        self._see_to_the_tier()
+        self._watch.see_to_it()
 
     async def drain(self, timeout_s: float) -> int:
         """Write down what DRAM alone has, as far as the time goes, and checkpoint. Returns how many chunks that were."""
@@ -278,8 +280,7 @@ class Tiering:
                 self._opening.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._opening
-        if self._retry is not None:
-            self._retry.cancel()
+        self._watch.stop()
         if self.tier.fileno() >= 0:
             loop.remove_reader(self.tier.fileno())
         return await loop.run_in_executor(None, self.tier.close)
@@ -337,30 +338,21 @@ class Tiering:
                     job, chunk, is_good=is_good, is_bad_here=status == SsdStatus.BAD_SOURCE, now_ns=now_ns
                 )
             if is_good:
-                self._pause_s = FIRST_PAUSE_S
+                self._watch.note_success()
         self.forget_departed()
         self.remember_lapsed()
         self.run()
-        self._see_to_the_tier()
         self.settled.set()
         self._on_settled()
 
-    def _see_to_the_tier(self) -> None:
-        """Have a tier that rests because of errors tried again, later each time."""
-        if self.tier.can_be_tried_again and self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(self._next_pause_s(), self._try_again)
-
-    def _next_pause_s(self) -> float:
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LAST_PAUSE_S)
-        return pause_s
+    def _has_jobs(self) -> bool:
+        return len(self.promotions) + len(self.demotions) + self.comparisons.holds > 0
 
     def _try_again(self) -> None:
-        self._retry = None
-        if self.tier.can_be_tried_again:
-            self._drop_lost()
-            self.tier.try_again()
-            self.forget_departed()
-            self.run()
+        self._drop_lost()
+        self.tier.try_again()
+        self.forget_departed()
+        self.run()
 
     def _drop_lost(self) -> None:
         """Forget the chunks that a failed sync covered: nobody knows whether the disk has them."""

@@ -315,6 +315,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  _ssd("ssd.lost_chunks"), "chunks"),
         _counter("kvpool_ssd_checkpoints", "Checkpoints of the catalogue.", _ssd("ssd.checkpoints")),
         _counter("kvpool_ssd_io_errors", "Reads and writes that failed.", _ssd("ssd.io_errors")),
+        _gauge("kvpool_ssd_unanswered_seconds", "For how long the disk has left a read or a write unanswered; 0 where there "
+               "is none.", _ssd("ssd.unanswered_s"), "seconds"),
         _counter("kvpool_ssd_corrupt_chunks", "Chunks whose slot was not theirs or did not fit its checksums.",
                  _ssd("ssd.corrupt_chunks"), "chunks"),
         _gauge("kvpool_ssd_waiting_jobs", "Jobs that wait for it: reads for engines, writes, checks, rows of its catalogue.",

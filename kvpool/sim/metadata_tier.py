@@ -27,6 +27,7 @@ class MetadataTier:
     can_read = True
     can_write = True
     can_be_tried_again = False
+    is_answering = True
 
     def __init__(self, blocks: int, chunk_bytes: int) -> None:
         slot_bytes = chunk_bytes + kvpool_native.SSD_HEADER_BYTES

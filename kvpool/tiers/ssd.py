@@ -4,7 +4,8 @@ It owns the files, the I/O queue, the catalogue and the directory of slots; whic
 decided elsewhere. Nothing here stops the DRAM tier: what goes wrong changes the state and is a miss.
 
     STARTING ──files open, catalogue read──► OK ◄──tried again, later each time──┐
-        └──cannot be opened──► OFFLINE       └──I/O or the catalogue fails──► READONLY ──it fails on and on──► OFFLINE
+        └──cannot be opened──► OFFLINE       ├──I/O or the catalogue fails──► READONLY ──it fails on and on──► OFFLINE
+                                             └──the disk does not answer──► OFFLINE
 
 Control thread only, but for `open`, `probe` and `close`, which block and belong in an executor.
 
@@ -40,6 +41,10 @@ log = logging.getLogger(__name__)
 
 CATALOGUE_NAME = "catalogue"
 ERRORS_UNTIL_OFFLINE = 8
+NS_PER_S = 1e9
+# A disk that has left I/O unanswered for so long is not waited for when room is needed. A piece of a few MiB takes a disk
+# that is well some milliseconds.
+SILENT_S = 1.0
 # How long the end waits for a disk, once for the segment files and once for the catalogue.
 CLOSE_TIMEOUT_S = 10.0
 IO_REFUSALS = {"ring_error": "no io_uring", "register_error": "no registered buffers"}
@@ -309,7 +314,23 @@ class SsdTier:
             self._catalogue.resume(checkpoint_s=self.plan.checkpoint_s)
         self.become(TierState.OK, "is tried again")
 
-    def stats(self) -> dict[str, int | str]:
+    @property
+    def unanswered_s(self) -> float:
+        """For how long the disk has left I/O unanswered; 0 where there is none."""
+        return 0.0 if self._queue is None else self._queue.longest_piece_ns() / NS_PER_S
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether there is a point in waiting for the disk."""
+        return self.unanswered_s < SILENT_S
+
+    def rest_if_stalled(self) -> None:
+        """Stop using a disk that has left I/O unanswered for `stall_s` of the plan."""
+        silent_s = self.unanswered_s
+        if silent_s >= self.plan.stall_s and self.state in (TierState.OK, TierState.READONLY):
+            self.become(TierState.OFFLINE, f"because the disk has left I/O unanswered for {silent_s:.1f} s")
+
+    def stats(self) -> dict[str, int | float | str]:
         """Counters, by name."""
         queue = self._queue.stats() if self._queue is not None else {}
         return {
@@ -318,6 +339,7 @@ class SsdTier:
             "ssd.read_bytes": queue.get("read_bytes", 0),
             "ssd.written_bytes": queue.get("written_bytes", 0),
             "ssd.io_errors": self.io_errors,
+            "ssd.unanswered_s": round(self.unanswered_s, 3),
             "ssd.corrupt_chunks": self.corrupt_chunks,
             "ssd.waiting_reads": queue.get("waiting_demand", 0) + queue.get("waiting_promotion", 0),
             "ssd.waiting_writes": queue.get("waiting_write_back", 0),

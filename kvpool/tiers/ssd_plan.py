@@ -37,6 +37,7 @@ class SsdPlan:
     threads: int
     queue_jobs: int
     checkpoint_s: float
+    stall_s: float
     wants_rebuild: bool
 
 
@@ -68,5 +69,6 @@ def plan_ssd(config: SsdConfig) -> SsdPlan:
         threads=config.threads,
         queue_jobs=QUEUE_JOBS,
         checkpoint_s=config.checkpoint_interval,
+        stall_s=config.stall_timeout,
         wants_rebuild=config.rebuild,
     )

@@ -228,6 +228,9 @@ void bind_ssd(nb::module_& module) {
           "timeout_s"_a, "Ends the threads; False where I/O under way has not ended in time. GIL released.")
       .def("register_arena", &SsdQueue::register_arena,
            "Has the kernel keep the arena's pages at hand from now on. All must be there, and none replaced later.")
+      .def(
+          "longest_piece_ns", [](const SsdQueue& self) { return self.longest_piece().count(); },
+          "For how long the piece of I/O has been under way that was begun first; 0: none is.")
       .def("stats", &queue_stats)
       .def("io", &queue_io, "How many threads have a ring, how many of these the whole arena, and the errno of a refusal.");
 }

@@ -32,16 +32,17 @@ SsdQueue::SsdQueue(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mappin
       board_(std::move(board)),
       jobs_max_(jobs_max),
       writers_max_(std::max(1U, threads / 2)),
-      event_fd_(new_event_fd()) {
+      event_fd_(new_event_fd()),
+      begun_(threads, NEVER) {
   KVPOOL_CHECK(threads > 0);
   try {
-    for (unsigned number = 0; number < threads; ++number) {
+    for (size_t number = 0; number < threads; ++number) {
       {
         const std::lock_guard guard(lock_);
         ++running_;
       }
       try {
-        threads_.emplace_back([this, wants_rings] { run(wants_rings); });
+        threads_.emplace_back([this, number, wants_rings] { run(number, wants_rings); });
       } catch (...) {
         const std::lock_guard guard(lock_);
         --running_;
@@ -110,7 +111,7 @@ bool SsdQueue::has_work() const noexcept {
 }
 
 // What to do next. A job is the most urgent one; it stays queued until it has no pieces left.
-SsdQueue::Turn SsdQueue::next(std::shared_ptr<SsdJob>& job, SsdUrgency& urgency, bool may_register) {
+SsdQueue::Turn SsdQueue::next(size_t thread, std::shared_ptr<SsdJob>& job, SsdUrgency& urgency, bool may_register) {
   std::unique_lock guard(lock_);
   const auto can_register = [&] { return may_register && may_register_ && !is_registering_; };
   wake_.wait(guard, [&] { return is_stopped_ || has_work() || can_register(); });
@@ -128,6 +129,7 @@ SsdQueue::Turn SsdQueue::next(std::shared_ptr<SsdJob>& job, SsdUrgency& urgency,
   urgency = static_cast<SsdUrgency>(which);
   writers_ += urgency >= SsdUrgency::WRITE_BACK ? 1U : 0U;
   job = queues_[which].front();
+  begun_[thread] = Clock::now();
   return Turn::PIECE;
 }
 
@@ -146,21 +148,21 @@ std::unique_ptr<SsdIo> SsdQueue::make_io(bool wants_ring) {
   return ring.io != nullptr ? std::move(ring.io) : make_call_io(files_);
 }
 
-void SsdQueue::run(bool wants_ring) {
+void SsdQueue::run(size_t thread, bool wants_ring) {
   const std::unique_ptr<SsdIo> io = make_io(wants_ring);
   bool may_register = io->is_ring();
   std::vector<SsdOutcome> ended;
   std::shared_ptr<SsdJob> job;
   SsdUrgency urgency = SsdUrgency::DEMAND;
   while (true) {
-    const Turn turn = next(job, urgency, may_register);
+    const Turn turn = next(thread, job, urgency, may_register);
     if (turn == Turn::STOP) {
       break;
     }
     if (turn == Turn::REGISTER) {
       may_register = register_slice(*io);
     } else {
-      run_piece(*io, *job, urgency, ended);
+      run_piece(thread, *io, *job, urgency, ended);
       job.reset();
     }
   }
@@ -171,12 +173,13 @@ void SsdQueue::run(bool wants_ring) {
   wake_.notify_all();
 }
 
-void SsdQueue::run_piece(SsdIo& io, SsdJob& job, SsdUrgency urgency, std::vector<SsdOutcome>& ended) {
+void SsdQueue::run_piece(size_t thread, SsdIo& io, SsdJob& job, SsdUrgency urgency, std::vector<SsdOutcome>& ended) {
   ended.clear();
   static_cast<void>(job.run_piece(io, ended));
   const bool is_in_background = urgency >= SsdUrgency::WRITE_BACK;
   {
     const std::lock_guard guard(lock_);
+    begun_[thread] = NEVER;
     auto& queue = queues_[static_cast<size_t>(urgency)];
     if (!queue.empty() && queue.front().get() == &job && !job.has_pieces()) {
       queue.pop_front();
@@ -270,6 +273,12 @@ void SsdQueue::cancel_waiting() {
       report(ended, which != static_cast<size_t>(SsdUrgency::WRITE_BACK));
     }
   }
+}
+
+std::chrono::nanoseconds SsdQueue::longest_piece() const {
+  const std::lock_guard guard(lock_);
+  const Clock::time_point first = *std::min_element(begun_.begin(), begun_.end());
+  return first == NEVER ? std::chrono::nanoseconds(0) : std::max(std::chrono::nanoseconds(1), Clock::now() - first);
 }
 
 SsdQueueIo SsdQueue::io() const {

@@ -28,6 +28,12 @@ std::vector<SampledUse> chain_of(uint64_t first, uint64_t count, uint8_t queue =
   return chain;
 }
 
+// Judges by the queue alone: queue 1 before queue 0.
+class ByQueue : public EvictionPolicy {
+ public:
+  [[nodiscard]] double worth(uint8_t queue, uint64_t, uint64_t) const noexcept override { return queue == 0 ? 1 : 0; }
+};
+
 // One-off prompts, and a few that come again all the time at long distances. Hits of the latter.
 uint64_t hits_of(PolicyKind policy) {
   Pool pool(128 * CHUNK, 128, true, 64 << 20, policy);
@@ -121,11 +127,6 @@ TEST(a_shadow_holds_whole_prefixes_and_no_more_than_its_limit) {
 }
 
 TEST(the_duel_falls_back_to_age_and_returns) {
-  // Judges by the queue alone: queue 1 before queue 0.
-  class ByQueue : public EvictionPolicy {
-   public:
-    [[nodiscard]] double worth(uint8_t queue, uint64_t, uint64_t) const noexcept override { return queue == 0 ? 1 : 0; }
-  };
   const ByQueue judge;
   PolicyDuel duel(64, judge);
   uint64_t now = 0;
@@ -223,10 +224,6 @@ TEST(a_chunk_that_was_evicted_and_comes_again_is_of_the_turn_that_it_had) {
 }
 
 TEST(one_long_prompt_does_not_decide_the_duel) {
-  class ByQueue : public EvictionPolicy {
-   public:
-    [[nodiscard]] double worth(uint8_t queue, uint64_t, uint64_t) const noexcept override { return queue == 0 ? 1 : 0; }
-  };
   const ByQueue judge;
   PolicyDuel duel(64, judge);
   uint64_t now = 0;

@@ -24,6 +24,7 @@ BACK_WITHIN_S = 20.0
 DELAY_US = 20_000
 HANG_US = 1_000_000
 NEVER_US = 30_000_000
+STALL_US, STALL_MS = 2_000_000, 300
 END_S_MAX = 40.0
 SEGMENTS, CATALOGUE = "segment-", "data.mdb"
 
@@ -190,6 +191,32 @@ def test_a_disk_that_hangs_holds_nobody_up_for_long(
     assert tiered.problems() == []
     summary(f"{client.turns} turns of an engine, slowest {1e3 * client.slowest_s:.0f} ms")
     assert client.slowest_s <= TURN_S_MAX
+
+
+def test_a_disk_that_does_not_answer_is_left_alone_until_it_does(
+    fault_filesystem: FaultFilesystem, start_daemon: StartDaemon, summary: Callable[[str], None]
+) -> None:
+    options = tier_options(fault_filesystem.path / "ssd", dram_chunks=DRAM_CHUNKS, capacity=64 << 20, policy="lru")
+    daemon = start_daemon(**options, ssd__stall_timeout=f"{STALL_MS}ms")
+    wait_open(daemon)
+
+    def state() -> object:
+        client.turn()
+        return daemon.stats()["ssd.state"]
+
+    with DramClient(daemon, first_chain=50_000) as client:
+        fault_filesystem.set(match=SEGMENTS, delay_us=STALL_US)
+        wait_until(lambda: state() == "offline", "the tier rests")
+        with daemon.admin() as admin:
+            assert "unanswered" in str(admin.info()["ssd_reason"])
+        assert float(daemon.stats()["ssd.unanswered_s"]) >= STALL_MS / 1e3
+        for _ in range(TURNS):
+            assert state() == "offline"  # nor is it tried again meanwhile
+        fault_filesystem.clear()
+        wait_until(lambda: state() == "ok", "the tier is back", BACK_WITHIN_S)
+    summary(f"{client.turns} turns of an engine, slowest {1e3 * client.slowest_s:.0f} ms")
+    assert client.slowest_s <= TURN_S_MAX
+    _expect_all_well(daemon)
 
 
 @pytest.mark.campaign

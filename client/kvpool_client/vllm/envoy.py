@@ -4,12 +4,11 @@
             │ not asked for when a step was planned ──► announced, and again while it waits
             └─ ended ──► its demotions
 
-One thread carries errands out in order; at most ERRANDS_MAX wait. What does not fit is counted and left out: nothing needs it.
+At most ERRANDS_MAX wait for the errands' thread. What does not fit is counted and left out: nothing needs it.
 Invariant: an errand's answer is set, or cancelled, whatever becomes of the daemon. The scheduler's thread, but for that one.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from itertools import islice
@@ -19,6 +18,7 @@ from kvpool_client.border import Border
 from kvpool_client.hints import ACCEPTED, CLIPPED, REJECTED, Outcome
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.pool import Pool
+from kvpool_client.vllm.errands import Errands
 from kvpool_client.vllm.requests import Tracked
 from kvpool_client.vllm.statistics import Tally
 from kvpool_client.vllm.wishes import BESIDE, Outcomes, RequestWishes, Wishing
@@ -29,8 +29,6 @@ ANNOUNCED_MAX = 32
 # Half the time for which the daemon minds an announcement by default.
 ANNOUNCED_S = 15.0
 
-Errand = Callable[[], None]
-
 
 class Envoy:
     """See the module."""
@@ -40,15 +38,12 @@ class Envoy:
         self._tally = tally
         self._border = border
         self._clock = clock
-        self._changed = threading.Condition()
-        self._errands: deque[Errand] = deque()  # guarded by _changed
-        self._counts: dict[str, int] = {}  # guarded by _changed
-        self._is_stopping = False  # guarded by _changed
-        self._thread = threading.Thread(target=self._run, name="kvpool-envoy", daemon=True)
-        self._thread.start()
+        self._errands = Errands("kvpool-envoy", "telling the daemon", ERRANDS_MAX, border)
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}  # guarded by _lock
 
     def __repr__(self) -> str:
-        return f"<Envoy {len(self._errands)} errands>"
+        return f"<Envoy {self._errands!r}>"
 
     def begin(self, entry: Tracked) -> None:
         """A request has arrived: what it wishes of chunks that are stored, or are to come up."""
@@ -57,8 +52,7 @@ class Envoy:
             return
         answer: Future[Outcomes] = Future()
         entry.wishing = Wishing(wishes, answer)
-        if not self._send(lambda: self._carry_out(wishes, entry.keys, answer)):
-            answer.cancel()
+        self._send(lambda: self._carry_out(wishes, entry.keys, answer), answer)
 
     def announce(self, waiting: Iterable[Tracked]) -> None:
         """These requests wait, in this order: their chunks will be asked for soon."""
@@ -79,37 +73,22 @@ class Envoy:
 
     def count(self) -> None:
         """Move what was counted on the other thread to the tally."""
-        with self._changed:
+        with self._lock:
             counts, self._counts = self._counts, {}
         for name, amount in counts.items():
             self._tally.add(name, amount)
 
     def stop(self) -> None:
         """End the thread; errands not begun are dropped."""
-        with self._changed:
-            self._is_stopping = True
-            self._errands.clear()
-            self._changed.notify()
-        self._thread.join()
+        self._errands.stop()
 
-    def _send(self, errand: Errand) -> bool:
-        with self._changed:
-            is_taken = not self._is_stopping and len(self._errands) < ERRANDS_MAX
-            if is_taken:
-                self._errands.append(errand)
-                self._changed.notify()
-        if not is_taken:
-            self._tally.add("dropped_errands")
-        return is_taken
+    def _send(self, run: Callable[[], None], answer: Future[Outcomes] | None = None) -> None:
+        def drop() -> None:
+            self._add("dropped_errands", 1)
+            if answer is not None:
+                answer.cancel()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_stopping or bool(self._errands))
-                if self._is_stopping:
-                    return
-                errand = self._errands.popleft()
-            self._border.call("telling the daemon", None, errand)
+        self._errands.send(run, drop)
 
     def _carry_out(self, wishes: RequestWishes, keys: KeyChain, answer: Future[Outcomes]) -> None:
         outcomes: Outcomes = ()
@@ -151,5 +130,5 @@ class Envoy:
                 self._border.complain("a wish of a request was rejected", f"{what}: {outcome.reason}")
 
     def _add(self, name: str, amount: int) -> None:
-        with self._changed:
+        with self._lock:
             self._counts[name] = self._counts.get(name, 0) + amount

@@ -8,14 +8,13 @@ requests; at most QUESTIONS_MAX wait. Invariant: every lease that was acquired i
 end by their time to live.
 """
 
-import threading
-from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from kvpool_client.border import Border
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
+from kvpool_client.vllm.errands import Errands
 
 QUESTIONS_MAX = 64
 
@@ -39,49 +38,24 @@ class Asker:
     def __init__(self, pool: Pool, replicas: int, border: Border) -> None:
         self._pool = pool
         self._replicas = replicas
-        self._border = border
-        self._changed = threading.Condition()
-        self._questions: deque[tuple[Hit, Answer]] = deque()  # guarded by _changed
-        self._is_stopping = False  # guarded by _changed
-        self._thread = threading.Thread(target=self._run, name="kvpool-ask", daemon=True)
-        self._thread.start()
+        self._errands = Errands("kvpool-ask", "asking the daemon", QUESTIONS_MAX, border)
 
     def ask(self, hit: Hit) -> Answer:
         """Begin to fetch; a full queue or an ended asker answers NOTHING at once."""
         answer: Answer = Future()
-        with self._changed:
-            is_refused = self._is_stopping or len(self._questions) >= QUESTIONS_MAX
-            if not is_refused:
-                self._questions.append((hit, answer))
-                self._changed.notify()
-        if is_refused:
-            answer.set_result(NOTHING)
+        self._errands.send(lambda: self._fetch(hit, answer), lambda: answer.set_result(NOTHING))
         return answer
 
     def stop(self) -> None:
         """End the thread; questions not asked yet are answered with NOTHING."""
-        with self._changed:
-            self._is_stopping = True
-            dropped = list(self._questions)
-            self._questions.clear()
-            self._changed.notify()
-        for _, answer in dropped:
-            answer.set_result(NOTHING)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_stopping or bool(self._questions))
-                if self._is_stopping:
-                    return
-                hit, answer = self._questions.popleft()
-            self._border.call("asking the daemon", None, lambda hit=hit, answer=answer: self._fetch(hit, answer))  # type: ignore[misc]  # bound now
-            if not answer.done():
-                answer.set_result(NOTHING)
+        self._errands.stop()
 
     def _fetch(self, hit: Hit, answer: Answer) -> None:
-        with self._pool.acquire(hit) as lease:
-            tickets = tuple(lease.ticket() for _ in range(self._replicas)) if lease.chunks else ()
-            is_whole = bool(tickets) and all(tickets)
-            answer.set_result(Promise(lease.chunks, tickets, lease.tiers.tobytes()) if is_whole else NOTHING)
+        promise = NOTHING
+        try:
+            with self._pool.acquire(hit) as lease:
+                tickets = tuple(lease.ticket() for _ in range(self._replicas)) if lease.chunks else ()
+                if tickets and all(tickets):
+                    promise = Promise(lease.chunks, tickets, lease.tiers.tobytes())
+        finally:
+            answer.set_result(promise)

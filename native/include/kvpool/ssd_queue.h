@@ -74,6 +74,8 @@ class SsdQueue {
   // False where a piece under way has not ended within the time; another call goes on waiting. The destructor waits for good.
   bool stop(std::chrono::milliseconds timeout);
 
+  // For how long the piece has been under way that was begun first; 0: none is. A disk that hangs is told by it alone.
+  [[nodiscard]] std::chrono::nanoseconds longest_piece() const;
   [[nodiscard]] SsdQueueStats stats() const;
   [[nodiscard]] SsdQueueIo io() const;
   [[nodiscard]] const SsdFiles& files() const noexcept { return *files_; }
@@ -82,12 +84,14 @@ class SsdQueue {
  private:
   [[nodiscard]] uint64_t add(std::shared_ptr<SsdJob> job, SsdUrgency urgency);
   enum class Turn { STOP, PIECE, REGISTER };
+  using Clock = std::chrono::steady_clock;
+  static constexpr Clock::time_point NEVER = Clock::time_point::max();
   void cancel_waiting();
-  [[nodiscard]] Turn next(std::shared_ptr<SsdJob>& job, SsdUrgency& urgency, bool may_register);
+  [[nodiscard]] Turn next(size_t thread, std::shared_ptr<SsdJob>& job, SsdUrgency& urgency, bool may_register);
   [[nodiscard]] bool has_work() const noexcept;
   [[nodiscard]] std::unique_ptr<SsdIo> make_io(bool wants_ring);
-  void run(bool wants_ring);
-  void run_piece(SsdIo& io, SsdJob& job, SsdUrgency urgency, std::vector<SsdOutcome>& ended);
+  void run(size_t thread, bool wants_ring);
+  void run_piece(size_t thread, SsdIo& io, SsdJob& job, SsdUrgency urgency, std::vector<SsdOutcome>& ended);
   [[nodiscard]] bool register_slice(SsdIo& io);
   void report(const std::vector<SsdOutcome>& ended, bool is_read);
 
@@ -101,6 +105,7 @@ class SsdQueue {
   mutable std::mutex lock_;
   std::condition_variable wake_;
   std::array<std::deque<std::shared_ptr<SsdJob>>, SSD_URGENCIES> queues_;  // guarded by lock_
+  std::vector<Clock::time_point> begun_;                                    // guarded by lock_; by thread, NEVER: at no piece
   unsigned writers_ = 0;                                                    // guarded by lock_; those at checks count
   uint64_t last_job_ = 0;                                                   // guarded by lock_
   unsigned running_ = 0;                                                    // guarded by lock_; threads that have not ended
