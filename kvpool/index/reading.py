@@ -6,7 +6,7 @@ speaks no protocol; `now_ns` is an argument. Control thread only.
 Invariant: every hold that a reader has in the directory is in exactly one lease or ticket.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.types import ConnectionId, HoldId, LeaseId
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """A lease as its holder sees it: columns of u64 offsets and generations, u8 tiers. `lease` 0: nothing was leased."""
 
     lease: int

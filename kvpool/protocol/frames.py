@@ -12,7 +12,7 @@ Holds no socket. Owned by whoever reads the connection.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgpack
 
@@ -21,16 +21,18 @@ from kvpool.errors import ProtocolError
 FRAME_BYTES_MAX = 1 << 20
 LENGTH = struct.Struct("<I")
 ITEMS_MAX = 4096
+# A body of so many bytes is copied sooner than a view of it is made.
+COPIED_BYTES_MAX = 1024
 
 
-def encode(kind: int, sequence: int, fields: list[object]) -> bytes:
+def encode(kind: int, sequence: int, fields: Iterable[object]) -> bytes:
     """A whole frame. The caller keeps fields under the limit; a longer frame is a programmer's error."""
     body: bytes = msgpack.packb([kind, sequence, *fields], use_bin_type=True)
     assert len(body) <= FRAME_BYTES_MAX, f"frame of kind {kind} has {len(body)} bytes, at most {FRAME_BYTES_MAX} fit"
     return LENGTH.pack(len(body)) + body
 
 
-def decode(body: bytes | memoryview) -> tuple[int, int, list[object]]:
+def decode(body: bytes | bytearray | memoryview) -> tuple[int, int, list[object]]:
     """`(kind, sequence, fields)` of a body. Raises ProtocolError on anything else."""
     limit = _ItemLimit() if len(body) > ITEMS_MAX else None  # an item has a byte at least
     try:
@@ -105,6 +107,8 @@ class FrameReader:
         if len(self._buffer) < start + length:
             return None
         self._start = start + length
+        if length <= COPIED_BYTES_MAX:
+            return decode(self._buffer[start : self._start])
         with memoryview(self._buffer) as whole, whole[start : self._start] as body:
             return decode(body)
 

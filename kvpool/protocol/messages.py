@@ -6,7 +6,9 @@ and durations (in milliseconds, 0: for good) u32.
 Requests carry a sequence number that the answer repeats; `Usage` alone is never answered. Any thread.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from kvpool.errors import ProtocolError
@@ -356,12 +358,13 @@ class Report:
 
 Record = TypeVar("Record")
 _TYPES: dict[type[Any], tuple[type[Any], ...]] = {}
+_READERS: dict[type[Any], Callable[[Any], tuple[object, ...]]] = {}
 
 
 def encode(record: object, sequence: int) -> bytes:
     """The frame that carries `record`."""
-    values: list[object] = [getattr(record, name) for name in record.__slots__]  # type: ignore[attr-defined]  # slots dataclass
-    return frames.encode(record.KIND, sequence, values)  # type: ignore[attr-defined]  # every record has KIND
+    read = _READERS.get(type(record)) or _reader_of(type(record))
+    return frames.encode(record.KIND, sequence, read(record))  # type: ignore[attr-defined]  # every record has KIND
 
 
 def decode_as(record: type[Record], values: list[object]) -> Record:
@@ -369,14 +372,28 @@ def decode_as(record: type[Record], values: list[object]) -> Record:
     types = _TYPES.get(record)
     if types is None:
         types = _TYPES[record] = _field_types(record)
-    if len(values) != len(types):
-        raise ProtocolError(f"{record.__name__} has {len(values)} fields, expected {len(types)}")
-    for value, expected in zip(values, types, strict=True):
-        if type(value) is not expected:
-            raise ProtocolError(
-                f"{record.__name__} has a field of {type(value).__name__}, expected {expected.__name__}"
-            )
+    if tuple(map(type, values)) != types:
+        raise _misfit(record, values, types)
     return record(*values)
+
+
+def _misfit(record: type[Any], values: list[object], types: tuple[type[Any], ...]) -> ProtocolError:
+    if len(values) != len(types):
+        return ProtocolError(f"{record.__name__} has {len(values)} fields, expected {len(types)}")
+    found, expected = next(
+        (type(value), kind) for value, kind in zip(values, types, strict=True) if type(value) is not kind
+    )
+    return ProtocolError(f"{record.__name__} has a field of {found.__name__}, expected {expected.__name__}")
+
+
+def _reader_of(record: type[Any]) -> Callable[[Any], tuple[object, ...]]:
+    """What takes a record's fields out of it, in their order."""
+    names: tuple[str, ...] = record.__slots__
+    if len(names) > 1:
+        _READERS[record] = attrgetter(*names)
+    else:
+        _READERS[record] = lambda one: tuple(getattr(one, name) for name in names)
+    return _READERS[record]
 
 
 def _field_types(record: type[Any]) -> tuple[type[Any], ...]:

@@ -37,6 +37,7 @@ def _directory() -> dict[str, Any]:
 SSD_COUNTS = (
     *("ssd.chunks", "ssd.used_bytes", "ssd.capacity_bytes", "demoted_chunks", "promoted_chunks"),
     *("ssd.evicted_chunks", "ssd.read_bytes", "ssd.written_bytes", "ssd.io_errors", "ssd.corrupt_chunks"),
+    "ssd.unanswered_s",
     *("demotions_failed", "promotions_failed", "ssd.waiting_reads", "ssd.waiting_writes", "ssd.waiting_checks"),
     *("ssd.catalogue_waiting", "ssd.catalogue_dropped", "ssd.budget_left_bytes", "ssd.admission_tightened"),
     *(f"ssd.declined_{reason}" for reason in DECLINED),
