@@ -14,7 +14,8 @@ KVPOOLD ?=
 CMAKE = $(BIN)/cmake --no-warn-unused-cli -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
-RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client"
+# Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
+RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(CURDIR)/build/pycache"
 
 .PHONY: help setup demo test test-native test-sanitizers test-faults test-hostile test-engines test-sglang fuzz check lint docs native bench clean install-service uninstall-service
 .DEFAULT_GOAL := help

@@ -387,12 +387,9 @@ def _misfit(record: type[Any], values: list[object], types: tuple[type[Any], ...
 
 
 def _reader_of(record: type[Any]) -> Callable[[Any], tuple[object, ...]]:
-    """What takes a record's fields out of it, in their order."""
     names: tuple[str, ...] = record.__slots__
-    if len(names) > 1:
-        _READERS[record] = attrgetter(*names)
-    else:
-        _READERS[record] = lambda one: tuple(getattr(one, name) for name in names)
+    one_by_one = lambda of: tuple(getattr(of, name) for name in names)  # noqa: E731
+    _READERS[record] = attrgetter(*names) if len(names) > 1 else one_by_one
     return _READERS[record]
 
 

@@ -173,7 +173,12 @@ class SsdTier:
         if is_rebuilt:
             rows = self._rebuild(identity, catalogue_path)
         failpoint.reach("daemon.ssd.open_catalogue")
-        self._catalogue = Catalogue(catalogue_path, plan.catalogue_bytes, identity, sync_data=self._files.sync)
+        try:
+            self._catalogue = Catalogue(catalogue_path, plan.catalogue_bytes, identity, sync_data=self._files.sync)
+        except catalogue_open.DAMAGED as error:
+            log.error("catalogue %s is set aside, its rows are looked for in the slots: %s", catalogue_path, error)
+            catalogue_open.set_aside(catalogue_path, plan.catalogue_bytes)
+            raise  # the next try finds none
         if is_rebuilt:
             self._catalogue.fill(rows)
         self._recency = int(rows["recency"].max()) + 1 if len(rows) else 1
