@@ -7,6 +7,7 @@ for running loads. Any thread. Lock: `_lock` guards `_loads` and `_is_released`,
 
 import contextlib
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -24,15 +25,18 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """`chunks` leading chunks of a prompt, leased. `tiers`: uint8, the level of each; `cost_s`: estimated seconds to load."""
+    """`chunks` leading chunks of a prompt, leased. `tiers`: uint8, the level of each."""
 
-    def __init__(self, session: Session | None, leased: m.Leased, *, layout: Layout, cost_s: float) -> None:
+    def __init__(
+        self, session: Session | None, leased: m.Leased, *, layout: Layout, estimate_s: Callable[[int], float]
+    ) -> None:
+        """`estimate_s`: how long so many chunks take to copy."""
         self.session = session
         self.id = leased.lease
         self.chunks = leased.chunks
         self.tokens = leased.chunks * layout.chunk_tokens
         self.layout = layout
-        self.cost_s = cost_s
+        self._estimate_s = estimate_s
         self._leased = leased
         self._lock = threading.Lock()
         self._loads: set[Load] = set()  # guarded by _lock
@@ -49,6 +53,11 @@ class Lease:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+    @property
+    def cost_s(self) -> float:
+        """Estimated seconds to load all of it, as far as is known now."""
+        return self._estimate_s(self.chunks)
 
     @property
     def tiers(self) -> npt.NDArray[np.uint8]:

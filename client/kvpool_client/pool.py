@@ -354,7 +354,7 @@ class Pool:
         return self._lease(session if leased.chunks else None, leased)
 
     def _lease(self, session: Session | None, leased: m.Leased) -> Lease:
-        return Lease(session, leased, layout=self.layout, cost_s=self._copies.estimate_s(leased.chunks))
+        return Lease(session, leased, layout=self.layout, estimate_s=self._copies.estimate_s)
 
     def _load_ended(self, load: Load, result: LoadResult) -> None:
         lease = load.lease
