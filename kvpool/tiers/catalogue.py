@@ -41,18 +41,6 @@ HEADROOM_BYTES = 256 << 10
 _FILL_ROWS = 1 << 14
 _DELETED_AT_ONCE = 8
 
-# What LMDB says of a file whose bytes are not what it wrote.
-DAMAGE = (
-    lmdb.BadTxnError,
-    lmdb.CorruptedError,
-    lmdb.CursorFullError,
-    lmdb.IncompatibleError,
-    lmdb.InvalidError,
-    lmdb.PageFullError,
-    lmdb.PageNotFoundError,
-    lmdb.VersionMismatchError,
-)
-
 # A key with its value, with None (forgotten) or with a number (its recency).
 Change = tuple[bytes, bytes | Touch | None]
 
@@ -224,7 +212,7 @@ class Catalogue:
                 if asked > self._checkpoint_done or is_due:
                     self._checkpoint()
                     is_dirty, dirty_bytes = False, 0
-            except DAMAGE as error:
+            except catalogue_open.DAMAGE as error:
                 log.error("the catalogue is damaged and begins anew: %s", error)
                 self.dropped_rows += len(batch)
                 self._reopen(is_damaged=True)

@@ -33,8 +33,17 @@ META_KEY = b"catalogue"
 # Present where rows of an earlier life are lacking: the next opening rebuilds them from the slots.
 INCOMPLETE_KEY = b"incomplete"
 NUMBER_BYTES = 4
-# What LMDB says of pages that are not what they should be: no further try will find them otherwise.
-DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
+# What LMDB says of a file whose bytes are not what it wrote: no further try will find them otherwise.
+DAMAGE = (
+    lmdb.BadTxnError,
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
 _MARKER = "catalogue.opening"
 _BLOCK_BYTES = 512
 

@@ -175,7 +175,7 @@ class SsdTier:
         failpoint.reach("daemon.ssd.open_catalogue")
         try:
             self._catalogue = Catalogue(catalogue_path, plan.catalogue_bytes, identity, sync_data=self._files.sync)
-        except catalogue_open.DAMAGED as error:
+        except catalogue_open.DAMAGE as error:
             log.error("catalogue %s is set aside, its rows are looked for in the slots: %s", catalogue_path, error)
             catalogue_open.set_aside(catalogue_path, plan.catalogue_bytes)
             raise  # the next try finds none
