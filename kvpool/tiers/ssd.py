@@ -329,11 +329,14 @@ class SsdTier:
         """Whether there is a point in waiting for the disk."""
         return self.unanswered_s < SILENT_S
 
-    def rest_if_stalled(self) -> None:
-        """Stop using a disk that has left I/O unanswered for `stall_s` of the plan."""
-        silent_s = self.unanswered_s
-        if silent_s >= self.plan.stall_s and self.state in (TierState.OK, TierState.READONLY):
-            self.become(TierState.OFFLINE, f"because the disk has left I/O unanswered for {silent_s:.1f} s")
+    @property
+    def has_stalled(self) -> bool:
+        """Whether the disk of a tier in use has left I/O unanswered for `stall_s` of the plan."""
+        return self.unanswered_s >= self.plan.stall_s and self.state in (TierState.OK, TierState.READONLY)
+
+    def rest_stalled(self) -> None:
+        """Stop using a disk that does not answer."""
+        self.become(TierState.OFFLINE, f"because the disk has left I/O unanswered for {self.unanswered_s:.1f} s")
 
     def stats(self) -> dict[str, int | float | str]:
         """Counters, by name."""

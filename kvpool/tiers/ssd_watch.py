@@ -28,6 +28,7 @@ class SsdWatch:
         self._pause_s = FIRST_PAUSE_S
         self._retry: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
+        self._was_stalled = False
 
     def __repr__(self) -> str:
         return f"<SsdWatch of {self._tier!r}>"
@@ -64,7 +65,10 @@ class SsdWatch:
 
     def _look_at_it(self) -> None:
         self._look = None
-        self._tier.rest_if_stalled()
+        # Twice in a row: after the daemon itself stood still the disk has answered, and nobody has looked yet.
+        was_stalled, self._was_stalled = self._was_stalled, self._tier.has_stalled
+        if was_stalled and self._was_stalled:
+            self._tier.rest_stalled()
         self.see_to_it()
         if self._has_jobs():
             self.note_begun()
