@@ -15,7 +15,7 @@ CMAKE = $(BIN)/cmake --no-warn-unused-cli -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspat
 CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Tests, and the daemons they start, import the tree; the native module is the installed one.
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
-RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(CURDIR)/build/pycache"
+RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
 .PHONY: help setup demo test test-native test-sanitizers test-faults test-hostile test-engines test-sglang fuzz check lint docs native bench clean install-service uninstall-service
 .DEFAULT_GOAL := help
