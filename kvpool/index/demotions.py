@@ -6,8 +6,8 @@ it counts as used by that. Its chunks are kept below with the priorities that th
 below is written again only when it has been used since, or a tier smaller than DRAM would be written without end.
 
 Bounded by bytes under way. What of a job is on disk with all before it becomes visible there while the rest is written.
-Control thread only; no I/O. Invariant: each job in `_jobs` has one hold in the DRAM directory and
-one reservation in the one below, and ends both when the last of its chunks has been reported.
+Control thread only; no I/O. Invariant: each job in `_jobs` has one hold in the DRAM directory and one reservation in the one
+below, and ends both when the last of its chunks has been reported.
 """
 
 import logging

@@ -388,8 +388,7 @@ def _misfit(record: type[Any], values: list[object], types: tuple[type[Any], ...
 
 def _reader_of(record: type[Any]) -> Callable[[Any], tuple[object, ...]]:
     names: tuple[str, ...] = record.__slots__
-    one_by_one = lambda of: tuple(getattr(of, name) for name in names)  # noqa: E731
-    _READERS[record] = attrgetter(*names) if len(names) > 1 else one_by_one
+    _READERS[record] = attrgetter(*names) if len(names) > 1 else lambda one: tuple(getattr(one, name) for name in names)
     return _READERS[record]
 
 

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.clock import NS_PER_S
 from kvpool.errors import KVPoolError
 from kvpool.tiers import catalogue_open, catalogue_rows
 from kvpool.tiers.catalogue import Catalogue
@@ -41,7 +42,6 @@ log = logging.getLogger(__name__)
 
 CATALOGUE_NAME = "catalogue"
 ERRORS_UNTIL_OFFLINE = 8
-NS_PER_S = 1e9
 # A disk that has left I/O unanswered for so long is not waited for when room is needed. A piece of a few MiB takes a disk
 # that is well some milliseconds.
 SILENT_S = 1.0

@@ -64,6 +64,7 @@ TEST(what_is_written_is_read_back_layer_by_layer) {
       }
       EXPECT(queue->stats().read_bytes == 6 * (setting.slot_bytes + SSD_HEADER_BYTES));
       EXPECT(queue->stats().failed_chunks == 0);
+      EXPECT(queue->longest_piece().count() == 0);  // whoever has reported is at no piece any more
     }
   });
 }
