@@ -22,7 +22,7 @@ RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
 help:
 	@echo "make demo             a conversation through the pool with a real torch engine (sets everything up)"
-	@echo "make test             the whole test suite: C++ and Python (sets everything up)"
+	@echo "make test [WORKERS=2] the whole test suite: C++ and Python (sets everything up)"
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
 	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
 	@echo "make docs             write the pages that are made from the code (docs/metrics.md)"
@@ -57,8 +57,19 @@ $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
 demo: setup
 	$(BIN)/python -m demo
 
+# Tests that hold a bound on time run after all others and one by one: nothing else of the suite is under way then.
+# Torch computes in one thread a process: more of them than cores wait for one another (test_demo.py and test_torch_engine.py
+# without the demonstration, beside other work: 27 and 38 s of CPU with two threads, 10 with one).
+WORKERS ?= 2
+PYTEST = $(RUN_TREE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+
 test: setup test-native
-	$(RUN_TREE) $(BIN)/python -m pytest
+	@status=0; \
+	echo "python tests, $(WORKERS) at once"; \
+	$(PYTEST) -m "not timed" -n $(WORKERS) --dist worksteal || status=1; \
+	echo "python tests that hold a bound on time, one at a time"; \
+	$(PYTEST) -m timed || status=1; \
+	exit $$status
 
 native: $(VENV)/.tools
 	$(CMAKE) -S native -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null
@@ -106,7 +117,7 @@ test-sglang: setup
 
 # Without clang the same targets run with a driver that makes random inputs.
 SECONDS ?= 30
-FUZZ_TARGETS := key_hash index_view copy_plan directory ssd_header
+FUZZ_TARGETS := key_hash index_view copy_plan directory tiers ssd_header
 CLANG := $(firstword $(foreach name,clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14,$(shell command -v $(name))))
 FUZZ_BUILD := build/fuzz$(if $(CLANG),,-standalone)
 

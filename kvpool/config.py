@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kvpool_native
 from kvpool.addresses import LoopbackAddress, ZmqAddress, parse_loopback, parse_zmq
 from kvpool.errors import ConfigError, InvalidArgument
 from kvpool.options import (
@@ -52,11 +53,19 @@ class ServerConfig:
     max_connections: int
     max_leases: int
     max_reservations: int
+    max_chain_chunks: int
     handshake_timeout: float
     stop_timeout: float
     probe_interval: float
     domain_secret_file: str
     keep_token_ids: bool
+    write_mode: str
+    staging: int
+
+    @property
+    def staging_bytes(self) -> int:
+        """Staging memory of each connection; 0: clients write what they have reserved in place."""
+        return self.staging if self.write_mode == "copy" else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,8 @@ class DramConfig:
     prefault_threads: int
     verify: str
     policy: str
+    token_ids: int
+    connection_share: float
     retained_share: float
     announced_share: float
     announced_ttl: float
@@ -93,6 +104,7 @@ class SsdConfig:
     write_budget: DailyWrites
     checkpoint_interval: float
     stall_timeout: float
+    stop_timeout: float
     rebuild: bool
 
     @property
@@ -314,6 +326,7 @@ OPTIONS: dict[str, Option] = {
     "server.max_connections": count_option(1, 100_000, 1024),
     "server.max_leases": count_option(1, 1_000_000, 4096),
     "server.max_reservations": count_option(1, 4096, 64),
+    "server.max_chain_chunks": count_option(1, 1 << 20, 16384),
     "server.handshake_timeout": duration_option("10ms", "1m", "5s"),
     "server.stop_timeout": duration_option("0s", "1h", "10s"),
     "server.probe_interval": duration_option("0s", "1h", "10s"),
@@ -321,7 +334,9 @@ OPTIONS: dict[str, Option] = {
         _secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: the default domain)"
     ),
     "server.keep_token_ids": flag_option("true"),
-    "dram.capacity": size_option("64KiB", "4TiB", "1GiB"),
+    "server.write_mode": choice_option("in-place", "copy"),
+    "server.staging": size_option("64KiB", "16GiB", "64MiB"),
+    "dram.capacity": size_option("64KiB", f"{kvpool_native.ARENA_BYTES_MAX >> 40}TiB", "1GiB"),
     "dram.segment": size_option("4KiB", "16GiB", "64MiB"),
     "dram.max_chunks": count_option(0, 1 << 28, 0),
     "dram.huge_pages": choice_option("auto", "hugetlb", "collapse", "off"),
@@ -329,13 +344,15 @@ OPTIONS: dict[str, Option] = {
     "dram.prefault_threads": count_option(1, 64, 2),
     "dram.verify": choice_option("always", "cold"),
     "dram.policy": choice_option("class-queues", "lru"),
+    "dram.token_ids": size_option("0B", "4TiB", "0B"),
+    "dram.connection_share": share_option("0.5"),
     "dram.retained_share": share_option("0.3"),
     "dram.announced_share": share_option("0.25"),
     "dram.announced_ttl": duration_option("10ms", "1h", "30s"),
     "ssd.path": Option(_directory, "", "an absolute path of a directory (needed where ssd.capacity is not 0)"),
-    "ssd.capacity": size_option("0B", "8TiB", "0B"),
+    "ssd.capacity": size_option("0B", f"{kvpool_native.FILES_BYTES_MAX >> 40}TiB", "0B"),
     "ssd.segment": size_option("64KiB", "64GiB", "1GiB"),
-    "ssd.max_chunks": count_option(0, 1 << 27, 0),
+    "ssd.max_chunks": count_option(0, 1 << 28, 0),
     "ssd.direct": flag_option("true"),
     "ssd.io": choice_option("auto", "io_uring", "threads"),
     "ssd.threads": count_option(1, 64, 4),
@@ -345,6 +362,7 @@ OPTIONS: dict[str, Option] = {
     "ssd.write_budget": write_budget_option("0B", "8192TiB", "0B", least_writes=0.001, most_writes=1000),
     "ssd.checkpoint_interval": duration_option("100ms", "1h", "5s"),
     "ssd.stall_timeout": duration_option("100ms", "1h", "10s"),
+    "ssd.stop_timeout": duration_option("0s", "24h", "10m"),
     "ssd.rebuild": flag_option("false"),
     "events.publish": Option(parse_zmq, "off", _ZMQ_EXPECTED),
     "events.replay": Option(parse_zmq, "off", _ZMQ_EXPECTED),

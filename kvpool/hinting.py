@@ -7,17 +7,19 @@ Invariant: while an announcement lives, the pool's expiry is scheduled.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import kvpool_native
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
 from kvpool.errors import ProtocolError
-from kvpool.index.announcements import Announcements
+from kvpool.index.announcements import Announcement, Announcements
 from kvpool.index.journal import Journal
 from kvpool.index.namespaces import Namespaces
+from kvpool.index.parts import PART_CHUNKS, Parts, Step, part_chunks
 from kvpool.index.reading import Reading
-from kvpool.index.retention import Retention
+from kvpool.index.retention import DURATION_BYTES, Retention, part_of
 from kvpool.index.sessions import EngineSession
 from kvpool.protocol import columns
 from kvpool.protocol import messages as m
@@ -64,20 +66,26 @@ class Hinting:
         """Holds that announcements have in the DRAM directory."""
         return self._announcements.holds
 
-    def retain(self, session: EngineSession, request: m.Retain) -> m.Retained:
+    def retain(self, session: EngineSession, request: m.Retain) -> Parts[m.Retained]:
         """Keep chunks with other priorities from now on, on every rank the session stands for."""
         ranks = len(session.namespaces)
         columns.check_keys(request.keys, ranks=ranks)
         chunks = len(request.keys) // KEY_BYTES // ranks
         columns.check_wishes(chunks, ranks=ranks)
         columns.check_retention(request.priorities, request.durations, chunks)
-        states = self._retention.retain(
-            session, request.keys, request.priorities, request.durations, self._clock.now_ns()
-        )
-        self._on_retained()
-        return m.Retained(states)
+        states = b""
+        while True:
+            part = slice(len(states), len(states) + part_chunks(ranks))
+            keys = part_of(request.keys, ranks, part)
+            durations = request.durations[part.start * DURATION_BYTES : part.stop * DURATION_BYTES]
+            priorities = request.priorities[part]
+            states += self._retention.retain(session, keys, priorities, durations, self._clock.now_ns())
+            self._on_retained()
+            if len(states) == chunks:
+                return m.Retained(states)
+            yield None
 
-    def demote(self, session: EngineSession, request: m.Demote) -> m.Retained:
+    def demote(self, session: EngineSession, request: m.Demote) -> Parts[m.Retained]:
         """Write chunks down, and have DRAM give them up first."""
         ranks = len(session.namespaces)
         columns.check_keys(request.keys, ranks=ranks)
@@ -85,24 +93,29 @@ class Hinting:
         if not 0 <= request.first < chunks:
             raise ProtocolError(f"first is {request.first}, expected 0..{chunks - 1}")
         columns.check_wishes(chunks - request.first, ranks=ranks)
-        states = self._retention.demote(session, request.keys, request.first, self._clock.now_ns())
-        self._on_retained()
+        states = b""
+        for start in range(0, chunks, part_chunks(ranks)):
+            parent = part_of(request.keys, ranks, slice(start - 1, start)) if start else b""
+            keys = part_of(request.keys, ranks, slice(start, start + part_chunks(ranks)))
+            states += self._retention.demote(session, parent, keys, request.first - start, self._clock.now_ns())
+            self._on_retained()
+            yield None
         return m.Retained(states)
 
-    def announce(self, session: EngineSession, request: m.Announce) -> m.Announced:
+    def announce(self, session: EngineSession, request: m.Announce) -> Parts[m.Announced]:
         """Protect chunks that will be asked for soon, and have those of the slower tier come up."""
         columns.check_keys(request.keys, ranks=len(session.namespaces))
-        self._journal.keep_up()
-        if self._tiering is None:
-            chunks, clipped = self._announcements.announce(session, request.keys, self._clock.now_ns())
-        else:
-            with self._tiering.protecting(True):
-                chunks, clipped = self._announcements.announce(session, request.keys, self._clock.now_ns())
-            if self._announcements.are_waiting:
-                self._tiering.make_room()
-        if chunks:
-            self._on_due()
-        return m.Announced(chunks, clipped)
+        found = yield from self._announcements.find(session, request.keys)
+        entry = self._announcements.announce(session, request.keys, found, self._clock.now_ns())
+        if entry is None:
+            return m.Announced(0, found)
+        clipped = found - entry.chunks
+        self._on_due()
+        while self._take_part(entry) is Step.MORE:
+            yield None
+        if self._tiering is not None and self._announcements.are_waiting:
+            self._tiering.make_room()
+        return m.Announced(entry.chunks, clipped)
 
     def retain_keys(self, request: m.RetainKeys) -> Awaitable[m.Retained]:
         """Keep chunks of whatever namespace with one priority: an operator's order, which lets others in between."""
@@ -137,10 +150,8 @@ class Hinting:
 
     def note_room(self) -> None:
         """Something has moved between the tiers, or memory is there that was not."""
-        if self._announcements.are_waiting and self._tiering is not None:
-            self._journal.keep_up()
-            with self._tiering.protecting(True):
-                self._announcements.advance(self._clock.now_ns())
+        for entry in self._announcements.to_advance() if self._tiering is not None else ():
+            self._take_part(entry)
 
     def drop_owner(self, connection: ConnectionId) -> None:
         """End every announcement of a connection."""
@@ -149,6 +160,7 @@ class Hinting:
     def expire(self) -> bool:
         """End announcements whose time is over. Whether any are left."""
         self._announcements.expire(self._clock.now_ns())
+        self.note_room()
         return len(self._announcements) > 0
 
     def stats(self) -> dict[str, int]:
@@ -159,17 +171,22 @@ class Hinting:
         """Broken invariants, one line each."""
         return self._announcements.verify()
 
+    def _take_part(self, entry: Announcement) -> Step:
+        self._journal.keep_up()
+        with self._tiering.protecting(True) if self._tiering else contextlib.nullcontext():
+            return self._announcements.take_part(entry, self._clock.now_ns())
+
     async def _retain_everywhere(self, keys: bytes, priority: int, duration_ms: int) -> m.Retained:
         count = len(keys) // KEY_BYTES
         states = bytearray([RetainState.ABSENT]) * count
         for namespace in self._namespaces.all():
             absent = [number for number, state in enumerate(states) if state == RetainState.ABSENT]
-            if not absent:
-                break
-            named = b"".join(keys[number * KEY_BYTES : (number + 1) * KEY_BYTES] for number in absent)
-            found = self._retention.retain_in(namespace, named, priority, duration_ms, self._clock.now_ns())
-            for number, state in zip(absent, found, strict=True):
-                states[number] = state
-            self._on_retained()
-            await asyncio.sleep(0)
+            for start in range(0, len(absent), PART_CHUNKS):
+                part = absent[start : start + PART_CHUNKS]
+                named = b"".join(keys[number * KEY_BYTES : (number + 1) * KEY_BYTES] for number in part)
+                found = self._retention.retain_in(namespace, named, priority, duration_ms, self._clock.now_ns())
+                for number, state in zip(part, found, strict=True):
+                    states[number] = state
+                self._on_retained()
+                await asyncio.sleep(0)
         return m.Retained(bytes(states))

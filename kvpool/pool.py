@@ -3,29 +3,32 @@
 Decides on the native directory, which is also what clients read; moves no payload itself. Control thread only, but
 for the jobs it hands to the pre-fault and transfer threads, which come back through the event loop.
 
-Invariant: every hold in the directory is in exactly one lease, ticket or announcement, or used by a check under way.
+Invariant: every hold in the directory is in exactly one lease, ticket, announcement or promotion; every pin is of a demotion
+or a check under way.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.chains import Chains
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
-from kvpool.errors import LayoutMismatch
 from kvpool.hinting import Hinting
 from kvpool.index.deadlines import Expiry, Lapses
 from kvpool.index.flushing import flush
+from kvpool.index.held import bound, count_held
 from kvpool.index.integrity import Integrity
 from kvpool.index.journal import Journal
 from kvpool.index.namespaces import Namespace, Namespaces
-from kvpool.index.reading import Grant, Reading
+from kvpool.index.reading import Reading
 from kvpool.index.reuse import Reuse
+from kvpool.index.room import Room
 from kvpool.index.scrub import Scrub
 from kvpool.index.sessions import EngineSession
 from kvpool.index.traffic import Traffic
@@ -34,14 +37,16 @@ from kvpool.layout import Layout
 from kvpool.protocol import columns, places, usage
 from kvpool.protocol import messages as m
 from kvpool.report import Sections, render_info, render_ssd_classes, render_ssd_info, render_stats, warn_of_small_ssd
+from kvpool.staged_saves import StagedSaves
 from kvpool.tiering import Tiering
-from kvpool.tiers.dram import DramTier, PageUse, plan_geometry
+from kvpool.tiers.dram import DramTier, PageUse, check_chunk_fits, plan_geometry
 from kvpool.tiers.prefault import Prefault
 from kvpool.tiers.ssd import SsdTier
 from kvpool.tiers.ssd_plan import SsdPlan, plan_ssd
 from kvpool.transfer.verify import find_corrupt_on
 from kvpool.transfer.workers import Workers, call_later
 from kvpool.types import EPOCH_BYTES, ConnectionId, Level, Measurements
+from kvpool.write_down import write_down
 
 log = logging.getLogger(__name__)
 
@@ -65,23 +70,33 @@ class Pool:
         self._directory = kvpool_native.Directory(
             self._dram.arena, self._dram.index, self.geometry, self.epoch, config.dram.policy
         )
-        self._directory.cap_retained(config.dram.retained_share)
-        self._dram.seal()
+        bound(self._directory, config.dram, config.server.max_chain_chunks)
+        is_staged = config.server.staging_bytes > 0
+        self._dram.seal(is_arena_read_only=is_staged)
         self.namespaces = Namespaces(self._directory)
-        self._segment_ready = asyncio.Event()
+        self._room = Room()
         self._tiering = self._make_tiering(ssd) if ssd else None
         server = config.server
         promotions = self._tiering.promotions if self._tiering else None
         lease_ttl_ns, write_ttl_ns = int(server.lease_ttl * NS_PER_S), int(server.reservation_ttl * NS_PER_S)
         self.reuse = Reuse(self._directory, dram_bytes=config.dram.capacity, ssd_bytes=config.ssd.capacity)
-        self._reading = Reading(self._directory, lease_ttl_ns, server.max_leases, promotions, self.reuse)
-        self._writing = Writing(self._directory, write_ttl_ns, server.max_reservations, self.reuse)
+        self._reading = Reading(
+            self._directory, lease_ttl_ns, server.max_leases, promotions, self.reuse, on_behind=self._end_more
+        )
+        self._writing = Writing(
+            self._directory,
+            write_ttl_ns,
+            server.max_reservations,
+            self.reuse,
+            is_staged=is_staged,
+            on_behind=self._end_more,
+        )
         self._traffic = Traffic()
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
+        self.staged = StagedSaves(self._writing, self._dram.arena, self._workers, clock, server.staging_bytes)
         self._prefault: Prefault | None = None
         self._index_view = view = kvpool_native.IndexView(self._dram.index)
-        corrupt = partial(find_corrupt_on, self._workers, self._dram.arena, view)
-        self._integrity = Integrity(self._directory, corrupt)
+        self._integrity = Integrity(self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view))
         comparisons = self._tiering.comparisons if self._tiering else None
         self._scrub = Scrub(self._directory, self._integrity, self.namespaces, comparisons)
         self.journal = self._make_journal()
@@ -98,6 +113,18 @@ class Pool:
             config,
             on_due=self._expiry.schedule,
             on_retained=self._lapses.look,
+        )
+        self.chains = Chains(
+            self._reading,
+            self._writing,
+            self._tiering,
+            self.journal,
+            self.hints,
+            self._expiry,
+            self._traffic,
+            self._room,
+            clock,
+            keeps_token_ids=server.keep_token_ids,
         )
 
     async def start(self) -> None:
@@ -119,7 +146,6 @@ class Pool:
             self._dram,
             self._config.dram.prefault_threads,
             lambda segment: call_later(loop, self._mark_ready, segment),
-            self._tiering.tier.note_settled_arena if self._tiering is not None else lambda: None,
         )
 
     async def stop(self) -> bool:
@@ -134,10 +160,17 @@ class Pool:
         await loop.run_in_executor(None, self._workers.stop)
         return has_ended
 
-    async def write_down(self, timeout_s: float) -> dict[str, int]:
-        """Have the SSD tier keep what DRAM alone has, as far as the time goes: `chunks` written, and those `left`."""
-        written = 0 if self._tiering is None else await self._tiering.drain(timeout_s)
-        return {"chunks": written, "left": self._directory.count_unsaved()}
+    async def write_down(self, timeout_s: float, is_more_coming: Callable[[], bool] | None = None) -> dict[str, int]:
+        """Have the SSD tier keep what DRAM alone has, as far as the time goes: `chunks` written, and those `left`.
+
+        `is_more_coming`: of a stop, while saves are still ending.
+
+        `durable`: a power cut now would take none of the pool's chunks: none is left, and what is on disk is certain there.
+        """
+        count, is_synced = 0, True
+        if self._tiering is not None:
+            count, is_synced = await write_down(self._tiering, self._clock, timeout_s, is_more_coming)
+        return {"chunks": count, "left": (left := self._directory.count_unsaved()), "durable": is_synced and not left}
 
     def fds(self) -> tuple[int, int]:
         """The descriptors an engine gets: arena, index."""
@@ -147,48 +180,29 @@ class Pool:
         """What backs the arena."""
         return self._dram.page_use(is_settling=self._prefault is not None and self._prefault.is_working)
 
+    def begin_stopping(self) -> None:
+        """Decline new reservations from now on; those under way may end."""
+        self.chains.is_stopping = True
+
     @property
     def is_busy(self) -> bool:
         """Whether a save is under way that a stop should wait for."""
         return self._writing.reservations > 0
 
-    async def wait_for_room(self, timeout_s: float) -> None:
-        """Until another segment has its pages, chunks have been written down, or the time is over."""
-        self._segment_ready.clear()
-        with contextlib.suppress(asyncio.TimeoutError):  # the caller looks again either way
-            await asyncio.wait_for(self._segment_ready.wait(), timeout_s)
+    @property
+    def is_ending(self) -> bool:
+        """Whether what connections have left behind still holds chunks."""
+        return self._reading.is_behind or self._writing.is_behind
 
     def open_namespaces(self, model: str, layout: Layout) -> dict[int, Namespace]:
         """The namespaces of a model and layout, by rank; made where they are new. Raises LayoutMismatch or Refused."""
-        if layout.chunk_bytes > self._config.dram.capacity:
-            raise LayoutMismatch(
-                f"a chunk of this layout has {layout.chunk_bytes} bytes, "
-                f"dram.capacity is {self._config.dram.capacity}: no chunk can be stored"
-            )
+        check_chunk_fits(layout.chunk_bytes, self._config.dram.capacity)
+        self.staged.check_layout(layout)
         return self.namespaces.open_ranks(model, layout)
 
     def open_session(self, connection: ConnectionId, model: str, layout: Layout) -> EngineSession:
         """What an engine's requests carry along."""
         return EngineSession(connection, layout, model, self.open_namespaces(model, layout))
-
-    def acquire(self, session: EngineSession, keys: bytes, *, may_wait: bool = True) -> m.Leased | None:
-        """Lease the longest prefix that is present, on every rank the session stands for.
-
-        None when what moves between the tiers leaves no room for all of it just now: ask again after `wait_for_room`, or
-        with `may_wait=False` to take what there is.
-        """
-        columns.check_keys(keys, ranks=len(session.namespaces))
-        self.journal.keep_up()
-        with self._protected(may_wait):
-            grant = self._reading.acquire(session, keys, self._clock.now_ns(), may_wait=may_wait)
-        if grant is None and not (self._tiering and self._tiering.make_room()):
-            return self.acquire(session, keys, may_wait=False)
-        return None if grant is None else self._leased(session, grant)
-
-    def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int) -> m.Leased:
-        """Lease whole prefixes by their last keys."""
-        columns.check_leaves(leaves, chunks, ranks=len(session.namespaces))
-        return self._leased(session, self._reading.acquire_leaves(session, leaves, chunks, self._clock.now_ns()))
 
     def release(self, session: EngineSession, lease: int) -> m.Done:
         """End a lease."""
@@ -208,44 +222,7 @@ class Pool:
 
     def claim(self, session: EngineSession, ticket: bytes) -> m.Leased:
         """A lease from a ticket, for the session's rank, once."""
-        return self._leased(session, self._reading.claim(session, ticket, self._clock.now_ns()))
-
-    def reserve(self, session: EngineSession, request: m.Reserve, *, may_wait: bool = True) -> m.Reserved | None:
-        """Reserve slots for new chunks, evicting others where memory is short.
-
-        None when only memory could serve that is still being faulted in, or holds what the SSD tier lacks: ask again after
-        `wait_for_room`, or with `may_wait=False` to take what there is.
-        """
-        columns.check_reserve(request)
-        self.journal.keep_up()
-        with self._protected(may_wait):
-            now_ns, wishes = self._clock.now_ns(), (request.priorities, request.durations)
-            places = self._writing.reserve(
-                session, request.parent, request.keys, now_ns, may_wait=may_wait, wishes=wishes
-            )
-        if places is None:
-            if self._tiering is not None:
-                self._tiering.make_room()
-            return None
-        self.journal.note_refusals(request.keys, places.states, session.own.id)
-        self.hints.note_retained(request.keys, places.retained)
-        self._expiry.schedule()
-        return m.Reserved(places.reservation, places.states, places.offsets, places.generations, places.retained)
-
-    def commit(self, session: EngineSession, request: m.Commit) -> m.Committed:
-        """Publish the next chunks of a reservation."""
-        tokens = request.tokens if self._config.server.keep_token_ids else b""
-        number, sums, scope = request.reservation, request.checksums, request.scope
-        states = self._writing.commit(session, number, sums, tokens, self._clock.now_ns(), scope)
-        self._traffic.count_commit(session, states)
-        if self._tiering is not None:
-            self._tiering.run()
-        return m.Committed(states)
-
-    def end_reservation(self, session: EngineSession, reservation: int) -> m.Done:
-        """Give up what was not committed; the writer has said that it writes no more."""
-        self._writing.end(session, reservation, self._clock.now_ns())
-        return m.Done()
+        return self.chains.lease(session, self._reading.claim(session, ticket, self._clock.now_ns()))
 
     async def check_reported(self, session: EngineSession, lease_id: int, chunk: int) -> None:
         """Recompute the checksums of a leased chunk that a client found bad; drop it if it is."""
@@ -253,8 +230,8 @@ class Pool:
         rank = session.layout.rank
         if lease is None or rank is None or not 0 <= chunk < lease.chunks:
             return
-        layout, now_ns = session.own.layout, self._clock.now_ns()
-        await self._integrity.check_reported(lease.holds[rank], chunk, layout.chunk_bytes, layout.layers, now_ns)
+        layout = session.own.layout
+        await self._integrity.check_reported(lease.holds[rank], chunk, layout.chunk_bytes, layout.layers)
 
     def count_usage(self, session: EngineSession, column: bytes) -> None:
         """Add what a client says it did. Raises ProtocolError."""
@@ -265,7 +242,9 @@ class Pool:
         failpoint.reach("daemon.connection.ended")
         now_ns = self._clock.now_ns()
         self._reading.drop_owner(connection, now_ns)
+        self._expiry.go_on()
         self._writing.drop_owner(connection, now_ns)
+        self.staged.drop_owner(connection)
         self.hints.drop_owner(connection)
 
     def info(self) -> dict[str, Any]:
@@ -283,6 +262,7 @@ class Pool:
         index = {
             **self._reading.stats(),
             **self._writing.stats(),
+            **self.staged.stats(),
             **self._integrity.stats(),
             "namespaces": len(self.namespaces),
             "verified_chunks": self._scrub.verified_chunks,
@@ -302,6 +282,7 @@ class Pool:
             events=self.journal.stats(),
             ssd={} if self._tiering is None else self._tiering.stats(),
             ssd_classes=[] if self._tiering is None else render_ssd_classes(self._tiering.directory),
+            held=count_held(self._directory, self.namespaces),
         )
 
     def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> dict[str, int]:
@@ -333,13 +314,15 @@ class Pool:
         """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier."""
         problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.hints.verify()
         problems += self.journal.verify() + self.problems()
-        expected_holds = self._reading.holds + self._integrity.holds_in_use + self.hints.holds
+        holds, pins = self._reading.holds + self.hints.holds, self._integrity.pins
         if self._tiering is not None:
-            expected_holds += self._tiering.holds
+            holds, pins = holds + self._tiering.holds, pins + self._tiering.pins
             problems += self._tiering.verify()
-        found_holds = self._directory.stats()["holds"]
-        if found_holds != expected_holds:
-            problems.append(f"index: {found_holds} holds, {expected_holds} of leases, tickets, hints and checks")
+        found = self._directory.stats()
+        if found["holds"] != holds:
+            problems.append(f"index: {found['holds']} holds, {holds} of leases, tickets, hints and promotions")
+        if found["pins"] != pins:
+            problems.append(f"index: {found['pins']} pins, {pins} of demotions and checks")
         tiers = self._scrub.tiers()
         return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
 
@@ -350,14 +333,11 @@ class Pool:
     def _uptime_s(self) -> float:
         return (self._clock.now_ns() - self._started_ns) / NS_PER_S
 
-    def _protected(self, is_wanted: bool) -> contextlib.AbstractContextManager[None]:
-        return self._tiering.protecting(is_wanted) if self._tiering else contextlib.nullcontext()
-
     def _reopen_namespace(self, model: str, wire: list[int | str]) -> Namespace:
         return self.namespaces.open(model, Layout.from_wire(wire))
 
     def _make_tiering(self, plan: SsdPlan) -> Tiering:
-        tier = SsdTier(plan, self._dram.arena, self._dram.index, self.epoch)
+        tier = SsdTier(plan, self._dram.arena, self._dram.index)
         self.namespaces.below = tier.directory
         return Tiering(
             self._directory,
@@ -376,11 +356,8 @@ class Pool:
             headers = self._tiering.tier.headers if self._config.server.keep_token_ids else None
         return Journal(self.epoch, tiers, self.namespaces, self._clock, self._config.events, headers)
 
-    def _leased(self, session: EngineSession, grant: Grant) -> m.Leased:
-        if grant.lease:
-            self._expiry.schedule()
-            self.hints.note_lease(session, self._reading, grant.lease)
-        return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers)
+    def _end_more(self) -> None:
+        self._expiry.go_on()
 
     def _mark_ready(self, segment: int) -> None:
         self._directory.mark_segment_ready(segment)
@@ -388,6 +365,6 @@ class Pool:
 
     def _note_room(self) -> None:
         """Chunks or segments have moved: whoever waits for room looks again."""
-        self._segment_ready.set()
+        self._room.note()
         self.hints.note_room()
         self._lapses.look()

@@ -24,7 +24,8 @@ def render_info(
         "uptime_s": round(uptime_s, 3),
         "tiers": ["dram"],
         "transport": "shared memory",
-        "write_mode": "in place",
+        "write_mode": config.server.write_mode,
+        "staging_bytes": config.server.staging_bytes,
         "key_hash": f"blake3 ({kvpool_native.hash_lanes()})",
         "checksum": f"crc32c ({kvpool_native.crc_path()})",
         "verify": config.dram.verify,
@@ -82,10 +83,11 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
     directory, failures = measured.directory, measured.failures
     return {
         "server": {**measured.server},
-        "index": {**measured.index, "pins": directory["held"]},
+        "index": {**measured.index, "pins": directory["held"] + directory["pinned"]},
         "dram": {
             "dram.chunks": directory["chunks"],
             "dram.token_id_bytes": directory["token_id_bytes"],
+            "dram.token_ids_left_out": directory["token_ids_left_out"],
             "dram.used_bytes": directory["used_bytes"],
             "dram.capacity_bytes": config.dram.capacity,
             "dram.resident_bytes": measured.resident_bytes,
@@ -115,8 +117,10 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
             "declined_full": directory["answered_full"],
             "declined_not_ready": directory["answered_not_ready"],
             "declined_foreign": directory["answered_foreign"],
+            "declined_share": directory["answered_share"],
             **{f"declined_{word}": count for word, count in failures.declined_chunks.items()},
         },
+        "held": {**measured.held},
         "usage": _render_usage(measured),
         "events": {**measured.events},
         **({"ssd": {**measured.ssd, **_render_slots(measured)}} if measured.ssd else {}),

@@ -16,7 +16,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.clock import Clock, Deadline
+from kvpool.clock import Clock
 from kvpool.config import Config
 from kvpool.errors import KVPoolError
 from kvpool.index.admission import DECLINED, make_admission
@@ -27,7 +27,9 @@ from kvpool.index.promotions import Promotions
 from kvpool.index.restore_rows import pack_restore_rows
 from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.catalogue_rows import Row
-from kvpool.tiers.ssd import Recovered, SsdStatus, SsdTier, SsdUnavailable, TierState
+from kvpool.tiers.ssd import Recovered, SsdTier, SsdUnavailable, TierState
+from kvpool.tiers.ssd_classes import SsdClasses
+from kvpool.tiers.ssd_status import SsdStatus
 from kvpool.tiers.ssd_watch import SsdWatch
 from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
 
@@ -41,9 +43,7 @@ RESTORE_ROWS = 2048
 GHOSTS_PER_CHUNK = 4
 # At most this part of DRAM is being written down at a time: what is, cannot be evicted meanwhile.
 DEMOTING_FRACTION = 8
-DRAIN_LOOK_S = 0.005
 MS_PER_S = 1000
-CHECKPOINT_TIMEOUT_S = 10.0
 
 
 class Tiering:
@@ -65,12 +65,14 @@ class Tiering:
         self.tier = tier
         self._namespaces = namespaces
         self._clock = clock
-        self._classes: dict[tuple[int, int], SizeClassId | None] = {}
+        self._classes = SsdClasses(tier.directory, tier.plan.segment_bytes)
+        namespaces.classes_below = self._classes
         self._numbers: dict[int, int] = {}  # the catalogue's number of a namespace, which outlives this daemon
         self._next_number = 1
         self.settled = asyncio.Event()
         directory.attach_slower(tier.directory)
         tier.directory.cap_retained(config.dram.retained_share)
+        tier.directory.bound_chains(config.server.max_chain_chunks)
         self.promotions = Promotions(directory, self)
         self.admission = make_admission(
             config.ssd.admission, config.ssd.write_budget_bytes, clock.now_ns(), directory.knows_chances
@@ -109,22 +111,17 @@ class Tiering:
 
     @property
     def holds(self) -> int:
-        """Holds that promotions and demotions have in the DRAM directory."""
-        return self.promotions.holds + self.demotions.holds
+        """Holds that promotions have in the DRAM directory."""
+        return self.promotions.holds
+
+    @property
+    def pins(self) -> int:
+        """Pins that demotions have in the DRAM directory."""
+        return self.demotions.pins
 
     def size_class_of(self, namespace: Namespace) -> SizeClassId | None:
         """The slots of a namespace's chunks in the files; None where they do not fit a segment or a header."""
-        layout = namespace.layout
-        geometry = (layout.chunk_bytes, layout.layers)
-        if geometry not in self._classes:
-            self._classes[geometry] = None
-            size = layout.chunk_bytes + kvpool_native.SSD_HEADER_BYTES
-            if layout.layers <= kvpool_native.SSD_LAYERS_MAX and size <= self.tier.plan.segment_bytes:
-                try:
-                    self._classes[geometry] = SizeClassId(self.directory.add_class(size, layout.layers))
-                except ValueError as error:
-                    log.warning("chunks of %d bytes are not kept on disk: %s", layout.chunk_bytes, error)
-        return self._classes[geometry]
+        return self._classes.of(namespace.layout)
 
     def read(self, namespace: Namespace, rows: bytes, *, is_urgent: bool) -> int:
         """See `SlowerTier`."""
@@ -251,26 +248,6 @@ class Tiering:
         self.demotions.run(self._clock.now_ns(), is_urgent=is_urgent)
         self._watch.see_to_it()
 
-    async def drain(self, timeout_s: float) -> int:
-        """Write down what DRAM alone has, as far as the time goes, and checkpoint. Returns how many chunks that were."""
-        deadline = Deadline(timeout_s)
-        before = self.demotions.demoted_chunks
-        self._fast.forget_written()
-        while self.can_write and not deadline.has_passed():
-            self.demotions.run_all(self._clock.now_ns())
-            if not len(self.demotions):
-                break
-            self.settled.clear()
-            try:
-                await asyncio.wait_for(self.settled.wait(), max(deadline.remaining_s(), DRAIN_LOOK_S))
-            except asyncio.TimeoutError:
-                break
-        self.forget_departed()
-        self.remember_lapsed()
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self.tier.checkpoint, CHECKPOINT_TIMEOUT_S)
-        return self.demotions.demoted_chunks - before
-
     async def close(self) -> bool:
         """End the opening and I/O; what is under way is settled. False: the disk does not answer, and is left alone."""
         loop = asyncio.get_running_loop()
@@ -304,7 +281,7 @@ class Tiering:
             "promoted_chunks": fast["promoted_chunks"],
             "promotions_failed": self.promotions.failed_chunks,
             "promotions_under_way": len(self.promotions),
-            "ssd.checks_under_way": self.comparisons.holds,
+            "ssd.checks_under_way": self.comparisons.pins,
             "ssd.retention_lapsed": slots["lapsed_chunks"],
             **{f"ssd.declined_{reason}": fast[f"declined_{reason}"] for reason in DECLINED},
             **self.admission.stats(self._clock.now_ns()),
@@ -316,14 +293,14 @@ class Tiering:
     def verify(self) -> list[str]:
         """Broken invariants of the slower directory, one line each."""
         problems = [f"ssd: {problem}" for problem in self.directory.verify()]
-        expected = self.promotions.holds + self.comparisons.holds
-        found = self.directory.stats()["holds"]
+        stats = self.directory.stats()
+        found, expected = (stats["holds"], stats["pins"]), (self.promotions.holds, self.comparisons.pins)
         if found != expected:
-            problems.append(f"ssd: {found} holds, {expected} are in promotions and checks")
+            problems.append(f"ssd: {found} holds and pins, {expected} are in promotions and checks")
         return problems
 
     def take_outcomes(self) -> None:
-        """Settle what the tier has reported, and start what is due after that."""
+        """Settle what the tier has reported, a turn's worth of it, and start what is due after that."""
         now_ns = self._clock.now_ns()
         for job, chunk, status, tokens in self.tier.take_outcomes():
             is_good = status == SsdStatus.OK
@@ -346,7 +323,7 @@ class Tiering:
         self._on_settled()
 
     def _has_jobs(self) -> bool:
-        return len(self.promotions) + len(self.demotions) + self.comparisons.holds > 0
+        return len(self.promotions) + len(self.demotions) + self.comparisons.pins > 0
 
     def _try_again(self) -> None:
         self._drop_lost()
@@ -357,8 +334,10 @@ class Tiering:
     def _drop_lost(self) -> None:
         """Forget the chunks that a failed sync covered: nobody knows whether the disk has them."""
         lost = self.tier.take_lost()
-        for key in lost:
-            self.lost_chunks += self.directory.drop(key)
+        if self.tier.has_failed_catalogue:
+            self.demotions.doubt()
+        for key, generation in lost:
+            self.lost_chunks += self.directory.drop(key, generation)
         if lost:
             log.warning("%d chunks on disk are forgotten: they were not made certain", self.lost_chunks)
 
@@ -381,4 +360,4 @@ class Tiering:
             for lost in np.flatnonzero(is_restored == 0):
                 self.tier.forget(bytes(part["key"][lost]))
             await asyncio.sleep(0)
-        self.directory.finish_restore()
+        self.directory.finish_restore(recovered.generation)

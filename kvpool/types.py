@@ -38,6 +38,14 @@ class Level(IntEnum):
 LEVELS = len(Level)
 
 
+class WriteOrder(IntEnum):
+    """Which of the chunks that DRAM alone has are written down first."""
+
+    COLDEST = 0
+    NEWEST = 1
+    WORTHIEST = 2  # the highest priority first, there the one used last
+
+
 class SaveState(IntEnum):
     """What became of one chunk of a save.
 
@@ -58,6 +66,9 @@ class SaveState(IntEnum):
     TIMEOUT = 10
     TOO_LONG = 11
     ABORTED = 12
+    CHECKSUM = 13
+    SHARE = 14
+    STOPPING = 15
 
     @property
     def reason(self) -> str:
@@ -161,6 +172,7 @@ class Measurements:
     events: Mapping[str, int] = field(default_factory=dict)
     ssd: Mapping[str, int | float | str] = field(default_factory=dict)
     ssd_classes: Sequence[Mapping[str, int]] = ()
+    held: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +191,10 @@ class TokenRange:
 
 @dataclass(frozen=True, slots=True)
 class ChunkExtent:
-    """Where a chunk lies in the arena: `layers` extents of `layer_bytes` one behind the other."""
+    """Where a chunk lies in the arena: `layers` extents of `layer_bytes` one behind the other. `generation`: the slot's."""
 
     key: bytes
+    generation: int
     offset: int
     layer_bytes: int
     layers: int

@@ -1,14 +1,28 @@
-"""Fixtures that every test may use."""
+"""Fixtures that every test may use, and what a run prints at its end."""
 
 import os
 import random
+import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.daemon import Daemon
+from tests.daemon import WRITE_MODES, Daemon
+
+# A property of a test whose value is a line of the section `campaigns`. Properties reach the end of a run from every worker.
+CAMPAIGN_LINE = "campaign"
+SLOWEST_MODULES = 10
+# A run that is shorter names no slow modules.
+SLOW_RUN_S = 30.0
+
+
+def pytest_configure() -> None:
+    """A shell's background run ignores SIGINT, and so would every process that a test starts and ends by it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -21,15 +35,45 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the lines of the campaigns and the modules that took the most time."""
+    reports = [
+        report for found in terminalreporter.stats.values() for report in found if isinstance(report, pytest.TestReport)
+    ]
+    lines = [
+        value
+        for report in reports
+        for name, value in report.user_properties
+        if name == CAMPAIGN_LINE and report.when == "call"
+    ]
+    if lines:
+        terminalreporter.section("campaigns")
+        for line in lines:
+            terminalreporter.write_line(str(line))
+    seconds: Counter[str] = Counter()
+    for report in reports:
+        seconds[report.nodeid.partition("::")[0]] += report.duration
+    if sum(seconds.values()) > SLOW_RUN_S and len(seconds) > 1:
+        terminalreporter.section(f"slowest {SLOWEST_MODULES} modules")
+        for module, taken_s in seconds.most_common(SLOWEST_MODULES):
+            terminalreporter.write_line(f"{taken_s:7.1f} s  {module}")
+
+
 @pytest.fixture
-def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+def write_mode(request: pytest.FixtureRequest) -> str:
+    """How saves come into the arena: a test that is marked `in_both_write_modes` runs twice."""
+    return str(getattr(request, "param", "in-place"))
+
+
+@pytest.fixture
+def start_daemon(tmp_path: Path, write_mode: str) -> Iterator[Callable[..., Daemon]]:
     """Starts daemons that end with the test. Options are `section__key="value"`."""
     with ExitStack() as stack:
 
         def start(**options: str) -> Daemon:
             directory = tmp_path / f"daemon-{len(list(tmp_path.iterdir()))}"
             directory.mkdir()
-            named = {name.replace("__", "."): value for name, value in options.items()}
+            named = {**WRITE_MODES[write_mode], **{name.replace("__", "."): value for name, value in options.items()}}
             return stack.enter_context(Daemon(directory, **named))
 
         yield start
@@ -39,6 +83,14 @@ def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 def daemon(start_daemon: Callable[..., Daemon]) -> Daemon:
     """A daemon with 16 MiB of DRAM."""
     return start_daemon()
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon for tests that leave nothing behind."""
+    with Daemon(tmp_path_factory.mktemp("daemon")) as daemon:
+        yield daemon
+        assert daemon.problems() == []
 
 
 @pytest.fixture

@@ -14,12 +14,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import kvpool_client as kv
 from kvpool.errors import KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
 
 START_TIMEOUT_S = 20.0
 SMALL = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32)
+# Options of a daemon by its write mode. Staging is so small that most saves go through it in several pieces.
+WRITE_MODES = {"in-place": {}, "copy": {"server.write_mode": "copy", "server.staging": "64KiB"}}
+in_both_write_modes = pytest.mark.parametrize("write_mode", WRITE_MODES, indirect=True)
 
 
 class Daemon:
@@ -29,7 +34,13 @@ class Daemon:
         self.environment: dict[str, str] = {}
         self.socket = str(directory / "kvpool.sock")
         self._log = directory / "kvpoold.log"
-        self._options = {"dram.capacity": "16MiB", "log.level": "info", "dram.huge_pages": "off", **options}
+        self._options = {
+            "dram.capacity": "16MiB",
+            "dram.connection_share": "1.0",  # most tests have one client, and some fill DRAM through it
+            "log.level": "info",
+            "dram.huge_pages": "off",
+            **options,
+        }
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Daemon":

@@ -68,9 +68,7 @@ class Rig:
         self.epoch = os.urandom(16)
         self.memory = kvpool_native.Directory(arena, index, geometry, self.epoch)
         files = kvpool_native.DirectoryGeometry.plan_files(8 * 2 * SLOT, 8, 400)
-        self.files = kvpool_native.Directory.of_files(
-            kvpool_native.Mapping.create("files", files.index_bytes), files, self.epoch
-        )
+        self.files = kvpool_native.Directory.of_files(files)
         self.memory.attach_slower(self.files)
         for directory, segments in ((self.memory, geometry.segments), (self.files, 8)):
             directory.cap_retained(0.5)
@@ -127,19 +125,22 @@ class Rig:
             self.memory.end_reservation(hold, self.tick())
         return states
 
+    def drop(self, directory: kvpool_native.Directory, chunk: bytes) -> None:
+        """What a verdict about the chunk as it is now does."""
+        directory.drop(chunk, directory.place_of(chunk)[1])
+
     def demote(self) -> None:
-        hold, chunks, saved, _, _ = self.memory.hold_unsaved(64, True)
-        if not hold:
+        pin, chunks, parent, _ = self.memory.pin_unsaved(64, 1)
+        if not pin:
             return
-        keys = self.memory.keys_of(hold)
-        parent = keys[(saved - 1) * 32 : saved * 32] if saved else b""
-        made, states, _, _ = self.files.reserve(self.namespace.id, self.below, parent, keys[saved * 32 :], self.tick())
+        keys = self.memory.keys_of(pin)
+        made, states, _, _ = self.files.reserve(self.namespace.id, self.below, parent, keys, self.tick())
         taken = states.count(SaveState.RESERVED)
-        assert taken <= chunks - saved
+        assert taken <= chunks
         if made:
             self.files.commit(made, 0, sums(taken), self.tick())
             self.files.end_reservation(made, self.tick())
-        self.memory.release_untouched(hold)
+        self.memory.unpin(pin)
 
     def promote(self, names: list[int]) -> None:
         column = b"".join(key(names[: at + 1]) for at in range(len(names)))
@@ -171,11 +172,11 @@ class Rig:
         for bit, directory in ((DRAM, self.memory), (SSD, self.files)):
             cursor, is_first = 0, True
             while cursor or is_first:
-                cursor, hold, rows = directory.records(cursor, 50)
+                cursor, pin, rows = directory.records(cursor, 50)
                 for row in rows:
                     found[row[0]] = found.get(row[0], 0) | bit
-                if hold:
-                    directory.release_untouched(hold)
+                if pin:
+                    directory.unpin(pin)
                 is_first = False
         return found
 
@@ -191,9 +192,9 @@ class Rig:
         elif dice == 7:
             self.promote(names)
         elif dice == 8:
-            self.memory.drop(key(names))
+            self.drop(self.memory, key(names))
         elif dice == 9:
-            self.files.drop(key(names))
+            self.drop(self.files, key(names))
         elif dice < 13:
             self.retain(names, chance)
         else:

@@ -56,7 +56,7 @@ class Store:
 
     def drop(self, chunk: int) -> None:
         """Have a chunk, and what hangs on it, leave the pool."""
-        assert self._directory.drop(self._keys[32 * chunk : 32 * chunk + 32]) > 0
+        assert self._directory.discard(self._keys[32 * chunk : 32 * chunk + 32]) > 0
 
 
 class Engine:

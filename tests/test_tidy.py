@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,21 @@ LAYERS = {
     "report": {"tiers"},
     "tiering": {"index", "tiers"},
     "hinting": {"protocol", "index", "tiering"},
-    "pool": {"protocol", "index", "tiers", "transfer", "tiering", "hinting", "report"},
+    "staged_saves": {"protocol", "index", "transfer"},
+    "write_down": {"tiering"},
+    "chains": {"protocol", "index", "tiering", "hinting"},
+    "pool": {
+        "protocol",
+        "index",
+        "tiers",
+        "transfer",
+        "tiering",
+        "hinting",
+        "chains",
+        "write_down",
+        "staged_saves",
+        "report",
+    },
     "sim": {"sim", "index", "tiers", "tiering"},
     "server": {"server", "pool", "protocol", "index"},
     "cli": {"cli", "server", "protocol", "pool", "sim"},
@@ -56,8 +71,26 @@ def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
+@cache
+def _text(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file's tree, the tree itself first."""
+    return tuple(ast.walk(ast.parse(_text(path))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_trees() -> Iterator[None]:
+    """The trees of all files end with the last test here: what stays would slow every later collection of garbage."""
+    yield
+    _nodes.cache_clear()
+
+
+def _imports(path: Path) -> Iterator[tuple[str, str]]:
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -73,7 +106,7 @@ def _part(module: str, name: str) -> str:
 @pytest.mark.parametrize("path", PRODUCT, ids=_name)
 def test_imports_go_down_only(path: Path) -> None:
     relative = path.relative_to(ROOT).with_suffix("").parts
-    for module, name in _imports(ast.parse(path.read_text())):
+    for module, name in _imports(path):
         top = module.split(".")[0]
         if relative[0] == "client":
             assert top != "kvpool" or _part(module, name) in CLIENT_MAY_IMPORT, f"imports {module}"
@@ -90,7 +123,7 @@ def test_imports_go_down_only(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=_name)
 def test_files_are_small_and_named_for_one_thing(path: Path) -> None:
-    lines = path.read_text().count("\n")
+    lines = _text(path).count("\n")
     assert lines <= FILE_LINES_MAX, f"{lines} lines"
     assert not NAMES_REFUSED & set(path.relative_to(ROOT).with_suffix("").parts)
     assert not re.search(r"_v\d+$|\d$", path.stem) or path.stem in {
@@ -105,17 +138,18 @@ def test_files_are_small_and_named_for_one_thing(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PYTHON, ids=_name)
 def test_functions_are_short_and_modules_say_what_they_are(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    for node in _nodes(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert node.end_lineno is not None
             assert node.end_lineno - node.lineno < FUNCTION_LINES_MAX, f"{node.name} in line {node.lineno}"
-    assert ast.get_docstring(tree), "no module docstring"
+    module = _nodes(path)[0]
+    assert isinstance(module, ast.Module)
+    assert ast.get_docstring(module), "no module docstring"
 
 
 @pytest.mark.parametrize("path", NATIVE, ids=_name)
 def test_native_functions_are_short(path: Path) -> None:
-    lines = path.read_text().splitlines()
+    lines = _text(path).splitlines()
     for number, line in enumerate(lines, 1):
         if not NATIVE_FUNCTION.fullmatch(line):
             continue
@@ -130,7 +164,7 @@ def test_native_functions_are_short(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PRODUCT, ids=_name)
 def test_public_functions_say_what_they_do(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _nodes(path):
         is_public = isinstance(
             node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         ) and not node.name.startswith("_")
@@ -139,20 +173,23 @@ def test_public_functions_say_what_they_do(path: Path) -> None:
 
 
 def _is_nested(path: Path, wanted: ast.AST) -> bool:
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     line = getattr(wanted, "lineno", 0)
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, functions) and node.lineno < line <= (node.end_lineno or 0):
-            return True
-    return False
+    return any(first < line <= last for first, last in _functions(path))
+
+
+@cache
+def _functions(path: Path) -> tuple[tuple[int, int], ...]:
+    """First and last line of each function."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return tuple((node.lineno, node.end_lineno or 0) for node in _nodes(path) if isinstance(node, functions))
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=_name)
 def test_nothing_dangerous_is_used(path: Path) -> None:
-    text = path.read_text()
+    text = _text(path)
     for word in ("pickle", "torch.load", "0.0.0.0", "tcp://*", "recv_pyobj"):
         assert word not in text, f"has {word}"
-    for node in ast.walk(ast.parse(text)):
+    for node in _nodes(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in {"eval", "exec", "compile"}, f"calls {node.func.id} in line {node.lineno}"
         if isinstance(node, ast.ExceptHandler) and _name(path) not in BROAD_EXCEPT_ALLOWED:
@@ -168,7 +205,7 @@ def test_nothing_dangerous_is_used(path: Path) -> None:
 def test_time_and_chance_come_from_their_owners(path: Path) -> None:
     if _name(path) in CLOCK_ALLOWED or _name(path).startswith(("kvpool/cli/bench", "kvpool/cli/operate")):
         pytest.skip("this module is where time is read or measured")
-    for module, name in _imports(ast.parse(path.read_text())):
+    for module, name in _imports(path):
         assert module not in {"random"}, "imports random"
         assert module != "time", "imports time"
         assert (module, name) != ("datetime", "datetime"), "imports datetime"
@@ -177,7 +214,7 @@ def test_time_and_chance_come_from_their_owners(path: Path) -> None:
 @pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=_name)
 def test_no_work_is_left_for_later(path: Path) -> None:
     marks = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"))
-    assert not re.search(rf"\b({marks})\b", path.read_text())
+    assert not re.search(rf"\b({marks})\b", _text(path))
 
 
 def test_the_client_is_thin() -> None:

@@ -17,10 +17,13 @@ from kvpool_client.cache import SKIP_BLOCK, Cache, contiguous_view
 from kvpool_client.device_arena import PinnedBytes
 from kvpool_client.device_blocks import DeviceBlocks
 from kvpool_client.device_runs import DeviceLoad, DeviceSave
+from kvpool_client.gather import DeviceGatherer, Gatherer, HostGatherer
 from kvpool_client.lease import Lease
 from kvpool_client.load import LoadRun
 from kvpool_client.save import SaveRun
 from kvpool_client.session import Session
+from kvpool_client.staged_save import StagedSave
+from kvpool_client.staging import StagingArea
 
 COPY_BYTES_PER_S_GUESS = 4e9
 CPU_SECONDS_TO_TRUST = 0.01
@@ -52,6 +55,10 @@ class Copies:
         self._threads = kvpool_native.CopyPool(threads)
         self._lock = threading.Lock()
         self._arenas: weakref.WeakKeyDictionary[Session, PinnedBytes] = weakref.WeakKeyDictionary()  # guarded by _lock
+        self._areas: weakref.WeakKeyDictionary[Session, StagingArea] = weakref.WeakKeyDictionary()  # guarded by _lock
+        self._pinned: weakref.WeakKeyDictionary[StagingArea, PinnedBytes] = (
+            weakref.WeakKeyDictionary()
+        )  # guarded by _lock
 
     def blocks(
         self, cache: Cache | None, block_ids: object, array: object, chunks: int, *, is_load: bool
@@ -101,9 +108,18 @@ class Copies:
         )
 
     def save(
-        self, session: Session, offsets: npt.NDArray[np.uint64], block_ids: npt.NDArray[np.int64], blocks: EngineBlocks
+        self,
+        session: Session,
+        reservation: int,
+        offsets: npt.NDArray[np.uint64],
+        block_ids: npt.NDArray[np.int64],
+        blocks: EngineBlocks,
     ) -> SaveRun:
-        """Prepare a save into the slots at `offsets`."""
+        """Prepare a save into the reserved slots, which lie at `offsets`. Raises DaemonUnreachable or Refused."""
+        if session.welcome.staging_bytes:
+            area = self._area_of(session)
+            gatherer = self._gatherer(area, block_ids, len(offsets), blocks)
+            return StagedSave(session, reservation, area, gatherer, self._layout, len(offsets))
         if blocks.is_on_device and blocks.cache is not None:
             device_blocks = DeviceBlocks(blocks.cache, self._arena_of(session, blocks.cache))
             return DeviceSave(device_blocks, session.arena, self._layout, offsets=offsets.tolist(), block_ids=block_ids)
@@ -116,12 +132,36 @@ class Copies:
             self._layout.layer_bytes,
         )
 
+    def _gatherer(
+        self, area: StagingArea, block_ids: npt.NDArray[np.int64], chunks: int, blocks: EngineBlocks
+    ) -> Gatherer:
+        staging = area.mapping
+        if not blocks.is_on_device or blocks.cache is None:
+            return HostGatherer(self._threads, blocks.view, staging, self._layout, block_ids, chunks)
+        with self._lock:
+            pinned = self._pinned.get(area)
+            if pinned is None:
+                pinned = self._pinned[area] = PinnedBytes(staging.view(), blocks.cache.device)
+        return DeviceGatherer(DeviceBlocks(blocks.cache, pinned), staging, self._layout, block_ids, chunks)
+
+    def _area_of(self, session: Session) -> StagingArea:
+        """The session's staging memory, asked for at its first save."""
+        with self._lock:
+            area = self._areas.get(session)
+        if area is None:
+            opened = StagingArea(session.open_staging(), self._layout.layer_bytes)
+            with self._lock:
+                area = self._areas.setdefault(session, opened)
+        return area
+
     def _arena_of(self, session: Session, cache: Cache) -> PinnedBytes:
         """The session's arena, registered with the cache's device from the first copy on."""
         with self._lock:
             arena = self._arenas.get(session)
             if arena is None:
-                arena = self._arenas[session] = PinnedBytes(session.arena.view(), cache.device)
+                arena = self._arenas[session] = PinnedBytes(
+                    session.arena.view(), cache.device, is_writable=session.arena.writable
+                )
             return arena
 
     def estimate_s(self, chunks: int) -> float:

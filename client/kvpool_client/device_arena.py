@@ -12,15 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the process
+_READ_ONLY = 8  # cudaHostRegisterReadOnly: pages that this process may only read
 
 
 class PinnedBytes:
     """`tensor` is the memory, which lives as long as this does. Invariant: registered memory is unregistered before it goes."""
 
-    def __init__(self, memory: npt.NDArray[np.uint8], device: str) -> None:
+    def __init__(self, memory: npt.NDArray[np.uint8], device: str, *, is_writable: bool = True) -> None:
+        """`is_writable`: False where the process has mapped the memory read-only; the tensor is then only copied from."""
         import torch  # optional heavy dependency: an engine with tensors on a device has it loaded
 
         self.tensor = torch.from_numpy(memory)
+        self._flags = _PORTABLE if is_writable else _PORTABLE | _READ_ONLY
         self._lock = threading.Lock()
         self._unregister: Any = None  # guarded by _lock
         self._is_closed = False  # guarded by _lock
@@ -48,7 +51,7 @@ class PinnedBytes:
                 return
             try:
                 with runtime.device(device):
-                    is_done = int(runtime.cudart().cudaHostRegister(address, size, _PORTABLE)) == 0
+                    is_done = int(runtime.cudart().cudaHostRegister(address, size, self._flags)) == 0
             except RuntimeError:  # the driver's refusal: copies bounce
                 return
             if is_done:

@@ -61,15 +61,14 @@ class DeviceBlocks:
             event.synchronize()
 
     def gather(
-        self, layer: int, offsets: list[int], layer_bytes: int, block_ids: npt.NDArray[np.int64], mark: Any
+        self, layer: int, starts: list[int], layer_bytes: int, block_ids: npt.NDArray[np.int64], mark: Any
     ) -> None:
-        """Device to arena: `layer` of the chunks into the slots at `offsets`. When it returns the bytes have arrived."""
+        """Device to host memory: `layer` of one chunk to each of `starts`. When it returns the bytes have arrived."""
         with self._on_stream(mark):
             ids = self._torch.from_numpy(block_ids).to(self._device)
-            parts = [blocks.index_select(0, ids).reshape(len(offsets), -1) for blocks in self._planes(layer)]
+            parts = [blocks.index_select(0, ids).reshape(len(starts), -1) for blocks in self._planes(layer)]
             staged = self._torch.cat(parts, dim=1)
-            for row, offset in enumerate(offsets):
-                start = offset + layer * layer_bytes
+            for row, start in enumerate(starts):
                 self._arena.tensor[start : start + layer_bytes].copy_(staged[row], non_blocking=True)
             event = self._event()
         self.wait(event)

@@ -2,7 +2,8 @@
 
 A load has each layer checked in the arena by the native threads first (generation and checksum, nothing written), queues its
 spreading over the device's blocks, a few layers ahead, and reads the generations again when the device has the bytes: only
-then is the layer in place.
+then is the layer in place. The check and the device read the arena one after the other: a client that writes another's slot
+between the two is not found out, unless the daemon lets no client write the arena.
 A save gathers a layer into the reserved slots and has its checksums computed from what arrived there.
 Copies per byte: one across the bus, one on the device.
 
@@ -234,7 +235,8 @@ class DeviceSave:
                     return
                 layer, mark = self._announced[position]
             try:
-                self._blocks.gather(layer, self._offsets, self._layout.layer_bytes, self._block_ids, mark)
+                starts = [offset + layer * self._layout.layer_bytes for offset in self._offsets]
+                self._blocks.gather(layer, starts, self._layout.layer_bytes, self._block_ids, mark)
             except RuntimeError:  # the device refuses: the save is given up, nothing is published
                 self.cancel()
                 return

@@ -188,10 +188,11 @@ class Pool:
             return self._lease(None, _NO_LEASE)
         columns = hit.keys.columns()
         end = chunks * KEY_BYTES
-        leaves = b"".join(column[end - KEY_BYTES : end] for column in columns)
-        lease = self._ask_for_lease(session, m.AcquireLeaves(leaves, chunks))
-        if lease.chunks or not session.is_alive:
-            return lease
+        if chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
+            leaves = b"".join(column[end - KEY_BYTES : end] for column in columns)
+            lease = self._ask_for_lease(session, m.AcquireLeaves(leaves, chunks))
+            if lease.chunks or not session.is_alive:
+                return lease
         return self._ask_for_lease(session, m.Acquire(b"".join(column[:end] for column in columns)))
 
     def claim(self, ticket: bytes) -> Lease:

@@ -45,9 +45,10 @@ class LoadResult:
 class SaveResult:
     """What became of each chunk of a save. `stored + present + declined` is the number of chunks asked.
 
-    `states[i]`: stored | present | declined. `reasons` counts the declined ones by reason: pending, no-parent, full,
-    not-ready, expired, disconnected, timeout, too-long, aborted. `clipped`: how many of the stored and present ones are kept at
-    the default priority though the save asked for a higher one, because as much as may be is kept above it.
+    `states[i]`: stored | present | declined. `reasons` counts the declined ones by reason: pending, no-parent, full, share,
+    not-ready, stopping, expired, disconnected, timeout, too-long, aborted, and checksum where the daemon has stored other bytes
+    than were announced to it. `clipped`: how many of the stored and present ones are kept at the default priority although the
+    save asked for a higher one, because as much as may be is kept above it.
     """
 
     stored: int

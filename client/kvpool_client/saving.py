@@ -3,11 +3,13 @@
 Arguments are checked by the Pool before. Whatever fails on the daemon's side is a save that stores nothing. Any thread.
 """
 
+import contextlib
+
 import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.errors import KVPoolError
+from kvpool.errors import DaemonUnreachable, KVPoolError, Refused
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool.types import KEY_BYTES, SaveState
@@ -71,10 +73,17 @@ class Saving:
         if not chosen:
             return self._saved_nothing(states, answer.retained, pending)
         offsets = np.frombuffer(answer.offsets, dtype="<u8")[chosen]
-        run = self._copies.save(session, offsets, blocks.of_chunks(chosen, len(states)), blocks)
+        try:
+            ids = blocks.of_chunks(chosen, len(states))
+            run = self._copies.save(session, answer.reservation, offsets, ids, blocks)
+        except (DaemonUnreachable, Refused) as error:
+            self._link.note_failure(session, error)
+            with contextlib.suppress(KVPoolError):  # the reservation ends with its connection or its time
+                session.call(m.End(answer.reservation), m.Done)
+            return self._saved_nothing(_disconnected(states))
         if not session.adopt_save(run):
             run.cancel()
-            return self._saved_nothing([SaveState.DISCONNECTED if s == SaveState.RESERVED else s for s in states])
+            return self._saved_nothing(_disconnected(states))
         return self._new(session, answer.reservation, states, run, named, answer.retained, pending)
 
     def _saved_nothing(
@@ -105,6 +114,10 @@ class Saving:
             timeout_s=self._timeout_s,
             on_end=self._counters.count_save,
         )
+
+
+def _disconnected(states: list[SaveState]) -> list[SaveState]:
+    return [SaveState.DISCONNECTED if state == SaveState.RESERVED else state for state in states]
 
 
 def _chosen(keys: bytes, states: bytes, wanted: SaveState) -> bytes:

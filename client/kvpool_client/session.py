@@ -19,6 +19,7 @@ from kvpool import failpoint
 from kvpool.errors import DaemonUnreachable, KVPoolError, ProtocolError, Refused
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
+from kvpool.protocol import staging_messages as sm
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.types import EPOCH_BYTES
 
@@ -77,18 +78,17 @@ class Session:
 
     def call(self, request: object, answer: type[Answer], timeout_s: float | None = None) -> Answer:
         """One round trip. Raises DaemonUnreachable (the session has ended) or Refused (it goes on)."""
-        if not self.is_alive:
-            raise DaemonUnreachable("the connection to the daemon has ended")
+        return self._round_trip(lambda: self._connection.call(request, answer, timeout_s))
+
+    def open_staging(self) -> kvpool_native.Mapping:
+        """The connection's staging memory, mapped. One round trip. Raises DaemonUnreachable or Refused."""
+        record, fd = self._round_trip(lambda: self._connection.call_for_descriptor(sm.OpenStaging(), sm.Staging))
         try:
-            with self._lock:
-                return self._connection.call(request, answer, timeout_s)
-        except Refused as error:
-            if error.code == "protocol":
-                self.end()
-            raise
-        except (DaemonUnreachable, ProtocolError) as error:
-            self.end()
-            raise DaemonUnreachable(str(error)) from error
+            return kvpool_native.Mapping.attach(fd, record.staging_bytes, writable=True)
+        except (ValueError, OSError, RuntimeError) as error:
+            raise DaemonUnreachable(f"the daemon's staging memory cannot be mapped: {error}") from error
+        finally:
+            os.close(fd)
 
     def notify(self, record: object) -> bool:
         """Send a record that is never answered; whether it was sent. Waits for a round trip under way, for no answer."""
@@ -130,6 +130,20 @@ class Session:
         if fd >= 0:
             os.close(fd)
 
+    def _round_trip(self, call: Callable[[], Answer]) -> Answer:
+        if not self.is_alive:
+            raise DaemonUnreachable("the connection to the daemon has ended")
+        try:
+            with self._lock:
+                return call()
+        except Refused as error:
+            if error.code == "protocol":
+                self.end()
+            raise
+        except (DaemonUnreachable, ProtocolError) as error:
+            self.end()
+            raise DaemonUnreachable(str(error)) from error
+
     def _map(self) -> tuple[kvpool_native.Mapping, kvpool_native.IndexView]:
         if len(self.welcome.epoch) != EPOCH_BYTES:
             raise ProtocolError(f"epoch has {len(self.welcome.epoch)} bytes, expected {EPOCH_BYTES}")
@@ -137,7 +151,8 @@ class Session:
         if len(fds) != 2:
             raise ProtocolError(f"the welcome came with {len(fds)} descriptors, expected 2")
         try:
-            arena = kvpool_native.Mapping.attach(fds[0], self.welcome.arena_bytes, writable=True)
+            is_writable = not self.welcome.staging_bytes
+            arena = kvpool_native.Mapping.attach(fds[0], self.welcome.arena_bytes, writable=is_writable)
             index = kvpool_native.Mapping.attach(fds[1], self.welcome.index_bytes, writable=False)
             return arena, kvpool_native.IndexView(index)
         except (ValueError, OSError, RuntimeError) as error:

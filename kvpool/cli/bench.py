@@ -1,8 +1,8 @@
 """`kvpoolctl bench`: measures a daemon through the public client, against floors taken in the same run.
 
 Without --socket it starts a daemon of its own and stops it afterwards. Prints medians with their spread; never a figure
-without its floor. What is measured is in modules of their own: bench_copy, bench_lookup, bench_rpc, bench_footprint, bench_ssd
-and bench_replay. This one holds the commands and the document they write. Main thread only.
+without its floor. What is measured is in modules of their own: bench_copy, bench_lookup, bench_rpc, bench_footprint,
+bench_turns, bench_ssd and bench_replay. This one holds the commands and the document they write. Main thread only.
 """
 
 import json
@@ -21,6 +21,7 @@ from kvpool.cli.bench_copy import bench_copy
 from kvpool.cli.bench_daemon import MeasuredDaemon, found_daemon, own_daemon
 from kvpool.cli.bench_disk import has_disk
 from kvpool.cli.bench_footprint import bench_footprint, default_capacity
+from kvpool.cli.bench_footprint_ssd import bench_ssd_chunks, parse_chunks
 from kvpool.cli.bench_lookup import bench_lookup
 from kvpool.cli.bench_replay import (
     QUICK_REQUESTS,
@@ -33,6 +34,7 @@ from kvpool.cli.bench_replay import (
 from kvpool.cli.bench_replay_client import replay_layout
 from kvpool.cli.bench_rpc import bench_rpc
 from kvpool.cli.bench_ssd import DEFAULT_SIZE, bench_ssd, parse_total
+from kvpool.cli.bench_turns import bench_turns
 from kvpool.cli.kvpoolctl import EXIT_CODES, Options, cli, common_options
 from kvpool.cli.machine import describe_machine
 from kvpool.cli.output import (
@@ -64,6 +66,8 @@ KINDS: dict[str, tuple[Bench, str]] = {
     "lookup": (bench_lookup, "keys and lookup of a 128k-token prompt"),
     "rpc": (bench_rpc, "acquire of 512 chunks against a raw socket's round trip"),
 }
+SSD_CHUNKS_TITLE = "what chunks on disk cost in memory"
+TURNS_TITLE = "what long work takes of the control thread in one turn"
 FOOTPRINT_TITLE = "what an idle daemon costs, and how soon it serves"
 REPLAY_TITLE = "a trace's requests with real bytes, all of them checked"
 
@@ -162,12 +166,13 @@ def rpc(options: Options, quick: bool, out: str | None) -> None:
         _measure_kinds(report, options, ["rpc"], is_quick=quick)
 
 
-@bench.command(epilog=_epilog("kvpoolctl bench footprint", "kvpoolctl bench footprint --capacity 64GiB"))
+@bench.command(epilog=_epilog("kvpoolctl bench footprint", "kvpoolctl bench footprint --ssd-chunks 4M"))
 @click.option(
     "--capacity", metavar="SIZE", help="The arena (default: 16GiB, or what the machine can spare of it; --quick: 1GiB)."
 )
+@click.option("--ssd-chunks", metavar="COUNT", help="What so many chunks on disk cost in memory, such as 4M, instead.")
 @bench_options
-def footprint(options: Options, capacity: str | None, quick: bool, out: str | None) -> None:
+def footprint(options: Options, capacity: str | None, ssd_chunks: str | None, quick: bool, out: str | None) -> None:
     """What an idle daemon costs in memory and CPU time, and how soon it serves.
 
     Starts daemons of its own; --socket has no meaning here.
@@ -175,8 +180,25 @@ def footprint(options: Options, capacity: str | None, quick: bool, out: str | No
     if options.socket is not None:
         fail("footprint starts daemons of its own: leave --socket out", EXIT_USAGE)
     with _reporting(options, "footprint", out) as report:
+        if ssd_chunks is not None:
+            count = parse_chunks(ssd_chunks)
+            report.measure("footprint", SSD_CHUNKS_TITLE, lambda advance: bench_ssd_chunks(count, advance))
+            return
         size = default_capacity(quick) if capacity is None else parse_size(capacity)
         report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench turns", "kvpoolctl bench turns --quick --json"))
+@bench_options
+def turns(options: Options, quick: bool, out: str | None) -> None:
+    """What commits, a demotion of everything and requests about the longest chains take of the control thread.
+
+    Runs the daemon's own classes without bytes in this process; --socket has no meaning here.
+    """
+    if options.socket is not None:
+        fail("turns asks no daemon: leave --socket out", EXIT_USAGE)
+    with _reporting(options, "turns", out) as report:
+        report.measure("turns", TURNS_TITLE, lambda advance: bench_turns(quick, advance))
 
 
 path_option = click.option(
@@ -229,6 +251,7 @@ def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: 
 @click.option(
     "--settled", is_flag=True, help="One client; a request waits until nothing moves between the tiers, as in simulate."
 )
+@click.option("--times", metavar="FILE", help="Write when each request began, for simulate --times (with --settled).")
 @click.option(
     "--salt", default="", metavar="TEXT", help="Find the chunks of an earlier run with this salt (default: a new one)."
 )
@@ -243,6 +266,7 @@ def replay(
     path: str | None,
     requests: int | None,
     settled: bool,
+    times: str | None,
     overrides: tuple[str, ...],
     salt: str,
     quick: bool,
@@ -270,8 +294,11 @@ def replay(
             ssd_ratio=ssd_ratio,
             path=path,
             is_settled=settled,
+            times=times,
             overrides=overrides,
         )
+        if times is not None and not (settled and len(named) == 1):
+            fail("--times is for one trace with --settled", EXIT_USAGE)
         replay_layout(asked.chunk_bytes, Trace.block_tokens)
         parse_capacity(asked.capacity, 1)
         _measure_replay(report, named, asked)

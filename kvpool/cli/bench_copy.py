@@ -4,10 +4,13 @@ Save counts from the reservation to the answered commit, load from the acquire t
 memcpy, save, memcpy, load and memcpy in turn, so that the machine's moods hit all alike, and a save's or load's ratio is
 to the mean of the two memcpys around it. The first round warms page tables and is not counted. The load's target is
 overwritten before each round and every load is compared with the source, outside the measured time.
+
+Saves by copy have rows of their own (`write_mode`), from a second daemon where the first is this benchmark's: the daemon's CPU
+time is then a part of their price.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +19,7 @@ import numpy.typing as npt
 
 import kvpool_client as kv
 import kvpool_native
-from kvpool.cli.bench_daemon import MeasuredDaemon
+from kvpool.cli.bench_daemon import MeasuredDaemon, own_daemon
 from kvpool.cli.bench_measure import median, rates, spread, timed_s, timed_with_cpu_s
 from kvpool.errors import KVPoolError
 
@@ -35,6 +38,8 @@ SIZES = {
 }
 
 Layers = list[npt.NDArray[np.uint16]]
+# Seconds, CPU seconds of this process, CPU seconds of the daemon.
+_Measured = tuple[float, float, float]
 
 
 @dataclass(slots=True)
@@ -42,6 +47,7 @@ class _Rounds:
     """What the counted rounds gave. Invariant: every list but `memcpy` has one entry for each of them."""
 
     total: int
+    write_mode: str
     memcpy: list[float] = field(default_factory=list)
     save: list[float] = field(default_factory=list)
     load: list[float] = field(default_factory=list)
@@ -49,24 +55,41 @@ class _Rounds:
     load_ratio: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
     daemon_cpu_s: float = 0.0
+    save_cpu_s: float = 0.0
+    save_daemon_cpu_s: float = 0.0
 
-    def add(self, floors_s: list[float], save_s: tuple[float, float], load_s: tuple[float, float]) -> None:
-        """Count one round: the three floors, and seconds with CPU seconds of the save and the load between them."""
+    def add(self, floors_s: list[float], save_s: "_Measured", load_s: "_Measured") -> None:
+        """Count one round: the three floors, and what the save and the load between them took."""
         self.memcpy += [self.total / seconds / 1e9 for seconds in floors_s]
         self.save.append(self.total / save_s[0] / 1e9)
         self.load.append(self.total / load_s[0] / 1e9)
         self.save_ratio.append((floors_s[0] + floors_s[1]) / 2 / save_s[0])
         self.load_ratio.append((floors_s[1] + floors_s[2]) / 2 / load_s[0])
         self.cpu_s += save_s[1] + load_s[1]
+        self.daemon_cpu_s += save_s[2] + load_s[2]
+        self.save_cpu_s += save_s[1]
+        self.save_daemon_cpu_s += save_s[2]
 
 
 def bench_copy(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int], None]) -> list[dict[str, Any]]:
-    """One row for each chunk size."""
-    steps = len(SIZES) * (QUICK_ROUNDS if is_quick else ROUNDS)
-    rows = [_size(daemon, name, layout, is_quick, lambda: advance(steps)) for name, layout in SIZES.items()]
+    """One row for each chunk size and write mode."""
+    modes = 2 if daemon.is_own else 1
+    steps = len(SIZES) * (QUICK_ROUNDS if is_quick else ROUNDS) * modes
+    rows = []
+    for measured in _modes(daemon, is_quick):
+        rows += [_size(measured, name, layout, is_quick, lambda: advance(steps)) for name, layout in SIZES.items()]
     if not daemon.is_own:
         daemon.forget(MODEL)
     return rows
+
+
+def _modes(daemon: MeasuredDaemon, is_quick: bool) -> Iterator[MeasuredDaemon]:
+    """The daemon, and one of the other write mode if this one is the benchmark's own."""
+    yield daemon
+    if daemon.is_own:
+        capacity = daemon.capacity_bytes // (8 if is_quick else 1)  # a quick run fills an eighth of it
+        with own_daemon(capacity, "server.write_mode=copy") as by_copy:
+            yield by_copy
 
 
 def _size(
@@ -76,7 +99,7 @@ def _size(
     chunks = total // layout.chunk_bytes
     source, target = _engine(layout, chunks, fill=True), _engine(layout, chunks, fill=False)
     flat, copy = np.ones(total, np.uint8), np.zeros(total, np.uint8)
-    rounds = _Rounds(total)
+    rounds = _Rounds(total, daemon.info()["write_mode"])
     # A salt of this run: a shared daemon must not have the chunks of an earlier one.
     with kv.connect(daemon.socket, model=MODEL, layout=layout, salt=os.urandom(16), timeout_s=10.0) as pool:
         saving, loading = (pool.register(layers, BLOCK_TOKENS, "kv_first") for layers in (source, target))
@@ -87,18 +110,21 @@ def _size(
             for layer in target:
                 layer.fill(0)
             floors_s = [timed_s(lambda: kvpool_native.copy_plain(copy, flat))]
-            daemon_cpu_s = daemon.cpu_seconds()
-            save_s = timed_with_cpu_s(lambda: _save(pool, keys, saving, block_ids))  # noqa: B023 - called at once
+            save_s = _measured(daemon, lambda: _save(pool, keys, saving, block_ids))  # noqa: B023 - called at once
             floors_s.append(timed_s(lambda: kvpool_native.copy_plain(copy, flat)))
-            load_s = timed_with_cpu_s(lambda: _load(pool, keys, loading, block_ids))  # noqa: B023 - called at once
-            daemon_cpu_s = daemon.cpu_seconds() - daemon_cpu_s
+            load_s = _measured(daemon, lambda: _load(pool, keys, loading, block_ids))  # noqa: B023 - called at once
             floors_s.append(timed_s(lambda: kvpool_native.copy_plain(copy, flat)))
             _compare(source, target, name)
             if number:
                 rounds.add(floors_s, save_s, load_s)
-                rounds.daemon_cpu_s += daemon_cpu_s
             advance()
     return _row(name, chunks, rounds)
+
+
+def _measured(daemon: MeasuredDaemon, call: Callable[[], None]) -> _Measured:
+    before_s = daemon.cpu_seconds()
+    seconds, cpu_s = timed_with_cpu_s(call)
+    return seconds, cpu_s, daemon.cpu_seconds() - before_s
 
 
 def _engine(layout: kv.Layout, chunks: int, *, fill: bool) -> Layers:
@@ -134,7 +160,9 @@ def _compare(source: Layers, target: Layers, name: str) -> None:
 
 def _row(name: str, chunks: int, rounds: _Rounds) -> dict[str, Any]:
     save_ratio, load_ratio = median(rounds.save_ratio), median(rounds.load_ratio)
+    saved_gb = rounds.total * len(rounds.save) / 1e9
     return {
+        "write_mode": rounds.write_mode,
         "chunk": name,
         "chunks": chunks,
         "rounds": len(rounds.save),
@@ -142,7 +170,7 @@ def _row(name: str, chunks: int, rounds: _Rounds) -> dict[str, Any]:
         **rates("save", rounds.save),
         "save_ratio": round(save_ratio, 2),
         "save_ratio_spread": spread(rounds.save_ratio),
-        "save_bar": SAVE_BAR,
+        "save_bar": SAVE_BAR if rounds.write_mode == "in-place" else None,
         **rates("load", rounds.load),
         "load_ratio": round(load_ratio, 2),
         "load_ratio_spread": spread(rounds.load_ratio),
@@ -150,5 +178,7 @@ def _row(name: str, chunks: int, rounds: _Rounds) -> dict[str, Any]:
         "ratio": round(min(save_ratio, load_ratio), 2),
         "cpu_seconds": round(rounds.cpu_s, 2),
         "daemon_cpu_seconds": round(rounds.daemon_cpu_s, 3),
-        "cpu_seconds_per_gb": round(rounds.cpu_s / (2 * rounds.total * len(rounds.save) / 1e9), 3),
+        "cpu_seconds_per_gb": round(rounds.cpu_s / (2 * saved_gb), 3),
+        "save_cpu_seconds_per_gb": round(rounds.save_cpu_s / saved_gb, 3),
+        "save_daemon_cpu_seconds_per_gb": round(rounds.save_daemon_cpu_s / saved_gb, 3),
     }

@@ -103,7 +103,13 @@ def start_daemon(socket: str, capacity: int, *options: str) -> "subprocess.Popen
             f"a daemon of {format_size(capacity)} does not fit: {format_size(available)} are available, "
             f"expected a capacity of at most {MEMORY_SHARE_MAX:.0%} of them"
         )
-    named = {"server.socket": socket, "dram.capacity": f"{capacity}B", "log.level": "warning"}
+    # One client is the whole load: it may keep all of a small tier.
+    named = {
+        "server.socket": socket,
+        "dram.capacity": f"{capacity}B",
+        "dram.connection_share": "1.0",
+        "log.level": "warning",
+    }
     sets = [f"--set={name}={value}" for name, value in named.items()]
     return start_bound("kvpool.cli.kvpoold", [*sets, *(f"--set={option}" for option in options)])
 

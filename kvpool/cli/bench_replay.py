@@ -23,6 +23,8 @@ from kvpool.cli.bench_daemon import MeasuredDaemon, found_daemon, own_daemon, wa
 from kvpool.cli.bench_disk import disk_folder
 from kvpool.cli.bench_replay_client import MODEL, ReplaySettings, Served, replay_layout
 from kvpool.cli.bench_replay_tally import Tally
+from kvpool.cli.output import check_writable
+from kvpool.cli.replay_times import write_times
 from kvpool.cli.traces import Trace, TraceError, find_traces
 from kvpool.config import SSD_CAPACITY_MIN
 from kvpool.errors import InvalidArgument
@@ -48,7 +50,7 @@ class ReplayOptions:
 
     `ssd_ratio`: capacity of an SSD tier for each byte of DRAM's, 0 none; `path`: the folder of its disk, None the user's own.
     `overrides`: options of the daemon, as `kvpoold --set` takes them. `is_settled`: one client, and nothing moves between
-    the tiers when a request begins: hits are those of a simulation.
+    the tiers when a request begins, or begins to save: hits are those of a simulation. `times`: a file for when each began.
     """
 
     clients: int
@@ -60,6 +62,7 @@ class ReplayOptions:
     ssd_ratio: float = 0.0
     path: str | None = None
     is_settled: bool = False
+    times: str | None = None
     overrides: tuple[str, ...] = ()
 
 
@@ -119,13 +122,16 @@ def plan_replay(trace: Trace, limit: int | None, chunk_bytes: int) -> ReplayPlan
 def bench_replay(trace: Trace, options: ReplayOptions, advance: Advance) -> Row:
     """Replay one trace; its row. Raises TraceError, InvalidArgument, or KVPoolError when a process fails."""
     replay_layout(options.chunk_bytes, trace.block_tokens)
+    if options.times is not None:
+        check_writable("--times", Path(options.times))
     plan = plan_replay(trace, options.requests, options.chunk_bytes)
-    tally = Tally(options.chunk_bytes)
+    tally, began_s = Tally(options.chunk_bytes), list[float]()
     salt = options.salt or os.urandom(SALT_BYTES).hex()
     requests = (request.hash_ids for request in islice(trace.requests(), plan.requests))
 
     def count(served: Served) -> None:
         tally.add(served)
+        began_s.append(served.began_s)
         advance(plan.requests)
 
     with _daemon(options, plan) as daemon:
@@ -139,6 +145,8 @@ def bench_replay(trace: Trace, options: ReplayOptions, advance: Advance) -> Row:
         after, room = daemon.stats(), _room(daemon, options.chunk_bytes)
         if not daemon.is_own and not options.salt:
             daemon.forget(MODEL)
+    if options.times is not None:
+        write_times(Path(options.times), began_s)
     changed = {name: after[name] - before[name] for name in ("evicted_chunks", "checksum_failures")}
     written_bytes = after.get("ssd.written_bytes", 0) - before.get("ssd.written_bytes", 0)
     tiers = tally.by_tier(

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -23,7 +24,7 @@ import kvpool_client as kv
 import kvpool_native
 from kvpool.cli.bench_measure import timed_s
 from kvpool.cli.bench_payload import Payload
-from kvpool.clock import Deadline
+from kvpool.clock import NS_PER_S, Deadline, MonotonicClock
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.types import Level
@@ -48,7 +49,7 @@ READY: dict[str, object] = {"ready": True}
 class ReplaySettings:
     """What every client of a replay is told. `salt` keeps the keys of one replay apart from those of another.
 
-    `is_settled`: before each request it is waited until nothing moves between the daemon's tiers.
+    `is_settled`: before each request, and before what it saves, it is waited until nothing moves between the daemon's tiers.
     """
 
     socket: str
@@ -61,12 +62,13 @@ class ReplaySettings:
 
 @dataclass(slots=True)
 class Served:
-    """What became of one request. Times in seconds; 0 where a part was not needed.
+    """What became of one request. Times in seconds; 0 where a part was not needed. `began_s`: by the monotonic clock.
 
     `loaded_ssd_chunks` of the loaded ones were not in DRAM when they were leased.
     """
 
     chunks: int = 0
+    began_s: float = 0.0
     hit_chunks: int = 0
     leased_chunks: int = 0
     loaded_chunks: int = 0
@@ -124,8 +126,11 @@ class Replayer:
     Invariant: `_rows` is this object's alone; nothing reads or writes it between two calls of `serve`.
     """
 
-    def __init__(self, pool: kv.Pool, chunks_max: int) -> None:
+    def __init__(self, pool: kv.Pool, chunks_max: int, settle: Callable[[], None]) -> None:
+        """`settle` is called before a request and before what it saves."""
         self._pool = pool
+        self._settle = settle
+        self._clock = MonotonicClock()
         self._payload = Payload(pool.layout)
         self._rows = np.zeros((max(chunks_max, 1), pool.layout.chunk_bytes), np.uint8)
         self._floor_source = np.ones(max(FLOOR_BYTES, pool.layout.chunk_bytes), np.uint8)
@@ -136,10 +141,12 @@ class Replayer:
         """Look up, lease, load and verify what is there, save the rest."""
         hashes = [kvpool_native.blake3(value.to_bytes(8, "little")) for value in hash_ids]
         keys = self._pool.keys_from_hashes(hashes, self._pool.layout.chunk_tokens)
-        served = Served(chunks=len(keys))
+        self._settle()
+        served = Served(chunks=len(keys), began_s=self._clock.now_ns() / NS_PER_S)
         if len(keys):
             self._load(keys, served)
             if served.loaded_chunks < len(keys):
+                self._settle()
                 self._save(keys, served)
         return served
 
@@ -198,14 +205,12 @@ def main() -> None:
     salt = settings.salt.encode()
     with kv.connect(settings.socket, model=MODEL, layout=layout, salt=salt, timeout_s=POOL_TIMEOUT_S) as pool:
         _wait_connected(pool)
-        replayer = Replayer(pool, settings.chunks_max)
-        settling = Settling(settings.socket) if settings.is_settled else None
+        settle = Settling(settings.socket).wait if settings.is_settled else _do_nothing
+        replayer = Replayer(pool, settings.chunks_max, settle)
         with contextlib.suppress(BrokenPipeError):  # the parent has gone, and with it whom to tell
             cpu_before_s = time.process_time()
             _say(READY)
             for line in sys.stdin.buffer:
-                if settling is not None:
-                    settling.wait()
                 _say(asdict(replayer.serve(json.loads(line))))
             copied = float(pool.stats()["copy_cpu_seconds"])
             _say(asdict(Used(time.process_time() - cpu_before_s, copied)))
@@ -220,6 +225,10 @@ def _wait_connected(pool: kv.Pool) -> None:
         if deadline.has_passed():
             raise SystemExit(f"no daemon answered within {CONNECT_TIMEOUT_S:.0f} s: {pool.stats()['last_error']}")
         time.sleep(CONNECT_POLL_S)
+
+
+def _do_nothing() -> None:
+    """Requests follow each other at once."""
 
 
 def _say(record: dict[str, object]) -> None:

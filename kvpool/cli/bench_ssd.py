@@ -1,8 +1,8 @@
 """`bench ssd`: the SSD tier against the disk it is on, part by part, each with its own table.
 
-What is measured is in modules of their own: bench_ssd_queue and bench_ssd_tail (the native queue without a daemon),
-bench_ssd_daemon (end to end) and bench_ssd_reopen. All work in one fresh folder, which is removed afterwards. Main thread
-of a command only.
+What is measured is in modules of their own: bench_ssd_queue, bench_ssd_tail and bench_ssd_wait (the native queue without a
+daemon), bench_ssd_daemon (end to end) and bench_ssd_reopen. All work in one fresh folder, which is removed afterwards. Main
+thread of a command only.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from kvpool.cli.bench_ssd_queue import bench_queue
 from kvpool.cli.bench_ssd_reopen import bench_reopen, reopen_disk_bytes
 from kvpool.cli.bench_ssd_rig import TOTAL_BYTES_MIN, queue_disk_bytes
 from kvpool.cli.bench_ssd_tail import bench_tail
+from kvpool.cli.bench_ssd_wait import bench_wait, wait_disk_bytes
 from kvpool.errors import InvalidArgument
 from kvpool.units import format_size, parse_size
 
@@ -37,7 +38,7 @@ def parse_total(text: str | None, *, is_quick: bool) -> int:
 
 def bench_ssd(parent: str | None, total: int, is_quick: bool, measure: Measure) -> None:
     """All parts on the disk of a folder (None: the user's own). Raises InvalidArgument where that is no disk."""
-    needed = max(queue_disk_bytes(total), daemon_disk_bytes(total), reopen_disk_bytes(is_quick))
+    needed = max(queue_disk_bytes(total), wait_disk_bytes(), daemon_disk_bytes(total), reopen_disk_bytes(is_quick))
     with disk_folder(parent, needed) as folder:
         parts: dict[str, tuple[str, Callable[[Path, Advance], Sequence[Row]]]] = {
             "queue": (
@@ -47,6 +48,10 @@ def bench_ssd(parent: str | None, total: int, is_quick: bool, measure: Measure) 
             "tail": (
                 "one chunk of demand, idle and while the tier writes at full speed",
                 lambda at, advance: bench_tail(at, total, is_quick, advance),
+            ),
+            "wait": (
+                "one chunk of 1 MiB of demand while chunks of 32 MiB are written, in pieces of a write",
+                lambda at, advance: bench_wait(at, is_quick, advance),
             ),
             "daemon": (
                 "through a daemon: flush --demote, and acquire with load, against raw I/O",

@@ -43,17 +43,25 @@ _MOVE = np.dtype([("key", "V32"), ("parent", "V32"), ("offset", "<u8"), ("arena_
 class QueueRig:
     """A queue over segment files with room for `chunks` chunks, which lie in an arena, and room there to read them into.
 
+    With `beside_bytes`, also for one other chunk of that size in each segment, which are what `writing` writes.
+
     Invariant: the index has the checksums of the source chunks; nothing is under way between two calls.
     """
 
-    def __init__(self, folder: Path, chunk_bytes: int, chunks: int) -> None:
+    def __init__(
+        self, folder: Path, chunk_bytes: int, chunks: int, *, threads: int = THREADS, beside_bytes: int = 0
+    ) -> None:
         self.chunk_bytes = chunk_bytes
         self.chunks = chunks
         slot_bytes = chunk_bytes + kvpool_native.SSD_HEADER_BYTES
         in_segment = -(-chunks // SEGMENTS)
-        self._files = kvpool_native.SsdFiles.open(str(folder), in_segment * slot_bytes, SEGMENTS, True)
-        capacity = max(2 * chunks, ARENA_SEGMENTS) * chunk_bytes
-        geometry = kvpool_native.DirectoryGeometry.plan(capacity, capacity, 2 * chunks)
+        beside_slot_bytes = beside_bytes + kvpool_native.SSD_HEADER_BYTES if beside_bytes else 0
+        segment_bytes = in_segment * slot_bytes + beside_slot_bytes
+        self._files = kvpool_native.SsdFiles.open(str(folder), segment_bytes, SEGMENTS, True)
+        capacity = max(max(2 * chunks, ARENA_SEGMENTS) * chunk_bytes, SEGMENTS * beside_bytes)
+        geometry = kvpool_native.DirectoryGeometry.plan(
+            (2 if beside_bytes else 1) * capacity, capacity, 2 * chunks + SEGMENTS
+        )
         self._arena = kvpool_native.Mapping.create("kvpool-bench-arena", geometry.arena_bytes)
         self._arena.populate(0, geometry.arena_bytes)
         self._arena.collapse(0, geometry.arena_bytes)
@@ -62,16 +70,17 @@ class QueueRig:
         for segment in range(geometry.segments):
             self._directory.mark_segment_ready(segment)
         self._index = kvpool_native.IndexView(index)
-        self._sources, self._targets = self._reserve(is_source=True), self._reserve(is_source=False)
-        self._moves = np.zeros(chunks, _MOVE)
-        self._moves["key"] = np.frombuffer(np.random.default_rng(5).bytes(KEY_BYTES * chunks), "V32")
+        self._sources = self._reserve(chunk_bytes, chunks, seed=6, is_source=True)
+        self._targets = self._reserve(chunk_bytes, chunks, seed=8, is_source=False)
         numbers = np.arange(chunks, dtype=np.uint64)
-        places = numbers // in_segment * (in_segment * slot_bytes) + numbers % in_segment * slot_bytes
-        self._moves["offset"] = places
-        self._moves["generation"] = numbers + 1
+        self._moves = _moves(5, numbers // in_segment * segment_bytes + numbers % in_segment * slot_bytes)
+        self._beside_bytes = beside_bytes
+        if beside_bytes:
+            places = np.arange(SEGMENTS, dtype=np.uint64) * segment_bytes + in_segment * slot_bytes
+            self._beside = _moves(10, places)
+            self._beside["arena_offset"] = self._reserve(beside_bytes, SEGMENTS, seed=11, is_source=True)
         self._epoch, self._namespace = os.urandom(16), os.urandom(32)
-        self._queue = kvpool_native.SsdQueue(self._files, self._arena, index, THREADS, JOBS_MAX, self._files.is_direct)
-        self._queue.register_arena()
+        self._queue = kvpool_native.SsdQueue(self._files, self._arena, index, threads, JOBS_MAX, self._files.is_direct)
         self._under_way: dict[int, int] = {}
 
     @property
@@ -93,11 +102,15 @@ class QueueRig:
 
     @contextmanager
     def writing(self, chunks: Sequence[int]) -> Iterator[Callable[[], None]]:
-        """While chunks are written over and over; what it yields keeps jobs waiting and is called between reads."""
+        """While chunks, or those beside them, are written over and over; what it yields is called between reads."""
 
         def keep_busy() -> None:
-            while sum(self._under_way.values()) < JOBS_AHEAD * len(chunks):
-                self._start(chunks, is_write=True)
+            count = SEGMENTS if self._beside_bytes else len(chunks)
+            while sum(self._under_way.values()) < JOBS_AHEAD * count:
+                if self._beside_bytes:
+                    self._start_rows(self._beside, self._beside_bytes, is_write=True)
+                else:
+                    self._start(chunks, is_write=True)
             self._take()
 
         keep_busy()
@@ -127,11 +140,14 @@ class QueueRig:
     def _start(self, chunks: Sequence[int], *, is_write: bool) -> int:
         rows = self._moves[list(chunks)]
         rows["arena_offset"] = (self._sources if is_write else self._targets)[list(chunks)]
-        common = (rows.tobytes(), self._epoch, self._namespace, LAYERS, self.chunk_bytes // LAYERS)
+        return self._start_rows(rows, self.chunk_bytes, is_write=is_write)
+
+    def _start_rows(self, rows: "npt.NDArray[np.void]", chunk_bytes: int, *, is_write: bool) -> int:
+        common = (rows.tobytes(), self._epoch, self._namespace, LAYERS, chunk_bytes // LAYERS)
         job = self._queue.write(*common, self._index) if is_write else self._queue.read(*common, DEMAND)
         if not job:
             raise KVPoolError("the queue takes no job, expected room for one")
-        self._under_way[job] = len(chunks)
+        self._under_way[job] = len(rows)
         return job
 
     def _wait(self, job: int) -> None:
@@ -150,26 +166,35 @@ class QueueRig:
             if not self._under_way[job]:
                 del self._under_way[job]
 
-    def _reserve(self, *, is_source: bool) -> npt.NDArray[np.uint64]:
+    def _reserve(self, chunk_bytes: int, chunks: int, *, seed: int, is_source: bool) -> npt.NDArray[np.uint64]:
         """Slots in the arena: those of the sources are filled and have their checksums in the index."""
-        size_class = self._directory.add_class(self.chunk_bytes, LAYERS)
+        size_class = self._directory.add_class(chunk_bytes, LAYERS)
         namespace = self._directory.add_namespace()
-        contents = np.frombuffer(np.random.default_rng(7).bytes(self.chunk_bytes), np.uint8)
-        keys = np.random.default_rng(6 if is_source else 8).bytes(KEY_BYTES * self.chunks)
+        contents = np.frombuffer(np.random.default_rng(7).bytes(chunk_bytes), np.uint8)
+        keys = np.random.default_rng(seed).bytes(KEY_BYTES * chunks)
         reservation, states, offsets, _ = self._directory.reserve(namespace, size_class, b"", keys, 1)
-        assert states.count(SaveState.RESERVED) == self.chunks
+        assert states.count(SaveState.RESERVED) == chunks
         places = np.frombuffer(offsets, "<u8")
         if is_source:
             checksums = b""
             for number, place in enumerate(places):
                 # A chunk for another is seen as well as a byte for another.
-                np.bitwise_xor(contents, np.uint8(number % 251 + 1), out=self._bytes_at(place))
-                checksums += kvpool_native.extent_checksums(self._arena, int(place), self.chunk_bytes // LAYERS, LAYERS)
+                np.bitwise_xor(contents, np.uint8(number % 251 + 1), out=self._bytes_at(place, chunk_bytes))
+                checksums += kvpool_native.extent_checksums(self._arena, int(place), chunk_bytes // LAYERS, LAYERS)
             self._directory.commit(reservation, 0, checksums, 1)
         return places
 
-    def _bytes_at(self, place: np.uint64) -> Bytes:
-        return self._arena.view()[int(place) : int(place) + self.chunk_bytes]
+    def _bytes_at(self, place: np.uint64, size: int = 0) -> Bytes:
+        return self._arena.view()[int(place) : int(place) + (size or self.chunk_bytes)]
+
+
+def _moves(seed: int, places: npt.NDArray[np.uint64]) -> "npt.NDArray[np.void]":
+    """Rows of chunks at places in the files."""
+    moves = np.zeros(len(places), _MOVE)
+    moves["key"] = np.frombuffer(np.random.default_rng(seed).bytes(KEY_BYTES * len(places)), "V32")
+    moves["offset"] = places
+    moves["generation"] = np.arange(len(places), dtype=np.uint64) + 1
+    return moves
 
 
 def arena_bytes(chunks: int, chunk_bytes: int) -> Bytes:

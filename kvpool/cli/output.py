@@ -42,10 +42,10 @@ def print_section(name: str, values: Mapping[str, object], *, is_readable: bool 
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, columns_max: int = COLUMNS_MAX) -> None:
-    """A table that aligns: a column for each key, or a line for each key when there are more than `columns_max` of them."""
+    """A table that aligns: a column for each key, or a line where keys are more than `columns_max` and more than rows."""
     keys = list(rows[0])
     table = Table(title=title, title_justify="left")
-    if len(keys) > columns_max:
+    if len(keys) > max(columns_max, len(rows)):
         table.add_column(keys[0])
         for row in rows:
             table.add_column(_plain(row[keys[0]]), justify="right")

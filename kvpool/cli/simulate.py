@@ -56,6 +56,7 @@ class Asked:
     tails: str
     block_bytes: int
     overrides: tuple[str, ...]
+    times: str | None = None
 
 
 def parse_blocks(text: str, unique: int, block_bytes: int) -> int:
@@ -99,7 +100,7 @@ def parse_share(text: str) -> float | None:
 
 def simulate_trace(path: str, asked: Asked, progress: Progress) -> list[Row]:
     """Rows of one trace, by capacity and policy. Raises TraceError, InvalidArgument, or KVPoolError when a process fails."""
-    settings = SimulationSettings(path, asked.requests, asked.tails, asked.block_bytes, asked.overrides)
+    settings = SimulationSettings(path, asked.requests, asked.tails, asked.block_bytes, asked.overrides, asked.times)
     name = Trace(Path(path)).name
     settings.config()  # what is wrong in it is said before the trace is read
     task = progress.add_task(f"read {name}", total=None)
@@ -240,6 +241,9 @@ def _print_rows(rows: list[Row], block_bytes: int) -> None:
     help=f"Partial blocks at the ends of prompts: asked for and never stored, stored, or left out (default: {TAILS[0]}).",
 )
 @click.option("--requests", type=click.IntRange(min=1), metavar="N", help="The first N requests alone (default: all).")
+@click.option(
+    "--times", metavar="FILE", help="When requests come: a file of bench replay --times (default: the trace's)."
+)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=f"A daemon's option: {', '.join(HEEDED)}.")
 @click.option(
     "--processes", type=click.IntRange(1, PROCESSES_MAX), metavar="N", help="At once (default: one for each core)."
@@ -259,6 +263,7 @@ def simulate(
     token_bytes: str,
     tails: str,
     requests: int | None,
+    times: str | None,
     overrides: tuple[str, ...],
     processes: int | None,
     png: str | None,
@@ -272,6 +277,8 @@ def simulate(
     """
     if options.socket is not None:
         fail("simulate asks no daemon: leave --socket out", EXIT_USAGE)
+    if times is not None and len(traces) > 1:
+        fail("--times is for one trace", EXIT_USAGE)
     if ssd_capacity is not None and tiers == TIERS[0]:
         fail("--ssd-capacity goes with --tiers dram,ssd", EXIT_USAGE)
     try:
@@ -290,6 +297,7 @@ def simulate(
             tails=tails,
             block_bytes=_token_bytes(token_bytes) * BLOCK_TOKENS,
             overrides=_heeded(overrides),
+            times=times,
         )
         rows = _simulate_all(traces, asked, is_json=options.is_json, out=out)
         if png is not None:

@@ -11,11 +11,12 @@ import selectors
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from kvpool.cli.bench_children import start_bound, stop
+from kvpool.cli.replay_times import read_times
 from kvpool.cli.traces import Trace, TraceError, TraceRequest
 from kvpool.config import Config, load_config
 from kvpool.errors import InvalidArgument, KVPoolError
@@ -34,25 +35,34 @@ Result = Outcome | Bounds
 
 @dataclass(frozen=True, slots=True)
 class SimulationSettings:
-    """What every process of a simulation is told. `tails`: one of TAILS."""
+    """What every process of a simulation is told. `tails`: one of TAILS; `times`: a replay's file, its requests alone then."""
 
     path: str
     requests: int | None
     tails: str
     block_bytes: int
     overrides: tuple[str, ...]
+    times: str | None = None
 
     def config(self) -> Config:
         """The daemon's configuration, for simulated blocks. Raises ConfigError."""
         return simulated_config(load_config(None, self.overrides), self.block_bytes)
 
     def workload(self) -> Workload:
-        """The trace's requests. Raises TraceError."""
-        asked = islice(Trace(Path(self.path)).requests(), self.requests)
+        """The trace's requests. Raises TraceError or InvalidArgument."""
+        asked: Iterator[TraceRequest] = islice(Trace(Path(self.path)).requests(), self.requests)
+        if self.times is not None:
+            asked = self._timed(asked, read_times(Path(self.times)))
         try:
             return make_workload(self._prompt(request) for request in asked)
         except InvalidArgument as error:
             raise TraceError(f"{self.path}: {error}") from error
+
+    def _timed(self, asked: Iterator[TraceRequest], times: list[float]) -> Iterator[TraceRequest]:
+        requests = list(islice(asked, len(times)))
+        if len(requests) < len(times):
+            raise InvalidArgument(f"--times {self.times}: {len(times)} times, {self.path} has {len(requests)} requests")
+        return (replace(request, at_s=at_s) for request, at_s in zip(requests, times, strict=True))
 
     def _prompt(self, request: TraceRequest) -> Prompt:
         if request.tail_id is None or self.tails == "left-out":

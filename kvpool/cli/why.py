@@ -31,6 +31,8 @@ REASONS = {
     "no-parent": "the chunk before it was not stored",
     "full": "everything that could have made room was in use",
     "not-ready": "memory was not ready, or what it would have replaced had still to be written down",
+    "share": "its engine kept dram.connection_share of what the others left already",
+    "too-long": "its prompt has more chunks than server.max_chain_chunks, or a request can name",
     "foreign": "its key belongs to another model or layout: a namespace mismatch",
 }
 

@@ -10,10 +10,12 @@ everything leaves room for everybody else. Control thread only; `now_ns` is an a
 Invariant: `_of_owner` names every announcement; `_bytes` is the sum of their sizes; each of its holds is in exactly one.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.index.acquiring import Acquiring
+from kvpool.index.parts import Parts, Step
 from kvpool.index.promotions import Promotions
 from kvpool.index.sessions import EngineSession
 from kvpool.types import KEY_BYTES, ConnectionId, HoldId
@@ -22,6 +24,8 @@ from kvpool.types import KEY_BYTES, ConnectionId, HoldId
 ANNOUNCEMENTS_MAX = 64
 # Announcements tried again when something has moved: a guess that keeps the control thread quick.
 RETRIES = 8
+# Chunks that are looked up in one go.
+FOUND_AT_ONCE = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +37,14 @@ class Announcement:
     chunks: int
     size: int
     deadline_ns: int
-    holds: list[HoldId] = field(default_factory=list)
+    acquiring: Acquiring
     is_whole: bool = False
+    is_over: bool = False
+
+    @property
+    def holds(self) -> list[HoldId]:
+        """What it has in the DRAM directory."""
+        return self.acquiring.holds
 
     @property
     def leaf(self) -> bytes:
@@ -80,8 +90,21 @@ class Announcements:
         """Whether DRAM had no room for some of what is announced."""
         return any(not entry.is_whole for entries in self._of_owner.values() for entry in entries)
 
-    def announce(self, session: EngineSession, keys: bytes, now_ns: int) -> tuple[int, int]:
-        """Protect the longest prefix that is stored, as far as the bounds go: chunks taken, and further ones clipped."""
+    def find(self, session: EngineSession, keys: bytes) -> Parts[int]:
+        """How many leading chunks of `keys` are stored, on every rank."""
+        length = len(keys) // len(session.namespaces)
+        found = length // KEY_BYTES
+        for start in range(0, len(keys), length):
+            column, seen, count = keys[start : start + length], 0, 0
+            while seen == count and seen < found:
+                count += self._view.lookup(column[seen * KEY_BYTES : (seen + FOUND_AT_ONCE) * KEY_BYTES])[0]
+                seen += FOUND_AT_ONCE
+                yield None
+            found = min(found, count)
+        return found
+
+    def announce(self, session: EngineSession, keys: bytes, found: int, now_ns: int) -> Announcement | None:
+        """Protect the first `found` chunks of `keys`, as far as the bounds go, beginning with `take_part`. None: no room."""
         failpoint.reach("daemon.announce.before", failpoint.refused)
         ranks = len(session.namespaces)
         length = len(keys) // ranks
@@ -89,27 +112,37 @@ class Announcements:
         for entry in list(self._of_owner.get(session.connection, ())):
             if columns[0][(entry.chunks - 1) * KEY_BYTES : entry.chunks * KEY_BYTES] == entry.leaf:
                 self._end(entry, now_ns)  # said again, or more of it
-        found = min(self._view.lookup(column)[0] for column in columns)
         chunk_bytes = sum(namespace.layout.chunk_bytes for namespace in session.namespaces.values())
         is_full = len(self._of_owner.get(session.connection, ())) >= ANNOUNCEMENTS_MAX
         chunks = 0 if is_full else min(found, self._room_of(session.connection) // chunk_bytes)
         self.clipped_chunks += found - chunks
-        if chunks:
-            wanted = b"".join(column[: chunks * KEY_BYTES] for column in columns)
-            entry = Announcement(session, wanted, chunks, chunks * chunk_bytes, now_ns + self._ttl_ns)
-            self._of_owner.setdefault(session.connection, []).append(entry)
-            self._bytes += entry.size
-            clipped = found - chunks
-            chunks = self._take(entry, now_ns)
-            self.announced_chunks += chunks
-            return chunks, clipped
-        return 0, found
+        if not chunks:
+            return None
+        wanted = b"".join(column[: chunks * KEY_BYTES] for column in columns)
+        acquiring = Acquiring(self._directory, self._promotions, session, wanted, is_urgent=False)
+        entry = Announcement(session, wanted, chunks, chunks * chunk_bytes, now_ns + self._ttl_ns, acquiring)
+        self._of_owner.setdefault(session.connection, []).append(entry)
+        self._bytes += entry.size
+        self.announced_chunks += chunks
+        return entry
 
-    def advance(self, now_ns: int) -> None:
-        """Something has moved: try again what DRAM had no room for."""
-        waiting = [entry for entries in self._of_owner.values() for entry in entries if not entry.is_whole]
-        for entry in waiting[:RETRIES]:
-            self._take(entry, now_ns)
+    def take_part(self, entry: Announcement, now_ns: int) -> Step:
+        """Hold the next part of an announcement. WAIT where DRAM has no room for it now.
+
+        Done, it has fewer chunks than before where some are gone, or another namespace's. One without any ends.
+        """
+        if entry.is_whole or entry.is_over:
+            return Step.DONE
+        step = entry.acquiring.advance(now_ns)
+        if step is Step.DONE:
+            entry.is_whole = True
+            if entry.acquiring.chunks < entry.chunks:
+                self._cut(entry, entry.acquiring.chunks, now_ns)
+        return step
+
+    def to_advance(self) -> list[Announcement]:
+        """Those to be tried again when something has moved."""
+        return [entry for entries in self._of_owner.values() for entry in entries if not entry.is_whole][:RETRIES]
 
     def note_use(self, owner: ConnectionId, hold: HoldId, chunks: int, now_ns: int) -> None:
         """A connection has leased `chunks` chunks under this hold: what it had announced of them ends."""
@@ -153,30 +186,13 @@ class Announcements:
         own = sum(entry.size for entry in self._of_owner.get(owner, ()))
         return max(0, (self._bytes_max - (self._bytes - own)) // 2 - own)
 
-    def _take(self, entry: Announcement, now_ns: int) -> int:
-        """Hold what of the announcement can be had now, on every rank, in the place of what was held before.
-
-        Answers its chunks: fewer than before where some are gone, or another namespace's. One without any ends.
-        """
-        if self._promotions is not None:
-            chunks, holds, is_all = self._promotions.acquire(entry.session, entry.keys, now_ns, is_urgent=False)
-        else:
-            chunks, holds = self._directory.acquire_ranks(entry.session.namespace_ids, entry.keys, now_ns)
-            is_all = True
-        before, entry.holds = entry.holds, [HoldId(hold) for hold in holds if hold]
-        for hold in before:
-            self._directory.release_untouched(hold)
-        entry.is_whole = is_all
-        if is_all and chunks < entry.chunks:
-            self._cut(entry, chunks, now_ns)
-        return entry.chunks
-
     def _cut(self, entry: Announcement, chunks: int, now_ns: int) -> None:
         """Of the announcement only this much is left."""
         length = len(entry.keys) // len(entry.session.namespaces)
         columns = [entry.keys[at : at + length] for at in range(0, len(entry.keys), length)]
         size = entry.size // entry.chunks * chunks
         self._bytes -= entry.size - size
+        self.announced_chunks -= entry.chunks - chunks
         entry.keys = b"".join(column[: chunks * KEY_BYTES] for column in columns)
         entry.chunks, entry.size = chunks, size
         if not chunks:
@@ -188,5 +204,5 @@ class Announcements:
         if not self._of_owner[owner]:
             del self._of_owner[owner]
         self._bytes -= entry.size
-        for hold in entry.holds:
-            self._directory.release(hold, now_ns)
+        entry.is_over = True
+        entry.acquiring.end(now_ns)

@@ -1,9 +1,9 @@
 """Chunks of the slower tier that are being compared with their checksums where they lie.
 
-Each is held until its reading has ended, whatever becomes of who asked for it; one that is bad is dropped there, with what
-follows it. Nothing of it counts as used by that. Control thread only; no I/O.
+Each has a pin until its reading has ended, whatever becomes of who asked for it; one that is bad is dropped there, in the
+generation that was read, with what follows it. Nothing of it counts as used by that. Control thread only; no I/O.
 
-Invariant: each job in `_jobs` has one hold in the slower tier's directory.
+Invariant: each job in `_jobs` has one pin in the slower tier's directory.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ class Compared:
 @dataclass(frozen=True, slots=True)
 class _Job:
     key: bytes
-    hold: HoldId
+    generation: int
+    pin: HoldId
     waiting: "asyncio.Future[Compared]"
 
 
@@ -45,21 +46,21 @@ class Comparisons:
         return f"<Comparisons {len(self._jobs)} chunks>"
 
     @property
-    def holds(self) -> int:
-        """Holds that they have in the slower tier's directory."""
+    def pins(self) -> int:
+        """Pins that they have in the slower tier's directory."""
         return len(self._jobs)
 
     def start(
-        self, key: bytes, hold: HoldId, *, offset: int, generation: int, namespace: NamespaceId
+        self, key: bytes, pin: HoldId, *, offset: int, generation: int, namespace: NamespaceId
     ) -> "asyncio.Future[Compared] | None":
-        """Compare a chunk. None when the tier cannot be read just now. The hold is given back in any case."""
+        """Compare a chunk. None when the tier cannot be read just now. The pin ends in any case."""
         rows = pack_moves([key], [b""], [offset], [0], [generation])
         job_id = self.slower.compare(self._namespaces.by_id(namespace), rows)
         if not job_id:
-            self.slower.directory.release_untouched(hold)
+            self.slower.directory.unpin(pin)
             return None
         waiting: asyncio.Future[Compared] = asyncio.get_running_loop().create_future()
-        self._jobs[job_id] = _Job(key, hold, waiting)
+        self._jobs[job_id] = _Job(key, generation, pin, waiting)
         return waiting
 
     def settle(self, job_id: int, *, fault: str, is_bad: bool) -> bool:
@@ -69,9 +70,9 @@ class Comparisons:
             return False
         dropped = 0
         if is_bad:
-            dropped = self.slower.directory.drop(job.key)
+            dropped = self.slower.directory.drop(job.key, job.generation)
             log.error("chunk %s is bad in the slower tier (%s): %d chunks dropped", job.key.hex()[:16], fault, dropped)
-        self.slower.directory.release_untouched(job.hold)
+        self.slower.directory.unpin(job.pin)
         if not job.waiting.done():
             job.waiting.set_result(Compared(job.key, fault, dropped))
         return True

@@ -37,6 +37,7 @@ class Expiry:
         self._clock = clock
         self._expire_further = expire_further
         self._next: asyncio.TimerHandle | None = None
+        self._more: asyncio.Handle | None = None
 
     def schedule(self) -> None:
         """Look at deadlines again later; nothing is scheduled while nothing can expire."""
@@ -45,17 +46,35 @@ class Expiry:
 
     def cancel(self) -> None:
         """Look no more."""
-        if self._next is not None:
-            self._next.cancel()
+        for handle in (self._next, self._more):
+            if handle is not None:
+                handle.cancel()
+
+    def go_on(self) -> None:
+        """End more leases and reservations after whoever waits, where too many were over to end them at once."""
+        if self._more is None and (self._reading.is_behind or self._writing.is_behind):
+            self._more = asyncio.get_running_loop().call_soon(self._end_more)
+
+    def _end_more(self) -> None:
+        self._more = None
+        now_ns = self._clock.now_ns()
+        if self._reading.is_behind:
+            self._reading.expire(now_ns)
+        self._writing.go_on(now_ns)
+        self.go_on()
 
     def _look(self) -> None:
         self._next = None
         failpoint.reach("daemon.expire.before")
-        now_ns = self._clock.now_ns()
-        self._reading.expire(now_ns)
-        self._writing.expire(now_ns)
-        if self._expire_further() or self._reading.leases or self._reading.tickets or self._writing.reservations:
-            self.schedule()
+        now_ns, are_left = self._clock.now_ns(), True
+        try:
+            self._reading.expire(now_ns)
+            self._writing.expire(now_ns)
+            self.go_on()
+            are_left = self._expire_further()
+        finally:  # whatever fails in one look, the next one comes
+            if are_left or self._reading.leases or self._reading.tickets or self._writing.reservations:
+                self.schedule()
 
 
 class SlowerTier(Protocol):

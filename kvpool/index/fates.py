@@ -55,8 +55,9 @@ class Fates:
         self._note(self._departures, key, departure)
 
     def note_refusals(self, keys: list[bytes], states: list[SaveState], now_ns: int, namespace: NamespaceId) -> None:
-        """Chunks of one save were not taken."""
-        for key, state in list(zip(keys, states, strict=True))[:REFUSALS_PER_SAVE]:
+        """The first chunks of one save that were not taken, REFUSALS_PER_SAVE at most."""
+        assert len(keys) <= REFUSALS_PER_SAVE
+        for key, state in zip(keys, states, strict=True):
             self._note(self._refusals, key, Refusal(now_ns, state, namespace))
 
     def forget(self, key: bytes) -> None:

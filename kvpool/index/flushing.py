@@ -26,7 +26,7 @@ def flush(
     `skipped` those that are held. Raises Refused for a tier that there is not.
     """
     if tier and tier not in tiers:
-        raise Refused("argument", f"tier is {tier!r}, expected one of {', '.join(tiers)}")
+        raise Refused("argument", f"tier is {tier[:32]!r}, expected one of {', '.join(tiers)}")
     before_ns = now_ns + 1 if older_than_s is None else now_ns - int(min(now_ns, older_than_s * NS_PER_S))
     owners: list[int | None] = [None] if model is None else [entry.id for entry in namespaces.of_model(model)]
     total = {"chunks": 0, "bytes": 0, "skipped": 0}

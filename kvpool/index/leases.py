@@ -5,13 +5,17 @@ is released, or when it was not used for the time to live. A ticket is a hold of
 until every rank has claimed it or its time is over, whatever its issuer does.
 
 Control thread only. `now_ns` is an argument everywhere: no clock is read here. The chunks themselves are protected by
-holds in the native directory; this module says which holds exist for whom and hands back those that have to go.
+holds in the native directory; this module says which holds exist for whom and hands back those that have to go: a bounded
+number at a time, since one connection may leave behind so much that to end it takes a tenth of a second.
 
-Invariant: each hold id is in exactly one lease or ticket; `_of_owner` names exactly the leases in `_by_id`;
-`_held_chunks` counts the chunks of every hold by the connection that asked for it, `_ticket_chunks` those of tickets.
+Invariant: each hold id is in exactly one lease or ticket; `_of_owner` names exactly the leases in `_by_id`; these stand
+in the order of their deadlines, and so do tickets;
+`_held_chunks` counts the chunks of every hold by the connection that asked for it, `_ticket_chunks` those of tickets;
+`_issued` has each ticket once.
 """
 
 import secrets
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
 from kvpool.types import ConnectionId, HoldId, LeaseId
@@ -21,6 +25,9 @@ TICKETS_MAX = 65536
 # What a hold costs is 4 bytes for each chunk: 16 MiB for a connection, 64 MiB for tickets, which outlive theirs.
 HELD_CHUNKS_MAX = 4 << 20
 TICKET_CHUNKS_MAX = 16 << 20
+# What is ended in one call, in chunks: about a quarter of a millisecond. A lease or ticket itself costs as much as some chunks.
+ENDED_AT_ONCE = 4096
+ENDED_COST = 64
 
 
 @dataclass(slots=True)
@@ -52,11 +59,15 @@ class Leases:
         assert ttl_ns > 0
         self._ttl_ns = ttl_ns
         self._next_id = 1
-        self._by_id: dict[LeaseId, Lease] = {}
+        self._by_id: OrderedDict[LeaseId, Lease] = OrderedDict()
         self._of_owner: dict[ConnectionId, set[LeaseId]] = {}
-        self._tickets: dict[bytes, TicketHold] = {}
+        self._leaving: deque[ConnectionId] = deque()  # their leases are being ended
+        self._tickets: OrderedDict[bytes, TicketHold] = OrderedDict()
+        self._issued: Counter[ConnectionId] = Counter()  # tickets of each issuer
         self._held_chunks: dict[ConnectionId, int] = {}
         self._ticket_chunks = 0
+        self.expired_leases = 0
+        self.is_behind = False  # there is more to end: call `expire` again soon
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -92,6 +103,7 @@ class Leases:
         if lease is None:
             return False
         lease.deadline_ns = now_ns + self._ttl_ns
+        self._by_id.move_to_end(lease_id)
         return True
 
     def release(self, lease_id: LeaseId, owner: ConnectionId) -> list[HoldId]:
@@ -100,18 +112,21 @@ class Leases:
         return [] if lease is None else self._end(lease)
 
     def drop_owner(self, owner: ConnectionId) -> list[HoldId]:
-        """End every lease of a connection; the holds to release."""
-        leases = [self._by_id[lease_id] for lease_id in self._of_owner.get(owner, ())]
-        return [hold for lease in leases for hold in self._end(lease)]
+        """End every lease of a connection; the first holds to release, `expire` has the others."""
+        if owner not in self._of_owner:
+            return []
+        self._leaving.append(owner)
+        return self.expire(0) if len(self._leaving) == 1 else []
 
     def expire(self, now_ns: int) -> list[HoldId]:
-        """End every lease and ticket whose time is over; the holds to release."""
-        ended = [lease for lease in self._by_id.values() if lease.deadline_ns <= now_ns]
-        holds = [hold for lease in ended for hold in self._end(lease)]
-        for ticket in [token for token, entry in self._tickets.items() if entry.deadline_ns <= now_ns]:
-            entry = self._tickets.pop(ticket)
-            self._count_ticket(entry, -len(entry.holds))
-            holds.extend(entry.holds.values())
+        """End leases and tickets whose time or owner is gone, a bounded number; the holds to release."""
+        holds: list[HoldId] = []
+        left = ENDED_AT_ONCE
+        while left > 0 and (over := self._end_next(now_ns)) is not None:
+            chunks, ended = over
+            holds.extend(ended)
+            left -= ENDED_COST + chunks * len(ended)
+        self.is_behind = left <= 0
         return holds
 
     def has_room_for(self, owner: ConnectionId) -> bool:
@@ -119,8 +134,13 @@ class Leases:
         return self._held_chunks.get(owner, 0) < HELD_CHUNKS_MAX
 
     def has_room_for_ticket(self, issuer: ConnectionId, chunks: int) -> bool:
-        """Whether a ticket may be issued whose holds are of `chunks` chunks together."""
-        has_room = len(self._tickets) < TICKETS_MAX and self._ticket_chunks + chunks <= TICKET_CHUNKS_MAX
+        """Whether a ticket may be issued whose holds are of `chunks` chunks together.
+
+        Half of the tickets that the others leave are an issuer's own.
+        """
+        own = self._issued[issuer]
+        left = TICKETS_MAX - (len(self._tickets) - own)
+        has_room = own < left // 2 and self._ticket_chunks + chunks <= TICKET_CHUNKS_MAX
         return has_room and self.has_room_for(issuer)
 
     def issue_ticket(
@@ -136,6 +156,7 @@ class Leases:
         ticket = secrets.token_bytes(TICKET_BYTES)
         entry = TicketHold(identity, issuer, chunks, now_ns + self._ttl_ns, holds)
         self._tickets[ticket] = entry
+        self._issued[issuer] += 1
         self._count_ticket(entry, len(holds))
         return ticket
 
@@ -150,12 +171,16 @@ class Leases:
         self._count_ticket(entry, -1)
         if not entry.holds:
             del self._tickets[ticket]
+            self._end_issued(entry.issuer)
         return hold
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
         problems = []
         owned = {lease_id for lease_ids in self._of_owner.values() for lease_id in lease_ids}
+        deadlines = [lease.deadline_ns for lease in self._by_id.values()]
+        if deadlines != sorted(deadlines):
+            problems.append("leases: they are not in the order of their deadlines")
         if owned != set(self._by_id):
             problems.append(f"leases: owners name {len(owned)} leases, {len(self._by_id)} exist")
         holds = [hold for lease in self._by_id.values() for hold in lease.holds.values()]
@@ -164,6 +189,8 @@ class Leases:
             problems.append("leases: a hold is in two leases or tickets")
         of_tickets = sum(entry.chunks * len(entry.holds) for entry in self._tickets.values())
         of_leases = sum(lease.chunks * len(lease.holds) for lease in self._by_id.values())
+        if self._issued != Counter(entry.issuer for entry in self._tickets.values()):
+            problems.append("leases: the tickets of an issuer are miscounted")
         if self._ticket_chunks != of_tickets or sum(self._held_chunks.values()) != of_tickets + of_leases:
             problems.append("leases: the chunks that leases and tickets hold are miscounted")
         return problems
@@ -173,6 +200,26 @@ class Leases:
         in_leases = sum(len(lease.holds) for lease in self._by_id.values())
         return in_leases + sum(len(entry.holds) for entry in self._tickets.values())
 
+    def _end_next(self, now_ns: int) -> tuple[int, list[HoldId]] | None:
+        """End one lease or ticket that is over: its chunks and holds. None where there is none."""
+        while self._leaving:
+            owned = self._of_owner.get(self._leaving[0])
+            if owned:
+                lease = self._by_id[owned.pop()]
+                return lease.chunks, self._end(lease)
+            self._leaving.popleft()
+        oldest = next(iter(self._by_id.values()), None)
+        if oldest is not None and oldest.deadline_ns <= now_ns:
+            self.expired_leases += 1
+            return oldest.chunks, self._end(oldest)
+        entry = next(iter(self._tickets.values()), None)
+        if entry is not None and entry.deadline_ns <= now_ns:
+            self._tickets.popitem(last=False)
+            self._end_issued(entry.issuer)
+            self._count_ticket(entry, -len(entry.holds))
+            return entry.chunks, list(entry.holds.values())
+        return None
+
     def _end(self, lease: Lease) -> list[HoldId]:
         del self._by_id[lease.id]
         self._count_chunks(lease.owner, -lease.chunks * len(lease.holds))
@@ -181,6 +228,11 @@ class Leases:
         if not owned:
             del self._of_owner[lease.owner]
         return list(lease.holds.values())
+
+    def _end_issued(self, issuer: ConnectionId) -> None:
+        self._issued[issuer] -= 1
+        if not self._issued[issuer]:
+            del self._issued[issuer]
 
     def _count_ticket(self, entry: TicketHold, holds: int) -> None:
         self._ticket_chunks += entry.chunks * holds

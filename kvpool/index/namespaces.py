@@ -5,6 +5,7 @@ Control thread only. Invariant: one number for one (model, layout fingerprint); 
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import kvpool_native
 from kvpool.errors import LayoutMismatch, Refused
@@ -25,18 +26,31 @@ class Namespace:
     layout: Layout
 
 
+class ClassesBelow(Protocol):
+    """The size classes of the tier below, by a layout's chunks."""
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether such chunks can have a place there. Makes nothing."""
+
+    def of(self, layout: Layout) -> SizeClassId | None:
+        """The class of such chunks, made where it is new; None where they do not fit."""
+
+
 class Namespaces:
     """All namespaces of the daemon's life, bounded by NAMESPACES_MAX.
 
-    Invariant: a namespace has the same number in the directory of every tier.
+    Invariants: a namespace has the same number in the directory of every tier; the tier below has classes of those chunks alone
+    that DRAM has one of, so that nobody uses them up by asking for what cannot be stored.
     """
 
     def __init__(self, directory: kvpool_native.Directory) -> None:
         self._directory = directory
         self.below: kvpool_native.Directory | None = None
+        self.classes_below: ClassesBelow | None = None
         self._size_classes: dict[tuple[int, int], SizeClassId] = {}
         self._by_identity: dict[tuple[str, bytes], Namespace] = {}
         self._by_id: dict[NamespaceId, Namespace] = {}
+        self._of_ranks: dict[tuple[str, Layout], dict[int, Namespace]] = {}
 
     def __len__(self) -> int:
         return len(self._by_identity)
@@ -63,10 +77,16 @@ class Namespaces:
 
     def open_ranks(self, model: str, layout: Layout) -> dict[int, Namespace]:
         """The namespaces of all ranks of a layout, or of none. Raises LayoutMismatch or Refused."""
+        known = self._of_ranks.get((model, layout))
+        if known is not None:
+            return known
         layouts = {rank: layout.for_rank(rank) for rank in layout.ranks}
         if not self.has_room_for(sum(self.find(model, rank_layout) is None for rank_layout in layouts.values())):
             raise _too_many()
-        return {rank: self.open(model, rank_layout) for rank, rank_layout in layouts.items()}
+        opened = {rank: self.open(model, rank_layout) for rank, rank_layout in layouts.items()}
+        if layout.rank is None:  # a thousand ranks take 10 ms, and whoever greets again asks again
+            self._of_ranks[model, layout] = opened
+        return opened
 
     def by_id(self, namespace_id: NamespaceId) -> Namespace:
         """The namespace of a number that the directory gave."""
@@ -88,14 +108,19 @@ class Namespaces:
         geometry = (layout.chunk_bytes, layout.layers)
         if geometry not in self._size_classes:
             if len(self._size_classes) == SIZE_CLASSES_MAX:
-                raise LayoutMismatch(
+                raise Refused(
+                    "full",
                     f"this daemon has {SIZE_CLASSES_MAX} chunk sizes already, {layout.chunk_bytes} bytes in "
-                    f"{layout.layers} layers is one more: restart it to forget them"
+                    f"{layout.layers} layers is one more: restart it to forget them",
                 )
+            below = self.classes_below
             try:
-                self._size_classes[geometry] = SizeClassId(self._directory.add_class(*geometry))
+                size_class = self._directory.add_class(*geometry, below is None or below.fits(layout))
             except ValueError as error:
                 raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
+            if below is not None:
+                below.of(layout)
+            self._size_classes[geometry] = SizeClassId(size_class)
         return self._size_classes[geometry]
 
 

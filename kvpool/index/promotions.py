@@ -1,7 +1,7 @@
 """Promotion: chunks of a slower tier on their way back into DRAM, for a request that wants them.
 
-A lease covers the longest prefix that the two tiers hold together. What only the slower one has gets slots in DRAM and is
-read into them; it can be acquired by anybody at once and loaded layer by layer as it lands.
+A lease covers the longest prefix that the two tiers hold together (`acquiring`). What only the slower one has gets slots in
+DRAM and is read into them; it can be acquired by anybody at once and loaded layer by layer as it lands.
 
     RESERVED ──read──► LANDED
         └──failed──► dropped, with what follows it; what is bad on disk is forgotten there too
@@ -18,7 +18,6 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.index.namespaces import Namespace
-from kvpool.index.sessions import EngineSession
 from kvpool.index.slower import SlowerTier, pack_moves
 from kvpool.types import KEY_BYTES, HoldId, SaveState
 
@@ -31,18 +30,8 @@ class _Job:
     hold_below: HoldId
     keys: list[bytes]
     generations: list[int]
+    generations_below: list[int]
     left: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What the tiers hold of one rank's keys: chunks and a hold in DRAM, chunks and a hold below."""
-
-    keys: bytes
-    chunks: int
-    hold: HoldId
-    chunks_below: int
-    hold_below: HoldId
 
 
 class Promotions:
@@ -65,34 +54,46 @@ class Promotions:
         """Holds that promotions have in the DRAM directory; as many in the one below."""
         return len(self._jobs)
 
-    def acquire(
-        self, session: EngineSession, keys: bytes, now_ns: int, *, is_urgent: bool = True
-    ) -> tuple[int, list[int], bool]:
-        """(chunks, a DRAM hold for each rank, whether it is all) of the longest prefix that both tiers hold together.
+    def find(self, namespace: Namespace, keys: bytes, chunks: int, *, parent: bytes) -> tuple[int, HoldId]:
+        """What the tier below has of the chunks behind `parent`, of which DRAM has `chunks`: how many, and a hold on them."""
+        if not self._slower.can_read:
+            return 0, HoldId(0)
+        below, hold = self._slower.directory.acquire(namespace.id, keys, 0, parent)
+        if below > chunks:
+            failpoint.reach("daemon.promote.held")
+        return below, HoldId(hold)
 
-        Not all: DRAM has no room for the rest just now. What is not urgent is read behind all that is.
+    def promote(
+        self,
+        namespace: Namespace,
+        parent: bytes,
+        keys: bytes,
+        first: int,
+        hold_below: HoldId,
+        now_ns: int,
+        *,
+        is_urgent: bool,
+    ) -> int:
+        """Have the chunks behind `parent` read, `keys[0]` of which is at `first` in `hold_below`: how many are on their way.
+
+        The hold below is given back or used. What is not urgent is read behind all that is.
         """
-        ranks = list(session.namespaces.values())
-        length = len(keys) // len(ranks)
-        found = [self._find(entry, keys[rank * length : (rank + 1) * length]) for rank, entry in enumerate(ranks)]
-        reach = min(max(entry.chunks, entry.chunks_below) for entry in found)
-        chunks = reach
-        for namespace, entry in zip(ranks, found, strict=True):
-            chunks = min(chunks, self._promote(namespace, entry, reach, now_ns, is_urgent=is_urgent))
-        if all(entry.chunks == chunks for entry in found):
-            return chunks, [int(entry.hold) for entry in found], chunks == reach
-        holds = [0] * len(ranks)
-        if chunks:
-            taken = [
-                self._directory.acquire(namespace.id, entry.keys[: chunks * KEY_BYTES])
-                for namespace, entry in zip(ranks, found, strict=True)
-            ]
-            assert all(count == chunks for count, _ in taken)
-            holds = [hold for _, hold in taken]
-        for entry in found:
-            if entry.hold:
-                self._directory.release(entry.hold, now_ns)
-        return chunks, holds, chunks == reach
+        placed, is_under_way = 0, False
+        if keys:
+            hold, states, offsets, generations = self._directory.promote(
+                namespace.id, namespace.size_class, parent, keys, now_ns
+            )
+            placed = _leading(states)
+            reserved = [number for number in range(placed) if states[number] == SaveState.RESERVED]
+            if reserved:
+                slots = HoldId(hold), offsets, generations
+                is_under_way = self._read(namespace, keys, reserved, slots, first, hold_below, is_urgent=is_urgent)
+                placed = placed if is_under_way else reserved[0]
+            if hold and not is_under_way:
+                self._directory.release(hold, now_ns)
+        if hold_below and not is_under_way:
+            self._slower.directory.release(hold_below, now_ns)
+        return placed
 
     def settle(self, job_id: int, chunk: int, *, is_good: bool, is_bad_below: bool, tokens: bytes, now_ns: int) -> bool:
         """A chunk has landed, with its token ids where they are known, or failed. False when the job is none of these."""
@@ -109,7 +110,7 @@ class Promotions:
             self._directory.fail_landing(key, generation)
         if is_bad_below:
             log.error("chunk %s is bad in the slower tier: dropped there", key.hex()[:16])
-            self._slower.directory.drop(key)
+            self._slower.directory.drop(key, job.generations_below[chunk])
         job.left -= 1
         if not job.left:
             del self._jobs[job_id]
@@ -117,71 +118,37 @@ class Promotions:
             self._slower.directory.release(job.hold_below, now_ns)
         return True
 
-    def _find(self, namespace: Namespace, keys: bytes) -> _Found:
-        chunks, hold = self._directory.acquire(namespace.id, keys)
-        chunks_below, hold_below = 0, 0
-        if self._slower.can_read and chunks * KEY_BYTES < len(keys):
-            chunks_below, hold_below = self._slower.directory.acquire(namespace.id, keys)
-            if chunks_below > chunks:
-                failpoint.reach("daemon.promote.held")
-        return _Found(keys, chunks, HoldId(hold), chunks_below, HoldId(hold_below))
-
-    def _promote(self, namespace: Namespace, found: _Found, reach: int, now_ns: int, *, is_urgent: bool) -> int:
-        """Have chunks up to `reach` read; how many are in DRAM or on their way. The hold below is given back or used."""
-        chunks = found.chunks
-        is_under_way = False
-        if reach > chunks:
-            wanted = found.keys[chunks * KEY_BYTES : reach * KEY_BYTES]
-            parent = found.keys[(chunks - 1) * KEY_BYTES : chunks * KEY_BYTES] if chunks else b""
-            hold, states, offsets, generations = self._directory.promote(
-                namespace.id, namespace.size_class, parent, wanted, now_ns
-            )
-            placed = _leading(states)
-            reserved = [number for number in range(placed) if states[number] == SaveState.RESERVED]
-            if reserved:
-                is_under_way = self._read(
-                    namespace, found, reserved, HoldId(hold), offsets, generations, is_urgent=is_urgent
-                )
-                placed = placed if is_under_way else reserved[0]
-            if hold and not is_under_way:
-                self._directory.release(hold, now_ns)
-            chunks += placed
-        if found.hold_below and not is_under_way:
-            self._slower.directory.release(found.hold_below, now_ns)
-        return chunks
-
     def _read(
         self,
         namespace: Namespace,
-        found: _Found,
+        keys: bytes,
         reserved: list[int],
-        hold: HoldId,
-        offsets: bytes,
-        generations: bytes,
+        slots: tuple[HoldId, bytes, bytes],
+        first: int,
+        hold_below: HoldId,
         *,
         is_urgent: bool,
     ) -> bool:
         """Start the reading of the reserved chunks. False when the tier takes no more: then they are given up."""
-        below = self._slower.directory.columns(found.hold_below)
-        places = np.frombuffer(below[0], "<u8")
-        generations_below = np.frombuffer(below[1], "<u8")
-        targets = np.frombuffer(offsets, "<u8")
-        fresh = np.frombuffer(generations, "<u8")
-        keys = [found.keys[(found.chunks + n) * KEY_BYTES : (found.chunks + n + 1) * KEY_BYTES] for n in reserved]
+        hold, offsets, generations = slots
+        below = self._slower.directory.columns(hold_below)
+        chosen = np.array(reserved)
+        fresh: list[int] = np.frombuffer(generations, "<u8")[chosen].tolist()
+        sources: list[int] = np.frombuffer(below[1], "<u8")[first + chosen].tolist()
+        named = [keys[n * KEY_BYTES : (n + 1) * KEY_BYTES] for n in reserved]
         rows = pack_moves(
-            keys,
-            [b""] * len(keys),
-            [int(places[found.chunks + n]) for n in reserved],
-            [int(targets[n]) for n in reserved],
-            [int(generations_below[found.chunks + n]) for n in reserved],
+            named,
+            [b""] * len(named),
+            np.frombuffer(below[0], "<u8")[first + chosen].tolist(),
+            np.frombuffer(offsets, "<u8")[chosen].tolist(),
+            sources,
         )
         job_id = self._slower.read(namespace, rows, is_urgent=is_urgent)
-        kept = [int(fresh[n]) for n in reserved]
         if not job_id:
-            for key, generation in zip(keys, kept, strict=True):
+            for key, generation in zip(named, fresh, strict=True):
                 self._directory.fail_landing(key, generation)
             return False
-        self._jobs[job_id] = _Job(hold, found.hold_below, keys, kept, len(keys))
+        self._jobs[job_id] = _Job(hold, hold_below, named, fresh, sources, len(named))
         return True
 
 

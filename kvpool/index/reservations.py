@@ -4,19 +4,24 @@
       └──deadline──► EXPIRED ──end / connection ends──► ended
 
 An expired reservation's slots are zombies: its writer may still write, so they are not reused until the connection
-has ended or has said that it writes no more. Control thread only; no clock is read here.
+has ended or has said that it writes no more. Where the daemon itself copies into the slots, a reservation ends when no
+such copy is under way any more. Control thread only; no clock is read here.
 
 Invariant: `_of_owner` names exactly the reservations in `_by_id`.
 """
 
 from dataclasses import dataclass
 
+from kvpool.index.staged_slots import StagedSlots
 from kvpool.types import ConnectionId, ReservationId
 
 
 @dataclass(slots=True)
 class Reservation:
-    """`chunks` reserved slots, of which the first `committed` are published. `layers` checksums belong to a chunk."""
+    """`chunks` reserved slots, of which the first `committed` are published. `layers` checksums belong to a chunk.
+
+    `staged`: what the daemon has copied into them, where it does that itself; `copies` of its own are under way.
+    """
 
     id: ReservationId
     owner: ConnectionId
@@ -25,6 +30,9 @@ class Reservation:
     deadline_ns: int
     committed: int = 0
     is_expired: bool = False
+    staged: StagedSlots | None = None
+    copies: int = 0
+    is_ending: bool = False
 
 
 class Reservations:
@@ -43,11 +51,21 @@ class Reservations:
         """Reservations of one connection."""
         return len(self._of_owner.get(owner, ()))
 
-    def add(self, reservation_id: ReservationId, owner: ConnectionId, *, chunks: int, layers: int, now_ns: int) -> None:
+    def add(
+        self,
+        reservation_id: ReservationId,
+        owner: ConnectionId,
+        *,
+        chunks: int,
+        layers: int,
+        now_ns: int,
+        staged: StagedSlots | None = None,
+    ) -> None:
         """Remember a reservation that the directory has made."""
         assert chunks > 0
         assert reservation_id not in self._by_id
-        self._by_id[reservation_id] = Reservation(reservation_id, owner, chunks, layers, now_ns + self._ttl_ns)
+        deadline_ns = now_ns + self._ttl_ns
+        self._by_id[reservation_id] = Reservation(reservation_id, owner, chunks, layers, deadline_ns, staged=staged)
         self._of_owner.setdefault(owner, set()).add(reservation_id)
 
     def find(self, reservation_id: ReservationId, owner: ConnectionId) -> Reservation | None:

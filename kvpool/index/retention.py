@@ -52,18 +52,24 @@ class Retention:
         self.remember_below(keys, states)
         return states
 
-    def demote(self, session: EngineSession, keys: bytes, first: int, now_ns: int) -> bytes:
-        """Write prefixes down and have DRAM give up their chunks from `first` on first, on every rank.
+    def demote(self, session: EngineSession, parents: bytes, keys: bytes, first: int, now_ns: int) -> bytes:
+        """Write chunks behind `parents` down, and have DRAM give them up first from `first` on, on every rank.
 
-        Answers a `RetainState` for each of these, the worst of the ranks'.
+        `first` may be before them or behind. Answers a `RetainState` for each that is given up, the worst of the ranks'.
         """
         failpoint.reach("daemon.demote.asked", failpoint.refused)
         count = len(keys) // KEY_BYTES // len(session.namespaces)
+        first = min(max(0, first), count)
+        above = (
+            _by_rank(session, parents, 1)
+            if parents
+            else [(namespace, b"") for namespace in session.namespaces.values()]
+        )
         durations = DEMOTED_MS.to_bytes(DURATION_BYTES, "little") * (count - first)
         states = []
-        for namespace, column in _by_rank(session, keys, count):
+        for (namespace, column), (_, parent) in zip(_by_rank(session, keys, count), above, strict=True):
             if self._demotions is not None:
-                self._demotions.write(namespace, column, now_ns)
+                self._demotions.write(namespace, parent, column, now_ns)
             chosen = column[first * KEY_BYTES :]
             kept = self._kept_below(chosen)
             states.append(self._directory.retain(namespace.id, chosen, bytes(count - first), durations, now_ns))
@@ -115,6 +121,13 @@ def keep(
             np.uint8,
         )
     return states.tobytes()
+
+
+def part_of(keys: bytes, ranks: int, part: slice) -> bytes:
+    """A part of each rank's chunks, of keys of one rank after those of another."""
+    length = len(keys) // ranks
+    columns = [keys[rank * length : (rank + 1) * length] for rank in range(ranks)]
+    return b"".join(column[part.start * KEY_BYTES : part.stop * KEY_BYTES] for column in columns)
 
 
 def _by_rank(session: EngineSession, keys: bytes, count: int) -> list[tuple[Namespace, bytes]]:

@@ -2,12 +2,11 @@
 
 Who asks names places in the order in which they are to be looked at: all of a tier one after the other are a full check,
 drawn ones a sample. Nothing is remembered between two slices, so a check ends when nobody asks for the next one. Each
-chunk is held while it is read, also when who asked has gone meanwhile; no slice begins while HELD_CHUNKS_MAX are.
+chunk has a pin while it is read, also when who asked has gone meanwhile; no slice begins while PINNED_CHUNKS_MAX have one.
 
-It is no use of a chunk. Only where more than 512 chunks of one size are idle, those in the middle of the order of eviction
-count as used all the same: finding their old place again would take too long.
+It is no use of a chunk, and changes nothing about which goes next.
 
-Control thread only; the bytes are read by `Integrity` and `Comparisons`. Invariant: every hold that a slice takes is given to
+Control thread only; the bytes are read by `Integrity` and `Comparisons`. Invariant: every pin that a slice takes is given to
 one of these two, which give it back.
 """
 
@@ -26,7 +25,7 @@ from kvpool.types import ChunkExtent, HoldId, Level, NamespaceId
 
 SLICE_CHUNKS = 16
 SLICE_BYTES = 64 << 20
-HELD_CHUNKS_MAX = 8 * SLICE_CHUNKS
+PINNED_CHUNKS_MAX = 8 * SLICE_CHUNKS
 # A guess: what a disk that does nothing else needs for a slice, a hundred times.
 SLICE_WAIT_S = 30.0
 
@@ -60,9 +59,9 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Pinned:
     level: Level
-    hold: HoldId
+    pin: HoldId
     key: bytes
     offset: int
     generation: int
@@ -90,12 +89,12 @@ class Scrub:
         self.verified_chunks = 0
 
     def __repr__(self) -> str:
-        return f"<Scrub {self.held_chunks} chunks held>"
+        return f"<Scrub {self.pinned_chunks} chunks pinned>"
 
     @property
-    def held_chunks(self) -> int:
+    def pinned_chunks(self) -> int:
         """Chunks that are being read."""
-        return self._integrity.holds_in_use + (self._comparisons.holds if self._comparisons else 0)
+        return self._integrity.pins + (self._comparisons.pins if self._comparisons else 0)
 
     def tiers(self) -> dict[str, dict[str, int]]:
         """By tier: how many chunks it has, and at how many places they may be."""
@@ -109,55 +108,58 @@ class Scrub:
 
         Raises Refused when too much is being read, or the SSD tier cannot be.
         """
-        if self.held_chunks >= HELD_CHUNKS_MAX:
-            raise Refused("busy", f"{self.held_chunks} chunks are being read by other checks: try again later")
-        looked_at, held = self._hold(places, min(chunks_max, SLICE_CHUNKS))
-        # Every hold is somebody's from here on: nothing is awaited before.
-        started = [self._start(entry) for entry in held if entry.level is not Level.DRAM]
+        if self.pinned_chunks >= PINNED_CHUNKS_MAX:
+            raise Refused("busy", f"{self.pinned_chunks} chunks are being read by other checks: try again later")
+        looked_at, pinned = self._pin(places, min(chunks_max, SLICE_CHUNKS))
+        # Every pin is somebody's from here on: nothing is awaited before.
+        started = [self._start(entry) for entry in pinned if entry.level is not Level.DRAM]
         slow = [comparison for comparison in started if comparison is not None]
-        fast = asyncio.shield(self._check([entry for entry in held if entry.level is Level.DRAM]))
+        fast = asyncio.shield(self._check([entry for entry in pinned if entry.level is Level.DRAM]))
         try:
             corrupt, compared = await asyncio.wait_for(_settled(fast, slow), SLICE_WAIT_S)
         except asyncio.TimeoutError as error:
             raise Refused("busy", f"not read within {SLICE_WAIT_S:.0f} s: engines keep the disk busy") from error
         if len(slow) < len(started):
             raise Refused("busy", "the ssd tier cannot be read just now: its state is in the statistics")
-        self.verified_chunks += len(held)
+        self.verified_chunks += len(pinned)
         bad = [BadChunk(Level.DRAM, key, "bad_checksum", dropped) for key, dropped in corrupt.items()]
         bad += [BadChunk(Level.SSD, one.key, one.fault, one.dropped) for one in compared if one.fault]
-        return Slice(looked_at, len(held), sum(entry.size for entry in held), bad)
+        return Slice(looked_at, len(pinned), sum(entry.size for entry in pinned), bad)
 
-    def _hold(self, places: Iterable[tuple[int, int]], chunks_max: int) -> tuple[int, list[_Held]]:
-        held: list[_Held] = []
+    def _pin(self, places: Iterable[tuple[int, int]], chunks_max: int) -> tuple[int, list[_Pinned]]:
+        pinned: list[_Pinned] = []
         looked_at = size = 0
         for level, place in places:
-            if len(held) == chunks_max or size >= SLICE_BYTES:
+            if len(pinned) == chunks_max or size >= SLICE_BYTES:
                 break
             looked_at += 1
             directory = self._directories.get(Level(level))
-            hold, rows = (0, []) if directory is None else directory.records(place, 1, place + 1)[1:]
+            pin, rows = (0, []) if directory is None else directory.records(place, 1, place + 1)[1:]
             for key, offset, generation, _, layers, owner in rows:
                 namespace = NamespaceId(owner)
                 chunk_bytes = self._namespaces.by_id(namespace).layout.chunk_bytes
                 size += chunk_bytes
-                held.append(_Held(Level(level), HoldId(hold), key, offset, generation, namespace, layers, chunk_bytes))
-        return looked_at, held
+                pinned.append(
+                    _Pinned(Level(level), HoldId(pin), key, offset, generation, namespace, layers, chunk_bytes)
+                )
+        return looked_at, pinned
 
-    def _check(self, held: list[_Held]) -> "asyncio.Task[dict[bytes, int]]":
+    def _check(self, pinned: list[_Pinned]) -> "asyncio.Task[dict[bytes, int]]":
         extents = tuple(
-            ChunkExtent(entry.key, entry.offset, entry.size // entry.layers, entry.layers) for entry in held
+            ChunkExtent(entry.key, entry.generation, entry.offset, entry.size // entry.layers, entry.layers)
+            for entry in pinned
         )
-        return self._integrity.check_held(extents, partial(self._release, held))
+        return self._integrity.check_pinned(extents, partial(self._unpin, pinned))
 
-    def _start(self, entry: _Held) -> "asyncio.Future[Compared] | None":
+    def _start(self, entry: _Pinned) -> "asyncio.Future[Compared] | None":
         assert self._comparisons is not None
         return self._comparisons.start(
-            entry.key, entry.hold, offset=entry.offset, generation=entry.generation, namespace=entry.namespace
+            entry.key, entry.pin, offset=entry.offset, generation=entry.generation, namespace=entry.namespace
         )
 
-    def _release(self, held: list[_Held]) -> None:
-        for entry in held:
-            self._directories[entry.level].release_untouched(entry.hold)
+    def _unpin(self, pinned: list[_Pinned]) -> None:
+        for entry in pinned:
+            self._directories[entry.level].unpin(entry.pin)
 
 
 async def _settled(

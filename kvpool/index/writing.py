@@ -1,25 +1,29 @@
 """What a writer may ask: reserve, commit, end, over the slots of the native directory.
 
-Joins the directory, which makes room and publishes, with the records of who writes and until when. It schedules nothing
-and speaks no protocol; `now_ns` is an argument. Control thread only.
+Joins the directory, which makes room and publishes, with the records of who writes and until when. What a connection
+reserves counts there for it, until it says that it writes no more or is gone. It schedules nothing and speaks no protocol;
+`now_ns` is an argument. Control thread only.
 
-Invariant: every reservation in the directory is in `Reservations`, with the same number.
+Invariant: every reservation in the directory is in `Reservations`, with the same number, or just being made or ended.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import ProtocolError, Refused
+from kvpool.index.endings import Endings
+from kvpool.index.parts import Step
 from kvpool.index.reservations import Reservation, Reservations
-from kvpool.index.retention import DURATION_BYTES, keep
+from kvpool.index.reserving import Reserving
 from kvpool.index.reuse import Reuse
 from kvpool.index.sessions import EngineSession
-from kvpool.keys import SCOPE_BYTES_MAX, is_scope
-from kvpool.types import KEY_BYTES, ConnectionId, ReservationId, RetainState, SaveState
+from kvpool.index.staged_slots import StagedSlots
+from kvpool.index.token_columns import check_tokens, with_scope
+from kvpool.types import ConnectionId, ReservationId, SaveState
 
 CHECKSUM_BYTES = 4
-TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,22 @@ class Writing:
     """All writers of the daemon. `reservations_max` bounds the reservations of one connection."""
 
     def __init__(
-        self, directory: kvpool_native.Directory, ttl_ns: int, reservations_max: int, reuse: Reuse | None = None
+        self,
+        directory: kvpool_native.Directory,
+        ttl_ns: int,
+        reservations_max: int,
+        reuse: Reuse | None = None,
+        *,
+        is_staged: bool = False,
+        on_behind: Callable[[], None] | None = None,
     ) -> None:
+        """`is_staged`: clients write staging memory, and the daemon copies from there. `on_behind`: see `Endings`."""
         self._directory = directory
         self._reuse = reuse
         self._reservations = Reservations(ttl_ns)
         self._reservations_max = reservations_max
+        self._endings = Endings(directory, on_behind)
+        self._is_staged = is_staged
         self.expired_reservations = 0
 
     def __repr__(self) -> str:
@@ -60,6 +74,48 @@ class Writing:
         """Counters, by name."""
         return {"reservations": self.reservations, "expired_reservations": self.expired_reservations}
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether `go_on` has more to end than it ends at once."""
+        return self._endings.are_left
+
+    def begin(
+        self, session: EngineSession, parent: bytes, keys: bytes, wishes: tuple[bytes, bytes] = (b"", b"")
+    ) -> Reserving:
+        """Slots for new chunks, to be reserved in parts. `wishes`: see `Reserving`. Raises Refused."""
+        if self._reservations.count_of(session.connection) >= self._reservations_max:
+            limit = self._reservations_max
+            raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
+        failpoint.reach("daemon.reserve.before", failpoint.refused)
+        return Reserving(self._directory, session, parent, keys, wishes)
+
+    def make(self, session: EngineSession, reserving: Reserving, now_ns: int) -> Places:
+        """A reservation of what has been reserved."""
+        layout = session.own.layout
+        reserved = reserving.states.count(SaveState.RESERVED)
+        states, offsets = bytes(reserving.states), bytes(reserving.offsets)
+        if self._reuse is not None:
+            self._reuse.note_save(reserving.keys, layout.chunk_bytes, now_ns)
+        if not reserved:
+            self.give_up(reserving, now_ns)  # what is present was merely touched
+        reservation = reserving.take()
+        if reserved:
+            self._reservations.add(
+                reservation,
+                session.connection,
+                chunks=reserved,
+                layers=layout.layers,
+                now_ns=now_ns,
+                staged=StagedSlots(states, offsets, layout.layers) if self._is_staged else None,
+            )
+        return Places(reservation, states, offsets, bytes(reserving.generations), bytes(reserving.retained))
+
+    def give_up(self, reserving: Reserving, now_ns: int) -> None:
+        """Whoever began it goes: what it reserved ends."""
+        reservation = reserving.take()
+        if reservation:
+            self._endings.end(reservation, reserving.chunks, now_ns)
+
     def reserve(
         self,
         session: EngineSession,
@@ -70,37 +126,28 @@ class Writing:
         may_wait: bool,
         wishes: tuple[bytes, bytes] = (b"", b""),
     ) -> Places | None:
-        """Slots for new chunks; None where only memory could serve that is still being faulted in or written down.
-
-        `wishes`: priorities and durations to keep chunks with, new or present, or nothing; see `m.Reserve`. Raises Refused.
-        """
-        if self._reservations.count_of(session.connection) >= self._reservations_max:
-            limit = self._reservations_max
-            raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
-        failpoint.reach("daemon.reserve.before", failpoint.refused)
-        own = session.own
-        evicted_before = self._directory.stats()["evicted_chunks"] if failpoint.is_armed else 0
-        reservation, states, offsets, generations = self._directory.reserve(
-            own.id, own.size_class, parent, keys, now_ns
-        )
-        reserved = states.count(SaveState.RESERVED)
-        if may_wait and SaveState.NOT_READY in states:
-            self._directory.end_reservation(reservation, now_ns)
+        """All parts at once; None where only memory could serve that is being faulted in or written down. Raises Refused."""
+        reserving = self.begin(session, parent, keys, wishes)
+        while (step := reserving.advance(now_ns, may_wait=may_wait)) is Step.MORE:
+            pass
+        if step is Step.WAIT:
+            self.give_up(reserving, now_ns)
             return None
-        if self._reuse is not None:
-            self._reuse.note_save(keys, own.layout.chunk_bytes, now_ns)
-        if reserved:
-            layers = own.layout.layers
-            self._reservations.add(
-                ReservationId(reservation), session.connection, chunks=reserved, layers=layers, now_ns=now_ns
-            )
-        else:
-            assert not reservation
-        failpoint.reach("daemon.reserve.after", failpoint.refused)
-        if failpoint.is_armed and self._directory.stats()["evicted_chunks"] > evicted_before:
-            failpoint.reach("daemon.evict.after", failpoint.refused)
-        retained = self._retain(own.id, keys, states, wishes, now_ns)
-        return Places(reservation, states, offsets, generations, retained)
+        return self.make(session, reserving, now_ns)
+
+    def check_commit(
+        self, session: EngineSession, reservation_id: int, checksums: bytes, tokens: bytes, scope: bytes
+    ) -> int:
+        """How many chunks a commit is about. Raises ProtocolError for columns that do not fit, or fit no reservation."""
+        chunk_checksum_bytes = CHECKSUM_BYTES * session.own.layout.layers
+        count, rest = divmod(len(checksums), chunk_checksum_bytes)
+        if rest or not count:
+            raise ProtocolError(f"checksums have {len(checksums)} bytes, expected a multiple of {chunk_checksum_bytes}")
+        check_tokens(tokens, scope, count, session.own.layout.chunk_tokens)
+        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        if reservation is not None and reservation.committed + count > reservation.chunks:
+            raise ProtocolError(f"commit of {reservation.committed + count} chunks, {reservation.chunks} are reserved")
+        return count
 
     def commit(
         self,
@@ -114,29 +161,60 @@ class Writing:
         """Publish the next chunks of a reservation; a state for each. `tokens`: all their token ids, or none; `scope`: what
         is kept behind those of each.
 
-        Raises ProtocolError for counts that do not fit.
+        Raises ProtocolError, see `check_commit`.
         """
-        chunk_checksum_bytes = CHECKSUM_BYTES * session.own.layout.layers
-        count, rest = divmod(len(checksums), chunk_checksum_bytes)
-        if rest or not count:
-            raise ProtocolError(f"checksums have {len(checksums)} bytes, expected a multiple of {chunk_checksum_bytes}")
-        tokens = _with_scope(tokens, scope, count, session.own.layout.chunk_tokens)
+        count = self.check_commit(session, reservation_id, checksums, tokens, scope)
+        tokens = with_scope(tokens, scope, session.own.layout.chunk_tokens)
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
         if reservation is None:
             return bytes([SaveState.EXPIRED]) * count
-        if reservation.committed + count > reservation.chunks:
-            raise ProtocolError(f"commit of {reservation.committed + count} chunks, {reservation.chunks} are reserved")
         if reservation.deadline_ns <= now_ns:
             self.expire(now_ns)
         if reservation.is_expired:
             return bytes([SaveState.EXPIRED]) * count
+        if reservation.copies:
+            raise ProtocolError("commit while a copy into the reservation's slots is under way")
         failpoint.reach("daemon.commit.before_publish", failpoint.refused)
-        states = self._directory.commit(reservation_id, reservation.committed, checksums, now_ns, tokens)
+        states = self._publish(reservation, checksums, now_ns, tokens)
         reservation.committed += count
         if reservation.committed == reservation.chunks:
             self._end(reservation, now_ns)
         failpoint.reach("daemon.commit.after_publish", failpoint.refused)
         return states
+
+    def begin_copy(
+        self, session: EngineSession, reservation_id: int, chunks: range, layers: range, now_ns: int
+    ) -> tuple[Reservation, tuple[int, ...]] | None:
+        """Where the daemon may write these layers of these reserved chunks; None where the reservation is no more.
+
+        The slots are nobody else's until `end_copy`, whatever becomes of the reservation and its connection. Raises
+        ProtocolError for chunks that are not reserved or are published already.
+        """
+        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        if reservation is not None and reservation.deadline_ns <= now_ns:
+            self.expire(now_ns)
+        if reservation is None or reservation.is_expired:
+            return None
+        assert reservation.staged is not None
+        if not reservation.committed <= chunks.start < chunks.stop <= reservation.chunks:
+            raise ProtocolError(
+                f"copy of chunks {chunks.start}..{chunks.stop - 1}, "
+                f"{reservation.committed} to {reservation.chunks - 1} are reserved and not published"
+            )
+        if not 0 <= layers.start < layers.stop <= reservation.layers:
+            raise ProtocolError(f"copy of layers {layers.start}..{layers.stop - 1}, a chunk has {reservation.layers}")
+        reservation.copies += 1
+        reservation.staged.clear(chunks.start, len(chunks), layers.start, len(layers))
+        return reservation, reservation.staged.offsets(chunks.start, len(chunks))
+
+    def end_copy(self, reservation: Reservation, chunks: range, layers: range, checksums: bytes, now_ns: int) -> None:
+        """A copy is over; `checksums` of what it stored, u32 [chunk][layer], or none where it failed."""
+        assert reservation.copies > 0
+        assert reservation.staged is not None
+        reservation.copies -= 1
+        reservation.staged.note(chunks.start, layers.start, len(layers), checksums)
+        if reservation.is_ending and not reservation.copies:
+            self._end(reservation, now_ns)
 
     def end(self, session: EngineSession, reservation_id: int, now_ns: int) -> None:
         """Give up what was not committed; its writer has said that it writes no more."""
@@ -146,49 +224,52 @@ class Writing:
             self._end(reservation, now_ns)
 
     def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
-        """End every reservation of a connection."""
+        """End every reservation of a connection; where they are long (`is_behind`), `go_on` ends the others."""
         for reservation in self._reservations.of_owner(connection):
-            self._end(reservation, now_ns)
+            self._end(reservation, now_ns, is_asked=False)
 
     def expire(self, now_ns: int) -> None:
-        """Take what has outlived its time out of sight; its slots wait for their writer's word."""
+        """Take what has outlived its time out of sight, a bounded part at once; its slots wait for their writer's word."""
         for reservation in self._reservations.expire(now_ns):
-            self._directory.expire_reservation(reservation.id, now_ns)
+            self._endings.expire(reservation.id, reservation.chunks, now_ns)
             self.expired_reservations += 1
+
+    def is_ending(self, reservation_id: int) -> bool:
+        """Whether a reservation has ended, and its slots are not free yet."""
+        return self._endings.is_ending(ReservationId(reservation_id))
+
+    def go_on_with(self, reservation_id: int, now_ns: int) -> None:
+        """End more of one that has ended."""
+        self._endings.go_on_with(ReservationId(reservation_id), now_ns)
+
+    def go_on(self, now_ns: int) -> None:
+        """End more of what has ended or expired."""
+        self._endings.go_on(now_ns)
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
         return self._reservations.verify()
 
-    def _retain(self, namespace: int, keys: bytes, states: bytes, wishes: tuple[bytes, bytes], now_ns: int) -> bytes:
-        priorities, durations = wishes
-        if not priorities:
-            return b""
-        kept = 0
-        while kept < len(states) and states[kept] in (SaveState.PRESENT, SaveState.RESERVED):
-            kept += 1
-        if not kept:
-            return bytes([RetainState.ABSENT]) * len(states)
-        lasting = durations[: DURATION_BYTES * kept]
-        answer = keep(self._directory, namespace, keys[: KEY_BYTES * kept], priorities[:kept], lasting, now_ns)
-        return answer + bytes([RetainState.ABSENT]) * (len(states) - kept)
+    def _publish(self, reservation: Reservation, checksums: bytes, now_ns: int, tokens: bytes) -> bytes:
+        """Publish the next chunks; of slots that the daemon fills, those that were copied whole, with its own checksums."""
+        first, staged = reservation.committed, reservation.staged
+        if staged is None:
+            return self._directory.commit(reservation.id, first, checksums, now_ns, tokens)
+        row = CHECKSUM_BYTES * reservation.layers
+        count = len(checksums) // row
+        # Behind a chunk that is not whole nothing can be found: it would have no parent.
+        whole = staged.count_whole(first, checksums)
+        states = b""
+        if whole:
+            named = tokens[: len(tokens) // count * whole]
+            states = self._directory.commit(reservation.id, first, checksums[: whole * row], now_ns, named)
+        behind = count - whole - 1
+        return states + bytes([SaveState.CHECKSUM] * (whole < count) + [SaveState.NO_PARENT] * max(0, behind))
 
-    def _end(self, reservation: Reservation, now_ns: int) -> None:
-        self._directory.end_reservation(reservation.id, now_ns)
+    def _end(self, reservation: Reservation, now_ns: int, *, is_asked: bool = True) -> None:
+        if reservation.copies:
+            reservation.is_ending = reservation.is_expired = True
+            self._endings.expire(reservation.id, reservation.chunks, now_ns)
+            return
         self._reservations.end(reservation)
-
-
-def _with_scope(tokens: bytes, scope: bytes, count: int, chunk_tokens: int) -> bytes:
-    """The token ids of `count` chunks, the scope behind those of each. Raises ProtocolError where they do not fit."""
-    chunk_bytes = TOKEN_BYTES * chunk_tokens
-    if not is_scope(scope):
-        raise ProtocolError(
-            f"scope has {len(scope)} bytes, expected none or whole words, at most {SCOPE_BYTES_MAX} bytes"
-        )
-    if not tokens:
-        return b""
-    if len(tokens) != chunk_bytes * count or chunk_bytes + len(scope) > TOKEN_BYTES * kvpool_native.TOKEN_IDS_MAX:
-        raise ProtocolError(f"tokens have {len(tokens)} bytes, expected none or {chunk_bytes * count}")
-    if not scope:
-        return tokens
-    return b"".join(tokens[at : at + chunk_bytes] + scope for at in range(0, len(tokens), chunk_bytes))
+        self._endings.end(reservation.id, reservation.chunks, now_ns, is_asked=is_asked)

@@ -91,6 +91,25 @@ class BlockingConnection:
             raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
         return _expect(answer, kind, sequence, values, self._sequence)
 
+    def call_for_descriptor(self, request: object, answer: type[Answer]) -> tuple[Answer, int]:
+        """One round trip whose answer a descriptor comes with; the caller closes it. Raises as `call` does."""
+        self._sequence += 1
+        deadline = Deadline(self._timeout_s)
+        fds: list[int] = []
+        try:
+            self._wait_at_most(self._timeout_s)
+            self._socket.sendall(m.encode(request, self._sequence))
+            got = self._receive_with(fds, 1)
+            record = _expect(answer, *self._receive(got, deadline), self._sequence)
+            if len(fds) != 1:
+                raise ProtocolError(f"the answer came with {len(fds)} descriptors, expected 1")
+            return record, fds.pop()
+        except OSError as error:
+            raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
+        finally:
+            for fd in fds:
+                socket.close(fd)
+
     def notify(self, record: object) -> bool:
         """Send a record that is never answered, without waiting. False if the socket is full: then nothing was sent.
 
@@ -121,7 +140,11 @@ class BlockingConnection:
         return self.call(request, m.Report).values
 
     def write_down(self, timeout_s: float) -> dict[str, Any]:
-        """Write what DRAM alone has to the SSD tier; answers `chunks` written and `left`."""
+        """Write what DRAM alone has to the SSD tier; answers `chunks` written that are still there, and `left` in DRAM alone.
+
+        `durable`: a power cut now would take none of the chunks that the pool has. False when any are left, or a sync of the
+        data or of the catalogue failed or came late.
+        """
         return self.call(m.WriteDown(timeout_s), m.Report, timeout_s + self._timeout_s).values
 
     def hit_curve(self, capacities: Sequence[int]) -> dict[str, Any]:
@@ -176,16 +199,21 @@ class BlockingConnection:
         return self.call(m.VerifyBytes(column, chunks), m.Report, SLICE_TIMEOUT_S + self._timeout_s).values
 
     def _receive_welcome(self, deadline: Deadline) -> m.Welcome:
-        ancillary_bytes = socket.CMSG_SPACE(_FDS_EXPECTED * array.array("i").itemsize)
+        got = self._receive_with(self.fds, _FDS_EXPECTED)
+        if not got:
+            raise DaemonUnreachable("the daemon closed the connection during the handshake")
+        return _expect(m.Welcome, *self._receive(got, deadline), 0)
+
+    def _receive_with(self, fds: list[int], most: int) -> int:
+        """What there is of the next frame into the buffer, its size; descriptors that came along into `fds`."""
+        ancillary_bytes = socket.CMSG_SPACE(most * array.array("i").itemsize)
         got, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
-                self.fds.extend(received)
-        if not got:
-            raise DaemonUnreachable("the daemon closed the connection during the handshake")
-        return _expect(m.Welcome, *self._receive(got, deadline), 0)
+                fds.extend(received)
+        return got
 
     def _receive(self, got: int, deadline: Deadline) -> tuple[int, int, list[object]]:
         """The next frame, of which `got` bytes are in the buffer already. Copies per byte: those of decoding."""

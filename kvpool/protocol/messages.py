@@ -17,6 +17,7 @@ from kvpool.protocol import frames
 MAGIC = b"KVPL"
 PROTOCOL_VERSION = 1
 KEYS_MAX = 28_000  # with what retention says of each they still fit a frame
+LEAF_CHUNKS_MAX = 4096  # chunks, of all ranks, that are leased at once by their leaves
 WISHES_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each is looked at on the control thread
 RENEWALS_MAX = 4096
 COMMIT_BYTES_MAX = 900_000
@@ -40,7 +41,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The daemon's answer to Hello. An engine gets the arena's and the index's file descriptors with it."""
+    """The daemon's answer to Hello; an engine gets arena and index by descriptors. `staging_bytes` 0: it writes in place."""
 
     KIND: ClassVar[int] = 2
     epoch: bytes
@@ -52,6 +53,7 @@ class Welcome:
     reservation_ttl_s: float
     verify: str
     keeps_tokens: bool
+    staging_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Acquire:
 class AcquireLeaves:
     """Lease the `chunks` chunks that end in `leaves`, a key for each rank. Answered by Leased: all of them or nothing.
 
-    A chunk key names its whole prefix, so 32 bytes stand for it; when it is not whole any more, Acquire finds the rest.
+    Nothing for more than LEAF_CHUNKS_MAX. A chunk key names its whole prefix; when it is not whole now, Acquire finds the rest.
     """
 
     KIND: ClassVar[int] = 17
@@ -175,7 +177,8 @@ class Reserved:
 class Commit:
     """Publish the next reserved chunks of a reservation, in order.
 
-    `checksums`: u32 [chunk][layer]. `tokens`: i32 [chunk][token], or empty. `scope`: of all of them, see `kvpool.keys`.
+    `checksums`: u32 [chunk][layer], compared with the daemon's own where it has copied from staging. `tokens`: i32
+    [chunk][token], or empty. `scope`: of all of them, see `kvpool.keys`.
     """
 
     KIND: ClassVar[int] = 22
@@ -187,7 +190,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A `SaveState` for each chunk of the Commit: STORED, EXPIRED or NO_PARENT."""
+    """A `SaveState` for each chunk of the Commit: STORED, EXPIRED, NO_PARENT or CHECKSUM."""
 
     KIND: ClassVar[int] = 23
     states: bytes

@@ -3,8 +3,9 @@
     STARTING ──first segment faulted in──► SERVING ──SIGTERM/SIGINT──► DRAINING ──nothing under way, or
     stop_timeout──► STOPPED
 
-The socket appears with SERVING. In DRAINING new connections are refused and reservations under way may still be
-committed. Control thread only, but for the pre-fault, transfer, self-probe and HTTP threads that it starts and joins.
+The socket appears with SERVING. In DRAINING new connections and reservations are refused, reservations under way may still be
+committed, and DRAM is written down beside them and after, for ssd.stop_timeout at most. Control thread only, but for the
+pre-fault, transfer, self-probe and HTTP threads that it starts and joins.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from kvpool.server.service import ConnectionCounts, Handlers, admin_handlers, en
 from kvpool.server.snapshot import LoopReader, Snapshot
 from kvpool.server.supervision import Supervision
 from kvpool.server.systemd import ServiceManager
+from kvpool.server.turns import Turns
 from kvpool.types import ConnectionId
 from kvpool.units import format_size
 
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
+EXTEND_EVERY_S = 5.0
+LAST_ANSWERS_S = 0.5
 MODEL_BYTES_MAX = 512
 
 
@@ -58,6 +62,7 @@ class App:
         self._failure: BaseException | None = None
         self.has_ended = True  # False after `run`: a thread is left that waits for a disk
         self._times = RequestTimes()
+        self._turns = Turns(self._clock)
         self._roles: dict[ConnectionId, str] = {}
         self._metrics: MetricsServer | None = None
         self._publisher: EventPublisher | None = None
@@ -175,6 +180,7 @@ class App:
             connection_id,
             self._handlers_of(connection_id, hello),
             clock=self._clock,
+            turns=self._turns,
             times=self._times,
             on_closed=self._on_closed,
             on_protocol_error=self._on_protocol_error,
@@ -212,6 +218,7 @@ class App:
             reservation_ttl_s=float(server.reservation_ttl),
             verify=self._config.dram.verify,
             keeps_tokens=server.keep_token_ids,
+            staging_bytes=self._pool.staged.staging_bytes,
         )
 
     def _info(self) -> dict[str, Any]:
@@ -243,22 +250,42 @@ class App:
         self._stop.set()
 
     async def _drain(self) -> None:
+        """Let saves under way end while DRAM is written down; nothing new is reserved any more."""
         failpoint.reach("daemon.drain.begin")
         started_ns = self._clock.now_ns()
+        self._pool.begin_stopping()
         deadline = Deadline(self._config.server.stop_timeout)
+        writing = asyncio.ensure_future(
+            self._pool.write_down(
+                self._config.ssd.stop_timeout, lambda: bool(self._connections) or self._pool.is_ending
+            )
+        )
         while self._pool.is_busy and not deadline.has_passed():
             await asyncio.sleep(DRAIN_POLL_S)
         await self._supervision.end()
-        for connection in list(self._connections.values()):
-            connection.close()
-        kept = await self._pool.write_down(deadline.remaining_s())
+        await self._close_connections()
+        while not writing.done():
+            self._supervision.go_on_draining()
+            await asyncio.wait([writing], timeout=EXTEND_EVERY_S)
+        kept = writing.result()
         failpoint.reach("daemon.drain.end")
         log.info(
-            "stopped by signal: %d chunks written down, %d dropped with the DRAM tier, drained in %.2f s",
+            "stopped by signal: %d chunks written down, %d dropped with the DRAM tier, durable: %s, drained in %.2f s",
             kept["chunks"],
             kept["left"],
+            "yes" if kept["durable"] else "no",
             (self._clock.now_ns() - started_ns) / 1e9,
         )
+
+    async def _close_connections(self) -> None:
+        """What has been answered is sent; who does not read it is not waited for."""
+        for connection in list(self._connections.values()):
+            connection.close()
+        deadline = Deadline(LAST_ANSWERS_S)
+        while self._connections and not deadline.has_passed():
+            await asyncio.sleep(DRAIN_POLL_S)
+        for connection in list(self._connections.values()):
+            connection.abort()
 
     def _describe_serving(self) -> str:
         capacity = format_size(self._config.dram.capacity)

@@ -4,7 +4,8 @@ Reads frames, dispatches each to the pool, writes the answers in order; a handle
 each took, from its dispatch to its answer, goes into RequestTimes. A request that has to wait (for memory that is
 being faulted in, for a deep check) is answered later; the connection reads and serves nothing more until then, nor while
 the peer does not read its answers: there is never more than one request under way, and such a peer only stops itself. One
-that sends many requests at once has REQUESTS_PER_TURN of them served before everybody else has a turn.
+that sends many requests at once is served in turns with everybody else (see `turns`), and so is a request in parts (see
+`index.parts`).
 
 Control thread only. Life of a connection:
 
@@ -17,26 +18,47 @@ certain that nobody writes into slots that the peer had reserved.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import os
+import socket
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 from kvpool import failpoint
 from kvpool.clock import Clock
 from kvpool.errors import KVPoolError, ProtocolError
+from kvpool.index.parts import Parts
 from kvpool.protocol import messages as m
 from kvpool.protocol.frames import FrameReader
 from kvpool.server.request_times import RequestTimes
+from kvpool.server.turns import Turns
 from kvpool.types import ConnectionId
 
 log = logging.getLogger(__name__)
 
 Answer = object
-Handler = Callable[[Any], Answer | Awaitable[Answer]]
+Handler = Callable[[Any], Answer | Awaitable[Answer] | Parts[Answer]]
 # Payload bytes. The smallest answer has 7, and the event loop keeps up to 800 for each that waits (measured): 7 MiB in all.
 WRITE_BUFFER_BYTES_MAX = 64 << 10
-# What a flood of the dearest small requests may take of the loop in one go: about a millisecond (measured: 10-40 µs each).
-REQUESTS_PER_TURN = 32
+
+
+@dataclass(frozen=True, slots=True)
+class WithDescriptor:
+    """An answer that a file descriptor goes with; whoever made it keeps its own."""
+
+    record: object
+    fd: int
+
+
+@dataclass(slots=True)
+class _Request:
+    """One under way: its `parts` still to be served, where it has any."""
+
+    kind: int
+    sequence: int
+    started_ns: int
+    parts: Parts[Answer] | None = None
 
 
 class Connection(asyncio.Protocol):
@@ -48,6 +70,7 @@ class Connection(asyncio.Protocol):
         handlers: dict[int, tuple[type[Any], Handler]],
         *,
         clock: Clock,
+        turns: Turns,
         times: RequestTimes,
         on_closed: Callable[[ConnectionId], None],
         on_protocol_error: Callable[[], None],
@@ -56,14 +79,17 @@ class Connection(asyncio.Protocol):
         self.id = connection_id
         self._handlers = handlers
         self._clock = clock
+        self._turns = turns
         self._times = times
         self._on_closed = on_closed
         self._on_protocol_error = on_protocol_error
         self._on_failed = on_failed
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._waiting: asyncio.Future[Answer] | None = None
-        self._turn: asyncio.Handle | None = None
+        self._waiting: asyncio.Future[Any] | None = None
+        self._request: _Request | None = None
+        self.used_ns = 0
+        self.is_waiting = False
         self._is_reading = True
         self._is_peer_reading = True
         self._is_draining = False
@@ -83,7 +109,9 @@ class Connection(asyncio.Protocol):
         if self._is_draining:
             return
         self._reader.add(data)
-        self._serve()
+        self._turns.ask(self)
+        if self.is_waiting:
+            self._read(is_wanted=False)  # until it has had its turn: what waits is no more than one read
 
     def eof_received(self) -> bool:
         """The peer writes no more; nothing can be answered usefully either."""
@@ -93,9 +121,10 @@ class Connection(asyncio.Protocol):
         """The connection has ended: everything it held goes."""
         del error
         self._transport = None
-        for under_way in (self._waiting, self._turn):
-            if under_way is not None:
-                under_way.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._request is not None and self._request.parts is not None:
+            self._request.parts.close()
         self._on_closed(self.id)
 
     def pause_writing(self) -> None:
@@ -106,51 +135,79 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The peer reads again."""
         self._is_peer_reading = True
-        if self._waiting is None and self._turn is None:
-            self._serve()
+        if self._waiting is None:
+            self._turns.ask(self)
 
     def close(self) -> None:
         """End the connection after what has been written is sent."""
         if self._transport is not None:
             self._transport.close()
 
-    def _serve(self) -> None:
-        """Serve what has arrived; read on once nothing of it is left."""
-        self._turn = None
-        for _ in range(REQUESTS_PER_TURN):
+    def abort(self) -> None:
+        """End the connection at once, whether or not its peer reads."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def serve(self, until_ns: int) -> bool:
+        """Serve what has arrived, until then; read on once nothing of it is left. Whether more may be there."""
+        has_time = True
+        while has_time:
             if self._waiting is not None or not self._is_peer_reading:
-                return self._read(is_wanted=False)
-            if self._transport is None or self._is_draining or not self._serve_next():
-                return self._read(is_wanted=True)
-        self._turn = asyncio.get_running_loop().call_soon(self._serve)
-        return self._read(is_wanted=False)
+                self._read(is_wanted=False)
+                return False
+            if self._transport is None or self._is_draining or not (self._serve_part() or self._serve_next()):
+                self._read(is_wanted=True)
+                return False
+            has_time = self._clock.now_ns() < until_ns
+        self._read(is_wanted=False)
+        return True
 
     def _serve_next(self) -> bool:
-        """Serve the next request. False where none has arrived whole, or what has arrived is none."""
-        kind = 0
-        started_ns = self._clock.now_ns()
+        """Serve the next request, or its first part. False where none has arrived whole, or what has arrived is none."""
+        request = _Request(0, 0, self._clock.now_ns())
         try:
             frame = self._reader.next()
             if frame is None:
                 return False
-            kind, sequence, values = frame
-            record, handler = self._handler_of(kind)
+            request.kind, request.sequence, values = frame
+            record, handler = self._handler_of(request.kind)
             failpoint.reach("daemon.request.before", failpoint.refused)
             answer = handler(m.decode_as(record, values))
         except ProtocolError as error:
             self._drain(error)
             return False
-        except KVPoolError as error:
-            answer = self._refusal_of(error, kind)
         except Exception as error:
-            answer = self._failure_of(error, kind)
+            answer = self._failure_to(request, error)
+        if isinstance(answer, Generator):
+            request.parts = answer
+            self._request = request
+            return self._serve_part()
         if isinstance(answer, Awaitable):
-            # The task is the answer itself: one around it, ended before its first step, would leave it never awaited.
-            self._waiting = asyncio.ensure_future(answer)
-            self._waiting.add_done_callback(partial(self._answer_late, kind, sequence, started_ns))
+            self._await(answer, partial(self._answer_late, request))
         else:
-            self._times.add(kind, self._clock.now_ns() - started_ns)
-            self._send(answer, sequence)
+            self._answer(request, answer)
+        return True
+
+    def _serve_part(self) -> bool:
+        """Serve the next part of the request under way. False where there is none, or it was against the protocol."""
+        request = self._request
+        if request is None or request.parts is None:
+            return False
+        try:
+            awaited = next(request.parts)
+        except StopIteration as end:
+            self._request = None
+            self._answer(request, end.value)
+        except ProtocolError as error:
+            self._request = None
+            self._drain(error)
+            return False
+        except Exception as error:
+            self._request = None
+            self._answer(request, self._failure_to(request, error))
+        else:
+            if awaited is not None:
+                self._await(awaited, self._go_on)
         return True
 
     def _handler_of(self, kind: int) -> tuple[type[Any], Handler]:
@@ -159,9 +216,16 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(f"frame of kind {kind} has no place on this connection")
         return entry
 
-    def _refusal_of(self, error: KVPoolError, kind: int) -> m.Failure:
-        self._times.add_refusal(kind)
-        return m.Failure("refused", str(error))
+    def _await(self, awaited: Awaitable[Any], on_done: "Callable[[asyncio.Future[Any]], None]") -> None:
+        # The task is the answer itself: one around it, ended before its first step, would leave it never awaited.
+        self._waiting = asyncio.ensure_future(awaited)
+        self._waiting.add_done_callback(on_done)
+
+    def _failure_to(self, request: _Request, error: Exception) -> m.Failure:
+        if isinstance(error, KVPoolError):
+            self._times.add_refusal(request.kind)
+            return m.Failure("refused", str(error))
+        return self._failure_of(error, request.kind)
 
     def _failure_of(self, error: BaseException, kind: int) -> m.Failure:
         self._times.add_failure(kind)
@@ -170,19 +234,29 @@ class Connection(asyncio.Protocol):
             self._on_failed(error)  # it may have struck between two steps that belong together
         return m.Failure("internal", f"{type(error).__name__}: {error}")
 
-    def _answer_late(self, kind: int, sequence: int, started_ns: int, answered: "asyncio.Future[Answer]") -> None:
+    def _answer(self, request: _Request, answer: Answer) -> None:
+        self._times.add(request.kind, self._clock.now_ns() - request.started_ns)
+        self._send(answer, request.sequence)
+
+    def _answer_late(self, request: _Request, answered: "asyncio.Future[Answer]") -> None:
         self._waiting = None
         if answered.cancelled():
             return
         error = answered.exception()
-        self._times.add(kind, self._clock.now_ns() - started_ns)
         if error is None:
-            self._send(answered.result(), sequence)
-        elif isinstance(error, KVPoolError):
-            self._send(self._refusal_of(error, kind), sequence)
+            self._answer(request, answered.result())
+        elif isinstance(error, Exception):
+            self._answer(request, self._failure_to(request, error))
         else:
-            self._send(self._failure_of(error, kind), sequence)
-        self._serve()
+            self._answer(request, self._failure_of(error, request.kind))
+        self._turns.ask(self)
+
+    def _go_on(self, awaited: "asyncio.Future[Any]") -> None:
+        """What the request under way waited for is there, or came to nothing: it looks for itself."""
+        self._waiting = None
+        if not awaited.cancelled():
+            awaited.exception()
+            self._turns.ask(self)
 
     def _read(self, *, is_wanted: bool) -> None:
         if is_wanted == self._is_reading or self._transport is None or self._transport.is_closing():
@@ -202,7 +276,25 @@ class Connection(asyncio.Protocol):
             log.warning("connection %d ends: %s", self.id, error)
             self._transport.abort()
             return
-        self._transport.write(m.encode(answer, sequence))
+        if isinstance(answer, WithDescriptor):
+            self._pass_descriptor(self._transport, answer, sequence)
+        else:
+            self._transport.write(m.encode(answer, sequence))
+
+    def _pass_descriptor(self, transport: asyncio.Transport, answer: WithDescriptor, sequence: int) -> None:
+        """Send past the transport, which knows no descriptors: only while nothing waits in it."""
+        if transport.get_write_buffer_size():
+            transport.write(m.encode(m.Failure("busy", "answers are waiting to be read: read them first"), sequence))
+            return
+        frame = m.encode(answer.record, sequence)
+        try:
+            with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sender:
+                is_sent = socket.send_fds(sender, [frame], [answer.fd]) == len(frame)
+        except OSError as error:
+            log.warning("connection %d ends: %s", self.id, error)
+            is_sent = False
+        if not is_sent:
+            transport.abort()
 
     def _drain(self, error: ProtocolError) -> None:
         self._on_protocol_error()

@@ -141,7 +141,7 @@ def _removed(now: Snapshot) -> Iterable[tuple[str, float]]:
 
 
 def _declined(now: Snapshot) -> Iterable[tuple[str, float]]:
-    for reason in ("pending", "no_parent", "full", "not_ready", "foreign"):
+    for reason in ("pending", "no_parent", "full", "not_ready", "foreign", "share"):
         yield reason, now.pool.directory[f"answered_{reason}"]
     yield from now.pool.failures.declined_chunks.items()
 
@@ -265,6 +265,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_reservations", "Saves under way, expired ones of unheard-of writers included.",
                _index("reservations"), "reservations"),
         _counter("kvpool_expired_leases", "Leases ended because nobody used them.", _index("expired_leases"), "leases"),
+        _gauge("kvpool_staging_bytes", "Staging memory of connections that save by copy.",
+               _index("staging_bytes"), "bytes"),
         _counter("kvpool_expired_reservations", "Saves that took too long.",
                  _index("expired_reservations"), "reservations"),
         _gauge("kvpool_namespaces", "Models and layouts, by rank, seen since the start.",
@@ -319,6 +321,12 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                "is none.", _ssd("ssd.unanswered_s"), "seconds"),
         _counter("kvpool_ssd_corrupt_chunks", "Chunks whose slot was not theirs or did not fit its checksums.",
                  _ssd("ssd.corrupt_chunks"), "chunks"),
+        _counter("kvpool_ssd_read_back_chunks", "Chunks read back after they were written, before anybody was told.",
+                 _ssd("ssd.read_back_chunks"), "chunks"),
+        _counter("kvpool_ssd_bad_writes", "Chunks that were read back other than they had been written.",
+                 _ssd("ssd.bad_writes")),
+        _gauge("kvpool_ssd_io_distrusted", "1 once what was read or written has differed from itself: plain calls alone, and "
+               "all that is written is read back.", _ssd("ssd.io_distrusted")),
         _gauge("kvpool_ssd_waiting_jobs", "Jobs that wait for it: reads for engines, writes, checks, rows of its catalogue.",
                _ssd_by(reads="ssd.waiting_reads", writes="ssd.waiting_writes", checks="ssd.waiting_checks",
                        catalogue="ssd.catalogue_waiting"), "jobs", "queue"),

@@ -31,19 +31,20 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.errors import KVPoolError, Refused
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
+from kvpool.protocol import staging_messages as sm
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.types import KEY_BYTES, SaveState
 
 PROBE_MODEL = "kvpool-probe"
 PROBE_LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=16)
 STEP_TIMEOUT_S = 2.0
-# The most round trips of one probe: connect, release, and reserve, commit, acquire for each attempt.
-STEPS_MAX = 11
+# The most round trips of one probe: connect, staging, release, and reserve, copy, commit, acquire for each attempt.
+STEPS_MAX = 15
 # A new chunk that nobody holds yet may be evicted, or flushed by an operator, before its lease: then once more.
 ATTEMPTS = 3
 # Answers that say the daemon is in use to its limits, not that it is broken.
 _NO_ROOM_CODES = {"busy", "full"}
-_NO_ROOM_STATES = {SaveState.FULL, SaveState.NOT_READY}
+_NO_ROOM_STATES = {SaveState.FULL, SaveState.NOT_READY, SaveState.SHARE}
 
 
 class ProbeFailed(KVPoolError):
@@ -64,6 +65,7 @@ class _Session:
     connection: BlockingConnection
     arena: kvpool_native.Mapping
     index: kvpool_native.IndexView
+    staging: kvpool_native.Mapping | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +123,18 @@ class Probe:
         welcome = connection.welcome
         try:
             _require(len(connection.fds) == 2, f"the welcome came with {len(connection.fds)} descriptors")
-            arena = kvpool_native.Mapping.attach(connection.fds[0], welcome.arena_bytes, writable=True)
+            is_staged = welcome.staging_bytes > 0
+            arena = kvpool_native.Mapping.attach(connection.fds[0], welcome.arena_bytes, writable=not is_staged)
             index = kvpool_native.Mapping.attach(connection.fds[1], welcome.index_bytes, writable=False)
             view = kvpool_native.IndexView(index)
             _require(view.epoch == welcome.epoch, "the index and the welcome name different epochs")
+            staging = _open_staging(connection) if is_staged else None
         except BaseException:
             connection.close()
             raise
         while connection.fds:
             os.close(connection.fds.pop())
-        return _Session(connection, arena, view)
+        return _Session(connection, arena, view, staging)
 
     def _put_and_get(self, session: _Session) -> None:
         for _ in range(ATTEMPTS):
@@ -155,7 +159,11 @@ class Probe:
         _require(state == SaveState.RESERVED, f"reserve of a new chunk answered {state.name}")
         chunk = _Chunk(key, payload, _first(reserved.offsets), _first(reserved.generations))
         _require(session.index.covers(chunk.offset, PROBE_LAYOUT.layers), f"reserved offset {chunk.offset} is outside")
-        session.arena.view()[chunk.offset : chunk.offset + len(payload)] = np.frombuffer(payload, np.uint8)
+        target, offset = (session.arena, chunk.offset) if session.staging is None else (session.staging, 0)
+        target.view()[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)
+        if session.staging is not None:
+            copy = sm.CopyStaged(reserved.reservation, 0, 1, 0, PROBE_LAYOUT.layers, offset)
+            session.connection.call(copy, m.Done)
         committed = session.connection.call(m.Commit(reserved.reservation, _checksums(payload), b""), m.Committed)
         _require(
             committed.states == bytes([SaveState.STORED]),
@@ -237,6 +245,14 @@ def payload_of(key: bytes) -> bytes:
     size = PROBE_LAYOUT.chunk_bytes
     blocks = (kvpool_native.blake3(key + position.to_bytes(4, "little")) for position in range(-(-size // 32)))
     return b"".join(blocks)[:size]
+
+
+def _open_staging(connection: BlockingConnection) -> kvpool_native.Mapping:
+    answer, fd = connection.call_for_descriptor(sm.OpenStaging(), sm.Staging)
+    try:
+        return kvpool_native.Mapping.attach(fd, answer.staging_bytes, writable=True)
+    finally:
+        os.close(fd)
 
 
 def _checksums(payload: bytes) -> bytes:

@@ -1,23 +1,21 @@
 """What a connection may ask: each request's record and the pool's verb that answers it.
 
-The handlers hold no state of their own. Most answer at once; a save that meets memory still being faulted in waits for
-the next segment, and checks of bytes run on the transfer threads. Control thread only.
+The handlers hold no state of their own. Most answer at once; what may be about a long chain is served in parts, where it may
+also wait for memory, and checks of bytes run on the transfer threads. Control thread only.
 """
 
 import math
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
-from kvpool.clock import Deadline
 from kvpool.index.sessions import EngineSession
 from kvpool.pool import Pool
 from kvpool.protocol import hit_curve
 from kvpool.protocol import messages as m
-from kvpool.server.connection import Answer, Handler
+from kvpool.protocol import staging_messages as sm
+from kvpool.server.connection import Answer, Handler, WithDescriptor
 from kvpool.server.event_requests import admin_event_handlers, engine_event_handlers
 
-ROOM_WAIT_S = 0.5
 WRITE_DOWN_S_MAX = 3600.0
 PROBLEMS_MAX = 500
 
@@ -28,15 +26,17 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
     """The requests of an engine; the operator's are not among them."""
     return _by_kind(
         {
-            m.Acquire: partial(_acquire, pool, session),
-            m.AcquireLeaves: lambda request: pool.acquire_leaves(session, request.leaves, request.chunks),
+            m.Acquire: lambda request: pool.chains.acquire(session, request),
+            m.AcquireLeaves: lambda request: pool.chains.acquire_leaves(session, request),
             m.Release: lambda request: pool.release(session, request.lease),
             m.Renew: lambda request: pool.renew(session, request.leases),
             m.IssueTicket: lambda request: pool.issue_ticket(session, request.lease),
             m.Claim: lambda request: pool.claim(session, request.ticket),
-            m.Reserve: partial(_reserve, pool, session),
-            m.Commit: lambda request: pool.commit(session, request),
-            m.End: lambda request: pool.end_reservation(session, request.reservation),
+            m.Reserve: lambda request: pool.chains.reserve(session, request),
+            m.Commit: lambda request: pool.chains.commit(session, request),
+            sm.OpenStaging: lambda _: WithDescriptor(*pool.staged.open(session)),
+            sm.CopyStaged: lambda request: pool.staged.copy(session, request),
+            m.End: lambda request: pool.chains.end_reservation(session, request),
             m.Usage: lambda request: pool.count_usage(session, request.counts),
             m.Retain: lambda request: pool.hints.retain(session, request),
             m.Announce: lambda request: pool.hints.announce(session, request),
@@ -90,36 +90,6 @@ class ConnectionCounts:
 
 def _by_kind(handlers: dict[type[Any], Handler]) -> Handlers:
     return {record.KIND: (record, handler) for record, handler in handlers.items()}
-
-
-def _acquire(pool: Pool, session: EngineSession, request: m.Acquire) -> Answer | Awaitable[Answer]:
-    answer = pool.acquire(session, request.keys)
-    return _acquire_later(pool, session, request) if answer is None else answer
-
-
-async def _acquire_later(pool: Pool, session: EngineSession, request: m.Acquire) -> Answer:
-    deadline = Deadline(ROOM_WAIT_S)
-    while not deadline.has_passed():
-        await pool.wait_for_room(deadline.remaining_s())
-        answer = pool.acquire(session, request.keys)
-        if answer is not None:
-            return answer
-    return pool.acquire(session, request.keys, may_wait=False)
-
-
-def _reserve(pool: Pool, session: EngineSession, request: m.Reserve) -> Answer | Awaitable[Answer]:
-    answer = pool.reserve(session, request)
-    return _reserve_later(pool, session, request) if answer is None else answer
-
-
-async def _reserve_later(pool: Pool, session: EngineSession, request: m.Reserve) -> Answer:
-    deadline = Deadline(ROOM_WAIT_S)
-    while not deadline.has_passed():
-        await pool.wait_for_room(deadline.remaining_s())
-        answer = pool.reserve(session, request)
-        if answer is not None:
-            return answer
-    return pool.reserve(session, request, may_wait=False)
 
 
 def _flush(pool: Pool, request: m.Flush) -> Answer:

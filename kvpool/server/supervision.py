@@ -19,6 +19,9 @@ from kvpool.server.systemd import ServiceManager
 
 log = logging.getLogger(__name__)
 
+# A service manager that hears nothing for so long while the daemon stops may end it.
+EXTENDED_S = 30.0
+
 
 class Supervision:
     """What is said about one daemon's life."""
@@ -51,9 +54,13 @@ class Supervision:
 
     def begin_draining(self) -> None:
         """The daemon has been told to stop."""
-        self._status = "draining: saves under way may still be committed"
+        self._status = "draining: saves under way may still be committed, DRAM is written down"
         self._health.begin_draining()
         self._manager.stopping(self._status)
+
+    def go_on_draining(self) -> None:
+        """The daemon is still writing down."""
+        self._manager.extend(EXTENDED_S)
 
     async def end(self) -> None:
         """End the probe, while its connection is still served."""

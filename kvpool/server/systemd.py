@@ -40,6 +40,10 @@ class ServiceManager:
         """The daemon has begun to end."""
         self._send("STOPPING=1", f"STATUS={status}")
 
+    def extend(self, seconds: float) -> None:
+        """The daemon is still at it, and will be for so long or say so again: no time limit ends it before."""
+        self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * _US_PER_S)}", "WATCHDOG=1")
+
     def status(self, status: str) -> None:
         """One line for people who ask the manager."""
         self._send(f"STATUS={status}")

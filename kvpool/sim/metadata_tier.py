@@ -4,11 +4,13 @@ It has what `Tiering` asks of a tier that is open. What was started is reported 
 outlives it, so what should survive a restart is not noted. One thread.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 import kvpool_native
-from kvpool.tiers.ssd import SsdStatus
-from kvpool.types import EPOCH_BYTES, KEY_BYTES
+from kvpool.tiers.ssd_plan import OUTCOMES_AT_ONCE
+from kvpool.tiers.ssd_status import SsdStatus
+from kvpool.types import KEY_BYTES
 
 # Key, parent, place in the files, place in the arena, generation: see `index.slower.pack_moves`.
 MOVE_BYTES = 2 * KEY_BYTES + 3 * 8
@@ -16,29 +18,29 @@ MOVE_BYTES = 2 * KEY_BYTES + 3 * 8
 
 @dataclass(frozen=True, slots=True)
 class OneSegment:
-    """The sizes of a tier that is one segment."""
+    """The sizes of a tier in which each chunk size has one segment."""
 
     segment_bytes: int
 
 
 class MetadataTier:
-    """A tier of `blocks` slots for chunks of `chunk_bytes`."""
+    """A tier of `blocks` slots for chunks of `chunk_bytes`, or so much of each of several sizes up to that (`segments`)."""
 
     can_read = True
     can_write = True
     can_be_tried_again = False
     is_answering = True
 
-    def __init__(self, blocks: int, chunk_bytes: int) -> None:
+    def __init__(self, blocks: int, chunk_bytes: int, *, segments: int = 1) -> None:
         slot_bytes = chunk_bytes + kvpool_native.SSD_HEADER_BYTES
         self.plan = OneSegment(blocks * slot_bytes)
-        geometry = kvpool_native.DirectoryGeometry.plan_files(self.plan.segment_bytes, 1, blocks)
-        index = kvpool_native.Mapping.create("kvpool-simulated-ssd", geometry.index_bytes)
-        self.directory = kvpool_native.Directory.of_files(index, geometry, bytes(EPOCH_BYTES))
-        self.directory.mark_segment_ready(0)
+        geometry = kvpool_native.DirectoryGeometry.plan_files(self.plan.segment_bytes, segments, segments * blocks)
+        self.directory = kvpool_native.Directory.of_files(geometry)
+        for segment in range(segments):
+            self.directory.mark_segment_ready(segment)
         self._jobs = 0
         self._recency = 0
-        self._outcomes: list[tuple[int, int, SsdStatus, bytes]] = []
+        self._outcomes: deque[tuple[int, int, SsdStatus, bytes]] = deque()
 
     def __repr__(self) -> str:
         return f"<MetadataTier {self._jobs} jobs, {len(self._outcomes)} to report>"
@@ -52,9 +54,8 @@ class MetadataTier:
         return self._start(rows)
 
     def take_outcomes(self) -> list[tuple[int, int, SsdStatus, bytes]]:
-        """(job, chunk, OK, no token ids) for each chunk of the jobs started since the last call."""
-        outcomes, self._outcomes = self._outcomes, []
-        return outcomes
+        """(job, chunk, OK, no token ids) for each chunk of the jobs started, as many at a time as a tier of files has."""
+        return [self._outcomes.popleft() for _ in range(min(OUTCOMES_AT_ONCE, len(self._outcomes)))]
 
     @property
     def has_outcomes(self) -> bool:

@@ -62,6 +62,10 @@ class Hits:
     ssd: int
 
 
+# Of the policy's sample: a simulation says the same each time.
+SEED = bytes(range(16))
+
+
 class SimulatedNode:
     """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none)."""
 
@@ -76,7 +80,7 @@ class SimulatedNode:
         geometry = plan_geometry(capacity, config.dram.segment, dram_blocks, ssd_blocks)
         index = kvpool_native.Mapping.create("kvpool-simulated-index", geometry.index_bytes)
         self._clock = VirtualClock()
-        self._directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES), policy)
+        self._directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES), policy, SEED)
         self._directory.cap_retained(config.dram.retained_share)
         for segment in range(geometry.segments):
             self._directory.mark_segment_ready(segment)

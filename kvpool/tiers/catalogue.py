@@ -8,7 +8,8 @@ Guarantees:
 1. No change waits for a disk: it is queued, written in batches in the order it came, and kept for certain by a checkpoint.
 2. A checkpoint makes the data certain first, then the catalogue. Checkpoints come by time and by bytes of chunks.
 3. A sync that failed is not tried again: what was put since the last good checkpoint is `take_lost`, and forgotten.
-4. A full map costs the chunks left out, which are found until the daemon's end but not after it; never the catalogue.
+4. A full map or queue costs the chunks left out, which are found until the daemon's end but not after it; never the catalogue.
+   While there are such chunks no checkpoint is good.
 
 Threads: changes and `take_lost` from the control thread; one thread of its own writes; opening, `checkpoint` and `close` block
 and belong in an executor. Lock order: `_lock` guards the queue and is never held during I/O.
@@ -48,10 +49,22 @@ Change = tuple[bytes, bytes | Touch | None]
 class Catalogue:
     """One open catalogue. Invariant: `_pending` holds at most QUEUE_ROWS_MAX changes, in the order they came."""
 
-    def __init__(self, path: Path, map_bytes: int, identity: Identity, *, sync_data: Callable[[], None]) -> None:
-        """Opens, or makes, the catalogue at `path` for segment files of this identity. Raises lmdb.Error or OSError."""
+    def __init__(
+        self,
+        path: Path,
+        map_bytes: int,
+        identity: Identity,
+        *,
+        sync_data: Callable[[], None],
+        generations_end: int = 0,
+    ) -> None:
+        """Opens, or makes, the catalogue at `path` for segment files of this identity. Raises lmdb.Error or OSError.
+
+        `generations_end`, above all generations of this life, is there for certain when it returns.
+        """
         self._path = path
         self._epoch = identity.epoch
+        self._generations_end = generations_end
         self._known = dict(identity.namespaces)  # guarded by _lock
         self._sync_data = sync_data
         self._map_bytes = map_bytes
@@ -65,8 +78,9 @@ class Catalogue:
         self._is_stopping = False  # guarded by _lock
         self._checkpoint_asked = 1  # guarded by _lock; the first one is the opening's
         self._checkpoint_done = 0  # guarded by _lock
-        self._lost: list[bytes] = []  # guarded by _lock
-        self._uncertain: list[bytes] = []  # put since the last checkpoint; the writer's alone
+        self._lost: list[tuple[bytes, int]] = []  # guarded by _lock
+        self._left_out: set[bytes] = set()  # keys without a row until they are deleted; guarded by _lock
+        self._uncertain: list[tuple[bytes, int]] = []  # put since the last checkpoint; the writer's alone
         self.failure: BaseException | None = None
         self.dropped_rows = 0
         self.checkpoints = 0
@@ -94,10 +108,13 @@ class Catalogue:
         meta = self._environment.open_db(b"meta")
         with self._environment.begin(write=True) as transaction:
             transaction.put(catalogue_open.META_KEY, catalogue_open.meta_record(self._epoch), db=meta)
+            generations = catalogue_open.generations_record(self._generations_end)
+            transaction.put(catalogue_open.GENERATIONS_KEY, generations, db=meta)
             if is_incomplete:
                 transaction.put(catalogue_open.INCOMPLETE_KEY, b"", db=meta)
             for number, record in self._known.items():
                 transaction.put(_number_key(number), pack_namespace(record), db=self._namespaces)
+        self._environment.sync(True)
         self._environment.set_mapsize(self._map_bytes - HEADROOM_BYTES)
         failpoint.reach("daemon.catalogue.opened")
 
@@ -147,14 +164,14 @@ class Catalogue:
         """Queue a removal."""
         return self._queue(key, None)
 
-    def take_lost(self) -> list[bytes]:
-        """Keys whose chunks a failure has made uncertain, once: they are to be forgotten."""
+    def take_lost(self) -> list[tuple[bytes, int]]:
+        """Keys and generations of chunks that a failure has made uncertain, once: they are to be forgotten."""
         with self._lock:
             lost, self._lost = self._lost, []
             return lost
 
     def checkpoint(self, timeout_s: float) -> bool:
-        """Have everything queued so far kept for certain. False when that did not come to be in time."""
+        """Have everything put so far kept for certain. False when that did not come to be in time, or rows are lacking."""
         deadline = Deadline(timeout_s)
         with self._lock:
             self._checkpoint_asked += 1
@@ -162,7 +179,7 @@ class Catalogue:
             self._changed.notify_all()
             while self._checkpoint_done < wanted and self.failure is None and not deadline.has_passed():
                 self._changed.wait(deadline.remaining_s())
-            return self._checkpoint_done >= wanted
+            return self._checkpoint_done >= wanted and self.failure is None and not self._left_out
 
     def close(self, timeout_s: float) -> bool:
         """Write what is queued, checkpoint, end the thread. False: the disk did not answer in time, and is left alone.
@@ -187,8 +204,16 @@ class Catalogue:
 
     def _queue(self, key: bytes, value: bytes | Touch | None, chunk_bytes: int = 0) -> bool:
         with self._lock:
-            if len(self._pending) >= QUEUE_ROWS_MAX or self.failure is not None:
+            if not isinstance(value, Touch):
+                self._left_out.discard(key)
+            if self.failure is not None or len(self._pending) >= QUEUE_ROWS_MAX:
                 self.dropped_rows += 1
+                # After a failure nobody can find it again, nor knows whether its data was in what failed.
+                refused = _chunks_in([(key, value)])
+                if self.failure is None:
+                    self._left_out.update(chunk for chunk, _ in refused)
+                else:
+                    self._lost += refused
                 return False
             self._pending.append((key, value))
             self._bytes_pending += chunk_bytes
@@ -205,13 +230,14 @@ class Catalogue:
         while self.failure is None:
             batch, batch_bytes, asked, is_last = self._next_batch(due if is_dirty else None)
             due = due if is_dirty else Deadline(checkpoint_s)
+            done = 0
             try:
                 is_dirty = self._write(batch) or is_dirty
                 dirty_bytes += batch_bytes
                 is_due = is_dirty and (is_last or due.has_passed() or dirty_bytes >= CHECKPOINT_BYTES)
                 if asked > self._checkpoint_done or is_due:
                     self._checkpoint()
-                    is_dirty, dirty_bytes = False, 0
+                    is_dirty, dirty_bytes, done = False, 0, asked
             except catalogue_open.DAMAGE as error:
                 log.error("the catalogue is damaged and begins anew: %s", error)
                 self.dropped_rows += len(batch)
@@ -220,7 +246,7 @@ class Catalogue:
                 self._fail(error)
             with self._lock:
                 self._writing = 0
-                self._checkpoint_done = asked if self.failure is None else self._checkpoint_done
+                self._checkpoint_done = max(self._checkpoint_done, done)
                 self._changed.notify_all()
             if is_last:
                 return
@@ -248,7 +274,7 @@ class Catalogue:
     def _fail(self, error: Exception) -> None:
         log.error("the catalogue cannot be written: %s", error)
         with self._lock:
-            waiting = [key for key, value in self._pending if isinstance(value, bytes) and len(key) == KEY_BYTES]
+            waiting = _chunks_in(self._pending)
             self.dropped_rows += len(self._pending)
             self._pending, self._bytes_pending = [], 0
             self._lost += self._uncertain + waiting
@@ -274,7 +300,7 @@ class Catalogue:
         if not batch:
             return False
         # First the names of what a failure makes uncertain, then the attempt.
-        self._uncertain += [key for key, value in batch if isinstance(value, bytes) and len(key) == KEY_BYTES]
+        self._uncertain += _chunks_in(batch)
         if any(len(key) != KEY_BYTES for key, _ in batch):
             with self._lock:
                 identity = Identity(self._epoch, dict(self._known))
@@ -289,6 +315,8 @@ class Catalogue:
             left_out = sum(isinstance(value, bytes) for _, value in batch)
             log.warning("the catalogue is full: %d chunks will not be found after a restart", left_out)
             self.dropped_rows += left_out
+            with self._lock:
+                self._left_out |= {key for key, value in batch if value is not None and len(key) == KEY_BYTES}
             self._delete_all([key for key, _ in batch if len(key) == KEY_BYTES])
         return True
 
@@ -315,6 +343,15 @@ class Catalogue:
             touched = None if found is None else catalogue_rows.with_touch(bytes(found), value)
             if touched is not None:
                 transaction.put(key, touched, db=table)
+
+
+def _chunks_in(changes: list[Change]) -> list[tuple[bytes, int]]:
+    """Keys and generations of the chunks that are put."""
+    return [
+        (key, catalogue_rows.generation_of(value))
+        for key, value in changes
+        if isinstance(value, bytes) and len(key) == KEY_BYTES
+    ]
 
 
 def _number_key(number: int) -> bytes:

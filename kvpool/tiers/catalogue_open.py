@@ -32,6 +32,9 @@ OPENINGS_MAX = 3
 META_KEY = b"catalogue"
 # Present where rows of an earlier life are lacking: the next opening rebuilds them from the slots.
 INCOMPLETE_KEY = b"incomplete"
+# Every generation of this life is below the number that stands here, and every one of the next life above.
+GENERATIONS_KEY = b"generations"
+GENERATIONS_OF_A_LIFE = 1 << 40
 NUMBER_BYTES = 4
 # What LMDB says of a file whose bytes are not what it wrote: no further try will find them otherwise.
 DAMAGE = (
@@ -50,11 +53,15 @@ _BLOCK_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A catalogue that can be read: the epoch of its segment files, packed rows as they are, namespaces by number."""
+    """A catalogue that can be read: the epoch of its segment files, packed rows as they are, namespaces by number.
+
+    `generations_end`: where the generations of the life that wrote it end; 0 where it does not say.
+    """
 
     epoch: bytes
     rows: bytes
     namespaces: dict[int, NamespaceRecord]
+    generations_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,12 @@ def unmark_opening(path: Path) -> None:
 def meta_record(epoch: bytes, version: int = FORMAT_VERSION) -> bytes:
     """What the catalogue says of itself: format version and the epoch of its segment files."""
     checked = version.to_bytes(4, "little") + epoch
+    return checked + kvpool_native.crc32c(checked).to_bytes(4, "little")
+
+
+def generations_record(end: int) -> bytes:
+    """What the catalogue says of the generations of its life."""
+    checked = end.to_bytes(8, "little")
     return checked + kvpool_native.crc32c(checked).to_bytes(4, "little")
 
 
@@ -172,6 +185,7 @@ def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
         ):
             meta = environment.open_db(b"meta", transaction, create=False)
             record = transaction.get(META_KEY, db=meta)
+            generations = bytes(transaction.get(GENERATIONS_KEY, db=meta) or b"")
             is_incomplete = transaction.get(INCOMPLETE_KEY, db=meta) is not None
             with transaction.cursor(environment.open_db(b"namespaces", transaction, create=False)) as cursor:
                 packed = [(bytes(key), bytes(value)) for key, value in cursor]
@@ -192,7 +206,9 @@ def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
         for key, value in packed
         if len(key) == NUMBER_BYTES and (entry := unpack_namespace(value)) is not None
     }
-    return Found(epoch, rows, namespaces), ""
+    end = int.from_bytes(generations[:8], "little")
+    is_known = end < kvpool_native.GENERATION_END and generations == generations_record(end)
+    return Found(epoch, rows, namespaces, end if is_known else 0), ""
 
 
 def _parse_meta(record: bytes) -> tuple[int, bytes]:

@@ -22,6 +22,8 @@ _CRC = struct.Struct("<II")
 ROW_BYTES = _CHECKED.size + _CRC.size
 _RECENCY = struct.Struct("<Q")
 _RECENCY_AT = 80
+_GENERATION = struct.Struct("<Q")
+_GENERATION_AT = 72
 _KEPT = struct.Struct("<II")
 _KEPT_AT = 104
 ROW = np.dtype(
@@ -42,6 +44,7 @@ ROW = np.dtype(
 )
 assert ROW.fields is not None
 assert (ROW.fields["recency"][1], ROW.fields["priority"][1]) == (_RECENCY_AT, _KEPT_AT)
+assert ROW.fields["generation"][1] == _GENERATION_AT
 assert ROW.itemsize == ROW_BYTES == kvpool_native.CATALOGUE_ROW_BYTES
 
 
@@ -94,6 +97,12 @@ def with_touch(row: bytes, touch: Touch) -> bytes | None:
     _RECENCY.pack_into(checked, _RECENCY_AT, touch.recency)
     _KEPT.pack_into(checked, _KEPT_AT, touch.priority, touch.duration_s)
     return _closed(bytes(checked))
+
+
+def generation_of(row: bytes) -> int:
+    """The generation in an encoded row."""
+    generation: int = _GENERATION.unpack_from(row, _GENERATION_AT)[0]
+    return generation
 
 
 def restorable(rows: bytes) -> tuple["npt.NDArray[np.void]", int]:

@@ -1,9 +1,9 @@
 """The DRAM tier: the arena's and the index's shared memory, and how it gets its pages.
 
 The daemon makes both memfds, seals them against resizing, and seals the index against writing by anybody else; engines
-map the arena writable and the index read-only. Pages are faulted in by background threads, segment by segment, because
-a save into untouched memory runs at a fifth of the speed and a large arena must not delay the start. Huge pages are
-tried in a chain: hugetlb if configured, MADV_COLLAPSE, 4 KiB pages; `pages` says what is in use.
+map the index read-only and the arena as the write mode has it. Pages are faulted in by background threads, segment by
+segment, because a save into untouched memory runs at a fifth of the speed and a large arena must not delay the start. Huge
+pages are tried in a chain: hugetlb if configured, MADV_COLLAPSE, 4 KiB pages; `pages` says what is in use.
 
 It knows slots and chunks only as bytes: which chunk is where is the native directory's business.
 Threads: `prefault_next` and `collapse_next` from any thread; the rest from the control thread.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.errors import LayoutMismatch
 
 HUGE_PAGE_BYTES = 2 << 20
 PAGE_BYTES = 4096
@@ -59,11 +60,15 @@ class DramTier:
         use = self.page_use()
         return f"<DramTier {use.resident_bytes}/{self.geometry.arena_bytes} bytes resident, {use.mode}>"
 
-    def seal(self) -> None:
-        """Take from everybody but this process the means to write the index, and to seal the arena: an engine could
-        seal it against writing, and no other engine could map it any more. Called once, after the index is laid out.
+    def seal(self, *, is_arena_read_only: bool) -> None:
+        """Take from everybody but this process the means to write the index and, where it is so wanted, the arena; and to
+        seal the arena: an engine could seal it against writing, and no other engine could map it any more. Called once,
+        after the index is laid out.
         """
         self.index.seal_read_only()
+        if is_arena_read_only:
+            self.arena.seal_read_only()
+            return
         fcntl.fcntl(self.arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
     def prefault_next(self) -> int | None:
@@ -117,6 +122,14 @@ def plan_geometry(
     segment_bytes = -(-wanted // unit) * unit
     derived = max(capacity // CHUNK_BYTES_TYPICAL_MIN, min(capacity // PAGE_BYTES, CHUNKS_SMALL_ARENA), 64)
     return kvpool_native.DirectoryGeometry.plan(capacity, segment_bytes, max_chunks or derived, further_entries)
+
+
+def check_chunk_fits(chunk_bytes: int, capacity: int) -> None:
+    """Raises LayoutMismatch where not even one chunk of a layout can be stored."""
+    if chunk_bytes > capacity:
+        raise LayoutMismatch(
+            f"a chunk of this layout has {chunk_bytes} bytes, dram.capacity is {capacity}: no chunk can be stored"
+        )
 
 
 def _create_arena(size: int, huge_pages: str) -> tuple[kvpool_native.Mapping, str]:

@@ -4,8 +4,7 @@ The first segment is faulted in before the daemon serves, so that a save can be 
 is reported as soon as it may be handed out. Huge pages are made last, in a second round. Threads end when all is done or
 `stop` is called.
 
-Owner: the control thread starts and stops it. `on_ready` is called on a pre-fault thread, once for each segment;
-`on_settled` once, by the last thread to end, if all was done: no page of the arena will be replaced from then on.
+Owner: the control thread starts and stops it. `on_ready` is called on a pre-fault thread, once for each segment.
 """
 
 import logging
@@ -23,15 +22,10 @@ class Prefault:
     `failure`: why a thread ended before all was done, empty while none has.
     """
 
-    def __init__(
-        self, tier: DramTier, threads: int, on_ready: Callable[[int], None], on_settled: Callable[[], None]
-    ) -> None:
+    def __init__(self, tier: DramTier, threads: int, on_ready: Callable[[int], None]) -> None:
         assert threads > 0
         self._tier = tier
         self._on_ready = on_ready
-        self._on_settled = on_settled
-        self._lock = threading.Lock()
-        self._unfinished = threads  # guarded by _lock
         self.failure = ""
         self._is_stopping = threading.Event()
         self._threads = [
@@ -61,7 +55,6 @@ class Prefault:
                 self._on_ready(segment)
             while not self._is_stopping.is_set() and self._tier.collapse_next() is not None:
                 pass
-            self._finish()
         except OSError as error:
             # Out of memory: what has been faulted in is served, the rest is never handed out.
             self.failure = str(error)
@@ -69,10 +62,3 @@ class Prefault:
         except BaseException as error:
             self.failure = repr(error)
             raise
-
-    def _finish(self) -> None:
-        with self._lock:
-            self._unfinished -= 1
-            is_last = self._unfinished == 0
-        if is_last and not self._is_stopping.is_set():
-            self._on_settled()

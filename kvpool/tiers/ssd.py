@@ -34,9 +34,17 @@ from kvpool.tiers.catalogue_rows import Row, Touch
 from kvpool.tiers.ssd_headers import SsdHeaders
 from kvpool.tiers.ssd_identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd_identity import Identity, NamespaceRecord, new_epoch, read_identity
-from kvpool.tiers.ssd_plan import SsdPlan
+from kvpool.tiers.ssd_plan import OUTCOMES_AT_ONCE, SsdPlan
 from kvpool.tiers.ssd_rebuild import find_chunks
-from kvpool.tiers.ssd_segments import have_other_sizes, locked, open_segments, remove_misfits, remove_segments
+from kvpool.tiers.ssd_segments import (
+    check_room,
+    have_other_sizes,
+    locked,
+    open_segments,
+    remove_misfits,
+    remove_segments,
+)
+from kvpool.tiers.ssd_status import SsdStatus
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +55,6 @@ ERRORS_UNTIL_OFFLINE = 8
 SILENT_S = 1.0
 # How long the end waits for a disk, once for the segment files and once for the catalogue.
 CLOSE_TIMEOUT_S = 10.0
-IO_REFUSALS = {"ring_error": "no io_uring", "register_error": "no registered buffers"}
 
 
 class TierState(IntEnum):
@@ -59,54 +66,33 @@ class TierState(IntEnum):
     OFFLINE = 3
 
 
-class SsdStatus(IntEnum):
-    """What became of one chunk's I/O; the native module's codes."""
-
-    OK = 0
-    BAD_MAGIC = 1
-    NEWER_VERSION = 2
-    BAD_HEADER = 3
-    OTHER_EPOCH = 4
-    OTHER_KEY = 5
-    OTHER_NAMESPACE = 6
-    OTHER_GENERATION = 7
-    OTHER_GEOMETRY = 8
-    BAD_CHECKSUM = 9
-    SHORT_READ = 10
-    IO_ERROR = 11
-    CANCELLED = 12
-    BAD_SOURCE = 13
-
-    @property
-    def is_corruption(self) -> bool:
-        """Whether the bytes on disk are not the chunk's."""
-        return SsdStatus.BAD_MAGIC <= self <= SsdStatus.SHORT_READ
-
-
 class SsdUnavailable(KVPoolError):
     """The tier cannot be opened; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What an earlier life left: rows in the order of restoring, and the namespaces their numbers mean."""
+    """What an earlier life left: rows in the order of restoring, and the namespaces their numbers mean.
+
+    `generation`: the greatest that it may have given.
+    """
 
     rows: "npt.NDArray[np.void]"
     namespaces: dict[int, NamespaceRecord]
     bad_rows: int
+    generation: int
 
 
 class SsdTier:
     """The tier of one daemon."""
 
-    def __init__(self, plan: SsdPlan, arena: kvpool_native.Mapping, index: kvpool_native.Mapping, epoch: bytes) -> None:
+    def __init__(self, plan: SsdPlan, arena: kvpool_native.Mapping, index: kvpool_native.Mapping) -> None:
         self.plan = plan
         self._arena = arena
         self._index = index
         self._index_view = kvpool_native.IndexView(index)
         geometry = kvpool_native.DirectoryGeometry.plan_files(plan.segment_bytes, plan.segments, plan.max_chunks)
-        self._slots_index = kvpool_native.Mapping.create("kvpool-ssd-slots", geometry.index_bytes)
-        self.directory = kvpool_native.Directory.of_files(self._slots_index, geometry, epoch)
+        self.directory = kvpool_native.Directory.of_files(geometry)
         for segment in range(plan.segments):
             self.directory.mark_segment_ready(segment)
         self.state = TierState.STARTING
@@ -115,13 +101,14 @@ class SsdTier:
         self.headers = SsdHeaders(plan)
         self.io_errors = 0
         self.corrupt_chunks = 0
+        self.bad_writes = 0
         self._files: kvpool_native.SsdFiles | None = None
         self._queue: kvpool_native.SsdQueue | None = None
         self._catalogue: Catalogue | None = None
         self._recency = 1
         self._read_errors = 0
         self._is_stopping = threading.Event()
-        self._is_arena_settled = False
+        self._is_distrusted = False
 
     def __repr__(self) -> str:
         return f"<SsdTier {self.plan.path} {self.state.name.lower()}>"
@@ -144,11 +131,11 @@ class SsdTier:
         if self._files is None or self._queue is None:
             return "none"
         io = self._queue.io()
-        words = ["io_uring" if io["rings"] else "threads", "direct" if self._files.is_direct else "page cache"]
-        if io["registered"]:
-            words.append("registered buffers")
-        refusals = [f"{what}: {os.strerror(io[error])}" for error, what in IO_REFUSALS.items() if io[error]]
-        return ", ".join(words) + (f" ({'; '.join(refusals)})" if refusals else "")
+        is_by_rings = io["rings"] and not io["is_distrusted"]
+        words = ["io_uring" if is_by_rings else "threads", "direct" if self._files.is_direct else "page cache"]
+        if io["is_distrusted"]:
+            words.append("all writes read back (what was moved differed once)")
+        return ", ".join(words) + (f" (no io_uring: {os.strerror(io['ring_error'])})" if io["ring_error"] else "")
 
     def open(self) -> Recovered:
         """Open or make everything, and read what an earlier life left. Raises SsdUnavailable. Blocks."""
@@ -164,6 +151,7 @@ class SsdTier:
         plan = self.plan
         catalogue_path = plan.path / CATALOGUE_NAME
         with locked(plan.path):
+            check_room(plan)
             found, identity = self._look(catalogue_path)
         self._files = open_segments(plan)
         self.pool_epoch = self.headers.epoch = identity.epoch
@@ -172,9 +160,16 @@ class SsdTier:
         is_rebuilt = identity.namespaces != {} and (found is None or plan.wants_rebuild)
         if is_rebuilt:
             rows = self._rebuild(identity, catalogue_path)
+        generation = max(found.generations_end if found else 0, int(rows["generation"].max()) if len(rows) else 0)
         failpoint.reach("daemon.ssd.open_catalogue")
         try:
-            self._catalogue = Catalogue(catalogue_path, plan.catalogue_bytes, identity, sync_data=self._files.sync)
+            self._catalogue = Catalogue(
+                catalogue_path,
+                plan.catalogue_bytes,
+                identity,
+                sync_data=self._files.sync,
+                generations_end=generation + catalogue_open.GENERATIONS_OF_A_LIFE,
+            )
         except catalogue_open.DAMAGE as error:
             log.error("catalogue %s is set aside, its rows are looked for in the slots: %s", catalogue_path, error)
             catalogue_open.set_aside(catalogue_path, plan.catalogue_bytes)
@@ -184,7 +179,7 @@ class SsdTier:
         self._recency = int(rows["recency"].max()) + 1 if len(rows) else 1
         self._catalogue.start(checkpoint_s=plan.checkpoint_s)
         self._queue = self._start_queue(self._files)
-        return Recovered(rows, identity.namespaces, bad)
+        return Recovered(rows, identity.namespaces, bad, generation)
 
     def _look(self, catalogue_path: Path) -> tuple[catalogue_open.Found | None, Identity]:
         """What an earlier life left, after everything that cannot be used has been removed."""
@@ -218,12 +213,6 @@ class SsdTier:
         """Whether `stop_opening` was called."""
         return self._is_stopping.is_set()
 
-    def note_settled_arena(self) -> None:
-        """The arena has all its pages, and keeps them: from now on rings may pin them. Any thread."""
-        self._is_arena_settled = True
-        if self._queue is not None:
-            self._queue.register_arena()
-
     def close(self) -> bool:
         """End I/O and write the catalogue down. Blocks, but never for good: False where the disk did not answer in time.
 
@@ -243,12 +232,19 @@ class SsdTier:
         return -1 if self._queue is None else self._queue.fileno()
 
     def take_outcomes(self) -> list[tuple[int, int, SsdStatus, bytes]]:
-        """What has ended: job, chunk, status, and the token ids (i32) that came with a chunk that was read."""
+        """What has ended, a turn's worth: job, chunk, status, and the token ids (i32) that came with a chunk that was read."""
         assert self._queue is not None
-        taken = self._queue.take_outcomes()
+        taken = self._queue.take_outcomes(OUTCOMES_AT_ONCE)
         outcomes = [(job, chunk, SsdStatus(status), tokens) for job, chunk, status, _, tokens in taken]
         for _, _, status, _ in outcomes:
             self._note(status)
+        if not self._is_distrusted and self._queue.io()["is_distrusted"]:
+            self._is_distrusted = True
+            log.error(
+                "%s: what was read or written differed from what it was a moment before: plain calls alone from now on, and "
+                "everything that is written is read back",
+                self.plan.path,
+            )
         return outcomes
 
     def read(self, rows: bytes, fingerprint: bytes, layers: int, layer_bytes: int, *, is_urgent: bool) -> int:
@@ -279,8 +275,8 @@ class SsdTier:
         if self._catalogue is not None:
             self._catalogue.touch(key, Touch(self.next_recency(), priority, duration_s))
 
-    def take_lost(self) -> list[bytes]:
-        """Keys of chunks that a failure to make them certain has put in doubt, once."""
+    def take_lost(self) -> list[tuple[bytes, int]]:
+        """Keys and generations of chunks that a failure to make them certain has put in doubt, once."""
         return self._catalogue.take_lost() if self._catalogue is not None else []
 
     def forget(self, key: bytes) -> None:
@@ -299,14 +295,19 @@ class SsdTier:
         return self._recency
 
     def checkpoint(self, timeout_s: float) -> bool:
-        """Have all that was written kept for certain. Blocks."""
-        return self._catalogue is not None and self._catalogue.checkpoint(timeout_s)
+        """Have all that was written kept for certain; where the tier never opened that is nothing. Blocks."""
+        return self._catalogue is None or self._catalogue.checkpoint(timeout_s)
 
     def become(self, state: TierState, reason: str = "") -> None:
         """Change the state, and say so once."""
         if state != self.state:
             log.log(logging.INFO if state == TierState.OK else logging.WARNING, "ssd tier %s %s", state.name, reason)
         self.state, self.state_reason = state, reason
+
+    @property
+    def has_failed_catalogue(self) -> bool:
+        """Whether the catalogue, or a sync of the data, has failed and was not tried again yet."""
+        return self._catalogue is not None and self._catalogue.failure is not None
 
     @property
     def can_be_tried_again(self) -> bool:
@@ -322,7 +323,7 @@ class SsdTier:
     @property
     def unanswered_s(self) -> float:
         """For how long the disk has left I/O unanswered; 0 where there is none."""
-        return 0.0 if self._queue is None else self._queue.longest_piece_ns() / NS_PER_S
+        return 0.0 if self._queue is None else self._queue.longest_transfer_ns() / NS_PER_S
 
     @property
     def is_answering(self) -> bool:
@@ -349,6 +350,10 @@ class SsdTier:
             "ssd.io_errors": self.io_errors,
             "ssd.unanswered_s": round(self.unanswered_s, 3),
             "ssd.corrupt_chunks": self.corrupt_chunks,
+            "ssd.read_back_chunks": queue.get("read_back_chunks", 0),
+            "ssd.second_reads": queue.get("second_reads", 0),
+            "ssd.bad_writes": self.bad_writes,
+            "ssd.io_distrusted": int(self._is_distrusted),
             "ssd.waiting_reads": queue.get("waiting_demand", 0) + queue.get("waiting_promotion", 0),
             "ssd.waiting_writes": queue.get("waiting_write_back", 0),
             "ssd.waiting_checks": queue.get("waiting_check", 0),
@@ -362,8 +367,6 @@ class SsdTier:
         wants_rings = plan.io == "io_uring" or (plan.io == "auto" and files.is_direct)
         queue = kvpool_native.SsdQueue(files, self._arena, self._index, plan.threads, plan.queue_jobs, wants_rings)
         self._queue = queue
-        if self._is_arena_settled:
-            queue.register_arena()
         error = queue.io()["ring_error"]
         if error:
             level = logging.WARNING if plan.io == "io_uring" else logging.INFO
@@ -371,12 +374,13 @@ class SsdTier:
         return queue
 
     def _note(self, status: SsdStatus) -> None:
-        if status == SsdStatus.IO_ERROR:
-            self.io_errors += 1
+        if status in (SsdStatus.IO_ERROR, SsdStatus.BAD_WRITE):
+            self.io_errors += status == SsdStatus.IO_ERROR
+            self.bad_writes += status == SsdStatus.BAD_WRITE
             self._read_errors += 1
             self.become(
                 TierState.OFFLINE if self._read_errors >= ERRORS_UNTIL_OFFLINE else TierState.READONLY,
-                "after I/O errors",
+                "after I/O errors" if status == SsdStatus.IO_ERROR else "because a write was read back otherwise",
             )
         elif status.is_corruption:
             self.corrupt_chunks += 1

@@ -127,7 +127,7 @@ def _slot_of(page: bytes, offset: int, epoch: bytes, numbers: dict[bytes, int]) 
     if header is None or header[0] != epoch or header[3] not in numbers:
         return None
     _, key, parent, fingerprint, generation, layer_bytes, layers, _ = header
-    if not generation or not layer_bytes:
+    if not 0 < generation < kvpool_native.GENERATION_END or not layer_bytes:
         return None
     row = Row(key, parent, offset, generation, generation, layer_bytes, layers, numbers[fingerprint])
     pages = -(-layer_bytes * layers // PAGE_BYTES) + 1

@@ -4,6 +4,7 @@ What they hold is no matter here, and nothing but regular files of this user is 
 """
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -13,8 +14,15 @@ from pathlib import Path
 
 import kvpool_native
 from kvpool.tiers.ssd_plan import SsdPlan
+from kvpool.units import format_size
 
 log = logging.getLogger(__name__)
+
+# What new files leave free of a file system: a 64th of it, and no more than this. A guess: room for what others write there
+# and for the file system itself, which is slow when it is full.
+SPARED_PART = 64
+SPARED_BYTES_MAX = 1 << 30
+STAT_BLOCK_BYTES = 512
 
 
 @contextlib.contextmanager
@@ -29,6 +37,27 @@ def locked(path: Path) -> Iterator[None]:
         raise OSError(error.errno, "another daemon uses this directory") from error
     finally:
         os.close(fd)
+
+
+def check_room(plan: SsdPlan) -> None:
+    """That the disk has room for the files that are still to be made. Raises OSError, and nothing is made or removed.
+
+    Files that are there with all their bytes need none, however full the disk has become.
+    """
+    disk = os.statvfs(plan.path)
+    size, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    taken = sum(file.lstat().st_blocks * STAT_BLOCK_BYTES for file in _ours(plan.path))
+    if taken >= plan.segments * plan.segment_bytes or not size:
+        return  # a file system that tells no size is asked for the bytes themselves
+    spared = min(size // SPARED_PART, SPARED_BYTES_MAX)
+    missing = plan.capacity - (taken + free - spared)
+    if missing > 0:
+        raise OSError(
+            errno.ENOSPC,
+            f"ssd.capacity is {format_size(plan.capacity)}, of which the disk has {format_size(taken)} already; "
+            f"it has {format_size(free)} free and {format_size(spared)} are to stay so: "
+            f"set ssd.capacity to {max(plan.capacity - missing, 0) >> 20}MiB at most, or free {format_size(missing)}",
+        )
 
 
 def open_segments(plan: SsdPlan) -> kvpool_native.SsdFiles:

@@ -1,6 +1,7 @@
 """Recompute the checksums of chunks in place: an immutable job for the transfer threads.
 
-The caller holds the chunks for as long as it runs. Reads each byte once, copies none.
+The caller holds the chunks for as long as it runs. Reads each byte once, copies none. A verdict is about the generation
+that was read: where the slot has another one after the reading, there is none.
 """
 
 from functools import partial
@@ -13,19 +14,20 @@ from kvpool.types import ChunkExtent
 
 def find_corrupt(
     arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extents: tuple[ChunkExtent, ...]
-) -> tuple[bytes, ...]:
-    """The keys of the chunks whose bytes do not match the checksums in the index."""
+) -> tuple[ChunkExtent, ...]:
+    """The chunks whose bytes do not match the checksums in the index."""
     failpoint.reach("daemon.verify.job")
-    return tuple(extent.key for extent in extents if not _is_intact(arena, index, extent))
+    return tuple(extent for extent in extents if _is_corrupt(arena, index, extent))
 
 
 async def find_corrupt_on(
     workers: Workers, arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extents: tuple[ChunkExtent, ...]
-) -> tuple[bytes, ...]:
+) -> tuple[ChunkExtent, ...]:
     """The same on a transfer thread. Raises Refused when too many checks are waiting."""
     return await workers.run(partial(find_corrupt, arena, index, extents), Urgency.HOUSEKEEPING)
 
 
-def _is_intact(arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extent: ChunkExtent) -> bool:
+def _is_corrupt(arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extent: ChunkExtent) -> bool:
     expected = b"".join(index.checksum_at(extent.offset, layer).to_bytes(4, "little") for layer in range(extent.layers))
-    return kvpool_native.extent_checksums(arena, extent.offset, extent.layer_bytes, extent.layers) == expected
+    found = kvpool_native.extent_checksums(arena, extent.offset, extent.layer_bytes, extent.layers)
+    return found != expected and index.generation_at(extent.offset) == extent.generation

@@ -45,6 +45,7 @@ nb::object header_of(const nb::bytes& page) {
 
 void bind_catalogue(nb::module_& module) {
   module.attr("CATALOGUE_ROW_BYTES") = sizeof(CatalogueRow);
+  module.attr("GENERATION_END") = GENERATION_END;
   module.def("restoring_order", &order_of, "rows"_a,
              "Numbers (u32) of the good rows of 120 bytes, ancestors and recent ones first. GIL released.");
   module.def("decode_ssd_header", &header_of, "page"_a,

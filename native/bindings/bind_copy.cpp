@@ -89,9 +89,10 @@ LoadHandle make_load(const CopyPool& pool, const CacheView& view, const std::sha
 }
 
 SaveHandle make_save(const CopyPool& pool, const CacheView& view, const std::shared_ptr<Mapping>& arena,
-                     const nb::bytes& offsets, const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes) {
-  SavePlan plan{view, arena, column<uint64_t>(offsets, "offsets"), column<int64_t>(block_ids, "block_ids"),
-                layers, layer_bytes};
+                     const nb::bytes& offsets, const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes,
+                     uint32_t first_layer) {
+  SavePlan plan{view,   arena,       column<uint64_t>(offsets, "offsets"), column<int64_t>(block_ids, "block_ids"),
+                layers, layer_bytes, first_layer};
   require(save_fault(plan));
   return {std::make_shared<SaveJob>(std::move(plan)), pool.queue()};
 }
@@ -126,6 +127,28 @@ nb::bytes extent_checksums(const Mapping& arena, uint64_t offset, uint64_t layer
     const nb::gil_scoped_release released;
     for (uint32_t layer = 0; layer < layers; ++layer) {
       words[layer] = crc32c(0, arena.data() + offset + layer * layer_bytes, layer_bytes);
+    }
+  }
+  return words_as_bytes(words);
+}
+
+nb::bytes copy_extents(const Mapping& target, const nb::bytes& target_offsets, const Mapping& source,
+                       uint64_t source_offset, uint32_t layers, uint64_t layer_bytes) {
+  const auto offsets = column<uint64_t>(target_offsets, "target_offsets");
+  if (!target.is_writable()) {
+    throw nb::value_error("the target is mapped read-only");
+  }
+  require(extents_fault(target, offsets, layers, layer_bytes));
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(layers * layer_bytes, offsets.size(), &bytes) || !source.contains(source_offset, bytes)) {
+    throw nb::value_error("the extents lie outside the source");
+  }
+  std::vector<uint32_t> words(offsets.size() * layers);
+  {
+    const nb::gil_scoped_release released;
+    for (size_t chunk = 0; chunk < offsets.size(); ++chunk) {
+      const uint8_t* from = source.data() + source_offset + chunk * layers * layer_bytes;
+      copy_layers(target.data() + offsets[chunk], from, layers, layer_bytes, &words[chunk * layers]);
     }
   }
   return words_as_bytes(words);
@@ -199,12 +222,17 @@ void bind_copy(nb::module_& module) {
            "layer_bytes"_a, "verifies"_a, nb::keep_alive<0, 2>(),
            "Starts a load. Columns: u64 offsets and generations, i64 block ids. ValueError for what lies outside.")
       .def("save", &make_save, "view"_a, "arena"_a, "offsets"_a, "block_ids"_a, "layers"_a, "layer_bytes"_a,
-           nb::keep_alive<0, 2>(), "Prepares a save; nothing is copied before it is announced.")
+           "first_layer"_a = 0, nb::keep_alive<0, 2>(),
+           "Prepares a save of `layers` layers from `first_layer` on; nothing is copied before it is announced.")
       .def("stop", &CopyPool::stop, nb::call_guard<nb::gil_scoped_release>())
       .def("bytes_copied", &CopyPool::bytes_copied)
       .def("cpu_seconds", &CopyPool::cpu_seconds);
   module.def("extent_checksums", &extent_checksums, "arena"_a, "offset"_a, "layer_bytes"_a, "layers"_a,
              "CRC-32C of each layer in place, u32. GIL released.");
+  module.def("copy_extents", &copy_extents, "target"_a, "target_offsets"_a, "source"_a, "source_offset"_a, "layers"_a,
+             "layer_bytes"_a,
+             "Copies `layers` layers to each offset, which lie one behind the other in the source; the CRC-32C of what was "
+             "stored, u32 [offset][layer]. GIL released. ValueError for what lies outside.");
   module.def("copy_plain", &copy_plain, "target"_a, "source"_a, "memcpy, GIL released: the floor of the benchmarks.");
   module.def("crc32c", &buffer_crc, "data"_a, "init"_a = 0, "GIL released.");
   module.def("crc_path", &crc32c_path, "How checksums are computed: avx512, sse4.2 or table.");

@@ -40,92 +40,22 @@ PolicyKind policy_named(const std::string& name) {
 }
 
 Directory* make_directory(std::shared_ptr<Mapping> arena, std::shared_ptr<Mapping> index,
-                          const DirectoryGeometry& geometry, const nb::bytes& epoch, const std::string& policy) {
+                          const DirectoryGeometry& geometry, const nb::bytes& epoch, const std::string& policy,
+                          const nb::bytes& seed) {
   require_index(*index, geometry, epoch);
   if (arena != nullptr && (!arena->is_writable() || arena->size() < geometry.arena.total_bytes())) {
     throw nb::value_error("arena region is read-only or smaller than planned");
   }
   return new Directory(std::move(arena), std::move(index), geometry, static_cast<const uint8_t*>(epoch.data()), Tier::DRAM,
-                       policy_named(policy));
-}
-
-std::vector<NamespaceId> known_namespaces(const Directory& directory, const std::vector<uint32_t>& owners) {
-  std::vector<NamespaceId> ids;
-  for (const uint32_t owner : owners) {
-    ids.push_back(known_namespace(directory, owner));
-  }
-  return ids;
-}
-
-nb::tuple held_chunks(const std::vector<Hold>& holds) {
-  std::vector<HoldId> ids;
-  for (const Hold& hold : holds) {
-    ids.push_back(hold.id);
-  }
-  return nb::make_tuple(holds.front().chunks, ids);
+                       policy_named(policy), seed_of(seed));
 }
 
 // The directory of a tier whose bytes are elsewhere: in files.
-Directory* make_file_directory(const std::shared_ptr<Mapping>& index, const DirectoryGeometry& geometry,
-                               const nb::bytes& epoch, const std::string& policy) {
-  require_index(*index, geometry, epoch);
+Directory* make_file_directory(const DirectoryGeometry& geometry, const std::string& policy) {
   if (geometry.arena.max_run_segments != 1) {
     throw nb::value_error("geometry is not planned for files");
   }
-  return new Directory(nullptr, index, geometry, static_cast<const uint8_t*>(epoch.data()), Tier::SSD,
-                       policy_named(policy));
-}
-
-nb::tuple acquire_ranks(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& keys,
-                        uint64_t now_ns) {
-  if (owners.empty() || keys.size() % (owners.size() * KEY_BYTES) != 0) {
-    throw nb::value_error("keys must be 32 bytes for each chunk of each rank");
-  }
-  const size_t n = keys.size() / (owners.size() * KEY_BYTES);
-  return held_chunks(directory.acquire_ranks(known_namespaces(directory, owners), packed_keys(keys), n, now_ns));
-}
-
-nb::tuple acquire_leaves(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t n,
-                         uint64_t now_ns) {
-  if (owners.empty() || leaves.size() != owners.size() * KEY_BYTES) {
-    throw nb::value_error("leaves must be one key of 32 bytes for each rank");
-  }
-  return held_chunks(directory.acquire_leaves(known_namespaces(directory, owners), packed_keys(leaves), n, now_ns));
-}
-
-nb::tuple reserve(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
-                  const nb::bytes& keys, uint64_t now_ns) {
-  if (size_class >= directory.arena().class_count()) {
-    throw nb::index_error("unknown size class");
-  }
-  std::optional<ChunkKey> above;
-  if (parent.size() != 0) {
-    above = one_key(parent);
-  }
-  const uint8_t* first = packed_keys(keys);
-  const Reservation answer = directory.reserve(known_namespace(directory, owner), ClassId(size_class), above, first,
-                                               keys.size() / KEY_BYTES, now_ns);
-  return nb::make_tuple(answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations));
-}
-
-nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums, uint64_t now_ns,
-                 const nb::bytes& tokens) {
-  const auto layers = directory.reservation_layers(reservation);
-  require_known(layers.has_value());
-  const size_t chunk_bytes = *layers * sizeof(uint32_t);
-  if (checksums.size() % chunk_bytes != 0) {
-    throw nb::value_error("checksums must be 4 bytes for each layer of each chunk");
-  }
-  std::vector<uint32_t> aligned(checksums.size() / sizeof(uint32_t));
-  std::memcpy(aligned.data(), checksums.data(), checksums.size());
-  const size_t count = checksums.size() / chunk_bytes;
-  if (count == 0 ? tokens.size() != 0
-                 : tokens.size() % (count * sizeof(int32_t)) != 0 || tokens.size() / count / sizeof(int32_t) > TOKEN_IDS_MAX) {
-    throw nb::value_error("tokens must be as many for each chunk, 4096 at most");
-  }
-  std::vector<int32_t> ids(tokens.size() / sizeof(int32_t));
-  std::memcpy(ids.data(), tokens.data(), tokens.size());
-  return pack(directory.commit(reservation, first, count, aligned.data(), now_ns, ids));
+  return new Directory(nullptr, nullptr, geometry, nullptr, Tier::SSD, policy_named(policy));
 }
 
 nb::tuple records(Directory& directory, uint32_t cursor, uint32_t limit, uint32_t end) {
@@ -137,7 +67,7 @@ nb::tuple records(Directory& directory, uint32_t cursor, uint32_t limit, uint32_
     rows.append(nb::make_tuple(nb::bytes(record.key.words, KEY_BYTES), uint64_t{record.page.value()} * PAGE_BYTES,
                                record.generation, geometry.chunk_bytes, geometry.layers, record.owner.value()));
   }
-  return nb::make_tuple(page.next, page.hold, rows);
+  return nb::make_tuple(page.next, page.pin, rows);
 }
 
 nb::tuple histogram(const TimeHistogram& times) {
@@ -157,10 +87,13 @@ nb::dict stats(const Directory& directory) {
   result["zombies"] = counts.zombies;
   result["held"] = counts.held;
   result["holds"] = counts.holds;
+  result["pinned"] = counts.pinned;
+  result["pins"] = counts.pins;
   result["reservations"] = counts.reservations;
   result["used_bytes"] = counts.used_bytes;
   result["idle_bytes"] = counts.idle_bytes;
   result["token_id_bytes"] = counts.token_id_bytes;
+  result["token_ids_left_out"] = counts.token_ids_left_out;
   result["stored_chunks"] = counts.stored_chunks;
   result["promoting"] = counts.promoting;
   result["promoted_chunks"] = counts.promoted_chunks;
@@ -169,9 +102,14 @@ nb::dict stats(const Directory& directory) {
   result["flushed_chunks"] = counts.flushed_chunks;
   result["dropped_chunks"] = counts.dropped_chunks;
   result["aborted_chunks"] = counts.aborted_chunks;
-  const char* names[RESERVE_STATES] = {"present", "reserved", "pending", "no_parent", "full", "not_ready", "foreign"};
-  for (size_t state = 0; state < RESERVE_STATES; ++state) {
-    result[(std::string("answered_") + names[state]).c_str()] = counts.answers[state];
+  const std::pair<SaveState, const char*> names[] = {
+      {SaveState::PRESENT, "answered_present"},   {SaveState::RESERVED, "answered_reserved"},
+      {SaveState::PENDING, "answered_pending"},   {SaveState::NO_PARENT, "answered_no_parent"},
+      {SaveState::FULL, "answered_full"},         {SaveState::NOT_READY, "answered_not_ready"},
+      {SaveState::FOREIGN, "answered_foreign"},   {SaveState::TOO_LONG, "answered_too_long"},
+      {SaveState::SHARE, "answered_share"}};
+  for (const auto& [state, name] : names) {
+    result[name] = counts.answers[static_cast<size_t>(state)];
   }
   const char* reasons[EVICTIONS] = {"own_class", "other_class", "index_full"};
   for (size_t reason = 0; reason < EVICTIONS; ++reason) {
@@ -240,94 +178,13 @@ void bind_geometry(nb::module_& module) {
       .def_prop_ro("index_bytes", [](const DirectoryGeometry& g) { return g.index.total_bytes(); });
 }
 
-void bind_holds(nb::class_<Directory>& directory) {
+void bind_removal(nb::class_<Directory>& directory) {
   directory
       .def(
-          "acquire",
-          [](Directory& self, uint32_t owner, const nb::bytes& keys, uint64_t now_ns) {
-            const uint8_t* first = packed_keys(keys);
-            const Hold hold = self.acquire(known_namespace(self, owner), first, keys.size() / KEY_BYTES, now_ns);
-            return nb::make_tuple(hold.chunks, hold.id);
-          },
-          "namespace"_a, "keys"_a, "now_ns"_a = 0, "(chunks, hold) of the longest stored prefix; (0, 0) where there is none.")
-      .def("acquire_ranks", &acquire_ranks, "namespaces"_a, "keys"_a, "now_ns"_a = 0,
-           "(chunks, holds): one hold per rank, all of the shortest prefix; keys of one rank after those of another.")
-      .def("acquire_leaves", &acquire_leaves, "namespaces"_a, "leaves"_a, "chunks"_a, "now_ns"_a = 0,
-           "The same as acquire_ranks for the prefixes of `chunks` chunks that end in `leaves`, one key for each rank; "
-           "chunks is 0 and so are the holds unless all of them are stored whole.")
-      .def(
-          "duplicate",
-          [](Directory& self, HoldId hold) {
-            const auto made = self.duplicate(hold);
-            require_known(made.has_value());
-            return made->id;
-          },
-          "hold"_a, "A new hold on the same chunks.")
-      .def(
-          "columns",
-          [](const Directory& self, HoldId hold) {
-            const auto columns = self.columns(hold);
-            require_known(columns.has_value());
-            return nb::make_tuple(pack(columns->offsets), pack(columns->generations), pack(columns->levels));
-          },
-          "hold"_a, "(offsets u64, generations u64, levels u8); level 255: the chunk was dropped.")
-      .def(
-          "key_of",
-          [](const Directory& self, HoldId hold, size_t position) {
-            const auto key = self.key_of(hold, position);
-            require_known(key.has_value());
-            return nb::bytes(key->words, KEY_BYTES);
-          },
-          "hold"_a, "position"_a, "The key of one chunk of a hold.")
-      .def("release", &Directory::release, "hold"_a, "now_ns"_a, "Ends a hold; False where it is unknown.");
-}
-
-void bind_reservations(nb::class_<Directory>& directory) {
-  directory
-      .def("reserve", &reserve, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a,
-           "(reservation, states u8, offsets u64, generations u64); parent b\"\" is the root; reservation 0:\n"
-           "there is nothing to end.")
-      .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a, "now_ns"_a = 0,
-           "tokens"_a = nb::bytes(""),
-           "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32\n"
-           "[chunk][token], or none.")
-      .def("end_reservation", &Directory::end_reservation, "reservation"_a, "now_ns"_a)
-      .def("expire_reservation", &Directory::expire_reservation, "reservation"_a, "now_ns"_a);
-}
-
-}  // namespace
-
-void bind_directory(nb::module_& module) {
-  module.attr("TOKEN_IDS_MAX") = TOKEN_IDS_MAX;
-  bind_geometry(module);
-  nb::class_<Directory> directory(module, "Directory", "What is stored, where, for whom. Control thread only.");
-  directory
-      .def(nb::new_(&make_directory), "arena"_a.none(), "index"_a, "geometry"_a, "epoch"_a, "policy"_a = "lru")
-      .def_static("of_files", &make_file_directory, "index"_a, "geometry"_a, "epoch"_a, "policy"_a = "lru", nb::rv_policy::take_ownership,
-                  "The directory of a tier in files; `index` is private memory of its own.")
-      .def(
-          "add_class",
-          [](Directory& self, uint64_t chunk_bytes, uint32_t layers) {
-            const auto added = self.add_class(chunk_bytes, layers);
-            if (!added) {
-              throw nb::value_error("a chunk of this size does not fit the arena");
-            }
-            return added->value();
-          },
-          "chunk_bytes"_a, "layers"_a)
-      .def("add_namespace", [](Directory& self) { return self.add_namespace().value(); })
-      .def(
-          "mark_segment_ready",
-          [](Directory& self, uint32_t segment) {
-            if (segment >= self.geometry().arena.segments) {
-              throw nb::index_error("no such segment");
-            }
-            self.mark_segment_ready(segment);
-          },
-          "segment"_a)
-      .def(
-          "drop", [](Directory& self, const nb::bytes& key) { return self.drop(one_key(key)); }, "key"_a,
-          "Takes a bad chunk and its descendants out; returns how many went.")
+          "drop",
+          [](Directory& self, const nb::bytes& key, uint64_t generation) { return self.drop(one_key(key), generation); },
+          "key"_a, "generation"_a,
+          "Takes a bad chunk and its descendants out, where it has this generation and has landed; returns how many went.")
       .def(
           "discard", [](Directory& self, const nb::bytes& key) { return self.discard(one_key(key)); }, "key"_a,
           "Takes a good chunk and its descendants out, counted as flushed; returns how many went.")
@@ -341,16 +198,51 @@ void bind_directory(nb::module_& module) {
             const FlushResult result = self.flush(only, before_ns);
             return nb::make_tuple(result.chunks, result.bytes, result.skipped);
           },
-          "namespace"_a.none(), "before_ns"_a, "(chunks, bytes, skipped because held).")
+          "namespace"_a.none(), "before_ns"_a, "(chunks, bytes, skipped because held).");
+}
+
+}  // namespace
+
+void bind_directory(nb::module_& module) {
+  module.attr("TOKEN_IDS_MAX") = TOKEN_IDS_MAX;
+  module.attr("ARENA_BYTES_MAX") = ARENA_BYTES_MAX;
+  module.attr("FILES_BYTES_MAX") = FILES_BYTES_MAX;
+  bind_geometry(module);
+  nb::class_<Directory> directory(module, "Directory", "What is stored, where, for whom. Control thread only.");
+  directory
+      .def(nb::new_(&make_directory), "arena"_a.none(), "index"_a, "geometry"_a, "epoch"_a, "policy"_a = "lru",
+           "seed"_a = nb::bytes(""))
+      .def_static("of_files", &make_file_directory, "geometry"_a, "policy"_a = "lru", nb::rv_policy::take_ownership,
+                  "The directory of a tier in files, which no client looks into.")
+      .def(
+          "add_class",
+          [](Directory& self, uint64_t chunk_bytes, uint32_t layers, bool has_place_below) {
+            const auto added = self.add_class(chunk_bytes, layers, has_place_below);
+            if (!added) {
+              throw nb::value_error("a chunk of this size does not fit the arena");
+            }
+            return added->value();
+          },
+          "chunk_bytes"_a, "layers"_a, "has_place_below"_a = true)
+      .def("add_namespace", [](Directory& self) { return self.add_namespace().value(); })
+      .def(
+          "mark_segment_ready",
+          [](Directory& self, uint32_t segment) {
+            if (segment >= self.geometry().arena.segments) {
+              throw nb::index_error("no such segment");
+            }
+            self.mark_segment_ready(segment);
+          },
+          "segment"_a)
       .def("records", &records, "cursor"_a, "limit"_a, "end"_a = UINT32_MAX,
-           "(next cursor or 0, hold or 0, [(key, offset, generation, chunk_bytes, layers, namespace)]).")
+           "(next cursor or 0, pin or 0, [(key, offset, generation, chunk_bytes, layers, namespace)]).")
       .def(
           "namespace_counts",
           [](const Directory& self, uint32_t owner) {
             const NamespaceCounts counts = self.namespace_counts(known_namespace(self, owner));
-            return nb::make_tuple(counts.chunks, counts.bytes);
+            return nb::make_tuple(counts.chunks, counts.bytes, counts.held, counts.writing, counts.zombies);
           },
-          "namespace"_a, "(chunks, bytes) stored.")
+          "namespace"_a, "(chunks, bytes) stored, how many of these are held, chunks being written, slots that are not free yet.")
       .def(
           "tokens_of",
           [](const Directory& self, const nb::bytes& key) {
@@ -358,13 +250,18 @@ void bind_directory(nb::module_& module) {
             return nb::bytes(tokens.data(), tokens.size_bytes());
           },
           "key"_a, "Token ids of a chunk, i32; empty where none are known here.")
+      .def("limit_token_ids", &Directory::limit_token_ids, "bytes"_a,
+           "At most so many bytes of token ids from now on; chunks beyond that are kept without and counted.")
       .def("stats", &stats)
+      .def("bound_chains", &Directory::bound_chains, "chunks"_a, "No chain gets more chunks than this from now on.")
       .def("is_behind", &Directory::is_behind, "Whether segments are still to be marked ready.")
       .def("verify", &Directory::verify, "One line per broken invariant.");
   bind_holds(directory);
   bind_reservations(directory);
+  bind_removal(directory);
   bind_tiers(directory);
   bind_retention(directory);
+  bind_shares(directory);
   bind_changes(module, directory);
 }
 

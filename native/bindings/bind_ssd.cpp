@@ -137,9 +137,9 @@ uint64_t verify(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, 
   return queue.verify(std::move(chunks));
 }
 
-nb::list take_outcomes(SsdQueue& queue) {
+nb::list take_outcomes(SsdQueue& queue, size_t limit) {
   nb::list rows;
-  for (const SsdOutcome& outcome : queue.take_outcomes()) {
+  for (const SsdOutcome& outcome : queue.take_outcomes(limit)) {
     rows.append(nb::make_tuple(outcome.job, outcome.chunk, static_cast<uint8_t>(outcome.status), outcome.bytes,
                                pack(outcome.tokens)));
   }
@@ -156,6 +156,8 @@ nb::dict queue_stats(const SsdQueue& queue) {
   result["read_bytes"] = counts.read_bytes;
   result["written_bytes"] = counts.written_bytes;
   result["failed_chunks"] = counts.failed_chunks;
+  result["read_back_chunks"] = counts.read_back_chunks;
+  result["second_reads"] = counts.second_reads;
   return result;
 }
 
@@ -165,8 +167,7 @@ nb::dict queue_io(const SsdQueue& queue) {
   result["threads"] = found.threads;
   result["rings"] = found.rings;
   result["ring_error"] = found.ring_error;
-  result["registered"] = found.registered;
-  result["register_error"] = found.register_error;
+  result["is_distrusted"] = found.is_distrusted;
   return result;
 }
 
@@ -175,6 +176,7 @@ nb::dict queue_io(const SsdQueue& queue) {
 void bind_ssd(nb::module_& module) {
   module.attr("SSD_HEADER_BYTES") = SSD_HEADER_BYTES;
   module.attr("SSD_LAYERS_MAX") = SSD_LAYERS_MAX;
+  module.attr("SSD_WRITE_BYTES") = SSD_WRITE_BYTES;
   nb::class_<SsdFiles>(module, "SsdFiles", "The segment files of an SSD tier.")
       .def_static("open", &open_files, "path"_a, "segment_bytes"_a, "segments"_a, "wants_direct"_a,
                   "Opens or makes the directory and its files; OSError names what is wrong. GIL released.")
@@ -214,7 +216,8 @@ void bind_ssd(nb::module_& module) {
       .def("verify", &verify, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a,
            "Reads chunks and compares them with their checksums, after everything else; nothing is kept. Rows as for `read`,\n"
            "any arena offset.")
-      .def("take_outcomes", &take_outcomes, "[(job, chunk, status, bytes, token ids i32)], each chunk of each job once.")
+      .def("take_outcomes", &take_outcomes, "limit"_a = SIZE_MAX,
+           "[(job, chunk, status, bytes, token ids i32)], each chunk of each job once, `limit` at most.")
       .def("fileno", &SsdQueue::event_fd, "Readable while there are outcomes.")
       .def(
           "stop",
@@ -226,13 +229,11 @@ void bind_ssd(nb::module_& module) {
             return self.stop(std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1e3)));
           },
           "timeout_s"_a, "Ends the threads; False where I/O under way has not ended in time. GIL released.")
-      .def("register_arena", &SsdQueue::register_arena,
-           "Has the kernel keep the arena's pages at hand from now on. All must be there, and none replaced later.")
       .def(
-          "longest_piece_ns", [](const SsdQueue& self) { return self.longest_piece().count(); },
-          "For how long the piece of I/O has been under way that was begun first; 0: none is.")
+          "longest_transfer_ns", [](const SsdQueue& self) { return self.longest_transfer().count(); },
+          "For how long the transfer has been under way that was begun first; 0: none is.")
       .def("stats", &queue_stats)
-      .def("io", &queue_io, "How many threads have a ring, how many of these the whole arena, and the errno of a refusal.");
+      .def("io", &queue_io, "How many threads have a ring, the errno of a refusal, and whether what was moved differed once.");
 }
 
 }  // namespace kvpool

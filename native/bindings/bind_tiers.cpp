@@ -30,16 +30,12 @@ nb::tuple promote(Directory& directory, uint32_t owner, uint32_t size_class, con
   return nb::make_tuple(answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations));
 }
 
-nb::tuple describe(const Directory& directory, Hold hold, size_t saved) {
-  const auto leaf = hold.id == 0 ? std::nullopt : directory.record_of(hold.id, 0);
-  const ChunkRecord first = leaf ? directory.record(*leaf) : ChunkRecord{};
-  return nb::make_tuple(hold.id, hold.chunks, saved, first.owner.value(), first.size_class.value());
-}
-
-nb::tuple hold_unsaved(Directory& directory, uint32_t scan, bool newest_first) {
-  size_t saved = 0;
-  const Hold hold = directory.hold_unsaved(scan, newest_first, saved);
-  return describe(directory, hold, saved);
+nb::tuple describe(const Directory& directory, Hold pin) {
+  const auto record = pin.id == 0 ? std::nullopt : directory.record_of(pin.id, 0);
+  const ChunkRecord first = record ? directory.record(*record) : ChunkRecord{};
+  const auto parent = directory.parent_key_of(pin.id);
+  return nb::make_tuple(pin.id, pin.chunks, parent ? nb::bytes(parent->words, KEY_BYTES) : nb::bytes(""),
+                        first.owner.value());
 }
 
 nb::bytes keys_of(const Directory& directory, HoldId hold) {
@@ -72,12 +68,12 @@ bool restore_row(Directory& directory, const RestoreRow& row, uint64_t now_ns) {
   const bool has_parent = std::any_of(row.parent, row.parent + KEY_BYTES, [](uint8_t byte) { return byte != 0; });
   const uint64_t page = row.offset / PAGE_BYTES;
   if (row.owner >= directory.namespaces() || row.size_class >= directory.arena().class_count() ||
-      row.offset % PAGE_BYTES != 0 || page >= directory.geometry().index.page_count()) {
+      row.offset % PAGE_BYTES != 0 || page >= directory.geometry().arena.total_bytes() / PAGE_BYTES) {
     return false;
   }
   return directory.restore(NamespaceId(row.owner), ClassId(row.size_class),
                            has_parent ? std::optional(ChunkKey::from_bytes(row.parent)) : std::nullopt,
-                           ChunkKey::from_bytes(row.key), PageIndex(static_cast<uint32_t>(page)), row.generation,
+                           ChunkKey::from_bytes(row.key), PageIndex(page), row.generation,
                            retention_of(row.priority, row.duration_ms), now_ns);
 }
 
@@ -92,6 +88,35 @@ nb::bytes restore(Directory& directory, const nb::bytes& rows, uint64_t now_ns) 
     is_restored[index] = restore_row(directory, row, now_ns) ? 1 : 0;
   }
   return pack(is_restored);
+}
+
+void bind_pins(nb::class_<Directory>& directory) {
+  directory
+      .def(
+          "pin_unsaved",
+          [](Directory& self, uint32_t scan, uint8_t order) {
+            if (order > static_cast<uint8_t>(WriteOrder::WORTHIEST)) {
+              throw nb::value_error("order must be 0 (coldest), 1 (newest) or 2 (worthiest)");
+            }
+            return describe(self, self.pin_unsaved(scan, static_cast<WriteOrder>(order)));
+          },
+          "scan"_a, "order"_a,
+          "(pin, chunks, parent, namespace): chunks of one chain that the slower tier lacks, behind `parent` (b\"\": the\n"
+          "root), ending in one of the first `scan` chunks; order 0: the coldest first, 1: the newest, 2: the worthiest; pin 0: none,\n"
+          "but `chunks` that gave way below with those before them, and maybe others behind.")
+      .def(
+          "pin_unsaved_prefix",
+          [](Directory& self, uint32_t owner, const nb::bytes& keys, const nb::bytes& parent) {
+            const uint8_t* first = packed_keys(keys);
+            const NamespaceId known = known_namespace(self, owner);
+            return describe(self, self.pin_unsaved_prefix(known, first, keys.size() / KEY_BYTES, key_or_none(parent)));
+          },
+          "namespace"_a, "keys"_a, "parent"_a = nb::bytes(""),
+          "The same of the longest stored prefix, or of what follows a parent; worth it or not.")
+      .def(
+          "pin_chunk", [](Directory& self, HoldId hold, size_t position) { return self.pin_chunk(hold, position).value_or(0); },
+          "hold"_a, "position"_a, "Pins one chunk of a hold; 0 where it is gone.")
+      .def("unpin", &Directory::unpin, "pin"_a, "Ends a pin: its chunks count as unused. False where it is unknown.");
 }
 
 }  // namespace
@@ -128,8 +153,9 @@ void bind_tiers(nb::class_<Directory>& directory) {
           "These chunks are worth a place below from now on (0 all, 1 those with at least this chance of a use and those\n"
           "touched twice, 2 those touched twice, 3 none), with what precedes them; others may be evicted unsaved.")
       .def("knows_chances", &Directory::knows_chances, "Whether the policy has learned how likely chunks are to be used again.")
-      .def("forget_written", &Directory::forget_written,
-           "What gave way below since its last use is worth a place there once more.")
+      .def("forget_written", &Directory::forget_written, "cursor"_a, "looks"_a,
+           "What gave way below since its last use is worth a place there once more: of the records from the cursor (0: the\n"
+           "start) on, no more than `looks`. Where to go on, 0 at the end.")
       .def(
           "keep_ghosts",
           [](Directory& self, uint32_t chunks) {
@@ -139,10 +165,9 @@ void bind_tiers(nb::class_<Directory>& directory) {
             self.keep_ghosts(chunks);
           },
           "chunks"_a, "Has evicted chunks remembered, about so many: what comes again counts as touched. Once.")
-      .def("hold_unsaved", &hold_unsaved, "scan"_a, "newest_first"_a,
-           "(hold, chunks, saved, namespace, size class): a prefix that the slower tier lacks, of which it has the first\n"
-           "`saved` chunks, ending in one of the `scan` chunks next to be evicted, or used last; hold 0: none.")
-      .def("count_unsaved", &Directory::count_unsaved, "Chunks that the other tier lacks, counted one by one.")
+      .def_prop_ro("unsaved_bytes", &Directory::unsaved_bytes,
+                   "Bytes in use that could not go without a write before: not of idle chunks saved or just being so.")
+      .def("count_unsaved", &Directory::count_unsaved, "Stored chunks that the slower tier lacks.")
       .def("keys_of", &keys_of, "hold"_a, "The keys of a hold, packed.")
       .def("release_untouched", &Directory::release_untouched, "hold"_a, "Ends a hold without counting as a use.")
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
@@ -150,7 +175,10 @@ void bind_tiers(nb::class_<Directory>& directory) {
       .def("restore", &restore, "rows"_a, "now_ns"_a = 0,
            "Rows of key, parent, offset u64, generation u64, namespace u32, size class u32, priority u32, duration_ms u32;\n"
            "ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.")
-      .def("finish_restore", &Directory::finish_restore)
+      .def("finish_restore", &Directory::finish_restore, "generation"_a = 0,
+           "Generations go on behind this one, or behind the greatest that was restored.")
+      .def("begin_count", &Directory::begin_count, "`counted` counts from now on.")
+      .def_prop_ro("counted", &Directory::counted, "Chunks here that were reserved since the last `begin_count`.")
       .def(
           "take_departed",
           [](Directory& self) {
@@ -158,6 +186,7 @@ void bind_tiers(nb::class_<Directory>& directory) {
             return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
           },
           "The keys that left this slower tier since the last call, packed.");
+  bind_pins(directory);
 }
 
 }  // namespace kvpool

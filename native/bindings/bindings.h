@@ -16,6 +16,9 @@ void bind_ssd(nanobind::module_& module);
 void bind_reuse(nanobind::module_& module);
 void bind_changes(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_tiers(nanobind::class_<Directory>& directory);
+void bind_holds(nanobind::class_<Directory>& directory);
+void bind_reservations(nanobind::class_<Directory>& directory);
+void bind_shares(nanobind::class_<Directory>& directory);
 void bind_retention(nanobind::class_<Directory>& directory);
 
 }  // namespace kvpool

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
+#include <optional>
 #include <vector>
 
 #include "kvpool/directory.h"
@@ -32,6 +34,11 @@ template <typename Word>
   return ChunkKey::from_bytes(static_cast<const uint8_t*>(key.data()));
 }
 
+// No bytes: the root.
+[[nodiscard]] inline std::optional<ChunkKey> key_or_none(const nanobind::bytes& key) {
+  return key.size() == 0 ? std::nullopt : std::optional(one_key(key));
+}
+
 [[nodiscard]] inline NamespaceId known_namespace(const Directory& directory, uint32_t owner) {
   if (owner >= directory.namespaces()) {
     throw nanobind::index_error("unknown namespace");
@@ -46,6 +53,19 @@ template <typename Word>
   std::vector<int32_t> ids(packed.size() / sizeof(int32_t));
   std::copy_n(static_cast<const uint8_t*>(packed.data()), packed.size(), reinterpret_cast<uint8_t*>(ids.data()));
   return ids;
+}
+
+// No bytes: a seed of the process's own.
+[[nodiscard]] inline HashSeed seed_of(const nanobind::bytes& seed) {
+  if (seed.size() == 0) {
+    return HashSeed::random();
+  }
+  if (seed.size() != sizeof(HashSeed)) {
+    throw nanobind::value_error("seed must be 16 bytes");
+  }
+  HashSeed chosen{};
+  std::memcpy(&chosen, seed.data(), sizeof(chosen));
+  return chosen;
 }
 
 inline void require_known(bool known) {

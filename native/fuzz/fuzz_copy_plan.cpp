@@ -51,6 +51,7 @@ void run_load(const LoadPlan& plan) {
 }
 
 void run_save(Input& input, const SavePlan& plan) {
+  FUZZ_EXPECT(uint64_t{plan.first_layer} + plan.layers <= plan.view.layers.size());
   SaveJob job(plan);
   for (uint32_t count = 0; count < plan.layers; ++count) {
     static_cast<void>(job.announce(static_cast<uint32_t>(input.up_to(plan.layers - 1))));
@@ -93,7 +94,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (load_fault(plan) == nullptr) {
     run_load(plan);
   }
-  const SavePlan saved{plan.view, plan.arena, plan.offsets, plan.block_ids, plan.layers, plan.layer_bytes};
+  SavePlan saved{plan.view, plan.arena, plan.offsets, plan.block_ids, plan.layers, plan.layer_bytes};
+  saved.layers = static_cast<uint32_t>(bend(input, saved.layers));
+  saved.first_layer = static_cast<uint32_t>(bend(input, 0));
   if (save_fault(saved) == nullptr) {
     run_save(input, saved);
   }

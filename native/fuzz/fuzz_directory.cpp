@@ -1,4 +1,5 @@
-// Any sequence of requests to the directory, with any keys and ids: its invariants hold, and nothing stays held.
+// Any sequence of requests to the directory, with any keys and ids, while a slower tier is restored: the invariants of both hold,
+// and nothing stays held.
 #include "directory_pool.h"
 #include "fuzz_input.h"
 
@@ -9,39 +10,62 @@ using kvpool::testing::Pool;
 
 namespace {
 
+constexpr uint32_t FILE_SEGMENTS = 3;
+constexpr uint64_t FILE_SLOTS = 8;  // of a segment
+constexpr uint32_t FILE_CHUNKS = 20;
+
 class Requests {
  public:
   explicit Requests(Input& input)
       : input_(input),
         pool_((8 + input.up_to(40)) * CHUNK, static_cast<uint32_t>(4 + input.up_to(60)), input.up_to(3) != 0, 4 * CHUNK,
-              input.up_to(1) != 0 ? PolicyKind::CLASS_QUEUES : PolicyKind::LRU),
-        other_(pool_.directory.add_namespace()) {}
+              input.up_to(1) != 0 ? PolicyKind::CLASS_QUEUES : PolicyKind::LRU, FILE_CHUNKS),
+        files_geometry_(*DirectoryGeometry::plan_files(FILE_SLOTS * CHUNK, FILE_SEGMENTS, FILE_CHUNKS)),
+        files_(nullptr, nullptr, files_geometry_, nullptr, Tier::SSD) {
+    pool_.directory.attach_slower(files_);
+    other_ = pool_.directory.add_namespace();
+    for (uint32_t index = 0; index < 2; ++index) {
+      static_cast<void>(files_.add_namespace());
+    }
+    static_cast<void>(files_.add_class(CHUNK, kvpool::testing::LAYERS));
+    for (uint32_t segment = 0; segment < FILE_SEGMENTS; ++segment) {
+      files_.mark_segment_ready(segment);
+    }
+  }
 
   void run() {
     for (int step = 0; step < 400 && !input_.is_empty(); ++step) {
       request();
       if (step % 16 == 0) {
-        FUZZ_EXPECT(pool_.is_sound());
+        FUZZ_EXPECT(is_sound());
       }
     }
     for (const HoldId id : ids_) {
       pool_.directory.end_reservation(id, ++pool_.now);
       pool_.directory.release(id, ++pool_.now);
+      pool_.directory.unpin(id);
+      files_.end_reservation(id, ++pool_.now);
+      files_.release(id, ++pool_.now);
     }
-    FUZZ_EXPECT(pool_.is_sound());
+    FUZZ_EXPECT(is_sound());
     const DirectoryStats stats = pool_.directory.stats();
     FUZZ_EXPECT(stats.held == 0);
     FUZZ_EXPECT(stats.holds == 0);
+    FUZZ_EXPECT(stats.pins == 0);
+    FUZZ_EXPECT(stats.pinned == 0);
     FUZZ_EXPECT(stats.reservations == 0);
     FUZZ_EXPECT(stats.zombies == 0);
     FUZZ_EXPECT(stats.writing == 0);
     static_cast<void>(pool_.directory.flush(std::nullopt, UINT64_MAX));
     FUZZ_EXPECT(pool_.directory.stats().used_bytes == 0);
+    FUZZ_EXPECT(files_.stats().held == 0);
+    static_cast<void>(files_.flush(std::nullopt, UINT64_MAX));
+    FUZZ_EXPECT(files_.stats().used_bytes == 0);
   }
 
  private:
   void request() {
-    switch (input_.up_to(12)) {
+    switch (input_.up_to(15)) {
       case 0:
       case 1:
         return reserve();
@@ -51,13 +75,16 @@ class Requests {
       case 4:
         return acquire();
       case 5:
-        pool_.directory.release(id(), ++pool_.now);
+        if (input_.up_to(3) == 0) {
+          pool_.directory.unpin(id());
+        }
+        pool_.directory.release_part(id(), input_.up_to(9) + 1, ++pool_.now);
         return;
       case 6:
-        pool_.directory.end_reservation(id(), time());
+        pool_.directory.end_part(id(), input_.up_to(6), time());
         return;
       case 7:
-        pool_.directory.expire_reservation(id(), time());
+        pool_.directory.expire_part(id(), input_.up_to(6), time());
         return;
       case 8:
         return remove();
@@ -67,6 +94,11 @@ class Requests {
         return remember(pool_.directory.duplicate(id()).value_or(Hold{}).id);
       case 11:
         return retain();
+      case 12:
+      case 13:
+        return restore();
+      case 14:
+        return look_below();
       default:
         return prepare();
     }
@@ -99,6 +131,50 @@ class Requests {
     }
   }
 
+  bool is_sound() {
+    const auto broken = files_.verify();
+    for (const auto& line : broken) {
+      std::printf("  files: %s\n", line.c_str());
+    }
+    return pool_.is_sound() && broken.empty();
+  }
+
+  // Rows that an earlier life may have left, and others.
+  void restore() {
+    for (uint64_t row = input_.up_to(6); row > 0; --row) {
+      std::optional<ChunkKey> parent;
+      if (input_.up_to(2) != 0) {
+        parent = key();
+      }
+      const auto place = input_.up_to(3) == 0 ? input_.awkward() : input_.up_to(FILE_SEGMENTS * FILE_SLOTS) * (CHUNK / PAGE_BYTES);
+      const Retention kept{static_cast<uint8_t>(input_.up_to(MAX_PRIORITY)), static_cast<uint32_t>(input_.up_to(3))};
+      static_cast<void>(files_.restore(owner(), ClassId(0), parent, key(), PageIndex(place),
+                                       1 + input_.up_to(1000), kept, pool_.now));
+    }
+  }
+
+  void look_below() {
+    const auto count = input_.up_to(6);
+    switch (input_.up_to(5)) {
+      case 0:
+        return remember(files_.acquire(owner(), keys(count).data(), count).id);
+      case 1:
+        files_.release(id(), ++pool_.now);
+        return;
+      case 2:
+        static_cast<void>(kvpool::testing::drop(files_, key()));
+        return;
+      case 3:
+        static_cast<void>(files_.flush(std::nullopt, time()));
+        return;
+      case 4:
+        files_.release_untouched(id());
+        return;
+      default:
+        return remember(files_.reserve(pool_.owner, ClassId(0), std::nullopt, keys(count).data(), count, ++pool_.now).id);
+    }
+  }
+
   void retain() {
     const auto count = input_.up_to(6);
     const Retention wish{static_cast<uint8_t>(input_.up_to(MAX_PRIORITY)), static_cast<uint32_t>(input_.up_to(3))};
@@ -115,11 +191,17 @@ class Requests {
     }
     const ClassId size_class(static_cast<uint32_t>(input_.up_to(pool_.directory.arena().class_count() - 1)));
     const NamespaceId asking = owner();
+    const ReserveBounds bounds{input_.up_to(3) == 0 ? input_.up_to(6) : SIZE_MAX, input_.up_to(3) == 0};
+    const auto more = input_.up_to(4);
+    const HoldId reservation = id();
+    const Reservation further = pool_.directory.reserve_more(reservation, keys(more).data(), more, time(), bounds);
+    FUZZ_EXPECT(further.states.size() <= more && further.offsets.size() == further.states.size());
     const Reservation made =
-        pool_.directory.reserve(asking, size_class, parent, keys(count).data(), count, time());
-    FUZZ_EXPECT(made.states.size() == count);
+        pool_.directory.reserve(asking, size_class, parent, keys(count).data(), count, time(), {}, bounds);
+    FUZZ_EXPECT(made.states.size() <= count && made.generations.size() == made.states.size());
     const bool reserved = std::count(made.states.begin(), made.states.end(), 1) > 0;
-    FUZZ_EXPECT((made.id != 0) == reserved);
+    FUZZ_EXPECT(made.id != 0 || !reserved);
+    FUZZ_EXPECT(made.id == 0 || reserved || made.states.size() < count);
     remember(made.id);
   }
 
@@ -139,15 +221,20 @@ class Requests {
     if (input_.up_to(1) == 0) {
       return remember(pool_.directory.acquire(owner(), keys(count).data(), count).id);
     }
-    const auto packed = keys(2 * count);
-    for (const Hold& hold : pool_.directory.acquire_ranks({owner(), owner()}, packed.data(), count)) {
-      remember(hold.id);
+    const HoldId hold = id();
+    switch (input_.up_to(2)) {
+      case 0:
+        return static_cast<void>(pool_.directory.shorten(hold, input_.up_to(12), time()));
+      case 1:
+        return static_cast<void>(pool_.directory.extend(hold, keys(count).data(), count, time()));
+      default:
+        return remember(pool_.directory.acquire(owner(), keys(count).data(), count, 0, key()).id);
     }
   }
 
   void remove() {
     if (input_.up_to(3) != 0) {
-      static_cast<void>(pool_.directory.drop(key()));
+      static_cast<void>(kvpool::testing::drop(pool_.directory, key()));
     } else {
       std::optional<NamespaceId> only;
       if (input_.up_to(1) == 0) {
@@ -165,7 +252,7 @@ class Requests {
     FUZZ_EXPECT(!found || (columns && position < columns->offsets.size()));
     const RecordPage page =
         pool_.directory.records(static_cast<uint32_t>(input_.awkward()), static_cast<uint32_t>(1 + input_.up_to(9)));
-    remember(page.hold);
+    remember(page.pin);
     static_cast<void>(pool_.directory.namespace_counts(NamespaceId(static_cast<uint32_t>(input_.awkward()))));
     FUZZ_EXPECT(pool_.directory.stats().used_bytes <= pool_.geometry.capacity);
   }
@@ -180,6 +267,8 @@ class Requests {
 
   Input& input_;
   Pool pool_;
+  DirectoryGeometry files_geometry_;
+  Directory files_;
   NamespaceId other_;
   std::vector<HoldId> ids_;
 };

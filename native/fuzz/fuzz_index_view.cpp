@@ -10,14 +10,15 @@ namespace {
 // A region of a few pages that repeats the input's bytes, with a header that is right, or nearly.
 std::shared_ptr<Mapping> make_region(Input& input, IndexShape& shape) {
   const bool is_right = input.number<uint8_t>() % 8 != 0;
-  shape = {static_cast<uint32_t>(6 + input.up_to(3)), (1 + input.up_to(40)) * PAGE_BYTES};
+  shape = {64 + input.up_to(500), (1 + input.up_to(40)) * PAGE_BYTES};
   const uint64_t size = is_right ? shape.total_bytes() : (1 + input.up_to(20)) * PAGE_BYTES;
   auto region = Mapping::create("fuzz-index", size, false).mapping;
   FUZZ_EXPECT(region != nullptr);
   IndexHeader header{};
   std::memcpy(header.magic, INDEX_MAGIC, sizeof(INDEX_MAGIC));
   header.version = INDEX_VERSION;
-  header.table_log2 = is_right ? shape.table_log2 : static_cast<uint32_t>(input.awkward());
+  header.slots = is_right ? shape.slots : input.awkward();
+  header.seed = {{input.number<uint64_t>(), 7}};
   header.arena_bytes = is_right ? shape.arena_bytes : input.awkward() * PAGE_BYTES;
   header.moves = input.number<uint64_t>();
   const auto pattern = input.bytes(2048);
@@ -58,9 +59,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   FUZZ_EXPECT(index->arena_bytes() % PAGE_BYTES == 0);
   const auto* header = reinterpret_cast<const IndexHeader*>(region->data());
-  const IndexShape seen{header->table_log2, header->arena_bytes};
+  const IndexShape seen{header->slots, header->arena_bytes};
   FUZZ_EXPECT(seen.total_bytes() <= region->size());
-  const auto keys = pick_keys(input, *region, seen.slot_count());
+  const auto keys = pick_keys(input, *region, seen.slots);
   const size_t count = keys.size() / KEY_BYTES;
   std::vector<uint8_t> levels(count, NO_LEVEL);
   const size_t found = index->lookup(keys.data(), count, levels.data());

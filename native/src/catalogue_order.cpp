@@ -110,7 +110,8 @@ struct Place {
 }  // namespace
 
 bool is_good(const CatalogueRow& row) noexcept {
-  return row.crc == crc32c(0, reinterpret_cast<const uint8_t*>(&row), offsetof(CatalogueRow, crc));
+  return row.generation > 0 && row.generation < GENERATION_END &&
+         row.crc == crc32c(0, reinterpret_cast<const uint8_t*>(&row), offsetof(CatalogueRow, crc));
 }
 
 std::vector<uint32_t> restoring_order(const CatalogueRow* rows, size_t n) {

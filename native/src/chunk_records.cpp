@@ -1,14 +1,13 @@
 // Record memory, tree links and list links. See chunk_records.h.
 #include "kvpool/chunk_records.h"
 
+#include <new>
+
 #include "kvpool/check.h"
 
 namespace kvpool {
 
-ChunkRecords::ChunkRecords(uint32_t capacity) : capacity_(capacity) {
-  KVPOOL_CHECK(capacity_ > 0);
-  records_.reserve(capacity_);
-}
+ChunkRecords::ChunkRecords(uint32_t capacity) : capacity_(capacity), records_(capacity) { KVPOOL_CHECK(capacity_ > 0); }
 
 void ChunkRecords::prefetch(RecordId id) const noexcept {
   __builtin_prefetch(&records_[id.value()], 1);  // its first line
@@ -25,8 +24,8 @@ RecordId ChunkRecords::allocate() noexcept {
     record = ChunkRecord{};
     return id;
   }
-  records_.emplace_back();
-  return RecordId(static_cast<uint32_t>(records_.size() - 1));
+  new (&records_[end_]) ChunkRecord{};
+  return RecordId(end_++);
 }
 
 void ChunkRecords::release(RecordId id) noexcept {
@@ -34,6 +33,7 @@ void ChunkRecords::release(RecordId id) noexcept {
   KVPOOL_CHECK(!record.parent.valid());
   KVPOOL_CHECK(!record.first_child.valid());
   KVPOOL_CHECK(record.holds == 0);
+  KVPOOL_CHECK(record.pins == 0);
   record = ChunkRecord{};
   record.newer = first_free_;
   first_free_ = id;
@@ -45,6 +45,7 @@ void ChunkRecords::attach_child(RecordId parent, RecordId child) noexcept {
   ChunkRecord& below = records_[child.value()];
   KVPOOL_CHECK(!below.parent.valid());
   below.parent = parent;
+  below.depth = above.depth + 1;
   below.next_sibling = above.first_child;
   if (above.first_child.valid()) {
     records_[above.first_child.value()].previous_sibling = child;
@@ -94,6 +95,9 @@ void ChunkRecords::unlink(ChunkList& list, RecordId id) noexcept {
     records_[record.newer.value()].older = record.older;
   } else {
     list.newest = record.older;
+  }
+  if (list.hand == id) {
+    list.hand = record.older.valid() ? record.older : record.newer;
   }
   record.older = RecordId();
   record.newer = RecordId();

@@ -1,6 +1,7 @@
 // The writer's side of the shared index. See chunk_table.h for the layout and the argument.
 #include "kvpool/chunk_table.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -11,22 +12,20 @@ namespace kvpool {
 
 static_assert(std::endian::native == std::endian::little);
 
-uint32_t IndexShape::table_log2_for(uint64_t max_chunks) noexcept {
-  uint32_t log2 = 6;
-  while (log2 < MAX_TABLE_LOG2 && (uint64_t{1} << log2) < 2 * max_chunks) {
-    ++log2;
-  }
-  return log2;
+uint64_t IndexShape::slots_for(uint64_t entries) noexcept {
+  return std::max(MIN_TABLE_SLOTS, (entries + 4) / 5 * 8);
 }
 
 bool IndexShape::valid() const noexcept {
-  return table_log2 >= 6 && table_log2 <= MAX_TABLE_LOG2 && arena_bytes != 0 && arena_bytes % PAGE_BYTES == 0 &&
+  return slots >= MIN_TABLE_SLOTS && slots <= MAX_TABLE_SLOTS && arena_bytes != 0 && arena_bytes % PAGE_BYTES == 0 &&
          page_count() < UINT32_MAX;
 }
 
-ChunkTable::ChunkTable(std::shared_ptr<const Mapping> mapping, IndexShape shape, const uint8_t epoch[16])
+ChunkTable::ChunkTable(std::shared_ptr<const Mapping> mapping, IndexShape shape, const uint8_t epoch[16],
+                       const HashSeed& seed)
     : mapping_(std::move(mapping)),
       shape_(shape),
+      seed_(seed),
       header_(reinterpret_cast<IndexHeader*>(mapping_->data())),
       slots_(reinterpret_cast<TableSlot*>(mapping_->data() + PAGE_BYTES)),
       generations_(reinterpret_cast<uint64_t*>(mapping_->data() + shape.generations_offset())),
@@ -38,16 +37,15 @@ ChunkTable::ChunkTable(std::shared_ptr<const Mapping> mapping, IndexShape shape,
   KVPOOL_CHECK(header_->version == 0);
   std::memcpy(header_->magic, INDEX_MAGIC, sizeof(INDEX_MAGIC));
   header_->version = INDEX_VERSION;
-  header_->table_log2 = shape_.table_log2;
+  header_->slots = shape_.slots;
   header_->arena_bytes = shape_.arena_bytes;
   std::memcpy(header_->epoch, epoch, sizeof(header_->epoch));
+  header_->seed = seed_;
 }
 
-std::optional<uint64_t> ChunkTable::position_of(const ChunkKey& key) const noexcept {
-  const uint64_t mask = shape_.slot_count() - 1;
-  const uint64_t home = home_of(key, mask);
-  for (uint64_t step = 0; step < MAX_PROBE; ++step) {
-    const uint64_t position = (home + step) & mask;
+std::optional<uint64_t> ChunkTable::position_from(uint64_t home, const ChunkKey& key) const noexcept {
+  uint64_t position = home;
+  for (uint64_t step = 0; step < MAX_PROBE; ++step, position = behind(position)) {
     if (slots_[position].generation == 0) {
       return std::nullopt;
     }
@@ -59,10 +57,8 @@ std::optional<uint64_t> ChunkTable::position_of(const ChunkKey& key) const noexc
 }
 
 std::optional<uint64_t> ChunkTable::free_position(const ChunkKey& key) const noexcept {
-  const uint64_t mask = shape_.slot_count() - 1;
-  const uint64_t home = home_of(key, mask);
-  for (uint64_t step = 0; step < MAX_PROBE && step <= mask; ++step) {
-    const uint64_t position = (home + step) & mask;
+  uint64_t position = home(key);
+  for (uint64_t step = 0; step < MAX_PROBE && step < shape_.slots; ++step, position = behind(position)) {
     if (slots_[position].generation == 0) {
       return position;
     }
@@ -70,21 +66,51 @@ std::optional<uint64_t> ChunkTable::free_position(const ChunkKey& key) const noe
   return std::nullopt;
 }
 
-std::optional<TableEntry> ChunkTable::find(const ChunkKey& key) const noexcept {
+std::vector<ChunkKey> ChunkTable::keys_in_reach(const ChunkKey& key) const {
+  std::vector<ChunkKey> keys;
+  uint64_t position = home(key);
+  for (uint64_t step = 0; step < MAX_PROBE && step < shape_.slots; ++step, position = behind(position)) {
+    if (slots_[position].generation != 0) {
+      keys.push_back(slots_[position].key);
+    }
+  }
+  return keys;
+}
+
+std::optional<uint64_t> ChunkTable::probe_length(const ChunkKey& key) const noexcept {
   const auto position = position_of(key);
+  return position ? std::optional(distance(home(key), *position) + 1) : std::nullopt;
+}
+
+bool ChunkTable::bequeath(const ChunkKey& from, const ChunkKey& to) noexcept {
+  const auto position = position_of(from);
+  KVPOOL_CHECK(position.has_value());
+  if (distance(home(to), *position) >= MAX_PROBE) {
+    return false;
+  }
+  bequest_ = {from, to};
+  return true;
+}
+
+std::optional<TableEntry> ChunkTable::find(const ChunkKey& key) const noexcept { return find_from(home(key), key); }
+
+std::optional<TableEntry> ChunkTable::find_from(uint64_t home, const ChunkKey& key) const noexcept {
+  const auto position = position_from(home, key);
   if (!position) {
     return std::nullopt;
   }
   const TableSlot& slot = slots_[*position];
-  return TableEntry{RecordId(slot.record), slot.generation, PageIndex(slot.page), slot.tiers};
+  return TableEntry{RecordId(slot.record), slot.generation, page_of(slot.page), slot.tiers};
 }
 
-void ChunkTable::prefetch(const ChunkKey& key) const noexcept {
-  __builtin_prefetch(&slots_[home_of(key, shape_.slot_count() - 1)]);
+uint64_t ChunkTable::prefetch(const ChunkKey& key) const noexcept {
+  const uint64_t position = home(key);
+  __builtin_prefetch(&slots_[position]);
+  return position;
 }
 
 bool ChunkTable::has_room(const ChunkKey& key) const noexcept {
-  return count_ < shape_.slot_count() / 2 && free_position(key).has_value();
+  return count_ < shape_.max_entries() && free_position(key).has_value();
 }
 
 bool ChunkTable::insert(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
@@ -94,7 +120,14 @@ bool ChunkTable::insert(const ChunkKey& key, RecordId record, uint64_t generatio
   if (!has_room(key)) {
     return false;
   }
-  TableSlot& slot = slots_[*free_position(key)];
+  write_slot(*free_position(key), key, record, generation, page);
+  store_relaxed(header_->count, ++count_);
+  return true;
+}
+
+void ChunkTable::write_slot(uint64_t position, const ChunkKey& key, RecordId record, uint64_t generation,
+                            PageIndex page) noexcept {
+  TableSlot& slot = slots_[position];
   const uint32_t seq = slot.seq;
   store_relaxed(slot.seq, seq + 1);
   store_release(slot.record, record.value());
@@ -102,11 +135,9 @@ bool ChunkTable::insert(const ChunkKey& key, RecordId record, uint64_t generatio
   for (size_t word = 0; word < 4; ++word) {
     store_release(slot.key.words[word], key.words[word]);
   }
-  store_release(slot.page, page.value());
+  store_release(slot.page, stored_page(page));
   store_release(slot.tiers, uint8_t{0});
   store_release(slot.seq, seq + 2);
-  store_relaxed(header_->count, ++count_);
-  return true;
 }
 
 void ChunkTable::move(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
@@ -119,7 +150,7 @@ void ChunkTable::move(const ChunkKey& key, RecordId record, uint64_t generation,
   store_relaxed(slot.seq, seq + 1);
   store_release(slot.record, record.value());
   store_release(slot.generation, generation);
-  store_release(slot.page, page.value());
+  store_release(slot.page, stored_page(page));
   store_release(slot.seq, seq + 2);
 }
 
@@ -132,15 +163,17 @@ void ChunkTable::set_tiers(const ChunkKey& key, uint8_t tiers) noexcept {
 void ChunkTable::erase(const ChunkKey& key) noexcept {
   const auto position = position_of(key);
   KVPOOL_CHECK(position.has_value());
-  const uint64_t mask = shape_.slot_count() - 1;
+  if (bequest_ && bequest_->from == key) {
+    write_slot(*position, bequest_->to, RecordId(), 1, PageIndex());
+    bequest_.reset();
+    return;
+  }
   uint64_t hole = *position;
   // No entry stands MAX_PROBE or more behind its home, so none from there on can move to the hole: keys are the clients'
   // choice, and a run of occupied slots can be as long as the table allows.
-  for (uint64_t next = (hole + 1) & mask; slots_[next].generation != 0 && ((next - hole) & mask) < MAX_PROBE;
-       next = (next + 1) & mask) {
+  for (uint64_t next = behind(hole); slots_[next].generation != 0 && distance(hole, next) < MAX_PROBE; next = behind(next)) {
     // The entry may move back to the hole unless that is before its home, in probe order.
-    const uint64_t distance = (next - home_of(slots_[next].key, mask)) & mask;
-    if (distance >= ((next - hole) & mask)) {
+    if (distance(home(slots_[next].key), next) >= distance(hole, next)) {
       copy_slot(hole, next);
       store_release(header_->moves, header_->moves + 1);
       hole = next;
@@ -203,50 +236,70 @@ uint32_t ChunkTable::checksum(PageIndex page, uint32_t layer) const noexcept {
   return checksums_[word];
 }
 
+template <typename Visit>
+void ChunkTable::visit_touched(Visit visit) const {
+  const uint64_t table_end = shape_.generations_offset();
+  for (Stretch pages = mapping_->next_pages(PAGE_BYTES); pages.begin < std::min(pages.end, table_end);
+       pages = mapping_->next_pages(pages.end)) {
+    const uint64_t end = (std::min(pages.end, table_end) - PAGE_BYTES) / sizeof(TableSlot);
+    for (uint64_t position = (pages.begin - PAGE_BYTES) / sizeof(TableSlot); position < end; ++position) {
+      visit(position);
+    }
+  }
+}
+
 uint64_t ChunkTable::count_placeless() const noexcept {
   uint64_t count = 0;
-  for (uint64_t position = 0; position < shape_.slot_count(); ++position) {
+  visit_touched([&](uint64_t position) {
     count += slots_[position].generation != 0 && slots_[position].page == NO_PAGE ? 1U : 0U;
-  }
+  });
   return count;
 }
 
 uint64_t ChunkTable::count_in(uint8_t tiers) const noexcept {
   uint64_t count = 0;
-  for (uint64_t position = 0; position < shape_.slot_count(); ++position) {
+  visit_touched([&](uint64_t position) {
     count += slots_[position].generation != 0 && (slots_[position].tiers & tiers) != 0 ? 1U : 0U;
-  }
+  });
   return count;
 }
 
 std::vector<std::string> ChunkTable::verify() const {
   std::vector<std::string> broken;
-  const uint64_t mask = shape_.slot_count() - 1;
   uint64_t entries = 0;
-  for (uint64_t position = 0; position <= mask; ++position) {
-    const TableSlot& slot = slots_[position];
-    if (slot.seq % 2 != 0) {
-      broken.push_back("table slot " + std::to_string(position) + " is left in flux");
-    }
-    if (slot.generation == 0) {
-      continue;
-    }
-    ++entries;
-    const auto found = position_of(slot.key);
-    if (!found || *found != position) {
-      broken.push_back("table slot " + std::to_string(position) + " is not where its key is found");
-    }
-    if (slot.page >= shape_.page_count() && slot.page != NO_PAGE) {
-      broken.push_back("table slot " + std::to_string(position) + " points outside the arena");
-    }
-  }
+  visit_touched([&](uint64_t position) {
+    entries += slots_[position].generation != 0 ? 1U : 0U;
+    verify_slot(position, broken);
+  });
   if (entries != count_ || header_->count != count_) {
     broken.push_back("table counts " + std::to_string(count_) + " entries and holds " + std::to_string(entries));
   }
-  if (count_ > shape_.slot_count() / 2) {
-    broken.push_back("table is more than half full");
+  if (count_ > shape_.max_entries()) {
+    broken.push_back("table is fuller than it may be");
+  }
+  if (bequest_) {
+    broken.push_back("a table slot is bequeathed by a key that was not erased");
   }
   return broken;
+}
+
+void ChunkTable::verify_slot(uint64_t position, std::vector<std::string>& broken) const {
+  const TableSlot& slot = slots_[position];
+  const auto note = [&](const char* what) {
+    broken.push_back("table slot " + std::to_string(position) + " " + what);
+  };
+  if (slot.seq % 2 != 0) {
+    note("is left in flux");
+  }
+  if (slot.generation == 0) {
+    return;
+  }
+  if (position_of(slot.key) != position) {
+    note("is not where its key is found");
+  }
+  if (slot.page >= shape_.page_count() && slot.page != NO_PAGE) {
+    note("points outside the arena");
+  }
 }
 
 }  // namespace kvpool

@@ -14,15 +14,15 @@ constexpr uint8_t MAX_TOUCHES = 255;
 
 }  // namespace
 
-std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, uint32_t max_chunks) {
+std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, uint32_t max_chunks, const HashSeed& seed) {
   if (kind == PolicyKind::LRU) {
     return std::make_unique<LruPolicy>();
   }
-  return std::make_unique<ClassQueuePolicy>(max_chunks);
+  return std::make_unique<ClassQueuePolicy>(max_chunks, seed);
 }
 
-ClassQueuePolicy::ClassQueuePolicy(uint32_t max_chunks)
-    : learned_(model_), ghosts_(GHOSTS_PER_CHUNK * max_chunks), duel_(max_chunks, learned_) {}
+ClassQueuePolicy::ClassQueuePolicy(uint32_t max_chunks, const HashSeed& seed)
+    : learned_(model_), ghosts_(GHOSTS_PER_CHUNK * max_chunks), duel_(max_chunks, learned_, seed) {}
 
 uint8_t ClassQueuePolicy::queue_of(const ChunkRecord& record) noexcept {
   return static_cast<uint8_t>(count_class(record.touches) * CHAIN_KINDS + record.chain_kind);
@@ -77,7 +77,7 @@ void ClassQueuePolicy::note_evicted(const ChunkRecord& record) {
 void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<RecordId>& chain, uint64_t now_ns) {
   sampled_.clear();
   bool is_use = false;
-  RecordId parent;
+  RecordId parent = chain.empty() ? RecordId() : records[chain.front()].parent;
   for (const RecordId id : chain) {
     ChunkRecord& record = records[id];
     if (record.state == ChunkState::ZOMBIE || record.parent != parent) {

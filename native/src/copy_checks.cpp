@@ -8,11 +8,11 @@ namespace {
 constexpr uint64_t VIEW_NUMBERS_MAX = uint64_t{1} << 40;
 
 const char* blocks_fault(const CacheView& view, const std::vector<int64_t>& ids, size_t chunks, uint32_t layers,
-                         uint64_t layer_bytes, bool may_skip) noexcept {
+                         uint64_t layer_bytes, bool may_skip, uint32_t first_layer = 0) noexcept {
   if (const char* fault = view_fault(view)) {
     return fault;
   }
-  if (view.layers.size() != layers) {
+  if (may_skip ? view.layers.size() != layers : view.layers.size() < uint64_t{first_layer} + layers) {
     return "the view has another number of layers";
   }
   if (chunks == 0) {
@@ -71,7 +71,8 @@ const char* save_fault(const SavePlan& plan) noexcept {
   if (const char* fault = extents_fault(*plan.arena, plan.offsets, plan.layers, plan.layer_bytes)) {
     return fault;
   }
-  return blocks_fault(plan.view, plan.block_ids, plan.offsets.size(), plan.layers, plan.layer_bytes, false);
+  return blocks_fault(plan.view, plan.block_ids, plan.offsets.size(), plan.layers, plan.layer_bytes, false,
+                      plan.first_layer);
 }
 
 }  // namespace kvpool

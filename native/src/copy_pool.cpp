@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <time.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "kvpool/check.h"
@@ -43,6 +44,7 @@ std::shared_ptr<CopyJob> CopyQueue::next(size_t blocked) {
 
 void CopyQueue::run() {
   size_t blocked = 0;
+  LandingWait wait;
   while (const std::shared_ptr<CopyJob> job = next(blocked)) {
     uint64_t copied = 0;
     do {
@@ -51,10 +53,18 @@ void CopyQueue::run() {
     } while (copied > 0 && (job->is_load() || !has_load()));
     if (copied > 0) {
       blocked = 0;
-    } else if (retire_or_rotate(job, blocked)) {
-      job->wait_until_unblocked(BLOCKED_WAIT_S);
+    } else if (retire_or_rotate(job, blocked) && name_awaited(wait)) {
+      wait.wait(BLOCKED_WAIT_S);
     }
+    wait.clear();
   }
+}
+
+// What all the loads wait for. False where one of them need not, or there is none.
+bool CopyQueue::name_awaited(LandingWait& wait) {
+  const std::lock_guard guard(lock_);
+  return !loads_.empty() &&
+         std::all_of(loads_.begin(), loads_.end(), [&](const auto& job) { return wait.is_full() || job->name_awaited(wait); });
 }
 
 // Takes a job out that has nothing more to hand out, or lets the next load try. True when there is nothing to do but wait.

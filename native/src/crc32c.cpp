@@ -1,9 +1,7 @@
 #include "kvpool/crc32c.h"
 
-#include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
 
 #include "crc32c_paths.h"
 
@@ -15,9 +13,6 @@ namespace kvpool {
 namespace {
 
 using namespace crc32c_detail;
-
-// Copied and then checksummed while still in the first-level cache, where the two are not one loop.
-constexpr size_t PIECE_BYTES = 4096;
 
 consteval std::array<uint32_t, 256> make_table() {
   std::array<uint32_t, 256> table{};
@@ -31,10 +26,20 @@ consteval std::array<uint32_t, 256> make_table() {
   return table;
 }
 
+constexpr auto TABLE = make_table();
+
 uint32_t update_table(uint32_t state, const uint8_t* data, size_t size) noexcept {
-  static constexpr auto TABLE = make_table();
   for (size_t i = 0; i < size; ++i) {
     state = (state >> 8) ^ TABLE[(state ^ data[i]) & 0xFFU];
+  }
+  return state;
+}
+
+uint32_t copy_table(uint32_t state, uint8_t* target, const uint8_t* source, size_t size) noexcept {
+  for (size_t i = 0; i < size; ++i) {
+    const auto byte = load_once<uint8_t>(source + i);
+    target[i] = byte;
+    state = (state >> 8) ^ TABLE[(state ^ byte) & 0xFFU];
   }
   return state;
 }
@@ -82,15 +87,11 @@ uint32_t copy_crc32c_with(CrcPath path, uint32_t crc, uint8_t* target, const uin
   if (path == CrcPath::AVX512) {
     return ~copy_avx512(~crc, target, source, size);
   }
-#endif
-  uint32_t state = ~crc;
-  for (size_t offset = 0; offset < size; offset += PIECE_BYTES) {
-    const size_t piece = std::min(PIECE_BYTES, size - offset);
-    std::memcpy(target + offset, source + offset, piece);
-    // Of what was written: somebody else may be changing the source.
-    state = update(path, state, target + offset, piece);
+  if (path == CrcPath::SSE42) {
+    return ~copy_sse42(~crc, target, source, size);
   }
-  return ~state;
+#endif
+  return ~copy_table(~crc, target, source, size);
 }
 
 uint32_t crc32c(uint32_t crc, const uint8_t* data, size_t size) noexcept {

@@ -42,7 +42,10 @@ enum class Store { NONE, PLAIN, STREAM };
 
 template <Store Kind>
 [[gnu::always_inline]] inline __m512i move_line(uint8_t* target, const uint8_t* source, size_t offset) noexcept {
-  const __m512i line = _mm512_loadu_si512(source + offset);
+  __m512i line = _mm512_loadu_si512(source + offset);
+  if constexpr (Kind != Store::NONE) {
+    asm volatile("" : "+v"(line));  // as load_once does
+  }
   if constexpr (Kind == Store::PLAIN) {
     _mm512_storeu_si512(target + offset, line);
   } else if constexpr (Kind == Store::STREAM) {
@@ -52,9 +55,9 @@ template <Store Kind>
 }
 
 // No software prefetch: it gains nothing in pieces of 32 KiB and costs a gather of 4 KiB pieces a fifth (bench_copy).
-// REQUIRES: size is a positive multiple of STRIDE; for STREAM the target is aligned to LINE.
+// REQUIRES: size is a multiple of LINE, at least STRIDE; for STREAM the target is aligned to LINE.
 template <Store Kind>
-uint32_t fold_strides(uint32_t state, uint8_t* target, const uint8_t* source, size_t size) noexcept {
+uint32_t fold_lines(uint32_t state, uint8_t* target, const uint8_t* source, size_t size) noexcept {
   const __m512i by_stride = fold_constants<STRIDE * 8>();
   const __m512i by_line = fold_constants<LINE * 8>();
   __m512i a = move_line<Kind>(target, source, 0);
@@ -62,23 +65,28 @@ uint32_t fold_strides(uint32_t state, uint8_t* target, const uint8_t* source, si
   __m512i c = move_line<Kind>(target, source, 2 * LINE);
   __m512i d = move_line<Kind>(target, source, 3 * LINE);
   a = _mm512_xor_si512(a, _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
-  for (size_t offset = STRIDE; offset < size; offset += STRIDE) {
+  size_t offset = STRIDE;
+  for (; offset + STRIDE <= size; offset += STRIDE) {
     a = fold(a, by_stride, move_line<Kind>(target, source, offset));
     b = fold(b, by_stride, move_line<Kind>(target, source, offset + LINE));
     c = fold(c, by_stride, move_line<Kind>(target, source, offset + 2 * LINE));
     d = fold(d, by_stride, move_line<Kind>(target, source, offset + 3 * LINE));
   }
+  __m512i folded = fold(fold(fold(a, by_line, b), by_line, c), by_line, d);
+  for (; offset < size; offset += LINE) {
+    folded = fold(folded, by_line, move_line<Kind>(target, source, offset));
+  }
   alignas(LINE) uint8_t rest[LINE];
-  _mm512_store_si512(rest, fold(fold(fold(a, by_line, b), by_line, c), by_line, d));
+  _mm512_store_si512(rest, folded);
   return update_sse42(0, rest, LINE);
 }
 
 }  // namespace
 
 uint32_t update_avx512(uint32_t state, const uint8_t* data, size_t size) noexcept {
-  const size_t folded = size / STRIDE * STRIDE;
+  const size_t folded = size < STRIDE ? 0 : size / LINE * LINE;
   if (folded > 0) {
-    state = fold_strides<Store::NONE>(state, nullptr, data, folded);
+    state = fold_lines<Store::NONE>(state, nullptr, data, folded);
   }
   return update_sse42(state, data + folded, size - folded);
 }
@@ -86,17 +94,13 @@ uint32_t update_avx512(uint32_t state, const uint8_t* data, size_t size) noexcep
 uint32_t copy_avx512(uint32_t state, uint8_t* target, const uint8_t* source, size_t size) noexcept {
   const auto misalignment = reinterpret_cast<uintptr_t>(target) % LINE;
   const size_t head = std::min(size, misalignment == 0 ? 0 : LINE - misalignment);
-  if (head > 0) {
-    std::copy_n(source, head, target);
-    state = update_sse42(state, source, head);
-  }
-  const size_t folded = (size - head) / STRIDE * STRIDE;
+  state = copy_sse42(state, target, source, head);
+  const size_t folded = size - head < STRIDE ? 0 : (size - head) / LINE * LINE;
   if (folded > 0) {
-    state = fold_strides<Store::STREAM>(state, target + head, source + head, folded);
+    state = fold_lines<Store::STREAM>(state, target + head, source + head, folded);
   }
   const size_t done = head + folded;
-  std::copy_n(source + done, size - done, target + done);
-  return update_sse42(state, source + done, size - done);
+  return copy_sse42(state, target + done, source + done, size - done);
 }
 
 }  // namespace kvpool::crc32c_detail

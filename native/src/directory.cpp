@@ -11,17 +11,21 @@ namespace {
 // From this size on segments are multiples of huge pages; below, rounding would waste the arena.
 constexpr uint64_t HUGE_SEGMENT_BYTES = uint64_t{16} << 20;
 constexpr uint64_t SEGMENTS_AT_LEAST = 8;
-constexpr uint64_t MAX_CAPACITY = uint64_t{4} << 40;
+constexpr uint64_t MAX_ENTRIES = MAX_TABLE_SLOTS / 8 * 5;
 // Until something else is said: enough for the prompts that everybody shares, too little to pin the tier.
 constexpr double RETAINED_SHARE = 0.3;
+// Of the capacity, how much is remembered of what a size class had written down and what it lost: a guess.
+constexpr uint64_t WRITE_WINDOW_DIVISOR = 4;
+// Entries looked at from each end of a list for the place of a chunk that nothing follows any more: its child was the oldest.
+constexpr uint32_t WIDOW_STEPS = 64;
 
 }  // namespace
 
 std::optional<DirectoryGeometry> DirectoryGeometry::plan(uint64_t capacity, uint64_t segment_bytes,
                                                          uint32_t max_chunks, uint32_t further_entries) {
   const uint64_t entries = uint64_t{max_chunks} + further_entries;
-  if (capacity == 0 || capacity > MAX_CAPACITY || segment_bytes == 0 || max_chunks == 0 ||
-      entries > (1U << (MAX_TABLE_LOG2 - 1))) {
+  if (capacity == 0 || capacity > ARENA_BYTES_MAX || segment_bytes == 0 || max_chunks == 0 ||
+      entries > MAX_ENTRIES) {
     return std::nullopt;
   }
   const uint64_t share = (capacity + SEGMENTS_AT_LEAST - 1) / SEGMENTS_AT_LEAST;
@@ -34,8 +38,8 @@ std::optional<DirectoryGeometry> DirectoryGeometry::plan(uint64_t capacity, uint
     return std::nullopt;
   }
   const ArenaShape arena{bytes, static_cast<uint32_t>(segments)};
-  const IndexShape index{IndexShape::table_log2_for(entries), arena.total_bytes()};
-  if (!index.valid() || arena.total_bytes() / PAGE_BYTES >= (1U << 31) - 1) {
+  const IndexShape index{IndexShape::slots_for(entries), arena.total_bytes()};
+  if (!index.valid()) {
     return std::nullopt;
   }
   return DirectoryGeometry{capacity, max_chunks, arena, index};
@@ -44,42 +48,42 @@ std::optional<DirectoryGeometry> DirectoryGeometry::plan(uint64_t capacity, uint
 std::optional<DirectoryGeometry> DirectoryGeometry::plan_files(uint64_t segment_bytes, uint32_t segments,
                                                                uint32_t max_chunks) {
   const bool is_in_range = segment_bytes != 0 && segment_bytes % PAGE_BYTES == 0 && segments != 0 &&
-                           segment_bytes <= MAX_CAPACITY / segments;
-  if (!is_in_range || max_chunks == 0 || max_chunks > (1U << (MAX_TABLE_LOG2 - 1))) {
+                           segment_bytes <= FILES_BYTES_MAX / segments;
+  if (!is_in_range || max_chunks == 0 || max_chunks > MAX_ENTRIES) {
     return std::nullopt;
   }
   const ArenaShape arena{segment_bytes, segments, 1};
-  const IndexShape index{IndexShape::table_log2_for(max_chunks), arena.total_bytes()};
-  if (!index.valid() || arena.total_bytes() / PAGE_BYTES >= (1U << 31) - 1) {
-    return std::nullopt;
-  }
-  return DirectoryGeometry{arena.total_bytes(), max_chunks, arena, index};
+  return DirectoryGeometry{arena.total_bytes(), max_chunks, arena, IndexShape{}};
 }
 
 Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
-                     const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier, PolicyKind policy)
+                     const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier, PolicyKind policy,
+                     const HashSeed& seed)
     : geometry_(geometry),
       tier_(tier),
       arena_mapping_(std::move(arena)),
-      table_(std::move(index), geometry.index, epoch),
+      table_(std::move(index), geometry.index, epoch, tier, geometry.max_chunks, records_),
       arena_(geometry.arena),
       records_(geometry.max_chunks),
-      policy_(make_policy(policy, geometry.max_chunks)),
+      policy_(make_policy(policy, geometry.max_chunks, seed)),
       queues_(records_, *policy_),
+      write_shares_(geometry.capacity / WRITE_WINDOW_DIVISOR),
+      unsaved_order_(queues_, write_shares_),
       timers_(records_) {
   cap_retained(RETAINED_SHARE);
   KVPOOL_CHECK(arena_mapping_ == nullptr || arena_mapping_->size() >= geometry_.arena.total_bytes());
-  KVPOOL_CHECK(geometry_.index.arena_bytes == geometry_.arena.total_bytes());
+  KVPOOL_CHECK(geometry_.index.arena_bytes == 0 || geometry_.index.arena_bytes == geometry_.arena.total_bytes());
 }
 
-std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t layers) {
+std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below) {
   if (chunk_bytes > geometry_.capacity) {
     return std::nullopt;
   }
   const uint32_t known = arena_.class_count();
-  const auto added = arena_.add_class(chunk_bytes, layers);
+  const auto added = arena_.add_class(chunk_bytes, layers, has_place_below);
   if (arena_.class_count() > known) {
     queues_.add_class();
+    write_shares_.add_class();
   }
   return added;
 }
@@ -96,8 +100,10 @@ NamespaceCounts Directory::namespace_counts(NamespaceId owner) const noexcept {
 DirectoryStats Directory::stats() const noexcept {
   DirectoryStats stats = stats_;
   stats.holds = holds_.size();
+  stats.pins = pins_.size();
   stats.reservations = reservations_.size();
   stats.token_id_bytes = tokens_.bytes();
+  stats.token_ids_left_out = tokens_.left_out();
   stats.policy = policy_->counts();
   return stats;
 }
@@ -111,14 +117,31 @@ uint64_t Directory::chunk_bytes(const ChunkRecord& record) const noexcept {
   return arena_.size_class(record.size_class).chunk_bytes;
 }
 
+// What a chunk takes from others: its slot, which may be far more than its bytes, and its part of the records there may be.
+uint64_t Directory::taken_bytes(ClassId size_class) const noexcept {
+  return std::max(arena_.size_class(size_class).slot_bytes, geometry_.capacity / geometry_.max_chunks);
+}
+
 void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.state == ChunkState::READY);
   KVPOOL_CHECK(record.holds == 0);
   latest_ns_ = std::max(latest_ns_, now_ns);
   record.last_access_ns = latest_ns_;
+  record.standing = standing_of(record);
   queues_.add(id);
-  arena_.set_idle(record.page, latest_ns_);
+  count_idle(record);
+}
+
+// Nobody holds the chunk any more.
+void Directory::count_idle(const ChunkRecord& record) noexcept {
+  held_bytes_ -= taken_bytes(record.size_class);
+  if (record.pins > 0) {
+    ++stats_.pinned;
+    stats_.pinned_bytes += chunk_bytes(record);
+    return;
+  }
+  arena_.set_idle(record.page, record.last_access_ns);
   stats_.idle_bytes += chunk_bytes(record);
 }
 
@@ -126,6 +149,12 @@ void Directory::make_busy(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.state == ChunkState::READY);
   queues_.remove(id);
+  held_bytes_ += taken_bytes(record.size_class);
+  if (record.pins > 0) {
+    --stats_.pinned;
+    stats_.pinned_bytes -= chunk_bytes(record);
+    return;
+  }
   arena_.set_busy(record.page);
   stats_.idle_bytes -= chunk_bytes(record);
 }
@@ -147,6 +176,8 @@ void Directory::hide(RecordId id) noexcept {
     counts.bytes -= chunk_bytes(record);
     counts.held -= record.holds > 0 ? 1U : 0U;
     --stats_.chunks;
+    counted_ -= record.generation > counted_from_ ? 1U : 0U;
+    stats_.unsaved_chunks -= record.is_below ? 0U : 1U;
     if (faster_ != nullptr) {
       static_cast<void>(faster_->note_slower(record.key, false));
       departed_.push_back(record.key);
@@ -156,16 +187,18 @@ void Directory::hide(RecordId id) noexcept {
   } else {
     KVPOOL_CHECK(record.state == ChunkState::WRITING);
     --stats_.writing;
+    --namespaces_[record.owner.value()].writing;
   }
 }
 
 void Directory::remove_idle(RecordId id) noexcept {
-  KVPOOL_CHECK(records_[id].holds == 0);
+  KVPOOL_CHECK(is_free(records_[id]));
   const RecordId parent = records_[id].parent;
+  const uint64_t last_access_ns = records_[id].last_access_ns;
   make_busy(id);
   hide(id);
   free_slot(id);
-  settle_widow(parent);
+  settle_widow(parent, last_access_ns);
 }
 
 void Directory::evict(RecordId leaf, Eviction reason) noexcept {
@@ -178,27 +211,60 @@ void Directory::evict(RecordId leaf, Eviction reason) noexcept {
   remove_idle(leaf);
 }
 
-// A chunk that stood with its child for the child's sake goes back to its own level when nothing follows it any more.
-void Directory::settle_widow(RecordId parent) noexcept {
-  if (parent.valid() && !records_[parent].first_child.valid() && is_listed(records_[parent]) &&
-      records_[parent].level != records_[parent].priority) {
+// A chunk that stood with its child for the child's sake, or was set aside for it, goes back to its own place when nothing
+// follows it any more. It was used no earlier than its child.
+void Directory::settle_widow(RecordId parent, uint64_t child_access_ns) noexcept {
+  if (!parent.valid()) {
+    return;
+  }
+  ChunkRecord& record = records_[parent];
+  const bool is_behind_child = record.last_access_ns < child_access_ns;
+  record.last_access_ns = std::max(record.last_access_ns, child_access_ns);
+  record.is_cut = record.is_cut || is_behind_child;
+  if (record.first_child.valid() || !is_listed(record)) {
+    return;
+  }
+  if (record.is_aside || is_behind_child) {
+    queues_.remove(parent);
+    stand_by_access(parent, WIDOW_STEPS, false);
+  } else if (record.level != record.priority) {
     requeue(parent);
   }
 }
 
 void Directory::make_zombie(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(record.holds > 0);
+  KVPOOL_CHECK(record.holds > 0 || record.pins > 0);
+  if (is_listed(record)) {
+    queues_.remove(id);
+  }
   hide(id);
   record.state = ChunkState::ZOMBIE;
+  record.is_below = false;
   ++stats_.zombies;
+  ++namespaces_[record.owner.value()].zombies;
+}
+
+// Nobody holds it any more.
+void Directory::let_zombie_go(RecordId id) noexcept {
+  if (records_[id].pins > 0) {
+    ++stats_.pinned;
+    stats_.pinned_bytes += chunk_bytes(records_[id]);
+    held_bytes_ -= taken_bytes(records_[id].size_class);
+    return;
+  }
+  --stats_.zombies;
+  --namespaces_[records_[id].owner.value()].zombies;
+  free_slot(id);
 }
 
 void Directory::free_slot(RecordId id) noexcept {
-  const ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(table_.generation(record.page) == 0);
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(table_.says(record.page, 0));
+  set_written(record, false);
   KVPOOL_CHECK(arena_.owner(record.page) == id);
   stats_.used_bytes -= chunk_bytes(record);
+  held_bytes_ -= taken_bytes(record.size_class);
   arena_.release(record.page);
   tokens_.forget(id);
   records_.release(id);
@@ -218,10 +284,11 @@ uint64_t Directory::remove_subtree(RecordId top) noexcept {
     const bool is_last = id == top;
     const RecordId parent = records_[id].parent;
     removed += records_[id].state == ChunkState::READY ? 1U : 0U;
-    if (records_[id].holds == 0) {
+    if (is_free(records_[id])) {
       remove_idle(id);
     } else {
       make_zombie(id);
+      settle_widow(parent, 0);
     }
     if (is_last) {
       return removed;
@@ -241,49 +308,44 @@ void Directory::evict_subtree(RecordId top, Eviction reason) noexcept {
   evict(top, reason);
 }
 
-uint64_t Directory::remove_named(const ChunkKey& key) noexcept {
+uint64_t Directory::drop(const ChunkKey& key, uint64_t generation) {
   const auto entry = table_.find(key);
-  const bool is_here = entry && entry->record.valid() && has_bytes(records_[entry->record].state);
-  return is_here ? remove_subtree(entry->record) : 0;
-}
-
-uint64_t Directory::drop(const ChunkKey& key) {
+  const bool is_this = entry && entry->record.valid() && records_[entry->record].generation == generation;
+  if (!is_this || records_[entry->record].state != ChunkState::READY) {
+    return 0;
+  }
   departure_ = Cause::DROPPED;
-  const uint64_t removed = remove_named(key);
+  const uint64_t removed = remove_subtree(entry->record);
   stats_.dropped_chunks += removed;
   return removed;
 }
 
 uint64_t Directory::discard(const ChunkKey& key) {
+  const auto entry = table_.find(key);
+  if (!entry || !entry->record.valid() || !has_bytes(records_[entry->record].state)) {
+    return 0;
+  }
   departure_ = Cause::DISCARDED;
-  const uint64_t removed = remove_named(key);
+  const uint64_t removed = remove_subtree(entry->record);
   stats_.flushed_chunks += removed;
   return removed;
 }
 
-// REQUIRES: nobody holds the chunk, and so none that follow it. Returns how many went.
-uint64_t Directory::flush_subtree(RecordId top) noexcept {
-  uint64_t removed = 1;
-  for (RecordId id = leftmost_leaf(top); id != top; ++removed) {
-    const RecordId parent = records_[id].parent;
-    remove_idle(id);
-    id = leftmost_leaf(parent);
-  }
-  remove_idle(top);
-  return removed;
-}
-
-// What follows a chunk was used no later than it.
+// From each leaf up as far as nothing else hangs on what precedes it: so each chunk is looked at once more than it has children.
 FlushResult Directory::flush(std::optional<NamespaceId> owner, uint64_t before_ns) {
   FlushResult result;
   departure_ = Cause::FLUSHED;
+  const auto is_wanted_no_more = [&](const ChunkRecord& record) {
+    return !record.first_child.valid() && is_free(record) && record.last_access_ns < before_ns &&
+           (!owner || record.owner == *owner);
+  };
   for (uint32_t index = 0; index < records_.end(); ++index) {
-    const ChunkRecord& record = records_[RecordId(index)];
-    if (is_listed(record) && record.last_access_ns < before_ns && (!owner || record.owner == *owner)) {
-      const uint64_t bytes = chunk_bytes(record);
-      const uint64_t removed = flush_subtree(RecordId(index));
-      result.chunks += removed;
-      result.bytes += removed * bytes;
+    for (RecordId id(index); id.valid() && is_wanted_no_more(records_[id]);) {
+      const RecordId parent = records_[id].parent;
+      ++result.chunks;
+      result.bytes += chunk_bytes(records_[id]);
+      remove_idle(id);
+      id = parent;
     }
   }
   for (uint32_t index = 0; index < namespaces_.size(); ++index) {
@@ -291,24 +353,6 @@ FlushResult Directory::flush(std::optional<NamespaceId> owner, uint64_t before_n
   }
   stats_.flushed_chunks += result.chunks;
   return result;
-}
-
-RecordPage Directory::records(uint32_t cursor, uint32_t limit, uint32_t end) {
-  RecordPage page;
-  std::vector<RecordId> held;
-  uint32_t index = cursor;
-  const uint32_t stop = std::min(end, records_.end());
-  for (; index < stop && page.records.size() < limit; ++index) {
-    if (records_[RecordId(index)].state == ChunkState::READY) {
-      page.records.push_back(RecordId(index));
-      append_chain(RecordId(index), held);
-    }
-  }
-  page.next = index < stop ? index : 0;
-  if (!held.empty()) {
-    page.hold = make_hold(std::move(held)).id;
-  }
-  return page;
 }
 
 }  // namespace kvpool

@@ -22,7 +22,7 @@ void Directory::cap_retained(double share) noexcept {
 // Puts an idle chunk into the queue of its own priority, by its last use; one too old for a place goes first there.
 void Directory::requeue(RecordId id) noexcept {
   queues_.remove(id);
-  queues_.add_by_access(id, PLACE_STEPS, true);
+  stand_by_access(id, PLACE_STEPS, true);
 }
 
 // Keeps a chunk that may stand in a queue: out of it, so that nobody is compared with it meanwhile, and in again.
@@ -33,7 +33,7 @@ RetainState Directory::keep_in_queue(RecordId id, Retention wish) noexcept {
   }
   const RetainState state = keep(id, wish);
   if (is_standing) {
-    queues_.add_by_access(id, PLACE_STEPS, true);
+    stand_by_access(id, PLACE_STEPS, true);
   }
   return state;
 }
@@ -164,6 +164,20 @@ void Directory::hand_down(const ChunkRecord& record) noexcept {
     slower_->records_[below->record].retained_tick = tick_of(kept_since(record));
     slower_->start_timer(below->record);
   }
+  if (!record.was_below) {
+    slower_->renew(below->record);  // used here since it was written there
+  }
+}
+
+// The chunk is as new here as one that comes just now. What precedes it follows when it leaves the faster tier too.
+void Directory::renew(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  if (is_listed(record)) {
+    queues_.remove(id);
+    record.last_access_ns = latest_ns_;
+    record.is_cut = record.parent.valid();
+    queues_.add(id);
+  }
 }
 
 std::vector<uint8_t> Directory::retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& wishes,
@@ -191,12 +205,12 @@ std::optional<Retention> Directory::retention(const ChunkKey& key) const noexcep
 }
 
 std::optional<std::vector<Retention>> Directory::retentions(HoldId hold) const {
-  const auto found = holds_.find(hold);
-  if (found == holds_.end()) {
+  const std::vector<RecordId>* const held = held_by(hold);
+  if (held == nullptr) {
     return std::nullopt;
   }
   std::vector<Retention> kept;
-  for (const RecordId id : found->second) {
+  for (const RecordId id : *held) {
     kept.push_back({records_[id].priority, records_[id].duration_ms});
   }
   return kept;

@@ -9,12 +9,13 @@
 namespace kvpool {
 namespace {
 
-// Entries looked at from each end of a recency list before a chunk that was held for a moment counts as used: a guess that
-// bounds the control thread's time at a few microseconds.
-constexpr uint32_t INSERT_STEPS = 256;
+// Entries looked at from each end of a list for the place of a chunk that was held without a use: a guess that bounds the
+// control thread's time at a few microseconds.
+constexpr uint32_t UNTOUCHED_STEPS = 256;
+// Chunks put into another list in one call, each by some hundred steps.
+constexpr uint32_t MOVES_AT_ONCE = 64;
 
 }  // namespace
-
 void Directory::attach_slower(Directory& slower) noexcept {
   KVPOOL_CHECK(slower_ == nullptr);
   KVPOOL_CHECK(slower.faster_ == nullptr);
@@ -34,7 +35,7 @@ bool Directory::note_slower(const ChunkKey& key, bool is_held) noexcept {
     }
     table_.set_tiers(key, static_cast<uint8_t>((entry ? entry->tiers : 0) | bit));
     if (entry && entry->record.valid()) {
-      records_[entry->record].was_below = true;
+      mark_below(entry->record, true);
     }
     return true;
   }
@@ -42,8 +43,24 @@ bool Directory::note_slower(const ChunkKey& key, bool is_held) noexcept {
   table_.set_tiers(key, static_cast<uint8_t>(entry->tiers & ~bit));
   if (!entry->record.valid()) {
     table_.erase(key);
+    return true;
   }
+  mark_below(entry->record, false);
   return true;
+}
+
+void Directory::mark_below(RecordId id, bool is_below) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(record.is_below != is_below);
+  record.is_below = is_below;
+  set_written(record, record.was_below || is_below);
+  if (record.state == ChunkState::READY) {
+    stats_.unsaved_chunks += is_below ? UINT64_MAX : 1U;
+    if (is_below) {
+      write_shares_.note_written(record.size_class, chunk_bytes(record));
+    }
+  }
+  settle(id);
 }
 
 // Whether the other tier has it too.
@@ -63,9 +80,10 @@ bool Directory::is_foreign_below(NamespaceId owner, const ChunkKey& key) const n
 
 // The key's entry names this record from now on; it is new, or the slower tier's.
 void Directory::enter(const ChunkKey& key, RecordId id) noexcept {
-  const ChunkRecord& record = records_[id];
-  if (table_.find(key)) {
-    table_.move(key, id, record.generation, record.page);
+  ChunkRecord& record = records_[id];
+  if (const auto entry = table_.find(key)) {
+    record.is_below = slower_ != nullptr && (entry->tiers & tier_bit(slower_->tier_)) != 0;
+    table_.shared().move(key, id, record.generation, record.page);
   } else {
     KVPOOL_CHECK(table_.insert(key, id, record.generation, record.page));
   }
@@ -80,7 +98,7 @@ void Directory::leave(const ChunkKey& key) noexcept {
     return;
   }
   table_.set_tiers(key, others);
-  table_.move(key, RecordId(), entry->generation, PageIndex());
+  table_.shared().move(key, RecordId(), entry->generation, PageIndex());
 }
 
 void Directory::count_departure(const ChunkRecord& record) {
@@ -90,11 +108,21 @@ void Directory::count_departure(const ChunkRecord& record) {
   }
   ++stats_.evicted_chunks;
   if (slower_ != nullptr) {
-    ++stats_.declined[static_cast<size_t>(why_declined(record))];
+    const Declined reason = why_declined(record);
+    ++stats_.declined[static_cast<size_t>(reason)];
+    if (reason == Declined::UNREADY) {
+      write_shares_.note_lost(record.size_class, chunk_bytes(record));
+    }
   }
   if (ghosts_) {
     ghosts_->add(record.key);
   }
+}
+
+void Directory::admit(Admitted admitted, double least_chance) noexcept {
+  vain_.was_vain = vain_.was_vain && admitted == admitted_ && least_chance == least_chance_;
+  admitted_ = admitted;
+  least_chance_ = least_chance;
 }
 
 bool Directory::is_admitted(const ChunkRecord& record) const noexcept {
@@ -124,10 +152,21 @@ Declined Directory::why_declined(const ChunkRecord& record) const noexcept {
                                          : Declined::USED_ONCE;
 }
 
-void Directory::forget_written() noexcept {
-  for (uint32_t index = 0; index < records_.end(); ++index) {
-    records_[RecordId(index)].was_below = false;
+uint32_t Directory::forget_written(uint32_t cursor, uint32_t looks) noexcept {
+  const uint64_t stop = std::min<uint64_t>(uint64_t{cursor} + looks, records_.end());
+  uint32_t moved = 0;
+  uint64_t index = cursor;
+  for (; index < stop && moved < MOVES_AT_ONCE; ++index) {
+    const RecordId id(static_cast<uint32_t>(index));
+    ChunkRecord& record = records_[id];
+    if (record.was_below && !record.is_below) {
+      set_written(record, false);
+      settle(id);
+      ++moved;
+    }
   }
+  vain_.was_vain = false;
+  return index < records_.end() ? static_cast<uint32_t>(index) : 0;
 }
 
 void Directory::keep_ghosts(uint32_t chunks) {
@@ -135,6 +174,21 @@ void Directory::keep_ghosts(uint32_t chunks) {
   ghosts_.emplace(chunks);
 }
 
+// Whether a chunk that is written may not become visible in this slower tier: what it was copied from is gone, or the shared
+// table has no entry left for it. Keys are clients' choice: 256 of one home leave none once the chunk's own entry is gone.
+std::optional<SaveState> Directory::why_unpublishable(const ChunkRecord& record, uint64_t source) const noexcept {
+  if (faster_ == nullptr) {
+    return std::nullopt;
+  }
+  const ChunkRecord* above = source == 0 ? nullptr : faster_->find_ready(record.key);
+  if (source != 0 && (above == nullptr || above->generation != source)) {
+    return SaveState::EXPIRED;
+  }
+  const bool has_entry = faster_->table_.find(record.key) || faster_->table_.has_room(record.key);
+  return has_entry ? std::nullopt : std::optional(SaveState::FULL);
+}
+
+// REQUIRES, in a slower tier: the shared table has the key's entry, or room for it.
 void Directory::become_ready(ChunkRecord& record) noexcept {
   const auto entry = table_.find(record.key);
   KVPOOL_CHECK(entry.has_value());
@@ -147,6 +201,8 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
   counts.held += record.holds > 0 ? 1U : 0U;
   counts.bytes += chunk_bytes(record);
   ++stats_.chunks;
+  counted_ += record.generation > counted_from_ ? 1U : 0U;
+  stats_.unsaved_chunks += record.is_below ? 0U : 1U;
   if (faster_ != nullptr) {
     KVPOOL_CHECK(faster_->note_slower(record.key, true));
   }
@@ -156,7 +212,15 @@ Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std:
                                const uint8_t* keys, size_t n, uint64_t now_ns) {
   Reservation answer;
   expire_retention(now_ns);
-  ReservationState state = place_chain(owner, size_class, parent, keys, n, ChunkState::PROMOTING, answer);
+  ShareClaim claim;
+  ReservationState state;
+  if (begin_chain(owner, size_class, parent, state)) {
+    place_chain(state, keys, n, ChunkState::PROMOTING, {}, claim, answer);
+  } else {
+    answer.states.assign(n, static_cast<uint8_t>(SaveState::NO_PARENT));
+  }
+  answer.offsets.resize(n);
+  answer.generations.resize(n);
   for (size_t index = state.ancestors; index < state.records.size(); ++index) {
     const ChunkRecord& record = records_[state.records[index]];
     if (record.state == ChunkState::PROMOTING && slower_ != nullptr) {
@@ -199,40 +263,6 @@ uint64_t Directory::fail_landing(const ChunkKey& key, uint64_t generation) {
   return removed;
 }
 
-Hold Directory::hold_unsaved(uint32_t scan, bool newest_first, size_t& saved) {
-  saved = 0;
-  for (uint32_t index = 0; index < arena_.class_count(); ++index) {
-    RecordId found;
-    queues_.visit(ClassId(index), latest_ns_, scan, newest_first, [this, &found](RecordId id) {
-      const bool is_lacking = wants_place_below(records_[id]);
-      found = is_lacking ? id : RecordId();
-      return !is_lacking;
-    });
-    if (found.valid()) {
-      return hold_chain_of(found, saved);
-    }
-  }
-  return {};
-}
-
-uint64_t Directory::count_unsaved() const noexcept {
-  uint64_t count = 0;
-  for (uint32_t index = 0; index < records_.end(); ++index) {
-    const ChunkRecord& record = records_[RecordId(index)];
-    count += record.state == ChunkState::READY && !is_elsewhere(record.key) ? 1U : 0U;
-  }
-  return count;
-}
-
-Hold Directory::hold_chain_of(RecordId leaf, size_t& saved) {
-  std::vector<RecordId> chain;
-  append_chain(leaf, chain);
-  while (saved < chain.size() && is_elsewhere(records_[chain[saved]].key)) {
-    ++saved;
-  }
-  return make_hold(std::move(chain));
-}
-
 bool Directory::release_untouched(HoldId hold) {
   const auto found = holds_.find(hold);
   if (found == holds_.end()) {
@@ -240,10 +270,12 @@ bool Directory::release_untouched(HoldId hold) {
   }
   const std::vector<RecordId> records = std::move(found->second);
   holds_.erase(found);
+  uncharge(hold, records);
   uint64_t child_access_ns = 0;  // a parent counts as used whenever its child was
   for (auto id = records.rbegin(); id != records.rend(); ++id) {
     ChunkRecord& record = records_[*id];
     KVPOOL_CHECK(record.holds > 0);
+    give_up_landing(*id);
     record.last_access_ns = std::max(record.last_access_ns, child_access_ns);
     child_access_ns = record.last_access_ns;
     if (--record.holds > 0) {
@@ -251,28 +283,44 @@ bool Directory::release_untouched(HoldId hold) {
     }
     --stats_.held;
     if (record.state == ChunkState::ZOMBIE) {
-      --stats_.zombies;
-      free_slot(*id);
+      let_zombie_go(*id);
       continue;
     }
-    KVPOOL_CHECK(record.state == ChunkState::READY);
     --namespaces_[record.owner.value()].held;
-    queues_.add_by_access(*id, INSERT_STEPS, false);
-    child_access_ns = record.last_access_ns;
-    arena_.set_idle(record.page, record.last_access_ns);
-    stats_.idle_bytes += chunk_bytes(record);
+    KVPOOL_CHECK(record.state == ChunkState::READY);
+    stand_by_access(*id, UNTOUCHED_STEPS, false);
+    count_idle(record);
   }
   return true;
+}
+
+// Whether a chunk of an earlier life may stand behind its parent, and the faster tier's table can say that it is here.
+bool Directory::is_restorable(NamespaceId owner, ClassId size_class, const std::optional<TableEntry>& above,
+                              const ChunkKey& key) const noexcept {
+  if (above) {
+    const ChunkRecord& parent = records_[above->record];
+    if (parent.state != ChunkState::READY || parent.owner != owner || parent.size_class != size_class ||
+        parent.depth + 1 >= max_chain_) {
+      return false;
+    }
+  }
+  if (faster_ == nullptr) {
+    return true;
+  }
+  const auto shared = faster_->table_.find(key);
+  if (!shared) {
+    return faster_->table_.has_room(key);
+  }
+  return !shared->record.valid() || faster_->records_[shared->record].owner == owner;
 }
 
 bool Directory::restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                         const ChunkKey& key, PageIndex page, uint64_t generation, Retention wish, uint64_t now_ns) {
   const auto above = parent ? table_.find(*parent) : std::nullopt;
-  const bool has_parent = !parent || (above && records_[above->record].owner == owner &&
-                                      records_[above->record].size_class == size_class);
-  const bool is_visible = faster_ == nullptr || faster_->table_.find(key) || faster_->table_.has_room(key);
-  if (!has_parent || !is_visible || generation == 0 || records_.is_full() || table_.find(key) ||
-      !table_.has_room(key)) {
+  if (parent.has_value() != above.has_value() || !is_restorable(owner, size_class, above, key)) {
+    return false;
+  }
+  if (generation == 0 || generation >= GENERATION_END || records_.is_full() || table_.find(key) || !table_.has_room(key)) {
     return false;
   }
   const RecordId id = records_.allocate();
@@ -295,33 +343,28 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   }
   stats_.used_bytes += chunk_bytes(record);
   ++stats_.promoted_chunks;
-  become_ready(record);
   latest_ns_ = std::max(latest_ns_, now_ns);
+  become_ready(record);
   if (wish != Retention{}) {
     steps_to_keep_ = STEPS_TO_KEEP;
     static_cast<void>(keep(id, wish));
   }
+  // What comes later was used before it: each goes behind the one restored last, children on the older side of parents.
+  queues_.add_oldest(id);
+  arena_.set_idle(page, record.last_access_ns);
+  stats_.idle_bytes += chunk_bytes(record);
   return true;
+}
+
+void Directory::finish_restore(uint64_t generation) noexcept {
+  last_generation_ = std::max(last_generation_, std::min(generation, GENERATION_END));
+  if (feed_ != nullptr && stats_.chunks > 0) {
+    feed_->mark_gap();  // who reads along has to look at what there is
+  }
 }
 
 std::vector<ChunkKey> Directory::take_departed() noexcept { return std::exchange(departed_, {}); }
 
 std::vector<ChunkKey> Directory::take_lapsed() noexcept { return std::exchange(lapsed_, {}); }
-
-// Children were restored after their parents and must stand before them in their list.
-void Directory::finish_restore() noexcept {
-  arena_.finish_claims();
-  if (feed_ != nullptr && stats_.chunks > 0) {
-    feed_->mark_gap();  // a whole tier has come at once: who reads along has to look at what there is
-  }
-  for (uint32_t index = records_.end(); index-- > 0;) {
-    const RecordId id(index);
-    if (records_[id].state == ChunkState::READY && records_[id].holds == 0) {
-      queues_.add(id);
-      arena_.set_idle(records_[id].page, 0);
-      stats_.idle_bytes += chunk_bytes(records_[id]);
-    }
-  }
-}
 
 }  // namespace kvpool

@@ -1,4 +1,5 @@
 // The directory recounted from its records, holds, table and arena. See the invariants in directory.h.
+#include <algorithm>
 #include <numeric>
 
 #include "kvpool/directory.h"
@@ -24,17 +25,24 @@ std::vector<std::string> Directory::verify() const {
   verify_retention(broken);
   verify_holds(broken);
   verify_sums(broken);
+  verify_shares(broken);
   return broken;
 }
 
 void Directory::verify_records(std::vector<std::string>& broken) const {
   uint32_t alive = 0;
+  uint64_t counted = 0;
   for (uint32_t index = 0; index < records_.end(); ++index) {
-    if (records_[RecordId(index)].state != ChunkState::FREE) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    counted += record.state == ChunkState::READY && record.generation > counted_from_ ? 1U : 0U;
+    if (record.state != ChunkState::FREE) {
       ++alive;
       verify_record(RecordId(index), broken);
       verify_tree(RecordId(index), broken);
     }
+  }
+  if (counted != counted_) {
+    broken.push_back("chunks since counting began: " + std::to_string(counted) + ", counted " + std::to_string(counted_));
   }
   if (alive != records_.alive()) {
     broken.push_back("records alive: " + std::to_string(alive) + ", counted " + std::to_string(records_.alive()));
@@ -59,7 +67,7 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
       broken.push_back(name_of(id) + " has wrong tiers in the table");
     }
   }
-  if (table_.generation(record.page) != (has_bytes(record.state) ? record.generation : 0)) {
+  if (!table_.says(record.page, has_bytes(record.state) ? record.generation : 0)) {
     broken.push_back(name_of(id) + " has a wrong generation word");
   }
   if (record.generation == 0 || record.generation > last_generation_) {
@@ -68,7 +76,7 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
   if (arena_.owner(record.page) != id) {
     broken.push_back(name_of(id) + " does not own its slot");
   }
-  if (!is_ready && record.holds == 0) {
+  if (!is_ready && record.holds == 0 && record.pins == 0) {
     broken.push_back(name_of(id) + " is neither stored nor held");
   }
 }
@@ -87,14 +95,14 @@ void Directory::verify_tree(RecordId id, std::vector<std::string>& broken) const
     previous = child;
   }
   if (!record.parent.valid()) {
+    if (record.depth != 0 && record.state != ChunkState::ZOMBIE) {
+      broken.push_back(name_of(id) + " is a root and deep in a chain");
+    }
     return;
   }
   const ChunkRecord& parent = records_[record.parent];
-  if (parent.holds < record.holds) {
-    broken.push_back(name_of(id) + " is held more often than its parent");
-  }
-  if (parent.owner != record.owner || parent.size_class != record.size_class) {
-    broken.push_back(name_of(id) + " differs from its parent in namespace or size class");
+  if (parent.owner != record.owner || parent.size_class != record.size_class || parent.depth + 1 != record.depth) {
+    broken.push_back(name_of(id) + " differs from its parent in namespace, size class or by more than one in depth");
   }
   const bool both_writing = parent.state == ChunkState::WRITING && record.state == ChunkState::WRITING;
   if (!has_bytes(parent.state) && !both_writing) {
@@ -107,11 +115,19 @@ void Directory::verify_queues(std::vector<std::string>& broken) const {
   append(broken, queues_.verify(found));
   for (uint32_t index = 0; index < records_.end(); ++index) {
     const ChunkRecord& record = records_[RecordId(index)];
-    if (found[index] != (is_listed(record) ? 1 : 0)) {
+    const bool is_aside = record.is_aside && record.first_child.valid();
+    if (found[index] != (is_listed(record) && !is_aside ? 1 : 0)) {
       broken.push_back(name_of(RecordId(index)) + " stands in " + std::to_string(found[index]) + " queues");
     }
+    if (found[index] != 0 && record.pins == 0 && record.standing != standing_of(record)) {
+      broken.push_back(name_of(RecordId(index)) + " stands in the wrong list of its queue");
+    }
+    if (record.is_below != (slower_ != nullptr && record.state != ChunkState::FREE &&
+                            record.state != ChunkState::ZOMBIE && is_elsewhere(record.key))) {
+      broken.push_back(name_of(RecordId(index)) + " is wrong about its copy below");
+    }
     if (is_listed(record) && record.parent.valid() && is_listed(records_[record.parent]) &&
-        records_[record.parent].last_access_ns < record.last_access_ns) {
+        records_[record.parent].last_access_ns < record.last_access_ns && !record.is_cut) {
       broken.push_back(name_of(RecordId(index)) + " was used later than its parent");
     }
   }
@@ -138,17 +154,38 @@ void Directory::verify_retention(std::vector<std::string>& broken) const {
 
 void Directory::verify_holds(std::vector<std::string>& broken) const {
   std::vector<uint32_t> counted(records_.end());
-  for (const auto& [id, records] : holds_) {
+  std::vector<uint32_t> begin(records_.end());  // writers' holds that begin there
+  const auto count = [&](const std::vector<RecordId>& records) {
     for (const RecordId record : records) {
       ++counted[record.value()];
     }
+    if (!records.empty()) {
+      ++begin[records.front().value()];
+    }
+  };
+  for (const auto& [id, records] : holds_) {
+    count(records);
   }
   for (const auto& [id, state] : reservations_) {
-    for (const RecordId record : state.records) {
-      ++counted[record.value()];
+    count(state.records);
+  }
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    if (record.parent.valid() && records_[record.parent].holds + begin[index] < record.holds) {
+      broken.push_back(name_of(RecordId(index)) + " is held more often than its parent");
+    }
+  }
+  std::vector<uint32_t> pins(records_.end());
+  for (const auto& [id, records] : pins_) {
+    for (const RecordId record : records) {
+      ++pins[record.value()];
     }
   }
   for (uint32_t index = 0; index < records_.end(); ++index) {
+    if (records_[RecordId(index)].pins != pins[index]) {
+      broken.push_back(name_of(RecordId(index)) + " has " + std::to_string(pins[index]) + " pins, counted " +
+                       std::to_string(records_[RecordId(index)].pins));
+    }
     if (records_[RecordId(index)].holds != counted[index]) {
       broken.push_back(name_of(RecordId(index)) + " is held " + std::to_string(counted[index]) + " times, counted " +
                        std::to_string(records_[RecordId(index)].holds));
@@ -158,6 +195,7 @@ void Directory::verify_holds(std::vector<std::string>& broken) const {
 
 void Directory::verify_sums(std::vector<std::string>& broken) const {
   DirectoryStats sums;
+  uint64_t written = 0;
   std::vector<NamespaceCounts> counts(namespaces_.size());
   std::vector<uint64_t> used(arena_.class_count());
   for (uint32_t index = 0; index < records_.end(); ++index) {
@@ -168,7 +206,10 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
     const uint64_t bytes = chunk_bytes(record);
     ++used[record.size_class.value()];
     sums.used_bytes += bytes;
+    written += record.was_below ? bytes : 0;
     sums.held += record.holds > 0 ? 1U : 0U;
+    sums.pinned += record.holds == 0 && record.pins > 0 ? 1U : 0U;
+    sums.pinned_bytes += record.holds == 0 && record.pins > 0 ? bytes : 0;
     sums.kept_chunks += record.is_kept() ? 1U : 0U;
     sums.kept_bytes += record.is_kept() ? bytes : 0;
     sums.writing += record.state == ChunkState::WRITING ? 1U : 0U;
@@ -176,7 +217,8 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
     sums.zombies += record.state == ChunkState::ZOMBIE ? 1U : 0U;
     if (record.state == ChunkState::READY) {
       ++sums.chunks;
-      sums.idle_bytes += record.holds == 0 ? bytes : 0;
+      sums.unsaved_chunks += record.is_below ? 0U : 1U;
+      sums.idle_bytes += is_free(record) ? bytes : 0;
       NamespaceCounts& owner = counts[record.owner.value()];
       ++owner.chunks;
       owner.bytes += bytes;
@@ -189,6 +231,7 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
     }
   };
   expect("chunks", sums.chunks, stats_.chunks);
+  expect("chunks without a copy below", sums.unsaved_chunks, stats_.unsaved_chunks);
   expect("writing", sums.writing, stats_.writing);
   expect("promoting", sums.promoting, stats_.promoting);
   expect("zombies", sums.zombies, stats_.zombies);
@@ -196,6 +239,9 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
   expect("used bytes", sums.used_bytes, stats_.used_bytes);
   expect("kept chunks", sums.kept_chunks, stats_.kept_chunks);
   expect("kept bytes", sums.kept_bytes, stats_.kept_bytes);
+  expect("bytes written below since their use", written, written_bytes_);
+  expect("pinned", sums.pinned, stats_.pinned);
+  expect("pinned bytes", sums.pinned_bytes, stats_.pinned_bytes);
   expect("idle bytes", sums.idle_bytes, stats_.idle_bytes);
   const uint8_t slower_bit = slower_ == nullptr ? uint8_t{0} : tier_bit(slower_->tier_);
   expect("table entries", sums.chunks + sums.writing + sums.promoting + table_.count_placeless(), table_.count());
@@ -215,9 +261,7 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
   for (uint32_t index = 0; index < arena_.class_count(); ++index) {
     expect("slots of a class", used[index], arena_.used_slots(ClassId(index)));
   }
-  if (stats_.used_bytes > geometry_.capacity) {
-    broken.push_back("used bytes exceed the capacity");
-  }
+  expect("used bytes beyond the capacity", 0, stats_.used_bytes - std::min(stats_.used_bytes, geometry_.capacity));
 }
 
 }  // namespace kvpool

@@ -31,4 +31,12 @@ uint32_t scatter_layer(const CacheView& view, size_t layer, std::span<const int6
   return crc;
 }
 
+void copy_layers(uint8_t* target, const uint8_t* source, uint32_t layers, uint64_t layer_bytes,
+                 uint32_t* crcs) noexcept {
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    crcs[layer] = copy_crc32c(0, target + layer * layer_bytes, source + layer * layer_bytes, layer_bytes);
+  }
+  copy_fence();
+}
+
 }  // namespace kvpool

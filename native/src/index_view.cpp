@@ -1,9 +1,5 @@
 // The readers' side of the shared index. See chunk_table.h for the layout and the argument.
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -40,17 +36,17 @@ Look read_slot(const TableSlot& slot, const ChunkKey& key, bool& empty, TableEnt
   if (empty || !equal) {
     return Look::ABSENT;
   }
-  entry = {RecordId(record), generation, PageIndex(page), tiers};
+  entry = {RecordId(record), generation, page_of(page), tiers};
   return Look::FOUND;
 }
 
 // One walk along the probe sequence.
-Look look_once(const TableSlot* slots, uint64_t mask, const ChunkKey& key, TableEntry& entry) noexcept {
-  const uint64_t home = home_of(key, mask);
+Look look_once(const TableSlot* slots, uint64_t count, uint64_t home, const ChunkKey& key, TableEntry& entry) noexcept {
   Look result = Look::ABSENT;
-  for (uint64_t step = 0; step < MAX_PROBE; ++step) {
+  uint64_t position = home;
+  for (uint64_t step = 0; step < MAX_PROBE; ++step, position = position + 1 == count ? 0 : position + 1) {
     bool empty = false;
-    const Look look = read_slot(slots[(home + step) & mask], key, empty, entry);
+    const Look look = read_slot(slots[position], key, empty, entry);
     if (look == Look::FOUND) {
       return look;
     }
@@ -71,7 +67,7 @@ std::shared_ptr<const IndexView> IndexView::attach(std::shared_ptr<const Mapping
     return nullptr;
   }
   const auto* header = reinterpret_cast<const IndexHeader*>(mapping->data());
-  const IndexShape shape{load_acquire(header->table_log2), load_acquire(header->arena_bytes)};
+  const IndexShape shape{load_acquire(header->slots), load_acquire(header->arena_bytes)};
   if (std::memcmp(header->magic, INDEX_MAGIC, sizeof(INDEX_MAGIC)) != 0 || header->version != INDEX_VERSION) {
     return nullptr;
   }
@@ -88,14 +84,18 @@ IndexView::IndexView(std::shared_ptr<const Mapping> mapping, IndexShape shape) n
       slots_(reinterpret_cast<const TableSlot*>(mapping_->data() + PAGE_BYTES)),
       generations_(reinterpret_cast<const uint64_t*>(mapping_->data() + shape.generations_offset())),
       checksums_(reinterpret_cast<const uint32_t*>(mapping_->data() + shape.checksums_offset())),
-      landings_(reinterpret_cast<const uint32_t*>(mapping_->data() + shape.landings_offset())) {}
+      landings_(reinterpret_cast<const uint32_t*>(mapping_->data() + shape.landings_offset())),
+      seed_{load_acquire(header_->seed.words[0]), load_acquire(header_->seed.words[1])} {}
 
 std::optional<TableEntry> IndexView::find(const ChunkKey& key) const noexcept {
-  const uint64_t mask = shape_.slot_count() - 1;
+  return find_from(home_of(key, seed_, shape_.slots), key);
+}
+
+std::optional<TableEntry> IndexView::find_from(uint64_t home, const ChunkKey& key) const noexcept {
   TableEntry entry{};
   for (uint32_t look = 0; look < MAX_LOOKS; ++look) {
     const uint64_t moves = load_acquire(header_->moves);
-    const Look result = look_once(slots_, mask, key, entry);
+    const Look result = look_once(slots_, shape_.slots, home, key, entry);
     if (result == Look::FOUND) {
       return entry;
     }
@@ -112,18 +112,21 @@ bool IndexView::is_being_written(const ChunkKey& key) const noexcept {
 }
 
 size_t IndexView::lookup(const uint8_t* keys, size_t n, uint8_t* levels) const noexcept {
-  const uint64_t mask = shape_.slot_count() - 1;
+  std::array<uint64_t, PREFETCH_AHEAD> homes{};
   const auto prefetch = [&](size_t index) {
     if (index < n) {
-      __builtin_prefetch(&slots_[home_of(ChunkKey::from_bytes(keys + index * KEY_BYTES), mask)]);
+      const uint64_t home = home_of(ChunkKey::from_bytes(keys + index * KEY_BYTES), seed_, shape_.slots);
+      homes[index % PREFETCH_AHEAD] = home;
+      __builtin_prefetch(&slots_[home]);
     }
   };
   for (size_t index = 0; index < PREFETCH_AHEAD; ++index) {
     prefetch(index);
   }
   for (size_t index = 0; index < n; ++index) {
+    const uint64_t home = homes[index % PREFETCH_AHEAD];
     prefetch(index + PREFETCH_AHEAD);
-    const auto entry = find(ChunkKey::from_bytes(keys + index * KEY_BYTES));
+    const auto entry = find_from(home, ChunkKey::from_bytes(keys + index * KEY_BYTES));
     if (!entry || entry->tiers == 0) {
       return index;
     }
@@ -147,19 +150,12 @@ uint32_t IndexView::checksum_at(uint64_t offset, uint32_t layer) const noexcept 
 }
 
 uint32_t IndexView::landed_at(uint64_t offset) const noexcept {
-  if (offset % PAGE_BYTES != 0 || offset >= shape_.arena_bytes) {
-    return 0;
-  }
-  return load_acquire(landings_[offset / PAGE_BYTES]);
+  const uint32_t* const word = landing_word(offset);
+  return word == nullptr ? 0 : load_acquire(*word);
 }
 
-uint32_t IndexView::landings() const noexcept { return load_acquire(header_->landings); }
-
-void IndexView::wait_for_landing(uint32_t seen, double timeout_s) const noexcept {
-  const auto whole = static_cast<time_t>(timeout_s);
-  const timespec timeout{whole, static_cast<long>((timeout_s - static_cast<double>(whole)) * 1e9)};
-  // Waiting needs no right to write. Woken, late, interrupted or refused: the caller looks again in any case.
-  static_cast<void>(syscall(SYS_futex, &header_->landings, FUTEX_WAIT, seen, &timeout, nullptr, 0));
+const uint32_t* IndexView::landing_word(uint64_t offset) const noexcept {
+  return offset % PAGE_BYTES != 0 || offset >= shape_.arena_bytes ? nullptr : &landings_[offset / PAGE_BYTES];
 }
 
 bool IndexView::covers(uint64_t offset, uint32_t layers) const noexcept {

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "kvpool/types.h"
+#include "kvpool/chunk_table.h"
 
 namespace kvpool {
 
@@ -28,7 +28,12 @@ inline void store_relaxed(Word& word, Word value) noexcept {
   std::atomic_ref<Word>(word).store(value, std::memory_order_relaxed);
 }
 
-// The slot at which the probe for a key begins.
-[[nodiscard]] inline uint64_t home_of(const ChunkKey& key, uint64_t mask) noexcept { return key.words[0] & mask; }
+// A page as the shared table has it: an arena has fewer than 2^32.
+[[nodiscard]] inline uint32_t stored_page(PageIndex page) noexcept {
+  return page.valid() ? static_cast<uint32_t>(page.value()) : NO_PAGE;
+}
+[[nodiscard]] inline PageIndex page_of(uint32_t stored) noexcept {
+  return stored == NO_PAGE ? PageIndex() : PageIndex(stored);
+}
 
 }  // namespace kvpool

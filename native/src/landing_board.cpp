@@ -14,7 +14,7 @@ namespace kvpool {
 LandingBoard::LandingBoard(std::shared_ptr<const Mapping> index)
     : index_(std::move(index)),
       header_(reinterpret_cast<IndexHeader*>(index_->data())),
-      shape_{header_->table_log2, header_->arena_bytes} {
+      shape_{header_->slots, header_->arena_bytes} {
   KVPOOL_CHECK(index_->is_writable());
   KVPOOL_CHECK(header_->version == INDEX_VERSION);
   KVPOOL_CHECK(index_->size() >= shape_.total_bytes());
@@ -35,9 +35,9 @@ void LandingBoard::fail(uint64_t arena_offset) noexcept { tell(arena_offset, LAN
 void LandingBoard::tell(uint64_t arena_offset, uint32_t word) noexcept {
   KVPOOL_CHECK(arena_offset / PAGE_BYTES < shape_.page_count());
   auto* words = reinterpret_cast<uint32_t*>(index_->data() + shape_.landings_offset());
-  store_release(words[arena_offset / PAGE_BYTES], word);
-  std::atomic_ref<uint32_t>(header_->landings).fetch_add(1, std::memory_order_release);
-  static_cast<void>(syscall(SYS_futex, &header_->landings, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0));
+  uint32_t& told = words[arena_offset / PAGE_BYTES];
+  store_release(told, word);
+  static_cast<void>(syscall(SYS_futex, &told, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0));
 }
 
 }  // namespace kvpool

@@ -11,6 +11,8 @@ namespace {
 
 // Bytes handed out at a time: enough to make the lock cheap, little enough for several threads and quick cancelling.
 constexpr uint64_t PIECE_BYTES = 256 << 10;
+// Chunks awaited at once. The disk brings a load's chunks in their order but for what its threads, four by default, have under way.
+constexpr size_t AWAITED_MAX = 8;
 
 }  // namespace
 
@@ -55,7 +57,6 @@ bool LoadJob::has_pieces() const {
 bool LoadJob::claim(Piece& piece) {
   const std::lock_guard guard(lock_);
   while (!cancelled_ && next_layer_ < plan_.layers) {
-    seen_landings_ = plan_.index->landings();
     while (next_chunk_ < fail_at_ && claimed_[next_chunk_] > next_layer_) {
       ++next_chunk_;
     }
@@ -65,7 +66,7 @@ bool LoadJob::claim(Piece& piece) {
     }
     const uint64_t wanted = std::min(next_chunk_ + piece_chunks_, fail_at_);
     uint64_t end = next_chunk_;
-    while (end < wanted && claimed_[end] == next_layer_ && is_landed(next_layer_, end)) {
+    while (end < wanted && claimed_[end] == next_layer_ && is_landed(next_layer_, end, landed(end))) {
       claimed_[end++] = next_layer_ + 1;
     }
     piece = {next_layer_, 1, next_chunk_, end - next_chunk_};
@@ -85,7 +86,7 @@ bool LoadJob::claim_ahead(Piece& piece) {
   for (uint64_t chunk = 0; chunk < fail_at_; ++chunk) {
     const uint32_t layer = claimed_[chunk];
     uint32_t end = layer;
-    while (end < plan_.layers && end - layer < piece_chunks_ && is_landed(end, chunk)) {
+    while (end < plan_.layers && end - layer < piece_chunks_ && is_landed(end, chunk, landed(chunk))) {
       ++end;
     }
     if (end > layer) {
@@ -112,19 +113,32 @@ void LoadJob::end_layer() {
   ++next_layer_;
 }
 
-// Whether a layer of a chunk can be dealt with: it is there, or no more of the chunk will come.
-bool LoadJob::is_landed(uint32_t layer, uint64_t chunk) const {
-  const uint64_t offset = plan_.offsets[chunk];
-  return plan_.index->landed_at(offset) > layer || plan_.index->generation_at(offset) != plan_.generations[chunk];
+// Whether a layer of a chunk can be dealt with: it is there, or no more of the chunk will come. `landed`: the chunk's word.
+bool LoadJob::is_landed(uint32_t layer, uint64_t chunk, uint32_t landed) const {
+  return landed > layer || plan_.index->generation_at(plan_.offsets[chunk]) != plan_.generations[chunk];
 }
 
-void LoadJob::wait_until_unblocked(double timeout_s) const {
-  uint32_t seen = 0;
-  {
-    const std::lock_guard guard(lock_);
-    seen = seen_landings_;
+// In the order in which the disk brings them: the chunk whose turn it is, and those behind it.
+bool LoadJob::name_awaited(LandingWait& wait) const {
+  const std::lock_guard guard(lock_);
+  if (cancelled_) {
+    return false;
   }
-  plan_.index->wait_for_landing(seen, timeout_s);
+  size_t named = 0;
+  for (uint64_t step = 0; step < fail_at_ && named < AWAITED_MAX; ++step) {
+    const uint64_t chunk = (next_chunk_ + step) % fail_at_;
+    const uint32_t layer = claimed_[chunk];
+    if (layer == plan_.layers) {
+      continue;
+    }
+    const uint32_t seen = landed(chunk);
+    if (is_landed(layer, chunk, seen)) {
+      return false;
+    }
+    wait.add(plan_.index, plan_.offsets[chunk], seen);
+    ++named;
+  }
+  return named > 0;
 }
 
 LoadReason LoadJob::copy(uint32_t layer, uint64_t chunk) const {
@@ -133,13 +147,13 @@ LoadReason LoadJob::copy(uint32_t layer, uint64_t chunk) const {
   const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
   const uint32_t crc = scatter_layer(plan_.view, layer, ids, extent);
   const uint32_t expected = plan_.index->checksum_at(offset, layer);
-  const uint32_t landed = plan_.index->landed_at(offset);
+  const uint32_t seen = landed(chunk);
   // The bytes were read before the checksum (scatter_layer ends in a fence) and the checksum, with acquire, before the
   // generation: if that still stands, all of them were this chunk's.
   if (plan_.index->generation_at(offset) != plan_.generations[chunk]) {
     return LoadReason::GONE;
   }
-  if ((landed & LANDING_FAILED) != 0 || landed <= layer) {
+  if ((seen & LANDING_FAILED) != 0 || seen <= layer) {
     return LoadReason::IO;
   }
   return !plan_.verifies || crc == expected ? LoadReason::COMPLETE : LoadReason::CHECKSUM;

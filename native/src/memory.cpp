@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 
@@ -168,6 +169,18 @@ bool Mapping::collapse(uint64_t offset, uint64_t length) const noexcept {
   KVPOOL_CHECK(contains(offset, length));
   KVPOOL_CHECK(offset % PAGE_BYTES == 0);
   return length != 0 && madvise(data_ + offset, length, MADV_COLLAPSE) == 0;
+}
+
+Stretch Mapping::next_pages(uint64_t offset) const noexcept {
+  if (offset >= size_) {
+    return {};
+  }
+  const off_t begin = lseek(fd_, static_cast<off_t>(offset), SEEK_DATA);
+  if (begin < 0) {
+    return errno == ENXIO ? Stretch{} : Stretch{offset, size_};
+  }
+  const off_t end = lseek(fd_, begin, SEEK_HOLE);
+  return {static_cast<uint64_t>(begin), end < 0 ? size_ : std::min(static_cast<uint64_t>(end), size_)};
 }
 
 int Mapping::seal_read_only() const noexcept {

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "kvpool/check.h"
-#include "kvpool/sampling.h"
 
 namespace kvpool {
 namespace {
@@ -28,12 +27,8 @@ const ClassId ONLY_CLASS(0);
 
 }  // namespace
 
-size_t PolicyShadow::KeyHash::operator()(const ChunkKey& key) const noexcept {
-  return seeded_hash(key, seed);
-}
-
 PolicyShadow::PolicyShadow(uint32_t chunks_max, const EvictionPolicy& policy)
-    : records_(chunks_max), queues_(records_, policy), places_(chunks_max, KeyHash{random_seed()}) {
+    : records_(chunks_max), queues_(records_, policy), places_(chunks_max, KeyHash{HashSeed::random()}) {
   queues_.add_class();
 }
 
@@ -118,8 +113,9 @@ uint64_t PolicyShadow::use(const std::vector<SampledUse>& chain, uint32_t limit,
   return hits;
 }
 
-PolicyDuel::PolicyDuel(uint32_t max_chunks, const EvictionPolicy& learned)
+PolicyDuel::PolicyDuel(uint32_t max_chunks, const EvictionPolicy& learned, const HashSeed& seed)
     : mask_(mask_for(max_chunks)),
+      seed_(seed),
       oldest_(static_cast<uint32_t>(max_chunks / (mask_ + 1) + 1), by_age_),
       cheapest_(static_cast<uint32_t>(max_chunks / (mask_ + 1) + 1), learned) {}
 

@@ -48,7 +48,7 @@ uint64_t SaveJob::run_piece() {
   for (uint64_t chunk = first; chunk < first + count; ++chunk) {
     uint8_t* extent = plan_.arena->data() + plan_.offsets[chunk] + layer * plan_.layer_bytes;
     const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
-    checksums_[chunk * plan_.layers + layer] = gather_layer(plan_.view, layer, ids, extent);
+    checksums_[chunk * plan_.layers + layer] = gather_layer(plan_.view, plan_.first_layer + layer, ids, extent);
   }
   const std::lock_guard guard(lock_);
   KVPOOL_CHECK(running_ > 0);

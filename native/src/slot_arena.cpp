@@ -2,7 +2,7 @@
 #include "kvpool/slot_arena.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <bit>
 
 #include "kvpool/check.h"
 
@@ -11,6 +11,7 @@ namespace {
 
 // A run may leave at most this part of itself unused, if any length up to the limit achieves it.
 constexpr uint64_t REST_DIVISOR = 8;
+constexpr uint32_t SLOTS_PER_WORD = 64;
 
 uint32_t preferred_run(uint64_t slot_bytes, uint64_t segment_bytes, uint32_t shortest, uint32_t longest) {
   uint32_t best = shortest;
@@ -36,15 +37,14 @@ SlotArena::SlotArena(ArenaShape shape)
     : shape_(shape),
       segments_(shape.segments),
       runs_(shape.segments),
-      owner_words_(static_cast<uint32_t*>(std::calloc(shape.total_bytes() / PAGE_BYTES, sizeof(uint32_t)))) {
-  KVPOOL_CHECK(owner_words_ != nullptr);
+      free_(shape.segments),
+      idle_runs_(shape.segments) {
   KVPOOL_CHECK(shape_.segment_bytes != 0);
   KVPOOL_CHECK(shape_.segment_bytes % PAGE_BYTES == 0);
-  KVPOOL_CHECK(shape_.total_bytes() / PAGE_BYTES < END_OF_CHAIN);
   classes_.reserve(MAX_CLASSES);
 }
 
-std::optional<ClassId> SlotArena::add_class(uint64_t chunk_bytes, uint32_t layers) {
+std::optional<ClassId> SlotArena::add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below) {
   if (chunk_bytes == 0 || layers == 0 || chunk_bytes > shape_.total_bytes()) {
     return std::nullopt;
   }
@@ -64,7 +64,8 @@ std::optional<ClassId> SlotArena::add_class(uint64_t chunk_bytes, uint32_t layer
   const auto min_segments = static_cast<uint32_t>(shortest);
   const uint32_t longest = std::min(std::max(min_segments, shape_.max_run_segments), shape_.segments);
   const uint32_t run_segments = preferred_run(slot_bytes, shape_.segment_bytes, min_segments, longest);
-  classes_.push_back({{chunk_bytes, layers, slot_bytes, min_segments, run_segments}, NONE, 0, 0});
+  classes_.push_back({{chunk_bytes, layers, slot_bytes, min_segments, run_segments, has_place_below}, NONE, 0, 0, 0});
+  idle_runs_.add_class();
   return ClassId(static_cast<uint32_t>(classes_.size() - 1));
 }
 
@@ -72,6 +73,7 @@ void SlotArena::mark_ready(uint32_t segment) noexcept {
   KVPOOL_CHECK(segment < segments_.size());
   if (segments_[segment].state == SegmentState::NOT_READY) {
     segments_[segment].state = SegmentState::FREE;
+    free_.mark(segment, true);
     ++free_segments_;
     ++ready_segments_;
   }
@@ -79,12 +81,12 @@ void SlotArena::mark_ready(uint32_t segment) noexcept {
 
 bool SlotArena::can_allocate(ClassId size_class) const noexcept {
   const ClassState& state = classes_[size_class.value()];
-  return state.first_run != NONE || free_window(state.geometry.min_segments).has_value();
+  return state.first_run != NONE || free_.longest() >= state.geometry.min_segments;
 }
 
 std::optional<PageIndex> SlotArena::allocate(ClassId size_class, RecordId record) noexcept {
   KVPOOL_CHECK(size_class.value() < classes_.size());
-  KVPOOL_CHECK(record.value() < FREE_BIT - 1);
+  KVPOOL_CHECK(record.valid());
   ClassState& state = classes_[size_class.value()];
   if (state.first_run == NONE) {
     lend(size_class);
@@ -94,36 +96,45 @@ std::optional<PageIndex> SlotArena::allocate(ClassId size_class, RecordId record
   }
   const uint32_t first = state.first_run;
   Run& run = runs_[first];
-  uint32_t page = run.free_page;
-  if (page != END_OF_CHAIN) {
-    run.free_page = owner_words_[page] & ~FREE_BIT;
-  } else {
-    KVPOOL_CHECK(run.fresh < run.slots);
-    page = static_cast<uint32_t>(first * pages_per_segment() + run.fresh * (state.geometry.slot_bytes / PAGE_BYTES));
-    ++run.fresh;
+  while (run.free[run.free_word] == 0) {
+    ++run.free_word;
   }
-  owner_words_[page] = record.value() + 1;
-  ++state.used;
+  const uint32_t slot = run.free_word * SLOTS_PER_WORD + static_cast<uint32_t>(std::countr_zero(run.free[run.free_word]));
+  take(first, slot, record);
+  return slot_page(first, slot);
+}
+
+// REQUIRES: the slot is free.
+void SlotArena::take(uint32_t first, uint32_t slot, RecordId record) noexcept {
+  Run& run = runs_[first];
+  KVPOOL_CHECK(!run.owners[slot].valid());
+  run.owners[slot] = record;
+  run.free[slot / SLOTS_PER_WORD] &= ~(uint64_t{1} << (slot % SLOTS_PER_WORD));
+  ++classes_[run.size_class.value()].used;
   if (++run.used == run.slots) {
     unlink_run(first);
   }
-  return PageIndex(page);
 }
 
 void SlotArena::release(PageIndex page) noexcept {
-  KVPOOL_CHECK(owner(page).valid());
   Run& run = run_of(page);
   const auto first = static_cast<uint32_t>(&run - runs_.data());
+  const auto slot = slot_at(first, page);
+  KVPOOL_CHECK(slot.has_value());
+  KVPOOL_CHECK(run.owners[*slot].valid());
   KVPOOL_CHECK(run.used > run.idle);
   KVPOOL_CHECK(run.kept < run.used);
-  owner_words_[page.value()] = run.free_page | FREE_BIT;
-  run.free_page = page.value();
+  run.owners[*slot] = RecordId();
+  run.free[*slot / SLOTS_PER_WORD] |= uint64_t{1} << (*slot % SLOTS_PER_WORD);
+  run.free_word = std::min(run.free_word, *slot / SLOTS_PER_WORD);
   --classes_[run.size_class.value()].used;
   if (run.used == run.slots) {
     link_run(first);
   }
   if (--run.used == 0) {
     give_back(first);
+  } else {
+    note_idle(first);
   }
 }
 
@@ -132,6 +143,15 @@ void SlotArena::set_idle(PageIndex page, uint64_t now_ns) noexcept {
   KVPOOL_CHECK(run.idle < run.used);
   ++run.idle;
   run.newest_ns = std::max(run.newest_ns, now_ns);
+  note_idle(static_cast<uint32_t>(&run - runs_.data()));
+}
+
+// A run all of whose slots may be evicted can be found by its age from now on.
+void SlotArena::note_idle(uint32_t first) noexcept {
+  const Run& run = runs_[first];
+  if (is_idle(run) && !idle_runs_.has(first)) {
+    idle_runs_.add(run.size_class, {age_of(run), first});
+  }
 }
 
 void SlotArena::set_busy(PageIndex page) noexcept {
@@ -144,86 +164,34 @@ void SlotArena::set_kept(PageIndex page, bool is_kept) noexcept {
   Run& run = run_of(page);
   KVPOOL_CHECK(is_kept ? run.kept < run.used : run.kept > 0);
   run.kept += is_kept ? 1U : UINT32_MAX;
-}
-
-std::optional<SegmentWindow> SlotArena::coldest_window(ClassId size_class) const noexcept {
-  const SizeClass& geometry = classes_[size_class.value()].geometry;
-  auto window = coldest_window(size_class, geometry.run_segments);
-  if (!window && geometry.min_segments < geometry.run_segments) {
-    window = coldest_window(size_class, geometry.min_segments);
+  const auto first = static_cast<uint32_t>(&run - runs_.data());
+  if (run.kept == 0 && idle_runs_.has(first)) {
+    idle_runs_.set_age(run.size_class, first, age_of(run));  // what is kept no more goes sooner than its key says
   }
-  return window;
-}
-
-std::optional<SegmentWindow> SlotArena::coldest_window(ClassId size_class, uint32_t count) const noexcept {
-  std::optional<SegmentWindow> best;
-  for (uint32_t first = 0; first + count <= shape_.segments; ++first) {
-    const auto window = window_at(size_class, first, count);
-    if (window && (!best || (window->is_kept != best->is_kept ? best->is_kept : window->newest_ns < best->newest_ns))) {
-      best = window;
-    }
-  }
-  return best;
-}
-
-bool SlotArena::is_clearable(ClassId size_class, const SegmentWindow& window) const noexcept {
-  const auto now = window_at(size_class, window.first, window.count);
-  return now && now->is_kept == window.is_kept;
-}
-
-std::optional<SegmentWindow> SlotArena::window_at(ClassId size_class, uint32_t first, uint32_t count) const noexcept {
-  SegmentWindow window{first, count, 0};
-  for (uint32_t segment = first; segment < first + count; ++segment) {
-    if (segments_[segment].state == SegmentState::NOT_READY) {
-      return std::nullopt;
-    }
-    if (segments_[segment].state == SegmentState::LENT) {
-      const Run& run = runs_[segments_[segment].run];
-      if (run.size_class == size_class || run.idle != run.used) {
-        return std::nullopt;
-      }
-      window.newest_ns = std::max(window.newest_ns, run.newest_ns);
-      window.is_kept = window.is_kept || run.kept > 0;
-    }
-  }
-  return window;
-}
-
-std::vector<RecordId> SlotArena::owners_in(const SegmentWindow& window) const {
-  std::vector<RecordId> owners;
-  uint32_t previous = NONE;
-  for (uint32_t segment = window.first; segment < window.first + window.count; ++segment) {
-    const uint32_t first = segments_[segment].run;
-    if (first == NONE || first == previous) {
-      continue;
-    }
-    previous = first;
-    for (uint32_t slot = 0; slot < runs_[first].fresh; ++slot) {
-      const RecordId found = owner(slot_page(first, slot));
-      if (found.valid()) {
-        owners.push_back(found);
-      }
-    }
-  }
-  return owners;
-}
-
-uint64_t SlotArena::lent_slots(ClassId id) const noexcept {
-  uint64_t slots = 0;
-  for (const Run& run : runs_) {
-    slots += run.segments != 0 && run.size_class == id ? run.slots : 0;
-  }
-  return slots;
 }
 
 RecordId SlotArena::owner(PageIndex page) const noexcept {
-  const uint32_t word = owner_words_[page.value()];
-  return word == 0 || (word & FREE_BIT) != 0 ? RecordId() : RecordId(word - 1);
+  const uint64_t segment = page.value() / pages_per_segment();
+  if (segment >= segments_.size() || segments_[segment].state != SegmentState::LENT) {
+    return RecordId();
+  }
+  const uint32_t first = segments_[segment].run;
+  const auto slot = slot_at(first, page);
+  return slot ? runs_[first].owners[*slot] : RecordId();
+}
+
+std::optional<uint32_t> SlotArena::slot_at(uint32_t first, PageIndex page) const noexcept {
+  const uint64_t slot_pages = classes_[runs_[first].size_class.value()].geometry.slot_bytes / PAGE_BYTES;
+  const uint64_t inside = page.value() - first * pages_per_segment();
+  if (inside % slot_pages != 0 || inside / slot_pages >= runs_[first].slots) {
+    return std::nullopt;
+  }
+  return static_cast<uint32_t>(inside / slot_pages);
 }
 
 PageIndex SlotArena::slot_page(uint32_t first, uint32_t slot) const noexcept {
   const SizeClass& geometry = classes_[runs_[first].size_class.value()].geometry;
-  return PageIndex(static_cast<uint32_t>(first * pages_per_segment() + slot * (geometry.slot_bytes / PAGE_BYTES)));
+  return PageIndex(first * pages_per_segment() + slot * (geometry.slot_bytes / PAGE_BYTES));
 }
 
 SlotArena::Run& SlotArena::run_of(PageIndex page) noexcept {
@@ -233,27 +201,12 @@ SlotArena::Run& SlotArena::run_of(PageIndex page) noexcept {
   return runs_[first];
 }
 
-// First fit: a low hint would save little, since a run of segments is lent once for many slots or tens of MiB.
-std::optional<uint32_t> SlotArena::free_window(uint32_t count) const noexcept {
-  if (free_segments_ < count) {
-    return std::nullopt;
-  }
-  uint32_t length = 0;
-  for (uint32_t segment = 0; segment < shape_.segments; ++segment) {
-    length = segments_[segment].state == SegmentState::FREE ? length + 1 : 0;
-    if (length == count) {
-      return segment + 1 - count;
-    }
-  }
-  return std::nullopt;
-}
-
 void SlotArena::lend(ClassId size_class) noexcept {
   ClassState& state = classes_[size_class.value()];
   std::optional<uint32_t> first;
   uint32_t count = state.geometry.run_segments + 1;
   while (!first && count > state.geometry.min_segments) {
-    first = free_window(--count);
+    first = free_.first_window(--count);
   }
   if (first) {
     lend_at(size_class, *first, count);
@@ -264,6 +217,7 @@ void SlotArena::lend_at(ClassId size_class, uint32_t first, uint32_t count) noex
   ClassState& state = classes_[size_class.value()];
   for (uint32_t segment = first; segment < first + count; ++segment) {
     segments_[segment] = {SegmentState::LENT, first};
+    free_.mark(segment, false);
   }
   free_segments_ -= count;
   Run& run = runs_[first];
@@ -272,50 +226,40 @@ void SlotArena::lend_at(ClassId size_class, uint32_t first, uint32_t count) noex
   run.segments = count;
   run.slots = static_cast<uint32_t>(count * shape_.segment_bytes / state.geometry.slot_bytes);
   KVPOOL_CHECK(run.slots > 0);
+  run.owners = std::make_unique<RecordId[]>(run.slots);
+  const uint32_t words = (run.slots + SLOTS_PER_WORD - 1) / SLOTS_PER_WORD;
+  run.free = std::make_unique<uint64_t[]>(words);
+  std::fill_n(run.free.get(), words, UINT64_MAX);
+  if (run.slots % SLOTS_PER_WORD != 0) {
+    run.free[words - 1] = (uint64_t{1} << (run.slots % SLOTS_PER_WORD)) - 1;
+  }
   ++state.runs;
+  state.slots += run.slots;
   link_run(first);
 }
 
 bool SlotArena::claim(ClassId size_class, PageIndex page, RecordId record) noexcept {
   const SizeClass& geometry = classes_[size_class.value()].geometry;
-  const auto segment = static_cast<uint32_t>(page.value() / pages_per_segment());
+  const uint64_t segment = page.value() / pages_per_segment();
   if (segment >= segments_.size() || geometry.run_segments != 1) {
     return false;
   }
-  if (segments_[segment].state == SegmentState::FREE) {
-    lend_at(size_class, segment, 1);
-  }
-  Run& run = runs_[segment];
-  const uint64_t slot_pages = geometry.slot_bytes / PAGE_BYTES;
+  const auto first = static_cast<uint32_t>(segment);
   const uint64_t inside = page.value() % pages_per_segment();
-  if (segments_[segment].state != SegmentState::LENT || run.size_class != size_class || inside % slot_pages != 0 ||
-      inside / slot_pages >= run.slots || owner(page).valid()) {
+  const uint64_t slot_pages = geometry.slot_bytes / PAGE_BYTES;
+  if (inside % slot_pages != 0 || inside / slot_pages >= shape_.segment_bytes / geometry.slot_bytes) {
     return false;
   }
-  run.fresh = std::max(run.fresh, static_cast<uint32_t>(inside / slot_pages) + 1);
-  owner_words_[page.value()] = record.value() + 1;
-  ++classes_[size_class.value()].used;
-  if (++run.used == run.slots) {
-    unlink_run(segment);
+  if (segments_[first].state == SegmentState::FREE) {
+    lend_at(size_class, first, 1);
   }
+  const auto slot = static_cast<uint32_t>(inside / slot_pages);
+  if (segments_[first].state != SegmentState::LENT || segments_[first].run != first ||
+      runs_[first].size_class != size_class || runs_[first].owners[slot].valid()) {
+    return false;
+  }
+  take(first, slot, record);
   return true;
-}
-
-// The slots between claimed ones were never handed out in this life: they join the chains of free ones.
-void SlotArena::finish_claims() noexcept {
-  for (uint32_t first = 0; first < shape_.segments; ++first) {
-    Run& run = runs_[first];
-    for (uint32_t slot = 0; slot < run.fresh; ++slot) {
-      const PageIndex page = slot_page(first, slot);
-      if (owner_words_[page.value()] == 0) {
-        owner_words_[page.value()] = run.free_page | FREE_BIT;
-        run.free_page = page.value();
-      }
-    }
-    if (run.segments != 0 && run.used == 0) {
-      give_back(first);
-    }
-  }
 }
 
 void SlotArena::give_back(uint32_t first) noexcept {
@@ -323,14 +267,16 @@ void SlotArena::give_back(uint32_t first) noexcept {
   KVPOOL_CHECK(run.used == 0);
   KVPOOL_CHECK(run.idle == 0);
   unlink_run(first);
-  for (uint32_t slot = 0; slot < run.fresh; ++slot) {
-    owner_words_[slot_page(first, slot).value()] = 0;
+  if (idle_runs_.has(first)) {
+    idle_runs_.remove(run.size_class, first);
   }
   for (uint32_t segment = first; segment < first + run.segments; ++segment) {
     segments_[segment] = {SegmentState::FREE, NONE};
+    free_.mark(segment, true);
   }
   free_segments_ += run.segments;
   --classes_[run.size_class.value()].runs;
+  classes_[run.size_class.value()].slots -= run.slots;
   run = Run{};
 }
 

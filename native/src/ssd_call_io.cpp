@@ -1,7 +1,11 @@
-// The SSD tier's I/O by preadv and pwritev; and the answer of a build that has no rings.
+// The SSD tier's I/O by preadv and pwrite; and the answer of a build that has no rings.
+#include <sys/uio.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 
+#include "kvpool/ssd_format.h"
 #include "kvpool/ssd_io.h"
 
 namespace kvpool {
@@ -9,27 +13,18 @@ namespace {
 
 // Goes on where a call stopped short. Returns 0, an errno, or NO_MORE_BYTES.
 template <typename Call>
-int transfer_all(const SsdFiles& files, iovec* parts, int count, uint64_t at, Call call) noexcept {
-  while (count > 0) {
-    const ssize_t moved = call(parts, count, static_cast<off_t>(at));
+int transfer_all(const SsdFiles& files, uint64_t at, uint64_t size, Call call) noexcept {
+  uint64_t done = 0;
+  while (done < size) {
+    const ssize_t moved = call(done, size - done, static_cast<off_t>(at + done));
     if (moved < 0 && errno == EINTR) {
       continue;
     }
     if (moved <= 0) {
       return moved < 0 ? errno : SsdIo::NO_MORE_BYTES;
     }
-    auto left = static_cast<uint64_t>(moved);
-    at += left;
-    while (count > 0 && left >= parts->iov_len) {
-      left -= parts->iov_len;
-      ++parts;
-      --count;
-    }
-    if (left > 0) {
-      parts->iov_base = static_cast<uint8_t*>(parts->iov_base) + left;
-      parts->iov_len -= left;
-    }
-    if (count > 0 && !files.can_go_on_at(at)) {
+    done += static_cast<uint64_t>(moved);
+    if (done < size && !files.can_go_on_at(at + done)) {
       return SsdIo::NO_MORE_BYTES;
     }
   }
@@ -40,16 +35,28 @@ class CallIo final : public SsdIo {
  public:
   explicit CallIo(std::shared_ptr<SsdFiles> files) : files_(std::move(files)) {}
 
-  int read(uint64_t offset, iovec* parts, int count) noexcept override {
+  int read(uint64_t offset, uint8_t* bytes, uint64_t size) noexcept override {
     const SsdPlace place = files_->place(offset);
-    return transfer_all(*files_, parts, count, place.at,
-                        [&](iovec* p, int n, off_t at) { return preadv(place.fd, p, n, at); });
+    return transfer_all(*files_, place.at, size,
+                        [&](uint64_t done, uint64_t left, off_t at) { return pread(place.fd, bytes + done, left, at); });
   }
 
-  int write(uint64_t offset, iovec* parts, int count) noexcept override {
+  int read_slot(uint64_t offset, uint8_t* header, uint8_t* bytes, uint64_t size) noexcept override {
     const SsdPlace place = files_->place(offset);
-    const int error = transfer_all(*files_, parts, count, place.at,
-                                   [&](iovec* p, int n, off_t at) { return pwritev(place.fd, p, n, at); });
+    return transfer_all(*files_, place.at, SSD_HEADER_BYTES + size, [&](uint64_t done, uint64_t left, off_t at) {
+      if (done >= SSD_HEADER_BYTES) {
+        return pread(place.fd, bytes + (done - SSD_HEADER_BYTES), left, at);
+      }
+      const iovec parts[2] = {{header + done, SSD_HEADER_BYTES - done}, {bytes, size}};
+      return preadv(place.fd, parts, 2, at);
+    });
+  }
+
+  int write(uint64_t offset, const uint8_t* bytes, uint64_t size) noexcept override {
+    const SsdPlace place = files_->place(offset);
+    const int error = transfer_all(*files_, place.at, size, [&](uint64_t done, uint64_t left, off_t at) {
+      return pwrite(place.fd, bytes + done, left, at);
+    });
     files_->note_write(offset);
     return error;
   }
@@ -60,13 +67,14 @@ class CallIo final : public SsdIo {
 
 }  // namespace
 
-int SsdIo::write_long(uint64_t offset, const iovec& range, uint64_t step,
-                      const std::function<bool(uint64_t)>& handed_over) noexcept {
-  bool goes_on = true;
-  for (uint64_t at = 0; at < range.iov_len && goes_on; at += step) {
-    const uint64_t end = std::min<uint64_t>(at + step, range.iov_len);
-    iovec part{static_cast<uint8_t*>(range.iov_base) + at, end - at};
-    const int error = write_beside(offset + at, &part, 1, [&] { goes_on = handed_over(end); });
+int SsdIo::write_steps(uint64_t offset, uint64_t size, uint64_t step, const Fill& fill) noexcept {
+  for (uint64_t at = 0; at < size; at += step) {
+    const uint64_t length = std::min(step, size - at);
+    const uint8_t* const bytes = fill(0, at, length);
+    if (bytes == nullptr) {
+      return 0;
+    }
+    const int error = write(offset + at, bytes, length);
     if (error != 0) {
       return error;
     }
@@ -79,7 +87,7 @@ std::unique_ptr<SsdIo> make_call_io(std::shared_ptr<SsdFiles> files) {
 }
 
 #ifndef KVPOOL_LIBURING
-SsdRingResult make_ring_io(std::shared_ptr<SsdFiles>, std::shared_ptr<const Mapping>) { return {nullptr, ENOSYS}; }
+SsdRingResult make_ring_io(std::shared_ptr<SsdFiles>) { return {nullptr, ENOSYS}; }
 #endif
 
 }  // namespace kvpool

@@ -41,7 +41,8 @@ std::string refusal(const struct stat& found, uint64_t segment_bytes) {
   return "";
 }
 
-// A new file is allocated under another name first: one that has its name has its bytes.
+// A new file is allocated under another name first, and certain before it gets its own: one that has its name has its bytes,
+// after a power cut too.
 int create_segment(int directory, const std::string& name, uint64_t segment_bytes) noexcept {
   const std::string unfinished = name + ".new";
   const int fd = openat(directory, unfinished.c_str(), O_RDWR | O_CREAT | O_TRUNC | SAFE, 0600);
@@ -49,7 +50,8 @@ int create_segment(int directory, const std::string& name, uint64_t segment_byte
     return errno;
   }
   int error = posix_fallocate(fd, 0, static_cast<off_t>(segment_bytes));
-  if (error == 0 && renameat(directory, unfinished.c_str(), directory, name.c_str()) != 0) {
+  if (error == 0 && (fsync(fd) != 0 || renameat(directory, unfinished.c_str(), directory, name.c_str()) != 0 ||
+                     fsync(directory) != 0)) {
     error = errno;
   }
   if (error != 0) {
@@ -128,6 +130,14 @@ SsdFilesResult SsdFiles::open_segment(uint32_t number, const std::string& path, 
   }
   if (fd < 0) {
     return failure(errno, "cannot open", path + "/" + name);
+  }
+  // A copy that left holes out, say: room that is not there would fail a write some day.
+  const bool has_holes = static_cast<uint64_t>(found.st_blocks) * 512 < segment_bytes_;
+  const int error = has_holes ? posix_fallocate(fd, 0, static_cast<off_t>(segment_bytes_)) : 0;
+  if (error != 0) {
+    close(fd);
+    return failure(error, "has holes, and cannot be given all its " + std::to_string(segment_bytes_) + " bytes:",
+                   path + "/" + name);
   }
   segments_[number].fd = fd;
   return {};

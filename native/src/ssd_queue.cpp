@@ -6,9 +6,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <system_error>
+#include <utility>
 
 #include "kvpool/check.h"
+#include "kvpool/ssd_stamped_io.h"
 
 namespace kvpool {
 namespace {
@@ -36,6 +39,9 @@ SsdQueue::SsdQueue(std::shared_ptr<SsdFiles> files, std::shared_ptr<const Mappin
       begun_(threads, NEVER) {
   KVPOOL_CHECK(threads > 0);
   try {
+    for (size_t number = 0; number < threads; ++number) {
+      bounces_.push_back(std::make_unique<SsdBounce>());
+    }
     for (size_t number = 0; number < threads; ++number) {
       {
         const std::lock_guard guard(lock_);
@@ -110,33 +116,33 @@ bool SsdQueue::has_work() const noexcept {
          ((!queues_[2].empty() || !queues_[3].empty()) && writers_ < writers_max_);
 }
 
-// What to do next. A job is the most urgent one; it stays queued until it has no pieces left.
-SsdQueue::Turn SsdQueue::next(size_t thread, std::shared_ptr<SsdJob>& job, SsdUrgency& urgency, bool may_register) {
+// What to do next: the most urgent job, which stays queued until it has no pieces left, or the chunk that this thread has begun,
+// before anything else of its kind. False when the queue has stopped.
+bool SsdQueue::next(size_t thread, Task& task, const std::shared_ptr<SsdJob>& unfinished) {
   std::unique_lock guard(lock_);
-  const auto can_register = [&] { return may_register && may_register_ && !is_registering_; };
-  wake_.wait(guard, [&] { return is_stopped_ || has_work() || can_register(); });
+  wake_.wait(guard, [&] { return is_stopped_ || unfinished != nullptr || has_work(); });
   if (is_stopped_) {
-    return Turn::STOP;
-  }
-  if (can_register() && queues_[static_cast<size_t>(SsdUrgency::DEMAND)].empty()) {
-    is_registering_ = true;
-    return Turn::REGISTER;
+    return false;
   }
   size_t which = 0;
-  while (queues_[which].empty()) {
+  while (which < SSD_URGENCIES && queues_[which].empty()) {
     ++which;
   }
-  urgency = static_cast<SsdUrgency>(which);
-  writers_ += urgency >= SsdUrgency::WRITE_BACK ? 1U : 0U;
-  job = queues_[which].front();
+  const bool goes_on = unfinished != nullptr && which >= static_cast<size_t>(SsdUrgency::WRITE_BACK);
+  if (goes_on) {
+    task = {unfinished, SsdUrgency::WRITE_BACK};
+  } else {
+    task = {queues_[which].front(), static_cast<SsdUrgency>(which)};
+    writers_ += task.urgency >= SsdUrgency::WRITE_BACK ? 1U : 0U;
+  }
   begun_[thread] = Clock::now();
-  return Turn::PIECE;
+  return true;
 }
 
 std::unique_ptr<SsdIo> SsdQueue::make_io(bool wants_ring) {
   SsdRingResult ring;
   if (wants_ring) {
-    ring = make_ring_io(files_, arena_);
+    ring = make_ring_io(files_);
   }
   {
     const std::lock_guard guard(lock_);
@@ -149,22 +155,26 @@ std::unique_ptr<SsdIo> SsdQueue::make_io(bool wants_ring) {
 }
 
 void SsdQueue::run(size_t thread, bool wants_ring) {
-  const std::unique_ptr<SsdIo> io = make_io(wants_ring);
-  bool may_register = io->is_ring();
+  const auto stamp_this = [this, thread] { stamp(thread); };
+  SsdStampedIo io(make_io(wants_ring), stamp_this);
+  SsdStampedIo calls(make_call_io(files_), stamp_this);
+  SsdWorker worker{io, calls, *bounces_[thread]};
   std::vector<SsdOutcome> ended;
-  std::shared_ptr<SsdJob> job;
-  SsdUrgency urgency = SsdUrgency::DEMAND;
-  while (true) {
-    const Turn turn = next(thread, job, urgency, may_register);
-    if (turn == Turn::STOP) {
-      break;
+  Task task{};
+  std::shared_ptr<SsdJob> unfinished;  // whose chunk the worker has begun
+  while (next(thread, task, unfinished)) {
+    if (io.is_ring() && is_distrusted()) {
+      io.replace(make_call_io(files_));
     }
-    if (turn == Turn::REGISTER) {
-      may_register = register_slice(*io);
-    } else {
-      run_piece(thread, *io, *job, urgency, ended);
-      job.reset();
+    run_piece(thread, worker, task, ended);
+    if (task.urgency == SsdUrgency::WRITE_BACK) {
+      unfinished = worker.chunk ? task.job : nullptr;
     }
+    task.job.reset();
+  }
+  if (unfinished != nullptr) {
+    ended = {{unfinished->id(), static_cast<uint32_t>(*worker.chunk), SsdStatus::CANCELLED, 0}};
+    report(*unfinished, ended, false);
   }
   {
     const std::lock_guard guard(lock_);
@@ -173,69 +183,103 @@ void SsdQueue::run(size_t thread, bool wants_ring) {
   wake_.notify_all();
 }
 
-void SsdQueue::run_piece(size_t thread, SsdIo& io, SsdJob& job, SsdUrgency urgency, std::vector<SsdOutcome>& ended) {
+void SsdQueue::run_piece(size_t thread, SsdWorker& worker, const Task& task, std::vector<SsdOutcome>& ended) {
   ended.clear();
-  static_cast<void>(job.run_piece(io, ended));
-  const bool is_in_background = urgency >= SsdUrgency::WRITE_BACK;
+  static_cast<void>(task.job->run_piece(worker, ended));
+  const bool is_in_background = task.urgency >= SsdUrgency::WRITE_BACK;
   {
     const std::lock_guard guard(lock_);
     begun_[thread] = NEVER;
-    auto& queue = queues_[static_cast<size_t>(urgency)];
-    if (!queue.empty() && queue.front().get() == &job && !job.has_pieces()) {
+    auto& queue = queues_[static_cast<size_t>(task.urgency)];
+    if (!queue.empty() && queue.front() == task.job && !task.job->has_pieces()) {
       queue.pop_front();
     }
-    writers_ -= is_in_background ? 1U : 0U;
+    writers_ -= is_in_background && !worker.chunk ? 1U : 0U;
+    stats_.second_reads += std::exchange(worker.second_reads, 0);
+    if (worker.has_found_bad_path) {
+      read_backs_.distrust();
+    }
   }
   if (is_in_background) {
     wake_.notify_all();
   }
-  report(ended, urgency != SsdUrgency::WRITE_BACK);
+  report(*task.job, ended, task.urgency != SsdUrgency::WRITE_BACK);
 }
 
-// Whether this thread has more to register.
-bool SsdQueue::register_slice(SsdIo& io) {
-  const bool has_more = io.register_next();
-  {
-    const std::lock_guard guard(lock_);
-    is_registering_ = false;
-    io_.registered += io.has_registered_all() ? 1U : 0U;
-    io_.register_error = io.register_error() != 0 ? io.register_error() : io_.register_error;
-  }
-  wake_.notify_all();
-  return has_more;
+void SsdQueue::stamp(size_t thread) {
+  const std::lock_guard guard(lock_);
+  begun_[thread] = Clock::now();
 }
 
-void SsdQueue::register_arena() {
-  {
-    const std::lock_guard guard(lock_);
-    may_register_ = true;
-  }
-  wake_.notify_all();
+bool SsdQueue::is_distrusted() const {
+  const std::lock_guard guard(lock_);
+  return read_backs_.is_distrusted();
 }
 
-void SsdQueue::report(const std::vector<SsdOutcome>& ended, bool is_read) {
+// Counts what has ended and tells whoever takes it, but for what is read back first.
+void SsdQueue::report(const SsdJob& job, std::vector<SsdOutcome>& ended, bool is_read) {
   if (ended.empty()) {
     return;
   }
+  bool has_new_job = false;
   {
     const std::lock_guard guard(lock_);
-    for (const SsdOutcome& outcome : ended) {
-      (is_read ? stats_.read_bytes : stats_.written_bytes) += outcome.bytes;
+    for (SsdOutcome& outcome : ended) {
+      const uint64_t bytes = outcome.bytes;
+      const std::optional<SsdOutcome> written = read_backs_.end(outcome);
+      (is_read || written ? stats_.read_bytes : stats_.written_bytes) += bytes;
+      if (written) {
+        outcome = *written;
+      } else if (!is_read && read_back(job, outcome)) {
+        has_new_job = true;
+        continue;
+      }
       stats_.failed_chunks += outcome.status == SsdStatus::OK ? 0U : 1U;
-      outcomes_.push_back(outcome);
+      outcomes_.push_back(std::move(outcome));
     }
+  }
+  if (has_new_job) {
+    wake_.notify_all();
   }
   const uint64_t one = 1;
   // It can only fail by being full, and then it is readable.
   static_cast<void>(!::write(event_fd_, &one, sizeof(one)));
 }
 
-std::vector<SsdOutcome> SsdQueue::take_outcomes() {
+// Whether a chunk that was written is read back before it counts. Where that cannot be done any more, and nothing is trusted,
+// it counts as not written. REQUIRES: `lock_` is held.
+bool SsdQueue::read_back(const SsdJob& job, SsdOutcome& outcome) {
+  if (outcome.status != SsdStatus::OK || !read_backs_.wants_next()) {
+    return false;
+  }
+  if (is_stopped_) {
+    outcome.status = read_backs_.is_distrusted() ? SsdStatus::CANCELLED : SsdStatus::OK;
+    return false;
+  }
+  const std::optional<SsdVerify> expected = job.written(outcome.chunk);
+  KVPOOL_CHECK(expected.has_value());
+  const uint64_t id = ++last_job_;
+  read_backs_.begin(id, outcome);
+  ++stats_.read_back_chunks;
+  queues_[static_cast<size_t>(SsdUrgency::WRITE_BACK)].push_front(
+      std::make_shared<SsdVerifyJob>(id, std::vector<SsdVerify>{*expected}));
+  return true;
+}
+
+std::vector<SsdOutcome> SsdQueue::take_outcomes(size_t limit) {
   uint64_t count = 0;
   static_cast<void>(!::read(event_fd_, &count, sizeof(count)));
   std::vector<SsdOutcome> taken;
   const std::lock_guard guard(lock_);
-  taken.swap(outcomes_);
+  if (outcomes_.size() <= limit) {
+    taken.swap(outcomes_);
+    return taken;
+  }
+  const auto end = outcomes_.begin() + static_cast<std::ptrdiff_t>(limit);
+  taken.assign(std::make_move_iterator(outcomes_.begin()), std::make_move_iterator(end));
+  outcomes_.erase(outcomes_.begin(), end);
+  const uint64_t one = 1;
+  static_cast<void>(!::write(event_fd_, &one, sizeof(one)));
   return taken;
 }
 
@@ -270,12 +314,12 @@ void SsdQueue::cancel_waiting() {
     for (const auto& job : dropped[which]) {
       std::vector<SsdOutcome> ended;
       job->cancel(ended);
-      report(ended, which != static_cast<size_t>(SsdUrgency::WRITE_BACK));
+      report(*job, ended, which != static_cast<size_t>(SsdUrgency::WRITE_BACK));
     }
   }
 }
 
-std::chrono::nanoseconds SsdQueue::longest_piece() const {
+std::chrono::nanoseconds SsdQueue::longest_transfer() const {
   const std::lock_guard guard(lock_);
   const Clock::time_point first = *std::min_element(begun_.begin(), begun_.end());
   return first == NEVER ? std::chrono::nanoseconds(0) : std::max(std::chrono::nanoseconds(1), Clock::now() - first);
@@ -283,7 +327,9 @@ std::chrono::nanoseconds SsdQueue::longest_piece() const {
 
 SsdQueueIo SsdQueue::io() const {
   const std::lock_guard guard(lock_);
-  return io_;
+  SsdQueueIo io = io_;
+  io.is_distrusted = read_backs_.is_distrusted();
+  return io;
 }
 
 SsdQueueStats SsdQueue::stats() const {

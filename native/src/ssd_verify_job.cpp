@@ -1,7 +1,7 @@
 #include "kvpool/ssd_verify_job.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <utility>
 
 #include "kvpool/check.h"
 #include "kvpool/crc32c.h"
@@ -9,7 +9,7 @@
 namespace kvpool {
 namespace {
 
-static_assert(SSD_PIECE_BYTES % PAGE_BYTES == 0 && SSD_PIECE_BYTES > PAGE_BYTES);
+static_assert(SSD_PIECE_BYTES % PAGE_BYTES == 0 && SSD_PIECE_BYTES > PAGE_BYTES && SSD_PIECE_BYTES <= SsdBounce::BYTES);
 
 SsdStatus status_of(int error) {
   if (error == 0) {
@@ -19,8 +19,6 @@ SsdStatus status_of(int error) {
 }
 
 }  // namespace
-
-void SsdVerifyJob::Free::operator()(uint8_t* pages) const noexcept { std::free(pages); }
 
 SsdVerifyJob::SsdVerifyJob(uint64_t id, std::vector<SsdVerify> chunks)
     : SsdJob(id),
@@ -62,56 +60,38 @@ bool SsdVerifyJob::claim(size_t& chunk, uint32_t& piece) {
   return true;
 }
 
-// Empty where there is no memory.
-SsdVerifyJob::Scratch SsdVerifyJob::take_scratch() {
-  {
-    const std::lock_guard guard(lock_);
-    if (!scratch_.empty()) {
-      Scratch kept = std::move(scratch_.back());
-      scratch_.pop_back();
-      return kept;
-    }
-  }
-  return Scratch(static_cast<uint8_t*>(std::aligned_alloc(PAGE_BYTES, SSD_PIECE_BYTES)));
-}
-
-bool SsdVerifyJob::run_piece(SsdIo& io, std::vector<SsdOutcome>& ended) {
-  size_t index = 0;
+bool SsdVerifyJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) {
+  size_t chunk = 0;
   uint32_t piece = 0;
-  if (!claim(index, piece)) {
+  if (!claim(chunk, piece)) {
     return false;
   }
-  const uint32_t first = piece * piece_layers_;
-  std::vector<uint32_t> wanted;
-  std::vector<uint32_t> crcs(std::min(piece_layers_, layers_ - first));
-  uint64_t bytes = 0;
-  Scratch scratch = take_scratch();
-  SsdStatus status = scratch == nullptr ? SsdStatus::CANCELLED : SsdStatus::OK;
-  if (piece == 0 && status == SsdStatus::OK) {
-    status = read_header(io, plan_[index], scratch.get(), wanted);
-    bytes += SSD_HEADER_BYTES;
+  Piece found = read(worker.io, worker.bounce, chunk, piece);
+  if (found.status != SsdStatus::OK && found.status != SsdStatus::IO_ERROR) {
+    found = read(worker.calls, worker.bounce, chunk, piece);
+    worker.has_found_bad_path = worker.has_found_bad_path || found.status == SsdStatus::OK;
   }
-  if (status == SsdStatus::OK) {
-    status = read_layers(io, plan_[index], first, scratch.get(), crcs, bytes);
-  }
-  const std::lock_guard guard(lock_);
-  if (scratch != nullptr) {
-    scratch_.push_back(std::move(scratch));
-  }
-  if (status == SsdStatus::OK) {
-    std::copy(crcs.begin(), crcs.end(), chunks_[index].found.begin() + static_cast<std::ptrdiff_t>(first));
-    if (piece == 0) {
-      chunks_[index].wanted = std::move(wanted);
-    }
-  }
-  settle(index, status, bytes, ended);
+  settle(worker, chunk, piece, std::move(found), ended);
   return true;
+}
+
+SsdVerifyJob::Piece SsdVerifyJob::read(SsdIo& io, SsdBounce& bounce, size_t chunk, uint32_t piece) const {
+  const uint32_t first = piece * piece_layers_;
+  Piece found;
+  found.crcs.resize(std::min(piece_layers_, layers_ - first));
+  if (piece == 0) {
+    found.status = read_header(io, plan_[chunk], bounce.data(), found.wanted);
+    found.bytes += SSD_HEADER_BYTES;
+  }
+  if (found.status == SsdStatus::OK) {
+    found.status = read_layers(io, plan_[chunk], first, bounce.data(), found);
+  }
+  return found;
 }
 
 SsdStatus SsdVerifyJob::read_header(SsdIo& io, const SsdVerify& plan, uint8_t* pages,
                                     std::vector<uint32_t>& wanted) const {
-  iovec part{pages, SSD_HEADER_BYTES};
-  const SsdStatus read = status_of(io.read(plan.offset, &part, 1));
+  const SsdStatus read = status_of(io.read(plan.offset, pages, SSD_HEADER_BYTES));
   if (read != SsdStatus::OK) {
     return read;
   }
@@ -123,24 +103,22 @@ SsdStatus SsdVerifyJob::read_header(SsdIo& io, const SsdVerify& plan, uint8_t* p
 }
 
 // Layers need not begin or end with a page: the pages around them are read, and only their own bytes counted.
-SsdStatus SsdVerifyJob::read_layers(SsdIo& io, const SsdVerify& plan, uint32_t first, uint8_t* pages,
-                                    std::vector<uint32_t>& crcs, uint64_t& bytes) const {
+SsdStatus SsdVerifyJob::read_layers(SsdIo& io, const SsdVerify& plan, uint32_t first, uint8_t* pages, Piece& found) const {
   uint64_t at = first * layer_bytes_;
-  const uint64_t end = at + crcs.size() * layer_bytes_;
+  const uint64_t end = at + found.crcs.size() * layer_bytes_;
   while (at < end) {
     const uint64_t page = at / PAGE_BYTES * PAGE_BYTES;
     const uint64_t size = std::min(SSD_PIECE_BYTES, round_up(end, PAGE_BYTES) - page);
-    iovec part{pages, size};
-    const SsdStatus status = status_of(io.read(plan.offset + SSD_HEADER_BYTES + page, &part, 1));
+    const SsdStatus status = status_of(io.read(plan.offset + SSD_HEADER_BYTES + page, pages, size));
     if (status != SsdStatus::OK) {
       return status;
     }
-    bytes += size;
+    found.bytes += size;
     const uint64_t until = std::min(end, page + size);
     while (at < until) {
       const uint64_t layer = at / layer_bytes_;
       const uint64_t step = std::min(until, (layer + 1) * layer_bytes_) - at;
-      uint32_t& crc = crcs[layer - first];
+      uint32_t& crc = found.crcs[layer - first];
       crc = crc32c(crc, pages + (at - page), step);
       at += step;
     }
@@ -149,15 +127,42 @@ SsdStatus SsdVerifyJob::read_layers(SsdIo& io, const SsdVerify& plan, uint32_t f
 }
 
 // REQUIRES: `lock_` is held.
-void SsdVerifyJob::settle(size_t index, SsdStatus status, uint64_t bytes, std::vector<SsdOutcome>& ended) {
-  Chunk& chunk = chunks_[index];
-  --chunk.running;
-  chunk.bytes += bytes;
-  chunk.read += status == SsdStatus::OK ? 1U : 0U;
-  if (chunk.status == SsdStatus::OK) {
-    const bool differs = chunk.read == pieces_ && chunk.found != chunk.wanted;
-    chunk.status = differs ? SsdStatus::BAD_CHECKSUM : status;
+void SsdVerifyJob::take(Chunk& chunk, uint32_t piece, Piece& found) {
+  chunk.bytes += found.bytes;
+  if (found.status == SsdStatus::OK) {
+    const auto first = static_cast<std::ptrdiff_t>(piece * piece_layers_);
+    std::copy(found.crcs.begin(), found.crcs.end(), chunk.found.begin() + first);
+    if (piece == 0) {
+      chunk.wanted = std::move(found.wanted);
+    }
   }
+}
+
+bool SsdVerifyJob::is_right(const Chunk& chunk, uint32_t piece) const noexcept {
+  const auto first = static_cast<std::ptrdiff_t>(piece * piece_layers_);
+  const auto end = static_cast<std::ptrdiff_t>(std::min((piece + 1) * piece_layers_, layers_));
+  return std::equal(chunk.found.begin() + first, chunk.found.begin() + end, chunk.wanted.begin() + first);
+}
+
+// The chunk's last piece compares all of them.
+void SsdVerifyJob::settle(SsdWorker& worker, size_t index, uint32_t piece, Piece found, std::vector<SsdOutcome>& ended) {
+  std::unique_lock guard(lock_);
+  Chunk& chunk = chunks_[index];
+  take(chunk, piece, found);
+  SsdStatus status = found.status;
+  chunk.read += status == SsdStatus::OK ? 1U : 0U;
+  for (uint32_t at = 0; chunk.read == pieces_ && at < pieces_ && status == SsdStatus::OK; ++at) {
+    if (!is_right(chunk, at)) {
+      guard.unlock();
+      Piece again = read(worker.calls, worker.bounce, index, at);
+      guard.lock();
+      take(chunk, at, again);
+      status = again.status == SsdStatus::OK && !is_right(chunk, at) ? SsdStatus::BAD_CHECKSUM : again.status;
+      worker.has_found_bad_path = worker.has_found_bad_path || status == SsdStatus::OK;
+    }
+  }
+  --chunk.running;
+  chunk.status = chunk.status == SsdStatus::OK ? status : chunk.status;
   end_if_over(index, ended);
 }
 

@@ -1,46 +1,14 @@
 #include <algorithm>
+#include <cstring>
 
 #include "kvpool/check.h"
 #include "kvpool/crc32c.h"
 #include "kvpool/ssd_job.h"
 
 namespace kvpool {
-namespace {
-
-// Compares a chunk in memory with its checksums, from its start on, as far as it is told.
-class SourceCheck {
- public:
-  SourceCheck(const uint8_t* source, const SsdHeader& header) : source_(source), header_(header) {}
-
-  [[nodiscard]] bool is_good() const noexcept { return is_good_; }
-
-  void go_on_to(uint64_t end) noexcept {
-    end = std::min(end, header_.chunk_bytes());
-    while (at_ < end && is_good_) {
-      const uint64_t layer = at_ / header_.layer_bytes;
-      const uint64_t layer_end = (layer + 1) * header_.layer_bytes;
-      const uint64_t step = std::min(end, layer_end) - at_;
-      crc_ = crc32c(crc_, source_ + at_, step);
-      at_ += step;
-      if (at_ == layer_end) {
-        is_good_ = crc_ == header_.layer_crcs[layer];
-        crc_ = 0;
-      }
-    }
-  }
-
- private:
-  const uint8_t* const source_;
-  const SsdHeader& header_;
-  uint64_t at_ = 0;
-  uint32_t crc_ = 0;
-  bool is_good_ = true;
-};
-
-}  // namespace
 
 SsdWriteJob::SsdWriteJob(uint64_t id, std::vector<SsdWrite> chunks, std::shared_ptr<const Mapping> arena)
-    : SsdJob(id), plan_(std::move(chunks)), arena_(std::move(arena)) {
+    : SsdJob(id), plan_(std::move(chunks)), arena_(std::move(arena)), progress_(plan_.size()) {
   KVPOOL_CHECK(!plan_.empty());
 }
 
@@ -49,48 +17,80 @@ bool SsdWriteJob::has_pieces() const {
   return next_ < plan_.size();
 }
 
-bool SsdWriteJob::run_piece(SsdIo& io, std::vector<SsdOutcome>& ended) {
-  size_t index = 0;
-  {
+std::optional<SsdVerify> SsdWriteJob::written(uint32_t chunk) const {
+  return SsdVerify{plan_[chunk].offset, plan_[chunk].header};
+}
+
+bool SsdWriteJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) {
+  if (!worker.chunk) {
     const std::lock_guard guard(lock_);
     if (next_ == plan_.size()) {
       return false;
     }
-    index = next_++;
+    worker.chunk = next_++;
   }
-  uint64_t bytes = 0;
-  const SsdStatus status = write(io, plan_[index], bytes);
-  ended.push_back({id(), static_cast<uint32_t>(index), status, bytes});
+  const size_t index = *worker.chunk;
+  const SsdWrite& chunk = plan_[index];
+  Progress& progress = progress_[index];
+  const int error = write_next(worker, chunk, progress);
+  const uint64_t size = round_up(chunk.header.chunk_bytes(), PAGE_BYTES);
+  if (error == 0 && progress.is_good && progress.at < size) {
+    return true;
+  }
+  worker.chunk.reset();
+  const SsdStatus status = error != 0 ? SsdStatus::IO_ERROR : progress.is_good ? SsdStatus::OK : SsdStatus::BAD_SOURCE;
+  ended.push_back({id(), static_cast<uint32_t>(index), status, error == 0 ? size + SSD_HEADER_BYTES : 0});
   return true;
 }
 
-// The checksums are compared while the disk works: a chunk that is corrupt in memory has a slot then that does not certify
-// itself, which nobody is told of. A long chunk gets its header last, and not at all where it is corrupt.
-SsdStatus SsdWriteJob::write(SsdIo& io, const SsdWrite& chunk, uint64_t& bytes) const {
-  alignas(PAGE_BYTES) static thread_local SsdPage page;
-  uint8_t* source = arena_->data() + chunk.arena_offset;
-  SourceCheck check(source, chunk.header);
-  encode_ssd_header(chunk.header, page.data());
+// The next piece of a chunk, in steps, and its header: in front where that piece is all of it, behind the last one otherwise, and
+// not at all where the chunk is corrupt. What of a corrupt chunk is on disk then does not certify itself.
+int SsdWriteJob::write_next(SsdWorker& worker, const SsdWrite& chunk, Progress& progress) const {
   const uint64_t size = round_up(chunk.header.chunk_bytes(), PAGE_BYTES);
-  int error = 0;
-  if (size <= SSD_WRITE_BYTES) {
-    iovec parts[2] = {{page.data(), page.size()}, {source, size}};
-    error = io.write_beside(chunk.offset, parts, 2, [&] { check.go_on_to(size); });
-  } else {
-    error = io.write_long(chunk.offset + SSD_HEADER_BYTES, {source, size}, SSD_WRITE_BYTES / 2, [&](uint64_t end) {
-      check.go_on_to(end);
-      return check.is_good();
-    });
-    if (error == 0 && check.is_good()) {
-      iovec part{page.data(), page.size()};
-      error = io.write(chunk.offset, &part, 1);
+  const uint64_t first = progress.at;
+  const uint64_t length = std::min(size - first, SSD_WRITE_BYTES);
+  const uint64_t head = length == size ? SSD_HEADER_BYTES : 0;
+  uint8_t* const pages = worker.bounce.data();
+  // The first step is longer by the header, and so is the place of each.
+  const auto fill = [&](unsigned place, uint64_t at, uint64_t step) {
+    uint8_t* const target = pages + place * SsdBounce::HALF_BYTES;
+    const uint64_t before = at == 0 ? head : 0;
+    if (before > 0) {
+      encode_ssd_header(chunk.header, target);
+    }
+    return copy_source(target + before, chunk, step - before, progress) ? target : nullptr;
+  };
+  const uint64_t offset = chunk.offset + SSD_HEADER_BYTES + first - head;
+  int error = worker.io.write_steps(offset, head + length, SSD_STEP_BYTES + head, fill);
+  if (error == 0 && progress.is_good && head == 0 && progress.at == size) {
+    encode_ssd_header(chunk.header, pages);
+    error = worker.io.write(chunk.offset, pages, SSD_HEADER_BYTES);
+  }
+  return error;
+}
+
+// Brings the next bytes of a chunk into memory that is about to be written, zeros behind its end, and compares each layer that
+// ends there. False where one is not what its checksum says.
+bool SsdWriteJob::copy_source(uint8_t* target, const SsdWrite& chunk, uint64_t size, Progress& progress) const {
+  const SsdHeader& header = chunk.header;
+  const uint64_t first = progress.at;
+  const uint64_t end = std::min(first + size, header.chunk_bytes());
+  const uint8_t* const source = arena_->data() + chunk.arena_offset;
+  while (progress.at < end && progress.is_good) {
+    const uint64_t layer = progress.at / header.layer_bytes;
+    const uint64_t layer_end = (layer + 1) * header.layer_bytes;
+    const uint64_t step = std::min(end, layer_end) - progress.at;
+    progress.crc = copy_crc32c(progress.crc, target + (progress.at - first), source + progress.at, step);
+    progress.at += step;
+    if (progress.at == layer_end) {
+      progress.is_good = progress.crc == header.layer_crcs[layer];
+      progress.crc = 0;
     }
   }
-  bytes = error == 0 ? size + SSD_HEADER_BYTES : 0;
-  if (error != 0) {
-    return SsdStatus::IO_ERROR;
-  }
-  return check.is_good() ? SsdStatus::OK : SsdStatus::BAD_SOURCE;
+  std::memset(target + (end - first), 0, first + size - end);
+  progress.at = first + size;
+  copy_fence();
+  return progress.is_good;
 }
 
 void SsdWriteJob::cancel(std::vector<SsdOutcome>& ended) {

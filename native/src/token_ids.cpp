@@ -12,6 +12,10 @@ void TokenIds::keep(RecordId id, std::span<const int32_t> tokens) {
   if (tokens.empty()) {
     return;
   }
+  if (bytes_ + tokens.size_bytes() > bytes_max_) {
+    ++left_out_;
+    return;
+  }
   if (id.value() >= by_record_.size()) {
     by_record_.resize(std::max<size_t>(id.value() + size_t{1}, by_record_.size() * 2));
   }

@@ -24,9 +24,9 @@ class CopySetting {
         layer_bytes(bytes_of_layer),
         chunks_(chunks),
         slot_bytes_(std::max(round_up(layers * layer_bytes, PAGE_BYTES), round_up(layers, 4) / 4 * PAGE_BYTES)) {
-    const IndexShape shape{8, chunks * slot_bytes_};
+    const IndexShape shape{256, chunks * slot_bytes_};
     arena = Mapping::create("test-arena", shape.arena_bytes, false).mapping;
-    const auto words = Mapping::create("test-index", shape.total_bytes(), false).mapping;
+    words = Mapping::create("test-index", shape.total_bytes(), false).mapping;
     const uint8_t epoch[16] = {1};
     table = std::make_unique<ChunkTable>(words, shape, epoch);
     index = IndexView::attach(words);
@@ -77,6 +77,7 @@ class CopySetting {
   }
 
   std::shared_ptr<const Mapping> arena;
+  std::shared_ptr<const Mapping> words;  // of the index
   std::shared_ptr<const IndexView> index;
   std::unique_ptr<ChunkTable> table;
   std::vector<uint8_t> engine;

@@ -29,8 +29,8 @@ inline ChunkKey key_of(uint64_t id) { return ChunkKey::from_bytes(pack({id}).dat
 
 struct Pool {
   explicit Pool(uint64_t capacity, uint32_t max_chunks = 1000, bool ready = true, uint64_t segment_bytes = 64 << 20,
-                PolicyKind policy = PolicyKind::LRU)
-      : geometry(*DirectoryGeometry::plan(capacity, segment_bytes, max_chunks)),
+                PolicyKind policy = PolicyKind::LRU, uint32_t further_entries = 0)
+      : geometry(*DirectoryGeometry::plan(capacity, segment_bytes, max_chunks, further_entries)),
         arena(Mapping::create("arena", geometry.arena.total_bytes(), false).mapping),
         index(Mapping::create("index", geometry.index.total_bytes(), false).mapping),
         directory(arena, index, geometry, EPOCH, Tier::DRAM, policy),
@@ -90,6 +90,12 @@ struct Pool {
   ClassId small;
   uint64_t now = 0;
 };
+
+// What a verdict about the chunk as it is now does.
+inline uint64_t drop(Directory& directory, const ChunkKey& key) {
+  const auto place = directory.place_of(key);
+  return place ? directory.drop(key, place->generation) : 0;
+}
 
 inline bool all_are(const std::vector<uint8_t>& states, SaveState state) {
   return std::all_of(states.begin(), states.end(),

@@ -2,7 +2,10 @@
 #pragma once
 
 #include "directory_pool.h"
+#include "kvpool/check.h"
+#ifndef FUZZ_EXPECT  // a fuzz target has a main of its own
 #include "harness.h"
+#endif
 
 namespace kvpool::testing {
 
@@ -11,12 +14,11 @@ inline constexpr uint64_t FILE_SLOT = CHUNK + PAGE_BYTES;
 // A pool of memory over a tier of files, both for one size of chunks.
 struct Tiers {
   Tiers(uint32_t memory_chunks, uint32_t file_chunks, PolicyKind policy = PolicyKind::LRU)
-      : memory(memory_chunks * CHUNK, 2000, true, 64 << 20, policy),
-        file_geometry(*DirectoryGeometry::plan_files(8 * FILE_SLOT, (file_chunks + 7) / 8, 1000)),
-        file_index(Mapping::create("files", file_geometry.index.total_bytes(), false).mapping),
-        files(nullptr, file_index, file_geometry, EPOCH, Tier::SSD) {
+      : memory(memory_chunks * CHUNK, std::max(2000U, memory_chunks + file_chunks), true, 64 << 20, policy),
+        file_geometry(*DirectoryGeometry::plan_files(8 * FILE_SLOT, (file_chunks + 7) / 8, std::max(1000U, file_chunks))),
+        files(nullptr, nullptr, file_geometry, nullptr, Tier::SSD) {
     memory.directory.attach_slower(files);
-    EXPECT(files.add_namespace() == memory.owner);
+    KVPOOL_CHECK(files.add_namespace() == memory.owner);
     in_files = *files.add_class(FILE_SLOT, LAYERS);
     for (uint32_t segment = 0; segment < file_geometry.arena.segments; ++segment) {
       files.mark_segment_ready(segment);
@@ -25,34 +27,53 @@ struct Tiers {
 
   // Writes the coldest chain that the files lack; how many chunks they took.
   size_t demote(bool succeeds = true, bool newest_first = false) {
-    size_t saved = 0;
-    const Hold hold = memory.directory.hold_unsaved(64, newest_first, saved);
-    if (hold.id == 0) {
-      return 0;
-    }
+    return write_down(memory.directory.pin_unsaved(64, newest_first ? WriteOrder::NEWEST : WriteOrder::COLDEST), succeeds);
+  }
+  // Writes down as much of what is pinned as the files take.
+  size_t write(const Hold& pin, bool succeeds = true) {
     std::vector<uint8_t> keys;
-    for (size_t position = 0; position < hold.chunks; ++position) {
-      const ChunkKey key = *memory.directory.key_of(hold.id, position);
+    for (size_t position = 0; position < pin.chunks; ++position) {
+      const ChunkKey key = *memory.directory.key_of(pin.id, position);
       keys.insert(keys.end(), reinterpret_cast<const uint8_t*>(key.words), reinterpret_cast<const uint8_t*>(key.words + 4));
     }
-    std::optional<ChunkKey> parent;
-    if (saved > 0) {
-      parent = ChunkKey::from_bytes(&keys[(saved - 1) * KEY_BYTES]);
-    }
-    const size_t count = hold.chunks - saved;
-    const Reservation made =
-        files.reserve(memory.owner, in_files, parent, &keys[saved * KEY_BYTES], count, ++memory.now);
+    const Reservation made = files.reserve(memory.owner, in_files, memory.directory.parent_key_of(pin.id), keys.data(),
+                                           pin.chunks, ++memory.now);
     const auto taken = static_cast<size_t>(std::count(made.states.begin(), made.states.end(),
                                                       static_cast<uint8_t>(SaveState::RESERVED)));
     if (made.id != 0) {
       if (succeeds) {
         const std::vector<uint32_t> sums(taken * LAYERS);
-        EXPECT(all_are(files.commit(made.id, 0, taken, sums.data()), SaveState::STORED));
+        KVPOOL_CHECK(all_are(files.commit(made.id, 0, taken, sums.data()), SaveState::STORED));
       }
-      EXPECT(files.end_reservation(made.id, memory.now));
+      KVPOOL_CHECK(files.end_reservation(made.id, memory.now));
     }
-    EXPECT(memory.directory.release_untouched(hold.id));
     return succeeds ? taken : 0;
+  }
+  // Ends the writing of what was pinned.
+  size_t write_down(const Hold& pin, bool succeeds = true) {
+    if (pin.id == 0) {
+      return 0;
+    }
+    const size_t written = write(pin, succeeds);
+    KVPOOL_CHECK(memory.directory.unpin(pin.id));
+    return written;
+  }
+  // Writes all that the files lack as far as they take it. What they refuse stays pinned meanwhile.
+  size_t demote_all() {
+    std::vector<HoldId> refused;
+    size_t written = 0;
+    for (Hold pin; (pin = memory.directory.pin_unsaved(64, WriteOrder::COLDEST)).id != 0;) {
+      if (const size_t taken = write(pin); taken > 0) {
+        written += taken;
+        KVPOOL_CHECK(memory.directory.unpin(pin.id));
+      } else {
+        refused.push_back(pin.id);
+      }
+    }
+    for (const HoldId pin : refused) {
+      KVPOOL_CHECK(memory.directory.unpin(pin));
+    }
+    return written;
   }
 
   // Leases what both tiers have of a prompt; the chunks that are read back land or fail. Returns the chunks leased.
@@ -75,18 +96,18 @@ struct Tiers {
         }
         ++chunks;
         if (made.states[index] == static_cast<uint8_t>(SaveState::RESERVED)) {
-          EXPECT(!lands || view_generation(made.offsets[index]) == made.generations[index]);
+          KVPOOL_CHECK(!lands || view_generation(made.offsets[index]) == made.generations[index]);
           if (lands) {
-            EXPECT(memory.directory.landed(key_of(rest[index]), made.generations[index]));
+            KVPOOL_CHECK(memory.directory.landed(key_of(rest[index]), made.generations[index]));
           } else {
             memory.directory.fail_landing(key_of(rest[index]), made.generations[index]);
           }
         }
       }
-      EXPECT(made.id == 0 || memory.directory.release(made.id, ++memory.now));
+      KVPOOL_CHECK(made.id == 0 || memory.directory.release(made.id, ++memory.now));
     }
-    EXPECT(below.id == 0 || files.release(below.id, ++memory.now));
-    EXPECT(here.id == 0 || memory.directory.release(here.id, ++memory.now));
+    KVPOOL_CHECK(below.id == 0 || files.release(below.id, ++memory.now));
+    KVPOOL_CHECK(here.id == 0 || memory.directory.release(here.id, ++memory.now));
     return chunks;
   }
 
@@ -102,7 +123,6 @@ struct Tiers {
 
   Pool memory;
   DirectoryGeometry file_geometry;
-  std::shared_ptr<Mapping> file_index;
   Directory files;
   ClassId in_files;
 };

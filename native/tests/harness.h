@@ -1,4 +1,5 @@
-// A test harness of one screen: TEST(name) registers a function, EXPECT(...) reports and counts, main() runs all.
+// A test harness of one screen: TEST(name) registers a function, EXPECT(...) reports and counts, main() runs all, or those
+// whose names contain its argument.
 //
 // Not a framework: no fixtures, no mocks. It exists so that the C++ tests need nothing but a compiler.
 // A random test prints its seed through `seed()`; KVPOOL_SEED in the environment replays it.
@@ -8,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <string_view>
 #include <vector>
 
 namespace kvpool::testing {
@@ -53,11 +55,15 @@ struct Register {
     }                                                                            \
   } while (false)
 
-int main() {
+int main(int argc, char** argv) {
+  size_t runs = 0;
   for (const auto& test : kvpool::testing::cases()) {
-    std::printf("%s\n", test.name);
-    test.run();
+    if (argc < 2 || std::string_view(test.name).find(argv[1]) != std::string_view::npos) {
+      std::printf("%s\n", test.name);
+      test.run();
+      ++runs;
+    }
   }
-  std::printf("%zu tests, %d failures\n", kvpool::testing::cases().size(), kvpool::testing::failures());
+  std::printf("%zu tests, %d failures\n", runs, kvpool::testing::failures());
   return kvpool::testing::failures() == 0 ? 0 : 1;
 }

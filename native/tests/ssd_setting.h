@@ -50,7 +50,7 @@ class SsdSetting {
         slot_bytes(round_up(layers * layer_bytes, PAGE_BYTES)),
         file_slot_bytes(slot_bytes + SSD_HEADER_BYTES) {
     files = SsdFiles::open(directory.file("tier"), file_slot_bytes * 4, (slots + 3) / 4, true).files;
-    const IndexShape shape{8, slots * std::max(slot_bytes, round_up(layers, 4) / 4 * PAGE_BYTES)};
+    const IndexShape shape{256, slots * std::max(slot_bytes, round_up(layers, 4) / 4 * PAGE_BYTES)};
     arena = Mapping::create("test-arena", shape.arena_bytes, false).mapping;
     const auto words = Mapping::create("test-index", shape.total_bytes(), false).mapping;
     const uint8_t epoch[16] = {1};
@@ -112,30 +112,17 @@ class SsdSetting {
 };
 
 // The ways to do I/O that a test tries one after another.
-enum class IoKind { CALLS, RING, REGISTERED_RING };
+enum class IoKind { CALLS, RING };
 
 // Whether the kernel lets this process have rings; says why not.
 inline bool can_have_rings() {
   const ScratchDirectory scratch;
   const auto files = SsdFiles::open(scratch.file("tier"), PAGE_BYTES, 1, false).files;
-  const SsdRingResult ring = make_ring_io(files, Mapping::create("test-arena", PAGE_BYTES, false).mapping);
+  const SsdRingResult ring = make_ring_io(files);
   if (ring.io == nullptr) {
     std::printf("  skipped with io_uring: %s\n", std::strerror(ring.error));
   }
   return ring.io != nullptr;
-}
-
-// Whether it lets this process pin as much as the tests do; says why not.
-inline bool can_register() {
-  const ScratchDirectory scratch;
-  const auto files = SsdFiles::open(scratch.file("tier"), PAGE_BYTES, 1, false).files;
-  const SsdRingResult ring = make_ring_io(files, Mapping::create("test-arena", 128 << 20, false).mapping);
-  while (ring.io->register_next()) {
-  }
-  if (!ring.io->has_registered_all()) {
-    std::printf("  skipped with registered buffers: %s\n", std::strerror(ring.io->register_error()));
-  }
-  return ring.io->has_registered_all();
 }
 
 template <typename Body>
@@ -144,10 +131,6 @@ void for_each_io(Body body) {
   static const bool has_rings = can_have_rings();
   if (has_rings) {
     body(IoKind::RING);
-  }
-  static const bool has_registered = has_rings && can_register();
-  if (has_registered) {
-    body(IoKind::REGISTERED_RING);
   }
 }
 
@@ -165,10 +148,6 @@ inline std::unique_ptr<SsdQueue> make_queue(const SsdSetting& setting, IoKind ki
   auto queue = std::make_unique<SsdQueue>(setting.files, setting.arena, setting.board, threads, jobs_max,
                                           kind != IoKind::CALLS);
   EXPECT(queue->io().rings == (kind == IoKind::CALLS ? 0 : threads));
-  if (kind == IoKind::REGISTERED_RING) {
-    queue->register_arena();
-    wait_until([&] { return queue->io().registered == threads; });
-  }
   return queue;
 }
 
@@ -181,6 +160,24 @@ inline std::vector<SsdOutcome> wait_for_outcomes(SsdQueue& queue, size_t count) 
     all.insert(all.end(), more.begin(), more.end());
   }
   return all;
+}
+
+// The first `count` chunks of a setting, as they are to be written.
+inline std::vector<SsdWrite> writes(const SsdSetting& setting, uint32_t count) {
+  std::vector<SsdWrite> chunks;
+  for (uint32_t slot = 0; slot < count; ++slot) {
+    chunks.push_back({setting.file_offset(slot), setting.arena_offset(slot), setting.header(slot)});
+  }
+  return chunks;
+}
+
+// The same chunks, as they are to be read back.
+inline std::vector<SsdRead> reads(const std::vector<SsdWrite>& written) {
+  std::vector<SsdRead> chunks;
+  for (const SsdWrite& chunk : written) {
+    chunks.push_back({chunk.offset, chunk.arena_offset, chunk.header});
+  }
+  return chunks;
 }
 
 }  // namespace kvpool::testing

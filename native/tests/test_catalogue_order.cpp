@@ -12,8 +12,9 @@ using namespace kvpool;
 
 namespace {
 
-CatalogueRow row_of(uint32_t key, uint32_t parent, uint64_t recency) {
+CatalogueRow row_of(uint32_t key, uint32_t parent, uint64_t recency, uint64_t generation = 1) {
   CatalogueRow row{};
+  row.generation = generation;
   std::memcpy(row.key, &key, sizeof(key));
   row.key[31] = 1;
   if (parent != 0) {
@@ -107,4 +108,10 @@ TEST(a_row_with_any_bit_changed_is_left_out) {
   }
   rows.push_back(row_of(5, 0, 1));
   EXPECT(restoring_order(rows.data(), rows.size()) == std::vector<uint32_t>{static_cast<uint32_t>(rows.size() - 1)});
+}
+
+TEST(a_generation_that_was_never_given_makes_a_bad_row) {
+  const std::vector<CatalogueRow> rows = {row_of(1, 0, 1, 0), row_of(2, 0, 1, UINT64_MAX), row_of(3, 0, 1, GENERATION_END),
+                                          row_of(4, 0, 1, GENERATION_END - 1)};
+  EXPECT(restoring_order(rows.data(), rows.size()) == std::vector<uint32_t>{3});
 }

@@ -96,7 +96,7 @@ TEST(every_departure_says_why) {
   EXPECT(evicted.size() == 2 && evicted[0].kind == ChangeKind::LEFT && evicted[0].key == key_of(1));
   EXPECT(evicted[0].parent == key_of(0) && evicted[0].cause == Cause::OWN_CLASS && evicted[0].tiers == 0);
   EXPECT(take(*feed, 9, has_gap).size() == 4);
-  EXPECT(pool.directory.drop(key_of(13)) == 1 && pool.directory.discard(key_of(12)) == 1);
+  EXPECT(drop(pool.directory, key_of(13)) == 1 && pool.directory.discard(key_of(12)) == 1);
   static_cast<void>(pool.directory.flush(std::nullopt, pool.now + 1));
   const std::vector<Change> gone = take(*feed, 9, has_gap);
   EXPECT(gone.size() == 4 && gone[0].cause == Cause::DROPPED && gone[1].cause == Cause::DISCARDED);
@@ -121,7 +121,7 @@ TEST(who_adds_up_changes_knows_what_is_stored) {
   for (int step = 0; step < 2000; ++step) {
     const uint64_t family = random() % 6 * 100;
     if (random() % 8 == 0) {
-      static_cast<void>(pool.directory.drop(key_of(family + random() % 6)));
+      static_cast<void>(drop(pool.directory, key_of(family + random() % 6)));
     } else if (random() % 40 == 0) {
       static_cast<void>(pool.directory.flush(std::nullopt, pool.now - pool.now / 8));
     } else {

@@ -1,4 +1,5 @@
-// CRC-32C: the published value, and every way against the table on odd lengths, offsets and continuations.
+// CRC-32C: the published value, every way against the table on odd lengths, offsets and continuations, and copies of what
+// another process is writing.
 #include "kvpool/crc32c.h"
 
 #include <cstring>
@@ -6,11 +7,14 @@
 #include <vector>
 
 #include "harness.h"
+#include "racing_writer.h"
 
 using namespace kvpool;
 
 namespace {
 constexpr std::initializer_list<size_t> SIZES = {0, 1, 7, 8, 63, 64, 255, 256, 257, 511, 512, 1000, 4096, 32768, 33333};
+constexpr size_t RACED_COPIES = 20'000;
+constexpr size_t RACED_COPIES_MAX = 400'000;
 }
 
 TEST(published_value) {
@@ -43,6 +47,32 @@ TEST(every_way_equals_the_table) {
         EXPECT(to[size] == 0xAA);
       }
     }
+  }
+}
+
+TEST(a_checksum_is_of_the_bytes_stored_whoever_writes_the_source) {
+  std::mt19937_64 random(testing::seed());
+  const testing::RacingWriter writer;
+  std::vector<uint8_t> target(testing::RacingWriter::BYTES);
+  for (const CrcPath path : {CrcPath::TABLE, CrcPath::SSE42, CrcPath::AVX512}) {
+    if (!crc32c_supports(path)) {
+      continue;
+    }
+    size_t changed = 0;
+    size_t wrong = 0;
+    // Until the writer has been met often, which takes a second core: where there is none, for a bounded number of copies.
+    for (size_t copies = 0; copies < RACED_COPIES_MAX && changed < RACED_COPIES; ++copies) {
+      const size_t size = random() % 600;
+      const size_t from = random() % 300;
+      uint8_t* const to = &target[random() % 300];
+      const uint32_t before = crc32c(0, writer.bytes() + from, size);
+      const uint32_t copied = copy_crc32c_with(path, 0, to, writer.bytes() + from, size);
+      copy_fence();
+      changed += static_cast<size_t>(copied != before);
+      wrong += static_cast<size_t>(copied != crc32c(0, to, size));
+    }
+    std::printf("  way %d: %zu copies of bytes that changed, %zu wrong\n", static_cast<int>(path), changed, wrong);
+    EXPECT(wrong == 0);
   }
 }
 

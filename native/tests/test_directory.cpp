@@ -12,7 +12,8 @@ TEST(plan_follows_the_capacity) {
   const auto large = DirectoryGeometry::plan(uint64_t{1} << 30, 64 << 20, 1000);
   EXPECT(large->arena.segment_bytes == 64 << 20);
   EXPECT(large->arena.segments == 17);
-  EXPECT(large->index.table_log2 == 11);
+  EXPECT(large->index.slots == 1600);
+  EXPECT(large->index.max_entries() == 1000);
   const auto medium = DirectoryGeometry::plan((200 << 20) + 1, 64 << 20, 10);
   EXPECT(medium->arena.segment_bytes == 26 << 20);
   EXPECT(medium->arena.segments == 9);
@@ -97,24 +98,6 @@ TEST(prefix_must_be_a_chain_of_one_namespace_from_the_root) {
   EXPECT(pool.is_sound());
 }
 
-TEST(ranks_are_cut_to_their_common_prefix) {
-  Pool pool(20 * CHUNK);
-  const NamespaceId other = pool.directory.add_namespace();
-  EXPECT(pool.store({1, 2, 3}) == 3);
-  const auto made = pool.directory.reserve(other, pool.small, std::nullopt, pack({11, 12}).data(), 2, 1);
-  EXPECT(pool.commit(made, 0, 2).size() == 2);
-  const auto holds = pool.directory.acquire_ranks({pool.owner, other}, pack({1, 2, 3, 11, 12, 13}).data(), 3);
-  EXPECT(holds.size() == 2);
-  EXPECT(holds[0].chunks == 2);
-  EXPECT(holds[1].chunks == 2);
-  EXPECT(pool.directory.columns(holds[1].id)->generations[0] == made.generations[0]);
-  const auto none = pool.directory.acquire_ranks({pool.owner, other}, pack({1, 2, 12, 11}).data(), 2);
-  EXPECT(none[0].id == 0);
-  EXPECT(none[1].id == 0);
-  EXPECT(pool.directory.stats().holds == 2);
-  EXPECT(pool.is_sound());
-}
-
 TEST(a_leaf_stands_for_its_whole_prefix_or_for_nothing) {
   Pool pool(20 * CHUNK);
   const NamespaceId other = pool.directory.add_namespace();
@@ -163,8 +146,8 @@ TEST(dropped_chunk_is_gone_at_once_and_freed_when_let_go) {
   const auto copy = pool.directory.duplicate(hold.id);
   const auto before = pool.directory.columns(hold.id);
   const Reservation made = pool.reserve({24}, 3);
-  EXPECT(pool.directory.drop(key_of(2)) == 4);  // 2, 3, 4, 13; 24 was never stored
-  EXPECT(pool.directory.drop(key_of(2)) == 0);
+  EXPECT(drop(pool.directory, key_of(2)) == 4);  // 2, 3, 4, 13; 24 was never stored
+  EXPECT(drop(pool.directory, key_of(2)) == 0);
   EXPECT(pool.lookup({1, 2}) == 1);
   EXPECT(pool.view->generation_at(before->offsets[1]) == 0);
   EXPECT(pool.directory.columns(hold.id)->levels == std::vector<uint8_t>({1, NO_LEVEL, NO_LEVEL}));
@@ -263,7 +246,7 @@ TEST(classes_exchange_segments_by_age) {
   EXPECT(pool.is_sound());
 }
 
-TEST(records_are_paged_and_held) {
+TEST(records_are_paged_and_pinned) {
   Pool pool(20 * CHUNK);
   EXPECT(pool.store(range(1, 10)) == 10);
   std::set<uint32_t> seen;
@@ -272,10 +255,10 @@ TEST(records_are_paged_and_held) {
     const RecordPage page = pool.directory.records(cursor, 3);
     for (const RecordId id : page.records) {
       EXPECT(seen.insert(id.value()).second);
-      EXPECT(pool.directory.record(id).holds > 0);
+      EXPECT(pool.directory.record(id).pins > 0);
     }
     EXPECT(pool.is_sound());
-    EXPECT(pool.directory.release(page.hold, ++pool.now));
+    EXPECT(pool.directory.unpin(page.pin));
     EXPECT(pool.is_sound());
     cursor = page.next;
   } while (cursor != 0);

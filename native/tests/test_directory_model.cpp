@@ -167,7 +167,7 @@ class RandomRun {
     }
     const uint64_t top = 1 + random_() % 255;
     const bool was_stored = model_.stored.count(top) != 0;
-    const uint64_t dropped = pool_.directory.drop(key_of(top));
+    const uint64_t dropped = drop(pool_.directory, key_of(top));
     uint64_t expected = 0;
     if (was_stored) {
       expected = std::erase_if(model_.stored, [top](uint64_t id) {

@@ -1,6 +1,6 @@
 // Two directories as one pool: what leaves the faster tier stays found, comes back, and is lost only when both let go.
+#include <algorithm>
 #include <random>
-#include <set>
 
 #include "directory_tiers.h"
 #include "harness.h"
@@ -47,12 +47,12 @@ TEST(a_branch_used_meanwhile_stays_before_the_prefix_that_it_hangs_on) {
   EXPECT(pool.store({3}, 1) == 1);
   const RecordPage first = pool.directory.records(1, 1, 2);
   const RecordPage second = pool.directory.records(0, 1, 1);
-  EXPECT(first.hold != 0 && second.hold != 0 && second.next == 0);
+  EXPECT(first.pin != 0 && second.pin != 0 && second.next == 0);
   const Hold use = pool.acquire({1, 3});
   EXPECT(use.chunks == 2);
   EXPECT(pool.directory.release(use.id, pool.now += 10));
-  EXPECT(pool.directory.release_untouched(first.hold));
-  EXPECT(pool.directory.release_untouched(second.hold));
+  EXPECT(pool.directory.unpin(first.pin));
+  EXPECT(pool.directory.unpin(second.pin));
   EXPECT(pool.is_sound());
   for (uint64_t id = 11; id < 19; ++id) {
     EXPECT(pool.store({id}) == 1);
@@ -65,13 +65,13 @@ TEST(a_page_of_records_ends_where_it_is_told) {
   Pool pool(8 * CHUNK);
   EXPECT(pool.store({1, 2, 3}) == 3);
   EXPECT(pool.directory.places() == 3);
-  EXPECT(pool.directory.drop(key_of(3)) == 1);
+  EXPECT(drop(pool.directory, key_of(3)) == 1);
   const RecordPage none = pool.directory.records(2, 1, 3);
-  EXPECT(none.hold == 0 && none.records.empty() && none.next == 0);
+  EXPECT(none.pin == 0 && none.records.empty() && none.next == 0);
   const RecordPage all = pool.directory.records(0, 8, 3);
   EXPECT(all.records.size() == 2);
-  EXPECT(pool.directory.release_untouched(all.hold));
-  EXPECT(pool.directory.records(3, 1, UINT32_MAX).hold == 0);
+  EXPECT(pool.directory.unpin(all.pin));
+  EXPECT(pool.directory.records(3, 1, UINT32_MAX).pin == 0);
   EXPECT(pool.is_sound());
 }
 
@@ -89,7 +89,7 @@ TEST(a_failed_landing_takes_what_follows_along) {
   EXPECT(tiers.memory.directory.landed(key_of(1), made.generations[0]));
   EXPECT(tiers.memory.directory.landed(key_of(3), made.generations[2]));
   EXPECT(tiers.is_sound());
-  EXPECT(tiers.files.drop(key_of(2)) == 2);
+  EXPECT(drop(tiers.files, key_of(2)) == 2);
   EXPECT(tiers.memory.directory.fail_landing(key_of(2), made.generations[1]) == 1);
   EXPECT(tiers.view_generation(made.offsets[1]) == 0);
   EXPECT(tiers.view_generation(made.offsets[2]) == 0);
@@ -156,7 +156,9 @@ TEST(ghosts_are_remembered_for_as_long_as_promised_and_strangers_are_few) {
     strangers += ghosts.contains(draw()) ? 1U : 0U;
   }
   EXPECT(strangers < 100);
-  EXPECT(!ghosts.contains(keys[0]));
+  // What was added before the last 2000 is a stranger again: taken for an acquaintance as often as these, not never.
+  const auto forgotten = [&](const ChunkKey& key) { return !ghosts.contains(key); };
+  EXPECT(std::count_if(keys.begin(), keys.begin() + 3000, forgotten) > 3000 - 60);
 }
 
 TEST(files_are_restored_into_the_places_they_had) {
@@ -217,7 +219,7 @@ TEST(random_operations_keep_both_tiers_sound) {
       tiers.memory.directory.protect_unsaved(random() % 4 == 0);
       tiers.memory.directory.admit(static_cast<Admitted>(random() % 4), 0.2);
       if (random() % 16 == 0) {
-        tiers.memory.directory.forget_written();
+        EXPECT(tiers.memory.directory.forget_written(0, UINT32_MAX) == 0);
         tiers.files.expire_retention(tiers.memory.now);
       }
       if (pick < 34) {
@@ -234,9 +236,9 @@ TEST(random_operations_keep_both_tiers_sound) {
         const size_t found = tiers.memory.lookup(ids);
         EXPECT(tiers.load(ids, lands) <= found);
       } else if (pick < 93) {
-        static_cast<void>(tiers.memory.directory.drop(key_of(ids.back())));
+        static_cast<void>(drop(tiers.memory.directory, key_of(ids.back())));
       } else if (pick < 96) {
-        static_cast<void>(tiers.files.drop(key_of(ids.back())));
+        static_cast<void>(drop(tiers.files, key_of(ids.back())));
       } else {
         Directory& flushed = random() % 2 == 0 ? tiers.memory.directory : tiers.files;
         static_cast<void>(flushed.flush(std::nullopt, random() % (tiers.memory.now + 1)));
@@ -279,12 +281,11 @@ TEST(a_parent_that_was_demoted_meanwhile_stays_before_a_child_that_was_used) {
   EXPECT(tiers.memory.store({1, 2}) == 2);
   EXPECT(tiers.memory.store({1, 3}) == 2);
   EXPECT(tiers.memory.store({4}) == 1);
-  size_t saved = 0;
-  const Hold demoted = tiers.memory.directory.hold_unsaved(64, false, saved);  // 1 and 2
+  const Hold demoted = tiers.memory.directory.pin_unsaved(64, WriteOrder::COLDEST);  // 1 and 2
   EXPECT(demoted.chunks == 2);
   const Hold used = tiers.memory.acquire({1, 3});
   EXPECT(tiers.memory.directory.release(used.id, ++tiers.memory.now));
-  EXPECT(tiers.memory.directory.release_untouched(demoted.id));
+  EXPECT(tiers.memory.directory.unpin(demoted.id));
   EXPECT(tiers.is_sound());
   EXPECT(tiers.memory.store(range(10, 8)) == 8);  // evicts all of them, leaves first
   EXPECT(tiers.is_sound());
@@ -305,5 +306,27 @@ TEST(a_parent_that_is_held_hears_that_its_child_counts_as_used) {
   EXPECT(tiers.memory.directory.release_untouched(whole.id));
   EXPECT(tiers.memory.store(range(3000, 200)) == 200);  // evicts the oldest: the parent's place is near the end now
   EXPECT(tiers.memory.directory.release_untouched(parent.id));
+  EXPECT(tiers.is_sound());
+}
+
+TEST(chains_longer_than_the_slower_tier_are_not_written_in_turns_without_end) {
+  Tiers tiers(256, 16);
+  for (const uint64_t first : {1000U, 2000U, 3000U}) {
+    EXPECT(tiers.memory.store(range(first, 80)) == 80);
+  }
+  size_t written = 0;
+  for (uint32_t turn = 0; turn < 20; ++turn) {
+    written += tiers.demote_all();
+  }
+  EXPECT(written >= 16);
+  EXPECT(written <= 48);  // as much of each chain as there is room for, once
+  EXPECT(tiers.is_sound());
+  const Hold lease = tiers.memory.acquire(range(1000, 80));
+  EXPECT(tiers.memory.directory.release(lease.id, ++tiers.memory.now));
+  size_t again = 0;
+  for (uint32_t turn = 0; turn < 20; ++turn) {
+    again += tiers.demote_all();
+  }
+  EXPECT(again <= 16);  // what was used again, once more
   EXPECT(tiers.is_sound());
 }

@@ -64,7 +64,7 @@ TEST(reuse_gap_counts_from_the_last_access) {
   EXPECT(pool.directory.acquire(pool.owner, keys.data(), 1, 1001 * SECOND).chunks == 1);
   EXPECT(pool.directory.stats().reuse_gaps.counts()[0] == 3);  // 1 s after the release
   EXPECT(total(pool.directory.stats().reuse_gaps) == 6);
-  EXPECT(pool.directory.acquire_ranks({pool.owner}, keys.data(), 3, 1 * SECOND)[0].chunks == 3);
+  EXPECT(pool.directory.acquire(pool.owner, keys.data(), 3, 1 * SECOND).chunks == 3);
   EXPECT(total(pool.directory.stats().reuse_gaps) == 9);  // a clock that steps back counts as no time
   EXPECT(pool.is_sound());
 }
@@ -107,7 +107,7 @@ TEST(a_full_index_is_a_reason_of_its_own) {
 TEST(flush_and_drop_are_no_evictions) {
   Pool pool(20 * CHUNK);
   EXPECT(pool.store({1, 2, 3}) == 3);
-  EXPECT(pool.directory.drop(key_of(3)) == 1);
+  EXPECT(drop(pool.directory, key_of(3)) == 1);
   EXPECT(pool.directory.flush(std::nullopt, UINT64_MAX).chunks == 2);
   EXPECT(total(pool.directory.stats().lifetimes) == 0);
   EXPECT(pool.directory.stats().evicted_chunks == 0);

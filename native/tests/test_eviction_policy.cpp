@@ -128,7 +128,7 @@ TEST(a_shadow_holds_whole_prefixes_and_no_more_than_its_limit) {
 
 TEST(the_duel_falls_back_to_age_and_returns) {
   const ByQueue judge;
-  PolicyDuel duel(64, judge);
+  PolicyDuel duel(64, judge, HashSeed{});
   uint64_t now = 0;
   // What is used again is in the queue that the judge despises, behind a load of things that are not.
   const auto play = [&](uint8_t good, uint8_t bad, uint64_t first) {
@@ -175,7 +175,7 @@ TEST(a_chain_is_classed_by_its_turns_and_a_long_one_by_what_was_found_of_it) {
       queue = pool.directory.record(record).key == key_of(id) ? ClassQueuePolicy::queue_of(pool.directory.record(record))
                                                               : queue;
     }
-    EXPECT(pool.directory.release_untouched(page.hold));
+    EXPECT(pool.directory.unpin(page.pin));
     return queue;
   };
   EXPECT(pool.store(range(1, 4)) == 4);
@@ -205,7 +205,7 @@ TEST(a_chunk_that_was_evicted_and_comes_again_is_of_the_turn_that_it_had) {
     for (const RecordId record : page.records) {
       turn = pool.directory.record(record).key == key_of(id) ? pool.directory.record(record).turn : turn;
     }
-    EXPECT(pool.directory.release_untouched(page.hold));
+    EXPECT(pool.directory.unpin(page.pin));
     return turn;
   };
   EXPECT(pool.store(range(1, 4)) == 4);
@@ -225,7 +225,7 @@ TEST(a_chunk_that_was_evicted_and_comes_again_is_of_the_turn_that_it_had) {
 
 TEST(one_long_prompt_does_not_decide_the_duel) {
   const ByQueue judge;
-  PolicyDuel duel(64, judge);
+  PolicyDuel duel(64, judge, HashSeed{});
   uint64_t now = 0;
   duel.note_uses(chain_of(101, 16, 0), 32, ++now);
   duel.note_uses(chain_of(1, 16, 1), 32, ++now);   // which the judge despises

@@ -1,4 +1,5 @@
-// Gathers and scatters against a byte-by-byte model: every form of cache, odd sizes, skipped blocks, guarded borders.
+// Gathers and scatters against a byte-by-byte model: every form of cache, odd sizes, skipped blocks, guarded borders,
+// and an extent that another process writes meanwhile.
 #include "kvpool/extent_copy.h"
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 
 #include "harness.h"
 #include "kvpool/crc32c.h"
+#include "racing_writer.h"
 
 using namespace kvpool;
 
@@ -115,4 +117,38 @@ TEST(a_skipped_block_is_checksummed_and_not_written) {
     EXPECT(scatter_layer(engine.view, 0, partly, extent.data()) == crc32c(0, extent.data(), extent.size()));
     EXPECT(engine.memory == expected);
   });
+}
+
+TEST(a_scatter_answers_for_the_bytes_it_delivered_whoever_writes_the_extent) {
+  std::mt19937_64 random(testing::seed());
+  const testing::RacingWriter writer;
+  size_t wrong = 0;
+  for (const size_t plane_bytes : std::initializer_list<size_t>{33, 64, 100, 320}) {
+    Engine engine = make_engine(Form::KV_FIRST, plane_bytes, random);
+    const std::vector<int64_t> ids = {3};
+    for (size_t round = 0; round < 100'000; ++round) {
+      const uint32_t crc = scatter_layer(engine.view, 0, ids, writer.bytes() + random() % 300);
+      const uint32_t first = crc32c(0, engine.view.block(0, 0, ids[0]), plane_bytes);
+      wrong += static_cast<size_t>(crc != crc32c(first, engine.view.block(0, 1, ids[0]), plane_bytes));
+    }
+  }
+  EXPECT(wrong == 0);
+}
+
+TEST(layers_from_staging_answer_for_the_bytes_that_were_stored) {
+  std::mt19937_64 random(testing::seed());
+  const testing::RacingWriter writer;
+  size_t wrong = 0;
+  for (const uint64_t layer_bytes : std::initializer_list<uint64_t>{1, 33, 64, 100, 320}) {
+    std::vector<uint8_t> slot(3 * layer_bytes + 1, 0xEE);
+    for (size_t round = 0; round < 20'000; ++round) {
+      uint32_t crcs[3];
+      copy_layers(slot.data(), writer.bytes() + random() % 60, 3, layer_bytes, crcs);
+      for (size_t layer = 0; layer < 3; ++layer) {
+        wrong += static_cast<size_t>(crcs[layer] != crc32c(0, &slot[layer * layer_bytes], layer_bytes));
+      }
+    }
+    EXPECT(slot.back() == 0xEE);
+  }
+  EXPECT(wrong == 0);
 }

@@ -208,7 +208,7 @@ TEST(no_more_than_the_share_is_kept_with_what_precedes_it) {
   EXPECT(retain(pool, {11}, {20, 0})[0] == ACCEPTED);  // below the default there is no cap
   EXPECT(pool.directory.stats().clipped_chunks == 2);
   EXPECT(pool.directory.stats().kept_bytes == 3 * CHUNK);
-  EXPECT(pool.directory.drop(key_of(3)) == 2);
+  EXPECT(drop(pool.directory, key_of(3)) == 2);
   EXPECT(pool.directory.stats().kept_chunks == 2);
   EXPECT(retain(pool, {11}, {36, 0})[0] == ACCEPTED);
   EXPECT(pool.is_sound());
@@ -253,9 +253,8 @@ TEST(memory_of_another_size_class_is_not_taken_from_what_is_kept) {
 
 TEST(retention_travels_into_the_slower_tier_and_back) {
   const auto geometry = *DirectoryGeometry::plan_files(8 * (CHUNK + PAGE_BYTES), 2, 100);
-  const auto index = Mapping::create("files", geometry.index.total_bytes(), false).mapping;
   Pool pool(4 * CHUNK);
-  Directory files(nullptr, index, geometry, EPOCH, Tier::SSD);
+  Directory files(nullptr, nullptr, geometry, nullptr, Tier::SSD);
   pool.directory.attach_slower(files);
   EXPECT(files.add_namespace() == pool.owner);
   const ClassId in_files = *files.add_class(CHUNK + PAGE_BYTES, LAYERS);
@@ -287,8 +286,7 @@ TEST(retention_travels_into_the_slower_tier_and_back) {
 
 TEST(restored_chunks_are_kept_as_they_were) {
   const auto geometry = *DirectoryGeometry::plan_files(8 * CHUNK, 2, 100);
-  const auto index = Mapping::create("files", geometry.index.total_bytes(), false).mapping;
-  Directory files(nullptr, index, geometry, EPOCH, Tier::SSD);
+  Directory files(nullptr, nullptr, geometry, nullptr, Tier::SSD);
   const NamespaceId owner = files.add_namespace();
   const ClassId in_files = *files.add_class(CHUNK, LAYERS);
   files.mark_segment_ready(0);

@@ -1,5 +1,8 @@
 // Segments, runs and slots, against a set of intervals.
+#include <algorithm>
+#include <chrono>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "harness.h"
@@ -15,6 +18,47 @@ void make_ready(SlotArena& arena) {
   for (uint32_t segment = 0; segment < arena.shape().segments; ++segment) {
     arena.mark_ready(segment);
   }
+}
+
+// The newest use of a window of slots of one segment each, by their last uses (0: busy); nothing where one is busy.
+std::optional<uint64_t> age_of_window(const std::vector<uint64_t>& uses, size_t first, size_t count) {
+  const auto from = uses.begin() + static_cast<std::ptrdiff_t>(first);
+  const auto to = from + static_cast<std::ptrdiff_t>(count);
+  return std::count(from, to, 0U) > 0 ? std::nullopt : std::optional(*std::max_element(from, to));
+}
+
+std::optional<uint64_t> age_of_coldest(const std::vector<uint64_t>& uses, size_t count) {
+  std::optional<uint64_t> coldest;
+  for (size_t first = 0; first + count <= uses.size(); ++first) {
+    const auto age = age_of_window(uses, first, count);
+    coldest = age && (!coldest || *age < *coldest) ? age : coldest;
+  }
+  return coldest;
+}
+
+// Seconds for a search for room in an arena of so many segments that is full of another class, all of it idle; the quickest of
+// some. A chunk is used between two searches.
+double search_seconds(uint32_t segments) {
+  SlotArena arena({SEGMENT, segments});
+  make_ready(arena);
+  const ClassId small = *arena.add_class(SEGMENT, 1);
+  const ClassId large = *arena.add_class(2 * SEGMENT, 1);
+  std::vector<PageIndex> pages;
+  for (uint32_t record = 0; record < segments; ++record) {
+    pages.push_back(*arena.allocate(small, RecordId(record)));
+    arena.set_idle(pages.back(), record + 1);
+  }
+  double quickest = 1e9;
+  for (uint32_t step = 0; step < 50; ++step) {
+    arena.set_busy(pages[step * 7 % segments]);
+    arena.set_idle(pages[step * 7 % segments], segments + step);
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT(!arena.can_allocate(large));
+    EXPECT(arena.coldest_window(large).has_value());
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    quickest = std::min(quickest, taken.count());
+  }
+  return quickest;
 }
 
 }  // namespace
@@ -85,6 +129,87 @@ TEST(window_of_other_classes_is_found_by_age_and_cleared_whole) {
   EXPECT(arena.verify().empty());
 }
 
+TEST(the_window_used_longest_ago_is_found_without_a_look_at_every_segment) {
+  std::mt19937_64 random(kvpool::testing::seed());
+  constexpr uint32_t SEGMENTS = 40;
+  SlotArena arena({SEGMENT, SEGMENTS});
+  make_ready(arena);
+  const ClassId one = *arena.add_class(SEGMENT, 1);
+  const ClassId other = *arena.add_class(SEGMENT - 1, 2);
+  const ClassId two = *arena.add_class(2 * SEGMENT, 1);
+  std::vector<PageIndex> pages;
+  std::vector<uint64_t> uses(SEGMENTS, 0);
+  for (uint32_t record = 0; record < SEGMENTS; ++record) {
+    pages.push_back(*arena.allocate(one, RecordId(record)));
+  }
+  for (uint64_t now = 1; now < 5000; ++now) {
+    const size_t at = random() % SEGMENTS;
+    if (uses[at] != 0) {
+      arena.set_busy(pages[at]);
+    }
+    uses[at] = uses[at] != 0 && random() % 3 != 0 ? 0 : now;
+    if (uses[at] != 0) {
+      arena.set_idle(pages[at], now);
+    }
+    const auto window = arena.coldest_window(other);
+    EXPECT((window ? std::optional(window->newest_ns) : std::nullopt) == age_of_coldest(uses, 1));
+    const auto pair = arena.coldest_window(two);
+    EXPECT((pair ? std::optional(pair->newest_ns) : std::nullopt) == age_of_coldest(uses, 2));
+    EXPECT(now % 50 != 0 || arena.verify().empty());
+  }
+}
+
+TEST(what_is_kept_gives_way_last_and_like_others_when_it_is_kept_no_more) {
+  SlotArena arena({SEGMENT, 3});
+  make_ready(arena);
+  const ClassId one = *arena.add_class(SEGMENT, 1);
+  const ClassId other = *arena.add_class(SEGMENT - 1, 2);
+  std::vector<PageIndex> pages;
+  for (uint32_t record = 0; record < 3; ++record) {
+    pages.push_back(*arena.allocate(one, RecordId(record)));
+    arena.set_idle(pages.back(), record + 1);
+  }
+  arena.set_kept(pages[0], true);
+  EXPECT(arena.coldest_window(other)->newest_ns == 2);
+  arena.set_kept(pages[1], true);
+  arena.set_kept(pages[2], true);
+  EXPECT(arena.coldest_window(other)->newest_ns == 1);
+  EXPECT(arena.coldest_window(other)->is_kept);
+  arena.set_kept(pages[2], false);
+  EXPECT(arena.coldest_window(other)->newest_ns == 3);
+  arena.set_kept(pages[1], false);
+  EXPECT(arena.coldest_window(other)->newest_ns == 2);
+  EXPECT(arena.verify().empty());
+}
+
+// Where nothing can be cleared around the coldest runs, whoever asks again finds what there is.
+TEST(a_window_behind_many_cold_runs_is_found_in_the_end) {
+  constexpr uint32_t SEGMENTS = 9000;
+  SlotArena arena({SEGMENT, SEGMENTS});
+  make_ready(arena);
+  const ClassId one = *arena.add_class(SEGMENT, 1);
+  const ClassId two = *arena.add_class(2 * SEGMENT, 1);
+  for (uint32_t record = 0; record < SEGMENTS; ++record) {
+    const PageIndex page = *arena.allocate(one, RecordId(record));
+    if (record % 2 == 0 || record == 7777) {
+      arena.set_idle(page, record == 7777 ? SEGMENTS : 1);
+    }
+  }
+  uint32_t asked = 0;
+  while (!arena.coldest_window(two) && asked < 20) {
+    ++asked;
+  }
+  const auto found = arena.coldest_window(two);
+  EXPECT(found.has_value());
+  EXPECT(found && found->first <= 7777);
+  EXPECT(found && found->first + found->count > 7777);
+  EXPECT(arena.verify().empty());
+}
+
+TEST(a_search_for_room_takes_as_long_in_an_arena_of_any_size) {
+  EXPECT(search_seconds(1 << 16) < 20 * search_seconds(1 << 6) + 5e-6);
+}
+
 TEST(random_allocations_never_overlap_and_never_leak) {
   std::mt19937_64 random(kvpool::testing::seed());
   SlotArena arena({SEGMENT, 37});
@@ -92,8 +217,8 @@ TEST(random_allocations_never_overlap_and_never_leak) {
   for (const uint64_t bytes : {PAGE_BYTES, 5 * PAGE_BYTES, 16 * PAGE_BYTES, 17 * PAGE_BYTES, 60 * PAGE_BYTES}) {
     classes.push_back(*arena.add_class(bytes, 1));
   }
-  std::map<uint32_t, std::pair<uint64_t, RecordId>> slots;  // first page -> pages, owner
-  std::set<uint32_t> idle;
+  std::map<uint64_t, std::pair<uint64_t, RecordId>> slots;  // first page -> pages, owner
+  std::set<uint64_t> idle;
   uint32_t last_record = 0;
   for (int step = 0; step < 20000; ++step) {
     if (step % 50 == 0) {

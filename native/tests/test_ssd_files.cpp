@@ -19,8 +19,7 @@ TEST(files_are_made_whole_and_private_and_found_again) {
     std::vector<uint8_t> page(PAGE_BYTES * 2);
     auto* aligned = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<uint64_t>(page.data()), PAGE_BYTES));
     std::memset(aligned, 0x5A, PAGE_BYTES);
-    iovec part{aligned, PAGE_BYTES};
-    EXPECT(make_call_io(made.files)->write(2 * 65536 + PAGE_BYTES, &part, 1) == 0);
+    EXPECT(make_call_io(made.files)->write(2 * 65536 + PAGE_BYTES, aligned, PAGE_BYTES) == 0);
     EXPECT(made.files->sync() == 0);
     EXPECT(made.files->contains(65536, 65536));
     EXPECT(!made.files->contains(65536, 65537));
@@ -29,8 +28,7 @@ TEST(files_are_made_whole_and_private_and_found_again) {
   const auto again = SsdFiles::open(path, 65536, 3, false);
   EXPECT(again.files != nullptr && !again.files->is_direct());
   std::vector<uint8_t> page(PAGE_BYTES);
-  iovec part{page.data(), page.size()};
-  EXPECT(make_call_io(again.files)->read(2 * 65536 + PAGE_BYTES, &part, 1) == 0);
+  EXPECT(make_call_io(again.files)->read(2 * 65536 + PAGE_BYTES, page.data(), page.size()) == 0);
   EXPECT(page[0] == 0x5A && page[PAGE_BYTES - 1] == 0x5A);
 }
 
@@ -60,4 +58,24 @@ TEST(a_missing_parent_directory_is_named) {
   const ScratchDirectory scratch;
   const auto absent = SsdFiles::open(scratch.file("a/b"), 4096, 1, true);
   EXPECT(absent.error == ENOENT && absent.detail.find("a/b") != std::string::npos);
+}
+
+TEST(a_file_with_holes_is_given_all_its_bytes_and_keeps_those_it_has) {
+  const ScratchDirectory scratch;
+  const std::string path = scratch.file("tier");
+  constexpr off_t SIZE = 1 << 20;
+  EXPECT(SsdFiles::open(path, SIZE, 1, true).files != nullptr);
+  const std::string file = path + "/segment-000000.kvs";
+  EXPECT(truncate(file.c_str(), 0) == 0 && truncate(file.c_str(), SIZE) == 0);
+  const int fd = open(file.c_str(), O_RDWR);
+  EXPECT(pwrite(fd, "kept", 4, SIZE / 2) == 4);
+  close(fd);
+  struct stat found{};
+  EXPECT(stat(file.c_str(), &found) == 0 && found.st_blocks * 512 < SIZE);
+  const auto opened = SsdFiles::open(path, SIZE, 1, false);
+  EXPECT(opened.files != nullptr);
+  EXPECT(stat(file.c_str(), &found) == 0 && found.st_blocks * 512 >= SIZE);
+  std::vector<uint8_t> page(PAGE_BYTES);
+  EXPECT(make_call_io(opened.files)->read(SIZE / 2, page.data(), page.size()) == 0);
+  EXPECT(std::memcmp(page.data(), "kept", 4) == 0);
 }

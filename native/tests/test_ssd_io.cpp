@@ -1,4 +1,4 @@
-// Both ways to do I/O, held to one contract; and rings that are refused, at once, in part or later.
+// Both ways to do I/O, held to one contract; and rings that are refused, at once or later.
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstddef>
 
 #include "harness.h"
@@ -21,11 +22,11 @@ namespace {
 constexpr uint64_t MIB = 1 << 20;
 constexpr uint64_t SEGMENT_BYTES = 8 * MIB;
 
-// An arena of two slices, the second one short, over two files.
+// Two files, and memory to write from and read into.
 struct IoSetting {
   explicit IoSetting(bool wants_direct) {
     files = SsdFiles::open(directory.file("tier"), SEGMENT_BYTES, 2, wants_direct).files;
-    arena = Mapping::create("test-arena", 64 * MIB, false).mapping;
+    memory = Mapping::create("test-memory", 2 * SEGMENT_BYTES, false).mapping;
   }
 
   [[nodiscard]] std::string segment(int number) const {
@@ -34,19 +35,15 @@ struct IoSetting {
 
   const ScratchDirectory directory;
   std::shared_ptr<SsdFiles> files;
-  std::shared_ptr<Mapping> arena;
+  std::shared_ptr<Mapping> memory;
 };
 
 std::unique_ptr<SsdIo> make_io(const IoSetting& setting, IoKind kind) {
   if (kind == IoKind::CALLS) {
     return make_call_io(setting.files);
   }
-  std::unique_ptr<SsdIo> io = make_ring_io(setting.files, setting.arena).io;
-  while (kind == IoKind::REGISTERED_RING && io->register_next()) {
-  }
+  std::unique_ptr<SsdIo> io = make_ring_io(setting.files).io;
   EXPECT(io->is_ring());
-  EXPECT(io->has_registered_all() == (kind == IoKind::REGISTERED_RING));
-  EXPECT(io->register_error() == 0);
   return io;
 }
 
@@ -58,31 +55,42 @@ void fill(uint8_t* bytes, uint64_t size, uint64_t number) {
   }
 }
 
-// Writes parts that lie anywhere, reads them back somewhere else, and compares with what the file holds.
-void expect_right_bytes(SsdIo& io, const IoSetting& setting, uint64_t source, uint64_t target, uint64_t size) {
-  alignas(PAGE_BYTES) static SsdPage page;
-  fill(page.data(), page.size(), source);
-  fill(setting.arena->data() + source, size, target);
-  const SsdPage header = page;
-  const std::vector<uint8_t> payload(setting.arena->data() + source, setting.arena->data() + source + size);
-  iovec from[] = {{page.data(), page.size()}, {setting.arena->data() + source, size}};
-  EXPECT(io.write(SEGMENT_BYTES + MIB, from, 2) == 0);
-  page.fill(0);
-  std::memset(setting.arena->data() + target, 0, size);
-  iovec to[] = {{page.data(), page.size()}, {setting.arena->data() + target, size}};
-  EXPECT(io.read(SEGMENT_BYTES + MIB, to, 2) == 0);
-  EXPECT(page == header);
-  EXPECT(std::memcmp(setting.arena->data() + target, payload.data(), size) == 0);
-  std::vector<uint8_t> found(size);
+// Each step comes from a place that is overwritten for the next one.
+int write_in_steps(SsdIo& io, uint64_t offset, const uint8_t* source, uint64_t size, uint64_t step) {
+  const auto places = Mapping::create("test-places", SsdIo::STEPS_AT_ONCE * step, false).mapping;
+  return io.write_steps(offset, size, step, [&](unsigned place, uint64_t at, uint64_t length) {
+    uint8_t* const target = places->data() + place * step;
+    std::memcpy(target, source + at, length);
+    return target;
+  });
+}
+
+// Writes a range, whole and then in steps, reads it back somewhere else, and compares with what the file holds.
+void expect_right_bytes(SsdIo& io, const IoSetting& setting, uint64_t size) {
+  uint8_t* const source = setting.memory->data();
+  uint8_t* const target = source + SEGMENT_BYTES;
   const int fd = open(setting.segment(1).c_str(), O_RDONLY);
-  EXPECT(pread(fd, found.data(), size, static_cast<off_t>(MIB + page.size())) == static_cast<ssize_t>(size));
-  EXPECT(found == payload);
-  // The same range again, other bytes, in steps.
-  fill(setting.arena->data() + source, size, target + 1);
-  const auto go_on = [](uint64_t) { return true; };
-  EXPECT(io.write_long(SEGMENT_BYTES + MIB, {setting.arena->data() + source, size}, 64 * PAGE_BYTES, go_on) == 0);
-  EXPECT(pread(fd, found.data(), size, static_cast<off_t>(MIB)) == static_cast<ssize_t>(size));
-  EXPECT(std::memcmp(found.data(), setting.arena->data() + source, size) == 0);
+  std::vector<uint8_t> found(size);
+  const auto expect_written = [&] {
+    std::memset(target, 0, size);
+    EXPECT(io.read(SEGMENT_BYTES + MIB, target, size) == 0);
+    EXPECT(std::memcmp(target, source, size) == 0);
+    EXPECT(pread(fd, found.data(), size, static_cast<off_t>(MIB)) == static_cast<ssize_t>(size));
+    EXPECT(std::memcmp(found.data(), source, size) == 0);
+  };
+  fill(source, size, size);
+  EXPECT(io.write(SEGMENT_BYTES + MIB, source, size) == 0);
+  expect_written();
+  if (size > SSD_HEADER_BYTES) {
+    alignas(PAGE_BYTES) static SsdPage page;
+    std::memset(target, 0, size);
+    EXPECT(io.read_slot(SEGMENT_BYTES + MIB, page.data(), target, size - page.size()) == 0);
+    EXPECT(std::memcmp(page.data(), source, page.size()) == 0);
+    EXPECT(std::memcmp(target, source + page.size(), size - page.size()) == 0);
+  }
+  fill(source, size, size + 1);
+  EXPECT(write_in_steps(io, SEGMENT_BYTES + MIB, source, size, 64 * PAGE_BYTES) == 0);
+  expect_written();
   close(fd);
 }
 
@@ -132,7 +140,6 @@ void lose_right_to_lock() {
 SsdQueueIo use_queue() {
   const SsdSetting setting(2, 4, 300'000);
   SsdQueue queue(setting.files, setting.arena, setting.board, 2, 8, true);
-  queue.register_arena();
   const SsdHeader header = setting.header(0);
   EXPECT(queue.write({{setting.file_offset(0), setting.arena_offset(0), header}}) != 0);
   EXPECT(wait_for_outcomes(queue, 1).at(0).status == SsdStatus::OK);
@@ -140,92 +147,46 @@ SsdQueueIo use_queue() {
   EXPECT(queue.read({{setting.file_offset(0), setting.arena_offset(0), header}}, SsdUrgency::DEMAND) != 0);
   EXPECT(wait_for_outcomes(queue, 1).at(0).status == SsdStatus::OK);
   EXPECT(setting.is_right(0));
-  wait_until([&] {
-    const SsdQueueIo io = queue.io();
-    return io.register_error != 0 || io.registered == io.rings;
-  });
   EXPECT(queue.stop(std::chrono::minutes(1)));
   return queue.io();
 }
 
 }  // namespace
 
-TEST(a_long_range_is_written_whole_in_steps_and_ends_where_it_is_told) {
+TEST(a_range_is_written_whole_in_steps_and_ends_where_it_is_told) {
   for_each_io([](IoKind kind) {
     const IoSetting setting(true);
     const std::unique_ptr<SsdIo> io = make_io(setting, kind);
-    // Across the border of two slices, in steps that do not divide it.
-    const uint64_t source = 60 * MIB;
     const uint64_t size = 3 * MIB + 5 * PAGE_BYTES;
-    fill(setting.arena->data() + source, size, 7);
+    fill(setting.memory->data(), size, 7);
     std::vector<uint64_t> ends;
-    EXPECT(io->write_long(SEGMENT_BYTES, {setting.arena->data() + source, size}, 768 << 10, [&](uint64_t end) {
-      ends.push_back(end);
-      return true;
+    EXPECT(io->write_steps(SEGMENT_BYTES, size, 768 << 10, [&](unsigned place, uint64_t at, uint64_t length) {
+      EXPECT(place < SsdIo::STEPS_AT_ONCE);
+      ends.push_back(at + length);
+      return setting.memory->data() + at;
     }) == 0);
     EXPECT(std::is_sorted(ends.begin(), ends.end()));
     EXPECT(ends.back() == size);
-    std::memset(setting.arena->data(), 0, size);
-    iovec part{setting.arena->data(), size};
-    EXPECT(io->read(SEGMENT_BYTES, &part, 1) == 0);
-    EXPECT(std::memcmp(setting.arena->data(), setting.arena->data() + source, size) == 0);
-    uint64_t handed_over = 0;
-    EXPECT(io->write_long(0, {setting.arena->data() + source, size}, MIB, [&](uint64_t end) {
-      handed_over = end;
-      return false;
+    EXPECT(io->read(SEGMENT_BYTES, setting.memory->data() + SEGMENT_BYTES, size) == 0);
+    EXPECT(std::memcmp(setting.memory->data() + SEGMENT_BYTES, setting.memory->data(), size) == 0);
+    unsigned steps = 0;
+    EXPECT(io->write_steps(0, size, MIB, [&](unsigned, uint64_t at, uint64_t) {
+      return ++steps < 2 ? setting.memory->data() + at : nullptr;
     }) == 0);
-    EXPECT(handed_over <= MIB);
+    EXPECT(steps == 2);
   });
 }
 
-TEST(what_is_written_is_read_whole_wherever_it_lies) {
+TEST(what_is_written_is_read_whole) {
   for (const bool wants_direct : {true, false}) {
     for_each_io([wants_direct](IoKind kind) {
       const IoSetting setting(wants_direct);
       const auto io = make_io(setting, kind);
-      expect_right_bytes(*io, setting, 0, 4 * MIB, PAGE_BYTES);
-      expect_right_bytes(*io, setting, 61 * MIB, 60 * MIB, 2 * MIB);
-      expect_right_bytes(*io, setting, 10 * MIB, 60 * MIB, 4 * MIB);
-      expect_right_bytes(*io, setting, 62 * MIB, 61 * MIB + PAGE_BYTES, 2 * MIB);
+      for (const uint64_t size : {PAGE_BYTES, 60 * PAGE_BYTES, MIB, 4 * MIB, 6 * MIB + PAGE_BYTES}) {
+        expect_right_bytes(*io, setting, size);
+      }
     });
   }
-}
-
-TEST(slices_are_used_as_soon_as_they_are_registered) {
-  for_each_io([](IoKind kind) {
-    if (kind == IoKind::RING) {
-      const IoSetting setting(true);
-      const auto io = make_io(setting, kind);
-      EXPECT(io->register_next());
-      EXPECT(!io->has_registered_all());
-      expect_right_bytes(*io, setting, 61 * MIB, 60 * MIB, 3 * MIB);
-      EXPECT(!io->register_next());
-      EXPECT(io->has_registered_all());
-      expect_right_bytes(*io, setting, 61 * MIB, 60 * MIB, 3 * MIB);
-    }
-  });
-}
-
-TEST(more_parts_than_fit_at_once_go_in_rounds) {
-  for_each_io([](IoKind kind) {
-    const IoSetting setting(true);
-    const auto io = make_io(setting, kind);
-    constexpr int COUNT = 30;
-    constexpr uint64_t SIZE = 4 * PAGE_BYTES;
-    std::vector<iovec> parts(COUNT);
-    for (int number = 0; number < COUNT; ++number) {
-      uint8_t* const page = setting.arena->data() + static_cast<uint64_t>(number) * 2 * SIZE;
-      std::memset(page, number + 1, SIZE);
-      parts[static_cast<size_t>(number)] = {page, SIZE};
-    }
-    EXPECT(io->write(0, parts.data(), COUNT) == 0);
-    iovec all{setting.arena->data() + 2 * MIB, COUNT * SIZE};
-    EXPECT(io->read(0, &all, 1) == 0);
-    for (uint64_t number = 0; number < COUNT; ++number) {
-      const uint8_t* const page = setting.arena->data() + 2 * MIB + number * SIZE;
-      EXPECT(page[0] == number + 1 && page[SIZE - 1] == number + 1);
-    }
-  });
 }
 
 TEST(a_file_that_was_cut_short_has_no_more_bytes) {
@@ -235,8 +196,8 @@ TEST(a_file_that_was_cut_short_has_no_more_bytes) {
         const IoSetting setting(wants_direct);
         const auto io = make_io(setting, kind);
         EXPECT(truncate(setting.segment(0).c_str(), size) == 0);
-        iovec parts[] = {{setting.arena->data(), PAGE_BYTES}, {setting.arena->data() + MIB, MIB}};
-        EXPECT(io->read(0, parts, 2) == SsdIo::NO_MORE_BYTES);
+        EXPECT(io->read(0, setting.memory->data(), MIB) == SsdIo::NO_MORE_BYTES);
+        EXPECT(io->read_slot(0, setting.memory->data(), setting.memory->data() + MIB, MIB) == SsdIo::NO_MORE_BYTES);
       });
     }
   }
@@ -247,12 +208,11 @@ TEST(what_the_kernel_refuses_is_said) {
     const IoSetting setting(true);
     const auto io = make_io(setting, kind);
     void* const closed = mmap(nullptr, MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    iovec parts[] = {{setting.arena->data(), MIB}, {closed, MIB}};
-    EXPECT(io->read(0, parts, 2) == EFAULT);
-    iovec source[] = {{setting.arena->data(), MIB}, {closed, MIB}};
-    EXPECT(io->write(0, source, 2) == EFAULT);
+    EXPECT(io->read(0, static_cast<uint8_t*>(closed), MIB) == EFAULT);
+    EXPECT(io->write(0, static_cast<uint8_t*>(closed), MIB) == EFAULT);
+    EXPECT(io->write_steps(0, MIB, MIB, [&](unsigned, uint64_t, uint64_t) { return static_cast<uint8_t*>(closed); }) == EFAULT);
     munmap(closed, MIB);
-    expect_right_bytes(*io, setting, 0, 4 * MIB, MIB);
+    expect_right_bytes(*io, setting, MIB);
   });
 }
 
@@ -263,7 +223,6 @@ TEST(a_filter_that_refuses_rings_leaves_plain_calls) {
         refuse(call);
         const SsdQueueIo io = use_queue();
         EXPECT(io.threads == 2 && io.rings == 0 && io.ring_error == EPERM);
-        EXPECT(io.registered == 0 && io.register_error == 0);
       });
     }
   }
@@ -273,32 +232,30 @@ TEST(a_ring_that_is_refused_later_is_replaced_by_plain_calls) {
   if (can_have_rings()) {
     in_child([] {
       const IoSetting setting(true);
-      const auto io = make_io(setting, IoKind::REGISTERED_RING);
-      expect_right_bytes(*io, setting, 0, 4 * MIB, MIB);
+      const auto io = make_io(setting, IoKind::RING);
+      expect_right_bytes(*io, setting, MIB);
       refuse(SYS_io_uring_enter);
-      expect_right_bytes(*io, setting, 2 * MIB, 61 * MIB, 2 * MIB);
+      expect_right_bytes(*io, setting, 2 * MIB);
       EXPECT(!io->is_ring());
-      expect_right_bytes(*io, setting, 0, 4 * MIB, MIB);
+      expect_right_bytes(*io, setting, MIB);
     });
   }
 }
 
-TEST(a_low_limit_of_locked_memory_leaves_rings_without_registered_buffers) {
+TEST(a_low_limit_of_locked_memory_is_no_matter) {
   if (can_have_rings()) {
     in_child([] {
       lose_right_to_lock();
       const SsdQueueIo io = use_queue();
       EXPECT(io.rings == 2 || io.ring_error == ENOMEM);  // old kernels count the ring itself
-      EXPECT(io.registered == 0);
-      EXPECT(io.rings == 0 || io.register_error == ENOMEM);
     });
   }
 }
 
-TEST(a_queue_registers_the_arena_in_every_ring) {
-  if (can_have_rings() && can_register()) {
+TEST(a_queue_has_a_ring_for_each_thread) {
+  if (can_have_rings()) {
     const SsdQueueIo io = use_queue();
     EXPECT(io.threads == 2 && io.rings == 2 && io.ring_error == 0);
-    EXPECT(io.registered == 2 && io.register_error == 0);
+    EXPECT(!io.is_distrusted);
   }
 }

@@ -70,7 +70,7 @@ TEST(a_tier_smaller_than_memory_is_not_written_without_end) {
   tiers.memory.directory.protect_unsaved(false);
   EXPECT(declined(tiers, Declined::WRITTEN_BEFORE) == 1);
   // A planned stop writes each of them once more.
-  tiers.memory.directory.forget_written();
+  EXPECT(tiers.memory.directory.forget_written(0, UINT32_MAX) == 0);
   written = 0;
   for (size_t round = 0; round < 200; ++round) {
     written += tiers.demote();
@@ -222,5 +222,25 @@ TEST(a_chunk_in_use_does_not_lapse_below_though_memory_has_seen_nothing_for_long
   EXPECT(tiers.files.retention(key_of(1)) == (Retention{80, 30'000}));
   expire(tiers, 531 * SECOND);
   EXPECT(tiers.files.retention(key_of(1)) == Retention{});
+  EXPECT(tiers.is_sound());
+}
+
+TEST(what_has_no_place_below_keeps_nothing_else_from_one) {
+  Tiers tiers(8, 8);
+  Pool& pool = tiers.memory;
+  const ClassId unfit = *pool.directory.add_class(2 * CHUNK, LAYERS, false);
+  const auto keys = pack({1, 2});
+  const Reservation made = pool.directory.reserve(pool.owner, unfit, std::nullopt, keys.data(), 2, ++pool.now);
+  const std::vector<uint32_t> sums(2 * LAYERS);
+  EXPECT(all_are(pool.directory.commit(made.id, 0, 2, sums.data()), SaveState::STORED));
+  EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
+  EXPECT(tiers.demote() == 0);
+  EXPECT(pool.directory.unsaved_bytes() == 0);
+  EXPECT(pool.store({11, 12, 13}) == 3);
+  EXPECT(tiers.demote() == 3);
+  EXPECT(tiers.demote() == 0);
+  EXPECT(pool.directory.count_unsaved() == 2);
+  pool.directory.protect_unsaved(true);
+  EXPECT(pool.store({21, 22, 23}) == 3);
   EXPECT(tiers.is_sound());
 }

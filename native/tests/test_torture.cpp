@@ -7,6 +7,7 @@
 #include "copy_jobs.h"
 #include "harness.h"
 #include "kvpool/chunk_table.h"
+#include "table_keys.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -15,6 +16,7 @@ namespace {
 
 constexpr auto DURATION = std::chrono::milliseconds(1500);
 constexpr size_t READERS = 3;
+constexpr uint64_t SLOTS = 512;
 
 uint64_t fresh_seed() {
   const uint64_t seed = std::random_device{}();
@@ -23,7 +25,18 @@ uint64_t fresh_seed() {
 }
 
 // Keys of one neighbourhood, so that erasing one shifts others: few homes, many keys.
-ChunkKey crowded_key(uint64_t id) { return {{id % 7, id, ~id, id * id}}; }
+const std::vector<ChunkKey>& crowded_keys() {
+  static const std::vector<ChunkKey> keys = [] {
+    std::vector<ChunkKey> made;
+    for (uint64_t id = 0; id <= 140; ++id) {
+      made.push_back(key_at(id % 7, id, SLOTS));
+    }
+    return made;
+  }();
+  return keys;
+}
+
+const ChunkKey& crowded_key(uint64_t id) { return crowded_keys()[id]; }
 
 // What an entry says follows from its key and round, so that a mixture of two shows.
 uint64_t generation_of(uint64_t id, uint64_t round) { return (id << 32) | (round + 1); }
@@ -37,10 +50,10 @@ bool is_whole(const TableEntry& entry, uint64_t id) {
 
 TEST(a_key_that_stays_is_always_found_and_no_entry_is_a_mixture) {
   const uint64_t seed = fresh_seed();
-  const IndexShape shape{9, 64 * PAGE_BYTES};
+  const IndexShape shape{SLOTS, 64 * PAGE_BYTES};
   const auto words = Mapping::create("torture", shape.total_bytes(), false).mapping;
   const uint8_t epoch[16] = {1};
-  ChunkTable table(words, shape, epoch);
+  ChunkTable table(words, shape, epoch, SEED);
   const auto view = IndexView::attach(words);
   constexpr uint64_t STABLE = 40;  // ids 1..40 stay; 41..140 come and go
   const auto insert = [&](uint64_t id, uint64_t round) {

@@ -226,6 +226,9 @@ def test_wrong_usage_is_refused_with_what_to_do(tmp_path: Path) -> None:
         ),
         ((trace, "--ssd-ratio", 8, "--path", "/nowhere"), "/nowhere is no folder that can be written"),
         ((trace, "--out", "/nowhere/bench.json"), "expected a file that can be written"),
+        ((trace, "--times", "/nowhere/times"), "--times is for one trace with --settled"),
+        ((trace, trace, "--settled", "--times", "/nowhere/times"), "--times is for one trace with --settled"),
+        ((trace, "--settled", "--times", "/nowhere/times"), "expected a file that can be written"),
     ):
         refused = _run(*arguments)
         assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
@@ -282,17 +285,24 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what runs: the path of a socket in a folder of it has 107 bytes at most."""
+    return tmp_path_factory.mktemp("r")
+
+
+@pytest.fixture
+def running(short: Path, tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
     """Starts a replay of a minute or so, in the middle of which it is found."""
     trace = _conversations(tmp_path / "chat.jsonl", 400, 40)
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "bench", "replay", str(trace)]
-        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        environment = {**os.environ, "TMPDIR": str(short)}
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
         started.append(process)
-        wait_until(lambda: len(_descendants(process.pid)) == 3, "a daemon and two clients run", 30.0)
+        wait_until(lambda: process.poll() is not None or len(_descendants(process.pid)) == 3, "it runs", 30.0)
+        assert process.poll() is None, "a daemon and two clients run"
         return process
 
     yield start
@@ -303,7 +313,7 @@ def running(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_no_process_outlives_the_command(
-    running: Callable[[], "subprocess.Popen[bytes]"], tmp_path: Path, number: signal.Signals
+    running: Callable[[], "subprocess.Popen[bytes]"], short: Path, number: signal.Signals
 ) -> None:
     process = running()
     children = _descendants(process.pid)
@@ -311,7 +321,7 @@ def test_no_process_outlives_the_command(
     assert process.wait(30.0) == (-number if number == signal.SIGKILL else 1)
     wait_until(lambda: not any(_runs(pid) for pid in children), "all of its processes have ended", 20.0)
     if number != signal.SIGKILL:
-        assert not list(tmp_path.glob("kvpool-bench-*"))
+        assert not list(short.glob("kvpool-bench-*"))
 
 
 def test_a_client_that_is_killed_fails_the_run(running: Callable[[], "subprocess.Popen[bytes]"]) -> None:

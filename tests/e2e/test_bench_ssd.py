@@ -41,20 +41,22 @@ def test_every_part_is_measured_with_no_wrong_byte(disk: Path) -> None:
     document = json.loads(run.stdout)
     assert document["command"] == "bench ssd"
     rows: list[dict[str, Any]] = document["rows"]
-    assert [row["part"] for row in rows] == ["queue"] * 3 + ["tail"] * 2 + ["daemon"] * 3 + ["reopen"]
+    assert [row["part"] for row in rows] == ["queue"] * 3 + ["tail"] * 2 + ["wait"] * 2 + ["daemon"] * 3 + ["reopen"]
     assert [row["wrong_bytes"] for row in rows] == [0] * len(rows)
     for row in rows[:3]:
         _assert_positive(row, RATES | COSTS | {"demote_one_p50_us", "raw_promote_one_p99_us"})
         assert row["is_direct"] is True
     for row in rows[3:5]:
         _assert_positive(row, {"p99_ratio", "raw_p99_ratio", "idle_p99_us", "busy_p99_us", "written_gb_per_s"})
-    for row in rows[5:8]:
+    for row in rows[5:7]:
+        _assert_positive(row, {"threads", "piece_us", "busy_p99_us", "written_gb_per_s"})
+    for row in rows[7:10]:
         _assert_positive(row, RATES | COSTS | {"first_layer_ms", "whole_ms"})
         assert 0 < row["first_layer_share"] <= 1
         assert row["ssd_io"].find("direct") > 0
-    _assert_positive(rows[8], {"ready_s", "open_s", "open_empty_s", "cpu_seconds"})
-    assert rows[8]["restored_chunks"] == 1024
-    assert math.isfinite(rows[8]["open_s_per_million_chunks"])
+    _assert_positive(rows[10], {"ready_s", "open_s", "open_empty_s", "cpu_seconds"})
+    assert rows[10]["restored_chunks"] == 1024
+    assert math.isfinite(rows[10]["open_s_per_million_chunks"])
     assert list(disk.iterdir()) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool_client.copies import EngineBlocks
-from tests.daemon import Daemon
+from tests.daemon import Daemon, in_both_write_modes
 from tests.payload import payload_of, store, tokens_of
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
@@ -40,8 +40,9 @@ def _ids(seed: int, chunks: int) -> list[int]:
     return np.random.default_rng(seed).permutation(BLOCKS)[: 2 * chunks].tolist()
 
 
+@in_both_write_modes
 @pytest.mark.parametrize("form", ["kv_first", "block_first"])
-def test_what_the_native_path_stored_comes_back_from_a_device(daemon: Daemon, device: str, form: str) -> None:
+def test_what_the_native_path_stored_comes_back_from_a_device(device: str, daemon: Daemon, form: str) -> None:
     with daemon.connect(LAYOUT) as pool:
         keys = pool.keys(tokens_of(1, 6 * 32))
         store(pool, keys)
@@ -65,7 +66,8 @@ def test_what_the_native_path_stored_comes_back_from_a_device(daemon: Daemon, de
     assert daemon.problems() == []
 
 
-def test_one_plane_is_enough(daemon: Daemon, device: str) -> None:
+@in_both_write_modes
+def test_one_plane_is_enough(device: str, daemon: Daemon) -> None:
     layout = kv.Layout(layers=2, kv_heads=1, head_dim=64, dtype="bfloat16", chunk_tokens=32, planes=1)
     with daemon.connect(layout) as pool:
         keys = pool.keys(tokens_of(3, 3 * 32))
@@ -77,7 +79,7 @@ def test_one_plane_is_enough(daemon: Daemon, device: str) -> None:
         assert np.array_equal(first, payload_of(keys, layout, 0, 1)[0][: len(first)])
 
 
-def test_skipped_blocks_are_not_written(daemon: Daemon, device: str) -> None:
+def test_skipped_blocks_are_not_written(device: str, daemon: Daemon) -> None:
     with daemon.connect(LAYOUT) as pool:
         keys = pool.keys(tokens_of(4, 2 * 32))
         store(pool, keys)
@@ -89,7 +91,7 @@ def test_skipped_blocks_are_not_written(daemon: Daemon, device: str) -> None:
         assert layers[0][:, 7].any()
 
 
-def test_a_corrupt_chunk_shortens_the_load(daemon: Daemon, device: str) -> None:
+def test_a_corrupt_chunk_shortens_the_load(device: str, daemon: Daemon) -> None:
     with daemon.connect(LAYOUT) as pool:
         keys = pool.keys(tokens_of(5, 4 * 32))
         store(pool, keys)
@@ -102,7 +104,8 @@ def test_a_corrupt_chunk_shortens_the_load(daemon: Daemon, device: str) -> None:
         assert pool.lookup(keys).chunks == 2
 
 
-def test_cancel_and_abort_end_the_threads(daemon: Daemon, device: str) -> None:
+@in_both_write_modes
+def test_cancel_and_abort_end_the_threads(device: str, daemon: Daemon) -> None:
     with daemon.connect(LAYOUT) as pool:
         keys = pool.keys(tokens_of(7, 4 * 32))
         cache = pool.register(_layers("block_first", device), 16, "block_first")

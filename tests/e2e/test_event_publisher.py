@@ -220,6 +220,7 @@ def _p99_under_churn_us(daemon: Daemon, pool: kv.Pool, first: int) -> float:
         thread.join()
 
 
+@pytest.mark.timed
 def test_a_subscriber_that_never_reads_costs_the_daemon_nothing(publish: Callable[..., Daemon]) -> None:
     """Times on a machine shared with others are taken again before they are believed; all of them are printed."""
     daemon = publish(events__hwm="64", events__replay_messages="64", events__buffer="1MiB", dram__capacity="4MiB")

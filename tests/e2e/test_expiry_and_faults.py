@@ -11,7 +11,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.protocol import messages as m
-from tests.daemon import SMALL, Daemon, spawn, wait_connected, wait_until
+from tests.daemon import SMALL, Daemon, in_both_write_modes, spawn, wait_connected, wait_until
 from tests.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
 
 CHUNKS = 24
@@ -43,6 +43,7 @@ def _kill_client(daemon: Daemon, what: str, seed: int) -> None:
     assert ready == "ready\n"
 
 
+@in_both_write_modes
 def test_a_client_killed_in_a_save_leaves_nothing(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 6 * 32))
@@ -85,6 +86,7 @@ def test_an_expired_lease_shortens_the_load(start_daemon: Callable[..., Daemon])
     assert daemon.problems() == []
 
 
+@in_both_write_modes
 def test_an_expired_reservation_is_declined_and_its_slots_wait(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__capacity=CAPACITY, server__reservation_ttl="200ms")
     with daemon.connect() as pool, daemon.connect() as other:
@@ -102,6 +104,7 @@ def test_an_expired_reservation_is_declined_and_its_slots_wait(start_daemon: Cal
     assert daemon.problems() == []
 
 
+@in_both_write_modes
 def test_a_daemon_killed_and_restarted_is_found_again(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 6 * 32))
@@ -158,6 +161,7 @@ def test_connect_without_a_daemon_misses_until_one_appears(start_daemon: Callabl
         assert store(pool, keys).stored == 2
 
 
+@in_both_write_modes
 def test_a_stopped_daemon_costs_one_timeout(daemon: Daemon) -> None:
     with daemon.connect(timeout_s=0.3) as pool:
         keys = pool.keys(tokens_of(1, 2 * 32))
@@ -219,6 +223,7 @@ def test_cancel_ends_a_load(daemon: Daemon) -> None:
             assert not load.wait_layer(2) or result.reason == "complete"
 
 
+@in_both_write_modes
 def test_a_pool_in_a_forked_child_misses(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 2 * 32))
@@ -240,6 +245,7 @@ def test_sigterm_ends_cleanly_and_takes_the_socket_away(daemon: Daemon) -> None:
     assert "stopped" in daemon.log()
 
 
+@in_both_write_modes
 def test_a_save_under_way_is_committed_during_the_drain(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 2 * 32))
@@ -281,12 +287,12 @@ def test_a_stale_socket_is_replaced(daemon: Daemon) -> None:
         (m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, "model", [0, *SMALL.to_wire()[1:]]), "layout"),
     ],
 )
-def test_a_wrong_hello_is_refused_by_name(daemon: Daemon, hello: m.Hello, code: str) -> None:
+def test_a_wrong_hello_is_refused_by_name(shared_daemon: Daemon, hello: m.Hello, code: str) -> None:
     from kvpool.errors import Refused
     from kvpool.protocol.blocking import BlockingConnection
 
     with pytest.raises(Refused) as refusal:
-        BlockingConnection(daemon.socket, hello, 2.0)
+        BlockingConnection(shared_daemon.socket, hello, 2.0)
     assert refusal.value.code == code
 
 

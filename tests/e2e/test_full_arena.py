@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.daemon import SMALL, Daemon
+from tests.daemon import SMALL, Daemon, in_both_write_modes
 from tests.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
 
 CHUNKS = 24
 CAPACITY = f"{CHUNKS * SMALL.chunk_bytes}B"
 
 
+@in_both_write_modes
 def test_new_data_replaces_the_least_recent(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__capacity=CAPACITY)
     with daemon.connect() as pool:
@@ -73,6 +74,7 @@ def test_a_save_into_an_arena_that_is_all_leased_is_declined(start_daemon: Calla
     assert daemon.problems() == []
 
 
+@in_both_write_modes
 def test_a_prompt_longer_than_the_arena_keeps_its_beginning(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon(dram__capacity=CAPACITY)
     with daemon.connect() as pool:

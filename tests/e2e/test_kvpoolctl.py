@@ -24,6 +24,7 @@ def test_info_names_what_is_in_use(daemon: Daemon) -> None:
     assert plain.stdout.startswith("# Info\n")
     values = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
     assert values["dram_capacity_bytes"] == 16 << 20
+    assert (values["write_mode"], values["staging_bytes"]) == ("in-place", 0)
     assert f"epoch:{values['epoch']}\n" in plain.stdout
     assert "\nhealth:ready\nproblems:\n" in plain.stdout
     assert (values["health"], values["problems"]) == ("ready", [])
@@ -119,10 +120,10 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
     assert set(document) == {"command", "version", "machine", "rows"}
     rows = document["rows"]
     expected = [
-        *[RATE | {"ratio", "load_ratio_spread", "daemon_cpu_seconds"}] * 3,
+        *[RATE | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
         *[LATENCY] * 9,
         {"ready_s", "ready_spread_s", "rss_mib", "idle_cpu_seconds", "arena_mib"},
-        *([{"part", "wrong_bytes"}] * 9 if has_disk(None) else []),
+        *([{"part", "wrong_bytes"}] * 11 if has_disk(None) else []),
         RATE | {"hit_rate", "ideal_hit_rate", "wrong_bytes", "load_spread_gb_per_s", "acquire_p99_us"},
     ]
     assert [sorted(keys - set(row)) for row, keys in zip(rows, expected, strict=True)] == [[]] * len(rows)
@@ -141,6 +142,7 @@ def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
     assert daemon.stats()["dram.chunks"] == 0
 
 
+@pytest.mark.timed
 def test_an_idle_daemon_is_small_and_sleeps() -> None:
     run = _run("bench", "footprint", "--quick", "--json", "--capacity", "256MiB")
     assert run.returncode == 0, run.stderr

@@ -105,6 +105,14 @@ def test_why_says_what_became_of_a_key(daemon: Daemon) -> None:
         assert (row["fate"], row["reason"], row["tier"]) == ("removed", "flushed", "dram")
 
 
+def test_why_says_that_an_engine_had_its_share(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(dram__connection_share="0")
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHUNK))
+        assert store(pool, keys).reasons == {"share": 1}
+    assert "dram.connection_share" in _run(daemon, "why", keys[0].hex()).stdout
+
+
 def test_why_says_what_became_of_a_prompt(daemon: Daemon, tmp_path: Path) -> None:
     tokens = tokens_of(1, CHUNK * 3 + 5)
     path = tmp_path / "tokens"

@@ -250,6 +250,7 @@ def test_garbage_and_slow_clients_do_not_hurt(start_daemon: Callable[..., Daemon
     assert "Traceback" not in daemon.log()
 
 
+@pytest.mark.timed
 def test_a_control_thread_that_stands_still_is_503_within_the_deadline(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, **{"server.metrics": ON, "dram.huge_pages": "off", "server.probe_interval": "0s"})
     sets = [part.removeprefix("--set=") for part in daemon.command() if part.startswith("--set=")]

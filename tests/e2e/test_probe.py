@@ -14,7 +14,7 @@ from kvpool.protocol import messages as m
 from kvpool.server import probe as probe_module
 from kvpool.server.probe import PROBE_LAYOUT, Probe, ProbeFailed
 from kvpool.types import SaveState
-from tests.daemon import SMALL, Daemon, wait_until
+from tests.daemon import SMALL, Daemon, in_both_write_modes, wait_until
 from tests.payload import store, tokens_of
 
 
@@ -38,6 +38,7 @@ def make_probe(discarded: list[bytes]) -> Iterator[Callable[[Daemon], Probe]]:
         probe.close()
 
 
+@in_both_write_modes
 def test_a_probe_puts_and_gets_and_keeps_one_chunk(
     daemon: Daemon, make_probe: Callable[[Daemon], Probe], discarded: list[bytes]
 ) -> None:

@@ -284,8 +284,8 @@ def test_operators_retain_by_key_and_by_tokens(small: Daemon, tmp_path: Path) ->
         (["00" * 32], 1, ""),
     ],
 )
-def test_wrong_orders_are_named(small: Daemon, arguments: list[str], code: int, message: str) -> None:
-    done = _run(small, *arguments)
+def test_wrong_orders_are_named(shared_daemon: Daemon, arguments: list[str], code: int, message: str) -> None:
+    done = _run(shared_daemon, *arguments)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
 

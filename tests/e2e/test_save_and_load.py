@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.daemon import SMALL, Daemon
+from tests.daemon import SMALL, Daemon, in_both_write_modes
 from tests.payload import (
     assert_right_bytes,
     load_all,
@@ -30,6 +30,7 @@ def test_lookup_misses_what_was_never_stored(daemon: Daemon) -> None:
         )
 
 
+@in_both_write_modes
 def test_saved_chunks_are_loaded_by_another_pool(daemon: Daemon) -> None:
     with daemon.connect() as writer, daemon.connect() as reader:
         keys = writer.keys(tokens_of(2, 10 * 32 + 5))
@@ -58,6 +59,7 @@ def test_lookup_finds_the_longest_prefix(daemon: Daemon) -> None:
         assert pool.lookup(pool.keys(other)).chunks == 3
 
 
+@in_both_write_modes
 @pytest.mark.parametrize("save_form", ["kv_first", "block_first"])
 @pytest.mark.parametrize(("save_block", "load_block"), [(16, 16), (32, 8)])
 def test_engines_with_other_paging_share_chunks(
@@ -88,6 +90,7 @@ def test_engines_with_other_paging_share_chunks(
             assert np.array_equal(read_chunk(target, load_form, part, SMALL), rows[number])
 
 
+@in_both_write_modes
 def test_load_from_first_chunk_skips_blocks_the_engine_holds(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(7, 4 * 32))
@@ -102,6 +105,7 @@ def test_load_from_first_chunk_skips_blocks_the_engine_holds(daemon: Daemon) -> 
         assert not target[0][:, 0].any()
 
 
+@in_both_write_modes
 def test_save_of_a_suffix_needs_its_parent(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(8, 6 * 32))
@@ -123,6 +127,7 @@ def test_extend_hashes_only_new_tokens_to_the_same_keys(daemon: Daemon) -> None:
         assert [grown[number] for number in range(9)] == [whole[number] for number in range(9)]
 
 
+@in_both_write_modes
 def test_a_pending_chunk_is_declined_and_aborting_frees_it(daemon: Daemon) -> None:
     with daemon.connect() as first, daemon.connect() as second:
         keys = first.keys(tokens_of(10, 3 * 32))
@@ -135,6 +140,7 @@ def test_a_pending_chunk_is_declined_and_aborting_frees_it(daemon: Daemon) -> No
         assert store(second, keys).stored == 3
 
 
+@in_both_write_modes
 def test_leaving_a_save_without_commit_stores_nothing(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(11, 2 * 32))
@@ -145,6 +151,7 @@ def test_leaving_a_save_without_commit_stores_nothing(daemon: Daemon) -> None:
         assert daemon.stats()["dram.used_bytes"] == 0
 
 
+@in_both_write_modes
 def test_commit_in_the_background_gives_its_result_later(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(12, 2 * 32))
@@ -175,6 +182,7 @@ def test_a_key_of_another_namespace_is_not_served(daemon: Daemon) -> None:
         assert other.acquire(hit).chunks == 0
 
 
+@in_both_write_modes
 def test_a_scheduler_sees_the_minimum_over_ranks_and_hands_tickets(daemon: Daemon) -> None:
     tokens = tokens_of(15, 5 * 32)
 
@@ -224,8 +232,8 @@ def test_keys_from_engine_hashes_use_the_last_hash_of_each_chunk(daemon: Daemon)
 
 
 @pytest.mark.parametrize("tokens", [[1.5, 2.5], [[1, 2]], "text", [1 << 40], None])
-def test_tokens_that_are_no_ids_raise_at_the_call(daemon: Daemon, tokens: object) -> None:
-    with daemon.connect() as pool, pytest.raises(kv.InvalidArgument):
+def test_tokens_that_are_no_ids_raise_at_the_call(shared_daemon: Daemon, tokens: object) -> None:
+    with shared_daemon.connect() as pool, pytest.raises(kv.InvalidArgument):
         pool.keys(tokens)
 
 

@@ -121,7 +121,10 @@ def test_sigterm_says_stopping_and_ends_with_0(manager: NotifySocket, daemon: Da
     assert daemon.stop() == 0
     manager.take()
     assert manager.count("STOPPING=1") == 1
-    assert ["STOPPING=1", "STATUS=draining: saves under way may still be committed"] in manager.told
+    assert [
+        "STOPPING=1",
+        "STATUS=draining: saves under way may still be committed, DRAM is written down",
+    ] in manager.told
     assert "unhealthy" not in daemon.log()
 
 

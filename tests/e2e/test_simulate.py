@@ -153,6 +153,8 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         (("TRACE", "--set", "ssd.watermark=7"), "ssd.watermark is '7', expected"),
         (("TRACE", "--png", "/nowhere/a.png"), "--png is '/nowhere/a.png'"),
         (("TRACE", "--socket", "/run/kvpool.sock"), "simulate asks no daemon"),
+        (("TRACE", "TRACE", "--times", "/nowhere/times"), "--times is for one trace"),
+        (("TRACE", "--times", "/nowhere/times"), "--times /nowhere/times: [Errno 2]"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -188,7 +190,8 @@ def test_other_capacities_are_refused(text: str) -> None:
 
 
 def _replayed_and_simulated(trace: Path, disk: Path | None, *options: object) -> list[tuple[int, ...]]:
-    """(hits from DRAM, hits from SSD, blocks written) of a live daemon with real bytes, and of its simulation."""
+    """(hits from DRAM, hits from SSD, blocks written) of a live daemon with real bytes, and of its simulation at its times."""
+    times = ("--times", trace.with_suffix(".times"))
     ssd = ("--ssd-ratio", 8, "--path", disk) if disk else ()
     run = _ctl(
         *(
@@ -196,6 +199,7 @@ def _replayed_and_simulated(trace: Path, disk: Path | None, *options: object) ->
             "replay",
             trace,
             "--settled",
+            *times,
             "--json",
             "--chunk-bytes",
             "4KiB",
@@ -212,7 +216,7 @@ def _replayed_and_simulated(trace: Path, disk: Path | None, *options: object) ->
     assert row["wrong_bytes"] == 0
     written = row["ssd_written_bytes"] // (row["chunk_bytes"] + kvpool_native.SSD_HEADER_BYTES)
     live = (row["hit_tokens_dram"] // BLOCK_TOKENS, row["hit_tokens_ssd"] // BLOCK_TOKENS, written)
-    sizes = ("--capacity", row["capacity_chunks"], "--policy", "lru")
+    sizes = ("--capacity", row["capacity_chunks"], "--policy", "lru", *times)
     slower = ("--tiers", "dram,ssd", "--ssd-capacity", row["ssd_capacity_chunks"]) if disk else ()
     (cell,) = _rows(_ctl("simulate", trace, "--tails", "left-out", "--json", *sizes, *slower, *options))
     assert cell["unique_blocks"] > row["capacity_chunks"] + row["ssd_capacity_chunks"], "nothing had to go"
@@ -233,3 +237,33 @@ def test_a_daemon_with_two_tiers_hits_what_its_simulation_hits(tmp_path: Path) -
     live, simulated = _replayed_and_simulated(trace, tmp_path, "--set", "ssd.write_through=true")
     assert live == simulated
     assert min(live) > 0
+
+
+def test_a_daemon_that_writes_down_as_dram_fills_hits_what_its_simulation_hits(tmp_path: Path) -> None:
+    if not has_disk(str(tmp_path)):
+        pytest.skip("the folder for temporary files is on no disk")
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(6, 900, window=400))
+    live, simulated = _replayed_and_simulated(trace, tmp_path)
+    assert live == simulated
+    assert min(live) > 0
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [("", "0 times"), ("1\n-1\n", "none below 0"), ("soon\n", "expected seconds"), ("1\n" * 8, "8 times, ")],
+)
+def test_times_that_are_none_are_refused(tmp_path: Path, written: str, message: str) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 6))
+    times = tmp_path / "times"
+    times.write_text(written)
+    run = _ctl("simulate", trace, "--times", times)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert message in run.stderr
+
+
+def test_a_simulation_at_the_times_of_a_replay_has_its_requests_alone(tmp_path: Path) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 6))
+    times = tmp_path / "times"
+    times.write_text("1\n2\n9.5\n")
+    (row,) = _rows(_ctl("simulate", trace, "--times", times, "--capacity", "50%", "--policy", "lru", "--json"))
+    assert row["requests"] == 3

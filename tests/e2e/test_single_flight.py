@@ -3,7 +3,7 @@
 import threading
 
 import kvpool_client as kv
-from tests.daemon import SMALL, Daemon, wait_until
+from tests.daemon import SMALL, Daemon, in_both_write_modes, wait_until
 from tests.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
 
 CHAIN = 4
@@ -13,6 +13,7 @@ def keys_of(pool: kv.Pool, chunks: int = CHAIN) -> kv.KeyChain:
     return pool.keys(tokens_of(31, chunks * SMALL.chunk_tokens))
 
 
+@in_both_write_modes
 def test_the_second_writer_waits_and_the_chunks_are_stored_once(daemon: Daemon) -> None:
     with daemon.connect() as first, daemon.connect() as second:
         keys = keys_of(first)

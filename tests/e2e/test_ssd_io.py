@@ -89,19 +89,8 @@ def test_chunks_outlive_a_kill_by_each_way_of_io(start_daemon: Callable[..., Dae
     assert words.split(", ")[0] == io
     assert words.split(", ")[1] in ("direct", "page cache")
     save_restart_load(daemon)
-    if io == "io_uring":
-        wait_until(lambda: "registered buffers" in ssd_io(daemon), "the arena is registered or that is refused")
-
-
-def test_the_arena_is_not_registered_before_it_has_its_pages(
-    start_daemon: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    named = {name.replace(".", "__"): value for name, value in options(tmp_path, "io_uring").items()}
-    daemon = start_daemon(dram__prefault="false", **named)
-    wait_open(daemon)
-    assert "registered buffers" not in ssd_io(daemon)
-    save_restart_load(daemon)
-    assert "registered buffers" not in ssd_io(daemon)
+    stats = daemon.stats()
+    assert (stats["ssd.bad_writes"], stats["ssd.io_distrusted"]) == (0, 0)
 
 
 @pytest.mark.parametrize(("io", "level"), [("io_uring", "WARNING"), ("auto", "INFO")])

@@ -7,10 +7,11 @@ from pathlib import Path
 import lmdb
 import pytest
 
+import kvpool_native
 from kvpool.tiers import catalogue_open
 from tests.daemon import SMALL, Daemon, wait_connected, wait_until
 from tests.e2e.test_ssd_tier import CHAIN, DRAM_CHUNKS, chains, fill, load_right
-from tests.payload import store
+from tests.payload import store, tokens_of
 
 STORED = 12
 
@@ -44,6 +45,39 @@ def found_after_start(daemon: Daemon, *arguments: str) -> int:
         assert store(pool, chains(pool, STORED + 1)[-1]).declined == 0
     assert daemon.problems() == []
     return found
+
+
+def generations_on_disk(ssd: Path) -> set[int]:
+    """Of every slot that has a header, whether anybody knows of it or not."""
+    found = set()
+    for file in ssd.glob("segment-*.kvs"):
+        content = file.read_bytes()
+        for at in range(0, len(content), kvpool_native.SSD_HEADER_BYTES):
+            if content.startswith(b"KVPSLOT1", at):
+                header = kvpool_native.decode_ssd_header(content[at : at + kvpool_native.SSD_HEADER_BYTES])
+                assert header is not None
+                found.add(header[4])
+    return found
+
+
+def test_no_generation_is_given_again_after_a_life_that_left_no_rows(tiered: Daemon, ssd: Path, tmp_path: Path) -> None:
+    """A power cut before the first checkpoint: slots have been written, and the catalogue is as it was when it was opened."""
+    before = generations_on_disk(ssd)
+    given: list[set[int]] = []
+    for seed in (50, 60):
+        tiered.start("--set=ssd.checkpoint_interval=1h")
+        wait_until(lambda: tiered.stats()["ssd.checkpoints"] == 1, "the tier is open")
+        shutil.copytree(ssd / "catalogue", tmp_path / str(seed))
+        with tiered.connect() as pool, tiered.admin() as admin:
+            keys = pool.keys(tokens_of(seed, CHAIN * SMALL.chunk_tokens))
+            assert store(pool, keys).stored == CHAIN
+            assert admin.write_down(10.0)["left"] == 0
+        tiered.kill()
+        shutil.rmtree(ssd / "catalogue")
+        shutil.copytree(tmp_path / str(seed), ssd / "catalogue")
+        given.append(generations_on_disk(ssd) - before)
+        before |= given[-1]
+        assert len(given[-1]) == CHAIN, "all of them are new"
 
 
 def test_a_lost_catalogue_is_rebuilt_from_headers(tiered: Daemon, ssd: Path) -> None:

@@ -9,22 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import kvpool_client as kv
-from kvpool.tiers import catalogue_open
-from kvpool.tiers.catalogue import Catalogue
-from kvpool.tiers.catalogue_rows import ROW, Row
-from kvpool.tiers.ssd_identity import Identity
 from tests.daemon import Daemon, wait_until
+from tests.large_catalogue import CHAIN, SEGMENT_BYTES, SLOT_BYTES, TINY, add_records
 from tests.payload import store, tokens_of
 
-# A page a chunk: a million slots need 8 GiB of files, of which nothing is ever written.
-TINY = kv.Layout(layers=1, kv_heads=1, head_dim=64, dtype="bfloat16", chunk_tokens=16)
-SLOT_BYTES = 4096 + TINY.chunk_bytes
-SEGMENT_BYTES = 64 << 20
-CHAIN = 64
 READY_S = 1.0
 INDEX_S_PER_MILLION = 2.0
 # What a small tier takes too: a process for the check, files to open, the first checkpoint.
@@ -33,36 +23,6 @@ INDEX_S = 1.0
 SHARED_CORE = 1.5
 # The machine is shared: the best of so many counts.
 LIVES = 3
-MAP_BYTES = 1 << 34
-
-
-def packed_rows(count: int, first_slot: int) -> bytes:
-    """Records of whole chains of CHAIN chunks under random keys, each in a slot of its own, used in any order."""
-    random = np.random.default_rng(7)
-    keys = random.bytes(32 * count)
-    recency = random.permutation(count)
-    slots = SEGMENT_BYTES // SLOT_BYTES
-    rows = []
-    for number in range(count):
-        slot = first_slot + number
-        parent = keys[32 * number - 32 : 32 * number] if number % CHAIN else b""
-        offset = slot // slots * SEGMENT_BYTES + slot % slots * SLOT_BYTES
-        key = keys[32 * number : 32 * number + 32]
-        row = Row(key, parent, offset, slot + 1000, int(recency[number]) + 1, TINY.chunk_bytes, 1, 1)
-        rows.append(row.encode())
-    return b"".join(rows)
-
-
-def add_records(ssd: Path, count: int) -> None:
-    """Have the catalogue of a stopped daemon know `count` chunks more."""
-    found = catalogue_open.examine(ssd / "catalogue", MAP_BYTES).found
-    assert found is not None
-    identity = Identity(found.epoch, found.namespaces)
-    map_bytes = (ssd / "catalogue" / "data.mdb").stat().st_size + 640 * count + (1 << 20)
-    catalogue = Catalogue(ssd / "catalogue", map_bytes, identity, sync_data=lambda: None)
-    catalogue.fill(np.frombuffer(packed_rows(count, SEGMENT_BYTES // SLOT_BYTES), ROW))
-    catalogue.start(checkpoint_s=1.0)
-    assert catalogue.close(60.0)
 
 
 def _time_of_start(daemon: Daemon) -> tuple[float, float, float]:
@@ -85,6 +45,7 @@ def _is_quick(life: tuple[float, float, float], count: int) -> bool:
     return (ready_s <= READY_S and index_s <= bound_s) or (is_busy and cpu_s <= SHARED_CORE * bound_s)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("count", [60_000, pytest.param(1_000_000, marks=pytest.mark.campaign)])
 def test_a_restart_is_as_quick_as_promised(start_daemon: Callable[..., Daemon], tmp_path: Path, count: int) -> None:
     capacity = (count + 40_000) * SLOT_BYTES + 4 * 640 * count + 8 * SEGMENT_BYTES

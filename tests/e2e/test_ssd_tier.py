@@ -3,6 +3,7 @@
 import os
 import resource
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
+from kvpool.chains import ROOM_WAIT_S
 from kvpool.errors import Refused
 from kvpool.types import Level
-from tests.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.daemon import SMALL, Daemon, in_both_write_modes, wait_connected, wait_until
 from tests.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHUNK_TOKENS = SMALL.chunk_tokens
@@ -51,6 +53,7 @@ def load_right(pool: kv.Pool, keys: kv.KeyChain) -> kv.LoadResult:
     return result
 
 
+@in_both_write_modes
 def test_what_dram_has_no_room_for_is_found_and_loaded(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         stored = fill(pool, 12)
@@ -65,6 +68,7 @@ def test_what_dram_has_no_room_for_is_found_and_loaded(tiered: Daemon) -> None:
     assert tiered.problems() == []
 
 
+@in_both_write_modes
 def test_a_kill_leaves_a_warm_tier(tiered: Daemon) -> None:
     with tiered.connect() as pool:
         stored = fill(pool, 12)
@@ -180,6 +184,77 @@ def test_flush_takes_one_tier_or_all(tiered: Daemon) -> None:
     assert tiered.problems() == []
 
 
+@pytest.mark.parametrize("point", ["daemon.checkpoint.before_data", "daemon.checkpoint.before_catalogue"])
+def test_durability_is_not_claimed_where_a_sync_has_failed(tiered: Daemon, point: str) -> None:
+    assert tiered.stop() == 0
+    assert "durable: yes" in tiered.log()
+    tiered.environment = {"KVPOOL_FAILPOINT": f"{point}:2:error"}  # the first one is the opening's
+    tiered.start("--set=ssd.checkpoint_interval=1h")
+    wait_until(lambda: tiered.stats()["ssd.checkpoints"] == 1, "the opening's checkpoint is complete")
+    wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open")
+    with tiered.connect() as pool, tiered.admin() as admin:
+        keys = pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))
+        assert store(pool, keys).stored == CHAIN
+        report = admin.write_down(10.0)
+        assert (report["chunks"], report["left"], report["durable"]) == (CHAIN, 0, False)
+        wait_until(
+            lambda: tiered.stats()["ssd.lost_chunks"] == CHAIN, "the tier is tried again without what is in doubt"
+        )
+        report = admin.write_down(10.0)
+        assert (report["chunks"], report["left"], report["durable"]) == (CHAIN, 0, True)
+
+
+def test_a_stop_says_that_durability_is_not_certain(tiered: Daemon) -> None:
+    assert tiered.stop() == 0
+    tiered.environment = {"KVPOOL_FAILPOINT": "daemon.checkpoint.before_data:2:error"}
+    tiered.start("--set=ssd.checkpoint_interval=1h")
+    wait_until(lambda: tiered.stats()["ssd.checkpoints"] == 1, "the tier is open")
+    with tiered.connect() as pool:
+        assert store(pool, pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))).stored == CHAIN
+    assert tiered.stop() == 0
+    assert "durable: no" in tiered.log()
+
+
+def test_a_daemon_without_a_disk_claims_no_durability_for_what_it_has(daemon: Daemon) -> None:
+    with daemon.admin() as admin, daemon.connect() as pool:
+        assert admin.write_down(1.0) == {"chunks": 0, "left": 0, "durable": True}, "a power cut has nothing to take"
+        assert store(pool, pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))).stored == CHAIN
+        assert admin.write_down(1.0) == {"chunks": 0, "left": CHAIN, "durable": False}
+
+
+@pytest.mark.parametrize("chunks", [0, CHAIN])
+def test_a_tier_that_never_opened_has_lost_only_what_there_was(
+    start_daemon: Callable[..., Daemon], tmp_path: Path, chunks: int
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    daemon = start_daemon(ssd__path=str(blocked / "ssd"), ssd__capacity="64MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "offline", "the tier gives up")
+    with daemon.connect() as pool:
+        assert store(pool, pool.keys(tokens_of(1, chunks * CHUNK_TOKENS))).stored == chunks
+    assert daemon.stop() == 0
+    assert f"{chunks} dropped with the DRAM tier, durable: {'no' if chunks else 'yes'}" in daemon.log()
+
+
+def test_what_a_small_tier_could_not_keep_is_neither_counted_nor_durable(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = start_daemon(
+        dram__capacity="32MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="16MiB", ssd__watermark="1"
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool, daemon.admin() as admin:
+        stored = fill(pool, 250)
+        report = admin.write_down(30.0)
+        assert 0 < report["chunks"] == daemon.stats()["ssd.chunks"] < daemon.stats()["demoted_chunks"]
+        assert (report["chunks"] + report["left"], report["durable"]) == (250 * CHAIN, False)
+        assert admin.flush(None, None, "dram")["chunks"] == 250 * CHAIN
+        assert sum(pool.lookup(keys).chunks for keys in stored) == report["chunks"]
+    assert daemon.problems() == []
+    assert daemon.stop() == 0
+    assert "durable: yes" in daemon.log(), "what is left is on disk"
+
+
 def test_a_tier_that_is_not_there_cannot_be_flushed(daemon: Daemon) -> None:
     with daemon.admin() as admin, pytest.raises(Refused, match="expected one of dram"):
         admin.flush(None, None, "ssd")
@@ -263,4 +338,45 @@ def test_a_write_budget_bounds_what_is_written_and_a_stop_keeps_the_rest(
         wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
         wait_connected(pool)
         assert load_right(pool, stored[-1]).chunks == CHAIN, "a planned stop keeps what DRAM had"
+    assert daemon.problems() == []
+
+
+UNFIT = {
+    "larger than a segment": kv.Layout(layers=4, kv_heads=1, head_dim=1024, dtype="uint8", chunk_tokens=300, planes=1),
+    "too many layers": kv.Layout(layers=1024, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=32, planes=1),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_chunks_that_have_no_place_on_disk_keep_no_others_from_it(
+    start_daemon: Callable[..., Daemon], tmp_path: Path, name: str
+) -> None:
+    daemon = start_daemon(
+        dram__capacity="16MiB",
+        dram__segment="2MiB",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity="64MiB",
+        ssd__segment="1MiB",
+        ssd__watermark="1",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect(UNFIT[name], model="unfit") as unfit, daemon.connect() as pool:
+        chunks = (12 << 20) // max(
+            UNFIT[name].chunk_bytes, 1 << 20
+        )  # of 1024 layers one needs a MiB of places for checksums
+        assert store(unfit, unfit.keys(tokens_of(1, chunks * UNFIT[name].chunk_tokens))).stored == chunks
+        stored = fill(pool, 4)
+        with daemon.admin() as connection:
+            report = connection.write_down(10.0)
+        assert (report["chunks"], report["left"]) == (4 * CHAIN, chunks)
+        started = time.monotonic()
+        assert store(unfit, unfit.keys(tokens_of(2, chunks * UNFIT[name].chunk_tokens))).stored == chunks
+        assert time.monotonic() - started < ROOM_WAIT_S, "nothing waits for what is never written"
+        assert "not kept on disk" in daemon.log()
+        daemon.kill()
+        daemon.start()
+        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
+        wait_connected(pool)
+        for keys in stored:
+            assert load_right(pool, keys).chunks == CHAIN
     assert daemon.problems() == []

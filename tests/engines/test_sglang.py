@@ -15,7 +15,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool_client.sglang import Settings, Shard, describe_host_pool
-from tests.daemon import Daemon, wait_until
+from tests.daemon import Daemon, in_both_write_modes, wait_until
 from tests.engines.sglang_standin import (
     Controller,
     HostPool,
@@ -95,6 +95,7 @@ def test_a_batch_in_the_middle_of_a_prompt_needs_nothing_before_it(daemon: Daemo
     assert _fetched(second, keys) == 10
 
 
+@in_both_write_modes
 def test_a_partly_stored_prompt_is_found_up_to_its_hole(daemon: Daemon, start: Start) -> None:
     controller, keys = start(daemon), page_keys(3, 8)
     _backed_up(controller, keys[:5])

@@ -5,22 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import CAMPAIGN_LINE
 from tests.faults import fault_filesystem as faulty
-
-_LINES = pytest.StashKey[list[str]]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Keep room for the lines."""
-    config.stash[_LINES] = []
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print what the campaigns have found."""
-    if config.stash[_LINES]:
-        terminalreporter.section("campaigns")
-        for line in config.stash[_LINES]:
-            terminalreporter.write_line(line)
 
 
 @pytest.fixture
@@ -28,7 +14,8 @@ def summary(request: pytest.FixtureRequest, seed: int) -> Callable[[str], None]:
     """Takes a campaign's line, which names its seed."""
 
     def tell(figures: str) -> None:
-        request.config.stash[_LINES].append(f"{request.node.name}: {figures}, KVPOOL_SEED={seed}")
+        line = f"{request.node.name}: {figures}, KVPOOL_SEED={seed}"
+        request.node.user_properties.append((CAMPAIGN_LINE, line))
 
     return tell
 

@@ -191,12 +191,16 @@ def test_the_table_names_every_point_in_the_code_and_no_other() -> None:
         ("daemon.drain.end:1:error", "nothing fails at this point"),
     ],
 )
-def test_a_wrong_failpoint_is_refused_by_name(text: str, expected: str, daemon: Daemon) -> None:
+def test_a_wrong_failpoint_is_refused_by_name(text: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         parse(text)
-    command = [*daemon.command(), "--set", "server.socket=/tmp/kvpool-nobody/s"]
     done = subprocess.run(
-        command, env={**os.environ, "KVPOOL_FAILPOINT": text}, capture_output=True, text=True, timeout=20, check=False
+        Daemon(tmp_path).command(),
+        env={**os.environ, "KVPOOL_FAILPOINT": text},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
     )
     assert done.returncode == 2
     assert expected in done.stderr

@@ -23,12 +23,13 @@ def _fill_up(file: Path) -> None:
                 filler.writelines(itertools.repeat(bytes(size)))
 
 
-def _expect_offline_for_lack_of_room(daemon: Daemon) -> None:
+def _expect_offline_for_lack_of_room(daemon: Daemon, ssd: Path) -> None:
     wait_until(lambda: daemon.stats()["ssd.state"] != "starting", "the tier is given up")
     with daemon.admin() as admin:
         info = admin.info()
     assert info["ssd_state"] == "offline"
-    assert "No space left on device" in info["ssd_reason"]
+    assert "set ssd.capacity to " in info["ssd_reason"]
+    assert list(ssd.glob("segment-*")) == [], "nothing was made that could not be finished"
     with DramClient(daemon, first_chain=0) as client:
         for _ in range(20):
             client.turn()
@@ -36,12 +37,12 @@ def _expect_offline_for_lack_of_room(daemon: Daemon) -> None:
 
 
 def test_a_tier_that_does_not_fit_its_disk_stays_off_until_it_does(start_daemon: StartDaemon) -> None:
-    with small_disk(CAPACITY + (1 << 20)) as disk:
+    with small_disk(CAPACITY + CAPACITY // 32) as disk:
         other = disk.path / "other"
         other.write_bytes(bytes(CAPACITY // 2))
         daemon = start_daemon(**tier_options(disk.path / "ssd", policy="lru"))
         try:
-            _expect_offline_for_lack_of_room(daemon)
+            _expect_offline_for_lack_of_room(daemon, disk.path / "ssd")
             assert daemon.stop() == 0
             other.unlink()
             daemon.start()

@@ -101,6 +101,7 @@ def test_a_writer_that_stood_still_changes_nobodys_bytes(start_daemon: Callable[
     assert daemon.problems() == []
 
 
+@pytest.mark.timed
 def test_a_daemon_that_stands_still_is_a_miss_within_the_deadline(daemon: Daemon) -> None:
     with daemon.connect(timeout_s=TIMEOUT_S) as pool:
         keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
@@ -121,6 +122,7 @@ def test_a_daemon_that_stands_still_is_a_miss_within_the_deadline(daemon: Daemon
     assert daemon.problems() == []
 
 
+@pytest.mark.timed
 def test_a_client_whose_release_was_not_answered_looks_for_the_daemon_at_once(daemon: Daemon) -> None:
     with daemon.connect(timeout_s=0.2) as pool:
         keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))

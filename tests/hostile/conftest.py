@@ -1,12 +1,9 @@
-"""Fixtures of the hostile tests: how much to run, and a daemon that a module's tests share."""
+"""Fixture of the hostile tests: how much to run."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-
-from tests.daemon import Daemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +21,3 @@ class Campaign:
 def campaign() -> Campaign:
     """Whole or quick."""
     return Campaign(os.environ.get("KVPOOL_CAMPAIGN", "") not in ("", "0"))
-
-
-@pytest.fixture(scope="module")
-def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One daemon for tests that leave nothing behind."""
-    with Daemon(tmp_path_factory.mktemp("daemon")) as daemon:
-        yield daemon
-        assert daemon.problems() == []

@@ -5,6 +5,7 @@ What the library would never send is sent from here. Every wait has a deadline.
 
 import contextlib
 import mmap
+import os
 import socket
 import struct
 import zlib
@@ -16,6 +17,7 @@ import kvpool_client as kv
 import kvpool_native
 from kvpool.protocol import frames
 from kvpool.protocol import messages as m
+from kvpool.protocol import staging_messages as sm
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.types import SaveState
 from tests.daemon import SMALL, Daemon
@@ -81,9 +83,27 @@ def _exactly(raw: socket.socket, size: int) -> bytes:
 
 @contextlib.contextmanager
 def mapped_arena(connection: BlockingConnection) -> Iterator[mmap.mmap]:
-    """The arena, writable, as any engine may map it."""
-    with mmap.mmap(connection.fds[0], connection.welcome.arena_bytes) as arena:
+    """The arena as any engine may map it: writable, unless saves are by copy."""
+    rights = mmap.PROT_READ | (0 if connection.welcome.staging_bytes else mmap.PROT_WRITE)
+    with mmap.mmap(connection.fds[0], connection.welcome.arena_bytes, mmap.MAP_SHARED, rights) as arena:
         yield arena
+
+
+@contextlib.contextmanager
+def staging_fd(connection: BlockingConnection) -> Iterator[int]:
+    """The connection's staging memory, by its descriptor."""
+    _, fd = connection.call_for_descriptor(sm.OpenStaging(), sm.Staging)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def mapped_staging(connection: BlockingConnection) -> Iterator[mmap.mmap]:
+    """The connection's staging memory."""
+    with staging_fd(connection) as fd, mmap.mmap(fd, connection.welcome.staging_bytes) as staging:
+        yield staging
 
 
 def key_of(number: int, seed: int = 0) -> bytes:
@@ -114,11 +134,25 @@ def reserve(connection: BlockingConnection, keys: bytes, parent: bytes = b"") ->
 
 def write_and_commit(connection: BlockingConnection, keys: bytes, made: m.Reserved) -> bytes:
     """Write what was reserved as it should be, and commit it; the states."""
+    if connection.welcome.staging_bytes:
+        return stage_and_commit(connection, keys, made)
     sums = b""
     with mapped_arena(connection) as arena:
         for number, offset in enumerate(np.frombuffer(made.offsets, "<u8").tolist()):
             payload = payload_of(keys[32 * number : 32 * number + 32])
             arena[offset : offset + len(payload)] = payload
+            sums += checksums_of(payload)
+    return connection.call(m.Commit(made.reservation, sums, b""), m.Committed).states
+
+
+def stage_and_commit(connection: BlockingConnection, keys: bytes, made: m.Reserved) -> bytes:
+    """The same by copy, a chunk at a time through the beginning of staging."""
+    sums = b""
+    with mapped_staging(connection) as staging:
+        for number in range(len(made.states)):
+            payload = payload_of(keys[32 * number : 32 * number + 32])
+            staging[: len(payload)] = payload
+            connection.call(sm.CopyStaged(made.reservation, number, 1, 0, SMALL.layers, 0), m.Done)
             sums += checksums_of(payload)
     return connection.call(m.Commit(made.reservation, sums, b""), m.Committed).states
 

@@ -39,7 +39,7 @@ def test_leases_reservations_and_tickets_of_a_connection_are_bounded(start_daemo
 
 
 def test_columns_as_large_as_a_frame_are_served(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon(dram__capacity="256MiB", dram__prefault="false")
+    daemon = start_daemon(dram__capacity="256MiB", dram__prefault="false", server__max_chain_chunks=str(m.KEYS_MAX))
     keys = keys_of(0, m.KEYS_MAX)
     with engine(daemon, TINY, "long") as hostile, engine(daemon) as good:
         store(good, keys_of(100_000, 3))
@@ -65,11 +65,12 @@ def _descending(first: int, count: int) -> bytes:
     return b"".join(struct.pack("<4Q", 70_000 - number, number, 1, 1) for number in range(first, first + count))
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("keys_between", [_hashed, _descending], ids=lambda keys: keys.__name__[1:])
 def test_dropping_a_long_chain_does_not_hold_the_daemon_up(
     start_daemon: Callable[..., Daemon], keys_between: Callable[[int, int], bytes]
 ) -> None:
-    daemon = start_daemon(dram__capacity="256MiB", dram__prefault="false")
+    daemon = start_daemon(dram__capacity="256MiB", dram__prefault="false", server__max_chain_chunks="60000")
     with engine(daemon, TINY, "long") as hostile:
         parent, stored = b"", 0
         for first in range(0, 60_000, 20_000):
@@ -117,7 +118,7 @@ def test_the_size_classes_are_bounded_by_name_and_the_known_ones_serve_on(daemon
             engine(daemon, layout(10 + number), "many").close()
         with pytest.raises(Refused, match="64 chunk sizes") as refusal:
             engine(daemon, layout(200), "many")
-        assert refusal.value.code == "layout"
+        assert refusal.value.code == "full"
         with engine(daemon, layout(10), "another model of a known size") as known:
             assert known.call(m.Acquire(keys_of(0, 3)), m.Leased).chunks == 0
         assert read_back(good, keys_of(0, 3)) == [True] * 3

@@ -163,6 +163,7 @@ def test_descriptors_that_a_client_passes_are_not_taken(shared_daemon: Daemon, w
         os.close(fd)
 
 
+@pytest.mark.timed
 def test_slow_handshakes_end_in_time_and_keep_nobody_out(start_daemon: Callable[..., Daemon]) -> None:
     timeout_s = 1.0
     daemon = start_daemon(server__handshake_timeout=f"{timeout_s:.0f}s")

@@ -8,9 +8,10 @@ import time
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from kvpool.protocol import messages as m
-from tests.daemon import Daemon, spawn
+from tests.daemon import Daemon, in_both_write_modes, spawn
 from tests.hostile.conftest import Campaign
 from tests.hostile.daemon_watch import (
     assert_never_internal,
@@ -102,6 +103,7 @@ def _name(kind: int, values: list[object]) -> str:
     return f"failure {values[0]}" if kind == m.Failure.KIND else f"kind {kind}"
 
 
+@in_both_write_modes
 def test_a_live_daemon_outlives_generated_frames(daemon: Daemon, campaign: Campaign, seed: int) -> None:
     count = campaign.pick(10_000, 100_000)
     attacker = Attacker(daemon, FramesGenerator(seed, record_session(daemon)))
@@ -159,6 +161,7 @@ def _p99_ratio(process: "subprocess.Popen[str]", daemon: Daemon, generator: Fram
     return ratio
 
 
+@pytest.mark.timed
 def test_a_good_client_is_served_as_before_while_others_send_garbage(
     daemon: Daemon, campaign: Campaign, seed: int
 ) -> None:

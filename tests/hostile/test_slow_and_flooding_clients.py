@@ -99,6 +99,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_of_requests_leaves_others_their_turn(daemon: Daemon, name: str) -> None:
     floods = [raw_engine(daemon) for _ in range(3)]

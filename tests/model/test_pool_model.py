@@ -5,7 +5,7 @@ what the model knows, a load gives the key's own bytes, what is leased stays, co
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,14 @@ from tests.payload import assert_right_bytes, load_all, payload_of, tokens_of
 
 CHUNKS = 40
 STEPS = 120
+ONE_MODEL = (("test-model", SMALL),)
+# Chunks of one, a half, three and three times SMALL's size: three models and three size classes in one arena.
+SEVERAL_MODELS = (
+    *ONE_MODEL,
+    ("test-model", replace(SMALL, chunk_tokens=16)),
+    ("another", replace(SMALL, layers=9)),
+    ("a third", replace(SMALL, layers=9)),
+)
 
 
 @dataclass
@@ -24,17 +32,23 @@ class Model:
     """What has been acknowledged, and what is held."""
 
     stored: set[bytes] = field(default_factory=set)
-    leases: list[tuple[kv.Lease, kv.KeyChain]] = field(default_factory=list)
+    leases: list[tuple[kv.Pool, kv.Lease, kv.KeyChain]] = field(default_factory=list)
     saves: list[tuple[kv.Save, kv.KeyChain]] = field(default_factory=list)
 
 
 class Player:
-    """Plays random operations. Families share beginnings, so that chains branch."""
+    """Plays random operations on two Pools of each namespace. Families share beginnings, so that chains branch."""
 
-    def __init__(self, daemon: Daemon, random: np.random.Generator) -> None:
+    def __init__(
+        self, daemon: Daemon, random: np.random.Generator, namespaces: tuple[tuple[str, kv.Layout], ...] = ONE_MODEL
+    ) -> None:
         self.daemon = daemon
         self.random = random
-        self.pools = [daemon.connect(copy_threads=threads) for threads in (1, 2)]
+        self.pools = [
+            daemon.connect(layout, model=model, copy_threads=threads)
+            for model, layout in namespaces
+            for threads in (1, 2)
+        ]
         self.model = Model()
 
     def pool(self) -> kv.Pool:
@@ -42,9 +56,10 @@ class Player:
 
     def chain(self, pool: kv.Pool) -> kv.KeyChain:
         family, branch = int(self.random.integers(4)), int(self.random.integers(3))
-        shared = tokens_of(family, 32 * 5)
-        own = tokens_of(1000 + family * 10 + branch, 32 * int(self.random.integers(0, 8)))
-        return pool.keys(np.concatenate([shared, own])[: 32 * int(self.random.integers(1, 13))])
+        chunk = pool.layout.chunk_tokens
+        shared = tokens_of(family, chunk * 5)
+        own = tokens_of(1000 + family * 10 + branch, chunk * int(self.random.integers(0, 8)))
+        return pool.keys(np.concatenate([shared, own])[: chunk * int(self.random.integers(1, 13))])
 
     def step(self) -> None:
         actions: list[Callable[[], None]] = [
@@ -64,7 +79,7 @@ class Player:
         pool = self.pool()
         keys = self.chain(pool)
         wishes = [kv.TokenRange(0, None, int(self.random.integers(101)))] if self.random.random() < 0.3 else []
-        result = pool.save(keys, from_=payload_of(keys, SMALL), retention=wishes).commit()
+        result = pool.save(keys, from_=payload_of(keys, pool.layout), retention=wishes).commit()
         assert result is not None
         self.remember(keys, result)
         kept = result.stored + result.present
@@ -77,34 +92,34 @@ class Player:
         assert all(keys[number] in self.model.stored for number in range(hit.chunks))
         with pool.acquire(hit) as lease:
             assert lease.chunks == hit.chunks
-            into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
+            into = np.zeros((lease.chunks, pool.layout.chunk_bytes), np.uint8)
             result = pool.load(lease, into=into).wait()
         assert result == kv.LoadResult(hit.chunks, hit.tokens, "complete")
-        assert_right_bytes(keys, SMALL, result, into)
+        assert_right_bytes(keys, pool.layout, result, into)
 
     def acquire(self) -> None:
         pool = self.pool()
         keys = self.chain(pool)
         lease = pool.acquire(pool.lookup(keys))
         if lease.chunks and len(self.model.leases) < 3:
-            self.model.leases.append((lease, keys))
+            self.model.leases.append((pool, lease, keys))
         else:
             lease.release()
 
     def release(self) -> None:
         if self.model.leases:
-            lease, keys = self.model.leases.pop(int(self.random.integers(len(self.model.leases))))
-            into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
-            result = next(pool for pool in self.pools if pool.epoch).load(lease, into=into).wait()
+            pool, lease, keys = self.model.leases.pop(int(self.random.integers(len(self.model.leases))))
+            into = np.zeros((lease.chunks, pool.layout.chunk_bytes), np.uint8)
+            result = pool.load(lease, into=into).wait()
             assert result.chunks == lease.chunks, "a leased chunk was not loadable"
-            assert_right_bytes(keys, SMALL, result, into)
+            assert_right_bytes(keys, pool.layout, result, into)
             lease.release()
 
     def begin(self) -> None:
         if len(self.model.saves) < 2:
             pool = self.pool()
             keys = self.chain(pool)
-            self.model.saves.append((pool.save(keys, from_=payload_of(keys, SMALL)), keys))
+            self.model.saves.append((pool.save(keys, from_=payload_of(keys, pool.layout)), keys))
 
     def finish(self) -> None:
         if self.model.saves:
@@ -123,9 +138,9 @@ class Player:
         found = pool.lookup(keys).chunks
         dice, priority = self.random.random(), int(self.random.integers(101))
         if dice < 0.4:
-            first = int(self.random.integers(len(keys))) * SMALL.chunk_tokens
+            first = int(self.random.integers(len(keys))) * pool.layout.chunk_tokens
             result = pool.retain(keys, [kv.TokenRange(first, None, priority, 0.05 if dice < 0.2 else None)])
-            assert result.accepted + result.clipped + result.absent == len(keys) - first // SMALL.chunk_tokens
+            assert result.accepted + result.clipped + result.absent == len(keys) - first // pool.layout.chunk_tokens
         elif dice < 0.7:
             announced = pool.announce(keys)
             assert announced.announced + announced.clipped == found
@@ -139,7 +154,7 @@ class Player:
                 admin.flush(None, None)
 
     def end(self) -> None:
-        for lease, _ in self.model.leases:
+        for _, lease, _ in self.model.leases:
             lease.release()
         for save, _ in self.model.saves:
             save.abort()
@@ -147,10 +162,16 @@ class Player:
             pool.close()
 
 
-@pytest.mark.parametrize("round_number", range(3))
-def test_random_operations_agree_with_a_dict(start_daemon: Callable[..., Daemon], seed: int, round_number: int) -> None:
+@pytest.mark.parametrize(
+    ("round_number", "namespaces"),
+    [(0, ONE_MODEL), (1, ONE_MODEL), (2, SEVERAL_MODELS), (3, SEVERAL_MODELS)],
+    ids=["one-model", "one-model-again", "several-models", "several-models-again"],
+)
+def test_random_operations_agree_with_a_dict(
+    start_daemon: Callable[..., Daemon], seed: int, round_number: int, namespaces: tuple[tuple[str, kv.Layout], ...]
+) -> None:
     daemon = start_daemon(dram__capacity=f"{CHUNKS * SMALL.chunk_bytes}B")
-    player = Player(daemon, np.random.default_rng([seed, round_number]))
+    player = Player(daemon, np.random.default_rng([seed, round_number]), namespaces)
     for _ in range(STEPS):
         player.step()
     player.end()
@@ -171,14 +192,14 @@ def test_wishes_over_two_tiers_cost_no_byte(start_daemon: Callable[..., Daemon],
         ssd__capacity="32MiB",
     )
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
-    player = Player(daemon, np.random.default_rng([seed, 77]))
+    player = Player(daemon, np.random.default_rng([seed, 77]), SEVERAL_MODELS)
     for _ in range(STEPS):
         pool = player.pool()
         keys = player.chain(pool)
         dice = player.random.random()
         if dice < 0.35:
             priority = int(player.random.integers(101))
-            pool.save(keys, from_=payload_of(keys, SMALL), retention=[kv.TokenRange(0, None, priority)]).commit()
+            pool.save(keys, from_=payload_of(keys, pool.layout), retention=[kv.TokenRange(0, None, priority)]).commit()
         elif dice < 0.6:
             pool.announce(keys)
         elif dice < 0.75:
@@ -187,7 +208,7 @@ def test_wishes_over_two_tiers_cost_no_byte(start_daemon: Callable[..., Daemon],
             pool.retain(keys, [kv.TokenRange(33, None, int(player.random.integers(101)), 0.05)])
         else:
             result, into = load_all(pool, keys)
-            assert_right_bytes(keys, SMALL, result, into)
+            assert_right_bytes(keys, pool.layout, result, into)
         assert daemon.problems(deep=False) == []
     player.end()
     assert daemon.problems(deep=True) == []

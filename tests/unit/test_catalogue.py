@@ -1,6 +1,7 @@
 """The catalogue: what it keeps, what a failure makes of it, and what it does with files that are not its own."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,9 +37,13 @@ class Disk:
     def __init__(self) -> None:
         self.syncs = 0
         self.error: OSError | None = None
+        self.damage: lmdb.Error | None = None  # found once
 
     def sync(self) -> None:
         self.syncs += 1
+        if self.damage is not None:
+            damage, self.damage = self.damage, None
+            raise damage
         if self.error is not None:
             raise self.error
 
@@ -127,7 +132,8 @@ def test_a_failed_sync_loses_what_it_covered_and_is_not_tried_again(
     assert not catalogue.checkpoint(WAIT_S)
     syncs = disk.syncs
     assert not catalogue.put(row_of(3))
-    assert catalogue.take_lost() == [key_of(2)]
+    lost = [(key_of(number), row_of(number).generation) for number in (2, 3)]
+    assert catalogue.take_lost() == lost, "what nobody can find after a restart is lost too"
     assert catalogue.take_lost() == []
     assert disk.syncs == syncs
     disk.error = None
@@ -135,6 +141,19 @@ def test_a_failed_sync_loses_what_it_covered_and_is_not_tried_again(
     assert catalogue.put(row_of(4))
     assert catalogue.checkpoint(WAIT_S)
     assert catalogue.failure is None
+    assert catalogue.close(10.0)
+
+
+def test_a_checkpoint_that_finds_damage_is_not_good_before_the_next_try(
+    open_catalogue: Callable[..., Catalogue], disk: Disk
+) -> None:
+    catalogue = open_catalogue()
+    assert catalogue.checkpoint(WAIT_S)
+    syncs, checkpoints = disk.syncs, catalogue.checkpoints
+    disk.damage = lmdb.CorruptedError("found by a test")
+    catalogue.put(row_of(1))
+    assert catalogue.checkpoint(WAIT_S)
+    assert (disk.syncs, catalogue.checkpoints) == (syncs + 2, checkpoints + 1)
     assert catalogue.close(10.0)
 
 
@@ -163,10 +182,14 @@ def test_a_full_map_costs_the_chunks_left_out_and_no_more(
         for _ in range(100):
             put += 1
             catalogue.put(row_of(put))
-        assert catalogue.checkpoint(WAIT_S)
+        is_durable = catalogue.checkpoint(WAIT_S)
+        assert is_durable == (catalogue.dropped_rows == 0)
         assert put < 100_000
     assert catalogue.failure is None
     for number in range(1, put // 2):
+        catalogue.delete(key_of(number))
+    assert not catalogue.checkpoint(WAIT_S), "chunks that a restart does not find are not durable"
+    for number in range(put // 2, put + 1):
         catalogue.delete(key_of(number))
     assert catalogue.checkpoint(WAIT_S)
     dropped = catalogue.dropped_rows
@@ -225,6 +248,17 @@ def test_a_newer_format_is_left_alone(open_catalogue: Callable[..., Catalogue], 
     with pytest.raises(catalogue_open.NewerFormat, match="format 3, this version of kvpool reads up to 2"):
         catalogue_open.examine(tmp_path / "catalogue", MAP_BYTES)
     assert (tmp_path / "catalogue").exists()
+
+
+def test_where_generations_end_is_certain_once_the_catalogue_is_open(tmp_path: Path, disk: Disk) -> None:
+    path = tmp_path / "catalogue"
+    for end in (1 << 40, 2 << 40):
+        catalogue = Catalogue(path, MAP_BYTES, Identity(bytes(16), {}), sync_data=disk.sync, generations_end=end)
+        copy = shutil.copytree(path, tmp_path / str(end))
+        found = catalogue_open.examine(copy, MAP_BYTES).found
+        assert found is not None
+        assert found.generations_end == end
+        assert catalogue.close(10.0)
 
 
 def test_an_opening_that_kills_is_not_tried_for_ever(open_catalogue: Callable[..., Catalogue], tmp_path: Path) -> None:

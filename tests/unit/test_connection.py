@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from kvpool.clock import MonotonicClock
+from kvpool.clock import Clock
 from kvpool.errors import ProtocolError
 from kvpool.protocol import messages as m
 from kvpool.protocol.frames import FrameReader
-from kvpool.server.connection import REQUESTS_PER_TURN, Connection
+from kvpool.server.connection import Connection
 from kvpool.server.request_times import RequestTimes
+from kvpool.server.turns import SLICE_NS, TURN_NS, Turns
 from kvpool.types import ConnectionId
 
 
@@ -56,13 +57,35 @@ class Transport(asyncio.Transport):
         return list(FrameReader().feed(bytes(self.written)))
 
 
+class StandingClock:
+    """Stands still but where somebody says so."""
+
+    def __init__(self) -> None:
+        self.at_ns = 0
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the test's start."""
+        return self.at_ns
+
+    def take(self, spent_ns: int) -> m.Done:
+        """A request that takes so long."""
+        self.at_ns += spent_ns
+        return m.Done()
+
+
 def _connection(
-    handler: Callable[[m.Release], object | Awaitable[object]], failures: list[BaseException] | None = None
+    handler: Callable[[m.Release], object | Awaitable[object]],
+    failures: list[BaseException] | None = None,
+    *,
+    clock: Clock | None = None,
+    turns: Turns | None = None,
 ) -> tuple[Connection, Transport]:
+    clock = clock or StandingClock()
     connection = Connection(
         ConnectionId(1),
         {m.Release.KIND: (m.Release, handler)},
-        clock=MonotonicClock(),
+        clock=clock,
+        turns=turns or Turns(clock),
         times=RequestTimes(),
         on_closed=lambda _: None,
         on_protocol_error=lambda: None,
@@ -82,17 +105,80 @@ async def _turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_many_requests_at_once_are_served_in_turns() -> None:
+def test_many_requests_at_once_are_served_for_a_turn_each_time() -> None:
     async def run() -> None:
-        connection, transport = _connection(lambda _: m.Done())
-        connection.data_received(_requests(0, 3 * REQUESTS_PER_TURN + 1))
-        assert len(transport.answers) == REQUESTS_PER_TURN
+        clock = StandingClock()
+        connection, transport = _connection(lambda _: clock.take(SLICE_NS // 2), clock=clock)
+        in_turn = 2 * TURN_NS // SLICE_NS
+        connection.data_received(_requests(0, 3 * in_turn + 1))
+        assert len(transport.answers) == in_turn
         assert not transport.is_reading
         await _turns(1)
-        assert len(transport.answers) == 2 * REQUESTS_PER_TURN
+        assert len(transport.answers) == 2 * in_turn
         await _turns(3)
-        assert [sequence for _, sequence, _ in transport.answers] == list(range(3 * REQUESTS_PER_TURN + 1))
+        assert [sequence for _, sequence, _ in transport.answers] == list(range(3 * in_turn + 1))
         assert transport.is_reading
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_a_turn_is_read_no_further() -> None:
+    async def run() -> None:
+        clock = StandingClock()
+        turns = Turns(clock)
+        flood, _ = _connection(lambda _: clock.take(TURN_NS), clock=clock, turns=turns)
+        later, transport = _connection(lambda _: m.Done(), clock=clock, turns=turns)
+        flood.data_received(_requests(0, 3))
+        later.data_received(_requests(0, 1))
+        assert not transport.answers
+        assert not transport.is_reading, "what it sends on stays in its socket"
+        await _turns(2)
+        assert len(transport.answers) == 1
+        assert transport.is_reading
+
+    asyncio.run(run())
+
+
+def test_who_has_used_the_least_comes_before_those_that_flood() -> None:
+    async def run() -> None:
+        clock = StandingClock()
+        turns = Turns(clock)
+        floods = [_connection(lambda _: clock.take(SLICE_NS), clock=clock, turns=turns) for _ in range(12)]
+        for connection, _ in floods:
+            connection.data_received(_requests(0, 1000))
+        await _turns(20)
+        served = [len(transport.answers) for _, transport in floods]
+        assert max(served) - min(served) <= TURN_NS // SLICE_NS + 1, "each has had its share"
+        begun_ns = clock.now_ns()
+        late_ns: list[int] = []
+
+        def note(_: m.Release) -> m.Done:
+            late_ns.append(clock.now_ns() - begun_ns)
+            return clock.take(1000)
+
+        honest, transport = _connection(note, clock=clock, turns=turns)
+        for number in range(30):
+            begun_ns = clock.now_ns()
+            honest.data_received(_requests(number, 1))
+            while len(transport.answers) == number:
+                await _turns(1)
+        assert max(late_ns) <= TURN_NS + SLICE_NS, "it waits for what is under way, and not for all the others"
+
+    asyncio.run(run())
+
+
+def test_a_thread_that_has_been_idle_serves_at_once() -> None:
+    async def run() -> None:
+        clock = StandingClock()
+        connection, transport = _connection(lambda _: clock.take(2 * TURN_NS), clock=clock)
+        connection.data_received(_requests(0, 1))
+        connection.data_received(_requests(1, 1))
+        assert len(transport.answers) == 1
+        await _turns(2)
+        assert len(transport.answers) == 2
+        clock.at_ns += 10 * TURN_NS
+        connection.data_received(_requests(2, 1))
+        assert len(transport.answers) == 3
 
     asyncio.run(run())
 

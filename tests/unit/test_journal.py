@@ -11,7 +11,7 @@ import pytest
 from kvpool.index.events import Change, ChangeKind, EventLog, EventWriter
 from kvpool.index.fates import Departure, Fates
 from kvpool.index.journal import SNAPSHOT_END
-from kvpool.types import Cause, EventKind, Level, NamespaceId, SaveState
+from kvpool.types import KEY_BYTES, Cause, EventKind, Level, NamespaceId, SaveState
 from tests.event_readers import Replica
 from tests.journal_rig import DRAM, SLOT, SSD, Rig, follow, key, take_snapshot, tokens_of
 
@@ -158,7 +158,7 @@ def test_every_fate_is_told() -> None:
     assert explain(key([1, 2])) == {
         "fate": "stored", "tiers": ["dram"], "priority": 35, "model": "model", "has_parent": True
     }  # fmt: skip
-    rig.memory.drop(key([1, 2]))
+    rig.drop(rig.memory, key([1, 2]))
     rig.clock.seconds += 5
     gone = {"fate": "removed", "reason": "dropped", "tier": "dram", "priority": 35, "age_s": 5.0, "model": "model"}
     assert explain(key([1, 2])) | {"age_s": 5.0} == gone
@@ -178,7 +178,7 @@ def test_every_fate_is_told() -> None:
 def test_fates_are_bounded_and_refusals_do_not_push_departures_out() -> None:
     rig = Rig(fates="16")
     rig.store([1])
-    rig.memory.drop(key([1]))
+    rig.drop(rig.memory, key([1]))
     rig.journal.take_changes()
     for name in range(100):
         rig.journal.note_refusals(key([name, 7]), bytes([SaveState.FULL]), NamespaceId(0))
@@ -192,6 +192,22 @@ def test_fates_are_bounded_and_refusals_do_not_push_departures_out() -> None:
 def test_forgetting_the_oldest_fate_costs_the_same_however_many_are_kept() -> None:
     few, many = (_seconds_of_fates(count_max) for count_max in (256, 65_536))
     assert many < 8 * few, f"{many} s against {few} s"  # measured: 1.5 times as much; 21 times with a plain dict
+
+
+def test_a_refused_save_costs_little_however_long_it_is() -> None:
+    short, long = (_seconds_of_a_refusal(chunks) for chunks in (16, 28_000))
+    assert long < 30 * short, f"{long} s against {short} s"
+
+
+def _seconds_of_a_refusal(chunks: int) -> float:
+    rig = Rig()
+    keys, states = bytes(KEY_BYTES * chunks), bytes([SaveState.NO_PARENT]) * chunks
+    best = float("inf")
+    for _ in range(20):
+        before = time.thread_time()
+        rig.journal.note_refusals(keys, states, NamespaceId(0))
+        best = min(best, time.thread_time() - before)
+    return best
 
 
 def _seconds_of_fates(count_max: int) -> float:

@@ -69,6 +69,36 @@ def test_a_connections_leases_end_with_it() -> None:
     assert leases.verify() == []
 
 
+@pytest.mark.parametrize("how", ["drop", "expire", "tickets"])
+def test_what_takes_long_to_end_is_ended_in_bounded_parts(how: str) -> None:
+    leases = Leases(TTL_NS)
+    for number in range(3 * module.ENDED_AT_ONCE // 1000):
+        if how == "tickets":
+            leases.issue_ticket(IDENTITY, ANN, 1000, _holds(number), now_ns=0)
+        else:
+            leases.grant(ANN, 1000, _holds(number), now_ns=0)
+    parts = [leases.drop_owner(ANN) if how == "drop" else leases.expire(TTL_NS)]
+    while leases.is_behind:
+        assert leases.verify() == []
+        parts.append(leases.expire(0 if how == "drop" else TTL_NS))
+    assert len(parts) >= 3
+    assert all(1000 * len(part) <= module.ENDED_AT_ONCE + 1000 for part in parts)
+    assert sorted(hold for part in parts for hold in part) == list(range(3 * module.ENDED_AT_ONCE // 1000))
+    assert (len(leases), leases.tickets, leases.hold_count()) == (0, 0, 0)
+
+
+def test_connections_that_leave_together_are_ended_one_after_the_other() -> None:
+    leases = Leases(TTL_NS)
+    for owner in (ANN, BOB):
+        leases.grant(owner, module.ENDED_AT_ONCE, _holds(owner), now_ns=0)
+        leases.grant(owner, 1, _holds(10 + owner), now_ns=0)
+    back = leases.drop_owner(ANN) + leases.drop_owner(BOB)
+    while leases.is_behind:
+        back += leases.expire(0)
+    assert sorted(back) == [1, 2, 11, 12]
+    assert leases.expired_leases == 0
+
+
 def test_lease_ids_are_never_used_twice() -> None:
     leases = Leases(TTL_NS)
     seen = set()
@@ -105,6 +135,22 @@ def test_a_ticket_outlives_every_connection_until_its_time_is_over() -> None:
     assert leases.find_ticket(ticket) is None
 
 
+def test_one_issuer_leaves_tickets_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TICKETS_MAX", 8)
+    leases = Leases(TTL_NS)
+    issued = 0
+    while leases.has_room_for_ticket(ANN, 1):
+        leases.issue_ticket(IDENTITY, ANN, 1, _holds(100 + issued), now_ns=0)
+        issued += 1
+    assert issued == 4
+    ticket = leases.issue_ticket(IDENTITY, BOB, 1, _holds(200), now_ns=0)
+    assert leases.verify() == []
+    leases.take_from_ticket(ticket, 0)
+    leases.expire(TTL_NS)
+    assert leases.verify() == []
+    assert leases.has_room_for_ticket(ANN, 1)
+
+
 def test_a_forged_ticket_is_none() -> None:
     leases = Leases(TTL_NS)
     ticket = leases.issue_ticket(IDENTITY, ANN, 1, _holds(1), now_ns=0)
@@ -113,13 +159,13 @@ def test_a_forged_ticket_is_none() -> None:
 
 
 def test_tickets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TICKETS_MAX", 2)
+    monkeypatch.setattr(module, "TICKETS_MAX", 3)
     leases = Leases(TTL_NS)
     first = leases.issue_ticket(IDENTITY, ANN, 1, _holds(1), now_ns=0)
-    leases.issue_ticket(IDENTITY, ANN, 1, _holds(2), now_ns=0)
-    assert not leases.has_room_for_ticket(BOB, 1)
+    leases.issue_ticket(IDENTITY, BOB, 1, _holds(2), now_ns=0)
+    assert not leases.has_room_for_ticket(ConnectionId(3), 1)
     leases.take_from_ticket(first, 0)
-    assert leases.has_room_for_ticket(BOB, 1)
+    assert leases.has_room_for_ticket(ConnectionId(3), 1)
 
 
 def test_what_a_connection_holds_is_bounded_tickets_included(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ def _directory() -> dict[str, Any]:
 SSD_COUNTS = (
     *("ssd.chunks", "ssd.used_bytes", "ssd.capacity_bytes", "demoted_chunks", "promoted_chunks"),
     *("ssd.evicted_chunks", "ssd.read_bytes", "ssd.written_bytes", "ssd.io_errors", "ssd.corrupt_chunks"),
+    *("ssd.read_back_chunks", "ssd.bad_writes", "ssd.io_distrusted"),
     "ssd.unanswered_s",
     *("demotions_failed", "promotions_failed", "ssd.waiting_reads", "ssd.waiting_writes", "ssd.waiting_checks"),
     *("ssd.catalogue_waiting", "ssd.catalogue_dropped", "ssd.budget_left_bytes", "ssd.admission_tightened"),
@@ -53,9 +54,8 @@ EVENT_COUNTS = (
 
 
 def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
-    index = dict.fromkeys(
-        ("leases", "tickets", "reservations", "namespaces", "expired_leases", "expired_reservations"), 1
-    )
+    held = ("leases", "tickets", "reservations", "namespaces", "staging_bytes")
+    index = dict.fromkeys((*held, "expired_leases", "expired_reservations"), 1)
     announced = dict.fromkeys(("announced_bytes", "announced_chunks", "announced_chunks_clipped"), 1)
     server = ("connections_accepted", "connections_refused", "protocol_errors", "transfer_waiting", "uptime_s")
     measured = Measurements(

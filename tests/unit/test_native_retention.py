@@ -125,8 +125,7 @@ def test_columns_of_wrong_length_or_range_are_refused(store: Store) -> None:
 
 def test_rows_of_the_catalogue_are_restored_with_their_retention() -> None:
     geometry = kvpool_native.DirectoryGeometry.plan_files(64 * 4096, 1, 100)
-    index = kvpool_native.Mapping.create("files", geometry.index_bytes, False)
-    files = kvpool_native.Directory.of_files(index, geometry, bytes(16))
+    files = kvpool_native.Directory.of_files(geometry)
     files.mark_segment_ready(0)
     namespaces = Namespaces(files)
     namespace = namespaces.open("model", Layout(1, 1, 16, chunk_tokens=CHUNK_BYTES // 64))

@@ -13,6 +13,7 @@ from kvpool.protocol.frames import FrameReader
 from kvpool.server.connection import Connection
 from kvpool.server.request_times import BOUNDS_NS, VERBS, RequestTimes
 from kvpool.server.service import ConnectionCounts, admin_handlers, engine_handlers
+from kvpool.server.turns import Turns
 from kvpool.types import ConnectionId
 
 
@@ -49,6 +50,7 @@ def _connection(times: RequestTimes, clock: Ticks, handler: Callable[[Any], Any]
         ConnectionId(1),
         {m.Release.KIND: (m.Release, handler), m.Usage.KIND: (m.Usage, handler)},
         clock=clock,
+        turns=Turns(clock),
         times=times,
         on_closed=lambda _: None,
         on_protocol_error=lambda: None,

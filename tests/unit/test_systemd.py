@@ -20,11 +20,13 @@ def test_each_call_is_one_datagram(tmp_path: Path, kind: str) -> None:
         manager.alive()
         manager.status("two\nlines")
         manager.stopping("draining")
+        manager.extend(2.5)
         assert socket.take() == [
             ["READY=1", "STATUS=serving"],
             ["WATCHDOG=1"],
             ["STATUS=two lines"],
             ["STOPPING=1", "STATUS=draining"],
+            ["EXTEND_TIMEOUT_USEC=2500000", "WATCHDOG=1"],
         ]
 
 

@@ -29,7 +29,7 @@ struct CatalogueRow {
 };
 static_assert(sizeof(CatalogueRow) == 120);
 
-// Whether a row is what was written: its checksum, over all that stands before it.
+// Whether a row is what was written: its checksum, over all that stands before it, and a generation that can have been given.
 [[nodiscard]] bool is_good(const CatalogueRow& row) noexcept;
 
 // Numbers of the good rows, in restoring order. A chunk counts as used when a descendant was, whatever order they were written in.

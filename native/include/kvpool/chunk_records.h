@@ -4,7 +4,7 @@
 // stands where.
 // Records are sized at start and reused; a RecordId is therefore only good while its record lives.
 // Invariants: a record is on the free list or alive; children of a record form a list whose members name it as
-// parent.
+// parent; a list's hand is in it.
 // Threads: the control thread only. Every operation is O(1).
 #pragma once
 
@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "kvpool/lazy_array.h"
 #include "kvpool/types.h"
 
 namespace kvpool {
@@ -24,6 +25,17 @@ namespace kvpool {
 //   FREE --promote--> PROMOTING --landed--> READY
 //                        +--failed, drop (it is held)--> ZOMBIE
 enum class ChunkState : uint8_t { FREE, WRITING, READY, ZOMBIE, PROMOTING };
+
+// Which list of its queue a chunk stands in.
+enum class Standing : uint8_t {
+  SAVED = 0,        // needs no copy in the tier below: it has one, had one since its last use, or there is no such tier
+  UNSAVED = 1,      // no other tier has it
+  BEING_SAVED = 2,  // no other tier has it, and it is read for a copy: no victim until that has ended
+};
+inline constexpr size_t STANDINGS = 3;
+
+// Of one chunk at a time.
+inline constexpr uint8_t MAX_PINS = 127;
 
 // What a chunk is kept with when nothing was said: the default of TensorRT-LLM's KvCacheRetentionConfig.
 inline constexpr uint8_t DEFAULT_PRIORITY = 35;
@@ -37,10 +49,10 @@ struct alignas(64) ChunkRecord {
   RecordId first_child;
   RecordId older;  // the list it stands in; `newer` also links the free list
   RecordId newer;
-  PageIndex page;
   NamespaceId owner;
-  ClassId size_class;
   uint32_t holds = 0;
+  PackedPage page;
+  ClassId size_class;
   ChunkState state = ChunkState::FREE;
   uint8_t touches = 0;  // times stored or acquired, at most 255; 2 at least for a chunk that was evicted not long ago
   uint8_t priority = DEFAULT_PRIORITY;
@@ -49,11 +61,17 @@ struct alignas(64) ChunkRecord {
   uint8_t learned_class = 0;         // the class that its last use counts in: see ClassQueuePolicy
   uint8_t chain_kind = 0;            // of the request that used it last: see chain_kind_of
   uint8_t turn = 0;                  // which of the requests that made its chain stored it first, from 1; 0: not known yet
-  bool is_reused = false;            // acquired since it was stored
-  bool is_used = false;              // stored or acquired since it stood in a queue last
-  bool is_sampled = false;           // is_in_sample(key): told without a look at the second line
-  bool was_below = false;            // written to the slower tier since its last use, wherever it is there now
+  uint8_t pins : 7 = 0;              // who has hardware read its slot: see directory_pins.cpp
+  bool is_cut : 1 = false;           // held without its parent once: what precedes it may be used earlier than it
+  bool is_reused : 1 = false;        // acquired since it was stored
+  bool is_used : 1 = false;          // stored or acquired since it stood in a queue last
+  bool is_sampled : 1 = false;       // is_in_sample(key): told without a look at the second line
+  bool is_below : 1 = false;         // the slower tier has it
+  bool was_below : 1 = false;        // written to the slower tier since its last use, wherever it is there now
+  bool is_aside : 1 = false;         // it would stand in a queue, but for a child that cannot go: see eviction_queues.h
+  Standing standing : 2 = Standing::SAVED;
   uint16_t timer = UINT16_MAX;       // where in the timer wheel; see RetentionTimers
+  uint32_t depth = 0;                // chunks that precede it in its chain
 
   ChunkKey key{};
   RecordId next_sibling;
@@ -84,6 +102,7 @@ inline constexpr unsigned TICK_SHIFT = 26;
 struct ChunkList {
   RecordId oldest;
   RecordId newest;
+  RecordId hand;  // the one put among the others last, or its neighbour; unset: none was
   uint64_t length = 0;
 };
 
@@ -100,7 +119,7 @@ class ChunkRecords {
   [[nodiscard]] bool is_full() const noexcept { return alive_ == capacity_; }
   [[nodiscard]] uint32_t alive() const noexcept { return alive_; }
   // Ids below this may be alive.
-  [[nodiscard]] uint32_t end() const noexcept { return static_cast<uint32_t>(records_.size()); }
+  [[nodiscard]] uint32_t end() const noexcept { return end_; }
 
   // A blank record. REQUIRES: not is_full().
   [[nodiscard]] RecordId allocate() noexcept;
@@ -121,7 +140,8 @@ class ChunkRecords {
  private:
   const uint32_t capacity_;
   uint32_t alive_ = 0;
-  std::vector<ChunkRecord> records_;  // reserved whole, grown on demand: memory never used is never touched
+  uint32_t end_ = 0;
+  LazyArray<ChunkRecord> records_;  // constructed up to `end_`
   RecordId first_free_;
 };
 

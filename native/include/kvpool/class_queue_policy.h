@@ -20,7 +20,7 @@ namespace kvpool {
 
 class ClassQueuePolicy : public EvictionPolicy {
  public:
-  explicit ClassQueuePolicy(uint32_t max_chunks);
+  ClassQueuePolicy(uint32_t max_chunks, const HashSeed& seed);
 
   [[nodiscard]] double worth(uint8_t queue, uint64_t last_access_ns, uint64_t now_ns) const noexcept override;
   void note_reuses(const ChunkRecords& records, const std::vector<RecordId>& chain, uint64_t now_ns) noexcept override;

@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "kvpool/landing_wait.h"
 #include "kvpool/process_life.h"
 
 namespace kvpool {
@@ -34,9 +35,8 @@ class CopyJob {
   virtual uint64_t run_piece() = 0;
   // Whether there are more to hand out, now or later.
   [[nodiscard]] virtual bool has_pieces() const = 0;
-  // Returns when a piece that was not there at the last `run_piece` may be, or the time is over.
-  // A job that can always hand out what it has need not say more.
-  virtual void wait_until_unblocked(double) const {}
+  // Adds the landings after which there is a piece to hand out. False where there may be one already, or never will be.
+  [[nodiscard]] virtual bool name_awaited(LandingWait&) const { return false; }
   virtual void cancel() = 0;
   [[nodiscard]] virtual bool is_load() const noexcept = 0;
 
@@ -59,6 +59,7 @@ class CopyQueue {
   std::shared_ptr<CopyJob> next(size_t blocked);
   void run();
   bool retire_or_rotate(const std::shared_ptr<CopyJob>& job, size_t& blocked);
+  [[nodiscard]] bool name_awaited(LandingWait& wait);
   [[nodiscard]] bool has_load() const noexcept { return waiting_loads_.load(std::memory_order_relaxed) > 0; }
 
   std::mutex lock_;

@@ -18,7 +18,8 @@ enum class CrcPath : uint8_t { TABLE, SSE42, AVX512 };
 // The checksum of `size` more bytes behind data whose checksum is `crc` (0: no data yet).
 [[nodiscard]] uint32_t crc32c(uint32_t crc, const uint8_t* data, size_t size) noexcept;
 
-// Copies and returns the checksum like crc32c, reading each byte once. With non-temporal stores where the target's
+// Copies and returns the checksum of what it has stored, also while somebody else writes the source: each byte is read
+// once, and the register that is stored is the one that is checksummed. With non-temporal stores where the target's
 // alignment allows: `copy_fence` must follow before another thread is told about the bytes.
 // REQUIRES: the ranges do not overlap.
 [[nodiscard]] uint32_t copy_crc32c(uint32_t crc, uint8_t* target, const uint8_t* source, size_t size) noexcept;

@@ -14,7 +14,8 @@
 namespace kvpool {
 
 // What became of a chunk of a save; the wire uses the same numbers. `reserve` answers PRESENT chunks first, then
-// RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT.
+// RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT, of a slower tier also FULL where the shared
+// table has no entry left for a chunk.
 enum class SaveState : uint8_t {
   PRESENT = 0,
   RESERVED = 1,
@@ -25,8 +26,10 @@ enum class SaveState : uint8_t {
   FOREIGN = 6,    // the key belongs to another namespace, or to a chunk of another size
   STORED = 7,
   EXPIRED = 8,  // the reservation, or the chunk in it, is gone
+  TOO_LONG = 11,  // its chain would have more chunks than one may have; further numbers between are clients' own
+  SHARE = 14,     // its writer keeps as much as he may already
 };
-inline constexpr size_t RESERVE_STATES = 7;
+inline constexpr size_t RESERVE_STATES = 15;
 
 // Why a chunk was evicted.
 enum class Eviction : uint8_t {
@@ -54,7 +57,7 @@ enum class Declined : uint8_t {
 };
 inline constexpr size_t DECLINED = 5;
 
-using HoldId = uint64_t;  // of holds and reservations alike; 0 names none, and none repeats
+using HoldId = uint64_t;  // of holds, pins and reservations alike; 0 names none, and none repeats
 
 struct Hold {
   HoldId id = 0;
@@ -84,7 +87,9 @@ struct FlushResult {
 struct NamespaceCounts {
   uint64_t chunks = 0;  // READY
   uint64_t bytes = 0;
-  uint64_t held = 0;
+  uint64_t held = 0;     // of them
+  uint64_t writing = 0;  // being written
+  uint64_t zombies = 0;  // dropped, or whose writer's time is over, and not free yet
 };
 
 // Where a chunk lies in a tier: byte offset of its slot, and the generation that the slot must have.
@@ -95,20 +100,25 @@ struct ChunkPlace {
 
 struct RecordPage {
   uint32_t next = 0;  // cursor to go on from; 0: the end was reached
-  HoldId hold = 0;
+  HoldId pin = 0;
   std::vector<RecordId> records;
 };
 
 struct DirectoryStats {
   uint64_t chunks = 0;  // READY
+  uint64_t unsaved_chunks = 0;  // of these, without a copy in the slower tier
   uint64_t writing = 0;
   uint64_t zombies = 0;
   uint64_t held = 0;  // chunks that somebody holds
   uint64_t holds = 0;
+  uint64_t pinned = 0;  // chunks with pins that nobody holds
+  uint64_t pins = 0;
   uint64_t reservations = 0;
   uint64_t used_bytes = 0;
   uint64_t idle_bytes = 0;
+  uint64_t pinned_bytes = 0;  // of READY chunks with pins that nobody holds, and of such that were dropped
   uint64_t token_id_bytes = 0;
+  uint64_t token_ids_left_out = 0;  // chunks that were kept without, for lack of room
   uint64_t stored_chunks = 0;  // these since the start: stored + promoted = chunks + evicted + shed + flushed + dropped
   uint64_t evicted_chunks = 0;  // left the pool
   uint64_t shed_chunks = 0;     // left this tier for room and are in another one
@@ -117,7 +127,7 @@ struct DirectoryStats {
   uint64_t flushed_chunks = 0;
   uint64_t dropped_chunks = 0;
   uint64_t aborted_chunks = 0;
-  std::array<uint64_t, RESERVE_STATES> answers{};  // by SaveState
+  std::array<uint64_t, RESERVE_STATES> answers{};     // of `reserve`, by SaveState
   std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks and shed_chunks
   std::array<uint64_t, DECLINED> declined{};       // by Declined, where there is a slower tier; their sum is evicted_chunks
   uint64_t kept_chunks = 0;     // kept above the default priority, or followed by one that is

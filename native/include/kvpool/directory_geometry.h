@@ -9,12 +9,16 @@
 
 namespace kvpool {
 
+// The most bytes of an arena, and of a tier in files: where configurations end.
+inline constexpr uint64_t ARENA_BYTES_MAX = uint64_t{4} << 40;
+inline constexpr uint64_t FILES_BYTES_MAX = uint64_t{64} << 40;
+
 // All sizes of a directory, computed before memory is mapped.
 struct DirectoryGeometry {
   uint64_t capacity;  // payload bytes
   uint32_t max_chunks;
   ArenaShape arena;
-  IndexShape index;
+  IndexShape index;  // of a tier on disk: nothing, clients do not look into it
 
   // One segment more than the capacity needs, so that a second size class finds a place beside a full first one.
   // Nothing where the numbers are out of range.

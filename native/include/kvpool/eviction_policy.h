@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kvpool/chunk_records.h"
+#include "kvpool/keyed_hash.h"
 
 namespace kvpool {
 
@@ -72,7 +73,7 @@ class LruPolicy : public EvictionPolicy {
   }
 };
 
-// `max_chunks`: bounds what the policy keeps in mind.
-[[nodiscard]] std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, uint32_t max_chunks);
+// `max_chunks`: bounds what the policy keeps in mind. `seed`: chooses the sample that it learns from.
+[[nodiscard]] std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, uint32_t max_chunks, const HashSeed& seed);
 
 }  // namespace kvpool

@@ -6,6 +6,7 @@
 //     extent of layer l:   | K: block 0 | block 1 | … | V: block 0 | block 1 | … |
 //
 // and block b of plane p begins at `layers[l] + p * plane_stride + b * block_stride` in engine memory.
+// What a client has put into memory of its own the daemon copies in the same way, extent by extent.
 // One copy per byte; each function ends in a copy_fence. Any thread; the memory belongs to the caller.
 #pragma once
 
@@ -43,5 +44,9 @@ struct CacheView {
 // Extent to engine; the CRC-32C of the extent's bytes, skipped blocks included.
 [[nodiscard]] uint32_t scatter_layer(const CacheView& view, size_t layer, std::span<const int64_t> block_ids,
                                      const uint8_t* extent) noexcept;
+
+// Layers that lie one behind the other, from one region into another; writes the CRC-32C of each, of the bytes that were
+// stored. Somebody else may be writing the source.
+void copy_layers(uint8_t* target, const uint8_t* source, uint32_t layers, uint64_t layer_bytes, uint32_t* crcs) noexcept;
 
 }  // namespace kvpool

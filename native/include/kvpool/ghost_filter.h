@@ -1,6 +1,6 @@
 // Which keys were here not long ago: two Bloom filters, of which the older one is thrown away when the newer one is full.
 //
-// What it is: a memory of evicted chunks in two bytes each. What it is not: exact; about one stranger in 400 is taken for
+// What it is: a memory of evicted chunks in two bytes each. What it is not: exact; about one stranger in 230 to 450 is taken for
 // an acquaintance, and what was added before the last `capacity` to twice that many is forgotten.
 // Source: two rotating filters instead of a queue of keys, as in TinyLFU's ageing (Einziger et al., 2017).
 // Threads: the control thread only. O(1) per operation, but for the clearing of a filter.

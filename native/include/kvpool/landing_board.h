@@ -1,7 +1,7 @@
 // Where layers of promoted chunks are announced: words of the shared index, written by I/O threads.
 //
 // A slot under promotion belongs to the I/O until it has landed or failed; only then does the control thread touch its words
-// again. Readers in any process wait for the board's counter. Threads: any; calls for one slot one after another.
+// again. Readers in any process wait for a slot's own word (landing_wait.h): a landing wakes nobody else. Threads: any; calls for one slot one after another.
 #pragma once
 
 #include <cstdint>

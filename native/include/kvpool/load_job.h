@@ -22,6 +22,7 @@
 #include "kvpool/chunk_table.h"
 #include "kvpool/copy_pool.h"
 #include "kvpool/extent_copy.h"
+#include "kvpool/landing_wait.h"
 #include "kvpool/memory.h"
 
 namespace kvpool {
@@ -55,7 +56,7 @@ class LoadJob final : public CopyJob {
   // When it returns no byte is written any more.
   void cancel() override;
   [[nodiscard]] bool is_load() const noexcept override { return true; }
-  void wait_until_unblocked(double timeout_s) const override;
+  [[nodiscard]] bool name_awaited(LandingWait& wait) const override;
 
   [[nodiscard]] uint32_t layers() const noexcept { return plan_.layers; }
 
@@ -83,7 +84,8 @@ class LoadJob final : public CopyJob {
   bool claim(Piece& piece);
   bool claim_ahead(Piece& piece);
   void end_layer();
-  [[nodiscard]] bool is_landed(uint32_t layer, uint64_t chunk) const;
+  [[nodiscard]] uint32_t landed(uint64_t chunk) const noexcept { return plan_.index->landed_at(plan_.offsets[chunk]); }
+  [[nodiscard]] bool is_landed(uint32_t layer, uint64_t chunk, uint32_t landed) const;
   LoadReason copy(uint32_t layer, uint64_t chunk) const;
   void finish(const Piece& piece, uint64_t failed, LoadReason failure);
   bool settle(const Piece& piece);
@@ -99,7 +101,6 @@ class LoadJob final : public CopyJob {
   mutable std::condition_variable changed_;
   uint32_t next_layer_ = 0;
   uint64_t next_chunk_ = 0;
-  uint32_t seen_landings_ = 0;
   uint64_t running_ = 0;  // pieces
   uint64_t settled_ = 0;  // layers of chunks
   uint64_t fail_at_;

@@ -25,6 +25,12 @@ struct MappingResult {
   const char* step = "";
 };
 
+// A stretch of a mapping, in bytes. Empty: there is none.
+struct Stretch {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
 class Mapping {
  public:
   // A new zeroed region of `size` bytes, mapped writable, mode 0600, sealed against resizing. `hugetlb` takes
@@ -54,6 +60,10 @@ class Mapping {
   // Asks the kernel to turn a populated range into huge pages. Returns whether it did; nothing depends on it.
   // REQUIRES: as populate.
   [[nodiscard]] bool collapse(uint64_t offset, uint64_t length) const noexcept;
+
+  // The first stretch at or behind `offset` that has pages; what lies between stretches reads as zeros, and reading it would take
+  // pages for it. All the rest where the kernel cannot tell.
+  [[nodiscard]] Stretch next_pages(uint64_t offset) const noexcept;
 
   // From now on nobody can map the region writable or write to it; mappings that exist keep their rights.
   // Returns 0 or an errno.

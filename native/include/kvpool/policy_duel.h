@@ -15,6 +15,7 @@
 #include "kvpool/chunk_records.h"
 #include "kvpool/eviction_policy.h"
 #include "kvpool/eviction_queues.h"
+#include "kvpool/keyed_hash.h"
 
 namespace kvpool {
 
@@ -40,8 +41,8 @@ class PolicyShadow {
  private:
   // Clients choose keys: what they would have to choose to meet in one place differs from process to process.
   struct KeyHash {
-    uint64_t seed;
-    size_t operator()(const ChunkKey& key) const noexcept;
+    HashSeed seed;
+    size_t operator()(const ChunkKey& key) const noexcept { return keyed_hash(key, seed); }
   };
 
   [[nodiscard]] RecordId behind(RecordId parent, const ChunkKey& key) const noexcept;
@@ -56,20 +57,21 @@ class PolicyShadow {
 
 class PolicyDuel {
  public:
-  // `learned` judges by worth. REQUIRES: it lives as long.
-  PolicyDuel(uint32_t max_chunks, const EvictionPolicy& learned);
+  // `learned` judges by worth; `seed` chooses the sample. REQUIRES: `learned` lives as long.
+  PolicyDuel(uint32_t max_chunks, const EvictionPolicy& learned, const HashSeed& seed);
 
-  [[nodiscard]] bool is_sampled(const ChunkKey& key) const noexcept { return (key.words[SAMPLING_WORD] & mask_) == 0; }
+  // One in a power of two of the keys, under a seed that never leaves the process: no client can choose who is right.
+  [[nodiscard]] bool is_sampled(const ChunkKey& key) const noexcept {
+    return mask_ == 0 || (keyed_hash(key, seed_) & mask_) == 0;
+  }
   // A request has used these, root first; the tier has `chunks`, and is full or not.
   void note_uses(const std::vector<SampledUse>& chain, uint64_t chunks, uint64_t now_ns);
   [[nodiscard]] bool is_by_age() const noexcept { return is_by_age_; }
   [[nodiscard]] uint64_t switches() const noexcept { return switches_; }
 
  private:
-  // Not the first: that one names chunks in tables.
-  static constexpr size_t SAMPLING_WORD = 1;
-
   const uint64_t mask_;
+  const HashSeed seed_;
   const LruPolicy by_age_;
   PolicyShadow oldest_;
   PolicyShadow cheapest_;

@@ -16,8 +16,4 @@ inline constexpr double SAMPLED_SHARE = 1.0 / 16;
 [[nodiscard]] uint64_t sampling_word(const ChunkKey& key) noexcept;
 [[nodiscard]] inline bool is_in_sample(const ChunkKey& key) noexcept { return sampling_word(key) >> 60 == 0; }
 
-// A hash of all of a key under a seed, for tables that hold keys of clients' choice.
-[[nodiscard]] uint64_t seeded_hash(const ChunkKey& key, uint64_t seed) noexcept;
-[[nodiscard]] uint64_t random_seed();
-
 }  // namespace kvpool

@@ -20,7 +20,8 @@
 
 namespace kvpool {
 
-// What to save. `offsets`: one for each chunk; `block_ids`: blocks_per_chunk for each.
+// What to save: `layers` layers of each chunk from `first_layer` on, all of them into reserved slots, some of them into
+// staging. `offsets`: where the first of them goes, for each chunk; `block_ids`: blocks_per_chunk for each.
 struct SavePlan {
   CacheView view;
   std::shared_ptr<const Mapping> arena;
@@ -28,6 +29,7 @@ struct SavePlan {
   std::vector<int64_t> block_ids;
   uint32_t layers = 0;
   uint64_t layer_bytes = 0;
+  uint32_t first_layer = 0;
 };
 
 class SaveJob final : public CopyJob {
@@ -41,7 +43,7 @@ class SaveJob final : public CopyJob {
   void cancel() override;
   [[nodiscard]] bool is_load() const noexcept override { return false; }
 
-  // The layer may be copied from now on; false if it was announced before. The caller adds the job to the queue.
+  // The layer, counted from the plan's first one, may be copied from now on; false if it was announced before. The caller adds the job to the queue.
   [[nodiscard]] bool announce(uint32_t layer);
 
   // Whether every announced layer has been copied, or the job was cancelled, within the time.

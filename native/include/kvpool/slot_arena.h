@@ -13,18 +13,21 @@
 // A run whose last slot is freed goes back at once, so classes exchange memory in whole segments.
 //
 // Invariants: a run's segments are contiguous and name its first segment; `used` counts its allocated slots, `idle`
-// those the owner may evict, `kept` those of raised priority, and neither exceeds used; a class's list holds exactly its runs with a free slot; the
-// owner word of a slot's first page is its owner + 1 while used, FREE_BIT | next free slot while free, else 0.
-// Threads: the control thread only. allocate and release are O(1) but where a run is lent: O(segments).
+// those the owner may evict, `kept` those of raised priority, and neither exceeds used; a class's list holds exactly its runs with a free slot; a
+// run's slot has either an owner or a bit among the free ones.
+// A run whose slots are all idle stands in `idle_runs_`; the free segments are in `free_`.
+// Threads: the control thread only. allocate and release are O(1) but where a run is lent or given back, and the search for a
+// window looks at so many runs and segments and no more: O(log segments).
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "kvpool/free_segments.h"
+#include "kvpool/idle_runs.h"
 #include "kvpool/types.h"
 
 namespace kvpool {
@@ -43,6 +46,7 @@ struct SizeClass {
   uint64_t slot_bytes;    // pages for the bytes, and for one checksum word per layer
   uint32_t min_segments;  // shortest run that holds a slot
   uint32_t run_segments;  // preferred run
+  bool has_place_below = true;  // in the slower tier, where there is one
 };
 
 // A window of segments that would be free if every idle slot of the runs that touch it were evicted.
@@ -62,7 +66,7 @@ class SlotArena {
   SlotArena& operator=(const SlotArena&) = delete;
 
   // The class for chunks of this geometry, made where it is new. Nothing where no slot of it fits the arena.
-  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers);
+  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below = true);
 
   // The segment's memory is there: it may be handed out. Marking twice changes nothing.
   void mark_ready(uint32_t segment) noexcept;
@@ -73,9 +77,8 @@ class SlotArena {
   [[nodiscard]] std::optional<PageIndex> allocate(ClassId size_class, RecordId record) noexcept;
 
   // Takes this very slot, whose place is known from an earlier life. False where no slot of the class starts there, or it
-  // is taken. REQUIRES: nothing has been allocated yet; `finish_claims` ends the claiming.
+  // is taken.
   [[nodiscard]] bool claim(ClassId size_class, PageIndex page, RecordId record) noexcept;
-  void finish_claims() noexcept;
 
   // REQUIRES: the slot is used and not idle.
   void release(PageIndex page) noexcept;
@@ -87,9 +90,10 @@ class SlotArena {
   // The used slot's chunk is from now on kept above the default priority / no longer.
   void set_kept(PageIndex page, bool is_kept) noexcept;
 
-  // The window of the class's run length that was used longest ago, of those without kept slots if there are any: of segments that are free or lent to other
-  // classes with idle slots only. O(segments).
-  [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class) const noexcept;
+  // slot_arena_windows.cpp. A window of the class's run length, of segments that are free or lent to other classes with idle slots
+  // only. It is the one used longest ago, of those without kept slots if there are any, as far as it lies around one of the
+  // coldest runs; where nothing can be cleared around these, any window, found by a search that goes on with the next call.
+  [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class) noexcept;
 
   // Whether the window found earlier would still do.
   [[nodiscard]] bool is_clearable(ClassId size_class, const SegmentWindow& window) const noexcept;
@@ -103,8 +107,8 @@ class SlotArena {
   [[nodiscard]] uint32_t class_count() const noexcept { return static_cast<uint32_t>(classes_.size()); }
   [[nodiscard]] uint64_t used_slots(ClassId id) const noexcept { return classes_[id.value()].used; }
   [[nodiscard]] uint32_t lent_runs(ClassId id) const noexcept { return classes_[id.value()].runs; }
-  // Slots of all runs lent to the class, used and free. O(segments).
-  [[nodiscard]] uint64_t lent_slots(ClassId id) const noexcept;
+  // Slots of all runs lent to the class, used and free.
+  [[nodiscard]] uint64_t lent_slots(ClassId id) const noexcept { return classes_[id.value()].slots; }
   [[nodiscard]] const ArenaShape& shape() const noexcept { return shape_; }
   [[nodiscard]] bool is_behind() const noexcept { return ready_segments_ < shape_.segments; }
   [[nodiscard]] uint32_t free_segments() const noexcept { return free_segments_; }
@@ -115,13 +119,8 @@ class SlotArena {
 
  private:
   static constexpr uint32_t NONE = UINT32_MAX;
-  static constexpr uint32_t FREE_BIT = 0x80000000U;
-  static constexpr uint32_t END_OF_CHAIN = ~FREE_BIT;
   enum class SegmentState : uint8_t { NOT_READY, FREE, LENT };
 
-  struct FreeMemory {
-    void operator()(uint32_t* words) const noexcept { std::free(words); }
-  };
   struct Segment {
     SegmentState state = SegmentState::NOT_READY;
     uint32_t run = NONE;  // first segment of the run it is lent in
@@ -134,24 +133,35 @@ class SlotArena {
     uint32_t used = 0;
     uint32_t idle = 0;
     uint32_t kept = 0;
-    uint32_t fresh = 0;  // slots from here on were never handed out since the run was lent
-    uint32_t free_page = END_OF_CHAIN;  // chain through the owner words
+    uint32_t free_word = 0;    // no word of `free` before this one has a bit
     uint64_t newest_ns = 0;    // never less than the last access of its idle slots
     uint32_t previous = NONE;  // in the class's list of runs with a free slot
     uint32_t next = NONE;
+    std::unique_ptr<RecordId[]> owners;  // by slot; unset: free
+    std::unique_ptr<uint64_t[]> free;    // a bit for each slot
   };
   struct ClassState {
     SizeClass geometry;
     uint32_t first_run = NONE;
     uint32_t runs = 0;
     uint64_t used = 0;
+    uint64_t slots = 0;
   };
 
   [[nodiscard]] uint64_t pages_per_segment() const noexcept { return shape_.segment_bytes / PAGE_BYTES; }
   [[nodiscard]] PageIndex slot_page(uint32_t first, uint32_t slot) const noexcept;
   [[nodiscard]] Run& run_of(PageIndex page) noexcept;
-  [[nodiscard]] std::optional<uint32_t> free_window(uint32_t count) const noexcept;
-  [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class, uint32_t count) const noexcept;
+  // Which slot of its run, which begins at segment `first`, starts at the page; nothing where none does.
+  [[nodiscard]] std::optional<uint32_t> slot_at(uint32_t first, PageIndex page) const noexcept;
+  void take(uint32_t first, uint32_t slot, RecordId record) noexcept;
+  [[nodiscard]] static RunAge age_of(const Run& run) noexcept { return {run.newest_ns, run.kept > 0}; }
+  [[nodiscard]] static bool is_idle(const Run& run) noexcept { return run.used > 0 && run.idle == run.used; }
+  void note_idle(uint32_t first) noexcept;
+  [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class, uint32_t count) noexcept;
+  void refresh_idle_runs(ClassId size_class) noexcept;
+  [[nodiscard]] std::optional<RunAge> clearing_age(ClassId size_class, uint32_t segment) const noexcept;
+  [[nodiscard]] std::optional<SegmentWindow> window_around(ClassId size_class, uint32_t run, uint32_t count) const noexcept;
+  [[nodiscard]] std::optional<SegmentWindow> window_near_hand(ClassId size_class, uint32_t count) noexcept;
   [[nodiscard]] std::optional<SegmentWindow> window_at(ClassId size_class, uint32_t first, uint32_t count) const noexcept;
   void lend(ClassId size_class) noexcept;
   void lend_at(ClassId size_class, uint32_t first, uint32_t count) noexcept;
@@ -164,8 +174,9 @@ class SlotArena {
   std::vector<Segment> segments_;
   std::vector<Run> runs_;
   std::vector<ClassState> classes_;
-  // By page. Only first pages of slots are ever touched, so most of it stays unbacked: calloc, not a vector.
-  const std::unique_ptr<uint32_t[], FreeMemory> owner_words_;
+  FreeSegments free_;
+  IdleRuns idle_runs_;
+  uint32_t hand_ = 0;  // segment from which the next search for any window goes on
   uint32_t free_segments_ = 0;
   uint32_t ready_segments_ = 0;
 };

@@ -63,6 +63,7 @@ enum class SsdStatus : uint8_t {
   IO_ERROR = 11,
   CANCELLED = 12,
   BAD_SOURCE = 13,  // the chunk in memory does not match its checksums: its slot is no good
+  BAD_WRITE = 14,   // read back, it was not what had been written
 };
 
 using SsdPage = std::array<uint8_t, SSD_HEADER_BYTES>;

@@ -5,10 +5,11 @@
 //    piece at a time.
 // 2. Write-back and checks never take more than half of the threads, so that a demand read waits for one piece at most.
 // 3. Every chunk of an accepted job is reported exactly once: OK, its failure, or CANCELLED when the queue stops first.
+//    A sample of what was written is read back first; a difference has all of it read back from then on (ssd_read_backs.h).
 // 4. Queues are bounded: a full one refuses. `stop` lets running pieces finish: no I/O is under way when it returns true.
 //
-// Each thread has an SsdIo of its own: a ring where that is wanted and can be had. Once the arena has its pages for good
-// (`register_arena`), the rings pin it, a slice in a turn, one thread at a time, after demand reads and before the rest.
+// Each thread has bounce memory and an SsdIo of its own: a ring where that is wanted and can be had, and as long as what it
+// moves is right. A writer is between two pieces of a chunk when something more urgent comes: it does that first.
 //
 // The depth is shallow on purpose: disks of this class saturate at one or two reads of a MiB in flight, and every further one
 // only adds to the waiting of urgent ones.
@@ -26,6 +27,7 @@
 #include <vector>
 
 #include "kvpool/ssd_job.h"
+#include "kvpool/ssd_read_backs.h"
 #include "kvpool/ssd_verify_job.h"
 
 namespace kvpool {
@@ -38,15 +40,16 @@ struct SsdQueueStats {
   uint64_t read_bytes = 0;
   uint64_t written_bytes = 0;
   uint64_t failed_chunks = 0;
+  uint64_t read_back_chunks = 0;
+  uint64_t second_reads = 0;  // pieces of chunks that were found bad in the arena
 };
 
 // How I/O is done, counted in threads.
 struct SsdQueueIo {
   unsigned threads = 0;
-  unsigned rings = 0;       // threads that have one
-  int ring_error = 0;       // why one has none although it was wanted: an errno
-  unsigned registered = 0;  // rings that have pinned the whole arena
-  int register_error = 0;   // why one could not: an errno
+  unsigned rings = 0;          // threads that have one
+  int ring_error = 0;          // why one has none although it was wanted: an errno
+  bool is_distrusted = false;  // what was moved differed once: plain calls alone, and all that is written is read back
 };
 
 class SsdQueue {
@@ -64,18 +67,15 @@ class SsdQueue {
   [[nodiscard]] uint64_t write(std::vector<SsdWrite> chunks);
   [[nodiscard]] uint64_t verify(std::vector<SsdVerify> chunks);
 
-  // What has ended since the last call. The descriptor is readable while there is something.
-  [[nodiscard]] std::vector<SsdOutcome> take_outcomes();
+  // What has ended since the last call, the first `limit` of it. The descriptor is readable while there is something.
+  [[nodiscard]] std::vector<SsdOutcome> take_outcomes(size_t limit = SIZE_MAX);
   [[nodiscard]] int event_fd() const noexcept { return event_fd_; }
-
-  // Has rings pin the arena from now on. REQUIRES: all of it has its pages, and none will be replaced (made huge).
-  void register_arena();
 
   // False where a piece under way has not ended within the time; another call goes on waiting. The destructor waits for good.
   bool stop(std::chrono::milliseconds timeout);
 
-  // For how long the piece has been under way that was begun first; 0: none is. A disk that hangs is told by it alone.
-  [[nodiscard]] std::chrono::nanoseconds longest_piece() const;
+  // For how long the transfer has been under way that was begun first; 0: none is. A disk that hangs is told by it alone.
+  [[nodiscard]] std::chrono::nanoseconds longest_transfer() const;
   [[nodiscard]] SsdQueueStats stats() const;
   [[nodiscard]] SsdQueueIo io() const;
   [[nodiscard]] const SsdFiles& files() const noexcept { return *files_; }
@@ -83,17 +83,23 @@ class SsdQueue {
 
  private:
   [[nodiscard]] uint64_t add(std::shared_ptr<SsdJob> job, SsdUrgency urgency);
-  enum class Turn { STOP, PIECE, REGISTER };
+  // A thread's work: the job of its next piece, and the one that it has begun a chunk of.
+  struct Task {
+    std::shared_ptr<SsdJob> job;
+    SsdUrgency urgency;
+  };
   using Clock = std::chrono::steady_clock;
   static constexpr Clock::time_point NEVER = Clock::time_point::max();
   void cancel_waiting();
-  [[nodiscard]] Turn next(size_t thread, std::shared_ptr<SsdJob>& job, SsdUrgency& urgency, bool may_register);
+  [[nodiscard]] bool next(size_t thread, Task& task, const std::shared_ptr<SsdJob>& unfinished);
   [[nodiscard]] bool has_work() const noexcept;
   [[nodiscard]] std::unique_ptr<SsdIo> make_io(bool wants_ring);
   void run(size_t thread, bool wants_ring);
-  void run_piece(size_t thread, SsdIo& io, SsdJob& job, SsdUrgency urgency, std::vector<SsdOutcome>& ended);
-  [[nodiscard]] bool register_slice(SsdIo& io);
-  void report(const std::vector<SsdOutcome>& ended, bool is_read);
+  void run_piece(size_t thread, SsdWorker& worker, const Task& task, std::vector<SsdOutcome>& ended);
+  void stamp(size_t thread);
+  [[nodiscard]] bool is_distrusted() const;
+  void report(const SsdJob& job, std::vector<SsdOutcome>& ended, bool is_read);
+  [[nodiscard]] bool read_back(const SsdJob& job, SsdOutcome& outcome);
 
   const std::shared_ptr<SsdFiles> files_;
   const std::shared_ptr<const Mapping> arena_;
@@ -105,16 +111,16 @@ class SsdQueue {
   mutable std::mutex lock_;
   std::condition_variable wake_;
   std::array<std::deque<std::shared_ptr<SsdJob>>, SSD_URGENCIES> queues_;  // guarded by lock_
-  std::vector<Clock::time_point> begun_;                                    // guarded by lock_; by thread, NEVER: at no piece
+  std::vector<Clock::time_point> begun_;                                    // guarded by lock_; of transfers by thread, NEVER: at no piece
   unsigned writers_ = 0;                                                    // guarded by lock_; those at checks count
   uint64_t last_job_ = 0;                                                   // guarded by lock_
   unsigned running_ = 0;                                                    // guarded by lock_; threads that have not ended
   bool is_stopped_ = false;                                                 // guarded by lock_
-  bool may_register_ = false;                                               // guarded by lock_
-  bool is_registering_ = false;                                             // guarded by lock_
+  SsdReadBacks read_backs_;                                                 // guarded by lock_
   SsdQueueIo io_;                                                           // guarded by lock_
   std::vector<SsdOutcome> outcomes_;                                        // guarded by lock_
   SsdQueueStats stats_;                                                     // guarded by lock_
+  std::vector<std::unique_ptr<SsdBounce>> bounces_;  // by thread
   std::vector<std::thread> threads_;
 };
 

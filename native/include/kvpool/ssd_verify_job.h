@@ -1,10 +1,11 @@
 // Comparing chunks on disk with their own checksums: the reading of a check that no engine waits for.
 //
-// What it is: a job of the SSD queue that reads header and layers into scratch memory of its own, and says once for each
-// chunk what it came to. What it is not: a way into the arena; what it has read is gone when it ends.
+// What it is: a job of the SSD queue that reads header and layers into its thread's bounce memory, and says once for each chunk
+// what it came to. What it is not: a way into the arena; what it has read is gone when the piece ends.
 //
 // Pieces are about SSD_PIECE_BYTES, whole layers, and read in steps of at most that, so that an urgent read waits for little.
-// They need no order: each notes the checksums of its layers, and the one that ends last compares them with the header's.
+// They need no order: each notes the checksums of its layers, and the one that ends last compares them with the header's. What
+// differs is read once more, by plain calls, before it counts as bad.
 //
 // Invariant: no byte of a chunk is counted as good before its header and every layer of it have been read and compared.
 // Threads: any. All mutable state is guarded by `lock_`, which is not held during I/O.
@@ -18,18 +19,12 @@
 
 namespace kvpool {
 
-// One chunk to compare: where it lies, what its header must say (its `layer_crcs` count; their values do not).
-struct SsdVerify {
-  uint64_t offset;
-  SsdHeader expected;
-};
-
 class SsdVerifyJob final : public SsdJob {
  public:
   // REQUIRES: at least one chunk, all of one geometry, extents inside the files, offsets whole pages.
   SsdVerifyJob(uint64_t id, std::vector<SsdVerify> chunks);
 
-  bool run_piece(SsdIo& io, std::vector<SsdOutcome>& ended) override;
+  bool run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) override;
   [[nodiscard]] bool has_pieces() const override;
   void cancel(std::vector<SsdOutcome>& ended) override;
 
@@ -43,18 +38,22 @@ class SsdVerifyJob final : public SsdJob {
     SsdStatus status = SsdStatus::OK;
     uint64_t bytes = 0;
   };
-  struct Free {
-    void operator()(uint8_t* pages) const noexcept;
+  // What reading a piece came to.
+  struct Piece {
+    SsdStatus status = SsdStatus::OK;
+    uint64_t bytes = 0;
+    std::vector<uint32_t> wanted{};  // of piece 0
+    std::vector<uint32_t> crcs{};    // of the piece's layers
   };
-  using Scratch = std::unique_ptr<uint8_t, Free>;  // SSD_PIECE_BYTES of whole pages
 
   [[nodiscard]] bool claim(size_t& chunk, uint32_t& piece);
-  [[nodiscard]] Scratch take_scratch();
+  [[nodiscard]] Piece read(SsdIo& io, SsdBounce& bounce, size_t chunk, uint32_t piece) const;
   [[nodiscard]] SsdStatus read_header(SsdIo& io, const SsdVerify& plan, uint8_t* pages,
                                       std::vector<uint32_t>& wanted) const;
-  [[nodiscard]] SsdStatus read_layers(SsdIo& io, const SsdVerify& plan, uint32_t first, uint8_t* pages,
-                                      std::vector<uint32_t>& crcs, uint64_t& bytes) const;
-  void settle(size_t chunk, SsdStatus status, uint64_t bytes, std::vector<SsdOutcome>& ended);
+  [[nodiscard]] SsdStatus read_layers(SsdIo& io, const SsdVerify& plan, uint32_t first, uint8_t* pages, Piece& found) const;
+  [[nodiscard]] bool is_right(const Chunk& chunk, uint32_t piece) const noexcept;
+  void take(Chunk& chunk, uint32_t piece, Piece& found);
+  void settle(SsdWorker& worker, size_t chunk, uint32_t piece, Piece found, std::vector<SsdOutcome>& ended);
   void end_if_over(size_t chunk, std::vector<SsdOutcome>& ended);
 
   const std::vector<SsdVerify> plan_;
@@ -67,7 +66,6 @@ class SsdVerifyJob final : public SsdJob {
   size_t next_chunk_ = 0;
   uint32_t next_piece_ = 0;
   std::vector<Chunk> chunks_;
-  std::vector<Scratch> scratch_;  // free ones: as many as pieces ever ran at a time
 };
 
 }  // namespace kvpool

@@ -1,7 +1,8 @@
 // The token ids of chunks, beside their records: routers hash them themselves, so whoever tells them of a chunk needs them.
 //
 // What it is: a column of arrays by record. What it is not: part of a chunk; one whose ids nobody gave has none.
-// Bounded by its caller: one array for each record at most, none longer than TOKEN_IDS_MAX.
+// Bounded: one array for each record at most, none longer than TOKEN_IDS_MAX, all together within `limit`; what is beyond that
+// is left out and counted.
 // Threads: the control thread only. O(ids) for `keep`, else O(1).
 #pragma once
 
@@ -19,12 +20,16 @@ inline constexpr size_t TOKEN_IDS_MAX = 4096;
 
 class TokenIds {
  public:
-  // Takes the place of what was kept before. REQUIRES: at most TOKEN_IDS_MAX.
+  // At most so many bytes from now on; what is kept stays.
+  void limit(uint64_t bytes) noexcept { bytes_max_ = bytes; }
+  // Takes the place of what was kept before; nothing is kept where there is no room. REQUIRES: at most TOKEN_IDS_MAX.
   void keep(RecordId id, std::span<const int32_t> tokens);
   void forget(RecordId id) noexcept;
   // Empty where none were given. Good until the next change.
   [[nodiscard]] std::span<const int32_t> of(RecordId id) const noexcept;
   [[nodiscard]] uint64_t bytes() const noexcept { return bytes_; }
+  // Chunks that were kept without their ids.
+  [[nodiscard]] uint64_t left_out() const noexcept { return left_out_; }
 
  private:
   struct Kept {
@@ -34,6 +39,8 @@ class TokenIds {
 
   std::vector<Kept> by_record_;  // grown on demand
   uint64_t bytes_ = 0;
+  uint64_t bytes_max_ = UINT64_MAX;
+  uint64_t left_out_ = 0;
 };
 
 }  // namespace kvpool

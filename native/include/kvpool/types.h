@@ -12,6 +12,8 @@
 namespace kvpool {
 
 // Slots, arenas and segments are multiples of this: the alignment of O_DIRECT and of a memory page.
+// Generations end here: a number as great was never given, and what says so is damaged.
+inline constexpr uint64_t GENERATION_END = uint64_t{1} << 62;
 inline constexpr uint64_t PAGE_BYTES = 4096;
 inline constexpr uint64_t HUGE_PAGE_BYTES = uint64_t{2} << 20;
 
@@ -19,24 +21,45 @@ inline constexpr uint64_t HUGE_PAGE_BYTES = uint64_t{2} << 20;
   return (value + multiple - 1) / multiple * multiple;
 }
 
-template <typename Tag>
+// A number of `Stored` bits, of which the largest says "not set".
+template <typename Tag, typename Value = uint32_t, typename Stored = Value>
 class Id {
  public:
   constexpr Id() noexcept = default;
-  constexpr explicit Id(uint32_t value) noexcept : value_(value) {}
+  constexpr explicit Id(Value value) noexcept : value_(static_cast<Stored>(value)) {}
   [[nodiscard]] constexpr bool valid() const noexcept { return value_ != UNSET; }
-  [[nodiscard]] constexpr uint32_t value() const noexcept { return value_; }
+  [[nodiscard]] constexpr Value value() const noexcept { return value_; }
   friend constexpr bool operator==(Id, Id) noexcept = default;
 
  private:
-  static constexpr uint32_t UNSET = UINT32_MAX;
-  uint32_t value_ = UNSET;
+  static constexpr Stored UNSET = static_cast<Stored>(-1);
+  Stored value_ = UNSET;
 };
 
 using RecordId = Id<struct RecordTag>;        // a chunk's record in the directory
-using ClassId = Id<struct ClassTag>;          // a size class of slots
+using ClassId = Id<struct ClassTag, uint32_t, uint8_t>;  // a size class of slots: SlotArena has fewer than 255
 using NamespaceId = Id<struct NamespaceTag>;  // a trust domain + model + layout
-using PageIndex = Id<struct PageTag>;         // arena offset / PAGE_BYTES
+using HolderId = Id<struct HolderTag>;        // who keeps chunks from being evicted: a client's connection
+using PageIndex = Id<struct PageTag, uint64_t>;  // offset in an arena, or over all files, / PAGE_BYTES
+
+// A page index of 48 bits, as records keep it.
+class PackedPage {
+ public:
+  constexpr PackedPage() noexcept = default;
+  constexpr PackedPage(PageIndex page) noexcept  // NOLINT: the same thing in less room
+      : words_{static_cast<uint16_t>(page.value()), static_cast<uint16_t>(page.value() >> 16),
+               static_cast<uint16_t>(page.value() >> 32)} {}
+  constexpr operator PageIndex() const noexcept {  // NOLINT
+    const uint64_t value = uint64_t{words_[2]} << 32 | uint64_t{words_[1]} << 16 | words_[0];
+    return value == UNSET ? PageIndex() : PageIndex(value);
+  }
+  [[nodiscard]] constexpr uint64_t value() const noexcept { return PageIndex(*this).value(); }
+
+ private:
+  static constexpr uint64_t UNSET = (uint64_t{1} << 48) - 1;
+  uint16_t words_[3] = {UINT16_MAX, UINT16_MAX, UINT16_MAX};
+};
+static_assert(sizeof(PackedPage) == 6);
 
 // The number of a tier is the level that events and lookups report: lower is faster.
 enum class Tier : uint8_t { HBM = 0, DRAM = 1, SSD = 2, PEER = 3 };

@@ -1,0 +1,40 @@
+"""How much anybody may keep in DRAM, and who keeps how much of it from being evicted: by connection and by namespace.
+
+The native directory counts and refuses; here it is told the bounds and asked for the greatest. Control thread only.
+"""
+
+from kvpool.config import DramConfig
+from kvpool.index.namespaces import Namespaces
+from kvpool.types import NamespaceId
+from kvpool_native import Directory
+
+# Of each kind; a report is one frame.
+ROWS_MAX = 32
+# Of DRAM's capacity again, for token ids: those of a chunk of 256 tokens take 1 KiB, its KV hundreds of times that.
+TOKEN_IDS_PART = 16
+_KINDS = ("reserved_bytes", "zombie_bytes", "leased_bytes")
+
+
+def bound(directory: Directory, config: DramConfig, chain_chunks_max: int) -> None:
+    """Tell DRAM's directory what may be kept above the default priority, by one connection, in one chain, and of token ids."""
+    directory.bound_chains(chain_chunks_max)
+    directory.cap_retained(config.retained_share)
+    directory.share_among_holders(config.connection_share)
+    directory.limit_token_ids(config.token_ids or config.capacity // TOKEN_IDS_PART)
+
+
+def count_held(directory: Directory, namespaces: Namespaces) -> dict[str, int]:
+    """Bytes by name. `held.connection.0`: of tickets. Leases of one connection on the same chunks may count more than once."""
+    holders = directory.holders()
+    by_namespace = []
+    for number, *chunks in directory.held_namespaces():
+        size = namespaces.by_id(NamespaceId(number)).layout.chunk_bytes
+        by_namespace.append((number, *(count * size for count in chunks)))
+    rows = {
+        "held.connections": len(holders),
+        **{f"held.{kind}": sum(row[1 + at] for row in by_namespace) for at, kind in enumerate(_KINDS)},
+    }
+    for word, listed in (("connection", holders), ("namespace", by_namespace)):
+        for number, *sizes in sorted(listed, key=lambda row: sum(row[1:]), reverse=True)[:ROWS_MAX]:
+            rows |= {f"held.{word}.{number}.{kind}": size for kind, size in zip(_KINDS, sizes, strict=True)}
+    return rows

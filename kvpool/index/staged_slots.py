@@ -1,0 +1,66 @@
+"""Slots of one reservation that the daemon fills itself: what has been copied into them, with the checksums of the copies.
+
+Where clients may not write the arena they write staging memory of their own, and the daemon copies from there. Only what it has
+stored and checksummed in the same pass counts: a chunk can be published when every layer of it has been copied, and with these
+checksums alone. Knows no bytes. Control thread only.
+"""
+
+from kvpool.types import SaveState
+
+CHECKSUM_BYTES = 4
+OFFSET_BYTES = 8
+
+
+class StagedSlots:
+    """The reserved slots of one reservation, in order.
+
+    Invariant: `_has_copy` has a byte for each layer of each chunk, 1 exactly where `_checksums` has that of a finished copy.
+    """
+
+    def __init__(self, states: bytes, offsets: bytes, layers: int) -> None:
+        """Of an answer to `reserve`: a state and a u64 offset for each chunk asked."""
+        self._layers = layers
+        self._offsets = b"".join(
+            offsets[number * OFFSET_BYTES : (number + 1) * OFFSET_BYTES]
+            for number, state in enumerate(states)
+            if state == SaveState.RESERVED
+        )
+        self._has_copy = bytearray(len(self._offsets) // OFFSET_BYTES * layers)
+        self._checksums = bytearray(len(self._has_copy) * CHECKSUM_BYTES)
+
+    def __repr__(self) -> str:
+        return f"<StagedSlots {sum(self._has_copy)}/{len(self._has_copy)} layers copied>"
+
+    def offsets(self, first: int, count: int) -> tuple[int, ...]:
+        """Where `count` chunks from the `first` on lie in the arena."""
+        column = memoryview(self._offsets)[first * OFFSET_BYTES : (first + count) * OFFSET_BYTES]
+        return tuple(
+            int.from_bytes(column[at : at + OFFSET_BYTES], "little") for at in range(0, len(column), OFFSET_BYTES)
+        )
+
+    def clear(self, first_chunk: int, chunks: int, first_layer: int, layers: int) -> None:
+        """These layers are about to be written: until they are noted they have no copy."""
+        for chunk in range(first_chunk, first_chunk + chunks):
+            at = chunk * self._layers + first_layer
+            self._has_copy[at : at + layers] = bytes(layers)
+
+    def note(self, first_chunk: int, first_layer: int, layers: int, checksums: bytes) -> None:
+        """These layers have been copied; `checksums` is u32 [chunk][layer]."""
+        row = layers * CHECKSUM_BYTES
+        for number in range(len(checksums) // row):
+            at = (first_chunk + number) * self._layers + first_layer
+            self._has_copy[at : at + layers] = b"\x01" * layers
+            self._checksums[at * CHECKSUM_BYTES : at * CHECKSUM_BYTES + row] = checksums[
+                number * row : (number + 1) * row
+            ]
+
+    def count_whole(self, first: int, checksums: bytes) -> int:
+        """Leading chunks from the `first` on that were copied whole and have the checksums that their writer says they have."""
+        row = self._layers * CHECKSUM_BYTES
+        for number in range(len(checksums) // row):
+            at = (first + number) * self._layers
+            is_whole = 0 not in self._has_copy[at : at + self._layers]
+            stored = self._checksums[at * CHECKSUM_BYTES : at * CHECKSUM_BYTES + row]
+            if not is_whole or stored != checksums[number * row : (number + 1) * row]:
+                return number
+        return len(checksums) // row

@@ -1,0 +1,40 @@
+"""The records of saves by copy: a connection's staging memory, and copies out of it into reserved slots.
+
+For daemons that hand the arena out read-only (`staging_bytes` of the Welcome is not 0). A save reserves and commits as any
+other; between the two the client writes layers to its staging memory and has the daemon copy them. Fields as in
+`messages`. Any thread.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStaging:
+    """Ask for the connection's staging memory. Answered by Staging, and its file descriptor with it."""
+
+    KIND: ClassVar[int] = 27
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """The connection's own staging memory, the same whenever it is asked for; it ends with the connection."""
+
+    KIND: ClassVar[int] = 28
+    staging_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStaged:
+    """Have the daemon copy layers of reserved chunks out of staging: of each chunk `layers` one behind the other, chunk by
+    chunk from `offset` on. Chunks are counted among the reserved ones. Answered by Done when staging may be written again;
+    also where the reservation has ended, of which Commit tells.
+    """
+
+    KIND: ClassVar[int] = 29
+    reservation: int
+    first_chunk: int
+    chunks: int
+    first_layer: int
+    layers: int
+    offset: int

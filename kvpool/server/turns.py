@@ -1,0 +1,89 @@
+"""Turns of connections on the control thread: who is served next, and for how long before everybody else is looked at.
+
+Not a scheduler of tasks: it calls whoever asked for a turn, and what needs longer comes again. A connection is served at once
+while the thread has been idle for as long as it serves. Under load those that wait are served in slices, the one that has used
+the least time while others waited first, and after TURN_NS the event loop reads what has arrived meanwhile: a connection with a
+request now and then comes before those that flood, and waits for the turn under way alone. A long request is served in parts
+(`index.parts`), with others between them. Who was away saves no time up but a slice.
+
+Control thread only. Invariant: a pass over the waiting is scheduled exactly while somebody waits, each of whom is there once.
+"""
+
+import asyncio
+import heapq
+from typing import Protocol
+
+from kvpool.clock import Clock
+
+# What is served in one go, whoever asks: the loop's sockets and timers wait no longer, but for the part that is under way.
+TURN_NS = 1_000_000
+# Of a turn, what one connection is served while others wait: a few requests, so that changing costs little (a guess).
+SLICE_NS = 250_000
+
+
+class Served(Protocol):
+    """Somebody with requests, long ones in parts. `used_ns`: what it was served while others waited; both belong to `Turns`."""
+
+    used_ns: int
+    is_waiting: bool
+
+    def serve(self, until_ns: int) -> bool:
+        """Serve requests or parts of them until then, one at least. Whether more of them may be there."""
+        ...
+
+
+class Turns:
+    """All turns of one daemon."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: list[tuple[int, int, Served]] = []
+        self._pass: asyncio.Handle | None = None
+        self._asked = 0
+        self._least_used_ns = 0
+        self._left_ns = TURN_NS  # what may be served at once; it grows while the thread is idle
+        self._idle_since_ns = clock.now_ns()
+
+    def __repr__(self) -> str:
+        return f"<Turns {len(self._waiting)} waiting>"
+
+    def ask(self, served: Served) -> None:
+        """Have requests served, now or later."""
+        if served.is_waiting:
+            return
+        started_ns = self._clock.now_ns()
+        self._left_ns = min(TURN_NS, self._left_ns + started_ns - self._idle_since_ns)
+        self._idle_since_ns = started_ns
+        if self._waiting or self._left_ns <= 0 or self._serve(served, started_ns + self._left_ns):
+            served.used_ns = max(
+                served.used_ns, self._least_used_ns - SLICE_NS
+            )  # before those that wait again and again
+            self._wait(served)
+
+    def _wait(self, served: Served) -> None:
+        self._asked += 1
+        served.is_waiting = True
+        heapq.heappush(self._waiting, (served.used_ns, self._asked, served))
+        if self._pass is None:
+            self._pass = asyncio.get_running_loop().call_soon(self._serve_waiting)
+
+    def _serve(self, served: Served, until_ns: int) -> bool:
+        has_more = served.serve(until_ns)
+        ended_ns = self._clock.now_ns()
+        self._left_ns -= ended_ns - self._idle_since_ns
+        self._idle_since_ns = ended_ns
+        return has_more
+
+    def _serve_waiting(self) -> None:
+        self._pass = None
+        end_ns = self._clock.now_ns() + TURN_NS
+        while self._waiting and (now_ns := self._clock.now_ns()) < end_ns:
+            self._least_used_ns, _, served = heapq.heappop(self._waiting)
+            served.is_waiting = False
+            self._idle_since_ns = now_ns
+            has_more = self._serve(served, min(end_ns, now_ns + SLICE_NS))
+            served.used_ns += self._idle_since_ns - now_ns
+            if has_more:
+                self._wait(served)
+        if self._waiting and self._pass is None:
+            self._pass = asyncio.get_running_loop().call_soon(self._serve_waiting)

@@ -1,0 +1,93 @@
+"""A pool of many models with chunks of different sizes, over no bytes: what its control thread would do, to be measured.
+
+The daemon's own classes, as in `sim.node`, but with as many models as there are chunk sizes, and driven by single saves instead
+of a trace. One thread.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+import kvpool_native
+from kvpool.config import load_config
+from kvpool.index.namespaces import Namespaces
+from kvpool.index.sessions import EngineSession
+from kvpool.index.writing import CHECKSUM_BYTES, Writing
+from kvpool.layout import Layout
+from kvpool.sim.metadata_tier import MetadataTier
+from kvpool.sim.node import SEED, VirtualClock
+from kvpool.tiering import Tiering
+from kvpool.tiers.dram import plan_geometry
+from kvpool.tiers.ssd import SsdTier
+from kvpool.types import EPOCH_BYTES, KEY_BYTES, ConnectionId, SaveState
+
+SEGMENT_BYTES = 64 << 20
+TICK_NS = 1_000_000
+
+
+class ManySizes:
+    """A pool's control thread over no bytes: models of different chunk sizes, and a slower tier that is always done."""
+
+    def __init__(self, layouts: list[Layout], capacity: int, max_chunks: int, watermark: float) -> None:
+        config = load_config(None, [f"ssd.watermark={watermark}", "dram.retained_share=1"])
+        config = replace(
+            config, dram=replace(config.dram, capacity=capacity), ssd=replace(config.ssd, capacity=capacity)
+        )
+        geometry = plan_geometry(capacity, SEGMENT_BYTES, max_chunks, 2 * max_chunks)
+        index = kvpool_native.Mapping.create("kvpool-bench-index", geometry.index_bytes)
+        self.directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES), "class-queues", SEED)
+        for segment in range(geometry.segments):
+            self.directory.mark_segment_ready(segment)
+        self._clock = VirtualClock()
+        namespaces = Namespaces(self.directory)
+        largest = max(layout.chunk_bytes for layout in layouts)
+        self._tier = MetadataTier(max_chunks // len(layouts), largest, segments=len(layouts))
+        namespaces.below = self._tier.directory
+        self._tiering = Tiering(
+            self.directory,
+            cast(SsdTier, self._tier),  # what Tiering asks of an open tier, without its bytes
+            namespaces,
+            self._clock,
+            config,
+            max_chunks=max_chunks,
+            on_settled=lambda: None,
+        )
+        self._writing = Writing(self.directory, 10**12, 10)
+        self._sessions = [
+            EngineSession(ConnectionId(1), layout, f"model-{number}", namespaces.open_ranks(f"model-{number}", layout))
+            for number, layout in enumerate(layouts)
+        ]
+        self._draws = np.random.default_rng(1)
+
+    def save(self, model: int, chunks: int, priority: int | None = None) -> None:
+        """Reserve and commit a new chain."""
+        session, keys = self._sessions[model], self._draws.bytes(KEY_BYTES * chunks)
+        now_ns = self._clock.now_ns() + TICK_NS
+        self._clock.set(now_ns)
+        wishes = (b"", b"") if priority is None else (bytes([priority]) * chunks, bytes(4 * chunks))
+        places = self._writing.reserve(session, b"", keys, now_ns, may_wait=False, wishes=wishes)
+        assert places is not None
+        reserved = places.states.count(SaveState.RESERVED)
+        if reserved:
+            checksums = bytes(CHECKSUM_BYTES * session.layout.layers * reserved)
+            self._writing.commit(session, places.reservation, checksums, b"", now_ns)
+
+    def look_for_demotions(self) -> None:
+        """What the control thread does after each commit."""
+        self._tiering.run()
+
+    def settle(self) -> None:
+        """Until nothing is being written."""
+        while self._tier.has_outcomes:
+            self._tiering.take_outcomes()
+
+    def demote_all(self, turn: Callable[[Callable[[], int | None]], int | None]) -> None:
+        """Have the slower tier keep everything. `turn` does one turn's work and returns what that does."""
+        self._tiering.demotions.forget_written()
+        while True:
+            if not turn(lambda: self._tiering.demotions.run_all(self._clock.now_ns())):
+                if not self._tier.has_outcomes:
+                    return
+                turn(self._tiering.take_outcomes)

@@ -1,0 +1,28 @@
+"""Outcomes of the SSD tier's I/O, by chunk: the native module's codes."""
+
+from enum import IntEnum
+
+
+class SsdStatus(IntEnum):
+    """What became of one chunk's I/O; the native module's codes."""
+
+    OK = 0
+    BAD_MAGIC = 1
+    NEWER_VERSION = 2
+    BAD_HEADER = 3
+    OTHER_EPOCH = 4
+    OTHER_KEY = 5
+    OTHER_NAMESPACE = 6
+    OTHER_GENERATION = 7
+    OTHER_GEOMETRY = 8
+    BAD_CHECKSUM = 9
+    SHORT_READ = 10
+    IO_ERROR = 11
+    CANCELLED = 12
+    BAD_SOURCE = 13
+    BAD_WRITE = 14
+
+    @property
+    def is_corruption(self) -> bool:
+        """Whether the bytes on disk are not the chunk's."""
+        return SsdStatus.BAD_MAGIC <= self <= SsdStatus.SHORT_READ

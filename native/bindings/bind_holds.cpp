@@ -1,0 +1,173 @@
+// Bindings of holds and reservations. No logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "columns.h"
+#include "kvpool/directory.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvpool {
+namespace {
+
+std::vector<NamespaceId> known_namespaces(const Directory& directory, const std::vector<uint32_t>& owners) {
+  std::vector<NamespaceId> ids;
+  for (const uint32_t owner : owners) {
+    ids.push_back(known_namespace(directory, owner));
+  }
+  return ids;
+}
+
+nb::tuple held_chunks(const std::vector<Hold>& holds) {
+  std::vector<HoldId> ids;
+  for (const Hold& hold : holds) {
+    ids.push_back(hold.id);
+  }
+  return nb::make_tuple(holds.front().chunks, ids);
+}
+
+nb::tuple acquire_leaves(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t n,
+                         uint64_t now_ns) {
+  if (owners.empty() || leaves.size() != owners.size() * KEY_BYTES) {
+    throw nb::value_error("leaves must be one key of 32 bytes for each rank");
+  }
+  return held_chunks(directory.acquire_leaves(known_namespaces(directory, owners), packed_keys(leaves), n, now_ns));
+}
+
+nb::tuple packed_answer(const Reservation& answer) {
+  return nb::make_tuple(answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations));
+}
+
+// The packed keys from `first` on.
+const uint8_t* keys_from(const nb::bytes& keys, size_t first) {
+  const uint8_t* const packed = packed_keys(keys);
+  if (first > keys.size() / KEY_BYTES) {
+    throw nb::value_error("first must be within the keys");
+  }
+  return packed + first * KEY_BYTES;
+}
+
+nb::tuple reserve(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent, const nb::bytes& keys,
+                  uint64_t now_ns, std::optional<uint32_t> holder, size_t first, size_t limit, bool may_wait) {
+  if (size_class >= directory.arena().class_count()) {
+    throw nb::index_error("unknown size class");
+  }
+  const uint8_t* const packed = keys_from(keys, first);
+  return packed_answer(directory.reserve(known_namespace(directory, owner), ClassId(size_class), key_or_none(parent), packed,
+                                         keys.size() / KEY_BYTES - first, now_ns, holder ? HolderId(*holder) : HolderId(),
+                                         {limit, may_wait}));
+}
+
+nb::tuple reserve_more(Directory& directory, HoldId reservation, const nb::bytes& keys, uint64_t now_ns, size_t first,
+                       size_t limit, bool may_wait) {
+  const uint8_t* const packed = keys_from(keys, first);
+  return packed_answer(
+      directory.reserve_more(reservation, packed, keys.size() / KEY_BYTES - first, now_ns, {limit, may_wait}));
+}
+
+nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums, uint64_t now_ns,
+                 const nb::bytes& tokens, const nb::bytes& sources) {
+  const auto layers = directory.reservation_layers(reservation);
+  require_known(layers.has_value());
+  const size_t chunk_bytes = *layers * sizeof(uint32_t);
+  if (checksums.size() % chunk_bytes != 0) {
+    throw nb::value_error("checksums must be 4 bytes for each layer of each chunk");
+  }
+  std::vector<uint32_t> aligned(checksums.size() / sizeof(uint32_t));
+  std::memcpy(aligned.data(), checksums.data(), checksums.size());
+  const size_t count = checksums.size() / chunk_bytes;
+  if (count == 0 ? tokens.size() != 0
+                 : tokens.size() % (count * sizeof(int32_t)) != 0 || tokens.size() / count / sizeof(int32_t) > TOKEN_IDS_MAX) {
+    throw nb::value_error("tokens must be as many for each chunk, 4096 at most");
+  }
+  if (sources.size() != 0 && sources.size() != count * sizeof(uint64_t)) {
+    throw nb::value_error("sources must be none, or 8 bytes for each chunk");
+  }
+  std::vector<int32_t> ids(tokens.size() / sizeof(int32_t));
+  std::memcpy(ids.data(), tokens.data(), tokens.size());
+  std::vector<uint64_t> generations(sources.size() / sizeof(uint64_t));
+  std::memcpy(generations.data(), sources.data(), sources.size());
+  return pack(directory.commit(reservation, first, count, aligned.data(), now_ns, ids, generations));
+}
+
+}  // namespace
+
+void bind_holds(nb::class_<Directory>& directory) {
+  directory
+      .def(
+          "acquire",
+          [](Directory& self, uint32_t owner, const nb::bytes& keys, uint64_t now_ns, const nb::bytes& parent) {
+            const uint8_t* first = packed_keys(keys);
+            const NamespaceId known = known_namespace(self, owner);
+            const Hold hold = self.acquire(known, first, keys.size() / KEY_BYTES, now_ns, key_or_none(parent));
+            return nb::make_tuple(hold.chunks, hold.id);
+          },
+          "namespace"_a, "keys"_a, "now_ns"_a = 0, "parent"_a = nb::bytes(""),
+          "(chunks, hold) of the longest stored prefix; (0, 0) where there is none. Behind a parent that the caller holds:\n"
+          "of what follows it, and of that alone.")
+      .def(
+          "extend",
+          [](Directory& self, HoldId hold, const nb::bytes& keys, uint64_t now_ns) {
+            return self.extend(hold, packed_keys(keys), keys.size() / KEY_BYTES, now_ns);
+          },
+          "hold"_a, "keys"_a, "now_ns"_a = 0, "Adds what is stored of the keys behind a hold's last chunk to it: how many chunks.")
+      .def("count_whole", &Directory::count_whole, "hold"_a, "How many leading chunks of a hold are not dropped.")
+      .def("shorten", &Directory::shorten, "hold"_a, "chunks"_a, "now_ns"_a, "Leaves a hold its leading chunks.")
+      .def("acquire_leaves", &acquire_leaves, "namespaces"_a, "leaves"_a, "chunks"_a, "now_ns"_a = 0,
+           "(chunks, holds), one for each rank, of the prefixes of `chunks` chunks that end in `leaves`, one key for each;\n"
+           "chunks is 0 and so are the holds unless all of them are stored whole.")
+      .def(
+          "duplicate",
+          [](Directory& self, HoldId hold) {
+            const auto made = self.duplicate(hold);
+            require_known(made.has_value());
+            return made->id;
+          },
+          "hold"_a, "A new hold on the same chunks.")
+      .def(
+          "columns",
+          [](const Directory& self, HoldId hold) {
+            const auto columns = self.columns(hold);
+            require_known(columns.has_value());
+            return nb::make_tuple(pack(columns->offsets), pack(columns->generations), pack(columns->levels));
+          },
+          "hold"_a, "(offsets u64, generations u64, levels u8); level 255: the chunk was dropped.")
+      .def(
+          "key_of",
+          [](const Directory& self, HoldId hold, size_t position) {
+            const auto key = self.key_of(hold, position);
+            require_known(key.has_value());
+            return nb::bytes(key->words, KEY_BYTES);
+          },
+          "hold"_a, "position"_a, "The key of one chunk of a hold.")
+      .def("release", &Directory::release, "hold"_a, "now_ns"_a, "Ends a hold; False where it is unknown.")
+      .def("release_part", &Directory::release_part, "hold"_a, "limit"_a, "now_ns"_a,
+           "The same for its last `limit` chunks: how many they are; fewer: it has ended.");
+}
+
+void bind_reservations(nb::class_<Directory>& directory) {
+  directory
+      .def("reserve", &reserve, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a,
+           "holder"_a.none() = nb::none(), "first"_a = 0, "limit"_a = SIZE_MAX, "may_wait"_a = false,
+           "(reservation, states u8, offsets u64, generations u64) of the keys from `first` on; parent b\"\" is the root;\n"
+           "reservation 0: there is nothing to end. `holder`: whom it counts for, see `affordable`. Fewer states than keys:\n"
+           "the `limit` was reached, or (`may_wait`) the next chunk would be NOT_READY; then `reserve_more` goes on.")
+      .def("reserve_more", &reserve_more, "reservation"_a, "keys"_a, "now_ns"_a, "first"_a = 0, "limit"_a = SIZE_MAX,
+           "may_wait"_a = false, "The same for keys that follow a reservation's last chunk.")
+      .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a, "now_ns"_a = 0,
+           "tokens"_a = nb::bytes(""), "sources"_a = nb::bytes(""),
+           "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32\n"
+           "[chunk][token], or none; `sources`, of a slower tier: the generations u64 that the faster one must still have.")
+      .def("end_reservation", &Directory::end_reservation, "reservation"_a, "now_ns"_a)
+      .def("expire_reservation", &Directory::expire_reservation, "reservation"_a, "now_ns"_a)
+      .def("end_part", &Directory::end_part, "reservation"_a, "limit"_a, "now_ns"_a,
+           "The same as end_reservation for `limit` chunks; whether it has ended.")
+      .def("expire_part", &Directory::expire_part, "reservation"_a, "limit"_a, "now_ns"_a,
+           "The same as expire_reservation for `limit` chunks; whether all of them are out of sight.")
+      .def_prop_ro("used_bytes", &Directory::used_bytes, "Payload of all slots in use; `stats` has it too, with all else.");
+}
+
+}  // namespace kvpool

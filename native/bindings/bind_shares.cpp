@@ -1,0 +1,74 @@
+// Bindings of what holders keep from being evicted. No logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "bindings.h"
+#include "columns.h"
+#include "kvpool/directory.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvpool {
+namespace {
+
+nb::list holders(const Directory& directory) {
+  nb::list rows;
+  for (const auto& [number, account] : directory.holders().all()) {
+    const HolderBytes& bytes = account.bytes;
+    rows.append(nb::make_tuple(number, bytes.reserved, bytes.zombies, bytes.leased - std::min(bytes.leased, account.twice)));
+  }
+  return rows;
+}
+
+nb::list held_namespaces(const Directory& directory) {
+  nb::list rows;
+  for (uint32_t number = 0; number < directory.namespaces(); ++number) {
+    const NamespaceCounts counts = directory.namespace_counts(NamespaceId(number));
+    if (counts.held + counts.writing + counts.zombies > 0) {
+      rows.append(nb::make_tuple(number, counts.writing, counts.zombies, counts.held));
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
+void bind_shares(nb::class_<Directory>& directory) {
+  directory
+      .def(
+          "share_among_holders",
+          [](Directory& self, double share) {
+            if (!(share >= 0.0 && share <= 1.0)) {
+              throw nb::value_error("share must be 0 to 1");
+            }
+            self.share_among_holders(share);
+          },
+          "share"_a, "A holder keeps at most this share of what the others leave of the capacity from being evicted.")
+      .def(
+          "affordable",
+          [](Directory& self, uint32_t holder, const std::vector<HoldId>& holds, const std::vector<uint32_t>& of,
+             size_t wanted) {
+            const auto is_known = [&self](uint32_t each) { return each < self.arena().class_count(); };
+            if (holds.size() != of.size() || !std::all_of(of.begin(), of.end(), is_known)) {
+              throw nb::value_error("a size class for each of the holds is wanted");
+            }
+            return self.affordable(HolderId(holder), holds, std::vector<ClassId>(of.begin(), of.end()), wanted);
+          },
+          "holder"_a, "holds"_a, "of"_a, "wanted"_a,
+          "How many leading chunks of `wanted`, of each chain, the holder may keep. `holds`: what of each chain is here, 0 for\n"
+          "nothing; `of`: the size class of its chunks. What he keeps already costs nothing.")
+      .def(
+          "charge",
+          [](Directory& self, const std::vector<HoldId>& holds, uint32_t holder) {
+            return self.charge(holds, HolderId(holder));
+          },
+          "holds"_a, "holder"_a, "Counts holds for a holder until they end; False where one is unknown or counts already.")
+      .def("holders", &holders, "[(holder, reserved bytes, bytes of what may still be written, leased bytes at most)].")
+      .def("held_namespaces", &held_namespaces,
+           "[(namespace, chunks being written, slots that are not free yet, chunks that are held)] of those that have any.");
+}
+
+}  // namespace kvpool

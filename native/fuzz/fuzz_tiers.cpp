@@ -1,0 +1,258 @@
+// Any sequence of moves between two tiers, with keys that a client chooses: the invariants of both hold, and nothing stays held.
+#include "fuzz_input.h"
+
+#include "directory_tiers.h"
+
+using namespace kvpool;
+using kvpool::fuzzing::Input;
+using kvpool::testing::Tiers;
+
+namespace {
+
+// Half of the keys have one home, and are more than a probe looks at.
+ChunkKey key_of(uint64_t number) { return number % 2 == 0 ? ChunkKey{{7, number, 1, 1}} : kvpool::testing::key_of(number); }
+
+std::vector<uint8_t> keys_of(const std::vector<uint64_t>& numbers) {
+  std::vector<uint8_t> packed(numbers.size() * KEY_BYTES);
+  for (size_t index = 0; index < numbers.size(); ++index) {
+    const ChunkKey key = key_of(numbers[index]);
+    std::memcpy(&packed[index * KEY_BYTES], key.words, KEY_BYTES);
+  }
+  return packed;
+}
+
+// What is being written down, or read back.
+struct Move {
+  HoldId hold;
+  HoldId other;  // the reservation below, or the hold there
+  std::vector<ChunkKey> keys;
+  std::vector<uint64_t> generations;
+};
+
+class Moves {
+ public:
+  explicit Moves(Input& input)
+      : input_(input),
+        tiers_(static_cast<uint32_t>(16 + 8 * input.up_to(40)), static_cast<uint32_t>(8 + input.up_to(40)),
+               input.up_to(1) != 0 ? PolicyKind::CLASS_QUEUES : PolicyKind::LRU),
+        memory_(tiers_.memory.directory) {
+    for (uint64_t number = 0; input_.up_to(1) != 0 && number < MAX_PROBE; ++number) {
+      save({1000 + 2 * number});
+    }
+  }
+
+  void run() {
+    for (int step = 0; step < 200 && !input_.is_empty(); ++step) {
+      move();
+      if (step % 16 == 0) {
+        FUZZ_EXPECT(tiers_.is_sound());
+      }
+    }
+    while (!downwards_.empty()) {
+      publish();
+    }
+    while (!upwards_.empty()) {
+      land();
+    }
+    for (const HoldId id : holds_) {
+      memory_.release(id, now());
+      memory_.end_reservation(id, now());
+    }
+    FUZZ_EXPECT(tiers_.is_sound());
+    for (const Directory* directory : {&memory_, &tiers_.files}) {
+      const DirectoryStats stats = directory->stats();
+      FUZZ_EXPECT(stats.held == 0 && stats.holds == 0 && stats.reservations == 0 && stats.pins == 0 && stats.pinned == 0);
+      FUZZ_EXPECT(stats.zombies == 0 && stats.writing == 0 && stats.promoting == 0);
+    }
+    static_cast<void>(memory_.flush(std::nullopt, UINT64_MAX));
+    static_cast<void>(tiers_.files.flush(std::nullopt, UINT64_MAX));
+    FUZZ_EXPECT(memory_.stats().used_bytes == 0 && tiers_.files.stats().used_bytes == 0);
+    FUZZ_EXPECT(tiers_.is_sound());
+  }
+
+ private:
+  uint64_t now() { return ++tiers_.memory.now; }
+
+  std::vector<uint64_t> chain() {
+    const uint64_t first = input_.up_to(3) * 16 + (input_.up_to(7) == 0 ? 1000 : 0);
+    std::vector<uint64_t> numbers(1 + input_.up_to(9));
+    for (size_t index = 0; index < numbers.size(); ++index) {
+      numbers[index] = first + index;
+    }
+    return numbers;
+  }
+
+  ChunkKey any_key() { return key_of(chain().back()); }
+
+  void move() {
+    switch (input_.up_to(13)) {
+      case 0:
+      case 1:
+        return save(chain());
+      case 2:
+        return lease();
+      case 3:
+        return write_down();
+      case 4:
+      case 5:
+        return publish();
+      case 6:
+        return read_back();
+      case 7:
+      case 8:
+        return land();
+      case 9:
+        static_cast<void>(kvpool::testing::drop(memory_, any_key()));
+        return;
+      case 10:
+        static_cast<void>(kvpool::testing::drop(tiers_.files, any_key()));
+        return;
+      case 11:
+        return end_one();
+      case 12:
+        memory_.protect_unsaved(input_.up_to(1) != 0);
+        return;
+      default:
+        static_cast<void>((input_.up_to(1) != 0 ? memory_ : tiers_.files).flush(std::nullopt, UINT64_MAX));
+    }
+  }
+
+  void save(const std::vector<uint64_t>& numbers) {
+    const auto keys = keys_of(numbers);
+    const Reservation made =
+        memory_.reserve(tiers_.memory.owner, tiers_.memory.small, std::nullopt, keys.data(), numbers.size(), now());
+    if (made.id == 0) {
+      return;
+    }
+    const auto reserved = static_cast<size_t>(
+        std::count(made.states.begin(), made.states.end(), static_cast<uint8_t>(SaveState::RESERVED)));
+    const std::vector<uint32_t> sums(reserved * kvpool::testing::LAYERS);
+    static_cast<void>(memory_.commit(made.id, 0, reserved, sums.data()));
+    if (input_.up_to(3) == 0) {
+      holds_.push_back(made.id);
+    } else {
+      FUZZ_EXPECT(memory_.end_reservation(made.id, now()));
+    }
+  }
+
+  void lease() {
+    const auto numbers = chain();
+    const Hold hold = memory_.acquire(tiers_.memory.owner, keys_of(numbers).data(), numbers.size());
+    if (hold.id != 0) {
+      holds_.push_back(hold.id);
+    }
+  }
+
+  void end_one() {
+    if (holds_.empty()) {
+      return;
+    }
+    const HoldId id = holds_[input_.up_to(holds_.size() - 1)];
+    const bool is_used = input_.up_to(1) != 0;
+    if (!(is_used ? memory_.release(id, now()) : memory_.release_untouched(id))) {
+      static_cast<void>(is_used ? memory_.end_reservation(id, now()) : memory_.expire_reservation(id, now()));
+    }
+  }
+
+  void write_down() {
+    const auto numbers = chain();
+    const auto keys = keys_of(numbers);
+    const Hold pin = input_.up_to(1) == 0 ? memory_.pin_unsaved(16, static_cast<WriteOrder>(input_.up_to(2)))
+                                          : memory_.pin_unsaved_prefix(tiers_.memory.owner, keys.data(), numbers.size());
+    if (pin.id == 0) {
+      return;
+    }
+    const Columns columns = *memory_.columns(pin.id);
+    std::vector<uint8_t> pinned(pin.chunks * KEY_BYTES);
+    for (size_t index = 0; index < pin.chunks; ++index) {
+      std::memcpy(&pinned[index * KEY_BYTES], memory_.key_of(pin.id, index)->words, KEY_BYTES);
+    }
+    const Reservation made = tiers_.files.reserve(tiers_.memory.owner, tiers_.in_files, memory_.parent_key_of(pin.id),
+                                                  pinned.data(), pin.chunks, now());
+    Move written{pin.id, made.id, {}, {}};
+    for (size_t index = 0; index < pin.chunks; ++index) {
+      if (made.states[index] == static_cast<uint8_t>(SaveState::RESERVED)) {
+        written.generations.push_back(columns.generations[index]);
+      }
+    }
+    downwards_.push_back(std::move(written));
+  }
+
+  void publish() {
+    if (downwards_.empty()) {
+      return;
+    }
+    const Move written = std::move(downwards_.back());
+    downwards_.pop_back();
+    const std::vector<uint32_t> sums(written.generations.size() * kvpool::testing::LAYERS);
+    const bool names_sources = input_.up_to(1) != 0;
+    const auto states = tiers_.files.commit(
+        written.other, 0, written.generations.size(), sums.data(), now(), {},
+        names_sources ? std::span<const uint64_t>(written.generations) : std::span<const uint64_t>());
+    FUZZ_EXPECT(states.size() == written.generations.size());
+    tiers_.files.end_reservation(written.other, now());
+    FUZZ_EXPECT(memory_.unpin(written.hold));
+  }
+
+  void read_back() {
+    const auto numbers = chain();
+    const auto keys = keys_of(numbers);
+    const Hold here = memory_.acquire(tiers_.memory.owner, keys.data(), numbers.size());
+    const Hold below = tiers_.files.acquire(tiers_.memory.owner, keys.data(), numbers.size());
+    if (below.chunks > here.chunks) {
+      std::optional<ChunkKey> parent;
+      if (here.chunks > 0) {
+        parent = key_of(numbers[here.chunks - 1]);
+      }
+      const Reservation made = memory_.promote(tiers_.memory.owner, tiers_.memory.small, parent,
+                                               &keys[here.chunks * KEY_BYTES], below.chunks - here.chunks, now());
+      Move read{made.id, below.id, {}, {}};
+      for (size_t index = 0; index < made.states.size(); ++index) {
+        if (made.states[index] == static_cast<uint8_t>(SaveState::RESERVED)) {
+          read.keys.push_back(key_of(numbers[here.chunks + index]));
+          read.generations.push_back(made.generations[index]);
+        }
+      }
+      upwards_.push_back(std::move(read));
+    } else if (below.id != 0) {
+      FUZZ_EXPECT(tiers_.files.release(below.id, now()));
+    }
+    if (here.id != 0) {
+      FUZZ_EXPECT(memory_.release(here.id, now()));
+    }
+  }
+
+  // Each chunk lands, fails, or (`neither`) is never heard of.
+  void land() {
+    if (upwards_.empty()) {
+      return;
+    }
+    const Move read = std::move(upwards_.back());
+    upwards_.pop_back();
+    for (size_t index = 0; index < read.keys.size(); ++index) {
+      const uint64_t outcome = input_.up_to(3);
+      if (outcome == 0) {
+        memory_.fail_landing(read.keys[index], read.generations[index]);
+      } else if (outcome != 1) {
+        memory_.landed(read.keys[index], read.generations[index]);
+      }
+    }
+    memory_.release(read.hold, now());
+    FUZZ_EXPECT(tiers_.files.release(read.other, now()));
+  }
+
+  Input& input_;
+  Tiers tiers_;
+  Directory& memory_;
+  std::vector<Move> downwards_;
+  std::vector<Move> upwards_;
+  std::vector<HoldId> holds_;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  Input input(data, size);
+  Moves(input).run();
+  return 0;
+}
