@@ -73,7 +73,7 @@ class Pool:
         bound(self._directory, config.dram, config.server.max_chain_chunks)
         is_staged = config.server.staging_bytes > 0
         self._dram.seal(is_arena_read_only=is_staged)
-        self.namespaces = Namespaces(self._directory)
+        self.namespaces, self._joined = Namespaces(self._directory), dict[ConnectionId, dict[int, Namespace]]()
         self._room = Room()
         self._tiering = self._make_tiering(ssd) if ssd else None
         server = config.server
@@ -202,7 +202,10 @@ class Pool:
 
     def open_session(self, connection: ConnectionId, model: str, layout: Layout) -> EngineSession:
         """What an engine's requests carry along."""
-        return EngineSession(connection, layout, model, self.open_namespaces(model, layout))
+        namespaces = self.open_namespaces(model, layout)
+        self._joined[connection] = namespaces
+        self.namespaces.join(namespaces.values())
+        return EngineSession(connection, layout, model, namespaces)
 
     def release(self, session: EngineSession, lease: int) -> m.Done:
         """End a lease."""
@@ -246,6 +249,7 @@ class Pool:
         self._writing.drop_owner(connection, now_ns)
         self.staged.drop_owner(connection)
         self.hints.drop_owner(connection)
+        self.namespaces.leave(self._joined.pop(connection, {}).values())
 
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
@@ -313,7 +317,7 @@ class Pool:
     def verify(self) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier."""
         problems = self._directory.verify() + self._reading.verify() + self._writing.verify() + self.hints.verify()
-        problems += self.journal.verify() + self.problems()
+        problems += self.namespaces.verify() + self.journal.verify() + self.problems()
         holds, pins = self._reading.holds + self.hints.holds, self._integrity.pins
         if self._tiering is not None:
             holds, pins = holds + self._tiering.holds, pins + self._tiering.pins
@@ -354,7 +358,9 @@ class Pool:
         if self._tiering is not None:
             tiers[Level.SSD] = (self._tiering.directory, self._tiering.tier.plan.max_chunks)
             headers = self._tiering.tier.headers if self._config.server.keep_token_ids else None
-        return Journal(self.epoch, tiers, self.namespaces, self._clock, self._config.events, headers)
+        journal = Journal(self.epoch, tiers, self.namespaces, self._clock, self._config.events, headers)
+        self.namespaces.on_numbers_reused = journal.forget_namespaces
+        return journal
 
     def _end_more(self) -> None:
         self._expiry.go_on()

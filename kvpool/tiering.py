@@ -67,6 +67,7 @@ class Tiering:
         self._clock = clock
         self._classes = SsdClasses(tier.directory, tier.plan.segment_bytes)
         namespaces.classes_below = self._classes
+        namespaces.on_given_back = self._forget_namespace
         self._numbers: dict[int, int] = {}  # the catalogue's number of a namespace, which outlives this daemon
         self._next_number = 1
         self.settled = asyncio.Event()
@@ -178,6 +179,12 @@ class Tiering:
         """The priority and duration, in whole seconds, that the catalogue has a chunk kept with."""
         priority, duration_ms = self.directory.retention(key) or (DEFAULT_PRIORITY, 0)
         return priority, -(-duration_ms // MS_PER_S)
+
+    def _forget_namespace(self, namespace: Namespace) -> None:
+        self.forget_departed()
+        number = self._numbers.pop(namespace.id, None)
+        if number is not None:
+            self.tier.forget_namespace(number)
 
     def forget_departed(self) -> None:
         """Have the catalogue forget what has left the slower tier."""
@@ -342,15 +349,13 @@ class Tiering:
             log.warning("%d chunks on disk are forgotten: they were not made certain", self.lost_chunks)
 
     async def _restore(self, recovered: Recovered, open_namespace: OpenNamespace) -> None:
-        numbers: dict[int, Namespace] = {}
-        for number, (model, wire) in recovered.namespaces.items():
-            self._next_number = max(self._next_number, number + 1)
-            try:
-                numbers[number] = open_namespace(model, wire)
-            except KVPoolError as error:
-                log.warning("chunks of model %s are not restored: %s", model, error)
-            else:
-                self._numbers[numbers[number].id] = number
+        numbers = self._reopen(recovered, open_namespace)
+        try:
+            await self._restore_rows(recovered, numbers)
+        finally:
+            self._namespaces.leave(numbers.values())
+
+    async def _restore_rows(self, recovered: Recovered, numbers: dict[int, Namespace]) -> None:
         packed = pack_restore_rows(recovered.rows, numbers, self.size_class_of)
         for first in range(0, len(packed), RESTORE_ROWS):
             failpoint.reach("daemon.ssd.restore")
@@ -361,3 +366,21 @@ class Tiering:
                 self.tier.forget(bytes(part["key"][lost]))
             await asyncio.sleep(0)
         self.directory.finish_restore(recovered.generation)
+
+    def _reopen(self, recovered: Recovered, open_namespace: OpenNamespace) -> dict[int, Namespace]:
+        """The namespaces of an earlier life that have chunks, by the catalogue's numbers; joined while they are restored."""
+        with_chunks = set(np.unique(recovered.rows["namespace"]).tolist())
+        numbers: dict[int, Namespace] = {}
+        for number, (model, wire) in recovered.namespaces.items():
+            self._next_number = max(self._next_number, number + 1)
+            if number not in with_chunks:
+                self.tier.forget_namespace(number)
+                continue
+            try:
+                numbers[number] = open_namespace(model, wire)
+            except KVPoolError as error:
+                log.warning("chunks of model %s are not restored: %s", model, error)
+            else:
+                self._numbers[numbers[number].id] = number
+                self._namespaces.join([numbers[number]])
+        return numbers

@@ -60,6 +60,11 @@ class Fates:
         for key, state in zip(keys, states, strict=True):
             self._note(self._refusals, key, Refusal(now_ns, state, namespace))
 
+    def clear(self) -> None:
+        """Remember nothing any more."""
+        self._departures.clear()
+        self._refusals.clear()
+
     def forget(self, key: bytes) -> None:
         """The chunk is stored: what became of it before does not matter any more."""
         self._departures.pop(key, None)

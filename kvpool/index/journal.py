@@ -167,6 +167,15 @@ class Journal:
             self.take_changes()
         return waiting >= CHANGES_PER_TURN
 
+    def forget_namespaces(self) -> None:
+        """Numbers of namespaces serve others from now on: nothing that names them is kept. Readers meet a gap."""
+        while self._feed.waiting:
+            self._feed.take(CHANGES_PER_TURN)
+        self._log.open_gap()
+        self._fates.clear()
+        self._token_bytes.clear()
+        self._wake()
+
     def note_refusals(self, keys: bytes, states: bytes, namespace: NamespaceId) -> None:
         """Remember why chunks of a save were not taken. `states`: a `SaveState` for each of `keys`."""
         codes = np.frombuffer(states, np.uint8)

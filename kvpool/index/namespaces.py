@@ -1,9 +1,16 @@
 """Namespaces that engines have opened: model and layout, and the directory's number for each.
 
 A chunk belongs to the namespace of the connection that stored it and is served to no other, whatever key is asked.
-Control thread only. Invariant: one number for one (model, layout fingerprint); numbers are never reused.
+
+A namespace without chunks that no connection uses is given back when room for others is needed, and so is a size class of
+which no namespace is left. Events name a namespace by its number until they are dropped, so a number serves another namespace
+only when all numbers are used up, and `on_numbers_reused` has been called before.
+
+Control thread only. Invariant: one number for one (model, layout fingerprint) that is known.
 """
 
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +20,13 @@ from kvpool.layout import Layout
 from kvpool.types import NamespaceId, SizeClassId
 
 NAMESPACES_MAX = 4096
+# Numbers given before one serves twice: events and `kvpoolctl why` name the namespaces of chunks that are gone by them.
+NUMBERS_MAX = 4 * NAMESPACES_MAX
 SIZE_CLASSES_MAX = 64  # the native arena's MAX_CLASSES
+# Namespaces given back in one go: about a millisecond.
+GIVEN_BACK_AT_ONCE = 512
+
+Geometry = tuple[int, int]  # a chunk's bytes and layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +38,11 @@ class Namespace:
     model: str
     layout: Layout
 
+    @property
+    def geometry(self) -> Geometry:
+        """Bytes and layers of its chunks, which name its size class."""
+        return self.layout.chunk_bytes, self.layout.layers
+
 
 class ClassesBelow(Protocol):
     """The size classes of the tier below, by a layout's chunks."""
@@ -35,28 +53,37 @@ class ClassesBelow(Protocol):
     def of(self, layout: Layout) -> SizeClassId | None:
         """The class of such chunks, made where it is new; None where they do not fit."""
 
+    def give_back(self, geometry: Geometry) -> None:
+        """No namespace has chunks of this geometry: its class serves the next new one."""
+
 
 class Namespaces:
-    """All namespaces of the daemon's life, bounded by NAMESPACES_MAX.
+    """All namespaces that are known, NAMESPACES_MAX at most.
 
     Invariants: a namespace has the same number in the directory of every tier; the tier below has classes of those chunks alone
-    that DRAM has one of, so that nobody uses them up by asking for what cannot be stored.
+    that DRAM has one of, so that nobody uses them up by asking for what cannot be stored; `_users` counts the connections that
+    have joined each namespace; `_by_id` has every number given, `_given_back` those of which no namespace is known.
     """
 
     def __init__(self, directory: kvpool_native.Directory) -> None:
         self._directory = directory
         self.below: kvpool_native.Directory | None = None
         self.classes_below: ClassesBelow | None = None
-        self._size_classes: dict[tuple[int, int], SizeClassId] = {}
+        self.on_given_back: Callable[[Namespace], None] = lambda _namespace: None
+        self.on_numbers_reused: Callable[[], None] = lambda: None
+        self._size_classes: dict[Geometry, SizeClassId] = {}
         self._by_identity: dict[tuple[str, bytes], Namespace] = {}
         self._by_id: dict[NamespaceId, Namespace] = {}
+        self._given_back: deque[NamespaceId] = deque()
+        self._reusable = 0  # of those, the first ones: no event names them any more
+        self._users: Counter[NamespaceId] = Counter()
         self._of_ranks: dict[tuple[str, Layout], dict[int, Namespace]] = {}
 
     def __len__(self) -> int:
         return len(self._by_identity)
 
     def find(self, model: str, layout: Layout) -> Namespace | None:
-        """The namespace, if an engine has opened it before."""
+        """The namespace, if it is known."""
         return self._by_identity.get((model, layout.fingerprint()))
 
     def open(self, model: str, layout: Layout) -> Namespace:
@@ -67,10 +94,7 @@ class Namespaces:
         if not self.has_room_for(1):
             raise _too_many()
         size_class = self._size_class_of(layout)
-        namespace = Namespace(NamespaceId(self._directory.add_namespace()), size_class, model, layout)
-        if self.below is not None:
-            below = self.below.add_namespace()
-            assert below == namespace.id
+        namespace = Namespace(self._new_number(), size_class, model, layout)
         self._by_identity[model, layout.fingerprint()] = namespace
         self._by_id[namespace.id] = namespace
         return namespace
@@ -83,46 +107,124 @@ class Namespaces:
         layouts = {rank: layout.for_rank(rank) for rank in layout.ranks}
         if not self.has_room_for(sum(self.find(model, rank_layout) is None for rank_layout in layouts.values())):
             raise _too_many()
-        opened = {rank: self.open(model, rank_layout) for rank, rank_layout in layouts.items()}
+        opened: dict[int, Namespace] = {}
+        for rank, rank_layout in layouts.items():
+            opened[rank] = self.open(model, rank_layout)
         if layout.rank is None:  # a thousand ranks take 10 ms, and whoever greets again asks again
             self._of_ranks[model, layout] = opened
         return opened
 
+    def join(self, namespaces: Iterable[Namespace]) -> None:
+        """A connection uses these from now on."""
+        self._users.update(namespace.id for namespace in namespaces)
+
+    def leave(self, namespaces: Iterable[Namespace]) -> None:
+        """A connection that has joined these has ended."""
+        for namespace in namespaces:
+            self._users[namespace.id] -= 1
+            if not self._users[namespace.id]:
+                del self._users[namespace.id]
+
     def by_id(self, namespace_id: NamespaceId) -> Namespace:
-        """The namespace of a number that the directory gave."""
+        """The namespace of a number that the directory gave, given back or not."""
         return self._by_id[namespace_id]
 
     def has_room_for(self, count: int) -> bool:
-        """Whether `count` further namespaces can be opened."""
-        return len(self._by_identity) + count <= NAMESPACES_MAX
+        """Whether `count` further namespaces can be opened. Gives back what is needed for them."""
+        while len(self._by_identity) + count > NAMESPACES_MAX:
+            if count > NAMESPACES_MAX or not self._give_back_some():
+                return False
+        return True
 
     def of_model(self, model: str) -> list[Namespace]:
-        """Every namespace of a model."""
+        """Every known namespace of a model."""
         return [namespace for namespace in self._by_identity.values() if namespace.model == model]
 
     def all(self) -> list[Namespace]:
-        """Every namespace."""
+        """Every known namespace."""
         return list(self._by_identity.values())
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        known = {namespace.id for namespace in self._by_identity.values()}
+        problems = []
+        if known | set(self._given_back) != set(self._by_id) or known & set(self._given_back):
+            problems.append("namespaces: a number is neither known nor given back, or both")
+        if not set(self._users) <= known:
+            problems.append("namespaces: a connection uses one that was given back")
+        if any(self._size_classes.get(namespace.geometry) != namespace.size_class for namespace in self.all()):
+            problems.append("namespaces: one has another size class than its geometry")
+        return problems
+
+    def _new_number(self) -> NamespaceId:
+        if len(self._by_id) < NUMBERS_MAX:
+            number = NamespaceId(self._directory.add_namespace())
+            if self.below is not None:
+                below = self.below.add_namespace()
+                assert below == number
+            return number
+        if not self._reusable:
+            self.on_numbers_reused()
+            self._reusable = len(self._given_back)
+        self._reusable -= 1
+        return self._given_back.popleft()
+
+    def _give_back_some(self) -> bool:
+        """Forget namespaces without chunks that nobody uses, GIVEN_BACK_AT_ONCE at most. Whether there were any."""
+        unused = [namespace for namespace in self._by_identity.values() if self._is_unused(namespace)]
+        for namespace in unused[:GIVEN_BACK_AT_ONCE]:
+            del self._by_identity[namespace.model, namespace.layout.fingerprint()]
+            self._given_back.append(namespace.id)
+            self.on_given_back(namespace)
+        if unused:
+            self._of_ranks.clear()
+        return bool(unused)
+
+    def _is_unused(self, namespace: Namespace) -> bool:
+        return (
+            namespace.id not in self._users
+            and self._directory.is_empty_namespace(namespace.id)
+            and (self.below is None or self.below.is_empty_namespace(namespace.id))
+        )
 
     def _size_class_of(self, layout: Layout) -> SizeClassId:
         geometry = (layout.chunk_bytes, layout.layers)
         if geometry not in self._size_classes:
-            if len(self._size_classes) == SIZE_CLASSES_MAX:
-                raise Refused(
-                    "full",
-                    f"this daemon has {SIZE_CLASSES_MAX} chunk sizes already, {layout.chunk_bytes} bytes in "
-                    f"{layout.layers} layers is one more: restart it to forget them",
-                )
+            instead = self._unused_class() if len(self._size_classes) == SIZE_CLASSES_MAX else None
             below = self.classes_below
             try:
-                size_class = self._directory.add_class(*geometry, below is None or below.fits(layout))
+                size_class = self._directory.add_class(
+                    *geometry, below is None or below.fits(layout), None if instead is None else instead[1]
+                )
             except ValueError as error:
                 raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
+            if instead is not None:
+                del self._size_classes[instead[0]]
+                if below is not None:
+                    below.give_back(instead[0])
             if below is not None:
                 below.of(layout)
             self._size_classes[geometry] = SizeClassId(size_class)
         return self._size_classes[geometry]
 
+    def _unused_class(self) -> tuple[Geometry, SizeClassId]:
+        """A size class of no namespace, which then becomes another one. Raises Refused where each has one that is in use."""
+        while True:
+            used = {namespace.geometry for namespace in self._by_identity.values()}
+            for geometry, size_class in self._size_classes.items():
+                if geometry not in used:
+                    return geometry, size_class
+            if not self._give_back_some():
+                raise Refused(
+                    "full",
+                    f"this daemon has chunks of {SIZE_CLASSES_MAX} sizes, as many as there may be: drop those of a model that "
+                    "is served no more (kvpoolctl flush --model MODEL)",
+                )
+
 
 def _too_many() -> Refused:
-    return Refused("full", "this daemon knows as many models and layouts as it can: restart it to forget them")
+    return Refused(
+        "full",
+        f"this daemon has chunks of {NAMESPACES_MAX} models, layouts and ranks, as many as there may be: drop those of a model "
+        "that is served no more (kvpoolctl flush --model MODEL)",
+    )

@@ -169,8 +169,10 @@ class BlockingConnection:
     def namespaces(self) -> NamespaceNames:
         """Every model and layout that the daemon knows, by its number."""
         names: NamespaceNames = {}
-        while more := unpack_namespaces(self.call(em.AskNamespaces(len(names)), em.NamespaceList).namespaces):
+        first = 0
+        while more := unpack_namespaces(self.call(em.AskNamespaces(first), em.NamespaceList).namespaces):
             names.update(more)
+            first = max(more) + 1
         return names
 
     def layouts(self, model: str) -> list[list[int | str]]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Awaitable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
+from operator import attrgetter
 
 from kvpool.errors import ProtocolError
 from kvpool.index.journal import SnapshotPage
@@ -136,7 +137,7 @@ def _fates(pool: Pool, request: em.AskFates) -> Answer:
 def _list_namespaces(pool: Pool, request: em.AskNamespaces) -> Answer:
     names: dict[int, tuple[str, Layout]] = {}
     size = 0
-    for namespace in pool.namespaces.all():
+    for namespace in sorted(pool.namespaces.all(), key=attrgetter("id")):
         if namespace.id >= request.first and size < NAMESPACES_BYTES_MAX:
             names[namespace.id] = (namespace.model, namespace.layout)
             size += _name_bytes(namespace)

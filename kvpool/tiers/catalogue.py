@@ -152,6 +152,12 @@ class Catalogue:
             self._known[number] = record
         return self._queue(_number_key(number), pack_namespace(record))
 
+    def delete_namespace(self, number: int) -> bool:
+        """Queue the removal of a namespace, behind that of its last row."""
+        with self._lock:
+            self._known.pop(number, None)
+        return self._queue(_number_key(number), None)
+
     def put(self, row: Row) -> bool:
         """Queue a row. False when the queue is full: the chunk will not be found after a restart."""
         return self._queue(row.key, row.encode(), row.layer_bytes * row.layers)

@@ -289,6 +289,11 @@ class SsdTier:
         assert self._catalogue is not None
         self._catalogue.put_namespace(number, record)
 
+    def forget_namespace(self, number: int) -> None:
+        """Have the catalogue know a namespace without chunks no more."""
+        if self._catalogue is not None:
+            self._catalogue.delete_namespace(number)
+
     def next_recency(self) -> int:
         """A number greater than all before it."""
         self._recency += 1

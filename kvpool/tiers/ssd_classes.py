@@ -16,6 +16,7 @@ class SsdClasses:
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._by_geometry: dict[tuple[int, int], SizeClassId | None] = {}
+        self._given_back: list[SizeClassId] = []
 
     def __repr__(self) -> str:
         return f"<SsdClasses {len(self._by_geometry)} geometries>"
@@ -32,10 +33,17 @@ class SsdClasses:
             self._by_geometry[geometry] = self._add(layout)
         return self._by_geometry[geometry]
 
+    def give_back(self, geometry: tuple[int, int]) -> None:
+        """There are no chunks of this geometry (bytes, layers) any more: its class serves the next new one."""
+        size_class = self._by_geometry.pop(geometry, None)
+        if size_class is not None:
+            self._given_back.append(size_class)
+
     def _add(self, layout: Layout) -> SizeClassId | None:
         if self.fits(layout):
             size = layout.chunk_bytes + kvpool_native.SSD_HEADER_BYTES
-            return SizeClassId(self._directory.add_class(size, layout.layers))
+            instead = self._given_back.pop() if self._given_back else None
+            return SizeClassId(self._directory.add_class(size, layout.layers, True, instead))
         log.warning(
             "chunks of %d bytes in %d layers are not kept on disk: they fit no segment or no header",
             layout.chunk_bytes,

@@ -216,14 +216,19 @@ void bind_directory(nb::module_& module) {
                   "The directory of a tier in files, which no client looks into.")
       .def(
           "add_class",
-          [](Directory& self, uint64_t chunk_bytes, uint32_t layers, bool has_place_below) {
-            const auto added = self.add_class(chunk_bytes, layers, has_place_below);
+          [](Directory& self, uint64_t chunk_bytes, uint32_t layers, bool has_place_below, std::optional<uint32_t> instead) {
+            if (instead && (*instead >= self.arena().class_count() || self.arena().used_slots(ClassId(*instead)) != 0)) {
+              throw nb::value_error("no such size class, or it has chunks");
+            }
+            const ClassId taken = instead ? ClassId(*instead) : ClassId();
+            const auto added = self.add_class(chunk_bytes, layers, has_place_below, taken);
             if (!added) {
               throw nb::value_error("a chunk of this size does not fit the arena");
             }
             return added->value();
           },
-          "chunk_bytes"_a, "layers"_a, "has_place_below"_a = true)
+          "chunk_bytes"_a, "layers"_a, "has_place_below"_a = true, "instead"_a = nb::none(),
+          "The size class of such chunks, new or not. `instead`: a class without chunks that becomes it.")
       .def("add_namespace", [](Directory& self) { return self.add_namespace().value(); })
       .def(
           "mark_segment_ready",

@@ -23,6 +23,12 @@ nb::list holders(const Directory& directory) {
   return rows;
 }
 
+// A namespace number of which this directory has nothing: no chunk in any state.
+bool is_empty_namespace(const Directory& directory, uint32_t number) {
+  const NamespaceCounts counts = directory.namespace_counts(NamespaceId(number));
+  return counts.chunks + counts.held + counts.writing + counts.zombies == 0;
+}
+
 nb::list held_namespaces(const Directory& directory) {
   nb::list rows;
   for (uint32_t number = 0; number < directory.namespaces(); ++number) {
@@ -67,6 +73,7 @@ void bind_shares(nb::class_<Directory>& directory) {
           },
           "holds"_a, "holder"_a, "Counts holds for a holder until they end; False where one is unknown or counts already.")
       .def("holders", &holders, "[(holder, reserved bytes, bytes of what may still be written, leased bytes at most)].")
+      .def("is_empty_namespace", &is_empty_namespace, "namespace"_a, "Whether no chunk of it is here in any state.")
       .def("held_namespaces", &held_namespaces,
            "[(namespace, chunks being written, slots that are not free yet, chunks that are held)] of those that have any.");
 }

@@ -75,15 +75,17 @@ Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const
   KVPOOL_CHECK(geometry_.index.arena_bytes == 0 || geometry_.index.arena_bytes == geometry_.arena.total_bytes());
 }
 
-std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below) {
+std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below, ClassId instead) {
   if (chunk_bytes > geometry_.capacity) {
     return std::nullopt;
   }
   const uint32_t known = arena_.class_count();
-  const auto added = arena_.add_class(chunk_bytes, layers, has_place_below);
+  const auto added = arena_.add_class(chunk_bytes, layers, has_place_below, instead);
   if (arena_.class_count() > known) {
     queues_.add_class();
     write_shares_.add_class();
+  } else if (added && *added == instead) {
+    write_shares_.forget(instead);
   }
   return added;
 }

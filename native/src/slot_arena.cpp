@@ -44,7 +44,7 @@ SlotArena::SlotArena(ArenaShape shape)
   classes_.reserve(MAX_CLASSES);
 }
 
-std::optional<ClassId> SlotArena::add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below) {
+std::optional<ClassId> SlotArena::add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below, ClassId instead) {
   if (chunk_bytes == 0 || layers == 0 || chunk_bytes > shape_.total_bytes()) {
     return std::nullopt;
   }
@@ -58,13 +58,22 @@ std::optional<ClassId> SlotArena::add_class(uint64_t chunk_bytes, uint32_t layer
   const uint64_t checksum_pages = (uint64_t{layers} + 3) / 4;
   const uint64_t slot_bytes = std::max(round_up(chunk_bytes, PAGE_BYTES), checksum_pages * PAGE_BYTES);
   const uint64_t shortest = round_up(slot_bytes, shape_.segment_bytes) / shape_.segment_bytes;
-  if (shortest > shape_.segments || (shortest > shape_.max_run_segments && shape_.max_run_segments == 1) || classes_.size() == MAX_CLASSES) {
+  const bool is_too_long = shortest > shape_.segments || (shortest > shape_.max_run_segments && shape_.max_run_segments == 1);
+  if (is_too_long || (!instead.valid() && classes_.size() == MAX_CLASSES)) {
     return std::nullopt;
   }
   const auto min_segments = static_cast<uint32_t>(shortest);
   const uint32_t longest = std::min(std::max(min_segments, shape_.max_run_segments), shape_.segments);
   const uint32_t run_segments = preferred_run(slot_bytes, shape_.segment_bytes, min_segments, longest);
-  classes_.push_back({{chunk_bytes, layers, slot_bytes, min_segments, run_segments, has_place_below}, NONE, 0, 0, 0});
+  const SizeClass geometry{chunk_bytes, layers, slot_bytes, min_segments, run_segments, has_place_below};
+  if (instead.valid()) {
+    ClassState& state = classes_[instead.value()];
+    KVPOOL_CHECK(state.used == 0);
+    KVPOOL_CHECK(state.runs == 0);
+    state.geometry = geometry;
+    return instead;
+  }
+  classes_.push_back({geometry, NONE, 0, 0, 0});
   idle_runs_.add_class();
   return ClassId(static_cast<uint32_t>(classes_.size() - 1));
 }

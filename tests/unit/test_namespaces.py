@@ -6,7 +6,14 @@ import pytest
 
 import kvpool_native
 from kvpool.errors import LayoutMismatch, Refused
-from kvpool.index.namespaces import SIZE_CLASSES_MAX, Namespaces
+from kvpool.index.namespaces import (
+    GIVEN_BACK_AT_ONCE,
+    NAMESPACES_MAX,
+    NUMBERS_MAX,
+    SIZE_CLASSES_MAX,
+    Namespace,
+    Namespaces,
+)
 from kvpool.layout import Layout
 from kvpool.tiers.ssd_classes import SsdClasses
 from kvpool.types import EPOCH_BYTES
@@ -30,6 +37,11 @@ class Tiers:
         self.classes = SsdClasses(self.files, segment_bytes)
         self.namespaces.classes_below = self.classes
 
+    def store(self, namespace: Namespace, key: bytes) -> None:
+        reservation, *_ = self.directory.reserve(namespace.id, namespace.size_class, b"", key, 1)
+        self.directory.commit(reservation, 0, bytes(4 * namespace.layout.layers))
+        self.directory.end_reservation(reservation, 1)
+
 
 def layout_of(chunk_tokens: int) -> Layout:
     return Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=chunk_tokens)
@@ -45,14 +57,73 @@ def test_chunks_that_dram_refuses_use_up_no_class_of_the_files() -> None:
     assert tiers.classes.of(LAYOUT) == 0
 
 
-def test_a_layout_is_not_to_blame_where_there_are_too_many_sizes_already() -> None:
+def test_a_layout_is_not_to_blame_where_all_sizes_are_in_use() -> None:
     tiers = Tiers()
     one, *others = [replace(layout_of(1), layers=1 + number) for number in range(SIZE_CLASSES_MAX + 1)]
     for layout in others:
-        tiers.namespaces.open("m", layout)
-    with pytest.raises(Refused, match=f"{SIZE_CLASSES_MAX} chunk sizes already") as refused:
+        tiers.namespaces.join([tiers.namespaces.open("m", layout)])
+    with pytest.raises(Refused, match=f"chunks of {SIZE_CLASSES_MAX} sizes.*flush --model") as refused:
         tiers.namespaces.open("m", one)
     assert refused.value.code == "full"  # a client that is told "layout" raises in its engine
+    assert tiers.namespaces.verify() == []
+
+
+def test_sizes_that_nobody_uses_are_given_back_in_both_tiers() -> None:
+    tiers = Tiers()
+    layouts = [replace(layout_of(1 + number // 8), layers=1 + number % 8) for number in range(3 * SIZE_CLASSES_MAX)]
+    for layout in layouts:
+        namespace = tiers.namespaces.open("m", layout)
+        assert namespace.size_class < SIZE_CLASSES_MAX
+        assert tiers.namespaces.open("m", layout) is namespace
+        assert tiers.namespaces.verify() == []
+    assert tiers.classes.of(layouts[-1]) is not None
+    assert tiers.namespaces.find("m", layouts[0]) is None
+
+
+def test_a_size_with_a_chunk_stays_until_the_chunk_has_gone() -> None:
+    tiers = Tiers()
+    tiers.directory.mark_segment_ready(0)
+    layouts = [replace(layout_of(1), layers=1 + number) for number in range(SIZE_CLASSES_MAX + 1)]
+    first = tiers.namespaces.open("m", layouts[0])
+    tiers.store(first, b"k" * 32)
+    for layout in layouts[1:]:
+        tiers.namespaces.open("m", layout)
+    assert tiers.namespaces.find("m", layouts[0]) is first
+    tiers.directory.flush(first.id, 1 << 62)
+    for layout in layouts[1:]:
+        tiers.namespaces.join([tiers.namespaces.open("m", layout)])
+    assert tiers.namespaces.find("m", layouts[0]) is None
+    assert tiers.namespaces.verify() == []
+
+
+def test_namespaces_that_nobody_uses_are_given_back_and_the_tier_below_is_told() -> None:
+    tiers = Tiers()
+    gone: list[str] = []
+    tiers.namespaces.on_given_back = lambda namespace: gone.append(namespace.model)
+    kept = tiers.namespaces.open("kept", LAYOUT)
+    tiers.namespaces.join([kept])
+    for number in range(NAMESPACES_MAX + 1):
+        tiers.namespaces.open(f"m{number}", LAYOUT)
+    assert gone == [f"m{number}" for number in range(GIVEN_BACK_AT_ONCE)]
+    assert tiers.namespaces.find("kept", LAYOUT) is kept
+    tiers.namespaces.leave([kept])
+    assert tiers.namespaces.has_room_for(NAMESPACES_MAX)
+    assert tiers.namespaces.find("kept", LAYOUT) is None
+    assert not tiers.namespaces.has_room_for(NAMESPACES_MAX + 1)
+
+
+def test_a_number_serves_another_namespace_only_after_events_have_forgotten_it() -> None:
+    tiers = Tiers()
+    reused: list[int] = []
+    tiers.namespaces.on_numbers_reused = lambda: reused.append(len(seen))
+    seen: list[int] = []
+    while len(seen) < 2 * NUMBERS_MAX:
+        seen.append(tiers.namespaces.open(f"m{len(seen)}", LAYOUT).id)
+    assert len(set(seen[:NUMBERS_MAX])) == NUMBERS_MAX
+    assert reused[0] == NUMBERS_MAX
+    assert len(reused) <= 3  # once for as many as had been given back by then
+    assert tiers.namespaces.by_id(tiers.namespaces.all()[-1].id).model == f"m{len(seen) - 1}"
+    assert tiers.namespaces.verify() == []
 
 
 def test_chunks_that_the_files_have_no_room_for_are_stored_in_dram_alone() -> None:

@@ -69,8 +69,8 @@ class Directory {
   void cap_retained(double share) noexcept;
   // No chain gets more chunks than this, which bounds what a request about one costs. REQUIRES: not 0.
   void bound_chains(uint32_t chunks) noexcept { max_chain_ = chunks; }
-  // The class of chunks of this geometry, new or not; nothing where such a chunk cannot fit.
-  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below = true);
+  // The class of chunks of this geometry: known, new, or `instead` of one without chunks. Nothing where such a chunk cannot fit.
+  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below = true, ClassId instead = {});
   [[nodiscard]] NamespaceId add_namespace();
   void mark_segment_ready(uint32_t segment) noexcept { arena_.mark_ready(segment); }
 

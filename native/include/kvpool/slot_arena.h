@@ -65,8 +65,9 @@ class SlotArena {
   SlotArena(const SlotArena&) = delete;
   SlotArena& operator=(const SlotArena&) = delete;
 
-  // The class for chunks of this geometry, made where it is new. Nothing where no slot of it fits the arena.
-  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below = true);
+  // The class for chunks of this geometry, made where it is new, or taken from another geometry (`instead`, a class of which no
+  // slot is in use). Nothing where no slot of it fits the arena, or there are MAX_CLASSES already.
+  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below = true, ClassId instead = {});
 
   // The segment's memory is there: it may be handed out. Marking twice changes nothing.
   void mark_ready(uint32_t segment) noexcept;

@@ -26,6 +26,7 @@ class WriteShares {
   explicit WriteShares(uint64_t window_bytes) : window_bytes_(window_bytes) {}
 
   void add_class() { classes_.emplace_back(); }
+  void forget(ClassId size_class) noexcept { classes_[size_class.value()] = {}; }
   void note_written(ClassId size_class, uint64_t bytes) noexcept { note(classes_[size_class.value()].written, size_class, bytes); }
   void note_lost(ClassId size_class, uint64_t bytes) noexcept { note(classes_[size_class.value()].lost, size_class, bytes); }
 
