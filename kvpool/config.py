@@ -51,6 +51,7 @@ class ServerConfig:
     lease_ttl: float
     reservation_ttl: float
     max_connections: int
+    user_share: float
     max_leases: int
     max_reservations: int
     max_chain_chunks: int
@@ -324,6 +325,7 @@ OPTIONS: dict[str, Option] = {
     "server.lease_ttl": duration_option("10ms", "1d", "30s"),
     "server.reservation_ttl": duration_option("10ms", "1d", "60s"),
     "server.max_connections": count_option(1, 100_000, 1024),
+    "server.user_share": share_option("0.75"),
     "server.max_leases": count_option(1, 1_000_000, 4096),
     "server.max_reservations": count_option(1, 4096, 64),
     "server.max_chain_chunks": count_option(1, 1 << 20, 16384),

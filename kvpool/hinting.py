@@ -167,6 +167,10 @@ class Hinting:
         """Counters, by name."""
         return self._announcements.stats()
 
+    def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
+        """What each connection has, by name."""
+        return self._announcements.count_by_owner()
+
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
         return self._announcements.verify()

@@ -22,7 +22,7 @@ from kvpool.config import Config
 from kvpool.hinting import Hinting
 from kvpool.index.deadlines import Expiry, Lapses
 from kvpool.index.flushing import flush
-from kvpool.index.held import bound, count_held
+from kvpool.index.held import bound, count_held, held_by_connection
 from kvpool.index.integrity import Integrity
 from kvpool.index.journal import Journal
 from kvpool.index.namespaces import Namespace, Namespaces
@@ -180,6 +180,10 @@ class Pool:
         """What backs the arena."""
         return self._dram.page_use(is_settling=self._prefault is not None and self._prefault.is_working)
 
+    def on_overdue(self, end: Callable[[ConnectionId], None]) -> None:
+        """Have `end` called for connections that hold slots of a reservation which expired a whole time ago."""
+        self._writing.on_overdue = end
+
     def begin_stopping(self) -> None:
         """Decline new reservations from now on; those under way may end."""
         self.chains.is_stopping = True
@@ -250,6 +254,16 @@ class Pool:
         self.staged.drop_owner(connection)
         self.hints.drop_owner(connection)
         self.namespaces.leave(self._joined.pop(connection, {}).values())
+
+    def end_reading(self, connection: ConnectionId) -> None:
+        """End a connection's leases and announcements before it has ended: nothing is written by them."""
+        self._reading.drop_owner(connection, self._clock.now_ns())
+        self._expiry.go_on()
+        self.hints.drop_owner(connection)
+
+    def held_by_connection(self) -> dict[int, dict[str, int]]:
+        """What each connection holds, by name: leases, reservations, and the bytes of slots that they keep from others."""
+        return held_by_connection(self._directory, self._reading, self._writing, self.hints)
 
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""

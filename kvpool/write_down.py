@@ -15,6 +15,8 @@ from kvpool.types import WriteOrder
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.005
+# A disk that answers nothing settles nothing: whether it is still in use is looked at so often.
+SILENCE_S = 0.5
 CHECKPOINT_TIMEOUT_S = 10.0
 
 
@@ -46,7 +48,7 @@ async def _write_all(
         if not len(demotions) and not is_coming:
             break
         tiering.settled.clear()
-        longest_s = LOOK_S if is_coming else max(deadline.remaining_s(), LOOK_S)
+        longest_s = LOOK_S if is_coming else min(max(deadline.remaining_s(), LOOK_S), SILENCE_S)
         with contextlib.suppress(asyncio.TimeoutError):  # then it looks again
             await asyncio.wait_for(tiering.settled.wait(), longest_s)
     tiering.forget_departed()

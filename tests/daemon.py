@@ -37,6 +37,7 @@ class Daemon:
         self._options = {
             "dram.capacity": "16MiB",
             "dram.connection_share": "1.0",  # most tests have one client, and some fill DRAM through it
+            "server.user_share": "1.0",
             "log.level": "info",
             "dram.huge_pages": "off",
             **options,

@@ -90,6 +90,13 @@ class Announcements:
         """Whether DRAM had no room for some of what is announced."""
         return any(not entry.is_whole for entries in self._of_owner.values() for entry in entries)
 
+    def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
+        """Bytes that each connection has announced."""
+        return {
+            owner: {"announced_bytes": sum(entry.size for entry in entries)}
+            for owner, entries in self._of_owner.items()
+        }
+
     def find(self, session: EngineSession, keys: bytes) -> Parts[int]:
         """How many leading chunks of `keys` are stored, on every rank."""
         length = len(keys) // len(session.namespaces)

@@ -3,9 +3,11 @@
 The native directory counts and refuses; here it is told the bounds and asked for the greatest. Control thread only.
 """
 
+from typing import Protocol
+
 from kvpool.config import DramConfig
 from kvpool.index.namespaces import Namespaces
-from kvpool.types import NamespaceId
+from kvpool.types import ConnectionId, NamespaceId
 from kvpool_native import Directory
 
 # Of each kind; a report is one frame.
@@ -21,6 +23,25 @@ def bound(directory: Directory, config: DramConfig, chain_chunks_max: int) -> No
     directory.cap_retained(config.retained_share)
     directory.share_among_holders(config.connection_share)
     directory.limit_token_ids(config.token_ids or config.capacity // TOKEN_IDS_PART)
+
+
+class HoldsByOwner(Protocol):
+    """Somebody who knows what each connection has of a kind."""
+
+    def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
+        """Numbers by name."""
+        ...
+
+
+def held_by_connection(directory: Directory, *owners: HoldsByOwner) -> dict[int, dict[str, int]]:
+    """Numbers and bytes by name that each connection has: of its holds in the directory, and what `owners` count."""
+    found: dict[int, dict[str, int]] = {}
+    for number, *sizes in directory.holders():
+        found[number] = dict(zip(_KINDS, sizes, strict=True))
+    for owner in owners:
+        for connection, counts in owner.count_by_owner().items():
+            found.setdefault(connection, {}).update(counts)
+    return found
 
 
 def count_held(directory: Directory, namespaces: Namespaces) -> dict[str, int]:

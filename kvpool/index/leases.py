@@ -129,6 +129,10 @@ class Leases:
         self.is_behind = left <= 0
         return holds
 
+    def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
+        """Leases of each connection."""
+        return {owner: {"leases": len(leases)} for owner, leases in self._of_owner.items()}
+
     def has_room_for(self, owner: ConnectionId) -> bool:
         """Whether what a connection holds, tickets that it issued and nobody claimed included, is within its bound."""
         return self._held_chunks.get(owner, 0) < HELD_CHUNKS_MAX

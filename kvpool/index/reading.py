@@ -179,6 +179,10 @@ class Reading:
         if not self._ending:
             self._end_holds(self._leases.expire(now_ns), now_ns)
 
+    def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
+        """What each connection has, by name."""
+        return self._leases.count_by_owner()
+
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
         return self._leases.verify() + (self._reuse.verify() if self._reuse is not None else [])

@@ -68,6 +68,18 @@ class Reservations:
         self._by_id[reservation_id] = Reservation(reservation_id, owner, chunks, layers, deadline_ns, staged=staged)
         self._of_owner.setdefault(owner, set()).add(reservation_id)
 
+    def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
+        """Reservations of each connection."""
+        return {owner: {"reservations": len(made)} for owner, made in self._of_owner.items()}
+
+    def overdue(self, now_ns: int) -> set[ConnectionId]:
+        """Connections with a reservation that expired a whole time ago, of whose end nothing has been heard."""
+        return {
+            entry.owner
+            for entry in self._by_id.values()
+            if entry.is_expired and not entry.copies and entry.deadline_ns + self._ttl_ns <= now_ns
+        }
+
     def find(self, reservation_id: ReservationId, owner: ConnectionId) -> Reservation | None:
         """The reservation, if it exists and belongs to `owner`."""
         reservation = self._by_id.get(reservation_id)

@@ -60,6 +60,7 @@ class Writing:
         self._reservations_max = reservations_max
         self._endings = Endings(directory, on_behind)
         self._is_staged = is_staged
+        self.on_overdue: Callable[[ConnectionId], None] = lambda _connection: None  # its slots are nobody's for long
         self.expired_reservations = 0
 
     def __repr__(self) -> str:
@@ -233,6 +234,8 @@ class Writing:
         for reservation in self._reservations.expire(now_ns):
             self._endings.expire(reservation.id, reservation.chunks, now_ns)
             self.expired_reservations += 1
+        for connection in self._reservations.overdue(now_ns):
+            self.on_overdue(connection)
 
     def is_ending(self, reservation_id: int) -> bool:
         """Whether a reservation has ended, and its slots are not free yet."""
@@ -245,6 +248,10 @@ class Writing:
     def go_on(self, now_ns: int) -> None:
         """End more of what has ended or expired."""
         self._endings.go_on(now_ns)
+
+    def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
+        """What each connection has, by name."""
+        return self._reservations.count_by_owner()
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""

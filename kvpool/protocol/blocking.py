@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, ProtocolError, Refused
+from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
 from kvpool.protocol import frames, hit_curve, places
 from kvpool.protocol import messages as m
@@ -146,6 +147,14 @@ class BlockingConnection:
         data or of the catalogue failed or came late.
         """
         return self.call(m.WriteDown(timeout_s), m.Report, timeout_s + self._timeout_s).values
+
+    def connections(self) -> dict[str, Any]:
+        """Who is connected and what each holds (`connections`, those that hold the most first), and how many are `left_out`."""
+        return self.call(cm.AskConnections(), m.Report).values
+
+    def disconnect(self, connection: int) -> bool:
+        """End a connection. False where there is none of that number."""
+        return bool(self.call(cm.Disconnect(connection), m.Report).values["disconnected"])
 
     def hit_curve(self, capacities: Sequence[int]) -> dict[str, Any]:
         """What LRU of each capacity would hit of what the daemon is asked for (`hit_rates`), and what that is known from."""

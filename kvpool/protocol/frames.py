@@ -79,6 +79,11 @@ class FrameReader:
         self._buffer: bytes | bytearray = b""
         self._start = 0
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that arrived and were not taken."""
+        return len(self._buffer) - self._start
+
     def feed(self, data: bytes) -> Iterator[tuple[int, int, list[object]]]:
         """Take `data`, and hand out the complete frames. Raises ProtocolError at the first bad one."""
         self.add(data)

@@ -25,9 +25,12 @@ from kvpool.layout import Layout
 from kvpool.pool import Pool
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Connection
+from kvpool.server.connection_requests import connection_handlers, end_connection
 from kvpool.server.health import Health
+from kvpool.server.input_budget import InputBudget
 from kvpool.server.local_socket import Admission, LocalSocket, Peer
 from kvpool.server.request_times import RequestTimes
+from kvpool.server.roster import Roster
 from kvpool.server.service import ConnectionCounts, Handlers, admin_handlers, engine_handlers
 from kvpool.server.snapshot import LoopReader, Snapshot
 from kvpool.server.supervision import Supervision
@@ -55,7 +58,8 @@ class App:
         self._config = config
         self._clock = MonotonicClock()
         self._counts = ConnectionCounts()
-        self._connections: dict[ConnectionId, Connection] = {}
+        self._roster = Roster(config.server.max_connections, config.server.user_share, self._clock)
+        self._input = InputBudget(self._end_unfinished)
         self._next_connection = itertools.count(1)
         self._domain = domain_key(_read_secret(config.server.domain_secret_file))
         self._stop = asyncio.Event()
@@ -63,7 +67,6 @@ class App:
         self.has_ended = True  # False after `run`: a thread is left that waits for a disk
         self._times = RequestTimes()
         self._turns = Turns(self._clock)
-        self._roles: dict[ConnectionId, str] = {}
         self._metrics: MetricsServer | None = None
         self._publisher: EventPublisher | None = None
 
@@ -74,12 +77,12 @@ class App:
         listener = LocalSocket(
             server.socket,
             mode=server.socket_mode,
-            max_connections=server.max_connections,
             handshake_timeout_s=server.handshake_timeout,
         )
         self._listener = listener
         try:
             self._pool = Pool(self._config, self._clock)
+            self._pool.on_overdue(self._end_overdue)
             manager = ServiceManager(os.environ)
             self._health = Health(
                 self._pool.problems,
@@ -93,7 +96,7 @@ class App:
                 self._publisher = self._start_publisher()
                 await self._pool.start()
                 self._catch_signals()
-                listener.start(self._admit, self._adopt, lambda: len(self._connections), self._on_failed)
+                listener.start(self._admit, self._adopt, self._roster, self._on_failed)
                 serving = self._describe_serving()
                 self._supervision.begin_serving(server.socket, f"serving {serving}", self._pool.discard)
                 self._log_ready(serving, (self._clock.now_ns() - started_ns) / 1e9)
@@ -156,7 +159,7 @@ class App:
         return Snapshot(
             build={"version": __version__, "checksum": info["checksum"], "key_hash": info["key_hash"]},
             pool=self._pool.measure(self._counts.stats()),
-            connections=dict(self._counts.by_role),
+            connections=self._roster.count_roles(),
             verbs=self._times.verbs(),
             health=self._health.report(),
         )
@@ -164,6 +167,7 @@ class App:
     def _admit(self, hello: m.Hello, peer: Peer) -> Admission:
         if self._stop.is_set():
             raise Refused("stopping", "the daemon is stopping")
+        self._roster.check_role(peer, hello.role)
         if hello.role == m.ROLE_ADMIN:
             return Admission(self._welcome(), ())
         if hello.role != m.ROLE_ENGINE:
@@ -176,21 +180,25 @@ class App:
 
     async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer) -> None:
         connection_id = ConnectionId(next(self._next_connection))
+        try:
+            handlers = self._handlers_of(connection_id, hello, peer)
+        except BaseException:
+            self._roster.end(peer)
+            raise
         connection = Connection(
             connection_id,
-            self._handlers_of(connection_id, hello),
+            handlers,
             clock=self._clock,
             turns=self._turns,
             times=self._times,
             on_closed=self._on_closed,
             on_protocol_error=self._on_protocol_error,
             on_failed=self._on_failed,
+            on_unfinished=self._input.note,
         )
-        self._connections[connection_id] = connection
-        self._roles[connection_id] = hello.role
-        self._counts.by_role[hello.role] += 1
+        self._roster.add(connection, peer, hello)
         self._counts.accepted += 1
-        self._counts.open = len(self._connections)
+        self._counts.open = len(self._roster)
         self._counts.refused = self._listener.refused_connections
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
@@ -199,9 +207,10 @@ class App:
             raise
         log.debug("connection %d: %s, pid %d uid %d", connection_id, hello.role, peer.pid, peer.uid)
 
-    def _handlers_of(self, connection_id: ConnectionId, hello: m.Hello) -> Handlers:
+    def _handlers_of(self, connection_id: ConnectionId, hello: m.Hello, peer: Peer) -> Handlers:
         if hello.role == m.ROLE_ADMIN:
-            return admin_handlers(self._pool, self._info, self._counts)
+            about_connections = connection_handlers(self._pool, self._roster, self._input, self._clock, peer)
+            return {**admin_handlers(self._pool, self._info, self._counts), **about_connections}
         session = self._pool.open_session(connection_id, hello.model, Layout.from_wire(hello.layout))
         return engine_handlers(self._pool, session)
 
@@ -233,13 +242,22 @@ class App:
         }
 
     def _on_closed(self, connection_id: ConnectionId) -> None:
-        self._connections.pop(connection_id, None)
-        role = self._roles.pop(connection_id, None)
-        if role is not None:
-            self._counts.by_role[role] -= 1
-        self._counts.open = len(self._connections)
+        self._roster.remove(connection_id)
+        self._input.note(connection_id, 0)
+        self._counts.open = len(self._roster)
         self._counts.refused = self._listener.refused_connections
         self._pool.drop_connection(connection_id)
+
+    def _end_unfinished(self, connection_id: ConnectionId) -> None:
+        self._end_connection(connection_id, "its request has been unfinished for the longest time, and too many are")
+
+    def _end_overdue(self, connection_id: ConnectionId) -> None:
+        self._end_connection(connection_id, "it has written slots for twice server.reservation_ttl")
+
+    def _end_connection(self, connection_id: ConnectionId, reason: str) -> None:
+        member = self._roster.find(connection_id)
+        if member is not None:
+            end_connection(self._pool, member, reason)
 
     def _on_protocol_error(self) -> None:
         self._counts.protocol_errors += 1
@@ -256,9 +274,7 @@ class App:
         self._pool.begin_stopping()
         deadline = Deadline(self._config.server.stop_timeout)
         writing = asyncio.ensure_future(
-            self._pool.write_down(
-                self._config.ssd.stop_timeout, lambda: bool(self._connections) or self._pool.is_ending
-            )
+            self._pool.write_down(self._config.ssd.stop_timeout, lambda: len(self._roster) > 0 or self._pool.is_ending)
         )
         while self._pool.is_busy and not deadline.has_passed():
             await asyncio.sleep(DRAIN_POLL_S)
@@ -279,13 +295,13 @@ class App:
 
     async def _close_connections(self) -> None:
         """What has been answered is sent; who does not read it is not waited for."""
-        for connection in list(self._connections.values()):
-            connection.close()
+        for member in self._roster:
+            member.connection.close()
         deadline = Deadline(LAST_ANSWERS_S)
-        while self._connections and not deadline.has_passed():
+        while len(self._roster) and not deadline.has_passed():
             await asyncio.sleep(DRAIN_POLL_S)
-        for connection in list(self._connections.values()):
-            connection.abort()
+        for member in self._roster:
+            member.connection.abort()
 
     def _describe_serving(self) -> str:
         capacity = format_size(self._config.dram.capacity)

@@ -75,7 +75,9 @@ class Connection(asyncio.Protocol):
         on_closed: Callable[[ConnectionId], None],
         on_protocol_error: Callable[[], None],
         on_failed: Callable[[BaseException], None],
+        on_unfinished: Callable[[ConnectionId, int], None] = lambda _connection, _unfinished: None,
     ) -> None:
+        """`on_unfinished`: told of how many bytes of the next request are here, while the rest is not."""
         self.id = connection_id
         self._handlers = handlers
         self._clock = clock
@@ -84,6 +86,8 @@ class Connection(asyncio.Protocol):
         self._on_closed = on_closed
         self._on_protocol_error = on_protocol_error
         self._on_failed = on_failed
+        self._on_unfinished = on_unfinished
+        self._unfinished = 0  # as it was told last
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._waiting: asyncio.Future[Any] | None = None
@@ -95,8 +99,12 @@ class Connection(asyncio.Protocol):
         self._is_draining = False
 
     def __repr__(self) -> str:
-        state = "draining" if self._is_draining else "open" if self._transport else "closed"
-        return f"<Connection {self.id} {state}>"
+        return f"<Connection {self.id} {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """`open`, `ending` (see DRAINING above) or `closed`."""
+        return "closed" if self._transport is None else "ending" if self._is_draining else "open"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The event loop gives the transport."""
@@ -148,6 +156,19 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def end(self, reason: str, *, is_writer: bool) -> None:
+        """Serve no more; say why. A writer's socket stays until it has closed it: only then does it surely write no more."""
+        if self._transport is None or self._is_draining:
+            return
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._request is not None and self._request.parts is not None:
+            self._request.parts.close()
+            self._request = None
+        self._drain_with(m.Failure("disconnected", reason))
+        if not is_writer:
+            self.abort()
+
     def serve(self, until_ns: int) -> bool:
         """Serve what has arrived, until then; read on once nothing of it is left. Whether more may be there."""
         has_time = True
@@ -157,6 +178,7 @@ class Connection(asyncio.Protocol):
                 return False
             if self._transport is None or self._is_draining or not (self._serve_part() or self._serve_next()):
                 self._read(is_wanted=True)
+                self._note_unfinished()
                 return False
             has_time = self._clock.now_ns() < until_ns
         self._read(is_wanted=False)
@@ -209,6 +231,12 @@ class Connection(asyncio.Protocol):
             if awaited is not None:
                 self._await(awaited, self._go_on)
         return True
+
+    def _note_unfinished(self) -> None:
+        unfinished = self._reader.waiting
+        if unfinished != self._unfinished:
+            self._unfinished = unfinished
+            self._on_unfinished(self.id, unfinished)
 
     def _handler_of(self, kind: int) -> tuple[type[Any], Handler]:
         entry = self._handlers.get(kind)
@@ -299,8 +327,13 @@ class Connection(asyncio.Protocol):
     def _drain(self, error: ProtocolError) -> None:
         self._on_protocol_error()
         log.warning("connection %d is refused: %s", self.id, error)
+        self._drain_with(m.Failure("protocol", str(error)))
+
+    def _drain_with(self, failure: m.Failure) -> None:
         self._is_draining = True
         self._reader = FrameReader()
-        self._send(m.Failure("protocol", str(error)), 0)
+        self._note_unfinished()
+        self._send(failure, 0)
+        self._read(is_wanted=True)
         if self._transport is not None and self._transport.can_write_eof():
             self._transport.write_eof()

@@ -4,7 +4,7 @@ The socket's end is made under a name of its own and renamed to its place once t
 see the socket can use it. A stale socket is replaced, a live one refuses the second daemon. Who is at the other end
 the kernel says (SO_PEERCRED), never a message. The daemon sends descriptors and accepts none.
 
-Control thread only. Bounds: `max_connections` with a refusal beyond, `handshake_timeout_s` for the first frame.
+Control thread only. Bounds: who gets no place is refused (see `roster`), `handshake_timeout_s` for the first frame.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from kvpool import failpoint
 from kvpool.errors import LayoutMismatch, ProtocolError, Refused, SocketInUse
@@ -49,6 +50,16 @@ class Admission:
     fds: tuple[int, ...]
 
 
+class Places(Protocol):
+    """Connections that may be open or in a handshake at a time."""
+
+    def begin(self, peer: Peer) -> None:
+        """Count a peer's connection from now on. Raises Refused."""
+
+    def end(self, peer: Peer) -> None:
+        """Its handshake has failed."""
+
+
 # Decides on a hello (raises Refused), and takes the handshaken socket over.
 Admit = Callable[[m.Hello, Peer], Admission]
 Adopt = Callable[[socket.socket, m.Hello, Peer], Coroutine[None, None, None]]
@@ -61,14 +72,12 @@ class LocalSocket:
     of two daemons started at once exactly one serves.
     """
 
-    def __init__(self, path: str, *, mode: int, max_connections: int, handshake_timeout_s: float) -> None:
+    def __init__(self, path: str, *, mode: int, handshake_timeout_s: float) -> None:
         """Take the place of the socket. Raises SocketInUse, or OSError when the directory cannot be used."""
         self._path = path
         self._mode = mode
-        self._max_connections = max_connections
         self._handshake_timeout_s = handshake_timeout_s
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._undecided = 0  # handshakes whose connection is neither counted as open nor refused yet
         self._accepting: asyncio.Task[None] | None = None
         self.refused_connections = 0
         Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -85,15 +94,16 @@ class LocalSocket:
         self,
         admit: Admit,
         adopt: Adopt,
-        open_connections: Callable[[], int],
+        places: Places,
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        """Show the socket and accept. `on_failed` is told when nobody can be accepted any more."""
+        """Show the socket and accept. `adopt` keeps the place that a connection has.
+
+        `on_failed` is told when nobody can be accepted any more.
+        """
         self._listener.listen(BACKLOG)
         os.rename(_unpublished(self._path), self._path)
-        self._accepting = asyncio.get_running_loop().create_task(
-            self._accept(admit, adopt, open_connections, on_failed)
-        )
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(admit, adopt, places, on_failed))
 
     async def stop(self) -> None:
         """Accept nobody any more and take the socket away."""
@@ -118,7 +128,7 @@ class LocalSocket:
         self,
         admit: Admit,
         adopt: Adopt,
-        open_connections: Callable[[], int],
+        places: Places,
         on_failed: Callable[[BaseException], None],
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -137,28 +147,28 @@ class LocalSocket:
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
             is_pausing = False
-            if open_connections() + self._undecided >= self._max_connections:
-                self._refuse_full(accepted)
+            try:
+                peer = _peer_of(accepted)
+                places.begin(peer)
+            except (Refused, OSError) as error:
+                self._refuse_full(accepted, error)
                 continue
-            self._undecided += 1
-            task = loop.create_task(self._handshake(accepted, admit, adopt))
+            task = loop.create_task(self._handshake(accepted, peer, places, admit, adopt))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
 
-    def _refuse_full(self, accepted: socket.socket) -> None:
+    def _refuse_full(self, accepted: socket.socket, refusal: Exception) -> None:
         self.refused_connections += 1
-        limit = f"server.max_connections is {self._max_connections} and all are in use"
         with accepted:
             try:
-                accepted.send(m.encode(m.Failure("busy", limit), 0))
+                accepted.send(m.encode(m.Failure("busy", str(refusal)), 0))
             except OSError as error:
                 log.debug("a refused connection had gone: %s", error)
 
-    async def _handshake(self, accepted: socket.socket, admit: Admit, adopt: Adopt) -> None:
+    async def _handshake(self, accepted: socket.socket, peer: Peer, places: Places, admit: Admit, adopt: Adopt) -> None:
         is_adopted = False
         try:
             try:
-                peer = _peer_of(accepted)
                 hello = await asyncio.wait_for(_receive_hello(accepted), self._handshake_timeout_s)
                 admission = admit(hello, peer)
                 sent = m.encode(admission.welcome, 0)
@@ -166,8 +176,9 @@ class LocalSocket:
                 # The first send on a fresh socket takes these few bytes whole.
                 if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
                     raise ProtocolError("the welcome did not fit the socket's buffer")
-            finally:
-                self._undecided -= 1
+            except BaseException:
+                places.end(peer)
+                raise
             await adopt(accepted, hello, peer)
             failpoint.reach("daemon.handshake.after_welcome")
             is_adopted = True

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
+from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
 from kvpool.protocol import staging_messages as sm
@@ -23,6 +24,7 @@ VERBS: tuple[type[Any], ...] = (
     *(m.Reserve, sm.OpenStaging, sm.CopyStaged, m.Commit, m.End, m.ReportCorrupt, m.Usage),
     *(em.AskEvents, em.AskSnapshot, em.AskFates, em.AskNamespaces, m.Retain, m.Announce, m.Demote),
     *(m.AskInfo, m.AskStats, m.Flush, m.WriteDown, m.Check, m.VerifyBytes, m.AskHitCurve, m.AskLayouts, m.RetainKeys),
+    *(cm.AskConnections, cm.Disconnect),
 )
 
 

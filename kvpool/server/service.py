@@ -68,7 +68,7 @@ def admin_handlers(pool: Pool, info: Callable[[], dict[str, Any]], connections: 
 class ConnectionCounts:
     """Connections by state, for the statistics.
 
-    Invariant: every number is a count since the daemon's start but `open` and `by_role`, which are now.
+    Invariant: every number is a count since the daemon's start but `open`, which is now.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,6 @@ class ConnectionCounts:
         self.accepted = 0
         self.protocol_errors = 0
         self.refused = 0
-        self.by_role = dict.fromkeys((m.ROLE_ENGINE, m.ROLE_ADMIN), 0)
 
     def stats(self) -> dict[str, int]:
         """By name."""

@@ -3,6 +3,7 @@
 import pytest
 
 import kvpool_client as kv
+from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
 from tests.daemon import SMALL, Daemon
@@ -55,6 +56,8 @@ SENT = (
     em.AskNamespaces(0),
     m.AskLayouts(""),
     m.RetainKeys(b"", 0, 0.0),
+    cm.AskConnections(),
+    cm.Disconnect(0),
 )
 
 
@@ -85,6 +88,8 @@ def _run_session(daemon: Daemon) -> None:
         admin.snapshot(0)
         admin.fates([keys[0]])
         admin.namespaces()
+        admin.connections()
+        assert not admin.disconnect(1 << 40)
         admin.layouts("test-model")
         admin.retain(keys_of(0, 3), 80, 1.0)
         admin.flush("test-model", None)

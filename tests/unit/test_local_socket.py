@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from kvpool.clock import MonotonicClock
 from kvpool.protocol import messages as m
 from kvpool.server import local_socket as module
 from kvpool.server.local_socket import Admission, LocalSocket, Peer
+from kvpool.server.roster import Roster
 
 
 def _nobody(hello: m.Hello, peer: Peer) -> Admission:
@@ -36,8 +38,8 @@ def _accept(path: Path, errors: list[Exception], monkeypatch: pytest.MonkeyPatch
             raise AssertionError
 
         monkeypatch.setattr(loop, "sock_accept", sock_accept)
-        listener = LocalSocket(str(path), mode=0o600, max_connections=5, handshake_timeout_s=1.0)
-        listener.start(_nobody, _adopt, lambda: 0, failures.append)
+        listener = LocalSocket(str(path), mode=0o600, handshake_timeout_s=1.0)
+        listener.start(_nobody, _adopt, Roster(5, 1.0, MonotonicClock()), failures.append)
         for _ in range(20):
             await asyncio.sleep(0)
         await listener.stop()

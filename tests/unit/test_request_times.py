@@ -11,6 +11,7 @@ from kvpool.pool import Pool
 from kvpool.protocol import messages as m
 from kvpool.protocol.frames import FrameReader
 from kvpool.server.connection import Connection
+from kvpool.server.connection_requests import connection_handlers
 from kvpool.server.request_times import BOUNDS_NS, VERBS, RequestTimes
 from kvpool.server.service import ConnectionCounts, admin_handlers, engine_handlers
 from kvpool.server.turns import Turns
@@ -65,6 +66,7 @@ def test_every_request_of_every_role_has_a_row() -> None:
     asked = {
         *engine_handlers(cast(Pool, None), cast(Any, None)),
         *admin_handlers(cast(Pool, None), cast(Any, {}), ConnectionCounts()),
+        *connection_handlers(cast(Pool, None), *cast(Any, [None] * 4)),
     }
     assert asked == {verb.KIND for verb in VERBS}
 

@@ -1,0 +1,65 @@
+"""The commands about connections: connections, disconnect."""
+
+from typing import Any
+
+import click
+
+from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
+from kvpool.cli.output import EXIT_FAILURE, fail, print_json, print_table
+from kvpool.units import format_size
+
+pass_options = click.pass_obj
+
+
+@cli.command(epilog=epilog("kvpoolctl connections", "kvpoolctl connections --json"))
+@common_options
+@pass_options
+def connections(options: Options) -> None:
+    """Print who is connected and what each holds, those that hold the most first.
+
+    HELD is what a connection keeps from being evicted: slots that it writes, or may still write though their time is over,
+    chunks that it has leased, and chunks that it has announced. UNREAD is the part of a request that has arrived without the
+    rest. RANK is "-" for a scheduler, which stands for all ranks, and for an operator. A connection that is "ending" has been
+    disconnected and not closed by its process yet: what it may still write stays its own.
+    """
+    with options.connect() as connection:
+        report = ask(connection.connections)
+    if options.is_json:
+        print_json(report)
+        return
+    rows = [_readable(row) for row in report["connections"]]
+    print_table("connections", rows, columns_max=len(rows[0]))
+    if report["left_out"]:
+        click.echo(f"{report['left_out']} more, which hold less, are left out")
+
+
+@cli.command(epilog=epilog("kvpoolctl disconnect 17"))
+@click.argument("connection", type=click.IntRange(min=1), metavar="ID")
+@common_options
+@pass_options
+def disconnect(options: Options, connection: int) -> None:
+    """End the connection with a number that `kvpoolctl connections` shows.
+
+    Its leases and announcements end at once, its saves are given up. Slots that its process may still write are free when the
+    process has closed the connection, as the client library does by itself; the library then connects again.
+    """
+    with options.connect() as operator:
+        is_found = ask(lambda: operator.disconnect(connection))
+    if not is_found:
+        fail(f"there is no connection {connection}: kvpoolctl connections shows those that there are", EXIT_FAILURE)
+    if options.is_json:
+        print_json({"disconnected": True})
+    else:
+        click.echo(f"connection {connection} ends")
+
+
+def _readable(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: row[name] for name in ("id", "pid", "uid", "role", "model", "rank")},
+        "age": f"{row['age_s']:.0f}s",
+        "leases": row["leases"],
+        "saves": row["reservations"],
+        "held": format_size(row["held_bytes"]),
+        "unread": format_size(row["unread_bytes"]),
+        "state": row["state"],
+    }

@@ -1,0 +1,19 @@
+"""What an operator asks about connections. See `messages` for the rules of records. Any thread."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class AskConnections:
+    """Who is connected and what each connection holds. Answered by Report."""
+
+    KIND: ClassVar[int] = 72
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """End a connection. Answered by Report: whether there was one (`disconnected`)."""
+
+    KIND: ClassVar[int] = 73
+    connection: int
