@@ -297,9 +297,9 @@ class Tiering:
             "ssd.written_per_read": round(int(tier["ssd.written_bytes"]) / max(1, int(tier["ssd.read_bytes"])), 3),
         }
 
-    def verify(self) -> list[str]:
-        """Broken invariants of the slower directory, one line each."""
-        problems = [f"ssd: {problem}" for problem in self.directory.verify()]
+    def verify(self, *, with_shared: bool = True) -> list[str]:
+        """Broken invariants of the slower directory, one line each. See `Directory.verify`."""
+        problems = [f"ssd: {problem}" for problem in self.directory.verify(with_shared)]
         stats = self.directory.stats()
         found, expected = (stats["holds"], stats["pins"]), (self.promotions.holds, self.comparisons.pins)
         if found != expected:

@@ -4,10 +4,13 @@ The handlers hold no state of their own. Most answer at once; what may be about 
 also wait for memory, and checks of bytes run on the transfer threads. Control thread only.
 """
 
+import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.pool import Pool
 from kvpool.protocol import hit_curve
@@ -15,6 +18,7 @@ from kvpool.protocol import messages as m
 from kvpool.protocol import staging_messages as sm
 from kvpool.server.connection import Answer, Handler, WithDescriptor
 from kvpool.server.event_requests import admin_event_handlers, engine_event_handlers
+from kvpool.server.forked_check import check_in_child
 
 WRITE_DOWN_S_MAX = 3600.0
 PROBLEMS_MAX = 500
@@ -91,11 +95,11 @@ def _by_kind(handlers: dict[type[Any], Handler]) -> Handlers:
     return {record.KIND: (record, handler) for record, handler in handlers.items()}
 
 
-def _flush(pool: Pool, request: m.Flush) -> Answer:
+def _flush(pool: Pool, request: m.Flush) -> Parts[Answer]:
     if math.isnan(request.older_than_s):
         return m.Failure("argument", "older_than_s is not a number, expected seconds")
     older_than_s = None if request.older_than_s < 0 else request.older_than_s
-    return m.Report(pool.flush(request.model or None, older_than_s, request.tier))
+    return m.Report((yield from pool.flush(request.model or None, older_than_s, request.tier)))
 
 
 async def _write_down(pool: Pool, request: m.WriteDown) -> Answer:
@@ -109,8 +113,12 @@ async def _report_corrupt(pool: Pool, session: EngineSession, report: m.ReportCo
     return m.Done()
 
 
-def _check(pool: Pool) -> Answer:
-    report: dict[str, Any] = pool.verify()
+def _check(pool: Pool) -> Parts[Answer]:
+    counting = asyncio.ensure_future(check_in_child(partial(pool.verify, with_shared=False)))
+    problems = yield from pool.verify_shared()
+    yield counting
+    report = counting.result()
+    report["problems"] += problems + pool.problems()
     if len(report["problems"]) > PROBLEMS_MAX:
         more = len(report["problems"]) - PROBLEMS_MAX
         report["problems"] = [*report["problems"][:PROBLEMS_MAX], f"and {more} more"]

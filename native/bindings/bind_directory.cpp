@@ -10,6 +10,7 @@
 #include "bindings.h"
 #include "columns.h"
 #include "kvpool/directory.h"
+#include "kvpool/flush_walk.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -195,7 +196,7 @@ void bind_removal(nb::class_<Directory>& directory) {
             if (owner) {
               only = known_namespace(self, *owner);
             }
-            const FlushResult result = self.flush(only, before_ns);
+            const FlushResult result = flush(self, only, before_ns);
             return nb::make_tuple(result.chunks, result.bytes, result.skipped);
           },
           "namespace"_a.none(), "before_ns"_a, "(chunks, bytes, skipped because held).");
@@ -260,7 +261,16 @@ void bind_directory(nb::module_& module) {
       .def("stats", &stats)
       .def("bound_chains", &Directory::bound_chains, "chunks"_a, "No chain gets more chunks than this from now on.")
       .def("is_behind", &Directory::is_behind, "Whether segments are still to be marked ready.")
-      .def("verify", &Directory::verify, "One line per broken invariant.");
+      .def("verify", &Directory::verify, "with_shared"_a = true,
+           "One line per broken invariant. Without what clients map, which a forked child does not have.")
+      .def(
+          "verify_shared",
+          [](const Directory& self, uint64_t cursor, uint32_t limit) {
+            std::vector<std::string> broken;
+            const uint64_t next = self.verify_shared(cursor, std::max(limit, 1U), broken);
+            return nb::make_tuple(next, broken);
+          },
+          "cursor"_a, "limit"_a, "(cursor to go on from or 0, lines): what clients map, a part at once.");
   bind_holds(directory);
   bind_reservations(directory);
   bind_removal(directory);

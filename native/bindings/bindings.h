@@ -14,6 +14,7 @@ void bind_copy(nanobind::module_& module);
 void bind_catalogue(nanobind::module_& module);
 void bind_ssd(nanobind::module_& module);
 void bind_reuse(nanobind::module_& module);
+void bind_flush(nanobind::module_& module);
 void bind_changes(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_tiers(nanobind::class_<Directory>& directory);
 void bind_holds(nanobind::class_<Directory>& directory);

@@ -14,4 +14,5 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_catalogue(module);
   kvpool::bind_ssd(module);
   kvpool::bind_reuse(module);
+  kvpool::bind_flush(module);
 }

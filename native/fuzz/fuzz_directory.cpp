@@ -2,6 +2,7 @@
 // and nothing stays held.
 #include "directory_pool.h"
 #include "fuzz_input.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using kvpool::fuzzing::Input;
@@ -56,10 +57,10 @@ class Requests {
     FUZZ_EXPECT(stats.reservations == 0);
     FUZZ_EXPECT(stats.zombies == 0);
     FUZZ_EXPECT(stats.writing == 0);
-    static_cast<void>(pool_.directory.flush(std::nullopt, UINT64_MAX));
+    static_cast<void>(flush(pool_.directory, std::nullopt, UINT64_MAX));
     FUZZ_EXPECT(pool_.directory.stats().used_bytes == 0);
     FUZZ_EXPECT(files_.stats().held == 0);
-    static_cast<void>(files_.flush(std::nullopt, UINT64_MAX));
+    static_cast<void>(flush(files_, std::nullopt, UINT64_MAX));
     FUZZ_EXPECT(files_.stats().used_bytes == 0);
   }
 
@@ -165,7 +166,7 @@ class Requests {
         static_cast<void>(kvpool::testing::drop(files_, key()));
         return;
       case 3:
-        static_cast<void>(files_.flush(std::nullopt, time()));
+        static_cast<void>(flush(files_, std::nullopt, time()));
         return;
       case 4:
         files_.release_untouched(id());
@@ -240,7 +241,7 @@ class Requests {
       if (input_.up_to(1) == 0) {
         only = owner();
       }
-      static_cast<void>(pool_.directory.flush(only, time()));
+      static_cast<void>(flush(pool_.directory, only, time()));
     }
   }
 

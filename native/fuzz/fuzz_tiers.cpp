@@ -2,6 +2,7 @@
 #include "fuzz_input.h"
 
 #include "directory_tiers.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using kvpool::fuzzing::Input;
@@ -64,8 +65,8 @@ class Moves {
       FUZZ_EXPECT(stats.held == 0 && stats.holds == 0 && stats.reservations == 0 && stats.pins == 0 && stats.pinned == 0);
       FUZZ_EXPECT(stats.zombies == 0 && stats.writing == 0 && stats.promoting == 0);
     }
-    static_cast<void>(memory_.flush(std::nullopt, UINT64_MAX));
-    static_cast<void>(tiers_.files.flush(std::nullopt, UINT64_MAX));
+    static_cast<void>(flush(memory_, std::nullopt, UINT64_MAX));
+    static_cast<void>(flush(tiers_.files, std::nullopt, UINT64_MAX));
     FUZZ_EXPECT(memory_.stats().used_bytes == 0 && tiers_.files.stats().used_bytes == 0);
     FUZZ_EXPECT(tiers_.is_sound());
   }
@@ -113,7 +114,7 @@ class Moves {
         memory_.protect_unsaved(input_.up_to(1) != 0);
         return;
       default:
-        static_cast<void>((input_.up_to(1) != 0 ? memory_ : tiers_.files).flush(std::nullopt, UINT64_MAX));
+        static_cast<void>(flush((input_.up_to(1) != 0 ? memory_ : tiers_.files), std::nullopt, UINT64_MAX));
     }
   }
 

@@ -283,6 +283,26 @@ std::vector<std::string> ChunkTable::verify() const {
   return broken;
 }
 
+uint64_t ChunkTable::verify_part(uint64_t position, uint32_t limit, std::vector<std::string>& broken,
+                                 const std::function<bool(const ChunkKey&, RecordId)>& is_right) const {
+  const uint64_t table_end = shape_.generations_offset();
+  const Stretch pages = mapping_->next_pages(PAGE_BYTES + position * sizeof(TableSlot));
+  const uint64_t begin = std::max(pages.begin, PAGE_BYTES + position * sizeof(TableSlot));
+  if (begin >= std::min(pages.end, table_end)) {
+    return 0;
+  }
+  const uint64_t last = (std::min(pages.end, table_end) - PAGE_BYTES) / sizeof(TableSlot);
+  const uint64_t end = std::min(last, (begin - PAGE_BYTES) / sizeof(TableSlot) + limit);
+  for (position = (begin - PAGE_BYTES) / sizeof(TableSlot); position < end; ++position) {
+    verify_slot(position, broken);
+    const TableSlot& slot = slots_[position];
+    if (slot.generation != 0 && !is_right(slot.key, RecordId(slot.record))) {
+      broken.push_back("table slot " + std::to_string(position) + " names a record of another chunk, or none that is stored");
+    }
+  }
+  return end < shape_.slots ? end : 0;
+}
+
 void ChunkTable::verify_slot(uint64_t position, std::vector<std::string>& broken) const {
   const TableSlot& slot = slots_[position];
   const auto note = [&](const char* what) {

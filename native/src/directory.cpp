@@ -333,28 +333,4 @@ uint64_t Directory::discard(const ChunkKey& key) {
   return removed;
 }
 
-// From each leaf up as far as nothing else hangs on what precedes it: so each chunk is looked at once more than it has children.
-FlushResult Directory::flush(std::optional<NamespaceId> owner, uint64_t before_ns) {
-  FlushResult result;
-  departure_ = Cause::FLUSHED;
-  const auto is_wanted_no_more = [&](const ChunkRecord& record) {
-    return !record.first_child.valid() && is_free(record) && record.last_access_ns < before_ns &&
-           (!owner || record.owner == *owner);
-  };
-  for (uint32_t index = 0; index < records_.end(); ++index) {
-    for (RecordId id(index); id.valid() && is_wanted_no_more(records_[id]);) {
-      const RecordId parent = records_[id].parent;
-      ++result.chunks;
-      result.bytes += chunk_bytes(records_[id]);
-      remove_idle(id);
-      id = parent;
-    }
-  }
-  for (uint32_t index = 0; index < namespaces_.size(); ++index) {
-    result.skipped += !owner || *owner == NamespaceId(index) ? namespaces_[index].held : 0;
-  }
-  stats_.flushed_chunks += result.chunks;
-  return result;
-}
-
 }  // namespace kvpool

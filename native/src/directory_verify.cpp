@@ -8,6 +8,9 @@
 namespace kvpool {
 namespace {
 
+// Cursors of `verify_shared` from here on are places of the table.
+constexpr uint64_t TABLE_CURSOR = uint64_t{1} << 32;
+
 std::string name_of(RecordId id) { return "chunk record " + std::to_string(id.value()); }
 
 void append(std::vector<std::string>& broken, const std::vector<std::string>& more) {
@@ -16,20 +19,40 @@ void append(std::vector<std::string>& broken, const std::vector<std::string>& mo
 
 }  // namespace
 
-std::vector<std::string> Directory::verify() const {
+std::vector<std::string> Directory::verify(bool with_shared) const {
   std::vector<std::string> broken;
-  append(broken, table_.verify());
+  if (with_shared || !table_.is_shared()) {
+    append(broken, table_.verify());
+  }
   append(broken, arena_.verify());
-  verify_records(broken);
+  verify_records(broken, with_shared);
   verify_queues(broken);
   verify_retention(broken);
   verify_holds(broken);
-  verify_sums(broken);
+  verify_sums(broken, with_shared);
   verify_shares(broken);
   return broken;
 }
 
-void Directory::verify_records(std::vector<std::string>& broken) const {
+// First the records, each against its entry in the table, then the places of the table, each against the record it names.
+uint64_t Directory::verify_shared(uint64_t cursor, uint32_t limit, std::vector<std::string>& broken) const {
+  if (cursor < TABLE_CURSOR) {
+    const uint64_t end = std::min<uint64_t>(cursor + limit, records_.end());
+    for (; cursor < end; ++cursor) {
+      const RecordId id(static_cast<uint32_t>(cursor));
+      if (records_[id].state != ChunkState::FREE) {
+        verify_record(id, broken);
+      }
+    }
+    return cursor < records_.end() ? cursor : table_.is_shared() ? TABLE_CURSOR : 0;
+  }
+  const uint64_t next = table_.shared().verify_part(cursor - TABLE_CURSOR, limit, broken, [this](const ChunkKey& key, RecordId id) {
+    return id.valid() ? records_[id].key == key && records_[id].state != ChunkState::FREE : is_elsewhere(key);
+  });
+  return next == 0 ? 0 : TABLE_CURSOR + next;
+}
+
+void Directory::verify_records(std::vector<std::string>& broken, bool with_shared) const {
   uint32_t alive = 0;
   uint64_t counted = 0;
   for (uint32_t index = 0; index < records_.end(); ++index) {
@@ -37,7 +60,9 @@ void Directory::verify_records(std::vector<std::string>& broken) const {
     counted += record.state == ChunkState::READY && record.generation > counted_from_ ? 1U : 0U;
     if (record.state != ChunkState::FREE) {
       ++alive;
-      verify_record(RecordId(index), broken);
+      if (with_shared) {
+        verify_record(RecordId(index), broken);
+      }
       verify_tree(RecordId(index), broken);
     }
   }
@@ -66,6 +91,9 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
     if ((entry->tiers & tier_bit(tier_)) != (is_ready ? tier_bit(tier_) : 0)) {
       broken.push_back(name_of(id) + " has wrong tiers in the table");
     }
+  }
+  if (record.is_below != (slower_ != nullptr && record.state != ChunkState::ZOMBIE && is_elsewhere(record.key))) {
+    broken.push_back(name_of(id) + " is wrong about its copy below");
   }
   if (!table_.says(record.page, has_bytes(record.state) ? record.generation : 0)) {
     broken.push_back(name_of(id) + " has a wrong generation word");
@@ -121,10 +149,6 @@ void Directory::verify_queues(std::vector<std::string>& broken) const {
     }
     if (found[index] != 0 && record.pins == 0 && record.standing != standing_of(record)) {
       broken.push_back(name_of(RecordId(index)) + " stands in the wrong list of its queue");
-    }
-    if (record.is_below != (slower_ != nullptr && record.state != ChunkState::FREE &&
-                            record.state != ChunkState::ZOMBIE && is_elsewhere(record.key))) {
-      broken.push_back(name_of(RecordId(index)) + " is wrong about its copy below");
     }
     if (is_listed(record) && record.parent.valid() && is_listed(records_[record.parent]) &&
         records_[record.parent].last_access_ns < record.last_access_ns && !record.is_cut) {
@@ -193,7 +217,7 @@ void Directory::verify_holds(std::vector<std::string>& broken) const {
   }
 }
 
-void Directory::verify_sums(std::vector<std::string>& broken) const {
+void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) const {
   DirectoryStats sums;
   uint64_t written = 0;
   std::vector<NamespaceCounts> counts(namespaces_.size());
@@ -244,8 +268,10 @@ void Directory::verify_sums(std::vector<std::string>& broken) const {
   expect("pinned bytes", sums.pinned_bytes, stats_.pinned_bytes);
   expect("idle bytes", sums.idle_bytes, stats_.idle_bytes);
   const uint8_t slower_bit = slower_ == nullptr ? uint8_t{0} : tier_bit(slower_->tier_);
-  expect("table entries", sums.chunks + sums.writing + sums.promoting + table_.count_placeless(), table_.count());
-  expect("entries of the slower tier", slower_ == nullptr ? 0 : slower_->stats_.chunks, table_.count_in(slower_bit));
+  if (with_shared || !table_.is_shared()) {
+    expect("table entries", sums.chunks + sums.writing + sums.promoting + table_.count_placeless(), table_.count());
+    expect("entries of the slower tier", slower_ == nullptr ? 0 : slower_->stats_.chunks, table_.count_in(slower_bit));
+  }
   expect("evictions", stats_.evictions[0] + stats_.evictions[1] + stats_.evictions[2],
          stats_.evicted_chunks + stats_.shed_chunks);
   expect("chunks declined below", slower_ == nullptr ? 0 : stats_.evicted_chunks,

@@ -6,6 +6,7 @@
 
 #include "directory_pool.h"
 #include "harness.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -97,7 +98,7 @@ TEST(every_departure_says_why) {
   EXPECT(evicted[0].parent == key_of(0) && evicted[0].cause == Cause::OWN_CLASS && evicted[0].tiers == 0);
   EXPECT(take(*feed, 9, has_gap).size() == 4);
   EXPECT(drop(pool.directory, key_of(13)) == 1 && pool.directory.discard(key_of(12)) == 1);
-  static_cast<void>(pool.directory.flush(std::nullopt, pool.now + 1));
+  static_cast<void>(flush(pool.directory, std::nullopt, pool.now + 1));
   const std::vector<Change> gone = take(*feed, 9, has_gap);
   EXPECT(gone.size() == 4 && gone[0].cause == Cause::DROPPED && gone[1].cause == Cause::DISCARDED);
   EXPECT(gone[3].cause == Cause::FLUSHED && gone[3].key == key_of(10));
@@ -123,7 +124,7 @@ TEST(who_adds_up_changes_knows_what_is_stored) {
     if (random() % 8 == 0) {
       static_cast<void>(drop(pool.directory, key_of(family + random() % 6)));
     } else if (random() % 40 == 0) {
-      static_cast<void>(pool.directory.flush(std::nullopt, pool.now - pool.now / 8));
+      static_cast<void>(flush(pool.directory, std::nullopt, pool.now - pool.now / 8));
     } else {
       static_cast<void>(pool.store(range(family, 1 + random() % 6)));
     }

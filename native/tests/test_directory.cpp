@@ -4,6 +4,7 @@
 
 #include "directory_pool.h"
 #include "harness.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -186,19 +187,83 @@ TEST(flush_takes_what_is_old_and_not_held) {
   pool.now += 10;
   EXPECT(pool.store({11, 12}) == 2);
   const NamespaceId other = pool.directory.add_namespace();
-  EXPECT(pool.directory.flush(other, UINT64_MAX).chunks == 0);
+  EXPECT(flush(pool.directory, other, UINT64_MAX).chunks == 0);
   const Hold hold = pool.acquire({1});
-  const FlushResult old = pool.directory.flush(pool.owner, middle);
+  const FlushResult old = flush(pool.directory, pool.owner, middle);
   EXPECT(old.chunks == 2);
   EXPECT(old.bytes == 2 * CHUNK);
   EXPECT(old.skipped == 1);
   EXPECT(pool.lookup({11, 12}) == 2);
   EXPECT(pool.is_sound());
-  EXPECT(pool.directory.flush(std::nullopt, UINT64_MAX).chunks == 2);
+  EXPECT(flush(pool.directory, std::nullopt, UINT64_MAX).chunks == 2);
   EXPECT(pool.directory.release(hold.id, ++pool.now));
-  EXPECT(pool.directory.flush(std::nullopt, UINT64_MAX).chunks == 1);
+  EXPECT(flush(pool.directory, std::nullopt, UINT64_MAX).chunks == 1);
   EXPECT(pool.directory.stats().used_bytes == 0);
   EXPECT(pool.is_sound());
+}
+
+TEST(a_flush_in_parts_takes_a_chain_from_its_leaf_and_leaves_what_comes_meanwhile) {
+  Pool pool(40 * CHUNK);
+  EXPECT(pool.store({1, 2, 3, 4, 5, 6, 7, 8}) == 8);
+  FlushWalk walk(pool.directory, std::nullopt, ++pool.now);
+  EXPECT(walk.advance(3));
+  EXPECT(walk.result().chunks == 3);
+  EXPECT(pool.lookup({1, 2, 3, 4, 5, 6, 7, 8}) == 5);
+  EXPECT(pool.is_sound());
+  EXPECT(pool.store({11, 12}) == 2);        // new
+  EXPECT(pool.store({16, 17}, 5) == 2);     // behind what would have gone next
+  while (walk.advance(1)) {
+    EXPECT(pool.is_sound());
+  }
+  EXPECT(pool.lookup({1, 2, 3, 4, 5, 16, 17}) == 7);
+  EXPECT(pool.lookup({11, 12}) == 2);
+  EXPECT(walk.result().chunks == 3);
+  EXPECT(flush(pool.directory, std::nullopt, UINT64_MAX).chunks == 9);
+  EXPECT(pool.directory.stats().used_bytes == 0);
+}
+
+TEST(a_flush_of_some_namespaces_leaves_the_others) {
+  Pool pool(40 * CHUNK);
+  EXPECT(pool.store({1, 2, 3}) == 3);
+  const NamespaceId mine = pool.owner;
+  pool.owner = pool.directory.add_namespace();
+  EXPECT(pool.store({11, 12}) == 2);
+  FlushWalk walk(pool.directory, std::vector<NamespaceId>{mine, pool.directory.add_namespace()}, UINT64_MAX);
+  while (walk.advance(2)) {
+  }
+  EXPECT(walk.result().chunks == 3);
+  EXPECT(pool.lookup({11, 12}) == 2);
+  EXPECT(pool.is_sound());
+}
+
+TEST(what_clients_map_is_compared_in_parts) {
+  Pool pool(40 * CHUNK);
+  EXPECT(pool.store({1, 2, 3, 4, 5}) == 5);
+  std::vector<std::string> broken;
+  uint64_t cursor = 0;
+  size_t parts = 0;
+  do {
+    cursor = pool.directory.verify_shared(cursor, 2, broken);
+    ++parts;
+  } while (cursor != 0);
+  EXPECT(parts > 5);
+  EXPECT(broken.empty());
+  EXPECT(pool.directory.verify(false).empty());
+  // A client cannot do this: it maps the index for reading.
+  const auto entry = pool.view->lookup(pack({3}).data(), 1, std::vector<uint8_t>(1).data());
+  EXPECT(entry == 1);
+  auto* words = reinterpret_cast<uint64_t*>(pool.index->data() + PAGE_BYTES);
+  for (uint64_t at = 0; at < pool.geometry.index.slots * 8; ++at) {
+    if (words[at] == key_of(3).words[0]) {
+      words[at] ^= 1;
+    }
+  }
+  cursor = 0;
+  do {
+    cursor = pool.directory.verify_shared(cursor, 2, broken);
+  } while (cursor != 0);
+  EXPECT(!broken.empty());
+  EXPECT(pool.directory.verify(false).empty());
 }
 
 TEST(memory_that_is_not_ready_says_so) {

@@ -209,6 +209,7 @@ async def _play(folder: Path, seed: int) -> int:
     loop.set_exception_handler(lambda _, context: failures.append(str(context)))
     await world.pool.start()
     clients = [Client(world) for _ in range(CONNECTIONS)]
+    orders: list[Any] = []
     end_s, steps = time.monotonic() + SECONDS, 0
     while time.monotonic() < end_s:
         steps += 1
@@ -217,7 +218,10 @@ async def _play(folder: Path, seed: int) -> int:
             clients[which].close()
             clients[which] = Client(world)
         elif chance < 0.0025:
-            world.pool.flush(None, world.random.choice([None, 0.05, 0.5]), world.random.choice(["", "dram", "ssd"]))
+            age_s, tier = world.random.choice([None, 0.05, 0.5]), world.random.choice(["", "dram", "ssd"])
+            orders.append(world.pool.flush(None, age_s, tier))
+        elif chance < 0.2 and orders:
+            orders = [order for order in orders if next(order, None) is None and order.gi_frame is not None]
         else:
             clients[which].step()
         if world.random.random() < 0.3:

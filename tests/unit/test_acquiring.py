@@ -16,6 +16,7 @@ from kvpool.protocol import messages as m
 from kvpool.types import KEY_BYTES, ConnectionId, Level
 from tests.daemon import SMALL
 from tests.hostile.raw_clients import keys_of
+from tests.parts import served
 
 T = TypeVar("T")
 CHAIN = 2 * PART_CHUNKS + 40
@@ -113,7 +114,7 @@ def test_what_was_dropped_and_came_back_while_a_lease_or_a_hint_was_taken_is_tak
         while pool.measure({}).ssd["ssd.state"] != "ok":
             await asyncio.sleep(0.001)
         assert (await pool.write_down(10.0))["left"] == 0
-        pool.flush(None, None, "dram")
+        served(pool.flush(None, None, "dram"))
         leasing = setting.begin(pool.chains.acquire(setting.session, m.Acquire(KEYS)))
         hint = setting.begin(pool.hints.announce(setting.session, m.Announce(KEYS)))
         await setting.settle()

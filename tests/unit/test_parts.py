@@ -159,7 +159,14 @@ def ends(setting: Setting) -> None:
     assert setting.pool.measure({}).directory["used_bytes"] == 0
 
 
-@pytest.mark.parametrize("check", [new_ones, over_others, kept_ones, leases, wishes, ends])
+def orders(setting: Setting) -> None:
+    """An operator's check, and a flush."""
+    setting.store(chain(1))
+    assert setting.serve(setting.pool.verify_shared()) == []
+    assert setting.serve(setting.pool.flush("model", None))["chunks"] == CHAIN
+
+
+@pytest.mark.parametrize("check", [new_ones, over_others, kept_ones, leases, wishes, ends, orders])
 def test_no_part_of_a_request_takes_longer_than_a_turn(check: Callable[[Setting], None]) -> None:
     longest_s = in_setting(check)
     print(f"{check.__name__}: longest part {longest_s * 1e3:.2f} ms")

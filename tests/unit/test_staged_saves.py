@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import pytest
 import kvpool_native
 from kvpool.config import load_config
 from kvpool.errors import ProtocolError, Refused
-from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.pool import Pool
 from kvpool.protocol import messages as m
@@ -19,9 +17,9 @@ from kvpool.protocol import staging_messages as sm
 from kvpool.transfer.workers import Job, Report, Urgency
 from kvpool.types import ConnectionId, SaveState
 from tests.daemon import SMALL
+from tests.parts import served
 
 KEYS = b"".join(bytes([number]) * 32 for number in (1, 2))
-T = TypeVar("T")
 SECOND_NS = 1_000_000_000
 
 
@@ -61,17 +59,6 @@ class HeldWorkers:
 
     def stop(self) -> None:
         """Nothing runs."""
-
-
-def served(parts: Parts[T]) -> T:
-    """The answer to a request that waits for nothing."""
-    answers: list[T] = []
-
-    def collect() -> Parts[None]:
-        answers.append((yield from parts))
-
-    assert not any(collect())
-    return answers[0]
 
 
 class Setting:

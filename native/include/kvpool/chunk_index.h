@@ -82,6 +82,7 @@ class ChunkIndex {
     return !table_ || table_->generation(page) == generation;
   }
 
+  [[nodiscard]] bool is_shared() const noexcept { return table_.has_value(); }
   // What a table alone can do. REQUIRES: there is one.
   [[nodiscard]] ChunkTable& shared() noexcept { return *table_; }
   [[nodiscard]] const ChunkTable& shared() const noexcept { return *table_; }

@@ -34,6 +34,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -214,6 +215,10 @@ class ChunkTable {
 
   // Recounts everything; one line per broken invariant. Takes no memory for parts of the table that were never used.
   [[nodiscard]] std::vector<std::string> verify() const;
+  // The same of `limit` places from `position` on: entries where they are found, and named rightly. Returns where to go on, 0 at
+  // the end. `is_right(key, record)`: whether an entry may name this record, or none.
+  [[nodiscard]] uint64_t verify_part(uint64_t position, uint32_t limit, std::vector<std::string>& broken,
+                                     const std::function<bool(const ChunkKey&, RecordId)>& is_right) const;
 
  private:
   // Calls `visit` with every position that may have an entry; those in pages that were never touched have none.

@@ -197,8 +197,7 @@ class Directory {
   uint64_t drop(const ChunkKey& key, uint64_t generation);
   // The same for a chunk that nobody wants any more, whatever its generation: it counts as flushed.
   uint64_t discard(const ChunkKey& key);
-  // Removes what nobody holds and was last used before `before_ns`, in one namespace or (absent) in all.
-  FlushResult flush(std::optional<NamespaceId> owner, uint64_t before_ns);
+  friend class FlushWalk;  // removes what nobody holds, in parts
 
   // Every chunk that comes to this tier or leaves it is told to the feed from now on; what is restored only as a gap.
   void report_to(std::shared_ptr<ChangeFeed> feed) noexcept { feed_ = std::move(feed); }
@@ -225,8 +224,10 @@ class Directory {
   [[nodiscard]] const DirectoryGeometry& geometry() const noexcept { return geometry_; }
   [[nodiscard]] bool is_behind() const noexcept { return arena_.is_behind(); }
 
-  // Recounts everything from the records, holds, table and arena; one line per broken invariant.
-  [[nodiscard]] std::vector<std::string> verify() const;
+  // Recounts everything from the records, holds, table and arena; one line per broken invariant. A forked child has nothing that
+  // clients map: there `with_shared` is false, and `verify_shared` looks at that part by part, from a cursor (0: start) on; 0: done.
+  [[nodiscard]] std::vector<std::string> verify(bool with_shared = true) const;
+  [[nodiscard]] uint64_t verify_shared(uint64_t cursor, uint32_t limit, std::vector<std::string>& broken) const;
 
  private:
   // Ancestors that a writer holds: those of a long prompt; what is added to a longer one does not cost its length.
@@ -350,14 +351,13 @@ class Directory {
   [[nodiscard]] bool is_removable(RecordId id) const;
   [[nodiscard]] std::optional<ChunkKey> victim_in_reach(const ChunkKey& key) const;
   void evict_for(ChunkIndex& crowded, const ChunkKey& heir, RecordId top) noexcept;
-  // directory_verify.cpp
-  void verify_records(std::vector<std::string>& broken) const;
+  void verify_records(std::vector<std::string>& broken, bool with_shared) const;
   void verify_record(RecordId id, std::vector<std::string>& broken) const;
   void verify_tree(RecordId id, std::vector<std::string>& broken) const;
   void verify_queues(std::vector<std::string>& broken) const;
   void verify_retention(std::vector<std::string>& broken) const;
   void verify_holds(std::vector<std::string>& broken) const;
-  void verify_sums(std::vector<std::string>& broken) const;
+  void verify_sums(std::vector<std::string>& broken, bool with_shared) const;
 
   const DirectoryGeometry geometry_;
   const Tier tier_;

@@ -1,0 +1,89 @@
+"""A recount of every invariant in a forked child: an exact look at one moment, while the daemon serves on.
+
+The child has the daemon's own memory as it was at the fork, recounts it, writes one report into a pipe and ends; it touches no
+socket, no file and no other thread's work, and has nothing of what clients map. The daemon pays for the fork alone and for the
+pages that it changes meanwhile. A child that ends before its report is a problem of its own in the report, and no harm to the
+daemon.
+
+Control thread only.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+TIMEOUT_S = 120.0
+READ_BYTES = 1 << 20
+
+Report = dict[str, Any]
+
+
+async def check_in_child(verify: Callable[[], Report]) -> Report:
+    """The report of `verify`, which another process makes. Raises OSError where there is no memory for one."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        pid = _fork()
+        if pid == 0:
+            _report_and_end(verify, writer)
+    except BaseException:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    loop = asyncio.get_running_loop()
+    packed = b""
+    try:
+        with contextlib.suppress(asyncio.TimeoutError):
+            packed = await asyncio.wait_for(_read_all(loop, reader), TIMEOUT_S)
+    finally:
+        os.close(reader)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        _, status = await loop.run_in_executor(None, os.waitpid, pid, 0)
+    if not packed:
+        return {
+            "problems": [f"check: its process ended before it was done (wait status {status})"],
+            "chunks": 0,
+            "tiers": {},
+        }
+    return dict(msgpack.unpackb(packed))
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # The child runs on the forking thread alone and takes no lock that another one may have held.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _report_and_end(verify: Callable[[], Report], writer: int) -> None:
+    status = 1
+    try:
+        os.set_blocking(writer, True)
+        left = memoryview(msgpack.packb(verify()))
+        while left:
+            left = left[os.write(writer, left) :]
+        status = 0
+    finally:
+        os._exit(status)
+
+
+async def _read_all(loop: asyncio.AbstractEventLoop, fd: int) -> bytes:
+    packed = b""
+    while True:
+        readable = loop.create_future()
+        loop.add_reader(fd, readable.set_result, None)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(fd)
+        piece = os.read(fd, READ_BYTES)
+        if not piece:
+            return packed
+        packed += piece

@@ -1,0 +1,50 @@
+// Bindings of flushes in parts. No logic.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "bindings.h"
+#include "columns.h"
+#include "kvpool/flush_walk.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvpool {
+
+void bind_flush(nb::module_& module) {
+  nb::class_<FlushWalk>(module, "FlushWalk", "A flush in parts of what nobody holds. Control thread only.")
+      .def(
+          "__init__",
+          [](FlushWalk* self, Directory& directory, const std::optional<std::vector<uint32_t>>& owners, uint64_t before_ns) {
+            std::optional<std::vector<NamespaceId>> chosen;
+            if (owners) {
+              chosen.emplace();
+              std::transform(owners->begin(), owners->end(), std::back_inserter(*chosen),
+                             [&](uint32_t owner) { return known_namespace(directory, owner); });
+            }
+            new (self) FlushWalk(directory, chosen, before_ns);
+          },
+          nb::keep_alive<1, 2>(), "directory"_a, "namespaces"_a.none(), "before_ns"_a)
+      .def(
+          "advance",
+          [](FlushWalk& self, size_t limit) {
+            if (limit == 0) {
+              throw nb::value_error("limit must not be 0");
+            }
+            return self.advance(limit);
+          },
+          "limit"_a, "Removes so many chunks at most. False at the end.")
+      .def(
+          "result",
+          [](const FlushWalk& self) {
+            const FlushResult& result = self.result();
+            return nb::make_tuple(result.chunks, result.bytes, result.skipped);
+          },
+          "(chunks, bytes, skipped because held) so far; the last at the end.");
+}
+
+}  // namespace kvpool
