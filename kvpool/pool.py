@@ -73,7 +73,7 @@ class Pool:
         self._directory = kvpool_native.Directory(
             self._dram.arena, self._dram.index, self.geometry, self.epoch, config.dram.policy
         )
-        bound(self._directory, config.dram, config.server.max_chain_chunks)
+        bound(self._directory, config.dram, config.server.max_chain_chunks, config.server.user_share)
         is_staged = config.server.staging_bytes > 0
         self._dram.seal(is_arena_read_only=is_staged)
         self.namespaces, self._joined = Namespaces(self._directory), dict[ConnectionId, dict[int, Namespace]]()
@@ -207,9 +207,13 @@ class Pool:
         self.staged.check_layout(layout)
         return self.namespaces.open_ranks(model, layout)
 
-    def open_session(self, connection: ConnectionId, model: str, layout: Layout) -> EngineSession:
-        """What an engine's requests carry along."""
+    def open_session(
+        self, connection: ConnectionId, model: str, layout: Layout, user: int | None = None
+    ) -> EngineSession:
+        """What an engine's requests carry along. `user`: whose share what it keeps counts for as well; None: nobody's."""
         namespaces = self.open_namespaces(model, layout)
+        if user is not None:
+            self._directory.join_user(connection, user)
         self._joined[connection] = namespaces
         self.namespaces.join(namespaces.values())
         return EngineSession(connection, layout, model, namespaces)
@@ -256,6 +260,7 @@ class Pool:
         self._writing.drop_owner(connection, now_ns)
         self.staged.drop_owner(connection)
         self.hints.drop_owner(connection)
+        self._directory.leave_user(connection)
         self.namespaces.leave(self._joined.pop(connection, {}).values())
 
     def end_reading(self, connection: ConnectionId) -> None:

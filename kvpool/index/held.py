@@ -17,11 +17,11 @@ TOKEN_IDS_PART = 16
 _KINDS = ("reserved_bytes", "zombie_bytes", "leased_bytes")
 
 
-def bound(directory: Directory, config: DramConfig, chain_chunks_max: int) -> None:
-    """Tell DRAM's directory what may be kept above the default priority, by one connection, in one chain, and of token ids."""
+def bound(directory: Directory, config: DramConfig, chain_chunks_max: int, user_share: float) -> None:
+    """Tell DRAM's directory what may be kept: above the default priority, by a connection, a user, in a chain; of token ids."""
     directory.bound_chains(chain_chunks_max)
     directory.cap_retained(config.retained_share)
-    directory.share_among_holders(config.connection_share)
+    directory.share_among_holders(config.connection_share, user_share)
     directory.limit_token_ids(config.token_ids or config.capacity // TOKEN_IDS_PART)
 
 

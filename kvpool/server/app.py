@@ -30,7 +30,7 @@ from kvpool.server.health import Health
 from kvpool.server.input_budget import InputBudget
 from kvpool.server.local_socket import Admission, LocalSocket, Peer
 from kvpool.server.request_times import RequestTimes
-from kvpool.server.roster import Roster
+from kvpool.server.roster import Roster, is_operator
 from kvpool.server.service import ConnectionCounts, Handlers, admin_handlers, engine_handlers
 from kvpool.server.snapshot import LoopReader, Snapshot
 from kvpool.server.supervision import Supervision
@@ -211,7 +211,8 @@ class App:
         if hello.role == m.ROLE_ADMIN:
             about_connections = connection_handlers(self._pool, self._roster, self._input, self._clock, peer)
             return {**admin_handlers(self._pool, self._info, self._counts), **about_connections}
-        session = self._pool.open_session(connection_id, hello.model, Layout.from_wire(hello.layout))
+        user = None if is_operator(peer) else peer.uid
+        session = self._pool.open_session(connection_id, hello.model, Layout.from_wire(hello.layout), user)
         return engine_handlers(self._pool, session)
 
     def _welcome(self) -> m.Welcome:

@@ -202,6 +202,20 @@ void bind_removal(nb::class_<Directory>& directory) {
           "namespace"_a.none(), "before_ns"_a, "(chunks, bytes, skipped because held).");
 }
 
+void bind_checks(nb::class_<Directory>& directory) {
+  directory
+      .def("verify", &Directory::verify, "with_shared"_a = true,
+           "One line per broken invariant. Without what clients map, which a forked child does not have.")
+      .def(
+          "verify_shared",
+          [](const Directory& self, uint64_t cursor, uint32_t limit) {
+            std::vector<std::string> broken;
+            const uint64_t next = self.verify_shared(cursor, std::max(limit, 1U), broken);
+            return nb::make_tuple(next, broken);
+          },
+          "cursor"_a, "limit"_a, "(cursor to go on from or 0, lines): what clients map, a part at once.");
+}
+
 }  // namespace
 
 void bind_directory(nb::module_& module) {
@@ -260,17 +274,8 @@ void bind_directory(nb::module_& module) {
            "At most so many bytes of token ids from now on; chunks beyond that are kept without and counted.")
       .def("stats", &stats)
       .def("bound_chains", &Directory::bound_chains, "chunks"_a, "No chain gets more chunks than this from now on.")
-      .def("is_behind", &Directory::is_behind, "Whether segments are still to be marked ready.")
-      .def("verify", &Directory::verify, "with_shared"_a = true,
-           "One line per broken invariant. Without what clients map, which a forked child does not have.")
-      .def(
-          "verify_shared",
-          [](const Directory& self, uint64_t cursor, uint32_t limit) {
-            std::vector<std::string> broken;
-            const uint64_t next = self.verify_shared(cursor, std::max(limit, 1U), broken);
-            return nb::make_tuple(next, broken);
-          },
-          "cursor"_a, "limit"_a, "(cursor to go on from or 0, lines): what clients map, a part at once.");
+      .def("is_behind", &Directory::is_behind, "Whether segments are still to be marked ready.");
+  bind_checks(directory);
   bind_holds(directory);
   bind_reservations(directory);
   bind_removal(directory);

@@ -14,7 +14,7 @@ using namespace nb::literals;
 namespace kvpool {
 namespace {
 
-nb::list holders(const Directory& directory) {
+nb::list holders(Directory& directory) {
   nb::list rows;
   for (const auto& [number, account] : directory.holders().all()) {
     const HolderBytes& bytes = account.bytes;
@@ -46,13 +46,21 @@ void bind_shares(nb::class_<Directory>& directory) {
   directory
       .def(
           "share_among_holders",
-          [](Directory& self, double share) {
-            if (!(share >= 0.0 && share <= 1.0)) {
-              throw nb::value_error("share must be 0 to 1");
+          [](Directory& self, double share, double user_share) {
+            if (!(share >= 0.0 && share <= 1.0 && user_share >= 0.0 && user_share <= 1.0)) {
+              throw nb::value_error("shares must be 0 to 1");
             }
-            self.share_among_holders(share);
+            self.share_among_holders(share, user_share);
           },
-          "share"_a, "A holder keeps at most this share of what the others leave of the capacity from being evicted.")
+          "share"_a, "user_share"_a = 1.0,
+          "A holder keeps at most this share of what the others leave of the capacity from being evicted, and a user with all\n"
+          "of its holders at most the other.")
+      .def(
+          "join_user", [](Directory& self, uint32_t holder, uint32_t user) { self.holders().join(HolderId(holder), user); },
+          "holder"_a, "user"_a, "What the holder keeps counts for the user too, from now on.")
+      .def(
+          "leave_user", [](Directory& self, uint32_t holder) { self.holders().leave(HolderId(holder)); }, "holder"_a,
+          "The holder has ended: what it keeps until that is given back counts on.")
       .def(
           "affordable",
           [](Directory& self, uint32_t holder, const std::vector<HoldId>& holds, const std::vector<uint32_t>& of,

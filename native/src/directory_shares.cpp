@@ -16,6 +16,11 @@ constexpr uint64_t CHANGED_PART = 4;
 // The same for who holds a chain on each of many ranks: about as many of each rank's are among them.
 constexpr size_t COMPARED_RANKS = 4;
 
+// Whether so much has changed since an account was counted that it is worth counting again.
+bool has_changed(const HolderAccounts::Account& account, uint64_t chunk_bytes) {
+  return account.changed * CHANGED_PART * chunk_bytes >= account.kept && account.changed * CHANGED_PART >= account.holds.size();
+}
+
 // How many leading chunks of a chain are in one of these too. Holds are chains from the root on: where two have a chunk in
 // common they have all that precede it.
 size_t count_common(const HeldChains& chains, const std::vector<RecordId>& chain) {
@@ -42,7 +47,10 @@ size_t count_common(const HeldChains& chains, const std::vector<RecordId>& chain
 
 }  // namespace
 
-void Directory::share_among_holders(double share) noexcept { holder_share_ = share; }
+void Directory::share_among_holders(double share, double user_share) noexcept {
+  holder_share_ = share;
+  user_share_ = user_share;
+}
 
 // What a holder may keep in all while `held` bytes are: its share of what the others leave. All of that is no bound of its own.
 uint64_t Directory::share_of(HolderId holder, uint64_t held) const noexcept {
@@ -51,6 +59,16 @@ uint64_t Directory::share_of(HolderId holder, uint64_t held) const noexcept {
   }
   const uint64_t others = held - std::min(held, accounts_.bound(holder));
   return static_cast<uint64_t>(static_cast<double>(geometry_.capacity - std::min(geometry_.capacity, others)) * holder_share_);
+}
+
+// Whether the holder's user may keep so much more.
+bool Directory::has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept {
+  if (user_share_ >= 1.0 || !accounts_.has_user(holder)) {
+    return true;
+  }
+  const uint64_t own = HolderAccounts::bound_of(accounts_.find_user(holder));
+  const uint64_t left = geometry_.capacity - std::min(geometry_.capacity, held - std::min(held, own));
+  return own + wanted <= static_cast<uint64_t>(static_cast<double>(left) * user_share_);
 }
 
 const std::vector<RecordId>& Directory::chain_of(HoldId hold) const noexcept {
@@ -63,10 +81,9 @@ const std::vector<RecordId>& Directory::chain_of(HoldId hold) const noexcept {
   return made != reservations_.end() && !made->second.expired ? made->second.records : NONE;
 }
 
-// Chains that the holder has under a hold other than `own`, in the order of their first chunks.
-HeldChains Directory::some_chains_of(HolderId holder, HoldId own, size_t limit) const {
+// Chains that a holder or a user has under a hold other than `own`, in the order of their first chunks.
+HeldChains Directory::some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const {
   HeldChains chains;
-  const HolderAccounts::Account* account = accounts_.find(holder);
   if (account == nullptr) {
     return chains;
   }
@@ -80,15 +97,17 @@ HeldChains Directory::some_chains_of(HolderId holder, HoldId own, size_t limit) 
   return chains;
 }
 
-// Counts what the holder keeps chunk by chunk, unless little has changed since: a few chunks are looked at for each that comes or
+// Counts what the holder, and its user, keep chunk by chunk, unless little has changed since: a few chunks are looked at for each that comes or
 // goes, however many leases they are in, and a few of these. `bytes`: of a chunk, more or less.
 void Directory::recount(HolderId holder, uint64_t bytes) {
   const HolderAccounts::Account* account = accounts_.find(holder);
-  if (account == nullptr || account->changed * CHANGED_PART * bytes < account->kept ||
-      account->changed * CHANGED_PART < account->holds.size()) {
-    return;
+  if (account != nullptr && has_changed(*account, bytes)) {
+    accounts_.correct(holder, count_kept(*account));
   }
-  accounts_.correct(holder, count_kept(*account));
+  const HolderAccounts::Account* user = accounts_.find_user(holder);
+  if (user_share_ < 1.0 && user != nullptr && has_changed(*user, bytes)) {
+    accounts_.correct_user(holder, count_kept(*user));
+  }
 }
 
 // Leases first, each from its leaf up to a chunk that is counted already: what precedes that is counted as well. Reservations
@@ -121,16 +140,18 @@ bool Directory::has_share(ShareClaim& claim, const std::vector<RecordId>& chain,
   if (!claim.holder.valid()) {
     return true;
   }
+  const auto beyond = [&](size_t covered) { return (chain.size() + 1 - std::min(covered, chain.size())) * bytes; };
   const auto fits = [&] {
-    const uint64_t wanted = (chain.size() + 1) * bytes - std::min(claim.covered * bytes, chain.size() * bytes);
-    return accounts_.bound(claim.holder) + wanted <= share_of(claim.holder, claim.held);
+    return accounts_.bound(claim.holder) + beyond(claim.covered) <= share_of(claim.holder, claim.held) &&
+           has_user_share(claim.holder, beyond(std::max(claim.covered, claim.user_covered)), claim.held);
   };
   if (fits()) {
     return true;
   }
   if (!claim.is_compared) {
     claim.is_compared = true;
-    const size_t covered = count_common(some_chains_of(claim.holder, claim.own, COMPARED_HOLDS), chain);
+    const size_t covered = count_common(some_chains_of(accounts_.find(claim.holder), claim.own, COMPARED_HOLDS), chain);
+    claim.user_covered = count_common(some_chains_of(accounts_.find_user(claim.holder), claim.own, COMPARED_HOLDS), chain);
     if (claim.own == 0) {
       claim.covered = covered;
     } else {
@@ -150,21 +171,29 @@ size_t Directory::affordable(HolderId holder, const std::vector<HoldId>& holds, 
   std::vector<uint64_t> sizes;
   std::transform(of.begin(), of.end(), std::back_inserter(sizes), [this](ClassId each) { return taken_bytes(each); });
   std::vector<size_t> covered(holds.size());
+  std::vector<size_t> user_covered(holds.size());
   uint64_t held = held_bytes_;
-  const auto fits = [&](size_t chunks) {
+  const auto beyond = [&sizes](size_t chunks, const std::vector<size_t>& there) {
     uint64_t bytes = 0;
     for (size_t index = 0; index < sizes.size(); ++index) {
-      bytes += (chunks - std::min(chunks, covered[index])) * sizes[index];
+      bytes += (chunks - std::min(chunks, there[index])) * sizes[index];
     }
-    return accounts_.bound(holder) + bytes <= share_of(holder, held);
+    return bytes;
+  };
+  const auto fits = [&](size_t chunks) {
+    return accounts_.bound(holder) + beyond(chunks, covered) <= share_of(holder, held) &&
+           has_user_share(holder, beyond(chunks, user_covered), held);
   };
   if (!holder.valid() || fits(wanted)) {
     return wanted;
   }
-  const HeldChains chains = some_chains_of(holder, 0, COMPARED_HOLDS * std::min(holds.size(), COMPARED_RANKS));
+  const size_t compared = COMPARED_HOLDS * std::min(holds.size(), COMPARED_RANKS);
+  const HeldChains chains = some_chains_of(accounts_.find(holder), 0, compared);
+  const HeldChains of_user = some_chains_of(accounts_.find_user(holder), 0, compared);
   for (size_t index = 0; index < holds.size(); ++index) {
     const std::vector<RecordId>& chain = chain_of(holds[index]);
     covered[index] = count_common(chains, chain);
+    user_covered[index] = count_common(of_user, chain);
     for (const RecordId id : chain) {
       held -= records_[id].holds == 1 ? std::min(held, sizes[index]) : 0;  // by what is to be judged here alone
     }
@@ -196,7 +225,7 @@ bool Directory::charge(const std::vector<HoldId>& holds, HolderId holder) {
     const uint64_t leased = chain.size() * bytes;
     const bool is_small = accounts_.bound(holder) + leased <= share_of(holder, held_bytes_);
     if (!is_small && !chains) {
-      chains = some_chains_of(holder, 0, COMPARED_HOLDS * std::min(holds.size(), COMPARED_RANKS));
+      chains = some_chains_of(accounts_.find(holder), 0, COMPARED_HOLDS * std::min(holds.size(), COMPARED_RANKS));
     }
     const uint64_t twice = is_small ? 0 : count_common(*chains, chain) * bytes;
     accounts_.open(holder, hold, {0, 0, leased}, twice, chain.size());
@@ -257,7 +286,12 @@ void Directory::verify_shares(std::vector<std::string>& broken) const {
     }
   }
   size_t holds = 0;
+  std::map<uint32_t, HolderBytes> of_users;
   for (const auto& [number, account] : accounts_.all()) {
+    if (account.user) {
+      HolderBytes& user = of_users[*account.user];
+      user = {user.reserved + account.bytes.reserved, user.zombies + account.bytes.zombies, user.leased + account.bytes.leased};
+    }
     HolderBytes sums;
     for (const HoldId hold : account.holds) {
       const auto made = reservations_.find(hold);
@@ -271,6 +305,11 @@ void Directory::verify_shares(std::vector<std::string>& broken) const {
                             sums.leased == account.bytes.leased;
     if (!is_counted || accounts_.bound(HolderId(number)) < count_kept(account)) {
       broken.push_back("holder " + std::to_string(number) + " keeps more than is counted, or its bytes are miscounted");
+    }
+  }
+  for (const auto& [user, account] : accounts_.users()) {
+    if (of_users[user].sum() != account.bytes.sum() || HolderAccounts::bound_of(&account) < count_kept(account)) {
+      broken.push_back("user " + std::to_string(user) + " keeps more than is counted, or not what its holders do");
     }
   }
   size_t charged = charged_.size();

@@ -13,6 +13,12 @@ constexpr uint64_t TABLE_CURSOR = uint64_t{1} << 32;
 
 std::string name_of(RecordId id) { return "chunk record " + std::to_string(id.value()); }
 
+void compare(const char* what, uint64_t truth, uint64_t count, std::vector<std::string>& broken) {
+  if (truth != count) {
+    broken.push_back(std::string(what) + ": " + std::to_string(truth) + ", counted " + std::to_string(count));
+  }
+}
+
 void append(std::vector<std::string>& broken, const std::vector<std::string>& more) {
   broken.insert(broken.end(), more.begin(), more.end());
 }
@@ -249,11 +255,7 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
       owner.held += record.holds > 0 ? 1U : 0U;
     }
   }
-  const auto expect = [&broken](const char* what, uint64_t truth, uint64_t count) {
-    if (truth != count) {
-      broken.push_back(std::string(what) + ": " + std::to_string(truth) + ", counted " + std::to_string(count));
-    }
-  };
+  const auto expect = [&broken](const char* what, uint64_t truth, uint64_t count) { compare(what, truth, count, broken); };
   expect("chunks", sums.chunks, stats_.chunks);
   expect("chunks without a copy below", sums.unsaved_chunks, stats_.unsaved_chunks);
   expect("writing", sums.writing, stats_.writing);
@@ -267,10 +269,10 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
   expect("pinned", sums.pinned, stats_.pinned);
   expect("pinned bytes", sums.pinned_bytes, stats_.pinned_bytes);
   expect("idle bytes", sums.idle_bytes, stats_.idle_bytes);
-  const uint8_t slower_bit = slower_ == nullptr ? uint8_t{0} : tier_bit(slower_->tier_);
   if (with_shared || !table_.is_shared()) {
     expect("table entries", sums.chunks + sums.writing + sums.promoting + table_.count_placeless(), table_.count());
-    expect("entries of the slower tier", slower_ == nullptr ? 0 : slower_->stats_.chunks, table_.count_in(slower_bit));
+    expect("entries of the slower tier", slower_ == nullptr ? 0 : slower_->stats_.chunks,
+           table_.count_in(slower_ == nullptr ? uint8_t{0} : tier_bit(slower_->tier_)));
   }
   expect("evictions", stats_.evictions[0] + stats_.evictions[1] + stats_.evictions[2],
          stats_.evicted_chunks + stats_.shed_chunks);

@@ -24,42 +24,66 @@ void HolderAccounts::subtract(HolderBytes& from, const HolderBytes& bytes) noexc
   from.leased -= bytes.leased;
 }
 
+template <typename Change>
+void HolderAccounts::change_both(HolderId holder, Change change) noexcept {
+  const auto found = accounts_.find(holder.value());
+  KVPOOL_CHECK(found != accounts_.end());
+  change(found->second);
+  if (found->second.user) {
+    const auto user = users_.find(*found->second.user);
+    KVPOOL_CHECK(user != users_.end());
+    change(user->second);
+  }
+}
+
 void HolderAccounts::open(HolderId holder, HoldId hold, HolderBytes bytes, uint64_t twice, size_t chunks) {
-  Account& account = accounts_[holder.value()];
-  account.holds.insert(hold);
-  add(account.bytes, bytes);
-  account.twice += std::min(twice, bytes.sum());
-  account.changed += chunks;
+  const auto [own, is_new] = accounts_.try_emplace(holder.value());
+  const auto joined = users_of_.find(holder.value());
+  if (is_new && joined != users_of_.end()) {
+    own->second.user = joined->second;
+  }
+  if (own->second.user) {
+    users_.try_emplace(*own->second.user);
+  }
+  change_both(holder, [&](Account& account) {
+    account.holds.insert(hold);
+    add(account.bytes, bytes);
+    account.changed += chunks;
+  });
+  own->second.twice += std::min(twice, bytes.sum());
 }
 
 void HolderAccounts::close(HolderId holder, HoldId hold, HolderBytes bytes, size_t chunks) noexcept {
-  const auto found = accounts_.find(holder.value());
-  KVPOOL_CHECK(found != accounts_.end());
-  Account& account = found->second;
-  KVPOOL_CHECK(account.holds.erase(hold) == 1);
-  if (account.holds.empty()) {
-    accounts_.erase(found);
-    return;
+  change_both(holder, [&](Account& account) {
+    KVPOOL_CHECK(account.holds.erase(hold) == 1);
+    subtract(account.bytes, bytes);
+    // What was in it twice may now be there once.
+    account.twice -= std::min(account.twice, bytes.sum());
+    account.changed += chunks;
+  });
+  const auto own = accounts_.find(holder.value());
+  const std::optional<uint32_t> user = own->second.user;
+  if (own->second.holds.empty()) {
+    accounts_.erase(own);
   }
-  subtract(account.bytes, bytes);
-  // What was in it twice may now be there once.
-  account.twice -= std::min(account.twice, bytes.sum());
-  account.changed += chunks;
+  if (user && users_.at(*user).holds.empty()) {
+    users_.erase(*user);
+  }
 }
 
 void HolderAccounts::grow(HolderId holder, HolderBytes bytes, size_t chunks) noexcept {
-  const auto found = accounts_.find(holder.value());
-  KVPOOL_CHECK(found != accounts_.end());
-  add(found->second.bytes, bytes);
-  found->second.changed += chunks;
+  change_both(holder, [&](Account& account) {
+    add(account.bytes, bytes);
+    account.changed += chunks;
+  });
 }
 
 void HolderAccounts::shrink(HolderId holder, HolderBytes bytes, size_t chunks) noexcept {
-  const auto found = accounts_.find(holder.value());
-  KVPOOL_CHECK(found != accounts_.end());
-  subtract(found->second.bytes, bytes);
-  found->second.twice -= std::min(found->second.twice, bytes.sum());
-  found->second.changed += chunks;
+  change_both(holder, [&](Account& account) {
+    subtract(account.bytes, bytes);
+    account.twice -= std::min(account.twice, bytes.sum());
+    account.changed += chunks;
+  });
 }
 
 void HolderAccounts::overlap(HolderId holder, uint64_t bytes) noexcept {
@@ -69,31 +93,46 @@ void HolderAccounts::overlap(HolderId holder, uint64_t bytes) noexcept {
 }
 
 void HolderAccounts::change(HolderId holder, HolderBytes from, HolderBytes to) noexcept {
-  const auto found = accounts_.find(holder.value());
-  KVPOOL_CHECK(found != accounts_.end());
-  subtract(found->second.bytes, from);
-  add(found->second.bytes, to);
-  const uint64_t less = from.sum() - std::min(from.sum(), to.sum());
-  found->second.twice -= std::min(found->second.twice, less);
+  change_both(holder, [&](Account& account) {
+    subtract(account.bytes, from);
+    add(account.bytes, to);
+    const uint64_t less = from.sum() - std::min(from.sum(), to.sum());
+    account.twice -= std::min(account.twice, less);
+  });
+}
+
+void HolderAccounts::correct(Account& account, uint64_t bytes) noexcept {
+  account.twice = account.bytes.sum() - std::min(account.bytes.sum(), bytes);
+  account.changed = 0;
+  account.kept = bytes;
 }
 
 void HolderAccounts::correct(HolderId holder, uint64_t bytes) noexcept {
   const auto found = accounts_.find(holder.value());
   if (found != accounts_.end()) {
-    found->second.twice = found->second.bytes.sum() - std::min(found->second.bytes.sum(), bytes);
-    found->second.changed = 0;
-    found->second.kept = bytes;
+    correct(found->second, bytes);
   }
 }
 
-uint64_t HolderAccounts::bound(HolderId holder) const noexcept {
-  const Account* account = find(holder);
-  return account == nullptr ? 0 : account->bytes.sum() - account->twice;
+void HolderAccounts::correct_user(HolderId holder, uint64_t bytes) noexcept {
+  const auto joined = users_of_.find(holder.value());
+  const auto found = joined == users_of_.end() ? users_.end() : users_.find(joined->second);
+  if (found != users_.end()) {
+    correct(found->second, bytes);
+  }
 }
+
+uint64_t HolderAccounts::bound(HolderId holder) const noexcept { return bound_of(find(holder)); }
 
 const HolderAccounts::Account* HolderAccounts::find(HolderId holder) const noexcept {
   const auto found = accounts_.find(holder.value());
   return found == accounts_.end() ? nullptr : &found->second;
+}
+
+const HolderAccounts::Account* HolderAccounts::find_user(HolderId holder) const noexcept {
+  const auto joined = users_of_.find(holder.value());
+  const auto found = joined == users_of_.end() ? users_.end() : users_.find(joined->second);
+  return found == users_.end() ? nullptr : &found->second;
 }
 
 }  // namespace kvpool

@@ -167,6 +167,90 @@ TEST(whoever_keeps_whatever_nobody_is_counted_short) {
   EXPECT(pool.is_sound());
 }
 
+// A user's connections together: three holders of halves would have seven eighths.
+TEST(a_user_has_a_share_over_all_of_its_connections) {
+  Shared pool;
+  pool.directory.share_among_holders(0.5, 0.75);
+  constexpr uint32_t MALLORY = 1000;
+  constexpr uint32_t ALICE = 1001;
+  std::vector<Reservation> made;
+  size_t reserved = 0;
+  for (uint32_t number = 10; number < 16; ++number) {
+    pool.directory.holders().join(HolderId(number), MALLORY);
+    made.push_back(pool.reserve_for(HolderId(number), range(1000 * number, CHUNKS)));
+    reserved += Shared::count(made.back(), SaveState::RESERVED);
+    EXPECT(pool.is_sound());
+  }
+  EXPECT(reserved == CHUNKS * 3 / 4);
+  pool.directory.holders().join(OTHER, ALICE);
+  EXPECT(Shared::count(pool.reserve_for(OTHER, range(600, CHUNKS)), SaveState::RESERVED) == CHUNKS / 8);
+  pool.directory.holders().leave(HolderId(10));  // it is gone, its slots are not free yet
+  EXPECT(pool.is_sound());
+  EXPECT(pool.directory.expire_reservation(made[0].id, ++pool.now));
+  EXPECT(all_are(pool.reserve_for(HolderId(15), {501}).states, SaveState::SHARE));
+  for (const Reservation& each : made) {
+    EXPECT(each.id == 0 || pool.directory.end_reservation(each.id, ++pool.now));
+    EXPECT(pool.is_sound());
+  }
+  EXPECT(pool.directory.holders().users().size() == 1);
+}
+
+// Engines of one user lease the same system prompt: it is there once.
+TEST(what_many_connections_of_a_user_lease_counts_once) {
+  Shared pool;
+  pool.directory.share_among_holders(0.5, 0.75);
+  const auto prompt = range(0, CHUNKS / 4);
+  EXPECT(pool.store(prompt) == CHUNKS / 4);
+  for (uint32_t number = 10; number < 40; ++number) {
+    pool.directory.holders().join(HolderId(number), 7);
+    EXPECT(pool.lease_for(HolderId(number), prompt).chunks == CHUNKS / 4);
+  }
+  EXPECT(pool.is_sound());
+  size_t reserved = 0;
+  for (uint32_t number = 40; number < 46; ++number) {
+    pool.directory.holders().join(HolderId(number), 7);
+    reserved += Shared::count(pool.reserve_for(HolderId(number), range(1000 * number, CHUNKS)), SaveState::RESERVED);
+  }
+  EXPECT(reserved == CHUNKS * 3 / 4 - CHUNKS / 4);
+  EXPECT(pool.is_sound());
+}
+
+TEST(users_are_counted_rightly_whatever_their_connections_do) {
+  std::mt19937_64 random(seed());
+  for (int round = 0; round < 40; ++round) {
+    Shared pool;
+    pool.directory.share_among_holders(0.5, 0.75);
+    std::vector<HoldId> leases;
+    std::vector<HoldId> saves;
+    for (uint32_t number = 1; number < 9; ++number) {
+      pool.directory.holders().join(HolderId(number), number % 3);
+    }
+    for (int step = 0; step < 120; ++step) {
+      const HolderId holder(1 + static_cast<uint32_t>(random() % 10));  // two have no user
+      const auto ids = range(100 * (random() % 4), 1 + random() % 24);
+      if (random() % 3 == 0 && !leases.empty()) {
+        std::swap(leases[random() % leases.size()], leases.back());
+        EXPECT(pool.directory.release(leases.back(), ++pool.now));
+        leases.pop_back();
+      } else if (random() % 3 == 0 && !saves.empty()) {
+        std::swap(saves[random() % saves.size()], saves.back());
+        EXPECT(pool.directory.end_reservation(saves.back(), ++pool.now));
+        saves.pop_back();
+      } else if (random() % 2 == 0) {
+        const Reservation made = pool.reserve_for(holder, ids);
+        const size_t reserved = Shared::count(made, SaveState::RESERVED);
+        if (made.id != 0) {
+          static_cast<void>(pool.commit(made, 0, reserved == 0 ? 0 : random() % (reserved + 1)));
+          saves.push_back(made.id);
+        }
+      } else if (const Hold lease = pool.lease_for(holder, ids); lease.id != 0) {
+        leases.push_back(lease.id);
+      }
+      EXPECT(pool.is_sound());
+    }
+  }
+}
+
 // A slot is a page at least, and there are only so many records: whoever has chunks of a few bytes takes as much from others.
 TEST(small_chunks_count_by_what_they_take) {
   for (const uint32_t records : {1000U, 32U}) {

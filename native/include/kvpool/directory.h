@@ -125,13 +125,13 @@ class Directory {
   bool end_part(HoldId reservation, size_t limit, uint64_t now_ns);
   bool expire_part(HoldId reservation, size_t limit, uint64_t now_ns);
 
-  // directory_shares.cpp. A holder keeps at most this share of what the others leave of the capacity.
-  void share_among_holders(double share) noexcept;
+  // directory_shares.cpp. A holder, and a user with all its holders, keeps at most this share of what others leave of the capacity.
+  void share_among_holders(double share, double user_share = 1.0) noexcept;
   // How many of `wanted` leading chunks of these chains the holder may keep. `holds`: what of each is here, or 0.
   [[nodiscard]] size_t affordable(HolderId holder, const std::vector<HoldId>& holds, const std::vector<ClassId>& of, size_t wanted);
   // Counts holds for a holder until they end. False where one is unknown, or counts already; that one does as before.
   bool charge(const std::vector<HoldId>& holds, HolderId holder);
-  [[nodiscard]] const HolderAccounts& holders() const noexcept { return accounts_; }
+  [[nodiscard]] HolderAccounts& holders() noexcept { return accounts_; }
 
   // Slots for chunks that the slower tier holds, to be read into; like `reserve`, but anybody may acquire them at once, and read
   // each layer when it has landed. The answer's id is a hold. `landed` makes one an ordinary chunk (`tokens`: its token ids,
@@ -335,9 +335,9 @@ class Directory {
   [[nodiscard]] RoomPlan plan_slot(ClassId size_class, WindowSearch& search) noexcept;
   void find_window(ClassId size_class, WindowSearch& search) noexcept;
   void plan_further(uint64_t bytes, RoomPlan& plan) noexcept;
-  // directory_shares.cpp
-  [[nodiscard]] HeldChains some_chains_of(HolderId holder, HoldId own, size_t limit) const;
+  [[nodiscard]] HeldChains some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const;
   [[nodiscard]] uint64_t share_of(HolderId holder, uint64_t held) const noexcept;
+  [[nodiscard]] bool has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept;
   [[nodiscard]] const std::vector<RecordId>& chain_of(HoldId hold) const noexcept;
   [[nodiscard]] uint64_t count_kept(const HolderAccounts::Account& account) const;
   void recount(HolderId holder, uint64_t bytes);
@@ -383,7 +383,7 @@ class Directory {
   VainSearch vain_;
   RetentionTimers timers_;
   uint64_t kept_bytes_max_ = 0, held_bytes_ = 0;  // the latter: taken by what nothing can evict, whoever holds it
-  double holder_share_ = 1.0;
+  double holder_share_ = 1.0, user_share_ = 1.0;
   HolderAccounts accounts_;
   std::unordered_map<HoldId, HolderId> charged_;
   uint32_t steps_to_keep_ = STEPS_TO_KEEP;  // left in this call

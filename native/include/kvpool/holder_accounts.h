@@ -7,6 +7,9 @@
 // them. So the sum over its leases is kept, less what is known to be in it twice: `bound` is never less than what the holder
 // really keeps. `correct` takes it down to that.
 //
+// Holders that have joined a user are counted for that user too, in an account of the same kind over all of them. What these
+// hold more than once is known there from `correct_user` alone: an overlap told of one holder may be counted already.
+//
 // Invariant: an account exists while it names a hold; `leased`, `reserved` and `zombies` are the sums over its holds.
 // Threads: the control thread only. Every operation is O(1).
 #pragma once
@@ -15,6 +18,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -42,7 +46,12 @@ class HolderAccounts {
     uint64_t changed = 0;  // chunks of holds that came or went since `correct`
     uint64_t kept = 0;     // bytes that the holder really kept then
     std::unordered_set<HoldId> holds;
+    std::optional<uint32_t> user;  // of a holder: who it is counted for as well
   };
+
+  // The holder's holds count for a user too, from now on; or further ones no more. REQUIRES: it has none when it joins.
+  void join(HolderId holder, uint32_t user) { users_of_.insert_or_assign(holder.value(), user); }
+  void leave(HolderId holder) noexcept { users_of_.erase(holder.value()); }
 
   // A hold begins, or ends. REQUIRES: the holder is valid; what ends is part of what began.
   void open(HolderId holder, HoldId hold, HolderBytes bytes, uint64_t twice, size_t chunks);
@@ -57,6 +66,15 @@ class HolderAccounts {
   // The holder really keeps this much.
   void correct(HolderId holder, uint64_t bytes) noexcept;
 
+  // The same of the holder's user, where it has one.
+  [[nodiscard]] const Account* find_user(HolderId holder) const noexcept;
+  [[nodiscard]] bool has_user(HolderId holder) const noexcept { return users_of_.contains(holder.value()); }
+  void correct_user(HolderId holder, uint64_t bytes) noexcept;
+  [[nodiscard]] const std::map<uint32_t, Account>& users() const noexcept { return users_; }
+  [[nodiscard]] static uint64_t bound_of(const Account* account) noexcept {
+    return account == nullptr ? 0 : account->bytes.sum() - account->twice;
+  }
+
   // At least what the holder keeps.
   [[nodiscard]] uint64_t bound(HolderId holder) const noexcept;
   [[nodiscard]] const Account* find(HolderId holder) const noexcept;
@@ -64,8 +82,14 @@ class HolderAccounts {
 
  private:
   static void subtract(HolderBytes& from, const HolderBytes& bytes) noexcept;
+  static void correct(Account& account, uint64_t bytes) noexcept;
+  // Calls `change` with the holder's account and, where there is one, its user's.
+  template <typename Change>
+  void change_both(HolderId holder, Change change) noexcept;
 
   std::map<uint32_t, Account> accounts_;
+  std::map<uint32_t, Account> users_;
+  std::unordered_map<uint32_t, uint32_t> users_of_;
 };
 
 }  // namespace kvpool

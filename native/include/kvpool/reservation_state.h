@@ -56,6 +56,7 @@ struct ShareClaim {
   bool is_compared = false;  // whether that is known
   HoldId own = 0;            // the reservation that goes on, and counts
   bool is_recounted = false;
+  size_t user_covered = 0;   // leading chunks that the holder's user keeps anyway
 };
 
 }  // namespace kvpool
