@@ -103,8 +103,7 @@ class Pool:
         comparisons = self._tiering.comparisons if self._tiering else None
         self._scrub = Scrub(self._directory, self._integrity, self.namespaces, comparisons)
         self.journal = self._make_journal()
-        shortest_s = min(server.lease_ttl, server.reservation_ttl, config.dram.announced_ttl)
-        self._expiry = Expiry(shortest_s, self._reading, self._writing, clock, lambda: self.hints.expire())
+        self._expiry = Expiry(_shortest_ttl_s(config), self._reading, self._writing, clock, lambda: self.hints.expire())
         self._lapses = Lapses(self._directory, self._tiering, clock)
         self.hints = Hinting(
             self._directory,
@@ -129,6 +128,16 @@ class Pool:
             clock,
             keeps_token_ids=server.keep_token_ids,
         )
+
+    def reconfigure(self, config: Config) -> None:
+        """Go on with another configuration, which differs in what can change meanwhile alone."""
+        self._config = config
+        self._reading.change_ttl(int(config.server.lease_ttl * NS_PER_S))
+        self._writing.change_ttl(int(config.server.reservation_ttl * NS_PER_S))
+        self.hints.change_ttl(int(config.dram.announced_ttl * NS_PER_S))
+        self._expiry.change_shortest(_shortest_ttl_s(config))
+        if self._tiering is not None:
+            self._tiering.change_admission(config.ssd)
 
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
@@ -212,7 +221,8 @@ class Pool:
         namespaces = self.open_namespaces(model, layout)
         self._joined[connection] = namespaces
         self.namespaces.join(namespaces.values())
-        return EngineSession(connection, layout, model, namespaces)
+        lease_ttl_ns = int(self._config.server.lease_ttl * NS_PER_S)
+        return EngineSession(connection, layout, model, namespaces, lease_ttl_ns)
 
     def release(self, session: EngineSession, lease: int) -> m.Done:
         """End a lease."""
@@ -412,3 +422,7 @@ class Pool:
         self._room.note()
         self.hints.note_room()
         self._lapses.look()
+
+
+def _shortest_ttl_s(config: Config) -> float:
+    return min(config.server.lease_ttl, config.server.reservation_ttl, config.dram.announced_ttl)

@@ -7,7 +7,10 @@ import argparse
 import logging
 import os
 import resource
+import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import uvloop
 
@@ -41,9 +44,12 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Serve until stopped; the exit code."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it is served: a start reads the configuration anyway
     try:
         overrides = [*options.set, "ssd.rebuild=true"] if options.rebuild else options.set
-        config = load_config(options.config, overrides)
+        path = None if options.config is None else os.path.abspath(options.config)
+        reread = partial(load_config, path, overrides)
+        config = reread()
         if failpoint.faults:
             raise ConfigError(failpoint.faults)
     except ConfigError as error:
@@ -55,7 +61,7 @@ def run(arguments: list[str]) -> int:
     )
     _raise_descriptor_limit()
     try:
-        uvloop.run(_serve(config))
+        uvloop.run(_serve(config, reread))
     except ConfigError as error:
         for fault in error.faults:
             print(f"kvpoold: {fault}", file=sys.stderr)
@@ -66,8 +72,8 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-async def _serve(config: Config) -> None:
-    app = App(config)
+async def _serve(config: Config, reread: Callable[[], Config]) -> None:
+    app = App(config, reread)
     await app.run()
     if not app.has_ended:
         logging.shutdown()

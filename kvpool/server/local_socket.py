@@ -76,7 +76,7 @@ class LocalSocket:
         """Take the place of the socket. Raises SocketInUse, or OSError when the directory cannot be used."""
         self._path = path
         self._mode = mode
-        self._handshake_timeout_s = handshake_timeout_s
+        self.handshake_timeout_s = handshake_timeout_s
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.refused_connections = 0
@@ -169,7 +169,7 @@ class LocalSocket:
         is_adopted = False
         try:
             try:
-                hello = await asyncio.wait_for(_receive_hello(accepted), self._handshake_timeout_s)
+                hello = await asyncio.wait_for(_receive_hello(accepted), self.handshake_timeout_s)
                 admission = admit(hello, peer)
                 sent = m.encode(admission.welcome, 0)
                 failpoint.reach("daemon.handshake.before_welcome")

@@ -32,6 +32,7 @@ class Supervision:
         self._clock = clock
         self._probe: SelfProbe | None = None
         self._status = ""
+        self._is_draining = False
         self._was_healthy = True
 
     def begin_serving(self, path: str, status: str, discard: Callable[[bytes], None]) -> None:
@@ -52,9 +53,19 @@ class Supervision:
                 on_result=self._on_probe,
             )
 
+    def note_reloading(self, *, is_running: bool) -> None:
+        """The configuration is being read again, or was read or refused. A daemon that stops says nothing of it."""
+        if self._is_draining:
+            return
+        if is_running:
+            self._manager.reloading(self._clock.now_ns())
+        else:
+            self._manager.reloaded()
+
     def begin_draining(self) -> None:
         """The daemon has been told to stop."""
         self._status = "draining: saves under way may still be committed, DRAM is written down"
+        self._is_draining = True
         self._health.begin_draining()
         self._manager.stopping(self._status)
 
