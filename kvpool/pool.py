@@ -40,7 +40,7 @@ from kvpool.protocol import messages as m
 from kvpool.report import Sections, render_info, render_ssd_classes, render_ssd_info, render_stats, warn_of_small_ssd
 from kvpool.staged_saves import StagedSaves
 from kvpool.tiering import Tiering
-from kvpool.tiers.dram import DramTier, PageUse, check_chunk_fits, plan_geometry
+from kvpool.tiers.dram import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry
 from kvpool.tiers.prefault import Prefault
 from kvpool.tiers.ssd import SsdTier
 from kvpool.tiers.ssd_plan import SsdPlan, plan_ssd
@@ -69,6 +69,7 @@ class Pool:
         self.geometry = plan_geometry(
             config.dram.capacity, config.dram.segment, config.dram.max_chunks, ssd.max_chunks if ssd else 0
         )
+        check_memory_fits(self.geometry, config.dram)
         self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages)
         self._directory = kvpool_native.Directory(
             self._dram.arena, self._dram.index, self.geometry, self.epoch, config.dram.policy
@@ -346,6 +347,11 @@ class Pool:
             problems.append(f"dram: pre-faulting ended early: {self._prefault.failure}")
         return problems
 
+    def shortcomings(self) -> list[str]:
+        """What is missing of what was configured, and a restart would not mend, one line each. Any thread."""
+        tier = None if self._tiering is None else self._tiering.tier
+        return [f"ssd: it could not be opened: {tier.state_reason}"] if tier is not None and tier.never_opened else []
+
     def verify(self, *, with_shared: bool = True) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier.
 
@@ -426,3 +432,8 @@ class Pool:
 
 def _shortest_ttl_s(config: Config) -> float:
     return min(config.server.lease_ttl, config.server.reservation_ttl, config.dram.announced_ttl)
+
+
+def planned_segments(config: Config) -> int:
+    """Segment files that a pool of this configuration opens."""
+    return plan_ssd(config.ssd).segments if config.ssd.capacity else 0

@@ -35,6 +35,7 @@ def render_info(
         "dram_max_chunks": geometry.max_chunks,
         "dram_pages": pages.mode,
         "dram_huge_bytes": pages.huge_bytes,
+        **({"dram_pages_warning": pages.shortfall} if pages.shortfall else {}),
         "dram_resident_bytes": pages.resident_bytes,
         "dram_is_settling": pages.is_settling,
         "index_bytes": geometry.index_bytes,
@@ -57,6 +58,7 @@ def render_ssd_info(config: Config, tier: SsdTier) -> dict[str, Any]:
         "ssd_catalogue_bytes": plan.catalogue_bytes,
         "ssd_write_budget_bytes": config.ssd.write_budget_bytes,
         **({"ssd_warning": warning} if warning else {}),
+        **({"ssd_disk_warning": tier.disk_warning} if tier.disk_warning else {}),
     }
 
 

@@ -27,8 +27,9 @@ from kvpool.index.promotions import Promotions
 from kvpool.index.restore_rows import pack_restore_rows
 from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.catalogue_rows import Row
-from kvpool.tiers.ssd import Recovered, SsdTier, SsdUnavailable, TierState
+from kvpool.tiers.ssd import Recovered, SsdTier, TierState
 from kvpool.tiers.ssd_classes import SsdClasses
+from kvpool.tiers.ssd_directory import SsdUnavailable
 from kvpool.tiers.ssd_status import SsdStatus
 from kvpool.tiers.ssd_watch import SsdWatch
 from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
@@ -238,6 +239,8 @@ class Tiering:
             TierState.OK,
             f"at {self.tier.plan.path}: {self.restored_chunks} chunks found, {recovered.bad_rows} bad rows",
         )
+        if self.tier.disk_warning:
+            log.warning("%s", self.tier.disk_warning)
         self._on_settled()
 
     @contextlib.contextmanager

@@ -23,13 +23,16 @@ from kvpool.config import Config
 from kvpool.errors import ConfigError, Refused
 from kvpool.keys import domain_key
 from kvpool.layout import Layout
-from kvpool.pool import Pool
+from kvpool.pool import Pool, planned_segments
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Connection
 from kvpool.server.connection_requests import connection_handlers, end_connection
+from kvpool.server.descriptor_room import fit_connections, raise_limit
 from kvpool.server.health import Health
 from kvpool.server.input_budget import InputBudget
 from kvpool.server.local_socket import Admission, LocalSocket, Peer
+from kvpool.server.operators import Operators
+from kvpool.server.refusal_log import RefusalLog
 from kvpool.server.reload import Reload
 from kvpool.server.request_times import RequestTimes
 from kvpool.server.roster import Roster
@@ -69,7 +72,9 @@ class App:
         )
         self._clock = MonotonicClock()
         self._counts = ConnectionCounts()
-        self._roster = Roster(config.server.max_connections, config.server.user_share, self._clock)
+        self._operators = Operators(os.geteuid(), config.server.admin_group)
+        self._max_connections = fit_connections(config, raise_limit(), planned_segments(config))
+        self._roster = Roster(self._max_connections, config.server.user_share, self._clock, self._operators.include)
         self._input = InputBudget(self._end_unfinished)
         self._next_connection = itertools.count(1)
         self._domain = domain_key(_read_secret(config.server.domain_secret_file))
@@ -89,6 +94,7 @@ class App:
             server.socket,
             mode=server.socket_mode,
             handshake_timeout_s=server.handshake_timeout,
+            on_refused=RefusalLog(self._clock).note,
         )
         self._listener = listener
         try:
@@ -98,6 +104,7 @@ class App:
             self._health = Health(
                 self._pool.problems,
                 self._clock,
+                shortcomings_of_pool=self._pool.shortcomings,
                 watchdog_interval_s=manager.watchdog_interval_s,
                 kept_every_s=server.probe_interval or None if server.metrics is not None else None,
             )
@@ -204,6 +211,7 @@ class App:
             raise Refused("stopping", "the daemon is stopping")
         self._roster.check_role(peer, hello.role)
         if hello.role == m.ROLE_ADMIN:
+            self._operators.check(peer)
             return Admission(self._welcome(), ())
         if hello.role != m.ROLE_ENGINE:
             raise Refused("role", f"role is {hello.role!r}, expected {m.ROLE_ENGINE!r} or {m.ROLE_ADMIN!r}")
@@ -271,6 +279,7 @@ class App:
             "version": __version__,
             "pid": os.getpid(),
             "socket": self._config.server.socket,
+            "max_connections": self._max_connections,
             "metrics": "off" if self._metrics is None else str(self._metrics.address),
             "events": "off" if self._publisher is None else self._publisher.publish_endpoint,
             "events_replay": (self._publisher.replay_endpoint if self._publisher else "") or "off",

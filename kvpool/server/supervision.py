@@ -2,9 +2,9 @@
 
 Joins health, the self-probe and the service manager, which know nothing of each other. The manager hears WATCHDOG=1 only
 right after a good probe of a daemon without problems: a daemon that hangs, answers wrongly or has lost a thread is
-restarted by it. A change between healthy and unhealthy is logged once.
+restarted by it. A change between healthy, degraded and unhealthy is logged once.
 
-Threads: the control thread, but for `_on_probe`, which runs on the probe's thread and owns `_was_healthy`.
+Threads: the control thread, but for `_on_probe`, on the probe's thread, which owns `_was` (unhealthy, degraded or empty).
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Supervision:
         self._probe: SelfProbe | None = None
         self._status = ""
         self._is_draining = False
-        self._was_healthy = True
+        self._was = ""
 
     def begin_serving(self, path: str, status: str, discard: Callable[[bytes], None]) -> None:
         """The socket at `path` is there. `discard` drops the chunk of a key and belongs on the control thread."""
@@ -98,14 +98,15 @@ class Supervision:
         report = self._health.report()
         if report.is_healthy:
             self._manager.alive()
-        if report.is_healthy != self._was_healthy:
-            self._was_healthy = report.is_healthy
-            self._tell_change(report.problems)
+        word = "unhealthy" if not report.is_healthy else "degraded" if report.problems else ""
+        if word != self._was:
+            self._was = word
+            self._tell_change(word, "; ".join(report.problems))
 
-    def _tell_change(self, problems: tuple[str, ...]) -> None:
-        if problems:
-            log.error("unhealthy: %s", "; ".join(problems))
-            self._manager.status(f"unhealthy: {'; '.join(problems)}")
+    def _tell_change(self, word: str, problems: str) -> None:
+        if word:
+            log.error("%s: %s", word, problems)
+            self._manager.status(f"{word}: {problems}")
         else:
             log.info("healthy again")
             self._manager.status(self._status)
