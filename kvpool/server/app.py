@@ -152,7 +152,11 @@ class App:
 
     def _read_router_keys(self, config: Config) -> frozenset[bytes] | None:
         """The keys of the clients file in use; None where there is no publisher, or it asks nobody for a key."""
-        if self._publisher is None or not self._config.events.curve_clients_file:
+        if (
+            self._publisher is None
+            or not self._config.events.curve_clients_file
+            or not config.events.curve_clients_file
+        ):
             return None
         from kvpool.server.event_sockets import read_client_keys  # as above: only where events are published
 

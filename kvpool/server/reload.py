@@ -22,9 +22,11 @@ from kvpool.errors import ConfigError
 from kvpool.units import format_duration
 
 log = logging.getLogger(__name__)
+log.setLevel(logging.INFO)  # whatever log.level says: somebody has asked for it
 
-# CURVE keys of routers.
+# CURVE keys of routers, and the option that names their file. They are read again whether or not it has changed.
 EventKeys = frozenset[bytes]
+ROUTER_KEYS = "events.curve_clients_file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class Reload:
 
     def _change_to(self, config: Config, keys: EventKeys | None) -> Reloading:
         different = _differences(self.config, config)
-        changed = []
+        is_same, changed = not different, []
         for name in [name for name in different if name in LIVE]:
             before, after = different[name]
             option = LIVE[name]
@@ -140,13 +142,15 @@ class Reload:
         self._apply(self.config)
         if keys is not None:
             self._let_in(keys)
-            changed.append(f"events.curve_clients_file: {len(keys)} keys (for routers that connect from now on)")
+            changed.append(f"{ROUTER_KEYS}: {len(keys)} keys (for routers that connect from now on)")
+            self.config = _with_option(self.config, ROUTER_KEYS, config.events.curve_clients_file)
+            different.pop(ROUTER_KEYS, None)
         restart = tuple(name for name in different if name not in LIVE)
         for line in changed:
             log.info("reloaded %s", line)
         for name in restart:
             log.warning("%s has changed, which needs a restart", name)
-        if not different:
+        if is_same:
             log.info("reloaded: no option has changed")
         return Reloading(tuple(changed), restart)
 

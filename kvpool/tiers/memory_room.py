@@ -4,33 +4,54 @@
                                 limit - use + page cache  of the process's control group and each one above it, v1 and v2
 
 Memory that is taken in the background later and is not there has the kernel end the daemon, or an engine beside it. A number
-that cannot be read does not count. Reserved huge pages are of a pool of their own. Blocks for some small files, once.
+that cannot be read does not count. Reserved huge pages are of a pool of their own. Blocks: at the start alone.
 """
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvpool.clock import Deadline
 from kvpool.units import format_size
 
 # Beyond any machine: what control groups of v1 say for "no limit".
 UNLIMITED = 1 << 60
+# The kernel gives tens of GiB back in a second (guess): what is not there then, somebody keeps.
+PATIENCE_S = 10.0
+LOOK_S = 0.05
 _FILES_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
 _FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRoom:
-    """Bytes that can be had, and what says so."""
+    """Bytes that can be had, and what says so. `most`: those that could be had if nobody else had any."""
 
     size: int
     source: str
+    most: int
 
 
-def check_memory(needed: int, capacity: int, *, allow_overcommit: bool, root: Path = Path("/")) -> None:
-    """That `needed` bytes can be had, which a DRAM tier of `capacity` takes. Raises MemoryError with the numbers."""
-    room = find_room(root)
-    if allow_overcommit or room is None or needed <= room.size:
-        return
+def check_memory(
+    needed: int,
+    capacity: int,
+    *,
+    allow_overcommit: bool,
+    root: Path = Path("/"),
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """That `needed` bytes can be had, which a DRAM tier of `capacity` takes. Raises MemoryError with the numbers.
+
+    Blocks for `patience_s` where others have what could be had: after a kill the engines are still giving the last arena back.
+    """
+    deadline, never = Deadline(patience_s), threading.Event()
+    while True:
+        room = find_room(root)
+        if allow_overcommit or room is None or needed <= room.size:
+            return
+        if needed > room.most or deadline.has_passed():
+            break
+        never.wait(LOOK_S)
     fitting = max(room.size - (needed - capacity), 0)
     raise MemoryError(
         f"dram.capacity {format_size(capacity)} takes {format_size(needed)} of memory with its index, and "
@@ -52,8 +73,9 @@ def free_huge_bytes(root: Path = Path("/")) -> int:
 
 
 def _of_machine(root: Path) -> MemoryRoom | None:
-    available = _numbers(root / "proc/meminfo").get("MemAvailable")
-    return None if available is None else MemoryRoom(available << 10, "MemAvailable in /proc/meminfo")
+    numbers = _numbers(root / "proc/meminfo")
+    available, most = numbers.get("MemAvailable"), numbers.get("MemTotal", 0) << 10
+    return None if available is None else MemoryRoom(available << 10, "MemAvailable in /proc/meminfo", most)
 
 
 def _of_groups(root: Path) -> list[MemoryRoom | None]:
@@ -79,7 +101,7 @@ def _of_group(folder: Path, root: Path, limit_name: str, use_name: str, cache: t
         return None
     counts = _numbers(folder / "memory.stat")
     unused = max(limit - use + sum(counts.get(name, 0) for name in cache), 0)
-    return MemoryRoom(min(unused, limit), f"{limit_name} of /{folder.relative_to(root)}")
+    return MemoryRoom(min(unused, limit), f"{limit_name} of /{folder.relative_to(root)}", limit)
 
 
 def _number(path: Path) -> int | None:

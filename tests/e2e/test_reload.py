@@ -143,13 +143,18 @@ def test_routers_with_keys_that_were_added_may_connect_after_a_reload(tmp_path: 
         "events.publish": f"ipc://{tmp_path}/events",
         "events.replay": f"ipc://{tmp_path}/replay",
         "events.curve_secret_file": str(tmp_path / "secret"),
-        "events.curve_clients_file": str(clients),
     }
-    with Filed(tmp_path, "", **options) as daemon:
+    with Filed(tmp_path, f'[events]\ncurve_clients_file = "{clients}"\n', **options) as daemon:
         assert not _may_ask(tmp_path, public["daemon"], "second")
         clients.write_bytes(public["first"] + b"\n" + public["second"])
         assert "events.curve_clients_file: 2 keys" in daemon.hang_up("events.curve_clients_file")
         assert _may_ask(tmp_path, public["daemon"], "second")
+        (tmp_path / "others").write_bytes(public["first"])
+        daemon.file.write_text(f'[events]\ncurve_clients_file = "{tmp_path}/others"\n')
+        assert _run(daemon, "reload")[1].startswith("events.curve_clients_file: 1 keys (for routers")
+        assert not _may_ask(tmp_path, public["daemon"], "second")
+        daemon.file.write_text(f'[events]\ncurve_clients_file = "{clients}"\n')
+        daemon.hang_up("events.curve_clients_file")
         clients.write_bytes(b"no key")
         assert "no key of 40 characters" in daemon.hang_up("is not reloaded")
         assert _may_ask(tmp_path, public["daemon"], "first")

@@ -1,6 +1,7 @@
 """The memory that can be had, as a machine and its control groups say it, in trees of files made for the test."""
 
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -35,9 +36,9 @@ def test_where_nothing_says_anything_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_machine_has_not_is_refused_with_the_numbers(root: Path) -> None:
-    check_memory(16 * GIB, 15 * GIB, allow_overcommit=False, root=root)
+    check_memory(16 * GIB, 15 * GIB, allow_overcommit=False, root=root, patience_s=0.0)
     with pytest.raises(MemoryError) as refusal:
-        check_memory(17 * GIB, 16 * GIB, allow_overcommit=False, root=root)
+        check_memory(17 * GIB, 16 * GIB, allow_overcommit=False, root=root, patience_s=0.0)
     assert str(refusal.value) == (
         "dram.capacity 16.0 GiB takes 17.0 GiB of memory with its index, and 16.0 GiB can be had by MemAvailable in "
         "/proc/meminfo: set dram.capacity to 15360MiB at most, free memory, or say dram.allow_overcommit = true"
@@ -79,9 +80,20 @@ def test_a_full_group_has_no_room(root: Path) -> None:
     _write(root, "proc/self/cgroup", "0::/")
     _limit_v2(root, ".", GIB, 2 * GIB)
     with pytest.raises(MemoryError, match=r"set dram\.capacity to 0MiB at most"):
-        check_memory(GIB, GIB // 2, allow_overcommit=False, root=root)
+        check_memory(GIB, GIB // 2, allow_overcommit=False, root=root, patience_s=0.0)
 
 
 def test_free_huge_pages_are_counted_in_bytes(root: Path, tmp_path: Path) -> None:
     assert free_huge_bytes(root) == 48 << 20
     assert free_huge_bytes(tmp_path / "nowhere") == 0
+
+
+def test_what_others_are_about_to_give_back_is_waited_for(root: Path) -> None:
+    freed = MEMINFO.replace("16777216", "33000000")
+    Timer(0.1, lambda: _write(root, "proc/meminfo", freed)).start()
+    check_memory(20 * GIB, 19 * GIB, allow_overcommit=False, root=root, patience_s=20.0)
+
+
+def test_what_the_machine_never_has_is_refused_at_once(root: Path) -> None:
+    with pytest.raises(MemoryError, match="can be had by MemAvailable"):
+        check_memory(33 * GIB, 32 * GIB, allow_overcommit=False, root=root, patience_s=1e9)
