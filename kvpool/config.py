@@ -152,6 +152,11 @@ class Config:
     events: EventsConfig
     log: LogConfig
 
+    @property
+    def shortest_ttl(self) -> float:
+        """Seconds in which something may expire at the earliest."""
+        return min(self.server.lease_ttl, self.server.reservation_ttl, self.dram.announced_ttl)
+
 
 def default_socket() -> str:
     """Where daemon and commands meet without a configuration: the service's directory if this user can use it."""

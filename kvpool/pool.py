@@ -22,7 +22,7 @@ from kvpool.config import Config
 from kvpool.hinting import Hinting
 from kvpool.index.deadlines import Expiry, Lapses
 from kvpool.index.flushing import flush
-from kvpool.index.held import bound, count_held, held_by_connection
+from kvpool.index.held import bound, compare_counts, count_held, held_by_connection
 from kvpool.index.integrity import Integrity
 from kvpool.index.journal import Journal
 from kvpool.index.namespaces import Namespace, Namespaces
@@ -37,7 +37,15 @@ from kvpool.index.writing import Writing
 from kvpool.layout import Layout
 from kvpool.protocol import columns, places, usage
 from kvpool.protocol import messages as m
-from kvpool.report import Sections, render_info, render_ssd_classes, render_ssd_info, render_stats, warn_of_small_ssd
+from kvpool.report import (
+    Sections,
+    find_shortcomings,
+    render_info,
+    render_ssd_classes,
+    render_ssd_info,
+    render_stats,
+    warn_of_small_ssd,
+)
 from kvpool.staged_saves import StagedSaves
 from kvpool.tiering import Tiering
 from kvpool.tiers.dram import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry
@@ -104,7 +112,7 @@ class Pool:
         comparisons = self._tiering.comparisons if self._tiering else None
         self._scrub = Scrub(self._directory, self._integrity, self.namespaces, comparisons)
         self.journal = self._make_journal()
-        self._expiry = Expiry(_shortest_ttl_s(config), self._reading, self._writing, clock, lambda: self.hints.expire())
+        self._expiry = Expiry(config.shortest_ttl, self._reading, self._writing, clock, lambda: self.hints.expire())
         self._lapses = Lapses(self._directory, self._tiering, clock)
         self.hints = Hinting(
             self._directory,
@@ -136,7 +144,7 @@ class Pool:
         self._reading.change_ttl(int(config.server.lease_ttl * NS_PER_S))
         self._writing.change_ttl(int(config.server.reservation_ttl * NS_PER_S))
         self.hints.change_ttl(int(config.dram.announced_ttl * NS_PER_S))
-        self._expiry.change_shortest(_shortest_ttl_s(config))
+        self._expiry.change_shortest(config.shortest_ttl)
         if self._tiering is not None:
             self._tiering.change_admission(config.ssd)
 
@@ -146,7 +154,7 @@ class Pool:
         if self._tiering is not None:
             if warning := warn_of_small_ssd(self._config):
                 log.warning("%s", warning)
-            self._tiering.start_opening(self._reopen_namespace)
+            self._tiering.start_opening(lambda model, wire: self.namespaces.open(model, Layout.from_wire(wire)))
         if not self._config.dram.prefault:
             for segment in range(self.geometry.segments):
                 self._directory.mark_segment_ready(segment)
@@ -222,8 +230,7 @@ class Pool:
         namespaces = self.open_namespaces(model, layout)
         self._joined[connection] = namespaces
         self.namespaces.join(namespaces.values())
-        lease_ttl_ns = int(self._config.server.lease_ttl * NS_PER_S)
-        return EngineSession(connection, layout, model, namespaces, lease_ttl_ns)
+        return EngineSession(connection, layout, model, namespaces, int(self._config.server.lease_ttl * NS_PER_S))
 
     def release(self, session: EngineSession, lease: int) -> m.Done:
         """End a lease."""
@@ -349,8 +356,7 @@ class Pool:
 
     def shortcomings(self) -> list[str]:
         """What is missing of what was configured, and a restart would not mend, one line each. Any thread."""
-        tier = None if self._tiering is None else self._tiering.tier
-        return [f"ssd: it could not be opened: {tier.state_reason}"] if tier is not None and tier.never_opened else []
+        return find_shortcomings(None if self._tiering is None else self._tiering.tier)
 
     def verify(self, *, with_shared: bool = True) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier.
@@ -364,11 +370,7 @@ class Pool:
         if self._tiering is not None:
             holds, pins = holds + self._tiering.holds, pins + self._tiering.pins
             problems += self._tiering.verify(with_shared=with_shared)
-        found = self._directory.stats()
-        if found["holds"] != holds:
-            problems.append(f"index: {found['holds']} holds, {holds} of leases, tickets, hints and promotions")
-        if found["pins"] != pins:
-            problems.append(f"index: {found['pins']} pins, {pins} of demotions and checks")
+        problems += compare_counts(self._directory, holds, pins)
         tiers = self._scrub.tiers()
         return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
 
@@ -390,9 +392,6 @@ class Pool:
 
     def _uptime_s(self) -> float:
         return (self._clock.now_ns() - self._started_ns) / NS_PER_S
-
-    def _reopen_namespace(self, model: str, wire: list[int | str]) -> Namespace:
-        return self.namespaces.open(model, Layout.from_wire(wire))
 
     def _make_tiering(self, plan: SsdPlan) -> Tiering:
         tier = SsdTier(plan, self._dram.arena, self._dram.index)
@@ -428,12 +427,3 @@ class Pool:
         self._room.note()
         self.hints.note_room()
         self._lapses.look()
-
-
-def _shortest_ttl_s(config: Config) -> float:
-    return min(config.server.lease_ttl, config.server.reservation_ttl, config.dram.announced_ttl)
-
-
-def planned_segments(config: Config) -> int:
-    """Segment files that a pool of this configuration opens."""
-    return plan_ssd(config.ssd).segments if config.ssd.capacity else 0

@@ -43,6 +43,7 @@ LAYERS = {
     "tiers": {"tiers"},
     "transfer": {"transfer"},
     "report": {"tiers"},
+    "descriptor_room": {"tiers"},
     "tiering": {"index", "tiers"},
     "hinting": {"protocol", "index", "tiering"},
     "staged_saves": {"protocol", "index", "transfer"},
@@ -61,7 +62,7 @@ LAYERS = {
         "report",
     },
     "sim": {"sim", "index", "tiers", "tiering"},
-    "server": {"server", "pool", "protocol", "index"},
+    "server": {"server", "pool", "protocol", "index", "descriptor_room"},
     "cli": {"cli", "server", "protocol", "pool", "sim"},
 }
 CLIENT_MAY_IMPORT = {"types", "errors", "layout", "keys", "clock", "failpoint", "protocol", "__version__"}

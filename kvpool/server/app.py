@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 from kvpool import __version__, failpoint
 from kvpool.clock import Deadline, MonotonicClock, wall_time_s
 from kvpool.config import Config
+from kvpool.descriptor_room import fit_connections, raise_limit
 from kvpool.errors import ConfigError, Refused
 from kvpool.keys import domain_key
 from kvpool.layout import Layout
-from kvpool.pool import Pool, planned_segments
+from kvpool.pool import Pool
 from kvpool.protocol import messages as m
 from kvpool.server.connection import Connection
 from kvpool.server.connection_requests import connection_handlers, end_connection
-from kvpool.server.descriptor_room import fit_connections, raise_limit
 from kvpool.server.health import Health
 from kvpool.server.input_budget import InputBudget
 from kvpool.server.local_socket import Admission, LocalSocket, Peer
@@ -73,7 +73,7 @@ class App:
         self._clock = MonotonicClock()
         self._counts = ConnectionCounts()
         self._operators = Operators(os.geteuid(), config.server.admin_group)
-        self._max_connections = fit_connections(config, raise_limit(), planned_segments(config))
+        self._max_connections = fit_connections(config, raise_limit())
         self._roster = Roster(self._max_connections, config.server.user_share, self._clock, self._operators.include)
         self._input = InputBudget(self._end_unfinished)
         self._next_connection = itertools.count(1)

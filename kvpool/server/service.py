@@ -129,7 +129,7 @@ def _check(pool: Pool) -> Parts[Answer]:
     problems = yield from pool.verify_shared()
     yield counting
     report = counting.result()
-    report["problems"] += problems + pool.problems()
+    report["problems"] += problems + pool.problems() + pool.shortcomings()
     if len(report["problems"]) > PROBLEMS_MAX:
         more = len(report["problems"]) - PROBLEMS_MAX
         report["problems"] = [*report["problems"][:PROBLEMS_MAX], f"and {more} more"]

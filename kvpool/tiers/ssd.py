@@ -112,11 +112,6 @@ class SsdTier:
         return f"<SsdTier {self.plan.path} {self.state.name.lower()}>"
 
     @property
-    def never_opened(self) -> bool:
-        """Whether the tier could not be opened since the daemon's start."""
-        return self._queue is None and self.state == TierState.OFFLINE
-
-    @property
     def can_read(self) -> bool:
         """Whether chunks can be promoted."""
         return self._queue is not None and self.state in (TierState.OK, TierState.READONLY)

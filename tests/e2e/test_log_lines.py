@@ -61,6 +61,7 @@ def test_every_order_of_an_operator_is_one_line_with_who_gave_it(start_daemon: C
         admin.write_down(1.0)
         admin.retain(keys_of(0, 3), 80, 1.0)
         admin.log_level("error")
+        assert not admin.disconnect(1 << 40)
         admin.reload()
         admin.info()
         admin.log_level()
@@ -71,5 +72,6 @@ def test_every_order_of_an_operator_is_one_line_with_who_gave_it(start_daemon: C
         f"demote {who}: timeout_s=1.0",
         f"retain {who}: priority=80 duration_s=1.0",
         f"log-level {who}: level='error'",
+        f"disconnect {who}: connection={1 << 40}",
         f"reload {who}",
     ], "looking is no order"

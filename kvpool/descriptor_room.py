@@ -5,6 +5,7 @@ import resource
 
 from kvpool.config import Config
 from kvpool.errors import ConfigError
+from kvpool.tiers.ssd_plan import plan_ssd
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +22,12 @@ def raise_limit() -> int:
     return hard
 
 
-def fit_connections(config: Config, limit: int, segments: int) -> int:
+def fit_connections(config: Config, limit: int) -> int:
     """`server.max_connections`, or as many as a limit of descriptors has room for beside the segment files, which is warned of.
 
     Raises ConfigError where hardly any has room.
     """
+    segments = plan_ssd(config.ssd).segments if config.ssd.capacity else 0
     each = 2 if config.server.staging_bytes else 1
     wanted = config.server.max_connections
     needed = OWN_DESCRIPTORS + segments + each * wanted
