@@ -43,6 +43,7 @@ class Daemon:
             f"--set=server.socket={self.socket}",
             f"--set=dram.capacity={dram_capacity}",
             f"--set=ssd.path={directory / 'ssd'}",
+            "--set=ssd.create=true",
             f"--set=ssd.capacity={ssd_capacity}",
         ]
         self._process: subprocess.Popen[bytes] | None = None

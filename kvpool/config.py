@@ -29,6 +29,7 @@ from kvpool.options import (
     size_option,
     write_budget_option,
 )
+from kvpool.path_options import directory, group, mode, readable_file, secret_file, topic
 from kvpool.units import format_size, parse_size
 
 if sys.version_info >= (3, 11):
@@ -38,7 +39,6 @@ else:
 
 SSD_CAPACITY_MIN = 16 << 20
 SOCKET_PATH_BYTES_MAX = 107 - len(".lock")
-TOPIC_BYTES_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class ServerConfig:
     stop_timeout: float
     probe_interval: float
     domain_secret_file: str
+    admin_group: int | None
     keep_token_ids: bool
     write_mode: str
     staging: int
@@ -86,6 +87,7 @@ class DramConfig:
     retained_share: float
     announced_share: float
     announced_ttl: float
+    allow_overcommit: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class SsdConfig:
     """Section `ssd`; sizes in bytes, durations in seconds. Capacity 0: no such tier."""
 
     path: str
+    create: bool
     capacity: int
     segment: int
     max_chunks: int
@@ -148,6 +151,11 @@ class Config:
     ssd: SsdConfig
     events: EventsConfig
     log: LogConfig
+
+    @property
+    def shortest_ttl(self) -> float:
+        """Seconds in which something may expire at the earliest."""
+        return min(self.server.lease_ttl, self.server.reservation_ttl, self.dram.announced_ttl)
 
 
 def default_socket() -> str:
@@ -266,48 +274,11 @@ def _check_events(parsed: Mapping[str, Any], faults: list[str]) -> None:
             faults.append(f"{name} is {address}, expected a loopback address or ipc because there are no CURVE keys")
 
 
-def _directory(value: Any) -> str:
-    if not isinstance(value, str) or (value and not value.startswith("/")) or "\0" in value:
-        raise InvalidArgument(repr(value))
-    return value
-
-
 def _socket_path(value: Any) -> str:
     path = value or default_socket() if isinstance(value, str) else ""
     if not path.startswith("/") or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX or "\0" in path:
         raise InvalidArgument(path)
     return path
-
-
-def _mode(value: Any) -> int:
-    mode = int(value, 8) if isinstance(value, str) else -1
-    if mode & ~0o770 or not mode & 0o600:
-        raise InvalidArgument(str(value))
-    return mode
-
-
-def _topic(value: Any) -> str:
-    if not isinstance(value, str) or len(value.encode()) > TOPIC_BYTES_MAX or not value.isprintable():
-        raise InvalidArgument(repr(value))
-    value.format(host="", model="")  # KeyError or ValueError where it names something else
-    return value
-
-
-def _readable_file(value: Any) -> str:
-    if not isinstance(value, str) or (value and not os.path.isfile(value)):
-        raise InvalidArgument(repr(value))
-    return value
-
-
-def _secret_file(value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidArgument(repr(value))
-    if not value:
-        return ""
-    found = os.lstat(value) if os.path.lexists(value) else None
-    if found is None or found.st_mode & 0o177077 != 0o100000 or found.st_uid not in (os.getuid(), 0):
-        raise InvalidArgument(value)
-    return value
 
 
 _ZMQ_EXPECTED = (
@@ -318,7 +289,7 @@ OPTIONS: dict[str, Option] = {
     "server.socket": Option(
         _socket_path, "", f"an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes (empty: the default place)"
     ),
-    "server.socket_mode": Option(_mode, "0660", "octal rights for owner and group, such as 0660"),
+    "server.socket_mode": Option(mode, "0660", "octal rights for owner and group, such as 0660"),
     "server.metrics": Option(
         parse_loopback, "off", 'a loopback address and port such as "127.0.0.1:9469" or "[::1]:9469", or "off"'
     ),
@@ -333,8 +304,9 @@ OPTIONS: dict[str, Option] = {
     "server.stop_timeout": duration_option("0s", "1h", "10s"),
     "server.probe_interval": duration_option("0s", "1h", "10s"),
     "server.domain_secret_file": Option(
-        _secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: the default domain)"
+        secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: the default domain)"
     ),
+    "server.admin_group": Option(group, "", "the name of a group of this machine, or its number (empty: none)"),
     "server.keep_token_ids": flag_option("true"),
     "server.write_mode": choice_option("in-place", "copy"),
     "server.staging": size_option("64KiB", "16GiB", "64MiB"),
@@ -351,7 +323,9 @@ OPTIONS: dict[str, Option] = {
     "dram.retained_share": share_option("0.3"),
     "dram.announced_share": share_option("0.25"),
     "dram.announced_ttl": duration_option("10ms", "1h", "30s"),
-    "ssd.path": Option(_directory, "", "an absolute path of a directory (needed where ssd.capacity is not 0)"),
+    "dram.allow_overcommit": flag_option("false"),
+    "ssd.path": Option(directory, "", "an absolute path of a directory (needed where ssd.capacity is not 0)"),
+    "ssd.create": flag_option("false"),
     "ssd.capacity": size_option("0B", f"{kvpool_native.FILES_BYTES_MAX >> 40}TiB", "0B"),
     "ssd.segment": size_option("64KiB", "64GiB", "1GiB"),
     "ssd.max_chunks": count_option(0, 1 << 28, 0),
@@ -369,7 +343,7 @@ OPTIONS: dict[str, Option] = {
     "events.publish": Option(parse_zmq, "off", _ZMQ_EXPECTED),
     "events.replay": Option(parse_zmq, "off", _ZMQ_EXPECTED),
     "events.topic": Option(
-        _topic, "kv@{host}@{model}", "printable text in which only {host} and {model} stand in braces"
+        topic, "kv@{host}@{model}", "printable text in which only {host} and {model} stand in braces"
     ),
     "events.format": choice_option("map", "positional"),
     "events.block_tokens": count_option(0, 4096, 0),
@@ -379,8 +353,8 @@ OPTIONS: dict[str, Option] = {
     "events.replay_messages": count_option(1, 1_000_000, 1000),
     "events.retell_interval": duration_option("0s", "1d", "1m"),
     "events.curve_secret_file": Option(
-        _secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: no keys)"
+        secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: no keys)"
     ),
-    "events.curve_clients_file": Option(_readable_file, "", "a file of public keys, one to a line (empty: no keys)"),
+    "events.curve_clients_file": Option(readable_file, "", "a file of public keys, one to a line (empty: no keys)"),
     "log.level": choice_option("info", "debug", "warning", "error"),
 }

@@ -66,6 +66,10 @@ class Hinting:
         """Holds that announcements have in the DRAM directory."""
         return self._announcements.holds
 
+    def change_ttl(self, ttl_ns: int) -> None:
+        """Have announcements that are made from now on be kept for another time."""
+        self._announcements.change_ttl(ttl_ns)
+
     def retain(self, session: EngineSession, request: m.Retain) -> Parts[m.Retained]:
         """Keep chunks with other priorities from now on, on every rank the session stands for."""
         ranks = len(session.namespaces)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpool.errors import InvalidArgument
-from kvpool.units import format_duration, parse_duration, parse_size
+from kvpool.units import format_duration, format_size, parse_duration, parse_size
 
 _DRIVE_WRITES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*DWPD\s*", re.IGNORECASE)
 
@@ -39,6 +39,9 @@ class DailyWrites:
 
     size: int = 0
     drive_writes: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.drive_writes:g} DWPD" if self.drive_writes else format_size(self.size)
 
     def bytes_per_day(self, capacity: int) -> int:
         """Bytes for a capacity; 0: no bound."""

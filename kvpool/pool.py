@@ -22,7 +22,7 @@ from kvpool.config import Config
 from kvpool.hinting import Hinting
 from kvpool.index.deadlines import Expiry, Lapses
 from kvpool.index.flushing import flush
-from kvpool.index.held import bound, count_held, held_by_connection
+from kvpool.index.held import bound, compare_counts, count_held, held_by_connection
 from kvpool.index.integrity import Integrity
 from kvpool.index.journal import Journal
 from kvpool.index.namespaces import Namespace, Namespaces
@@ -37,10 +37,18 @@ from kvpool.index.writing import Writing
 from kvpool.layout import Layout
 from kvpool.protocol import columns, places, usage
 from kvpool.protocol import messages as m
-from kvpool.report import Sections, render_info, render_ssd_classes, render_ssd_info, render_stats, warn_of_small_ssd
+from kvpool.report import (
+    Sections,
+    find_shortcomings,
+    render_info,
+    render_ssd_classes,
+    render_ssd_info,
+    render_stats,
+    warn_of_small_ssd,
+)
 from kvpool.staged_saves import StagedSaves
 from kvpool.tiering import Tiering
-from kvpool.tiers.dram import DramTier, PageUse, check_chunk_fits, plan_geometry
+from kvpool.tiers.dram import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry
 from kvpool.tiers.prefault import Prefault
 from kvpool.tiers.ssd import SsdTier
 from kvpool.tiers.ssd_plan import SsdPlan, plan_ssd
@@ -69,6 +77,7 @@ class Pool:
         self.geometry = plan_geometry(
             config.dram.capacity, config.dram.segment, config.dram.max_chunks, ssd.max_chunks if ssd else 0
         )
+        check_memory_fits(self.geometry, config.dram)
         self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages)
         self._directory = kvpool_native.Directory(
             self._dram.arena, self._dram.index, self.geometry, self.epoch, config.dram.policy
@@ -103,8 +112,7 @@ class Pool:
         comparisons = self._tiering.comparisons if self._tiering else None
         self._scrub = Scrub(self._directory, self._integrity, self.namespaces, comparisons)
         self.journal = self._make_journal()
-        shortest_s = min(server.lease_ttl, server.reservation_ttl, config.dram.announced_ttl)
-        self._expiry = Expiry(shortest_s, self._reading, self._writing, clock, lambda: self.hints.expire())
+        self._expiry = Expiry(config.shortest_ttl, self._reading, self._writing, clock, lambda: self.hints.expire())
         self._lapses = Lapses(self._directory, self._tiering, clock)
         self.hints = Hinting(
             self._directory,
@@ -130,13 +138,23 @@ class Pool:
             keeps_token_ids=server.keep_token_ids,
         )
 
+    def reconfigure(self, config: Config) -> None:
+        """Go on with another configuration, which differs in what can change meanwhile alone."""
+        self._config = config
+        self._reading.change_ttl(int(config.server.lease_ttl * NS_PER_S))
+        self._writing.change_ttl(int(config.server.reservation_ttl * NS_PER_S))
+        self.hints.change_ttl(int(config.dram.announced_ttl * NS_PER_S))
+        self._expiry.change_shortest(config.shortest_ttl)
+        if self._tiering is not None:
+            self._tiering.change_admission(config.ssd)
+
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
         self.journal.watch(asyncio.get_running_loop())
         if self._tiering is not None:
             if warning := warn_of_small_ssd(self._config):
                 log.warning("%s", warning)
-            self._tiering.start_opening(self._reopen_namespace)
+            self._tiering.start_opening(lambda model, wire: self.namespaces.open(model, Layout.from_wire(wire)))
         if not self._config.dram.prefault:
             for segment in range(self.geometry.segments):
                 self._directory.mark_segment_ready(segment)
@@ -216,7 +234,7 @@ class Pool:
             self._directory.join_user(connection, user)
         self._joined[connection] = namespaces
         self.namespaces.join(namespaces.values())
-        return EngineSession(connection, layout, model, namespaces)
+        return EngineSession(connection, layout, model, namespaces, int(self._config.server.lease_ttl * NS_PER_S))
 
     def release(self, session: EngineSession, lease: int) -> m.Done:
         """End a lease."""
@@ -341,6 +359,10 @@ class Pool:
             problems.append(f"dram: pre-faulting ended early: {self._prefault.failure}")
         return problems
 
+    def shortcomings(self) -> list[str]:
+        """What is missing of what was configured, and a restart would not mend, one line each. Any thread."""
+        return find_shortcomings(None if self._tiering is None else self._tiering.tier)
+
     def verify(self, *, with_shared: bool = True) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier.
 
@@ -353,11 +375,7 @@ class Pool:
         if self._tiering is not None:
             holds, pins = holds + self._tiering.holds, pins + self._tiering.pins
             problems += self._tiering.verify(with_shared=with_shared)
-        found = self._directory.stats()
-        if found["holds"] != holds:
-            problems.append(f"index: {found['holds']} holds, {holds} of leases, tickets, hints and promotions")
-        if found["pins"] != pins:
-            problems.append(f"index: {found['pins']} pins, {pins} of demotions and checks")
+        problems += compare_counts(self._directory, holds, pins)
         tiers = self._scrub.tiers()
         return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
 
@@ -379,9 +397,6 @@ class Pool:
 
     def _uptime_s(self) -> float:
         return (self._clock.now_ns() - self._started_ns) / NS_PER_S
-
-    def _reopen_namespace(self, model: str, wire: list[int | str]) -> Namespace:
-        return self.namespaces.open(model, Layout.from_wire(wire))
 
     def _make_tiering(self, plan: SsdPlan) -> Tiering:
         tier = SsdTier(plan, self._dram.arena, self._dram.index)

@@ -8,7 +8,7 @@ from typing import Any
 import kvpool_native
 from kvpool.config import Config
 from kvpool.tiers.dram import PageUse
-from kvpool.tiers.ssd import SsdTier
+from kvpool.tiers.ssd import SsdTier, TierState
 from kvpool.types import Measurements
 from kvpool.units import format_size
 
@@ -35,6 +35,7 @@ def render_info(
         "dram_max_chunks": geometry.max_chunks,
         "dram_pages": pages.mode,
         "dram_huge_bytes": pages.huge_bytes,
+        **({"dram_pages_warning": pages.shortfall} if pages.shortfall else {}),
         "dram_resident_bytes": pages.resident_bytes,
         "dram_is_settling": pages.is_settling,
         "index_bytes": geometry.index_bytes,
@@ -57,7 +58,15 @@ def render_ssd_info(config: Config, tier: SsdTier) -> dict[str, Any]:
         "ssd_catalogue_bytes": plan.catalogue_bytes,
         "ssd_write_budget_bytes": config.ssd.write_budget_bytes,
         **({"ssd_warning": warning} if warning else {}),
+        **({"ssd_disk_warning": tier.disk_warning} if tier.disk_warning else {}),
     }
+
+
+def find_shortcomings(tier: SsdTier | None) -> list[str]:
+    """What was configured of an SSD tier and is missing since the daemon's start, one line each."""
+    if tier is None or tier.state != TierState.OFFLINE or tier.fileno() >= 0:
+        return []
+    return [f"ssd: it could not be opened: {tier.state_reason}"]
 
 
 def render_ssd_classes(directory: kvpool_native.Directory) -> list[dict[str, int]]:

@@ -17,7 +17,7 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import Clock
-from kvpool.config import Config
+from kvpool.config import Config, SsdConfig
 from kvpool.errors import KVPoolError
 from kvpool.index.admission import DECLINED, make_admission
 from kvpool.index.comparisons import Comparisons
@@ -27,8 +27,9 @@ from kvpool.index.promotions import Promotions
 from kvpool.index.restore_rows import pack_restore_rows
 from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.catalogue_rows import Row
-from kvpool.tiers.ssd import Recovered, SsdTier, SsdUnavailable, TierState
+from kvpool.tiers.ssd import Recovered, SsdTier, TierState
 from kvpool.tiers.ssd_classes import SsdClasses
+from kvpool.tiers.ssd_directory import SsdUnavailable
 from kvpool.tiers.ssd_status import SsdStatus
 from kvpool.tiers.ssd_watch import SsdWatch
 from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
@@ -78,6 +79,7 @@ class Tiering:
         self.admission = make_admission(
             config.ssd.admission, config.ssd.write_budget_bytes, clock.now_ns(), directory.knows_chances
         )
+        self._ghosts = GHOSTS_PER_CHUNK * max_chunks  # 0: they are kept
         self.demotions = Demotions(
             directory,
             self,
@@ -88,8 +90,7 @@ class Tiering:
             admission=self.admission,
         )
         self.comparisons = Comparisons(self, namespaces)
-        if self.admission.needs_ghosts:
-            directory.keep_ghosts(GHOSTS_PER_CHUNK * max_chunks)
+        self._keep_ghosts()
         self.restored_chunks = 0
         self.lost_chunks = 0
         self._watch = SsdWatch(tier, self._has_jobs, self._try_again)
@@ -119,6 +120,11 @@ class Tiering:
     def pins(self) -> int:
         """Pins that demotions have in the DRAM directory."""
         return self.demotions.pins
+
+    def change_admission(self, config: SsdConfig) -> None:
+        """Go on with another policy of admission and another budget."""
+        self.admission.change(config.admission, config.write_budget_bytes, self._clock.now_ns())
+        self._keep_ghosts()
 
     def size_class_of(self, namespace: Namespace) -> SizeClassId | None:
         """The slots of a namespace's chunks in the files; None where they do not fit a segment or a header."""
@@ -233,6 +239,8 @@ class Tiering:
             TierState.OK,
             f"at {self.tier.plan.path}: {self.restored_chunks} chunks found, {recovered.bad_rows} bad rows",
         )
+        if self.tier.disk_warning:
+            log.warning("%s", self.tier.disk_warning)
         self._on_settled()
 
     @contextlib.contextmanager
@@ -328,6 +336,11 @@ class Tiering:
         self.run()
         self.settled.set()
         self._on_settled()
+
+    def _keep_ghosts(self) -> None:
+        if self._ghosts and self.admission.needs_ghosts:
+            self._fast.keep_ghosts(self._ghosts)
+            self._ghosts = 0
 
     def _has_jobs(self) -> bool:
         return len(self.promotions) + len(self.demotions) + self.comparisons.pins > 0

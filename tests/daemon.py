@@ -40,6 +40,7 @@ class Daemon:
             "server.user_share": "1.0",
             "log.level": "info",
             "dram.huge_pages": "off",
+            "ssd.create": "true",
             **options,
         }
         self.process: subprocess.Popen[bytes] | None = None
@@ -121,8 +122,10 @@ class Daemon:
 
     def _answers_or_died(self) -> bool:
         assert self.process is not None
-        if self.process.poll() is not None:
-            return True
+        return self.process.poll() is not None or self.answers()
+
+    def answers(self) -> bool:
+        """Whether an operator can connect."""
         try:
             self.admin().close()
         except (KVPoolError, OSError):

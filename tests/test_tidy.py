@@ -23,7 +23,19 @@ PYTHON = sorted(
 NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".h"))
 PRODUCT = [path for path in PYTHON if path.is_relative_to(ROOT / "kvpool") or path.is_relative_to(ROOT / "client")]
 
-BASE = {"types", "errors", "units", "layout", "keys", "clock", "config", "failpoint", "addresses", "options"}
+BASE = {
+    "types",
+    "errors",
+    "units",
+    "layout",
+    "keys",
+    "clock",
+    "config",
+    "failpoint",
+    "addresses",
+    "options",
+    "path_options",
+}
 # Who may import whom inside `kvpool`: the layers of ARCHITECTURE.md, base being open to all.
 LAYERS = {
     "protocol": {"protocol"},
@@ -31,6 +43,7 @@ LAYERS = {
     "tiers": {"tiers"},
     "transfer": {"transfer"},
     "report": {"tiers"},
+    "descriptor_room": {"tiers"},
     "tiering": {"index", "tiers"},
     "hinting": {"protocol", "index", "tiering"},
     "staged_saves": {"protocol", "index", "transfer"},
@@ -49,7 +62,7 @@ LAYERS = {
         "report",
     },
     "sim": {"sim", "index", "tiers", "tiering"},
-    "server": {"server", "pool", "protocol", "index"},
+    "server": {"server", "pool", "protocol", "index", "descriptor_room"},
     "cli": {"cli", "server", "protocol", "pool", "sim"},
 }
 CLIENT_MAY_IMPORT = {"types", "errors", "layout", "keys", "clock", "failpoint", "protocol", "__version__"}

@@ -1,6 +1,7 @@
 """Keeps a Pool connected: a background thread that notices the daemon's end and reconnects.
 
     CONNECTED ──socket hangs up / a request fails──► AWAY ──every RETRY_S──► CONNECTED (new epoch)
+                                                     AWAY ──refused──► twice as long, REFUSED_RETRY_S_MAX at most
     any ──close──► CLOSED
 
 The caller's threads never wait for it: while the daemon is away every request is answered at once without it. It also
@@ -27,6 +28,8 @@ from kvpool_client.counters import Counters
 from kvpool_client.session import Session
 
 RETRY_S = 0.1
+# Whom a daemon refuses it will mostly refuse again.
+REFUSED_RETRY_S_MAX = 5.0
 REPORT_INTERVAL_S = 1.0
 RENEW_FRACTION = 1 / 3
 
@@ -48,6 +51,7 @@ class Link:
         self._renewal = Deadline(0.0)  # guarded by _lock
         self._report_pause = Deadline(0.0)
         self._is_closed = False
+        self._retry_s = RETRY_S
         self.reconnects = 0
         self.last_error = ""
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -121,7 +125,7 @@ class Link:
         while not self._is_closed:
             session = self.session
             if session is None:
-                self._wait(None, RETRY_S)
+                self._wait(None, self._retry_s)
                 if not self._is_closed:
                     with contextlib.suppress(LayoutMismatch):  # a daemon with a smaller arena: it may be replaced
                         self._try_connect()
@@ -138,12 +142,16 @@ class Link:
             session = Session(self._path, self._model, self._layout, self._timeout_s, on_end=self._wake)
         except Refused as error:
             self.last_error = str(error)
+            is_leaving = error.code == "stopping"  # the next one may be there soon
+            self._retry_s = RETRY_S if is_leaving else min(2 * self._retry_s, REFUSED_RETRY_S_MAX)
             if error.code == "layout":
                 raise LayoutMismatch(str(error)) from error
             return
         except (KVPoolError, OSError) as error:
             self.last_error = str(error)
+            self._retry_s = RETRY_S
             return
+        self._retry_s = RETRY_S
         with self._lock:
             previous, self._session = self._session, session
             self._leases_in_use.clear()

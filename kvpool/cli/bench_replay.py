@@ -214,7 +214,12 @@ def _daemon(options: ReplayOptions, plan: ReplayPlan) -> Iterator[MeasuredDaemon
     with disk_folder(options.path, ssd_capacity) as folder:
         # As many entries as slots: by default there is one for each 256 KiB, which is more than a chunk here.
         slots = ssd_capacity // (options.chunk_bytes + kvpool_native.SSD_HEADER_BYTES)
-        tier = (f"ssd.path={folder / 'tier'}", f"ssd.capacity={ssd_capacity}B", f"ssd.max_chunks={slots}")
+        tier = (
+            f"ssd.path={folder / 'tier'}",
+            "ssd.create=true",
+            f"ssd.capacity={ssd_capacity}B",
+            f"ssd.max_chunks={slots}",
+        )
         with own_daemon(capacity, *entries, *tier, *options.overrides) as daemon:
             wait_until_open(daemon)
             yield daemon

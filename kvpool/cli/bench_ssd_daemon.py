@@ -52,7 +52,7 @@ def bench_daemon(folder: Path, total: int, is_quick: bool, advance: Callable[[in
     rounds = QUICK_ROUNDS if is_quick else ROUNDS
     sizes = sizes_within(total)
     steps = len(sizes) * (rounds + 1)
-    options = (f"ssd.path={folder / 'tier'}", f"ssd.capacity={_tier_bytes(total)}B")
+    options = (f"ssd.path={folder / 'tier'}", "ssd.create=true", f"ssd.capacity={_tier_bytes(total)}B")
     rows = []
     with own_daemon(DRAM_FACTOR * total, *options) as daemon:
         wait_until_open(daemon)

@@ -108,6 +108,7 @@ class _Tier:
         self._dram_bytes = max(DRAM_BYTES_MIN, chunks * CHUNK_BYTES * 5 // 4)
         self._options = (
             f"ssd.path={folder}",
+            "ssd.create=true",
             f"ssd.capacity={_capacity(chunks)}B",
             f"ssd.max_chunks={2 * chunks}",
             f"dram.max_chunks={2 * chunks}",

@@ -103,6 +103,7 @@ def load_commands() -> click.Group:
     # They import this module, so it cannot import them at the top.
     importlib.import_module("kvpool.cli.operate")
     importlib.import_module("kvpool.cli.connections")
+    importlib.import_module("kvpool.cli.steer")
     importlib.import_module("kvpool.cli.retain")
     importlib.import_module("kvpool.cli.verify")
     importlib.import_module("kvpool.cli.events")

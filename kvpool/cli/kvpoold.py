@@ -6,8 +6,10 @@
 import argparse
 import logging
 import os
-import resource
+import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import uvloop
 
@@ -15,6 +17,7 @@ from kvpool import __version__, failpoint
 from kvpool.config import Config, load_config
 from kvpool.errors import ConfigError, SocketInUse
 from kvpool.server.app import App
+from kvpool.server.logs import ERROR_PRIORITY, begin_logging, is_journal
 
 log = logging.getLogger("kvpoold")
 
@@ -41,24 +44,22 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Serve until stopped; the exit code."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it is served: a start reads the configuration anyway
     try:
         overrides = [*options.set, "ssd.rebuild=true"] if options.rebuild else options.set
-        config = load_config(options.config, overrides)
+        path = None if options.config is None else os.path.abspath(options.config)
+        reread = partial(load_config, path, overrides)
+        config = reread()
         if failpoint.faults:
             raise ConfigError(failpoint.faults)
     except ConfigError as error:
-        for fault in error.faults:
-            print(f"kvpoold: {fault}", file=sys.stderr)
+        _print_faults(error)
         return 2
-    logging.basicConfig(
-        level=config.log.level.upper(), format="%(levelname)s %(name)s %(message)s", stream=sys.stderr, force=True
-    )
-    _raise_descriptor_limit()
+    begin_logging(config.log.level, sys.stderr, os.environ)
     try:
-        uvloop.run(_serve(config))
+        uvloop.run(_serve(config, reread))
     except ConfigError as error:
-        for fault in error.faults:
-            print(f"kvpoold: {fault}", file=sys.stderr)
+        _print_faults(error)
         return 2
     except (SocketInUse, OSError, MemoryError) as error:
         log.error("cannot serve: %s", error)
@@ -66,18 +67,18 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-async def _serve(config: Config) -> None:
-    app = App(config)
+def _print_faults(error: ConfigError) -> None:
+    lead = ERROR_PRIORITY if is_journal(sys.stderr, os.environ) else ""
+    for fault in error.faults:
+        print(f"{lead}kvpoold: {fault}", file=sys.stderr)
+
+
+async def _serve(config: Config, reread: Callable[[], Config]) -> None:
+    app = App(config, reread)
     await app.run()
     if not app.has_ended:
         logging.shutdown()
         os._exit(0)  # an ordinary end would wait for the threads that wait for the disk
-
-
-def _raise_descriptor_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -65,6 +65,13 @@ class WriteBudget:
     def __repr__(self) -> str:
         return f"<WriteBudget {self._left:.0f} of {self._burst:.0f} bytes>"
 
+    def change_rate(self, bytes_per_day: int, now_ns: int) -> None:
+        """Fill at another rate from now on. What is left stays the same share of what it holds when it is full."""
+        share = self.share(now_ns)
+        self._bytes_per_day = bytes_per_day
+        self._burst = bytes_per_day / BURST_FRACTION
+        self._left = share * self._burst
+
     @property
     def is_bounded(self) -> bool:
         """Whether there is a bound."""
@@ -116,6 +123,11 @@ class Admission:
 
     def __repr__(self) -> str:
         return f"<Admission {self._tightness.word} {self._budget!r}>"
+
+    def change(self, policy: str, bytes_per_day: int, now_ns: int) -> None:
+        """Go on with another policy, by its name in `POLICIES`, and another budget."""
+        self._floor = POLICIES[policy]
+        self._budget.change_rate(bytes_per_day, now_ns)
 
     @property
     def needs_ghosts(self) -> bool:

@@ -97,6 +97,10 @@ class Announcements:
             for owner, entries in self._of_owner.items()
         }
 
+    def change_ttl(self, ttl_ns: int) -> None:
+        """Have announcements that are made from now on be kept for another time."""
+        self._ttl_ns = ttl_ns
+
     def find(self, session: EngineSession, keys: bytes) -> Parts[int]:
         """How many leading chunks of `keys` are stored, on every rank."""
         length = len(keys) // len(session.namespaces)

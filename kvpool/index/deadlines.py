@@ -31,13 +31,17 @@ class Expiry:
     def __init__(
         self, shortest_s: float, reading: Reading, writing: Writing, clock: Clock, expire_further: Callable[[], bool]
     ) -> None:
-        self._interval_s = min(EXPIRY_S_MAX, shortest_s * EXPIRY_FRACTION)
+        self.change_shortest(shortest_s)
         self._reading = reading
         self._writing = writing
         self._clock = clock
         self._expire_further = expire_further
         self._next: asyncio.TimerHandle | None = None
         self._more: asyncio.Handle | None = None
+
+    def change_shortest(self, shortest_s: float) -> None:
+        """Look as often as that is needed for what lives for so long, from the next look on."""
+        self._interval_s = min(EXPIRY_S_MAX, shortest_s * EXPIRY_FRACTION)
 
     def schedule(self) -> None:
         """Look at deadlines again later; nothing is scheduled while nothing can expire."""

@@ -8,16 +8,17 @@ Control thread only. `now_ns` is an argument everywhere: no clock is read here. 
 holds in the native directory; this module says which holds exist for whom and hands back those that have to go: a bounded
 number at a time, since one connection may leave behind so much that to end it takes a tenth of a second.
 
-Invariant: each hold id is in exactly one lease or ticket; `_of_owner` names exactly the leases in `_by_id`; these stand
-in the order of their deadlines, and so do tickets;
+Invariant: each hold id is in exactly one lease or ticket; `_of_owner` names exactly the leases in `_by_id`, and so does
+`_order`; `_ticket_order` names the tickets;
 `_held_chunks` counts the chunks of every hold by the connection that asked for it, `_ticket_chunks` those of tickets;
 `_issued` has each ticket once.
 """
 
 import secrets
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from kvpool.index.deadline_order import DeadlineOrder
 from kvpool.types import ConnectionId, HoldId, LeaseId
 
 TICKET_BYTES = 32
@@ -32,13 +33,16 @@ ENDED_COST = 64
 
 @dataclass(slots=True)
 class Lease:
-    """A right to read `chunks` leading chunks; one hold for each rank it covers."""
+    """A right to read `chunks` leading chunks; one hold for each rank it covers.
+
+    `least_ttl_ns`: what its owner was told that a lease lasts.
+    """
 
     id: LeaseId
     owner: ConnectionId
     chunks: int
     holds: dict[int, HoldId]
-    deadline_ns: int
+    least_ttl_ns: int
 
 
 @dataclass(slots=True)
@@ -48,7 +52,6 @@ class TicketHold:
     identity: tuple[str, bytes]
     issuer: ConnectionId
     chunks: int
-    deadline_ns: int
     holds: dict[int, HoldId] = field(default_factory=dict)
 
 
@@ -59,10 +62,12 @@ class Leases:
         assert ttl_ns > 0
         self._ttl_ns = ttl_ns
         self._next_id = 1
-        self._by_id: OrderedDict[LeaseId, Lease] = OrderedDict()
+        self._by_id: dict[LeaseId, Lease] = {}
+        self._order: DeadlineOrder[LeaseId] = DeadlineOrder()
         self._of_owner: dict[ConnectionId, set[LeaseId]] = {}
         self._leaving: deque[ConnectionId] = deque()  # their leases are being ended
-        self._tickets: OrderedDict[bytes, TicketHold] = OrderedDict()
+        self._tickets: dict[bytes, TicketHold] = {}
+        self._ticket_order: DeadlineOrder[bytes] = DeadlineOrder()
         self._issued: Counter[ConnectionId] = Counter()  # tickets of each issuer
         self._held_chunks: dict[ConnectionId, int] = {}
         self._ticket_chunks = 0
@@ -81,14 +86,22 @@ class Leases:
         """Leases of one connection."""
         return len(self._of_owner.get(owner, ()))
 
-    def grant(self, owner: ConnectionId, chunks: int, holds: dict[int, HoldId], now_ns: int) -> Lease:
+    def change_ttl(self, ttl_ns: int) -> None:
+        """Have leases from their next use on, and tickets that are issued from now on, live for another time."""
+        assert ttl_ns > 0
+        self._ttl_ns = ttl_ns
+
+    def grant(
+        self, owner: ConnectionId, chunks: int, holds: dict[int, HoldId], now_ns: int, *, least_ttl_ns: int = 0
+    ) -> Lease:
         """A new lease over `holds`, by rank."""
         assert chunks > 0
         assert holds
-        lease = Lease(LeaseId(self._next_id), owner, chunks, holds, now_ns + self._ttl_ns)
+        lease = Lease(LeaseId(self._next_id), owner, chunks, holds, least_ttl_ns)
         self._next_id += 1
         self._count_chunks(owner, chunks * len(holds))
         self._by_id[lease.id] = lease
+        self._order.use(lease.id, max(self._ttl_ns, least_ttl_ns), now_ns)
         self._of_owner.setdefault(owner, set()).add(lease.id)
         return lease
 
@@ -102,8 +115,7 @@ class Leases:
         lease = self.find(lease_id, owner)
         if lease is None:
             return False
-        lease.deadline_ns = now_ns + self._ttl_ns
-        self._by_id.move_to_end(lease_id)
+        self._order.use(lease_id, max(self._ttl_ns, lease.least_ttl_ns), now_ns)
         return True
 
     def release(self, lease_id: LeaseId, owner: ConnectionId) -> list[HoldId]:
@@ -158,8 +170,9 @@ class Leases:
         """A new ticket over holds of its own. `identity` is what a claimer must share: model and layout but for the rank."""
         assert self.has_room_for_ticket(issuer, chunks * len(holds))
         ticket = secrets.token_bytes(TICKET_BYTES)
-        entry = TicketHold(identity, issuer, chunks, now_ns + self._ttl_ns, holds)
+        entry = TicketHold(identity, issuer, chunks, holds)
         self._tickets[ticket] = entry
+        self._ticket_order.use(ticket, self._ttl_ns, now_ns)
         self._issued[issuer] += 1
         self._count_ticket(entry, len(holds))
         return ticket
@@ -175,16 +188,16 @@ class Leases:
         self._count_ticket(entry, -1)
         if not entry.holds:
             del self._tickets[ticket]
+            self._ticket_order.remove(ticket)
             self._end_issued(entry.issuer)
         return hold
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
-        problems = []
+        problems = self._order.verify() + self._ticket_order.verify()
         owned = {lease_id for lease_ids in self._of_owner.values() for lease_id in lease_ids}
-        deadlines = [lease.deadline_ns for lease in self._by_id.values()]
-        if deadlines != sorted(deadlines):
-            problems.append("leases: they are not in the order of their deadlines")
+        if len(self._order) != len(self._by_id) or len(self._ticket_order) != len(self._tickets):
+            problems.append("leases: there are more or fewer deadlines than leases and tickets")
         if owned != set(self._by_id):
             problems.append(f"leases: owners name {len(owned)} leases, {len(self._by_id)} exist")
         holds = [hold for lease in self._by_id.values() for hold in lease.holds.values()]
@@ -212,13 +225,13 @@ class Leases:
                 lease = self._by_id[owned.pop()]
                 return lease.chunks, self._end(lease)
             self._leaving.popleft()
-        oldest = next(iter(self._by_id.values()), None)
-        if oldest is not None and oldest.deadline_ns <= now_ns:
+        if (lease_id := self._order.next_over(now_ns)) is not None:
             self.expired_leases += 1
+            oldest = self._by_id[lease_id]
             return oldest.chunks, self._end(oldest)
-        entry = next(iter(self._tickets.values()), None)
-        if entry is not None and entry.deadline_ns <= now_ns:
-            self._tickets.popitem(last=False)
+        if (ticket := self._ticket_order.next_over(now_ns)) is not None:
+            entry = self._tickets.pop(ticket)
+            self._ticket_order.remove(ticket)
             self._end_issued(entry.issuer)
             self._count_ticket(entry, -len(entry.holds))
             return entry.chunks, list(entry.holds.values())
@@ -226,6 +239,7 @@ class Leases:
 
     def _end(self, lease: Lease) -> list[HoldId]:
         del self._by_id[lease.id]
+        self._order.remove(lease.id)
         self._count_chunks(lease.owner, -lease.chunks * len(lease.holds))
         owned = self._of_owner[lease.owner]
         owned.discard(lease.id)

@@ -68,6 +68,10 @@ class Reading:
     def __repr__(self) -> str:
         return f"<Reading {self.leases} leases, {self.tickets} tickets>"
 
+    def change_ttl(self, ttl_ns: int) -> None:
+        """Have leases and tickets live for another time; a connection's leases no shorter than it was told."""
+        self._leases.change_ttl(ttl_ns)
+
     @property
     def leases(self) -> int:
         """Leases that live."""
@@ -199,7 +203,7 @@ class Reading:
         return grant
 
     def _grant(self, session: EngineSession, chunks: int, holds: dict[int, HoldId], now_ns: int) -> Grant:
-        lease = self._leases.grant(session.connection, chunks, holds, now_ns)
+        lease = self._leases.grant(session.connection, chunks, holds, now_ns, least_ttl_ns=session.lease_ttl_ns)
         self._directory.charge(list(holds.values()), session.connection)
         rank = session.layout.rank
         if rank is None:

@@ -47,6 +47,11 @@ class Reservations:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def change_ttl(self, ttl_ns: int) -> None:
+        """Have reservations that are made from now on last for another time."""
+        assert ttl_ns > 0
+        self._ttl_ns = ttl_ns
+
     def count_of(self, owner: ConnectionId) -> int:
         """Reservations of one connection."""
         return len(self._of_owner.get(owner, ()))

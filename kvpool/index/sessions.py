@@ -10,12 +10,16 @@ from kvpool.types import ConnectionId
 
 @dataclass(frozen=True, slots=True)
 class EngineSession:
-    """Who asks: a connection, and the namespace of each rank it stands for."""
+    """Who asks: a connection, and the namespace of each rank it stands for.
+
+    `lease_ttl_ns`: what the connection was told that a lease lasts at least; it renews by that.
+    """
 
     connection: ConnectionId
     layout: Layout
     model: str
     namespaces: dict[int, Namespace]
+    lease_ttl_ns: int = 0
     namespace_ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -66,6 +66,10 @@ class Writing:
     def __repr__(self) -> str:
         return f"<Writing {self.reservations} reservations>"
 
+    def change_ttl(self, ttl_ns: int) -> None:
+        """Have reservations that are made from now on last for another time."""
+        self._reservations.change_ttl(ttl_ns)
+
     @property
     def reservations(self) -> int:
         """Reservations under way, expired ones whose writer has not been heard of included."""

@@ -19,6 +19,7 @@ from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
 from kvpool.protocol import frames, hit_curve, places
 from kvpool.protocol import messages as m
+from kvpool.protocol import operator_messages as om
 from kvpool.protocol.event_columns import NamespaceNames, unpack_namespaces
 
 Answer = TypeVar("Answer")
@@ -155,6 +156,17 @@ class BlockingConnection:
     def disconnect(self, connection: int) -> bool:
         """End a connection. False where there is none of that number."""
         return bool(self.call(cm.Disconnect(connection), m.Report).values["disconnected"])
+
+    def log_level(self, level: str = "") -> dict[str, Any]:
+        """Have the daemon log from a level on (empty: as it does); the `level`, and the one `before`."""
+        return self.call(om.LogLevel(level), m.Report).values
+
+    def reload(self) -> dict[str, Any]:
+        """Have the daemon read its configuration again: `changed` lines, and the options that are `needs_restart`.
+
+        Raises Refused with every fault.
+        """
+        return self.call(om.Reload(), m.Report).values
 
     def hit_curve(self, capacities: Sequence[int]) -> dict[str, Any]:
         """What LRU of each capacity would hit of what the daemon is asked for (`hit_rates`), and what that is known from."""

@@ -14,11 +14,13 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvpool import __version__, failpoint
 from kvpool.clock import Deadline, MonotonicClock, wall_time_s
 from kvpool.config import Config
+from kvpool.descriptor_room import fit_connections, raise_limit
 from kvpool.errors import ConfigError, Refused
 from kvpool.keys import domain_key
 from kvpool.layout import Layout
@@ -29,8 +31,11 @@ from kvpool.server.connection_requests import connection_handlers, end_connectio
 from kvpool.server.health import Health
 from kvpool.server.input_budget import InputBudget
 from kvpool.server.local_socket import Admission, LocalSocket, Peer
+from kvpool.server.operators import Operators
+from kvpool.server.refusal_log import RefusalLog
+from kvpool.server.reload import Reload
 from kvpool.server.request_times import RequestTimes
-from kvpool.server.roster import Roster, is_operator
+from kvpool.server.roster import Roster
 from kvpool.server.service import ConnectionCounts, Handlers, admin_handlers, engine_handlers
 from kvpool.server.snapshot import LoopReader, Snapshot
 from kvpool.server.supervision import Supervision
@@ -54,11 +59,22 @@ MODEL_BYTES_MAX = 512
 class App:
     """One serving daemon."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, reread: Callable[[], Config]) -> None:
+        """`reread` reads the configuration again from where it came. Raises ConfigError."""
         self._config = config
+        self._reload = Reload(
+            config,
+            read=reread,
+            read_keys=self._read_router_keys,
+            apply=self._reconfigure,
+            let_in=self._let_routers_in,
+            on_turn=lambda is_running: self._supervision.note_reloading(is_running=is_running),
+        )
         self._clock = MonotonicClock()
         self._counts = ConnectionCounts()
-        self._roster = Roster(config.server.max_connections, config.server.user_share, self._clock)
+        self._operators = Operators(os.geteuid(), config.server.admin_group)
+        self._max_connections = fit_connections(config, raise_limit())
+        self._roster = Roster(self._max_connections, config.server.user_share, self._clock, self._operators.include)
         self._input = InputBudget(self._end_unfinished)
         self._next_connection = itertools.count(1)
         self._domain = domain_key(_read_secret(config.server.domain_secret_file))
@@ -78,6 +94,7 @@ class App:
             server.socket,
             mode=server.socket_mode,
             handshake_timeout_s=server.handshake_timeout,
+            on_refused=RefusalLog(self._clock).note,
         )
         self._listener = listener
         try:
@@ -87,6 +104,7 @@ class App:
             self._health = Health(
                 self._pool.problems,
                 self._clock,
+                shortcomings_of_pool=self._pool.shortcomings,
                 watchdog_interval_s=manager.watchdog_interval_s,
                 kept_every_s=server.probe_interval or None if server.metrics is not None else None,
             )
@@ -101,6 +119,7 @@ class App:
                 self._supervision.begin_serving(server.socket, f"serving {serving}", self._pool.discard)
                 self._log_ready(serving, (self._clock.now_ns() - started_ns) / 1e9)
                 await self._stop.wait()
+                self._reload.cancel()
                 self._supervision.begin_draining()
                 if self._failure is not None:
                     raise self._failure
@@ -119,6 +138,33 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
+
+    def _reload_soon(self) -> None:
+        if not self._stop.is_set():
+            self._reload.ask()
+
+    def _reconfigure(self, config: Config) -> None:
+        self._config = config
+        logging.getLogger().setLevel(config.log.level.upper())
+        self._listener.handshake_timeout_s = config.server.handshake_timeout
+        self._pool.reconfigure(config)
+
+    def _read_router_keys(self, config: Config) -> frozenset[bytes] | None:
+        """The keys of the clients file in use; None where there is no publisher, or it asks nobody for a key."""
+        if (
+            self._publisher is None
+            or not self._config.events.curve_clients_file
+            or not config.events.curve_clients_file
+        ):
+            return None
+        from kvpool.server.event_sockets import read_client_keys  # as above: only where events are published
+
+        return read_client_keys(config.events.curve_clients_file)
+
+    def _let_routers_in(self, keys: frozenset[bytes]) -> None:
+        assert self._publisher is not None
+        self._publisher.let_in(keys)
 
     def _start_metrics(self) -> "MetricsServer | None":
         address = self._config.server.metrics
@@ -169,6 +215,7 @@ class App:
             raise Refused("stopping", "the daemon is stopping")
         self._roster.check_role(peer, hello.role)
         if hello.role == m.ROLE_ADMIN:
+            self._operators.check(peer)
             return Admission(self._welcome(), ())
         if hello.role != m.ROLE_ENGINE:
             raise Refused("role", f"role is {hello.role!r}, expected {m.ROLE_ENGINE!r} or {m.ROLE_ADMIN!r}")
@@ -210,8 +257,9 @@ class App:
     def _handlers_of(self, connection_id: ConnectionId, hello: m.Hello, peer: Peer) -> Handlers:
         if hello.role == m.ROLE_ADMIN:
             about_connections = connection_handlers(self._pool, self._roster, self._input, self._clock, peer)
-            return {**admin_handlers(self._pool, self._info, self._counts), **about_connections}
-        user = None if is_operator(peer) else peer.uid
+            orders = admin_handlers(self._pool, self._info, self._counts, peer, self._reload)
+            return {**orders, **about_connections}
+        user = None if self._operators.include(peer) else peer.uid
         session = self._pool.open_session(connection_id, hello.model, Layout.from_wire(hello.layout), user)
         return engine_handlers(self._pool, session)
 
@@ -236,6 +284,7 @@ class App:
             "version": __version__,
             "pid": os.getpid(),
             "socket": self._config.server.socket,
+            "max_connections": self._max_connections,
             "metrics": "off" if self._metrics is None else str(self._metrics.address),
             "events": "off" if self._publisher is None else self._publisher.publish_endpoint,
             "events_replay": (self._publisher.replay_endpoint if self._publisher else "") or "off",

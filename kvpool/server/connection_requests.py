@@ -10,6 +10,7 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.pool import Pool
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import messages as m
+from kvpool.server.audit import audit
 from kvpool.server.input_budget import InputBudget
 from kvpool.server.local_socket import Peer
 from kvpool.server.roster import Member, Roster
@@ -66,6 +67,7 @@ def _row(member: Member, held: dict[int, dict[str, int]], budget: InputBudget, n
 
 
 def _disconnect(pool: Pool, roster: Roster, request: cm.Disconnect, asker: Peer) -> m.Report:
+    audit(asker, "disconnect", connection=request.connection)
     member = roster.find(ConnectionId(request.connection))
     if member is not None:
         end_connection(pool, member, f"an operator asked for it (pid {asker.pid}, uid {asker.uid})")

@@ -104,6 +104,10 @@ class EventPublisher:
             self._sockets.close()
             os.close(self._wake_fd)
 
+    def let_in(self, clients: frozenset[bytes]) -> None:
+        """Let routers with these keys connect from now on, and no others. Any thread."""
+        self._sockets.clients = clients
+
     def stats(self) -> dict[str, int]:
         """Counters, by name. Any thread: each is a number at some moment."""
         return {

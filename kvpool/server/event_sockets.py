@@ -43,7 +43,8 @@ class EventSockets:
         assert config.publish is not None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._secret = _read_secret_key(config.curve_secret_file) if config.curve_secret_file else b""
-        self._clients = _read_client_keys(config.curve_clients_file) if config.curve_clients_file else frozenset()
+        # Replaced as a whole, by any thread.
+        self.clients = read_client_keys(config.curve_clients_file) if config.curve_clients_file else frozenset()
         self._zap: zmq.Socket[bytes] | None = None
         self._replay: zmq.Socket[bytes] | None = None
         self.poller = zmq.Poller()
@@ -124,7 +125,7 @@ class EventSockets:
     def _judge(self, request: list[bytes]) -> list[bytes]:
         """The answer of the ZAP handler (RFC 27): 200 for a key that is known, 400 for anything else."""
         identity = request[1] if len(request) > 1 else b""
-        is_known = len(request) == _ZAP_REQUEST_FRAMES and request[5] == b"CURVE" and request[6] in self._clients
+        is_known = len(request) == _ZAP_REQUEST_FRAMES and request[5] == b"CURVE" and request[6] in self.clients
         self.refused_clients += not is_known
         status = [b"200", b"OK"] if is_known else [b"400", b"no such key"]
         return [b"1.0", identity, *status, b"", b""]
@@ -167,8 +168,13 @@ def _read_secret_key(path: str) -> bytes:
     return text
 
 
-def _read_client_keys(path: str) -> frozenset[bytes]:
-    keys = [line.strip() for line in Path(path).read_bytes().splitlines()]
+def read_client_keys(path: str) -> frozenset[bytes]:
+    """The public keys of the routers that may connect. Raises ConfigError."""
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError([f"events.curve_clients_file is {path!r}, which cannot be read: {error.strerror}"]) from error
+    keys = [line.strip() for line in lines]
     keys = [key for key in keys if key]
     for key in keys:
         _check_key(key, "events.curve_clients_file", path)

@@ -5,6 +5,9 @@
                          problem: probe, thread    ▼ │ the problem has gone
                                                 UNHEALTHY        (from any state)
 
+READY is DEGRADED while something is missing that was configured and a restart would not bring (an SSD tier that cannot be
+opened): what is left serves, nobody restarts it, and the problem is named wherever problems are.
+
 Gathers three things: whether the daemon serves, whether its background threads live, and how the last self-probe ended
 and when. A probe that has not ended for a long time is a problem too. Nothing is tested here and nobody is told.
 
@@ -25,7 +28,7 @@ PROBES_PER_WATCHDOG = 3
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """One look. `is_healthy`: no problems. `is_ready`: serves, is healthy, and a probe has been good if any is made.
+    """One look. `is_healthy`: no problems but shortcomings. `is_ready`: serves, is healthy, its last probe, if any, was good.
 
     `probe_age_s` and `probe_latency_s` are of the last probe that ended; None where none has.
     """
@@ -40,8 +43,9 @@ class HealthReport:
 class Health:
     """The health of one daemon.
 
-    `problems_of_pool` may be called from any thread. A self-probe is wanted (`probe_interval_s`) when a service manager
-    watches, or every `kept_every_s` when health can be asked from outside; without either nothing wakes an idle daemon.
+    `problems_of_pool` may be called from any thread, and so may `shortcomings_of_pool`: what a restart would not mend.
+    A self-probe is wanted (`probe_interval_s`) when a service manager watches, or every `kept_every_s` when health can be asked
+    from outside; without either nothing wakes an idle daemon.
     """
 
     def __init__(
@@ -49,10 +53,12 @@ class Health:
         problems_of_pool: Callable[[], list[str]],
         clock: Clock,
         *,
+        shortcomings_of_pool: Callable[[], list[str]] = list,
         watchdog_interval_s: float | None = None,
         kept_every_s: float | None = None,
     ) -> None:
         self._problems_of_pool = problems_of_pool
+        self._shortcomings_of_pool = shortcomings_of_pool
         self._clock = clock
         self.probe_interval_s = _probe_interval_s(watchdog_interval_s, kept_every_s)
         self._lock = threading.Lock()
@@ -95,18 +101,20 @@ class Health:
         return HealthReport(
             is_ready=is_open and not problems and not (is_probed and probe is None),
             is_healthy=not problems,
-            problems=tuple(problems),
+            problems=(*problems, *self._shortcomings_of_pool()),
             probe_age_s=None if probe is None else max(0, now_ns - probe.ended_ns) / NS_PER_S,
             probe_latency_s=None if probe is None else probe.latency_s,
         )
 
     def state(self) -> str:
-        """One word: starting, ready, draining or unhealthy."""
+        """One word: starting, ready, degraded, draining or unhealthy."""
         report = self.report()
         if not report.is_healthy:
             return "unhealthy"
         with self._lock:
-            return "draining" if self._is_draining else "ready" if report.is_ready else "starting"
+            if self._is_draining or not report.is_ready:
+                return "draining" if self._is_draining else "starting"
+        return "degraded" if report.problems else "ready"
 
     def _probe_age_max_s(self) -> float:
         """Two intervals and a probe whose every step takes its whole time: more is a thread that has ended or hangs."""

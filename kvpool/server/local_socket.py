@@ -29,17 +29,20 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024
 HELLO_BYTES_MAX = 4096
 _PEERCRED = struct.Struct("3i")
+_SO_PEERGROUPS = 59  # Python has no name for it
+_GROUPS_BYTES_MAX = 1024  # as much as Python asks the kernel for
 _ACCEPT_PAUSE_S = 0.1
 _ACCEPT_MAY_FAIL_WITH = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who the kernel says is at the other end."""
+    """Who the kernel says was at the other end when it connected. `groups`: the supplementary ones, where they can be told."""
 
     pid: int
     uid: int
     gid: int
+    groups: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class Places(Protocol):
 # Decides on a hello (raises Refused), and takes the handshaken socket over.
 Admit = Callable[[m.Hello, Peer], Admission]
 Adopt = Callable[[socket.socket, m.Hello, Peer], Coroutine[None, None, None]]
+# Told of the peer, a code and the reason.
+OnRefused = Callable[[Peer, str, str], None]
 
 
 class LocalSocket:
@@ -72,11 +77,14 @@ class LocalSocket:
     of two daemons started at once exactly one serves.
     """
 
-    def __init__(self, path: str, *, mode: int, handshake_timeout_s: float) -> None:
-        """Take the place of the socket. Raises SocketInUse, or OSError when the directory cannot be used."""
+    def __init__(self, path: str, *, mode: int, handshake_timeout_s: float, on_refused: OnRefused) -> None:
+        """Take the place of the socket. `on_refused` hears of each handshake that was refused or failed. Raises SocketInUse, or
+        OSError when the directory cannot be used.
+        """
         self._path = path
         self._mode = mode
-        self._handshake_timeout_s = handshake_timeout_s
+        self.handshake_timeout_s = handshake_timeout_s
+        self._on_refused = on_refused
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.refused_connections = 0
@@ -169,7 +177,7 @@ class LocalSocket:
         is_adopted = False
         try:
             try:
-                hello = await asyncio.wait_for(_receive_hello(accepted), self._handshake_timeout_s)
+                hello = await asyncio.wait_for(_receive_hello(accepted), self.handshake_timeout_s)
                 admission = admit(hello, peer)
                 sent = m.encode(admission.welcome, 0)
                 failpoint.reach("daemon.handshake.before_welcome")
@@ -183,22 +191,23 @@ class LocalSocket:
             failpoint.reach("daemon.handshake.after_welcome")
             is_adopted = True
         except (Refused, LayoutMismatch, ProtocolError) as error:
-            self._answer_refusal(accepted, error)
+            self._answer_refusal(accepted, peer, error)
         except (OSError, asyncio.TimeoutError) as error:
             self.refused_connections += 1
-            log.info("handshake failed: %s", error or "no hello in time")
+            self._on_refused(peer, "failed", str(error) or "no hello in time")
         finally:
             if not is_adopted:
                 accepted.close()
 
-    def _answer_refusal(self, accepted: socket.socket, error: Exception) -> None:
+    def _answer_refusal(self, accepted: socket.socket, peer: Peer, error: Exception) -> None:
         self.refused_connections += 1
         code = (
             error.code if isinstance(error, Refused) else "layout" if isinstance(error, LayoutMismatch) else "protocol"
         )
-        log.info("handshake refused: %s: %s", code, error)
+        reason = str(error).removeprefix(f"{code}: ")
+        self._on_refused(peer, code, reason)
         try:
-            accepted.send(m.encode(m.Failure(code, str(error)), 0))
+            accepted.send(m.encode(m.Failure(code, reason), 0))
         except OSError as gone:
             log.debug("a refused connection had gone: %s", gone)
 
@@ -230,7 +239,16 @@ async def _receive_hello(accepted: socket.socket) -> m.Hello:
 
 def _peer_of(accepted: socket.socket) -> Peer:
     credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-    return Peer(*_PEERCRED.unpack(credentials))
+    pid, uid, gid = _PEERCRED.unpack(credentials)
+    return Peer(pid, uid, gid, _groups_of(accepted))
+
+
+def _groups_of(accepted: socket.socket) -> tuple[int, ...]:
+    try:
+        packed = accepted.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES_MAX)
+    except OSError:  # a kernel before 4.13, or a process in more groups than that: none of them counts
+        return ()
+    return tuple(group for (group,) in struct.iter_unpack("I", packed))
 
 
 def _unpublished(path: str) -> str:

@@ -369,7 +369,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     ),
     "Health": (
         _gauge("kvpool_ready", "1 while requests are served.", lambda now: float(now.health.is_ready)),
-        _gauge("kvpool_healthy", "1 while /healthz names no problem.", lambda now: float(now.health.is_healthy)),
+        _gauge("kvpool_healthy", "1 while /healthz answers 200.", lambda now: float(now.health.is_healthy)),
         _gauge("kvpool_probe_age_seconds", "Time since the last self-probe ended; absent without one.",
                lambda now: now.health.probe_age_s, "seconds"),
         _gauge("kvpool_probe_latency_seconds", "How long the last self-probe took; absent without one.",

@@ -213,7 +213,7 @@ def make_app(registry: CollectorRegistry, read_health: Callable[[], HealthReport
 
 def _health(start_response: StartResponse, report: HealthReport, *, is_good: bool) -> list[bytes]:
     document = {
-        "status": "ok" if is_good else "unavailable",
+        "status": "unavailable" if not is_good else "degraded" if report.problems else "ok",
         "is_ready": report.is_ready,
         "is_healthy": report.is_healthy,
         "problems": list(report.problems),

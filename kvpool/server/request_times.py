@@ -15,6 +15,7 @@ from typing import Any
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
+from kvpool.protocol import operator_messages as om
 from kvpool.protocol import staging_messages as sm
 
 # Upper bounds of the buckets; a further bucket counts what took longer.
@@ -25,6 +26,7 @@ VERBS: tuple[type[Any], ...] = (
     *(em.AskEvents, em.AskSnapshot, em.AskFates, em.AskNamespaces, m.Retain, m.Announce, m.Demote),
     *(m.AskInfo, m.AskStats, m.Flush, m.WriteDown, m.Check, m.VerifyBytes, m.AskHitCurve, m.AskLayouts, m.RetainKeys),
     *(cm.AskConnections, cm.Disconnect),
+    *(om.LogLevel, om.Reload),
 )
 
 

@@ -1,14 +1,13 @@
 """Connection roster: who is connected or just connecting, and how many connections a user may have.
 
-A user is a uid as the kernel says it (SO_PEERCRED). Beyond `max_connections`, OPERATOR_CONNECTIONS more are kept for operators:
-root and the daemon's own user get in when engines have taken all the others. One user has at most `user_share` of the
+A user is a uid as the kernel says it (SO_PEERCRED). Beyond `max_connections`, OPERATOR_CONNECTIONS more are kept for operators
+(see `operators`): they get in when engines have taken all the others. One user has at most `user_share` of the
 connections that the other users leave.
 
 Control thread only. Invariants: `_of_user` counts the connections in `_entries` and those in a handshake; a connection is in
 one of the two alone.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,11 +35,6 @@ class Member:
     since_ns: int
 
 
-def is_operator(peer: Peer) -> bool:
-    """Whether a connection beyond `max_connections` is kept for this peer."""
-    return peer.uid in (0, os.geteuid())
-
-
 class Roster:
     """All connections of one daemon. `is_operator`: who may have one of those kept for operators."""
 
@@ -49,7 +43,7 @@ class Roster:
         max_connections: int,
         user_share: float,
         clock: Clock,
-        is_operator: Callable[[Peer], bool] = is_operator,
+        is_operator: Callable[[Peer], bool],
     ) -> None:
         self._max = max_connections
         self._user_share = user_share

@@ -16,9 +16,13 @@ from kvpool.pool import Pool
 from kvpool.protocol import hit_curve
 from kvpool.protocol import messages as m
 from kvpool.protocol import staging_messages as sm
+from kvpool.server.audit import audited
 from kvpool.server.connection import Answer, Handler, WithDescriptor
 from kvpool.server.event_requests import admin_event_handlers, engine_event_handlers
 from kvpool.server.forked_check import check_in_child
+from kvpool.server.local_socket import Peer
+from kvpool.server.reload import Reload
+from kvpool.server.steering import steering_handlers
 
 WRITE_DOWN_S_MAX = 3600.0
 PROBLEMS_MAX = 500
@@ -51,20 +55,23 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
     )
 
 
-def admin_handlers(pool: Pool, info: Callable[[], dict[str, Any]], connections: "ConnectionCounts") -> Handlers:
-    """The requests of an operator. `info` is what the process knows of itself, now."""
+def admin_handlers(
+    pool: Pool, info: Callable[[], dict[str, Any]], connections: "ConnectionCounts", peer: Peer, reload: Reload
+) -> Handlers:
+    """The requests of an operator, who is `peer`. `info` is what the process knows of itself, now."""
     return _by_kind(
         {
             m.AskInfo: lambda _: m.Report({**info(), **pool.info()}),
             m.AskStats: lambda _: m.Report(pool.stats(connections.stats())),
-            m.Flush: lambda request: _flush(pool, request),
-            m.WriteDown: lambda request: _write_down(pool, request),
+            m.Flush: audited(peer, "flush", partial(_flush, pool), "model", "older_than_s", "tier"),
+            m.WriteDown: audited(peer, "demote", partial(_write_down, pool), "timeout_s"),
             m.Check: lambda _: _check(pool),
             m.AskLayouts: lambda request: pool.hints.layouts(request),
-            m.RetainKeys: lambda request: pool.hints.retain_keys(request),
+            m.RetainKeys: audited(peer, "retain", partial(_retain_keys, pool), "priority", "duration_s"),
             m.VerifyBytes: lambda request: _verify_bytes(pool, request),
             m.AskHitCurve: lambda request: m.Report(pool.reuse.report(hit_curve.unpack(request.capacities))),
             **admin_event_handlers(pool),
+            **steering_handlers(reload, peer),
         }
     )
 
@@ -108,6 +115,10 @@ async def _write_down(pool: Pool, request: m.WriteDown) -> Answer:
     return m.Report(await pool.write_down(request.timeout_s))
 
 
+def _retain_keys(pool: Pool, request: m.RetainKeys) -> Answer:
+    return pool.hints.retain_keys(request)
+
+
 async def _report_corrupt(pool: Pool, session: EngineSession, report: m.ReportCorrupt) -> Answer:
     await pool.check_reported(session, report.lease, report.chunk)
     return m.Done()
@@ -118,7 +129,7 @@ def _check(pool: Pool) -> Parts[Answer]:
     problems = yield from pool.verify_shared()
     yield counting
     report = counting.result()
-    report["problems"] += problems + pool.problems()
+    report["problems"] += problems + pool.problems() + pool.shortcomings()
     if len(report["problems"]) > PROBLEMS_MAX:
         more = len(report["problems"]) - PROBLEMS_MAX
         report["problems"] = [*report["problems"][:PROBLEMS_MAX], f"and {more} more"]

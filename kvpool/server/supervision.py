@@ -2,9 +2,9 @@
 
 Joins health, the self-probe and the service manager, which know nothing of each other. The manager hears WATCHDOG=1 only
 right after a good probe of a daemon without problems: a daemon that hangs, answers wrongly or has lost a thread is
-restarted by it. A change between healthy and unhealthy is logged once.
+restarted by it. A change between healthy, degraded and unhealthy is logged once.
 
-Threads: the control thread, but for `_on_probe`, which runs on the probe's thread and owns `_was_healthy`.
+Threads: the control thread, but for `_on_probe`, on the probe's thread, which owns `_was` (unhealthy, degraded or empty).
 """
 
 import asyncio
@@ -32,7 +32,8 @@ class Supervision:
         self._clock = clock
         self._probe: SelfProbe | None = None
         self._status = ""
-        self._was_healthy = True
+        self._is_draining = False
+        self._was = ""
 
     def begin_serving(self, path: str, status: str, discard: Callable[[bytes], None]) -> None:
         """The socket at `path` is there. `discard` drops the chunk of a key and belongs on the control thread."""
@@ -52,9 +53,19 @@ class Supervision:
                 on_result=self._on_probe,
             )
 
+    def note_reloading(self, *, is_running: bool) -> None:
+        """The configuration is being read again, or was read or refused. A daemon that stops says nothing of it."""
+        if self._is_draining:
+            return
+        if is_running:
+            self._manager.reloading(self._clock.now_ns())
+        else:
+            self._manager.reloaded()
+
     def begin_draining(self) -> None:
         """The daemon has been told to stop."""
         self._status = "draining: saves under way may still be committed, DRAM is written down"
+        self._is_draining = True
         self._health.begin_draining()
         self._manager.stopping(self._status)
 
@@ -87,14 +98,15 @@ class Supervision:
         report = self._health.report()
         if report.is_healthy:
             self._manager.alive()
-        if report.is_healthy != self._was_healthy:
-            self._was_healthy = report.is_healthy
-            self._tell_change(report.problems)
+        word = "unhealthy" if not report.is_healthy else "degraded" if report.problems else ""
+        if word != self._was:
+            self._was = word
+            self._tell_change(word, "; ".join(report.problems))
 
-    def _tell_change(self, problems: tuple[str, ...]) -> None:
-        if problems:
-            log.error("unhealthy: %s", "; ".join(problems))
-            self._manager.status(f"unhealthy: {'; '.join(problems)}")
+    def _tell_change(self, word: str, problems: str) -> None:
+        if word:
+            log.error("%s: %s", word, problems)
+            self._manager.status(f"{word}: {problems}")
         else:
             log.info("healthy again")
             self._manager.status(self._status)

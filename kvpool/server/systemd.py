@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 0.1
 _US_PER_S = 1_000_000
+_NS_PER_US = 1_000
 
 
 class ServiceManager:
@@ -35,6 +36,14 @@ class ServiceManager:
     def ready(self, status: str) -> None:
         """The daemon serves."""
         self._send("READY=1", f"STATUS={status}")
+
+    def reloading(self, now_ns: int) -> None:
+        """The daemon has begun to read its configuration again, at this monotonic time; `reloaded` ends that."""
+        self._send("RELOADING=1", f"MONOTONIC_USEC={now_ns // _NS_PER_US}")
+
+    def reloaded(self) -> None:
+        """The daemon has read its configuration again."""
+        self._send("READY=1")
 
     def stopping(self, status: str) -> None:
         """The daemon has begun to end."""

@@ -9,18 +9,27 @@ It knows slots and chunks only as bytes: which chunk is where is the native dire
 Threads: `prefault_next` and `collapse_next` from any thread; the rest from the control thread.
 """
 
+import errno
 import fcntl
 import itertools
+import logging
 import threading
 from dataclasses import dataclass
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.config import DramConfig
 from kvpool.errors import LayoutMismatch
+from kvpool.tiers.memory_room import check_memory, free_huge_bytes
+
+log = logging.getLogger(__name__)
 
 HUGE_PAGE_BYTES = 2 << 20
 PAGE_BYTES = 4096
 SEGMENTS_MIN = 8
+NOT_COLLAPSED = (
+    "dram.huge_pages is collapse, and the kernel made no huge pages of a part of the arena: 4 KiB pages serve there"
+)
 CHUNK_BYTES_TYPICAL_MIN = 32 << 10
 CHUNKS_SMALL_ARENA = 1 << 18
 
@@ -29,13 +38,14 @@ CHUNKS_SMALL_ARENA = 1 << 18
 class PageUse:
     """How the arena's memory is backed: `mode` in hugetlb | collapse | base, bytes in huge pages, bytes faulted in.
 
-    `is_settling`: background threads are still at work on it.
+    `is_settling`: background threads are still at work on it. `shortfall`: why there are fewer huge pages than were asked for.
     """
 
     mode: str
     huge_bytes: int
     resident_bytes: int
     is_settling: bool
+    shortfall: str
 
 
 class DramTier:
@@ -53,7 +63,9 @@ class DramTier:
         self._collapsed = itertools.count()  # guarded by _lock
         self._huge_bytes = 0  # guarded by _lock
         self._resident_bytes = 0  # guarded by _lock
-        self.arena, self._mode = _create_arena(geometry.arena_bytes, huge_pages)
+        self.arena, self._mode, self._shortfall = _create_arena(geometry.arena_bytes, huge_pages)
+        if self._shortfall:
+            log.warning("%s", self._shortfall)
         self.index = kvpool_native.Mapping.create("kvpool-index", geometry.index_bytes)
 
     def __repr__(self) -> str:
@@ -89,18 +101,24 @@ class DramTier:
         Its bytes may be in use meanwhile. Blocks for the time it takes: 1.5 s of CPU for each GiB, measured.
         """
         segment = self._take(self._collapsed) if self._mode == "collapse" else None
-        if segment is not None and self.arena.collapse(
-            segment * self.geometry.segment_bytes, self.geometry.segment_bytes
-        ):
-            with self._lock:
-                self._huge_bytes += self.geometry.segment_bytes
+        if segment is None:
+            return None
+        size = self.geometry.segment_bytes
+        is_huge = self.arena.collapse(segment * size, size)
+        with self._lock:
+            self._huge_bytes += size if is_huge else 0
+            is_first = not is_huge and not self._shortfall and self._huge_pages != "auto"
+            if is_first:
+                self._shortfall = NOT_COLLAPSED
+        if is_first:
+            log.warning("%s", NOT_COLLAPSED)
         return segment
 
     def page_use(self, *, is_settling: bool = False) -> PageUse:
         """What backs the arena now; mode `collapse` from the first segment that has huge pages on."""
         with self._lock:
             mode = "base" if self._mode == "collapse" and not self._huge_bytes else self._mode
-            return PageUse(mode, self._huge_bytes, self._resident_bytes, is_settling)
+            return PageUse(mode, self._huge_bytes, self._resident_bytes, is_settling, self._shortfall)
 
     def _take(self, segments: "itertools.count[int]") -> int | None:
         with self._lock:
@@ -124,6 +142,13 @@ def plan_geometry(
     return kvpool_native.DirectoryGeometry.plan(capacity, segment_bytes, max_chunks or derived, further_entries)
 
 
+def check_memory_fits(geometry: kvpool_native.DirectoryGeometry, config: DramConfig) -> None:
+    """Raises MemoryError where this machine has not the memory that arena and index take once they are in use."""
+    is_huge = config.huge_pages == "hugetlb" and geometry.arena_bytes <= free_huge_bytes()
+    needed = geometry.index_bytes + (0 if is_huge else geometry.arena_bytes)
+    check_memory(needed, config.capacity, allow_overcommit=config.allow_overcommit)
+
+
 def check_chunk_fits(chunk_bytes: int, capacity: int) -> None:
     """Raises LayoutMismatch where not even one chunk of a layout can be stored."""
     if chunk_bytes > capacity:
@@ -132,11 +157,19 @@ def check_chunk_fits(chunk_bytes: int, capacity: int) -> None:
         )
 
 
-def _create_arena(size: int, huge_pages: str) -> tuple[kvpool_native.Mapping, str]:
-    if huge_pages == "hugetlb" and size % HUGE_PAGE_BYTES == 0:
+def _create_arena(size: int, huge_pages: str) -> tuple[kvpool_native.Mapping, str, str]:
+    """The arena, how its pages are got, and why these are not the reserved ones that were asked for (empty: they are)."""
+    shortfall = ""
+    if huge_pages == "hugetlb":
         try:
-            return kvpool_native.Mapping.create("kvpool-arena", size, hugetlb=True), "hugetlb"
-        except OSError:
-            pass  # the kernel has no such pages to give: the next link of the chain serves
+            if size % HUGE_PAGE_BYTES:
+                raise OSError(errno.EINVAL, f"an arena of {size} bytes is not made of whole ones")
+            return kvpool_native.Mapping.create("kvpool-arena", size, hugetlb=True), "hugetlb", ""
+        except OSError as error:  # the next link of the chain serves
+            pages, free = -(-size // HUGE_PAGE_BYTES), free_huge_bytes() // HUGE_PAGE_BYTES
+            shortfall = (
+                f"dram.huge_pages is hugetlb and takes {pages} pages of 2 MiB, of which {free} are reserved and free "
+                f"(set vm.nr_hugepages to {pages} more): huge pages are collapsed instead: {error}"
+            )
     mode = "base" if huge_pages == "off" else "collapse"
-    return kvpool_native.Mapping.create("kvpool-arena", size), mode
+    return kvpool_native.Mapping.create("kvpool-arena", size), mode, shortfall

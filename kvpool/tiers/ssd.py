@@ -31,6 +31,7 @@ from kvpool.errors import KVPoolError
 from kvpool.tiers import catalogue_open, catalogue_rows
 from kvpool.tiers.catalogue import Catalogue
 from kvpool.tiers.catalogue_rows import Row, Touch
+from kvpool.tiers.ssd_directory import SsdUnavailable, check_directory
 from kvpool.tiers.ssd_headers import SsdHeaders
 from kvpool.tiers.ssd_identity import FILE_NAME as IDENTITY_NAME
 from kvpool.tiers.ssd_identity import Identity, NamespaceRecord, new_epoch, read_identity
@@ -66,10 +67,6 @@ class TierState(IntEnum):
     OFFLINE = 3
 
 
-class SsdUnavailable(KVPoolError):
-    """The tier cannot be opened; the text says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """What an earlier life left: rows in the order of restoring, and the namespaces their numbers mean.
@@ -97,6 +94,7 @@ class SsdTier:
             self.directory.mark_segment_ready(segment)
         self.state = TierState.STARTING
         self.state_reason = ""
+        self.disk_warning = ""
         self.pool_epoch = b""
         self.headers = SsdHeaders(plan)
         self.io_errors = 0
@@ -140,7 +138,7 @@ class SsdTier:
     def open(self) -> Recovered:
         """Open or make everything, and read what an earlier life left. Raises SsdUnavailable. Blocks."""
         try:
-            self.plan.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.disk_warning = check_directory(self.plan.path, is_made=self.plan.is_made)
             return self._open()
         except (OSError, RuntimeError, ValueError, KVPoolError, lmdb.Error) as error:
             self.close()

@@ -47,6 +47,7 @@ class SsdPlan:
     checkpoint_s: float
     stall_s: float
     wants_rebuild: bool
+    is_made: bool
 
 
 def plan_ssd(config: SsdConfig) -> SsdPlan:
@@ -86,4 +87,5 @@ def plan_ssd(config: SsdConfig) -> SsdPlan:
         checkpoint_s=config.checkpoint_interval,
         stall_s=config.stall_timeout,
         wants_rebuild=config.rebuild,
+        is_made=config.create,
     )

@@ -14,6 +14,7 @@ from kvpool.units import parse_duration
 ROOT = Path(__file__).parent.parent.parent
 UNIT = ROOT / "configs" / "kvpoold.service"
 UNIT_PLACE = "usr/local/lib/systemd/system/kvpoold.service"
+DROPIN_PLACE = "usr/local/lib/systemd/system/kvpoold.service.d/ssd-path.conf"
 CONFIG_PLACE = "etc/kvpool/kvpool.toml"
 # Of ten; as `--threshold` counts, in tenths.
 EXPOSURE_TENTHS_MAX = 15
@@ -118,6 +119,53 @@ def test_installing_again_keeps_the_configuration(tmp_path: Path, kvpoold: Path)
     assert f"kept {root / CONFIG_PLACE}\n" in again.stdout
     assert "8GiB" in (root / CONFIG_PLACE).read_text()
     assert "ExecStart=/opt/kvpool/bin/kvpoold " in (root / UNIT_PLACE).read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[dram]\npath = "/wrong"\n[ssd]\n#path = "/wrong"\npath = "/mnt/nvme0/kvpool"  # it\n[events]\npath = "/wrong"\n',
+        "[ ssd ] # here\ncapacity = '1TiB'\n  path='/mnt/nvme0/kvpool'\n",
+        'ssd.path = "/mnt/nvme0/kvpool"\n[dram]\nssd.path = "/wrong"\n',
+    ],
+)
+def test_the_service_may_write_to_the_disk_that_is_configured(tmp_path: Path, kvpoold: Path, text: str) -> None:
+    root = tmp_path / "root"
+    (root / "etc/kvpool").mkdir(parents=True)
+    (root / CONFIG_PLACE).write_text(text)
+    done = _install(root, "--kvpoold", str(kvpoold))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"installed {root / DROPIN_PLACE}\n" in done.stdout
+    dropin = (root / DROPIN_PLACE).read_text()
+    assert _value(dropin, "RequiresMountsFor") == "/mnt/nvme0/kvpool"
+    assert _value(dropin, "ReadWritePaths") == "-/mnt/nvme0/kvpool"
+    (root / CONFIG_PLACE).write_text('[ssd]\npath = "/var/lib/kvpool/ssd"\n')
+    again = _install(root, "--kvpoold", str(kvpoold))
+    assert f"removed {root / DROPIN_PLACE}\n" in again.stdout, "the state directory can be written anyway"
+    assert not (root / DROPIN_PLACE).exists()
+    _install(root, "--kvpoold", str(kvpoold))
+    (root / CONFIG_PLACE).write_text('[ssd]\npath = "/mnt/my disk"\n')
+    refused = _install(root, "--kvpoold", str(kvpoold))
+    assert (refused.returncode, "has a character" in refused.stderr) == (1, True)
+
+
+@_needs("systemd-analyze")
+def test_systemd_finds_no_fault_in_the_unit_with_its_disk(tmp_path: Path, kvpoold: Path) -> None:
+    root = tmp_path / "root"
+    (root / "etc/kvpool").mkdir(parents=True)
+    (root / CONFIG_PLACE).write_text('[ssd]\npath = "/mnt/nvme0/kvpool"\n')
+    _install(root, "--kvpoold", str(kvpoold))
+    verified = _run("systemd-analyze", "verify", str(root / UNIT_PLACE))
+    assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
+    judged = _run(
+        "systemd-analyze",
+        "security",
+        "--offline=true",
+        f"--root={root}",
+        f"--threshold={EXPOSURE_TENTHS_MAX}",
+        "kvpoold.service",
+    )
+    assert judged.returncode == 0, judged.stdout[-200:] + judged.stderr
 
 
 def test_the_daemon_is_looked_for_on_the_path_and_make_passes_it_on(tmp_path: Path, kvpoold: Path) -> None:

@@ -41,7 +41,7 @@ def stand_still():
 
 async def main():
     asyncio.get_running_loop().add_reader(sys.stdin, stand_still)
-    await App(load_config(None, sys.argv[1:])).run()
+    await App(load_config(None, sys.argv[1:]), load_config).run()
 
 asyncio.run(main())
 """

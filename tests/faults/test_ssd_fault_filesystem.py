@@ -199,7 +199,7 @@ def test_a_daemon_that_starts_on_a_failing_disk_serves_from_dram(
     with DramClient(tiered, first_chain=50_000) as client:
         for _ in range(TURNS):
             client.turn()
-    assert tiered.problems() == []
+    assert_sound(tiered)
     tiered.kill()
     fault_filesystem.clear()
     restart(tiered)

@@ -13,12 +13,13 @@ import msgpack
 
 from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
+from kvpool.protocol import operator_messages as om
 from kvpool.protocol import staging_messages as sm
 from kvpool.protocol.frames import FRAME_BYTES_MAX, LENGTH
 from tests.hostile.raw_clients import key_of
 
 RECORDS: tuple[type[Any], ...] = tuple(
-    record for module in (m, em, sm) for record in vars(module).values() if hasattr(record, "KIND")
+    record for module in (m, em, sm, om) for record in vars(module).values() if hasattr(record, "KIND")
 )
 ANSWERS = (m.Hello, m.Welcome, m.Failure, m.Done, m.Leased, m.Ticket, m.Reserved, m.Committed, m.Report, sm.Staging)
 ANSWERS += (m.Retained, m.Announced, em.Events, em.SnapshotPage, em.NamespaceList)

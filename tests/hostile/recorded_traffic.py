@@ -6,6 +6,7 @@ import kvpool_client as kv
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
+from kvpool.protocol import operator_messages as om
 from tests.daemon import SMALL, Daemon
 from tests.hostile.raw_clients import engine, keys_of
 from tests.payload import load_all, store, tokens_of
@@ -58,6 +59,8 @@ SENT = (
     m.RetainKeys(b"", 0, 0.0),
     cm.AskConnections(),
     cm.Disconnect(0),
+    om.LogLevel(""),
+    om.Reload(),
 )
 
 
@@ -92,4 +95,6 @@ def _run_session(daemon: Daemon) -> None:
         assert not admin.disconnect(1 << 40)
         admin.layouts("test-model")
         admin.retain(keys_of(0, 3), 80, 1.0)
+        admin.log_level("info")
+        admin.reload()
         admin.flush("test-model", None)

@@ -59,6 +59,7 @@ class World:
             "server.reservation_ttl=500ms",
             "server.lease_ttl=1s",
             f"ssd.path={folder}",
+            "ssd.create=true",
             f"ssd.capacity={SSD_CHUNKS * (CHUNK + 4096)}B",
             "ssd.segment=1MiB",
             "ssd.write_through=true",

@@ -125,4 +125,4 @@ def test_what_was_dropped_and_came_back_while_a_lease_or_a_hint_was_taken_is_tak
         assert (await setting.serve(hint)).chunks == CHAIN
         await setting.settle()
 
-    in_setting(check, f"ssd.path={tmp_path / 'ssd'}", "ssd.capacity=64MiB")
+    in_setting(check, f"ssd.path={tmp_path / 'ssd'}", "ssd.create=true", "ssd.capacity=64MiB")

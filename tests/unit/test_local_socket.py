@@ -38,8 +38,8 @@ def _accept(path: Path, errors: list[Exception], monkeypatch: pytest.MonkeyPatch
             raise AssertionError
 
         monkeypatch.setattr(loop, "sock_accept", sock_accept)
-        listener = LocalSocket(str(path), mode=0o600, handshake_timeout_s=1.0)
-        listener.start(_nobody, _adopt, Roster(5, 1.0, MonotonicClock()), failures.append)
+        listener = LocalSocket(str(path), mode=0o600, handshake_timeout_s=1.0, on_refused=lambda *_: None)
+        listener.start(_nobody, _adopt, Roster(5, 1.0, MonotonicClock(), lambda _: False), failures.append)
         for _ in range(20):
             await asyncio.sleep(0)
         await listener.stop()

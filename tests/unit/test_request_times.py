@@ -65,8 +65,8 @@ def _connection(times: RequestTimes, clock: Ticks, handler: Callable[[Any], Any]
 def test_every_request_of_every_role_has_a_row() -> None:
     asked = {
         *engine_handlers(cast(Pool, None), cast(Any, None)),
-        *admin_handlers(cast(Pool, None), cast(Any, {}), ConnectionCounts()),
         *connection_handlers(cast(Pool, None), *cast(Any, [None] * 4)),
+        *admin_handlers(cast(Pool, None), cast(Any, {}), ConnectionCounts(), cast(Any, None), cast(Any, None)),
     }
     assert asked == {verb.KIND for verb in VERBS}
 

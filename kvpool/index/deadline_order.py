@@ -1,0 +1,63 @@
+"""Things that end at a time, in the order in which they do, where each lasts for one of a few times to live.
+
+A queue for each time to live: what is used moves to its queue's end, so a queue is in the order of its deadlines, and what
+ends next is at the head of one of them. Times to live are few: they change when a configuration is read again.
+
+Control thread only; `now_ns` is an argument. Invariant: each key is in exactly one queue, and no queue is empty.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class DeadlineOrder(Generic[Key]):
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, OrderedDict[Key, int]] = {}  # deadlines by key, by the time to live
+        self._ttl_of: dict[Key, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._ttl_of)
+
+    def __repr__(self) -> str:
+        return f"<DeadlineOrder of {len(self)}, {len(self._queues)} times to live>"
+
+    def use(self, key: Key, ttl_ns: int, now_ns: int) -> None:
+        """The thing is used now, for the first time or again, and lasts so long from now."""
+        if (before := self._ttl_of.get(key)) is not None and before != ttl_ns:
+            self.remove(key)
+        self._ttl_of[key] = ttl_ns
+        queue = self._queues.get(ttl_ns)
+        if queue is None:
+            queue = self._queues[ttl_ns] = OrderedDict()
+        queue[key] = now_ns + ttl_ns
+        queue.move_to_end(key)
+
+    def remove(self, key: Key) -> None:
+        """The thing has ended."""
+        ttl_ns = self._ttl_of.pop(key)
+        queue = self._queues[ttl_ns]
+        del queue[key]
+        if not queue:
+            del self._queues[ttl_ns]
+
+    def next_over(self, now_ns: int) -> Key | None:
+        """A thing whose time is over; None where there is none."""
+        for queue in self._queues.values():
+            key, deadline_ns = next(iter(queue.items()))
+            if deadline_ns <= now_ns:
+                return key
+        return None
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        problems = []
+        if {key: ttl_ns for ttl_ns, queue in self._queues.items() for key in queue} != self._ttl_of:
+            problems.append("deadlines: a key is in another queue than its own")
+        if any(not queue or list(queue.values()) != sorted(queue.values()) for queue in self._queues.values()):
+            problems.append("deadlines: a queue is empty or not in order")
+        return problems

@@ -1,0 +1,39 @@
+"""Operators: who may say `admin`. Decided by what the kernel says of the process at the other end, not by what that says.
+
+Root, the daemon's own user, and members of `server.admin_group`, by the primary or a supplementary group that the process had
+when it connected. An engine's user is none of these, so that what an engine's code can ask for is bounded: its own model's
+chunks, no flush of others', no one else's events. Pure; any thread.
+"""
+
+from kvpool.errors import Refused
+from kvpool.server.local_socket import Peer
+
+ROOT = 0
+
+
+class Operators:
+    """The operators of one daemon, which runs as `daemon_uid`; `group` None: no group is allowed."""
+
+    def __init__(self, daemon_uid: int, group: int | None) -> None:
+        self._uids = frozenset((ROOT, daemon_uid))
+        self._daemon_uid = daemon_uid
+        self._group = group
+
+    def include(self, peer: Peer) -> bool:
+        """Whether the peer is one of them."""
+        return peer.uid in self._uids or (self._group is not None and self._group in (peer.gid, *peer.groups))
+
+    def check(self, peer: Peer) -> None:
+        """Raises Refused for anybody else, and says what to do."""
+        if self.include(peer):
+            return
+        whose = f"members of group {self._group} (server.admin_group)" if self._group is not None else "no group"
+        do = (
+            f"add the user to that group and log in again, or use sudo -u '#{self._daemon_uid}'"
+            if self._group is not None
+            else f"use sudo -u '#{self._daemon_uid}', or set server.admin_group in kvpoold's configuration and restart it"
+        )
+        raise Refused(
+            "role",
+            f"uid {peer.uid} is no operator of this daemon; root, uid {self._daemon_uid} and {whose} are: {do}",
+        )

@@ -1,0 +1,172 @@
+"""Reading the configuration again while the daemon serves: what can change does, what cannot is named, a fault changes nothing.
+
+    asked (SIGHUP, an operator) ──► read and checked whole ──fault──► nothing changes, every fault is said
+                                            └──► options in LIVE take effect ──► each change is said
+                                                 all others: "needs a restart", and so at each further reading
+
+The file and the overrides are those of the start. Control thread only; the files are read in an executor. Readings follow one
+another, and SIGHUPs that arrive while one waits are one.
+
+Invariant: `config` is what is in effect.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from kvpool.config import Config
+from kvpool.errors import ConfigError
+from kvpool.units import format_duration
+
+log = logging.getLogger(__name__)
+log.setLevel(logging.INFO)  # whatever log.level says: somebody has asked for it
+
+# CURVE keys of routers, and the option that names their file. They are read again whether or not it has changed.
+EventKeys = frozenset[bytes]
+ROUTER_KEYS = "events.curve_clients_file"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOption:
+    """An option that can change while the daemon serves: how its value is shown, and for what the new one counts."""
+
+    show: Callable[[Any], str] = str
+    counts_for: str = ""
+
+
+LIVE = {
+    "log.level": LiveOption(),
+    "server.lease_ttl": LiveOption(
+        format_duration, "leases from their next use on; engines that are connected keep at least what they were told"
+    ),
+    "server.reservation_ttl": LiveOption(format_duration, "saves that begin from now on"),
+    "server.handshake_timeout": LiveOption(format_duration, "connections from now on"),
+    "server.stop_timeout": LiveOption(format_duration),
+    "dram.announced_ttl": LiveOption(format_duration, "announcements from now on"),
+    "ssd.admission": LiveOption(),
+    "ssd.write_budget": LiveOption(),
+    "ssd.stop_timeout": LiveOption(format_duration),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reloading:
+    """What one reading has done: `changed`, a line for each option; `restart`, the options that wait for a restart."""
+
+    changed: tuple[str, ...]
+    restart: tuple[str, ...]
+
+    def to_report(self) -> dict[str, Any]:
+        """For operators."""
+        return {"changed": list(self.changed), "needs_restart": list(self.restart)}
+
+
+class Reload:
+    """See the module. `read` reads files and overrides, `read_keys` the keys of the routers that may connect (None: nobody
+    is asked for one). `apply` has a configuration take effect, `let_in` such keys; `on_turn` hears when a reading begins
+    (True) and ends.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        read: Callable[[], Config],
+        read_keys: Callable[[Config], EventKeys | None],
+        apply: Callable[[Config], None],
+        let_in: Callable[[EventKeys], None],
+        on_turn: Callable[[bool], None],
+    ) -> None:
+        self.config = config
+        self._read = read
+        self._read_keys = read_keys
+        self._apply = apply
+        self._let_in = let_in
+        self._on_turn = on_turn
+        self._turn = asyncio.Lock()
+        self._asked: asyncio.Task[None] | None = None
+        self._is_waiting = False
+
+    def ask(self) -> None:
+        """Read again soon, and log what came of it."""
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._asked = asyncio.get_running_loop().create_task(self._run_logged())
+
+    def cancel(self) -> None:
+        """Read no more."""
+        if self._asked is not None:
+            self._asked.cancel()
+
+    async def run(self) -> Reloading:
+        """Read again now, and log what was changed. Raises ConfigError with every fault; then nothing is changed."""
+        async with self._turn:
+            self._is_waiting = False
+            self._on_turn(True)
+            try:
+                config, keys = await asyncio.get_running_loop().run_in_executor(None, self._read_all)
+            except ConfigError as error:
+                log.error("the configuration is not reloaded, nothing is changed: %s", "; ".join(error.faults))
+                raise
+            else:
+                return self._change_to(config, keys)
+            finally:
+                self._on_turn(False)
+
+    def change(self, name: str, value: object) -> None:
+        """Have one option of LIVE take effect, until the configuration is read again."""
+        assert name in LIVE
+        self.config = _with_option(self.config, name, value)
+        self._apply(self.config)
+
+    async def _run_logged(self) -> None:
+        with contextlib.suppress(ConfigError):  # logged, and nobody waits for the answer
+            await self.run()
+
+    def _read_all(self) -> tuple[Config, EventKeys | None]:
+        config = self._read()
+        return config, self._read_keys(config)
+
+    def _change_to(self, config: Config, keys: EventKeys | None) -> Reloading:
+        different = _differences(self.config, config)
+        is_same, changed = not different, []
+        for name in [name for name in different if name in LIVE]:
+            before, after = different[name]
+            option = LIVE[name]
+            counts_for = f" (for {option.counts_for})" if option.counts_for else ""
+            changed.append(f"{name}: {option.show(before)} -> {option.show(after)}{counts_for}")
+            self.config = _with_option(self.config, name, after)
+        self._apply(self.config)
+        if keys is not None:
+            self._let_in(keys)
+            changed.append(f"{ROUTER_KEYS}: {len(keys)} keys (for routers that connect from now on)")
+            self.config = _with_option(self.config, ROUTER_KEYS, config.events.curve_clients_file)
+            different.pop(ROUTER_KEYS, None)
+        restart = tuple(name for name in different if name not in LIVE)
+        for line in changed:
+            log.info("reloaded %s", line)
+        for name in restart:
+            log.warning("%s has changed, which needs a restart", name)
+        if is_same:
+            log.info("reloaded: no option has changed")
+        return Reloading(tuple(changed), restart)
+
+
+def _with_option(config: Config, name: str, value: object) -> Config:
+    section, key = name.split(".")
+    return replace(config, **{section: replace(getattr(config, section), **{key: value})})
+
+
+def _differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """The options that differ, with both values."""
+    found = {}
+    for section in fields(before):
+        old, new = getattr(before, section.name), getattr(after, section.name)
+        for option in fields(old):
+            values = getattr(old, option.name), getattr(new, option.name)
+            if values[0] != values[1]:
+                found[f"{section.name}.{option.name}"] = values
+    return found

@@ -1,0 +1,44 @@
+"""What an operator may ask of the process rather than of its pool: its log level, and that it reads its configuration again.
+
+Control thread only.
+"""
+
+from functools import partial
+
+from kvpool.config import OPTIONS
+from kvpool.errors import ConfigError, InvalidArgument, Refused
+from kvpool.protocol import messages as m
+from kvpool.protocol import operator_messages as om
+from kvpool.server.audit import audit, audited
+from kvpool.server.connection import Handler
+from kvpool.server.local_socket import Peer
+from kvpool.server.reload import Reload
+
+LOG_LEVEL = "log.level"
+
+
+def steering_handlers(reload: Reload, peer: Peer) -> dict[type, Handler]:
+    """The requests of an operator, who is `peer`."""
+    return {
+        om.LogLevel: partial(_log_level, reload, peer),
+        om.Reload: audited(peer, "reload", partial(_reload, reload)),
+    }
+
+
+def _log_level(reload: Reload, peer: Peer, request: om.LogLevel) -> m.Report:
+    before = reload.config.log.level
+    if request.level:
+        audit(peer, "log-level", level=request.level)
+        try:
+            reload.change(LOG_LEVEL, OPTIONS[LOG_LEVEL].parse(request.level))
+        except InvalidArgument as error:
+            expected = OPTIONS[LOG_LEVEL].expected
+            raise Refused("argument", f"the log level is {request.level!r}, expected {expected}") from error
+    return m.Report({"level": reload.config.log.level, "before": before})
+
+
+async def _reload(reload: Reload, _request: om.Reload) -> m.Report:
+    try:
+        return m.Report((await reload.run()).to_report())
+    except ConfigError as error:
+        raise Refused("config", "nothing is changed: " + "; ".join(error.faults)) from error

@@ -1,0 +1,122 @@
+"""Whether the memory that the DRAM tier will take can be had, before any of it is taken.
+
+    can be had := the least of  MemAvailable
+                                limit - use + page cache  of the process's control group and each one above it, v1 and v2
+
+Memory that is taken in the background later and is not there has the kernel end the daemon, or an engine beside it. A number
+that cannot be read does not count. Reserved huge pages are of a pool of their own. Blocks: at the start alone.
+"""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpool.clock import Deadline
+from kvpool.units import format_size
+
+# Beyond any machine: what control groups of v1 say for "no limit".
+UNLIMITED = 1 << 60
+# The kernel gives tens of GiB back in a second (guess): what is not there then, somebody keeps.
+PATIENCE_S = 10.0
+LOOK_S = 0.05
+_FILES_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
+_FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRoom:
+    """Bytes that can be had, and what says so. `most`: those that could be had if nobody else had any."""
+
+    size: int
+    source: str
+    most: int
+
+
+def check_memory(
+    needed: int,
+    capacity: int,
+    *,
+    allow_overcommit: bool,
+    root: Path = Path("/"),
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """That `needed` bytes can be had, which a DRAM tier of `capacity` takes. Raises MemoryError with the numbers.
+
+    Blocks for `patience_s` where others have what could be had: after a kill the engines are still giving the last arena back.
+    """
+    deadline, never = Deadline(patience_s), threading.Event()
+    while True:
+        room = find_room(root)
+        if allow_overcommit or room is None or needed <= room.size:
+            return
+        if needed > room.most or deadline.has_passed():
+            break
+        never.wait(LOOK_S)
+    fitting = max(room.size - (needed - capacity), 0)
+    raise MemoryError(
+        f"dram.capacity {format_size(capacity)} takes {format_size(needed)} of memory with its index, and "
+        f"{format_size(room.size)} can be had by {room.source}: set dram.capacity to {fitting >> 20}MiB at most, free memory, "
+        "or say dram.allow_overcommit = true"
+    )
+
+
+def find_room(root: Path) -> MemoryRoom | None:
+    """The least room that anything says there is; None where nothing does."""
+    found = [room for room in (_of_machine(root), *_of_groups(root)) if room is not None]
+    return min(found, key=lambda room: room.size, default=None)
+
+
+def free_huge_bytes(root: Path = Path("/")) -> int:
+    """Bytes in huge pages that are reserved and free."""
+    memory = _numbers(root / "proc/meminfo")
+    return memory.get("HugePages_Free", 0) * memory.get("Hugepagesize", 0) << 10
+
+
+def _of_machine(root: Path) -> MemoryRoom | None:
+    numbers = _numbers(root / "proc/meminfo")
+    available, most = numbers.get("MemAvailable"), numbers.get("MemTotal", 0) << 10
+    return None if available is None else MemoryRoom(available << 10, "MemAvailable in /proc/meminfo", most)
+
+
+def _of_groups(root: Path) -> list[MemoryRoom | None]:
+    found = []
+    for line in _lines(root / "proc/self/cgroup"):
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if number == "0" and not controllers:
+            found += [_of_group(folder, root, *_FILES_V2) for folder in _upwards(root / "sys/fs/cgroup", path)]
+        elif "memory" in controllers.split(","):
+            found += [_of_group(folder, root, *_FILES_V1) for folder in _upwards(root / "sys/fs/cgroup/memory", path)]
+    return found
+
+
+def _upwards(mount: Path, path: str) -> list[Path]:
+    """A group's folder and those above it. In a container the path may be the host's: what is not there is passed over."""
+    steps = [step for step in path.split("/") if step and step != ".."]
+    return [mount.joinpath(*steps[:count]) for count in range(len(steps), -1, -1)]
+
+
+def _of_group(folder: Path, root: Path, limit_name: str, use_name: str, cache: tuple[str, str]) -> MemoryRoom | None:
+    limit, use = _number(folder / limit_name), _number(folder / use_name)
+    if limit is None or use is None or limit >= UNLIMITED:
+        return None
+    counts = _numbers(folder / "memory.stat")
+    unused = max(limit - use + sum(counts.get(name, 0) for name in cache), 0)
+    return MemoryRoom(min(unused, limit), f"{limit_name} of /{folder.relative_to(root)}", limit)
+
+
+def _number(path: Path) -> int | None:
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Lines of `name number` or `name: number kB`, by name."""
+    words = [line.replace(":", " ").split() for line in _lines(path)]
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdecimal()}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []

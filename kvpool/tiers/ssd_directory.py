@@ -1,0 +1,51 @@
+"""The directory of the SSD tier, looked at before anything is opened: whether it is there, ours and private, and on which disk.
+
+Each refusal names the command that mends it. Blocks: for an executor.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+from kvpool.errors import KVPoolError
+
+RIGHTS = 0o700
+
+
+class SsdUnavailable(KVPoolError):
+    """The tier cannot be opened; the text says why."""
+
+
+def check_directory(path: Path, *, is_made: bool) -> str:
+    """That the tier may use a directory. `is_made`: one that is not there is made. Raises SsdUnavailable or OSError.
+
+    Returns a warning where the directory is on the root file system, else nothing.
+    """
+    if is_made:
+        path.mkdir(mode=RIGHTS, parents=True, exist_ok=True)
+    user = os.geteuid()
+    try:
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise SsdUnavailable(
+            f"there is no such directory: mount its disk, make it (install -d -m 700 -o {user} {path}), or set ssd.create"
+        ) from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise SsdUnavailable("this is no directory: set ssd.path to a directory of the tier's own")
+    if found.st_uid != user:
+        raise SsdUnavailable(f"it belongs to uid {found.st_uid}, and the daemon is uid {user}: chown {user} {path}")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        rights = stat.S_IMODE(found.st_mode)
+        raise SsdUnavailable(
+            f"it has rights {rights:04o}, and chunks are prompts that nobody else may read: chmod 700 {path}"
+        )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise SsdUnavailable(
+            "the daemon may not write there: chmod 700 it, mount it for writing, or, under the systemd unit, which lets it "
+            f"write to its own directories alone, run make install-service again or add a drop-in with ReadWritePaths={path}"
+        )
+    if found.st_dev != os.stat("/").st_dev:
+        return ""
+    return (
+        f"ssd.path {path} is on the root file system, which the tier fills up to ssd.capacity: is its disk not mounted?"
+    )

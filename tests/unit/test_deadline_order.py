@@ -1,0 +1,75 @@
+"""The order of deadlines: what is over is found though others, used before, last longer."""
+
+import random
+
+from kvpool.index.deadline_order import DeadlineOrder
+from kvpool.index.leases import Leases
+from kvpool.types import ConnectionId, HoldId
+
+
+def test_nothing_is_over_where_there_is_nothing() -> None:
+    order: DeadlineOrder[int] = DeadlineOrder()
+    assert order.next_over(10**18) is None
+    assert len(order) == 0
+
+
+def test_what_lasts_shorter_is_over_first_though_it_was_used_later() -> None:
+    order: DeadlineOrder[str] = DeadlineOrder()
+    order.use("long", 1000, 0)
+    order.use("short", 10, 5)
+    assert order.next_over(14) is None
+    assert order.next_over(15) == "short"
+    order.remove("short")
+    assert order.next_over(999) is None
+    assert order.next_over(1000) == "long"
+
+
+def test_a_use_with_another_time_to_live_moves_it_to_another_queue() -> None:
+    order: DeadlineOrder[str] = DeadlineOrder()
+    order.use("one", 1000, 0)
+    order.use("one", 10, 0)
+    assert order.next_over(10) == "one"
+    assert order.verify() == []
+
+
+def test_it_agrees_with_a_plain_dict(seed: int) -> None:
+    chance = random.Random(seed)
+    order: DeadlineOrder[int] = DeadlineOrder()
+    deadlines: dict[int, int] = {}
+    for now_ns in range(2000):
+        key = chance.randrange(50)
+        if key in deadlines and chance.random() < 0.3:
+            order.remove(key)
+            del deadlines[key]
+        else:
+            ttl_ns = chance.choice((5, 40, 300))
+            order.use(key, ttl_ns, now_ns)
+            deadlines[key] = now_ns + ttl_ns
+        over = order.next_over(now_ns)
+        assert (over is None) == all(deadline > now_ns for deadline in deadlines.values())
+        assert over is None or deadlines[over] <= now_ns
+        assert order.verify() == []
+        assert len(order) == len(deadlines)
+
+
+def test_a_shorter_time_to_live_counts_for_leases_but_not_below_what_their_owner_was_told() -> None:
+    leases = Leases(ttl_ns=1000)
+    told = leases.grant(ConnectionId(1), 1, {0: HoldId(1)}, 0, least_ttl_ns=1000)
+    leases.change_ttl(10)
+    leases.grant(ConnectionId(2), 1, {0: HoldId(2)}, 0, least_ttl_ns=10)
+    assert leases.expire(9) == []
+    assert leases.expire(10) == [2], "it does not wait for the longer one"
+    assert leases.renew(told.id, ConnectionId(1), 500)
+    assert leases.expire(1499) == []
+    assert leases.expire(1500) == [1]
+    assert leases.verify() == []
+
+
+def test_a_longer_time_to_live_counts_from_the_next_use_on() -> None:
+    leases = Leases(ttl_ns=10)
+    lease = leases.grant(ConnectionId(1), 1, {0: HoldId(1)}, 0, least_ttl_ns=10)
+    leases.change_ttl(1000)
+    assert leases.renew(lease.id, ConnectionId(1), 5)
+    assert leases.expire(1004) == []
+    assert leases.expire(1005) == [1]
+    assert leases.verify() == []
