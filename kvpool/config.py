@@ -128,6 +128,7 @@ class EventsConfig:
     hwm: int
     replay_messages: int
     retell_interval: float
+    insecure: bool
     curve_secret_file: str
     curve_clients_file: str
 
@@ -262,8 +263,9 @@ def _check_events(parsed: Mapping[str, Any], faults: list[str]) -> None:
         faults.append(f"events.replay is {parsed['events.replay']}, expected off because events.publish is")
     for name in ("events.publish", "events.replay"):
         address = parsed[name]
-        if address and not address.is_local and not parsed["events.curve_secret_file"]:
-            faults.append(f"{name} is {address}, expected a loopback address or ipc because there are no CURVE keys")
+        fault = address.fault_without_keys(parsed["events.insecure"]) if address else ""
+        if fault and not parsed["events.curve_secret_file"]:
+            faults.append(f"{name} is {address}, {fault}")
 
 
 def _directory(value: Any) -> str:
@@ -311,7 +313,7 @@ def _secret_file(value: Any) -> str:
 
 
 _ZMQ_EXPECTED = (
-    '"tcp://127.0.0.1:5557", another address of a host with CURVE keys, "ipc:///run/kvpool/events", or "off"'
+    '"ipc:///run/kvpool/events", with CURVE keys an address of a host such as "tcp://192.0.2.7:5557", or "off"'
 )
 
 OPTIONS: dict[str, Option] = {
@@ -378,6 +380,7 @@ OPTIONS: dict[str, Option] = {
     "events.hwm": count_option(1, 1_000_000, 1000),
     "events.replay_messages": count_option(1, 1_000_000, 1000),
     "events.retell_interval": duration_option("0s", "1d", "1m"),
+    "events.insecure": flag_option("false"),
     "events.curve_secret_file": Option(
         _secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: no keys)"
     ),

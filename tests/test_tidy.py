@@ -23,7 +23,19 @@ PYTHON = sorted(
 NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".h"))
 PRODUCT = [path for path in PYTHON if path.is_relative_to(ROOT / "kvpool") or path.is_relative_to(ROOT / "client")]
 
-BASE = {"types", "errors", "units", "layout", "keys", "clock", "config", "failpoint", "addresses", "options"}
+BASE = {
+    "types",
+    "errors",
+    "units",
+    "layout",
+    "keys",
+    "clock",
+    "config",
+    "failpoint",
+    "addresses",
+    "options",
+    "ownership",
+}
 # Who may import whom inside `kvpool`: the layers of ARCHITECTURE.md, base being open to all.
 LAYERS = {
     "protocol": {"protocol"},

@@ -150,6 +150,7 @@ class App:
             wall_time_s=wall_time_s,
         )
         self._pool.journal.listen(publisher.wake, publisher.stats)
+        self._pool.namespaces.on_opened = publisher.wake
         publisher.start()
         return publisher
 
