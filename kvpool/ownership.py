@@ -5,10 +5,15 @@ above, anybody can have made it: then it is only as good as its owner. Looks at 
 """
 
 import os
+import socket
 import stat
+import struct
 from pathlib import Path
 
 ROOT_UID = 0
+# A further user whose daemon a client believes, where engines and daemon share a directory that anybody may write.
+DAEMON_UID_VARIABLE = "KVPOOL_DAEMON_UID"
+_PEERCRED = struct.Struct("3i")
 
 
 def make_directory(path: str) -> None:
@@ -50,3 +55,24 @@ def fault_of_directory(path: str) -> str:
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{path} has rights {mode:04o}, expected no more than 0755: chmod go-w {path}"
     return ""
+
+
+def peer_of(connected: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end of a unix socket, as the kernel says."""
+    pid, uid, gid = _PEERCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+    return pid, uid, gid
+
+
+def fault_of_daemon(path: str, uid: int) -> str:
+    """Why the user behind a socket may be no daemon's but a stranger's; empty where it is believed.
+
+    Root is, this process's user, the user named in DAEMON_UID_VARIABLE, and the owner of the socket's directory, where nobody
+    else can have made that.
+    """
+    named = os.environ.get(DAEMON_UID_VARIABLE, "")
+    if uid in (ROOT_UID, os.geteuid(), owner_of_place(str(Path(path).parent))) or named == str(uid):
+        return ""
+    return (
+        f"{path} is served by uid {uid}, expected root, uid {os.geteuid()} or the owner of a directory that nobody else can "
+        f"have made; if that is the daemon's user, say {DAEMON_UID_VARIABLE}={uid}"
+    )

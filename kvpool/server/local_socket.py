@@ -13,14 +13,14 @@ import fcntl
 import logging
 import os
 import socket
-import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from kvpool import failpoint
-from kvpool.errors import LayoutMismatch, ProtocolError, Refused, SocketInUse
+from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused, SocketInUse
+from kvpool.ownership import fault_of_place, make_directory, peer_of
 from kvpool.protocol import frames
 from kvpool.protocol import messages as m
 
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 HELLO_BYTES_MAX = 4096
-_PEERCRED = struct.Struct("3i")
 _ACCEPT_PAUSE_S = 0.1
 _ACCEPT_MAY_FAIL_WITH = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
 
@@ -73,14 +72,14 @@ class LocalSocket:
     """
 
     def __init__(self, path: str, *, mode: int, handshake_timeout_s: float) -> None:
-        """Take the place of the socket. Raises SocketInUse, or OSError when the directory cannot be used."""
+        """Take the place of the socket. Raises SocketInUse, ConfigError (a stranger's directory) or OSError (one of no use)."""
         self._path = path
         self._mode = mode
         self._handshake_timeout_s = handshake_timeout_s
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.refused_connections = 0
-        Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _make_place(str(Path(path).parent))
         self._lock_fd = _lock(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -148,7 +147,7 @@ class LocalSocket:
                 continue
             is_pausing = False
             try:
-                peer = _peer_of(accepted)
+                peer = Peer(*peer_of(accepted))
                 places.begin(peer)
             except (Refused, OSError) as error:
                 self._refuse_full(accepted, error)
@@ -228,9 +227,12 @@ async def _receive_hello(accepted: socket.socket) -> m.Hello:
     return hello
 
 
-def _peer_of(accepted: socket.socket) -> Peer:
-    credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-    return Peer(*_PEERCRED.unpack(credentials))
+def _make_place(directory: str) -> None:
+    """The socket's directory. Raises ConfigError where somebody else made it: who finds the socket there would find theirs."""
+    make_directory(directory)
+    fault = fault_of_place(directory)
+    if fault:
+        raise ConfigError([f"server.socket cannot be there: {fault}"])
 
 
 def _unpublished(path: str) -> str:

@@ -188,7 +188,7 @@ class SsdTier:
         if have_other_sizes(plan):
             log.warning("the ssd tier begins anew: its files are of another ssd.segment or ssd.capacity")
             _forget_everything(plan.path)
-        found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes).found
+        found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes, self._is_stopping.is_set).found
         identity = Identity(found.epoch, found.namespaces) if found else read_identity(plan.path)
         if identity is None:
             _forget_everything(plan.path)

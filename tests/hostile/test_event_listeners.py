@@ -3,6 +3,7 @@
 import os
 import struct
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -91,7 +92,7 @@ for name in ("events", "events-replay"):
 """
         for path in (tmp_path, *tmp_path.parents[:2]):
             path.chmod(path.stat().st_mode | 0o011)
-        told = subprocess.run(["python3", "-I", "-c", code], capture_output=True, text=True, timeout=20, cwd="/")
+        told = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=20, cwd="/")
         assert told.stdout.split() == ["refused", "refused"], told.stderr
         store(pool, pool.keys(tokens_of(1, CHUNK)))
         friend.receive_until(lambda: known(friend) == expected(daemon), "who may, does")
