@@ -1,5 +1,6 @@
-"""How the value of one configuration option is read, and what is said when it cannot be. Pure functions and values."""
+"""How the value of one configuration option is read, and what is said when it cannot be. Functions and values."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,6 +122,18 @@ def share_option(default: str) -> Option:
         return float(share)
 
     return Option(parse, default, "a number from 0 to 1")
+
+
+def secret_file(value: Any) -> str:
+    """A regular file that only its owner reads, this user or root; empty: none."""
+    if not isinstance(value, str):
+        raise InvalidArgument(repr(value))
+    if not value:
+        return ""
+    found = os.lstat(value) if os.path.lexists(value) else None
+    if found is None or found.st_mode & 0o177077 != 0o100000 or found.st_uid not in (os.getuid(), 0):
+        raise InvalidArgument(value)
+    return value
 
 
 def _plain_int(value: Any) -> int:

@@ -14,6 +14,7 @@ import uvloop
 from kvpool import __version__, failpoint
 from kvpool.config import Config, load_config
 from kvpool.errors import ConfigError, SocketInUse
+from kvpool.escaping import EscapedMessages
 from kvpool.server.app import App
 
 log = logging.getLogger("kvpoold")
@@ -53,6 +54,8 @@ def run(arguments: list[str]) -> int:
     logging.basicConfig(
         level=config.log.level.upper(), format="%(levelname)s %(name)s %(message)s", stream=sys.stderr, force=True
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(EscapedMessages())
     _raise_descriptor_limit()
     try:
         uvloop.run(_serve(config))

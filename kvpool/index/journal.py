@@ -24,7 +24,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool.clock import NS_PER_S, Clock
-from kvpool.config import EventsConfig
+from kvpool.event_options import EventsConfig
 from kvpool.index.events import NO_SCOPE, Change, ChangeKind, EventLog, EventSlice, EventWriter
 from kvpool.index.fates import REFUSALS_PER_SAVE, Departure, Fates
 from kvpool.index.namespaces import Namespaces

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import zmq
 
-from kvpool.config import EventsConfig
+from kvpool.event_options import EventsConfig
 from kvpool.protocol.event_columns import NamespaceNames
 from kvpool.protocol.event_frames import Batch, EventForm, WireEvent, batches
 from kvpool.protocol.snapshot_order import SnapshotOrder

@@ -21,8 +21,8 @@ import zmq
 from zmq.utils import z85
 
 from kvpool.addresses import ZmqAddress
-from kvpool.config import EventsConfig
 from kvpool.errors import ConfigError
+from kvpool.event_options import EventsConfig
 from kvpool.ownership import fault_of_directory, make_directory
 from kvpool.server.event_replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, KeptMessages, Message, Replays
 

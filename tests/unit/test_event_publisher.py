@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool.clock import wall_time_s
-from kvpool.config import EventsConfig, load_config
+from kvpool.config import load_config
+from kvpool.event_options import EventsConfig
 from kvpool.layout import Layout
 from kvpool.protocol.event_columns import NamespaceNames
 from kvpool.protocol.event_frames import EventForm, batches
