@@ -334,7 +334,7 @@ class Pool:
         problems = [] if self._workers.is_healthy else ["transfer: a thread has died"]
         if self._prefault is not None and self._prefault.failure:
             problems.append(f"dram: pre-faulting ended early: {self._prefault.failure}")
-        return problems
+        return problems + self.journal.problems() + (self._tiering.tier.problems() if self._tiering else [])
 
     def verify(self, *, with_shared: bool = True) -> dict[str, Any]:
         """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier.

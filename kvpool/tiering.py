@@ -27,9 +27,9 @@ from kvpool.index.promotions import Promotions
 from kvpool.index.restore_rows import pack_restore_rows
 from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.catalogue_rows import Row
-from kvpool.tiers.ssd import Recovered, SsdTier, SsdUnavailable, TierState
+from kvpool.tiers.ssd import Recovered, SsdTier, SsdUnavailable
 from kvpool.tiers.ssd_classes import SsdClasses
-from kvpool.tiers.ssd_status import SsdStatus
+from kvpool.tiers.ssd_status import SsdStatus, TierState
 from kvpool.tiers.ssd_watch import SsdWatch
 from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
 

@@ -153,7 +153,7 @@ class App:
             socket_mode=self._config.server.socket_mode,
             wall_time_s=wall_time_s,
         )
-        self._pool.journal.listen(publisher.wake, publisher.stats)
+        self._pool.journal.listen(publisher.wake, publisher.stats, publisher.problems)
         self._pool.namespaces.on_opened = publisher.wake
         publisher.start()
         return publisher

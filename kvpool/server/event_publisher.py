@@ -40,6 +40,8 @@ POLL_MS = 60_000
 RETRY_MS = 200
 STOP_TIMEOUT_S = 5.0
 ORPHANS_MAX = 65_536
+# Twice as many as there can be namespaces: models come and go in a daemon's life.
+TOPICS_MAX = 8192
 # A snapshot that is overtaken by gaps so often is begun again later.
 SNAPSHOT_ATTEMPTS = 3
 # An id behind which no log can go on: the next read is a gap, and everything is told anew.
@@ -103,6 +105,11 @@ class EventPublisher:
         if not self._thread.is_alive():
             self._sockets.close()
             os.close(self._wake_fd)
+
+    def problems(self) -> list[str]:
+        """Whether the thread has died, in a line. Any thread."""
+        has_died = self._thread.ident is not None and not self._thread.is_alive() and not self._is_stopping
+        return ["events: the thread of the publisher has died"] if has_died else []
 
     def stats(self) -> dict[str, int]:
         """Counters, by name. Any thread: each is a number at some moment."""
@@ -231,6 +238,9 @@ class EventPublisher:
 
     def _begin(self, topic: str) -> None:
         if topic not in self._numbers:
+            if len(self._numbers) == TOPICS_MAX:
+                # Its numbers begin anew, with AllBlocksCleared, when it is needed again.
+                del self._numbers[next(iter(self._numbers))]
             if self._numbers:
                 self._retelling.note_newcomer()
             self._numbers[topic] = 0
@@ -242,8 +252,8 @@ class EventPublisher:
             self._send_batch(batch)
 
     def _send_batch(self, batch: Batch) -> None:
-        number = self._numbers[batch.topic]
-        self._numbers[batch.topic] = number + 1
+        number = self._numbers.pop(batch.topic)
+        self._numbers[batch.topic] = number + 1  # now the last one: the first is the one that is quiet for longest
         message = (batch.topic.encode(), NUMBER.pack(number), batch.payload(self._wall_time_s()))
         self._sockets.kept.append(message)
         self._sockets.send(message)

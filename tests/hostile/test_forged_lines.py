@@ -55,6 +55,7 @@ def test_no_name_forges_a_line_of_any_command(start_daemon: Callable[..., Daemon
             ["check"],
             ["verify"],
             ["stats", EVIL],
+            ["connections"],
             ["flush", "--model", EVIL, "--yes"],
         ):
             _assert_clean(_run(daemon, *arguments))

@@ -16,6 +16,7 @@ from kvpool.layout import Layout
 from kvpool.protocol.event_columns import NamespaceNames
 from kvpool.protocol.event_frames import EventForm, batches
 from kvpool.protocol.snapshot_order import SnapshotOrder
+from kvpool.server import event_publisher
 from kvpool.server.event_publisher import EventPublisher
 from kvpool.server.event_replay import Message
 from kvpool.server.event_source import NamedEvents, NamedPage
@@ -253,3 +254,15 @@ def test_what_waits_for_parents_is_bounded() -> None:
     orphans = [_chunk([at, 1]) for at in range(5)]
     assert order.admit(orphans) == orphans[:2]
     assert order.rest() == orphans[2:]
+
+
+def test_topics_are_bounded_and_begin_anew_when_they_come_back(
+    publisher: EventPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_publisher, "TOPICS_MAX", 3)
+    for model in ("a", "b", "c", "a", "d", "b"):
+        publisher._begin(model)
+        publisher._send([(model, [publisher._form.all_cleared()])])
+    assert list(publisher._numbers) == ["a", "d", "b"]
+    numbers = [int.from_bytes(number, "big") for topic, number, _ in _kept(publisher) if topic == b"b"]
+    assert numbers == [0, 1, 0, 1]
