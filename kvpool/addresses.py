@@ -36,6 +36,18 @@ class ZmqAddress:
     def __str__(self) -> str:
         return self.endpoint
 
+    def fault_without_keys(self, is_insecure: bool) -> str:
+        """Why nothing may be told there without CURVE keys; empty where it may. `is_insecure`: this machine may hear it."""
+        if self.endpoint.startswith("ipc://") or (self.is_local and is_insecure):
+            return ""
+        curve = "events.curve_secret_file and events.curve_clients_file"
+        if not self.is_local:
+            return f"expected ipc or a loopback address because there are no CURVE keys: set {curve}, or use ipc"
+        return (
+            "where every user of this machine could read prompts and there are no CURVE keys: use ipc:// in the directory of "
+            f"server.socket, set {curve}, or say events.insecure = true"
+        )
+
 
 def parse_loopback(value: Any) -> LoopbackAddress | None:
     """`HOST:PORT` of this machine, or None for "off". Raises InvalidArgument or ValueError."""

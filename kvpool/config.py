@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import kvpool_native
-from kvpool.addresses import LoopbackAddress, ZmqAddress, parse_loopback, parse_zmq
+from kvpool.addresses import LoopbackAddress, parse_loopback
 from kvpool.errors import ConfigError, InvalidArgument
+from kvpool.event_options import EVENT_OPTIONS, EventsConfig, check_events
 from kvpool.options import (
     DailyWrites,
     Option,
@@ -29,7 +30,7 @@ from kvpool.options import (
     size_option,
     write_budget_option,
 )
-from kvpool.path_options import directory, group, mode, readable_file, secret_file, topic
+from kvpool.path_options import directory, group, mode, secret_file
 from kvpool.units import format_size, parse_size
 
 if sys.version_info >= (3, 11):
@@ -48,6 +49,7 @@ class ServerConfig:
     socket: str
     socket_mode: int
     metrics: LoopbackAddress | None
+    metrics_socket: str
     lease_ttl: float
     reservation_ttl: float
     max_connections: int
@@ -63,6 +65,11 @@ class ServerConfig:
     keep_token_ids: bool
     write_mode: str
     staging: int
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether metrics and health can be asked for over HTTP."""
+        return self.metrics is not None or bool(self.metrics_socket)
 
     @property
     def staging_bytes(self) -> int:
@@ -115,24 +122,6 @@ class SsdConfig:
     def write_budget_bytes(self) -> int:
         """Bytes that may be written in a day; 0: no bound."""
         return self.write_budget.bytes_per_day(self.capacity)
-
-
-@dataclass(frozen=True, slots=True)
-class EventsConfig:
-    """Section `events`; sizes in bytes. `block_tokens` 0: a chunk is one block."""
-
-    publish: ZmqAddress | None
-    replay: ZmqAddress | None
-    topic: str
-    format: str
-    block_tokens: int
-    buffer: int
-    fates: int
-    hwm: int
-    replay_messages: int
-    retell_interval: float
-    curve_secret_file: str
-    curve_clients_file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,18 +249,7 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
         faults.append(f"ssd.path is '', expected a directory because ssd.capacity is {parsed['ssd.capacity']}")
     if 0 < parsed["ssd.capacity"] < SSD_CAPACITY_MIN:
         faults.append(f"ssd.capacity is {parsed['ssd.capacity']}, expected 0 or at least {SSD_CAPACITY_MIN}")
-    _check_events(parsed, faults)
-
-
-def _check_events(parsed: Mapping[str, Any], faults: list[str]) -> None:
-    if bool(parsed["events.curve_secret_file"]) != bool(parsed["events.curve_clients_file"]):
-        faults.append("events.curve_secret_file and events.curve_clients_file: expected both or none")
-    if parsed["events.replay"] and not parsed["events.publish"]:
-        faults.append(f"events.replay is {parsed['events.replay']}, expected off because events.publish is")
-    for name in ("events.publish", "events.replay"):
-        address = parsed[name]
-        if address and not address.is_local and not parsed["events.curve_secret_file"]:
-            faults.append(f"{name} is {address}, expected a loopback address or ipc because there are no CURVE keys")
+    check_events(parsed, faults)
 
 
 def _socket_path(value: Any) -> str:
@@ -281,9 +259,9 @@ def _socket_path(value: Any) -> str:
     return path
 
 
-_ZMQ_EXPECTED = (
-    '"tcp://127.0.0.1:5557", another address of a host with CURVE keys, "ipc:///run/kvpool/events", or "off"'
-)
+def _metrics_path(value: Any) -> str:
+    return "" if value == "" else _socket_path(value)
+
 
 OPTIONS: dict[str, Option] = {
     "server.socket": Option(
@@ -292,6 +270,9 @@ OPTIONS: dict[str, Option] = {
     "server.socket_mode": Option(mode, "0660", "octal rights for owner and group, such as 0660"),
     "server.metrics": Option(
         parse_loopback, "off", 'a loopback address and port such as "127.0.0.1:9469" or "[::1]:9469", or "off"'
+    ),
+    "server.metrics_socket": Option(
+        _metrics_path, "", f"an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes (empty: no such socket)"
     ),
     "server.lease_ttl": duration_option("10ms", "1d", "30s"),
     "server.reservation_ttl": duration_option("10ms", "1d", "60s"),
@@ -340,21 +321,6 @@ OPTIONS: dict[str, Option] = {
     "ssd.stall_timeout": duration_option("100ms", "1h", "10s"),
     "ssd.stop_timeout": duration_option("0s", "24h", "10m"),
     "ssd.rebuild": flag_option("false"),
-    "events.publish": Option(parse_zmq, "off", _ZMQ_EXPECTED),
-    "events.replay": Option(parse_zmq, "off", _ZMQ_EXPECTED),
-    "events.topic": Option(
-        topic, "kv@{host}@{model}", "printable text in which only {host} and {model} stand in braces"
-    ),
-    "events.format": choice_option("map", "positional"),
-    "events.block_tokens": count_option(0, 4096, 0),
-    "events.buffer": size_option("64KiB", "16GiB", "16MiB"),
-    "events.fates": count_option(16, 10_000_000, 65_536),
-    "events.hwm": count_option(1, 1_000_000, 1000),
-    "events.replay_messages": count_option(1, 1_000_000, 1000),
-    "events.retell_interval": duration_option("0s", "1d", "1m"),
-    "events.curve_secret_file": Option(
-        secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: no keys)"
-    ),
-    "events.curve_clients_file": Option(readable_file, "", "a file of public keys, one to a line (empty: no keys)"),
+    **EVENT_OPTIONS,
     "log.level": choice_option("info", "debug", "warning", "error"),
 }

@@ -1,4 +1,4 @@
-"""How the value of one configuration option is read, and what is said when it cannot be. Pure functions and values."""
+"""How the value of one configuration option is read, and what is said when it cannot be. Functions and values."""
 
 import re
 from collections.abc import Callable

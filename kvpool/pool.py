@@ -357,7 +357,7 @@ class Pool:
         problems = [] if self._workers.is_healthy else ["transfer: a thread has died"]
         if self._prefault is not None and self._prefault.failure:
             problems.append(f"dram: pre-faulting ended early: {self._prefault.failure}")
-        return problems
+        return problems + self.journal.problems() + (self._tiering.tier.problems() if self._tiering else [])
 
     def shortcomings(self) -> list[str]:
         """What is missing of what was configured, and a restart would not mend, one line each. Any thread."""

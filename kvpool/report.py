@@ -8,7 +8,8 @@ from typing import Any
 import kvpool_native
 from kvpool.config import Config
 from kvpool.tiers.dram import PageUse
-from kvpool.tiers.ssd import SsdTier, TierState
+from kvpool.tiers.ssd import SsdTier
+from kvpool.tiers.ssd_status import TierState
 from kvpool.types import Measurements
 from kvpool.units import format_size
 

@@ -27,10 +27,10 @@ from kvpool.index.promotions import Promotions
 from kvpool.index.restore_rows import pack_restore_rows
 from kvpool.keys import namespace_fingerprint
 from kvpool.tiers.catalogue_rows import Row
-from kvpool.tiers.ssd import Recovered, SsdTier, TierState
+from kvpool.tiers.ssd import Recovered, SsdTier
 from kvpool.tiers.ssd_classes import SsdClasses
 from kvpool.tiers.ssd_directory import SsdUnavailable
-from kvpool.tiers.ssd_status import SsdStatus
+from kvpool.tiers.ssd_status import SsdStatus, TierState
 from kvpool.tiers.ssd_watch import SsdWatch
 from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
 

@@ -1,5 +1,7 @@
 """A publishing daemon and its routers: how tests bring them together and say what a router must know."""
 
+from pathlib import Path
+
 import kvpool_client as kv
 from kvpool.protocol.event_columns import unpack_chunks
 from tests.daemon import SMALL, Daemon, wait_until
@@ -8,6 +10,11 @@ from tests.router import Router
 
 CHUNK = SMALL.chunk_tokens
 MEDIA = {"CPU": kv.Level.DRAM, "STORAGE": kv.Level.SSD}
+
+
+def local_events(directory: Path) -> dict[str, str]:
+    """Options of a daemon that publishes at sockets in a directory."""
+    return {"events__publish": f"ipc://{directory}/events", "events__replay": f"ipc://{directory}/events-replay"}
 
 
 def router_of(daemon: Daemon, topic: str = "", **arguments: object) -> Router:

@@ -121,7 +121,9 @@ class Router:
         self._dealer = self._connected(zmq.DEALER, replay, keys, hwm) if replay else None
         self.index = Index()
         self.next: dict[str, int] = {}
+        self.live: dict[str, int] = {}  # the number that came last from the publisher itself, not by a replay
         self.gaps = 0
+        self.lives = 1
         self.topics: set[str] = set()
         self.ranks: set[int] = set()
 
@@ -144,17 +146,26 @@ class Router:
         return made
 
     def begin_anew(self) -> None:
-        """Forget everything, as a router that has just been started."""
-        self.index = Index()
+        """Forget everything, as a router that has just been started, or meets numbers that begin anew: the daemon did."""
+        self.index = Index(is_strict=self.index.is_strict)
         self.next.clear()
+        self.live.clear()
         self.gaps = 0
 
     def receive(self, timeout_s: float) -> bool:
         """Take one message. False where none came in time."""
         if not self._sub.poll(int(timeout_s * 1000)):
             return False
-        topic, number, payload = self._sub.recv_multipart()
-        self._take(topic.decode(), struct.unpack(">Q", number)[0], payload)
+        frames = self._sub.recv_multipart()
+        topic, number, payload = frames[0].decode(), struct.unpack(">Q", frames[1])[0], frames[2]
+        if number < self.live.get(topic, 0):
+            self.begin_anew()
+            self.lives += 1
+        self.live[topic] = number
+        is_behind = number > self.next.get(topic, 0)
+        if is_behind and self._dealer is not None:
+            self.catch_up(topic)
+        self._take(topic, number, payload)
         return True
 
     def receive_until(self, condition: Any, what: str, timeout_s: float = 20.0) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
-from kvpool.cli.output import EXIT_FAILURE, fail, print_json, print_table
+from kvpool.cli.output import EXIT_FAILURE, fail, print_json, print_line, print_table
 from kvpool.units import format_size
 
 pass_options = click.pass_obj
@@ -30,7 +30,7 @@ def connections(options: Options) -> None:
     rows = [_readable(row) for row in report["connections"]]
     print_table("connections", rows, columns_max=len(rows[0]))
     if report["left_out"]:
-        click.echo(f"{report['left_out']} more, which hold less, are left out")
+        print_line(f"{report['left_out']} more, which hold less, are left out")
 
 
 @cli.command(epilog=epilog("kvpoolctl disconnect 17"))
@@ -50,7 +50,7 @@ def disconnect(options: Options, connection: int) -> None:
     if options.is_json:
         print_json({"disconnected": True})
     else:
-        click.echo(f"connection {connection} ends")
+        print_line(f"connection {connection} ends")
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
-from kvpool.cli.output import print_json
+from kvpool.cli.output import print_json, print_line
 from kvpool.protocol import event_messages as em
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.event_columns import NamespaceNames, unpack_events, unpack_namespaces
@@ -74,7 +74,7 @@ def events(options: Options, since: int, follow: bool, count: int | None, form: 
                 elif options.is_json:
                     shown.append(_plain(event, names))
                 else:
-                    click.echo(_line(event, names))
+                    print_line(_line(event, names))
             if follow:
                 while shown:
                     click.echo(json.dumps(shown.pop(0)))

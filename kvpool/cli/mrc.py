@@ -11,7 +11,7 @@ import click
 from kvpool import __version__
 from kvpool.cli.hit_plot import plot_curve, require_plot
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
-from kvpool.cli.output import EXIT_USAGE, check_writable, fail, print_json
+from kvpool.cli.output import EXIT_USAGE, check_writable, fail, print_json, print_line
 from kvpool.errors import InvalidArgument
 from kvpool.units import format_size, parse_size
 
@@ -101,12 +101,12 @@ def _facts(report: Row) -> Row:
 def _print_rows(report: Row, rows: list[Row]) -> None:
     referenced = format_size(report["referenced_bytes"])
     if not report["referenced_bytes"]:
-        click.echo("nothing was asked for yet")
+        print_line("nothing was asked for yet")
         return
-    click.echo(f"LRU over {referenced} asked for, from {report['sampled_chunks']} chunks, one in "
+    print_line(f"LRU over {referenced} asked for, from {report['sampled_chunks']} chunks, one in "
                f"{1 / report['sample_rate']:.0f}")  # fmt: skip
     for row in rows:
         bar = "█" * round(BAR_WIDTH * row["hit_rate"])
         size, rate = format_size(row["capacity_bytes"]), f"{100 * row['hit_rate']:.1f}%"
         change = f"{row['delta_points']:+.1f} points"
-        click.echo(f"{size:>10} {rate:>6} {change:>13}  {bar:<{BAR_WIDTH}} {row['name']}".rstrip())
+        print_line(f"{size:>10} {rate:>6} {change:>13}  {bar:<{BAR_WIDTH}} {row['name']}".rstrip())

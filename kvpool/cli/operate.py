@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
-from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_section
+from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line, print_section
 from kvpool.errors import InvalidArgument
 from kvpool.units import format_size, parse_duration
 
@@ -96,7 +96,7 @@ def flush(
         print_json(report)
     else:
         size = format_size(report["bytes"])
-        click.echo(f"dropped {report['chunks']} chunks, {size}; {report['skipped']} are held and stay")
+        print_line(f"dropped {report['chunks']} chunks, {size}; {report['skipped']} are held and stay")
 
 
 def _write_down(options: Options, *, is_alone: bool) -> None:
@@ -109,7 +109,7 @@ def _write_down(options: Options, *, is_alone: bool) -> None:
     else:
         lost = "none of the chunks here" if report["durable"] else "some"
         written = f"{report['chunks']} chunks are written to the SSD tier, {report['left']} are in DRAM alone"
-        click.echo(f"{written}: a power cut now could take {lost}")
+        print_line(f"{written}: a power cut now could take {lost}")
     sys.exit(0 if report["durable"] else EXIT_FAILURE)
 
 
@@ -125,8 +125,8 @@ def _watch(options: Options, connection: Any, interval_s: float, count: int | No
             print_json(sections)
         else:
             if line % HEADER_EVERY == 0:
-                click.echo("  ".join(f"{name:>24}" for name in WATCHED))
-            click.echo("  ".join(f"{_with_delta(now, before, name):>24}" for name in WATCHED))
+                print_line("  ".join(f"{name:>24}" for name in WATCHED))
+            print_line("  ".join(f"{_with_delta(now, before, name):>24}" for name in WATCHED))
         before = now
         line += 1
 

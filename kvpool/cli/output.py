@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kvpool.errors import InvalidArgument
+from kvpool.escaping import escaped
 from kvpool.units import format_size
 
 EXIT_OK = 0
@@ -29,6 +32,11 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
+def print_line(text: str) -> None:
+    """One line on standard output, whatever names stand in it."""
+    click.echo(escaped(text))
+
+
 def print_section(name: str, values: Mapping[str, object], *, is_readable: bool = False) -> None:
     """`# Section` and one `name:value` line for each value.
 
@@ -36,9 +44,9 @@ def print_section(name: str, values: Mapping[str, object], *, is_readable: bool 
     """
     sys.stdout.write(f"# {name.capitalize()}\n")
     for key, value in values.items():
-        sys.stdout.write(f"{key}:{_plain(value)}\n")
+        sys.stdout.write(f"{escaped(key)}:{_plain(value)}\n")
         if is_readable and key.endswith("_bytes") and isinstance(value, int):
-            sys.stdout.write(f"{key.removesuffix('_bytes')}_human:{format_size(value)}\n")
+            sys.stdout.write(f"{escaped(key.removesuffix('_bytes'))}_human:{format_size(value)}\n")
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, columns_max: int = COLUMNS_MAX) -> None:
@@ -48,14 +56,14 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, columns_max: i
     if len(keys) > max(columns_max, len(rows)):
         table.add_column(keys[0])
         for row in rows:
-            table.add_column(_plain(row[keys[0]]), justify="right")
+            table.add_column(Text(_plain(row[keys[0]])), justify="right")
         for key in keys[1:]:
-            table.add_row(key, *(_plain(row[key]) for row in rows))
+            table.add_row(Text(key), *(Text(_plain(row[key])) for row in rows))
     else:
         for key in keys:
             table.add_column(key, justify="left" if _is_word(rows[0][key]) else "right")
         for row in rows:
-            table.add_row(*(_plain(row[key]) for key in keys))
+            table.add_row(*(Text(_plain(row[key])) for key in keys))
     Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
 
 
@@ -68,7 +76,7 @@ def check_writable(option: str, path: Path) -> None:
 
 def fail(message: str, code: int) -> NoReturn:
     """Say on standard error what failed, and end with the exit code."""
-    sys.stderr.write(f"kvpoolctl: {message}\n")
+    sys.stderr.write(f"kvpoolctl: {escaped(message)}\n")
     sys.exit(code)
 
 
@@ -82,5 +90,5 @@ def _plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, (list, tuple)):
-        return ",".join(str(entry) for entry in value)
-    return str(value)
+        return ",".join(escaped(str(entry)) for entry in value)
+    return escaped(str(value))

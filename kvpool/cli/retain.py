@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
-from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json
+from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line
 from kvpool.errors import InvalidArgument
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
@@ -84,7 +84,7 @@ def retain(
         print_json({**report, "priority": priority, "duration_s": duration_s})
     else:
         clipped = f", {report['clipped']} clipped to the default" if report["clipped"] else ""
-        click.echo(
+        print_line(
             f"{report['accepted']} chunks are kept at priority {priority}{clipped}; {report['absent']} are not stored"
         )
     sys.exit(EXIT_FAILURE if report["clipped"] or not report["accepted"] else 0)

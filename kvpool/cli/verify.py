@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
-from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json
+from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line
 from kvpool.protocol import places
 from kvpool.units import format_size
 
@@ -49,9 +49,9 @@ def check(options: Options, deep: bool) -> None:
         print_json({**report, "verified": 0, **found, "problems": [*problems, *bad]})
     else:
         for problem in [*problems, *(places.problems_of(found, KEY_DIGITS) if deep else [])]:
-            click.echo(problem)
+            print_line(problem)
         verified = f", {found['verified']} verified by their bytes" if deep else ""
-        click.echo(f"{len(problems) + len(bad)} problems, {report['chunks']} chunks{verified}")
+        print_line(f"{len(problems) + len(bad)} problems, {report['chunks']} chunks{verified}")
     sys.exit(EXIT_FAILURE if problems or bad else 0)
 
 
@@ -84,9 +84,9 @@ def verify(options: Options, sample: int, tier: str | None, seed: int | None) ->
         print_json({"seed": chosen, "tiers": list(wanted), "chunks": chunks, **found, "problems": problems})
     else:
         for problem in places.problems_of(found, KEY_DIGITS):
-            click.echo(problem)
+            print_line(problem)
         read = f"{found['verified']} of {chunks} chunks verified by their bytes, {format_size(found['bytes'])}"
-        click.echo(f"{len(problems)} problems, {read}; seed {chosen}")
+        print_line(f"{len(problems)} problems, {read}; seed {chosen}")
     sys.exit(EXIT_FAILURE if problems else 0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
-from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json
+from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line
 from kvpool.keys import root_key
 from kvpool.layout import Layout
 from kvpool.protocol.blocking import BlockingConnection
@@ -69,7 +69,7 @@ def why(options: Options, keys: tuple[str, ...], tokens_file: Any, model: str | 
         print_json(rows)
     else:
         for row in rows:
-            click.echo(_line(row))
+            print_line(_line(row))
     if not rows:
         fail("the prompt has no whole chunk in any layout of that model that the daemon knows", EXIT_FAILURE)
 

@@ -24,7 +24,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool.clock import NS_PER_S, Clock
-from kvpool.config import EventsConfig
+from kvpool.event_options import EventsConfig
 from kvpool.index.events import NO_SCOPE, Change, ChangeKind, EventLog, EventSlice, EventWriter
 from kvpool.index.fates import REFUSALS_PER_SAVE, Departure, Fates
 from kvpool.index.namespaces import Namespaces
@@ -113,6 +113,7 @@ class Journal:
         self._waiting: set[asyncio.Future[None]] = set()
         self._listeners: list[Callable[[], None]] = []
         self._counted: list[Callable[[], dict[str, int]]] = []
+        self._troubled: list[Callable[[], list[str]]] = []
 
     def __repr__(self) -> str:
         return f"<Journal {self._log!r}, {self._feed.waiting} changes wait>"
@@ -131,13 +132,16 @@ class Journal:
             self._loop = None
         self._wake()
 
-    def listen(self, listener: Callable[[], None], stats: Callable[[], dict[str, int]]) -> None:
+    def listen(
+        self, listener: Callable[[], None], stats: Callable[[], dict[str, int]], problems: Callable[[], list[str]]
+    ) -> None:
         """Have `listener` called, on the control thread, whenever there are new events. It must not wait.
 
-        `stats` are its counters, which `stats` here tells too.
+        `stats` are its counters, and `problems` what is wrong with it, on any thread: here both are told too.
         """
         self._listeners.append(listener)
         self._counted.append(stats)
+        self._troubled.append(problems)
 
     def take_changes(self) -> None:
         """Write down the changes that wait, CHANGES_PER_TURN at most."""
@@ -262,6 +266,10 @@ class Journal:
             **(self._headers.stats() if self._headers is not None else {}),
             **counted,
         }
+
+    def problems(self) -> list[str]:
+        """What is wrong with who listens, one line each. Any thread."""
+        return [problem for problems in self._troubled for problem in problems()]
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""

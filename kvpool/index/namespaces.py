@@ -78,6 +78,8 @@ class Namespaces:
         self._reusable = 0  # of those, the first ones: no event names them any more
         self._users: Counter[NamespaceId] = Counter()
         self._of_ranks: dict[tuple[str, Layout], dict[int, Namespace]] = {}
+        self.opened = 0  # how many were made so far
+        self.on_opened: Callable[[], None] = lambda: None  # called after each; must not wait
 
     def __len__(self) -> int:
         return len(self._by_identity)
@@ -97,6 +99,8 @@ class Namespaces:
         namespace = Namespace(self._new_number(), size_class, model, layout)
         self._by_identity[model, layout.fingerprint()] = namespace
         self._by_id[namespace.id] = namespace
+        self.opened += 1
+        self.on_opened()
         return namespace
 
     def open_ranks(self, model: str, layout: Layout) -> dict[int, Namespace]:

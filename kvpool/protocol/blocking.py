@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, ProtocolError, Refused
+from kvpool.ownership import fault_of_daemon, peer_of
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
 from kvpool.protocol import frames, hit_curve, places
@@ -46,6 +47,9 @@ class BlockingConnection:
         try:
             self._wait_at_most(timeout_s)
             self._socket.connect(path)
+            fault = fault_of_daemon(path, peer_of(self._socket)[1])
+            if fault:
+                raise DaemonUnreachable(fault)
             with contextlib.suppress(BrokenPipeError):  # refused unread, as a full daemon does: its reason can be read
                 self._socket.sendall(m.encode(hello, 0))
             self.welcome = self._receive_welcome(deadline)

@@ -83,7 +83,7 @@ class App:
         self.has_ended = True  # False after `run`: a thread is left that waits for a disk
         self._times = RequestTimes()
         self._turns = Turns(self._clock)
-        self._metrics: MetricsServer | None = None
+        self._metrics: dict[str, MetricsServer] = {}
         self._publisher: EventPublisher | None = None
 
     async def run(self) -> None:
@@ -106,11 +106,11 @@ class App:
                 self._clock,
                 shortcomings_of_pool=self._pool.shortcomings,
                 watchdog_interval_s=manager.watchdog_interval_s,
-                kept_every_s=server.probe_interval or None if server.metrics is not None else None,
+                kept_every_s=server.probe_interval or None if server.has_metrics else None,
             )
             self._supervision = Supervision(manager, self._health, self._clock)
             try:
-                self._metrics = self._start_metrics()
+                self._start_metrics()
                 self._publisher = self._start_publisher()
                 await self._pool.start()
                 self._catch_signals()
@@ -126,8 +126,8 @@ class App:
                 await self._drain()
             finally:
                 await self._supervision.end()
-                if self._metrics is not None:
-                    await asyncio.get_running_loop().run_in_executor(None, self._metrics.stop)
+                for listening in self._metrics.values():
+                    await asyncio.get_running_loop().run_in_executor(None, listening.stop)
                 if self._publisher is not None:
                     await asyncio.get_running_loop().run_in_executor(None, self._publisher.stop)
                 self.has_ended = await self._pool.stop()
@@ -166,18 +166,22 @@ class App:
         assert self._publisher is not None
         self._publisher.let_in(keys)
 
-    def _start_metrics(self) -> "MetricsServer | None":
-        address = self._config.server.metrics
-        if address is None:
-            return None
+    def _start_metrics(self) -> None:
+        server = self._config.server
+        if not server.has_metrics:
+            return
         # The Prometheus library costs a start 50 ms and 3 MiB: only where somebody asks for metrics.
+        from kvpool.server.metrics_answers import SNAPSHOT_TIMEOUT_S, make_app
         from kvpool.server.metrics_collector import make_registry
-        from kvpool.server.metrics_http import SNAPSHOT_TIMEOUT_S, MetricsServer, make_app
+        from kvpool.server.metrics_http import MetricsServer
 
         loop = asyncio.get_running_loop()
         snapshots = LoopReader(loop, self._take_snapshot, SNAPSHOT_TIMEOUT_S)
         health = LoopReader(loop, self._health.report, SNAPSHOT_TIMEOUT_S)
-        return MetricsServer(address, make_app(make_registry(snapshots.read), health.read), self._clock)
+        app = make_app(make_registry(snapshots.read), health.read, self._clock)
+        for name, address in (("metrics", server.metrics), ("metrics_socket", server.metrics_socket)):
+            if address:
+                self._metrics[name] = MetricsServer(address, app, self._clock, server.socket_mode)
 
     def _start_publisher(self) -> "EventPublisher | None":
         events = self._config.events
@@ -195,7 +199,8 @@ class App:
             socket_mode=self._config.server.socket_mode,
             wall_time_s=wall_time_s,
         )
-        self._pool.journal.listen(publisher.wake, publisher.stats)
+        self._pool.journal.listen(publisher.wake, publisher.stats, publisher.problems)
+        self._pool.namespaces.on_opened = publisher.wake
         publisher.start()
         return publisher
 
@@ -285,7 +290,8 @@ class App:
             "pid": os.getpid(),
             "socket": self._config.server.socket,
             "max_connections": self._max_connections,
-            "metrics": "off" if self._metrics is None else str(self._metrics.address),
+            "metrics": str(self._metrics["metrics"].address) if "metrics" in self._metrics else "off",
+            "metrics_socket": self._config.server.metrics_socket or "off",
             "events": "off" if self._publisher is None else self._publisher.publish_endpoint,
             "events_replay": (self._publisher.replay_endpoint if self._publisher else "") or "off",
             **self._supervision.info(),

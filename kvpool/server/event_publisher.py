@@ -5,28 +5,30 @@ behind it meets a gap, and so do routers whose numbers jump. After a gap everyth
 
     AllBlocksCleared under every topic, then what a snapshot has, parents before children, events going on in between
 
-So it is, at most every `retell_interval`, when somebody asks at replay for messages that are not kept any more: a router that
-has just been started, or was away for long.
+So it is, as often as `event_retelling` allows, for routers that have just come or ask for messages that are not kept any more.
+
+The first message of every topic is AllBlocksCleared, as soon as the model has a namespace here: what an earlier life of the
+daemon told counts no more.
 
 Threads: the control thread makes it, calls `wake` and reads `stats`; everything else happens on the thread `kvpool-events`,
-which owns the sockets from `start` on. Bounds: the log behind it, `hwm` messages for a subscriber, `replay_messages` for those
-who ask again, ORPHANS_MAX chunks of a snapshot that wait for their parents.
+which owns the sockets from `start` on. Bounds: the log behind it, `hwm` messages for a subscriber, what `event_replay` keeps
+for those who ask again, ORPHANS_MAX chunks of a snapshot that wait for their parents.
 """
 
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 
 import zmq
 
-from kvpool.clock import Deadline
-from kvpool.config import EventsConfig
+from kvpool.event_options import EventsConfig
 from kvpool.protocol.event_columns import NamespaceNames
-from kvpool.protocol.event_frames import EventForm, WireEvent, batches
+from kvpool.protocol.event_frames import Batch, EventForm, WireEvent, batches
 from kvpool.protocol.snapshot_order import SnapshotOrder
-from kvpool.server.event_sockets import NUMBER, EventSockets, Message
+from kvpool.server.event_replay import NUMBER
+from kvpool.server.event_retelling import Due, Retelling
+from kvpool.server.event_sockets import EventSockets
 from kvpool.server.event_source import EventSource, NamedEvents
 from kvpool.server.probe import PROBE_MODEL
 from kvpool.server.snapshot import LoopStalled
@@ -38,6 +40,8 @@ POLL_MS = 60_000
 RETRY_MS = 200
 STOP_TIMEOUT_S = 5.0
 ORPHANS_MAX = 65_536
+# Twice as many as there can be namespaces: models come and go in a daemon's life.
+TOPICS_MAX = 8192
 # A snapshot that is overtaken by gaps so often is begun again later.
 SNAPSHOT_ATTEMPTS = 3
 # An id behind which no log can go on: the next read is a gap, and everything is told anew.
@@ -64,12 +68,10 @@ class EventPublisher:
         self._host = host
         self._wall_time_s = wall_time_s
         self._form = EventForm(is_positional=config.format == "positional", block_tokens=config.block_tokens)
-        self._retell_interval_s = config.retell_interval
-        self._retell = Deadline(0.0)
+        self._retelling = Retelling(config.retell_interval)
         self._sockets = EventSockets(config, socket_mode)
         self.publish_endpoint = self._sockets.publish_endpoint
         self.replay_endpoint = self._sockets.replay_endpoint
-        self._kept: deque[Message] = deque(maxlen=config.replay_messages)
         self._numbers: dict[str, int] = {}
         self._last = -1
         self._messages = self._events = self._replayed = self._resyncs = self._errors = 0
@@ -108,6 +110,11 @@ class EventPublisher:
         """Let routers with these keys connect from now on, and no others. Any thread."""
         self._sockets.clients = clients
 
+    def problems(self) -> list[str]:
+        """Whether the thread has died, in a line. Any thread."""
+        has_died = self._thread.ident is not None and not self._thread.is_alive() and not self._is_stopping
+        return ["events: the thread of the publisher has died"] if has_died else []
+
     def stats(self) -> dict[str, int]:
         """Counters, by name. Any thread: each is a number at some moment."""
         return {
@@ -138,17 +145,19 @@ class EventPublisher:
 
     def _turn(self) -> None:
         """Wait for work and do some of it."""
-        ready = dict(self._sockets.poller.poll(0 if self._is_behind else POLL_MS))
+        waits = [wait for wait in (POLL_MS, self._sockets.wait_ms, self._retelling.wait_ms) if wait is not None]
+        ready = dict(self._sockets.poller.poll(0 if self._is_behind else min(waits)))
         if self._wake_fd in ready:
             # In this order: a wake between the two would be read away with its flag left up, and no other one would be written.
             os.eventfd_read(self._wake_fd)
             self._is_woken = False
             self._is_behind = True
-        self._replayed += self._sockets.serve(self._kept)
-        if self._sockets.has_asked_for_lost and self._retell_interval_s and self._retell.has_passed():
-            self._sockets.has_asked_for_lost = False
-            self._retell = Deadline(self._retell_interval_s)
+        self._serve()
+        due = self._retelling.take()
+        if due == Due.EVERYTHING:
             self._last, self._is_behind = NOWHERE, True
+        elif due == Due.MARK:
+            self._send_marks()
         if self._is_behind and not self._is_stopping:
             try:
                 self._is_behind = self._publish_some()
@@ -156,9 +165,18 @@ class EventPublisher:
                 log.warning("events wait: %s", error)
                 self._sockets.poller.poll(RETRY_MS)
 
+    def _serve(self) -> None:
+        self._replayed += self._sockets.serve()
+        subscribed, self._sockets.subscribed = self._sockets.subscribed, set()
+        if any(topic.encode().startswith(tuple(subscribed)) for topic in self._numbers):
+            self._retelling.note_newcomer()
+        lost, self._sockets.lost = self._sockets.lost, set()
+        for peer in lost:
+            self._retelling.note_lost(peer)
+
     def _publish_some(self) -> bool:
         """Publish what is new, as much as one read gives. Whether there may be more."""
-        found = self._source.since(self._last)
+        found = self._read_events()
         if found.slice.is_gap:
             self._resync()
         else:
@@ -182,7 +200,7 @@ class EventPublisher:
             if is_first:
                 self._last, is_first = found.page.as_of, False
             while self._last < found.page.as_of:
-                news = self._source.since(self._last)
+                news = self._read_events()
                 if news.slice.is_gap:
                     return False
                 happened = news.slice.events_until(found.page.as_of)
@@ -190,7 +208,7 @@ class EventPublisher:
                 self._tell_events(NamedEvents(happened, news.namespaces))
             names.update(found.namespaces)
             self._tell_chunks(order.admit(found.page.chunks), names)
-            self._replayed += self._sockets.serve(self._kept)
+            self._serve()
             cursor = found.page.cursor
         self._tell_chunks(order.rest(), names)
         return True
@@ -215,12 +233,38 @@ class EventPublisher:
     def _topic_of(self, model: str) -> str:
         return self._topic.format(host=self._host, model=model)
 
+    def _read_events(self) -> NamedEvents:
+        """What is new, after the topics of models that are have begun."""
+        found = self._source.since(self._last)
+        for model in found.models - {PROBE_MODEL}:
+            self._begin(self._topic_of(model))
+        return found
+
+    def _begin(self, topic: str) -> None:
+        if topic not in self._numbers:
+            if len(self._numbers) == TOPICS_MAX:
+                # Its numbers begin anew, with AllBlocksCleared, when it is needed again.
+                del self._numbers[next(iter(self._numbers))]
+            if self._numbers:
+                self._retelling.note_newcomer()
+            self._numbers[topic] = 0
+            self._send_batch(Batch(topic, (self._form.all_cleared(),)))
+
     def _send(self, told: Told) -> None:
         for batch in batches(told):
-            number = self._numbers.get(batch.topic, 0)
-            self._numbers[batch.topic] = number + 1
-            message = (batch.topic.encode(), NUMBER.pack(number), batch.payload(self._wall_time_s()))
-            self._kept.append(message)
-            self._sockets.send(message)
-            self._messages += 1
-            self._events += len(batch.events)
+            self._begin(batch.topic)
+            self._send_batch(batch)
+
+    def _send_batch(self, batch: Batch) -> None:
+        number = self._numbers.pop(batch.topic)
+        self._numbers[batch.topic] = number + 1  # now the last one: the first is the one that is quiet for longest
+        message = (batch.topic.encode(), NUMBER.pack(number), batch.payload(self._wall_time_s()))
+        self._sockets.kept.append(message)
+        self._sockets.send(message)
+        self._messages += 1
+        self._events += len(batch.events)
+
+    def _send_marks(self) -> None:
+        """No event, under the latest number of every topic: who has come sees what it lacks, others have seen that number."""
+        for topic, number in self._numbers.items():
+            self._sockets.send((topic.encode(), NUMBER.pack(number - 1), Batch(topic, ()).payload(self._wall_time_s())))

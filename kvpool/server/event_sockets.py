@@ -1,7 +1,7 @@
 """The publisher's ZMQ sockets: where they are bound, who may connect, and what is asked at replay.
 
-PUB sends messages and waits for nobody: a subscriber that does not read loses what lies beyond the high-water mark. ROUTER
-hands out messages again:
+XPUB, which is PUB to whoever connects, sends messages and waits for nobody: a subscriber that does not read loses what lies
+beyond the high-water mark. It says what is subscribed to. ROUTER hands out messages again:
 
     ask     [b"", number]           or [b"", number, topic]       number := u64, big endian: the first one wanted
     answer  [b"", topic, number, payload] for each that is kept, then [b"", b"", -1 as 8 bytes, b""]
@@ -15,18 +15,17 @@ One thread: whoever made the sockets hands them over before it starts.
 import binascii
 import os
 import struct
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import zmq
 from zmq.utils import z85
 
 from kvpool.addresses import ZmqAddress
-from kvpool.config import EventsConfig
 from kvpool.errors import ConfigError
+from kvpool.event_options import EventsConfig
+from kvpool.ownership import fault_of_directory, make_directory
+from kvpool.server.event_replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, KeptMessages, Message, Replays
 
-Message = tuple[bytes, bytes, bytes]
-NUMBER = struct.Struct(">Q")
 END_OF_REPLAY = struct.pack(">q", -1)
 REQUEST_BYTES_MAX = 4096
 REQUESTS_WAITING_MAX = 64
@@ -36,7 +35,11 @@ _ZAP_REQUEST_FRAMES = 7
 
 
 class EventSockets:
-    """PUB, and where it is wanted ROUTER, bound. `close` ends them."""
+    """XPUB, and where it is wanted ROUTER, bound. `close` ends them.
+
+    `kept` has the messages that can be asked for again; `lost` those who asked for others, and `subscribed` what was subscribed
+    to, since somebody looked last.
+    """
 
     def __init__(self, config: EventsConfig, socket_mode: int) -> None:
         """Raises OSError, naming the option, when an address cannot be bound, ConfigError for keys that are none."""
@@ -50,20 +53,19 @@ class EventSockets:
         self.poller = zmq.Poller()
         self.refused_clients = 0
         self.bad_requests = 0
-        self.unsent_replays = 0
-        self.has_asked_for_lost = (
-            False  # somebody wanted a message that is not kept any more; whoever reads it resets it
-        )
+        self.kept = KeptMessages(config.replay_messages, config.buffer)
+        self._replays = Replays(self.kept, self._replay_to)
+        self.lost: set[bytes] = set()
+        self.subscribed: set[bytes] = set()
         try:
             if self._secret:
                 self._zap = self._context.socket(zmq.REP)
                 self._zap.bind(_ZAP_ENDPOINT)
                 self.poller.register(self._zap, zmq.POLLIN)
-            self._publish = self._bound(zmq.PUB, "events.publish", config.publish, config.hwm, socket_mode)
+            self._publish = self._bound(zmq.XPUB, "events.publish", config.publish, config.hwm, socket_mode)
+            self.poller.register(self._publish, zmq.POLLIN)
             if config.replay is not None:
-                room = config.replay_messages + 16
-                self._replay = self._bound(zmq.ROUTER, "events.replay", config.replay, room, socket_mode)
-                self.poller.register(self._replay, zmq.POLLIN)
+                self._replay = self._bound(zmq.ROUTER, "events.replay", config.replay, PEER_MESSAGES_MAX, socket_mode)
         except BaseException:
             self.close()
             raise
@@ -78,21 +80,37 @@ class EventSockets:
         """Where messages can be asked for again; empty where they cannot."""
         return "" if self._replay is None else _endpoint_of(self._replay)
 
+    @property
+    def unsent_replays(self) -> int:
+        """Replays that ended early: the peer had gone, did not read, or asked for something else."""
+        return self._replays.unsent_replays
+
+    @property
+    def wait_ms(self) -> int | None:
+        """In how long there may be something to do that the poller does not tell of; None: in no time."""
+        return self._replays.wait_ms
+
     def send(self, message: Message) -> None:
         """Give a message to every subscriber that has room for it."""
         self._publish.send_multipart(message, zmq.NOBLOCK)
 
-    def serve(self, kept: Iterable[Message]) -> int:
+    def serve(self) -> int:
         """Answer who has asked for messages again or wants to be let in. Returns how many messages were handed out."""
         if self._zap is not None:
             while self._zap.poll(0):
                 self._zap.send_multipart(self._judge(self._zap.recv_multipart()))
-        replayed = 0
-        if self._replay is not None:
-            for _ in range(REQUESTS_WAITING_MAX):
-                if not self._replay.poll(0):
-                    break
-                replayed += self._replay_to(self._replay, self._replay.recv_multipart(), kept)
+        for _ in range(REQUESTS_WAITING_MAX):
+            if not self._publish.poll(0):
+                break
+            self._note_subscription(self._publish.recv_multipart())
+        if self._replay is None:
+            return 0
+        for _ in range(REQUESTS_WAITING_MAX):
+            if not self._replays.has_room or not self._replay.poll(0):
+                break
+            self._take_request(self._replay.recv_multipart())
+        replayed = self._replays.go_on()
+        self.poller.register(self._replay, zmq.POLLIN if self._replays.has_room else 0)
         return replayed
 
     def close(self) -> None:
@@ -110,16 +128,16 @@ class EventSockets:
         made.setsockopt(zmq.IPV6, int("[" in address.endpoint))
         if kind == zmq.ROUTER:
             made.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            # Who does not read does not answer these either, and is disconnected with what waits for it.
+            made.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
+            made.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(HEARTBEAT_S * 1000))
+        else:
+            made.setsockopt(zmq.XPUB_VERBOSE, 1)
         if self._secret:
             made.setsockopt(zmq.CURVE_SERVER, 1)
             made.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
             made.setsockopt(zmq.ZAP_DOMAIN, b"kvpool")
-        try:
-            made.bind(address.endpoint)
-        except zmq.ZMQError as error:
-            raise OSError(error.errno, f"{option} {address} cannot be bound: {error.strerror}") from error
-        if address.endpoint.startswith("ipc://"):
-            os.chmod(address.endpoint.removeprefix("ipc://"), socket_mode)
+        _bind(made, option, address, socket_mode, is_guarded=bool(self._secret))
         return made
 
     def _judge(self, request: list[bytes]) -> list[bytes]:
@@ -130,30 +148,55 @@ class EventSockets:
         status = [b"200", b"OK"] if is_known else [b"400", b"no such key"]
         return [b"1.0", identity, *status, b"", b""]
 
-    def _replay_to(self, replay: "zmq.Socket[bytes]", request: list[bytes], kept: Iterable[Message]) -> int:
+    def _note_subscription(self, frames: list[bytes]) -> None:
+        """XPUB tells of each: 1, or 0 where it ends, and the beginning of topics. Subscribers can send other things too."""
+        if len(frames) != 1 or frames[0][:1] not in (b"\0", b"\1"):
+            self.bad_requests += 1
+        elif frames[0][:1] == b"\1":
+            self.subscribed.add(frames[0][1:])
+
+    def _take_request(self, request: list[bytes]) -> None:
         is_request = 3 <= len(request) <= 4 and request[1] == b"" and len(request[2]) == NUMBER.size
         if not is_request:
             self.bad_requests += 1
-            return 0
-        identity, (first,) = request[0], NUMBER.unpack(request[2])
+            return
+        peer, (first,) = request[0], NUMBER.unpack(request[2])
         topic = request[3] if len(request) == 4 else None
-        oldest = {message[0]: NUMBER.unpack(message[1])[0] for message in reversed(tuple(kept))}
-        self.has_asked_for_lost |= any(first < number for name, number in oldest.items() if topic in (None, name))
-        sent = 0
+        if self.kept.has_lost(first, topic):
+            self.lost.add(peer)
+        self._replays.begin(peer, first, topic)
+
+    def _replay_to(self, peer: bytes, message: Message | None) -> bool:
+        assert self._replay is not None
+        frames = (b"", END_OF_REPLAY, b"") if message is None else message
         try:
-            for message in _from(kept, first, topic):
-                replay.send_multipart([identity, b"", *message], zmq.NOBLOCK)
-                sent += 1
-            replay.send_multipart([identity, b"", b"", END_OF_REPLAY, b""], zmq.NOBLOCK)
-        except zmq.ZMQError:  # it has gone, or does not read what it asked for
-            self.unsent_replays += 1
-        return sent
+            self._replay.send_multipart([peer, b"", *frames], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            raise ConnectionResetError(error.errno, "the peer has gone") from error
+        return True
 
 
-def _from(kept: Iterable[Message], first: int, topic: bytes | None) -> Iterator[Message]:
-    return (
-        message for message in kept if NUMBER.unpack(message[1])[0] >= first and (topic is None or message[0] == topic)
-    )
+def _bind(made: "zmq.Socket[bytes]", option: str, address: ZmqAddress, socket_mode: int, *, is_guarded: bool) -> None:
+    """A socket of the file system is made with its rights: nobody can connect before they are there."""
+    path = address.endpoint.removeprefix("ipc://") if address.endpoint.startswith("ipc://") else ""
+    if path:
+        directory = str(Path(path).parent)
+        make_directory(directory)
+        fault = "" if is_guarded else fault_of_directory(directory)
+        if fault:
+            raise ConfigError([f"{option} is {address}, where others could put a socket of their own: {fault}"])
+    umask = os.umask(0o777 & ~socket_mode) if path else None
+    try:
+        made.bind(address.endpoint)
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, f"{option} {address} cannot be bound: {error.strerror}") from error
+    finally:
+        if umask is not None:
+            os.umask(umask)
+    if path:
+        os.chmod(path, socket_mode)
 
 
 def _endpoint_of(bound: "zmq.Socket[bytes]") -> str:

@@ -23,10 +23,12 @@ HEADERS_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class NamedEvents:
-    """Events, and the namespaces that they name."""
+    """Events, and the namespaces that they name. `models`: all, where one of the `opened` is new since the last read."""
 
     slice: EventSlice
     namespaces: NamespaceNames
+    models: frozenset[str] = frozenset()
+    opened: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class EventSource:
         self._namespaces = namespaces
         self._last = -1
         self._cursor = 0
+        self._opened = 0
         self.late_pages = 0
         self._events = LoopReader(loop, self._read_events, READ_TIMEOUT_S)
         self._pages = LoopReader(loop, self._read_page, READ_TIMEOUT_S)
@@ -56,7 +59,9 @@ class EventSource:
     def since(self, last: int) -> NamedEvents:
         """The events behind id `last`. Raises LoopStalled."""
         self._last = last
-        return self._events.read()
+        found = self._events.read()
+        self._opened = found.opened
+        return found
 
     def snapshot(self, cursor: int) -> NamedPage:
         """A page of a snapshot, with the token ids that the disk gives in time. Raises LoopStalled."""
@@ -73,7 +78,10 @@ class EventSource:
 
     def _read_events(self) -> NamedEvents:
         found = self._journal.since(b"", self._last)
-        return NamedEvents(found, self._names(event.namespace for event in found.events))
+        names = self._names(event.namespace for event in found.events)
+        opened = self._namespaces.opened
+        models = frozenset(one.model for one in self._namespaces.all()) if opened != self._opened else frozenset()
+        return NamedEvents(found, names, models, opened)
 
     def _read_page(self) -> NamedPage:
         page = self._journal.snapshot(self._cursor, is_urgent=True)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Protocol
 
 from kvpool import failpoint
-from kvpool.errors import LayoutMismatch, ProtocolError, Refused, SocketInUse
+from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused, SocketInUse
+from kvpool.ownership import fault_of_place, make_directory, peer_of
 from kvpool.protocol import frames
 from kvpool.protocol import messages as m
 
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 HELLO_BYTES_MAX = 4096
-_PEERCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59  # Python has no name for it
 _GROUPS_BYTES_MAX = 1024  # as much as Python asks the kernel for
 _ACCEPT_PAUSE_S = 0.1
@@ -78,8 +78,9 @@ class LocalSocket:
     """
 
     def __init__(self, path: str, *, mode: int, handshake_timeout_s: float, on_refused: OnRefused) -> None:
-        """Take the place of the socket. `on_refused` hears of each handshake that was refused or failed. Raises SocketInUse, or
-        OSError when the directory cannot be used.
+        """Take the place of the socket. `on_refused` hears of each handshake that was refused or failed.
+
+        Raises SocketInUse, ConfigError (a stranger's directory) or OSError (one of no use).
         """
         self._path = path
         self._mode = mode
@@ -88,7 +89,7 @@ class LocalSocket:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.refused_connections = 0
-        Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _make_place(str(Path(path).parent))
         self._lock_fd = _lock(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -156,7 +157,7 @@ class LocalSocket:
                 continue
             is_pausing = False
             try:
-                peer = _peer_of(accepted)
+                peer = _identify(accepted)
                 places.begin(peer)
             except (Refused, OSError) as error:
                 self._refuse_full(accepted, error)
@@ -237,9 +238,8 @@ async def _receive_hello(accepted: socket.socket) -> m.Hello:
     return hello
 
 
-def _peer_of(accepted: socket.socket) -> Peer:
-    credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-    pid, uid, gid = _PEERCRED.unpack(credentials)
+def _identify(accepted: socket.socket) -> Peer:
+    pid, uid, gid = peer_of(accepted)
     return Peer(pid, uid, gid, _groups_of(accepted))
 
 
@@ -249,6 +249,14 @@ def _groups_of(accepted: socket.socket) -> tuple[int, ...]:
     except OSError:  # a kernel before 4.13, or a process in more groups than that: none of them counts
         return ()
     return tuple(group for (group,) in struct.iter_unpack("I", packed))
+
+
+def _make_place(directory: str) -> None:
+    """The socket's directory. Raises ConfigError where somebody else made it: who finds the socket there would find theirs."""
+    make_directory(directory)
+    fault = fault_of_place(directory)
+    if fault:
+        raise ConfigError([f"server.socket cannot be there: {fault}"])
 
 
 def _unpublished(path: str) -> str:

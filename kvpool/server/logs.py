@@ -10,11 +10,11 @@ import os
 from collections.abc import Mapping
 from typing import TextIO
 
+from kvpool.escaping import escaped
+
 # Of syslog: what the journal filters by.
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 ERROR_PRIORITY = f"<{PRIORITIES[logging.ERROR]}>"
-_ESCAPES = {number: f"\\x{number:02x}" for number in (*range(0x20), 0x7F, *range(0x80, 0xA0))}
-_ESCAPES |= {ord("\t"): "\\t", ord("\n"): "\\n", ord("\r"): "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 class LineFormatter(logging.Formatter):
@@ -22,7 +22,7 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The lines."""
-        message = record.getMessage().translate(_ESCAPES)
+        message = escaped(record.getMessage())
         lines = [f"{record.name} {message}"]
         if record.exc_info:
             lines += self.formatException(record.exc_info).splitlines()

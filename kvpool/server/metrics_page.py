@@ -10,7 +10,8 @@ from kvpool.server.metric_definitions import PROCESS_METRICS, SECTIONS, Metric, 
 HEAD = """\
 # Metrics
 
-What `kvpoold` exports when `server.metrics` names a loopback address (see [configs/kvpool.toml](../configs/kvpool.toml)):
+What `kvpoold` exports when `server.metrics` names a loopback address, or `server.metrics_socket` a unix socket (see
+[configs/kvpool.toml](../configs/kvpool.toml)):
 
 | path | answers |
 |---|---|
@@ -18,7 +19,13 @@ What `kvpoold` exports when `server.metrics` names a loopback address (see [conf
 | `/healthz` | 200 while the daemon can do its work, else 503; JSON with the problems, one line each |
 | `/readyz` | 200 while requests are served, else 503: before the socket is there, and while draining |
 
-A scrape is one snapshot of one moment. Where the control thread does not answer within 2 s, all three answer 503.
+A scrape is one snapshot of one moment, rendered at most once a second. Where the control thread does not answer within 2 s,
+all three answer 503. A connection that has not asked within a second is cut, and gives way to others before that; 50 are
+accepted in a second. Whoever may reach the address can use these up; the unix socket has the rights of `server.socket_mode`:
+
+```
+curl --unix-socket /run/kvpool/metrics.sock http://kvpool/healthz
+```
 
 ```yaml
 scrape_configs:

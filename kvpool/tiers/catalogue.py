@@ -76,6 +76,7 @@ class Catalogue:
         self._bytes_pending = 0  # guarded by _lock
         self._writing = 0  # changes of the batch under way; guarded by _lock
         self._is_stopping = False  # guarded by _lock
+        self._is_running = False  # whether the thread is at work; guarded by _lock
         self._checkpoint_asked = 1  # guarded by _lock; the first one is the opening's
         self._checkpoint_done = 0  # guarded by _lock
         self._lost: list[tuple[bytes, int]] = []  # guarded by _lock
@@ -143,6 +144,7 @@ class Catalogue:
         assert self.failure is not None
         if self._thread is not None:
             self._thread.join()
+        self._is_running = True  # before the failure is forgotten: a thread that rests has not died
         self.failure = None
         self._start(checkpoint_s, must_reopen=True)
 
@@ -170,6 +172,11 @@ class Catalogue:
         """Queue a removal."""
         return self._queue(key, None)
 
+    @property
+    def has_died(self) -> bool:
+        """Whether the writing thread has ended though nobody told it to and nothing failed. Any thread."""
+        return self._thread is not None and not self._is_running and self.failure is None and not self._is_stopping
+
     def take_lost(self) -> list[tuple[bytes, int]]:
         """Keys and generations of chunks that a failure has made uncertain, once: they are to be forgotten."""
         with self._lock:
@@ -183,7 +190,7 @@ class Catalogue:
             self._checkpoint_asked += 1
             wanted = self._checkpoint_asked
             self._changed.notify_all()
-            while self._checkpoint_done < wanted and self.failure is None and not deadline.has_passed():
+            while self._checkpoint_done < wanted and self._is_running and not deadline.has_passed():
                 self._changed.wait(deadline.remaining_s())
             return self._checkpoint_done >= wanted and self.failure is None and not self._left_out
 
@@ -205,7 +212,8 @@ class Catalogue:
 
     def _start(self, checkpoint_s: float, *, must_reopen: bool) -> None:
         arguments = (checkpoint_s, must_reopen)
-        self._thread = threading.Thread(target=self._run, args=arguments, name="kvpool-catalogue", daemon=True)
+        self._is_running = True
+        self._thread = threading.Thread(target=self._run_to_end, args=arguments, name="kvpool-catalogue", daemon=True)
         self._thread.start()
 
     def _queue(self, key: bytes, value: bytes | Touch | None, chunk_bytes: int = 0) -> bool:
@@ -226,6 +234,14 @@ class Catalogue:
             if len(self._pending) == 1:
                 self._changed.notify_all()
         return True
+
+    def _run_to_end(self, checkpoint_s: float, must_reopen: bool) -> None:
+        try:
+            self._run(checkpoint_s, must_reopen)
+        finally:  # whoever waits for a checkpoint must not wait for a thread that is no more
+            with self._lock:
+                self._is_running = False
+                self._changed.notify_all()
 
     def _run(self, checkpoint_s: float, must_reopen: bool) -> None:
         due = Deadline(checkpoint_s)

@@ -8,26 +8,36 @@ LMDB maps its file, so that a truncated one kills who reads it; the child does, 
 the catalogue stops a daemon from dying of it again and again. Blocks: for an executor, not for the control thread.
 """
 
+import contextlib
 import logging
 import os
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import lmdb
 
 import kvpool_native
+from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
+from kvpool.tiers import catalogue_check
 from kvpool.tiers.catalogue_check import TABLES_MAX
+from kvpool.tiers.catalogue_rows import ROW_BYTES
 from kvpool.tiers.ssd_identity import EPOCH_BYTES, NamespaceRecord, unpack_namespace
 
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
+# What reading may take beside what its size takes. Measured on two busy cores: 4 million rows, 1.1 GB, in 7 s, 1.8 s of CPU.
 CHECK_TIMEOUT_S = 60.0
+CHECK_BYTES_PER_S = 25e6
+STOP_POLL_S = 0.2
+# All that the child gets of this process's environment: where the interpreter's own libraries are.
+CHILD_VARIABLES = ("LD_LIBRARY_PATH",)
 OPENINGS_MAX = 3
 META_KEY = b"catalogue"
 # Present where rows of an earlier life are lacking: the next opening rebuilds them from the slots.
@@ -47,6 +57,13 @@ DAMAGE = (
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
 )
+_CHILD_BEGINNING = """\
+import runpy, sys
+library, script = sys.argv[1:3]
+del sys.argv[1:3]
+sys.path.append(library)
+runpy.run_path(script, run_name="__main__")
+"""
 _MARKER = "catalogue.opening"
 _BLOCK_BYTES = 512
 
@@ -76,8 +93,15 @@ class NewerFormat(KVPoolError):
     """A later version wrote this catalogue. It is left as it is."""
 
 
-def examine(path: Path, bytes_max: int) -> Examined:
-    """Read the catalogue at `path` through a child. Raises NewerFormat, and OSError where the directory cannot be used."""
+class ExaminationStopped(KVPoolError):
+    """The daemon ends before the catalogue is read. It is left as it is."""
+
+
+def examine(path: Path, bytes_max: int, is_stopping: Callable[[], bool] = lambda: False) -> Examined:
+    """Read the catalogue at `path` through a child.
+
+    Raises NewerFormat, ExaminationStopped once `is_stopping` says so, and OSError where the directory cannot be used.
+    """
     if not os.path.lexists(path):
         return Examined()
     found: Found | None = None
@@ -87,7 +111,7 @@ def examine(path: Path, bytes_max: int) -> Examined:
     elif openings >= OPENINGS_MAX:
         problem = f"{openings} openings ended before their first checkpoint"
     else:
-        rows, problem = _read_in_child(path)
+        rows, problem = _read_in_child(path, is_stopping)
         if not problem:
             found, problem = _read_the_rest(path, rows)
     if problem:
@@ -154,26 +178,53 @@ def _foreign_in(path: Path) -> str:
     return "" if (path / "data.mdb").exists() else "it has no data.mdb"
 
 
-def _read_in_child(path: Path) -> tuple[bytes, str]:
-    """All rows, or what is wrong."""
+def _read_in_child(path: Path, is_stopping: Callable[[], bool]) -> tuple[bytes, str]:
+    """All rows, or what is wrong. Raises ExaminationStopped."""
     fd = os.memfd_create("kvpool-catalogue-rows", os.MFD_CLOEXEC)
+    limit_s = CHECK_TIMEOUT_S + _blocks_in(path) * _BLOCK_BYTES / CHECK_BYTES_PER_S
     try:
-        command = [sys.executable, "-m", "kvpool.tiers.catalogue_check", str(path), str(fd)]
-        try:
-            done = subprocess.run(  # noqa: S603 - this interpreter, a module of ours, a path of the configuration
-                command, capture_output=True, timeout=CHECK_TIMEOUT_S, check=False, pass_fds=(fd,)
-            )
-        except subprocess.TimeoutExpired:
-            return b"", f"it could not be read within {CHECK_TIMEOUT_S:g} s"
-        words = done.stdout.split()
-        if done.returncode != 0 or len(words) != 2 or words[0] != b"ok":
-            last = done.stderr.decode(errors="replace").strip().splitlines()
-            return b"", f"reading it ended with {done.returncode}: {last[-1] if last else 'no word'}"
+        with subprocess.Popen(  # noqa: S603 - this interpreter, a script of ours, a path of the configuration
+            _child_command(path, fd),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(fd,),
+            cwd="/",
+            env={name: os.environ[name] for name in CHILD_VARIABLES if name in os.environ},
+        ) as child:
+            try:
+                told, complaints = _wait_for(child, Deadline(limit_s), is_stopping)
+            except subprocess.TimeoutExpired:
+                return b"", f"it could not be read within {limit_s:.0f} s"
+            finally:
+                child.kill()
+        words = told.split()
+        if child.returncode != 0 or len(words) != 2 or words[0] != b"ok":
+            last = complaints.decode(errors="replace").strip().splitlines()
+            return b"", f"reading it ended with {child.returncode}: {last[-1] if last else 'no word'}"
         with open(fd, "rb", closefd=False) as file:
             file.seek(0)
             return file.read(), ""
     finally:
         os.close(fd)
+
+
+def _child_command(path: Path, fd: int) -> list[str]:
+    """Isolated: nothing is imported from where the daemon was started or its variables point; lmdb is the one used here."""
+    lmdb_at = str(Path(lmdb.__file__).parent.parent)
+    arguments = [lmdb_at, catalogue_check.__file__, str(path), str(fd), str(ROW_BYTES)]
+    return [sys.executable, "-I", "-c", _CHILD_BEGINNING, *arguments]
+
+
+def _wait_for(
+    child: "subprocess.Popen[bytes]", deadline: Deadline, is_stopping: Callable[[], bool]
+) -> tuple[bytes, bytes]:
+    """What the child wrote. Raises TimeoutExpired and ExaminationStopped."""
+    while not deadline.has_passed():
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on: look whether it is still wanted
+            return child.communicate(timeout=min(STOP_POLL_S, deadline.remaining_s()))
+        if is_stopping():
+            raise ExaminationStopped("the daemon is stopping, its catalogue is left as it is")
+    return child.communicate(timeout=0.0)
 
 
 def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:

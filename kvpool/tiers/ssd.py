@@ -17,7 +17,6 @@ import os
 import shutil
 import threading
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
 import lmdb
@@ -45,7 +44,7 @@ from kvpool.tiers.ssd_segments import (
     remove_misfits,
     remove_segments,
 )
-from kvpool.tiers.ssd_status import SsdStatus
+from kvpool.tiers.ssd_status import SsdStatus, TierState
 
 log = logging.getLogger(__name__)
 
@@ -56,15 +55,6 @@ ERRORS_UNTIL_OFFLINE = 8
 SILENT_S = 1.0
 # How long the end waits for a disk, once for the segment files and once for the catalogue.
 CLOSE_TIMEOUT_S = 10.0
-
-
-class TierState(IntEnum):
-    """Whether the tier can be used; see the module's head."""
-
-    STARTING = 0
-    OK = 1
-    READONLY = 2
-    OFFLINE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +176,7 @@ class SsdTier:
         if have_other_sizes(plan):
             log.warning("the ssd tier begins anew: its files are of another ssd.segment or ssd.capacity")
             _forget_everything(plan.path)
-        found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes).found
+        found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes, self._is_stopping.is_set).found
         identity = Identity(found.epoch, found.namespaces) if found else read_identity(plan.path)
         if identity is None:
             _forget_everything(plan.path)
@@ -311,6 +301,11 @@ class SsdTier:
     def has_failed_catalogue(self) -> bool:
         """Whether the catalogue, or a sync of the data, has failed and was not tried again yet."""
         return self._catalogue is not None and self._catalogue.failure is not None
+
+    def problems(self) -> list[str]:
+        """Threads that have died, one line each. Any thread."""
+        owners = {"catalogue": self._catalogue, "headers": self.headers}
+        return [f"ssd: the thread of the {name} has died" for name, one in owners.items() if one and one.has_died]
 
     @property
     def can_be_tried_again(self) -> bool:

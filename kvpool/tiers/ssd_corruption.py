@@ -1,7 +1,7 @@
 """Corruption guard: chunks of the SSD tier that differed, and when that is too many to be chance.
 
-One bad chunk is a miss. CHUNKS within WINDOW_S say that the disk, or the way to it, changes bytes: nothing more is written there
-for REST_S, and the tier counts as unhealthy as long, and then until it is tried again without another.
+One bad chunk is a miss. CHUNKS within WINDOW_S say that the disk, or the way to it, changes bytes: nothing more is written
+there for REST_S, and the tier counts as unhealthy as long, and then until it is tried again without another.
 
 Any thread may ask; the control thread notes. `now_ns` is an argument.
 """

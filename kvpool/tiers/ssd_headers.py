@@ -77,6 +77,12 @@ class SsdHeaders:
                 self._thread.start()
         return answer
 
+    @property
+    def has_died(self) -> bool:
+        """Whether the reading thread has ended though nobody told it to: what is asked is never answered. Any thread."""
+        thread = self._thread
+        return thread is not None and not thread.is_alive() and not self._is_closed
+
     def stats(self) -> dict[str, int]:
         """Counters, by name."""
         return {"events.headers_read": self.read_headers, "events.headers_refused": self.refused_questions}

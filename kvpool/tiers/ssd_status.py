@@ -26,3 +26,12 @@ class SsdStatus(IntEnum):
     def is_corruption(self) -> bool:
         """Whether the bytes on disk are not the chunk's."""
         return SsdStatus.BAD_MAGIC <= self <= SsdStatus.SHORT_READ
+
+
+class TierState(IntEnum):
+    """Whether the tier can be used; see `ssd`."""
+
+    STARTING = 0
+    OK = 1
+    READONLY = 2
+    OFFLINE = 3

@@ -20,10 +20,10 @@ from tests.hostile.daemon_watch import private_bytes
 from tests.hostile.raw_clients import engine, keys_of
 from tests.hostile.raw_clients import store as store_raw
 from tests.payload import load_all, store, tokens_of
-from tests.publishing import connected, expected, known, router_of
-from tests.router import Router
+from tests.publishing import connected, expected, known, local_events, router_of
+from tests.router import Router, decode
 
-LOOPBACK = "tcp://127.0.0.1:0"
+LOOPBACK = {"events__publish": "tcp://127.0.0.1:0", "events__replay": "tcp://127.0.0.1:0"}
 CHUNK = SMALL.chunk_tokens
 CHURN_S = 1.0
 ATTEMPTS_MAX = 3
@@ -33,11 +33,11 @@ SLOW_BYTES_MAX = 24 << 20
 
 
 @pytest.fixture
-def publish(start_daemon: Callable[..., Daemon]) -> Callable[..., Daemon]:
+def publish(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
     """Starts daemons that publish."""
 
     def start(**options: str) -> Daemon:
-        return start_daemon(**{"events__publish": LOOPBACK, "events__replay": LOOPBACK, **options})
+        return start_daemon(**{**local_events(tmp_path), **options})
 
     return start
 
@@ -52,7 +52,7 @@ def test_a_router_knows_what_the_daemon_has_in_both_tiers(
 ) -> None:
     daemon = publish(
         events__format=form, dram__capacity="1MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="32MiB",
-        ssd__watermark="0",
+        ssd__watermark="0", events__retell_interval="0s",
     )  # fmt: skip
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     with daemon.connect() as pool, router_of(daemon) as router:
@@ -100,20 +100,20 @@ def test_blocks_that_do_not_cut_a_chunk_leave_it_whole(publish: Callable[..., Da
 
 
 def test_who_comes_late_asks_for_what_was_and_has_it(publish: Callable[..., Daemon]) -> None:
-    daemon = publish()
+    daemon = publish(events__retell_interval="0s")
     with daemon.connect() as pool, daemon.connect(model="other") as other:
         for number in range(5):
             store(pool, pool.keys(tokens_of(number, CHUNK * 4)))
             store(other, other.keys(tokens_of(number, CHUNK * 2)))
         with router_of(daemon, topic="none of these") as router:
-            wait_until(lambda: len(router.replay(0)) >= 10, "everything has been published")
+            wait_until(lambda: len(router.replay(0)) >= 12, "everything has been published")
             topics = {topic for topic, _, _ in router.replay(0)}
             mine = next(topic for topic in topics if topic.endswith("@test-model"))
             assert mine.startswith("kv@")
-            assert [number for topic, number, _ in router.replay(0) if topic == mine] == list(range(5))
-            assert [number for _, number, _ in router.replay(3, mine)] == [3, 4]
-            assert router.replay(5, mine) == router.replay(1 << 63) == []
-            assert router.catch_up(mine, only=True) == 5
+            assert [number for topic, number, _ in router.replay(0) if topic == mine] == list(range(6))
+            assert [number for _, number, _ in router.replay(4, mine)] == [4, 5]
+            assert router.replay(6, mine) == router.replay(1 << 63) == []
+            assert router.catch_up(mine, only=True) == 6
             assert known(router) == expected(daemon)
 
 
@@ -122,8 +122,8 @@ def test_kept_messages_are_bounded_and_what_is_missing_shows(publish: Callable[.
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:
         for number in range(8):
             store(pool, pool.keys(tokens_of(number, CHUNK)))
-            wait_until(lambda n=number: daemon.stats()["events.published_messages"] == n + 1, "it is published")
-        assert [number for _, number, _ in router.replay(0)] == [5, 6, 7]
+            wait_until(lambda n=number: daemon.stats()["events.published_messages"] == n + 2, "it is published")
+        assert [number for _, number, _ in router.replay(0)] == [6, 7, 8]
 
 
 def test_a_router_that_comes_later_than_messages_reach_back_is_told_everything(publish: Callable[..., Daemon]) -> None:
@@ -131,7 +131,7 @@ def test_a_router_that_comes_later_than_messages_reach_back_is_told_everything(p
     with daemon.connect() as pool:
         for number in range(8):
             store(pool, pool.keys(tokens_of(number, CHUNK * 3)))
-            wait_until(lambda n=number: daemon.stats()["events.published_messages"] == n + 1, "it is published")
+            wait_until(lambda n=number: daemon.stats()["events.published_messages"] == n + 2, "it is published")
         with router_of(daemon) as router:
             router.index.is_strict = False
 
@@ -150,7 +150,7 @@ def test_nothing_is_told_anew_where_that_is_not_wanted(publish: Callable[..., Da
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:
         for number in range(3):
             store(pool, pool.keys(tokens_of(number, CHUNK)))
-            wait_until(lambda n=number: daemon.stats()["events.published_messages"] == n + 1, "it is published")
+            wait_until(lambda n=number: daemon.stats()["events.published_messages"] == n + 2, "it is published")
         for _ in range(3):
             assert len(router.replay(0)) == 1
         assert daemon.stats()["events.resyncs"] == 0
@@ -161,7 +161,9 @@ def test_ids_that_are_not_kept_are_not_published(publish: Callable[..., Daemon])
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:
         store(pool, pool.keys(tokens_of(1, CHUNK * 4)))
         wait_until(lambda: daemon.stats()["events.written"] == 2, "the store is written down")
-        assert router.replay(0) == []
+        assert [event["type"] for _, _, payload in router.replay(0) for event in decode(payload)[1]] == [
+            "AllBlocksCleared"
+        ]
 
 
 BAD_REQUESTS = (
@@ -262,7 +264,7 @@ def _with_keys(tmp_path: Path) -> dict[str, str]:
 def test_with_keys_only_known_routers_are_let_in(
     publish: Callable[..., Daemon], tmp_path: Path, curve: dict[str, tuple[bytes, bytes]]
 ) -> None:
-    daemon = publish(**_with_keys(tmp_path))
+    daemon = publish(**LOOPBACK, **_with_keys(tmp_path))
     server = curve["daemon"][0]
     with (
         daemon.connect() as pool,
@@ -298,7 +300,7 @@ def test_a_socket_of_the_file_system_has_the_rights_of_the_daemons(
 
 def test_keys_that_are_none_are_refused_at_the_start(tmp_path: Path, curve: dict[str, tuple[bytes, bytes]]) -> None:
     options = {key.replace("__", "."): value for key, value in _with_keys(tmp_path).items()}
-    command = Daemon(tmp_path, **{"events.publish": LOOPBACK, **options}).command()
+    command = Daemon(tmp_path, **{"events.publish": "tcp://127.0.0.1:0", **options}).command()
     bad = {"secret": [b"", b"\0" * 40], "clients": [b"", b"x" * 40 + b"\n" + b"yy" * 19 + b"\n"]}
     for name, contents in bad.items():
         kept = (tmp_path / name).read_bytes()
@@ -312,10 +314,10 @@ def test_keys_that_are_none_are_refused_at_the_start(tmp_path: Path, curve: dict
 
 
 def test_an_address_in_use_is_named(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
-    daemon = start_daemon(events__publish=LOOPBACK)
+    daemon = start_daemon(**LOOPBACK, events__insecure="true")
     with daemon.admin() as admin:
         taken = admin.info()["events"]
-    other = Daemon(tmp_path, **{"events.publish": taken})
+    other = Daemon(tmp_path, **{"events.publish": taken, "events.insecure": "true"})
     ended = subprocess.run(other.command(), capture_output=True, text=True, timeout=20)
     assert ended.returncode == 1
     assert f"events.publish {taken} cannot be bound" in ended.stderr
@@ -324,7 +326,7 @@ def test_an_address_in_use_is_named(start_daemon: Callable[..., Daemon], tmp_pat
 def test_an_idle_publisher_does_not_turn(publish: Callable[..., Daemon]) -> None:
     daemon = publish()
     with daemon.admin() as admin:
-        assert admin.info()["events"].startswith("tcp://127.0.0.1:")
+        assert admin.info()["events"].startswith("ipc://")
     assert daemon.process is not None
 
     def switches() -> int:

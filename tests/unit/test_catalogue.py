@@ -1,5 +1,6 @@
 """The catalogue: what it keeps, what a failure makes of it, and what it does with files that are not its own."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import lmdb
 import numpy as np
 import pytest
 
-from kvpool.tiers import catalogue_open, catalogue_rows
+from kvpool.tiers import catalogue_check, catalogue_open, catalogue_rows
 from kvpool.tiers.catalogue import Catalogue
 from kvpool.tiers.catalogue_rows import ROW_BYTES, Row, Touch
 from kvpool.tiers.ssd_identity import Identity, new_epoch, read_identity, write_identity
@@ -288,18 +289,67 @@ def test_the_child_writes_every_row_and_says_so(open_catalogue: Callable[..., Ca
         catalogue.put(row_of(number))
     assert catalogue.close(10.0)
     with open(tmp_path / "rows", "w+b") as file:
-        command = [
-            sys.executable,
-            "-m",
-            "kvpool.tiers.catalogue_check",
-            str(tmp_path / "catalogue"),
-            str(file.fileno()),
-        ]
+        command = [sys.executable, "-I", catalogue_check.__file__, str(tmp_path / "catalogue"), str(file.fileno())]
+        command.append(str(ROW_BYTES))
         done = subprocess.run(command, pass_fds=(file.fileno(),), capture_output=True, timeout=WAIT_S, check=True)
     assert done.stdout == b"ok 5\n"
     rows = np.fromfile(tmp_path / "rows", catalogue_rows.ROW)
     assert rows.nbytes == 5 * ROW_BYTES
     assert sorted(bytes(key) for key in rows["key"]) == sorted(key_of(number) for number in range(5))
+
+
+def test_the_child_imports_nothing_from_where_the_daemon_was_started(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue = open_catalogue()
+    catalogue.put(row_of(1))
+    assert catalogue.close(10.0)
+    trap, sprung = tmp_path / "trap", tmp_path / "sprung"
+    trap.mkdir()
+    for name in ("runpy", "lmdb", "os", "struct", "sitecustomize", "usercustomize"):
+        (trap / f"{name}.py").write_text(f"open({str(sprung)!r}, 'w').write({name!r})\n")
+    monkeypatch.chdir(trap)
+    monkeypatch.setenv("PYTHONPATH", str(trap))
+    monkeypatch.setenv("PYTHONSTARTUP", str(trap / "os.py"))
+    assert keys_found(tmp_path) == [key_of(1)]
+    assert not sprung.exists()
+
+
+def test_the_child_has_no_directory_and_no_environment_of_the_daemons(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert open_catalogue().close(10.0)
+    seen = tmp_path / "seen"
+    spy = tmp_path / "spy.py"
+    spy.write_text(f"import os\nopen({str(seen)!r}, 'w').write(repr((os.getcwd(), sorted(os.environ))))\n")
+    monkeypatch.setattr(catalogue_check, "__file__", str(spy))
+    monkeypatch.setenv("KVPOOL_A_SECRET", "x")
+    assert catalogue_open.examine(tmp_path / "catalogue", MAP_BYTES).found is None
+    directory, names = ast.literal_eval(seen.read_text())
+    assert directory == "/"
+    assert set(names) <= {"LC_CTYPE", "LD_LIBRARY_PATH"}  # the first one is Python's own doing
+
+
+def test_the_time_to_read_a_catalogue_grows_with_its_size_and_a_stop_ends_it(
+    open_catalogue: Callable[..., Catalogue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue = open_catalogue()
+    for number in range(2000):
+        catalogue.put(row_of(number))
+    assert catalogue.close(10.0)
+    path = tmp_path / "catalogue"
+    monkeypatch.setattr(catalogue_open, "CHECK_TIMEOUT_S", 0.0)
+    assert catalogue_open.examine(path, MAP_BYTES).found is None  # 0.02 s for its size are too little to begin with
+    (tmp_path / "catalogue.bad").rename(path)
+    monkeypatch.setattr(catalogue_open, "CHECK_BYTES_PER_S", 1e3)
+    assert catalogue_open.examine(path, MAP_BYTES).found is not None
+    spy = tmp_path / "sleeper.py"
+    spy.write_text("import signal\nsignal.pause()\n")
+    monkeypatch.setattr(catalogue_check, "__file__", str(spy))
+    with pytest.raises(catalogue_open.ExaminationStopped):
+        catalogue_open.examine(path, MAP_BYTES, lambda: True)
+    assert path.exists()
+    assert not (tmp_path / "catalogue.bad").exists()
 
 
 def test_an_identity_with_any_bit_changed_is_none(tmp_path: Path) -> None:

@@ -177,8 +177,26 @@ def test_events_leave_this_machine_with_keys_alone(tmp_path: Path) -> None:
         load_config(None, keys)
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:5557", "tcp://[::1]:0", "ipc:///run/kvpool/events"])
-def test_events_are_published_on_this_machine_without_keys(address: str) -> None:
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:5557", "tcp://[::1]:0"])
+def test_loopback_tcp_without_keys_has_to_be_asked_for(address: str) -> None:
+    for name in ("publish", "replay"):
+        options = ["events.publish=ipc:///run/kvpool/events", f"events.{name}={address}"]
+        with pytest.raises(ConfigError) as refusal:
+            load_config(None, options)
+        (fault,) = refusal.value.faults
+        assert fault.startswith(f"events.{name} is {address}, ")
+        for way in ("ipc://", "events.curve_secret_file", "events.insecure = true"):
+            assert way in fault
+        assert str(getattr(load_config(None, [*options, "events.insecure=true"]).events, name)) == address
+
+
+def test_insecure_allows_no_address_beyond_this_machine() -> None:
+    with pytest.raises(ConfigError, match="there are no CURVE keys"):
+        load_config(None, ["events.publish=tcp://192.0.2.1:5557", "events.insecure=true"])
+
+
+def test_a_socket_of_the_file_system_needs_no_keys() -> None:
+    address = "ipc:///run/kvpool/events"
     publish = load_config(None, [f"events.publish={address}"]).events.publish
     assert publish is not None
     assert (str(publish), publish.is_local) == (address, True)

@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool.clock import wall_time_s
-from kvpool.config import EventsConfig, load_config
+from kvpool.config import load_config
+from kvpool.event_options import EventsConfig
 from kvpool.layout import Layout
 from kvpool.protocol.event_columns import NamespaceNames
 from kvpool.protocol.event_frames import EventForm, batches
 from kvpool.protocol.snapshot_order import SnapshotOrder
+from kvpool.server import event_publisher
 from kvpool.server.event_publisher import EventPublisher
+from kvpool.server.event_replay import Message
 from kvpool.server.event_source import NamedEvents, NamedPage
 from kvpool.types import Event, EventKind, Level, StoredChunk
 from tests.daemon import wait_until
@@ -50,7 +53,7 @@ class RigSource:
 
 
 def _config(**options: str) -> EventsConfig:
-    settings = {"publish": "tcp://127.0.0.1:0", "replay": "tcp://127.0.0.1:0", **options}
+    settings = {"publish": "tcp://127.0.0.1:0", "replay": "tcp://127.0.0.1:0", "insecure": "true", **options}
     return load_config(None, [f"events.{name}={value}" for name, value in settings.items()]).events
 
 
@@ -70,6 +73,11 @@ def _rig_of(publisher: EventPublisher) -> Rig:
     return source.rig
 
 
+def _kept(publisher: EventPublisher) -> list[Message]:
+    kept = publisher._sockets.kept
+    return [kept[at] for at in range(kept.first, kept.end)]
+
+
 def _publish_all(publisher: EventPublisher) -> None:
     while publisher._publish_some():
         pass
@@ -77,7 +85,7 @@ def _publish_all(publisher: EventPublisher) -> None:
 
 def _index_of(publisher: EventPublisher) -> Index:
     index = Index(is_strict=False)
-    for _, _, payload in publisher._kept:
+    for _, _, payload in _kept(publisher):
         for event in decode(payload)[1]:
             index.apply(event)
     return index
@@ -124,9 +132,9 @@ def test_a_gap_clears_every_topic_and_tells_parents_first(publisher: EventPublis
     rig.store([1, 2, 3, 4])
     _publish_all(publisher)
     rig.journal._log.open_gap()
-    publisher._kept.clear()
+    told_before = len(_kept(publisher))
     _publish_all(publisher)
-    told = [event for _, _, payload in publisher._kept for event in decode(payload)[1]]
+    told = [event for _, _, payload in _kept(publisher)[told_before:] for event in decode(payload)[1]]
     assert told[0]["type"] == "AllBlocksCleared"
     index = Index(is_strict=True)
     for event in told:
@@ -142,9 +150,9 @@ def test_numbers_go_on_over_gaps_and_count_for_each_topic(publisher: EventPublis
         _publish_all(publisher)
     rig.journal._log.open_gap()
     _publish_all(publisher)
-    numbers = [int.from_bytes(number, "big") for _, number, _ in publisher._kept]
+    numbers = [int.from_bytes(number, "big") for _, number, _ in _kept(publisher)]
     assert numbers == list(range(len(numbers)))
-    assert {topic for topic, _, _ in publisher._kept} == {b"kv@host@model"}
+    assert {topic for topic, _, _ in _kept(publisher)} == {b"kv@host@model"}
 
 
 def test_a_read_that_fails_is_counted_and_everything_is_told_anew() -> None:
@@ -246,3 +254,15 @@ def test_what_waits_for_parents_is_bounded() -> None:
     orphans = [_chunk([at, 1]) for at in range(5)]
     assert order.admit(orphans) == orphans[:2]
     assert order.rest() == orphans[2:]
+
+
+def test_topics_are_bounded_and_begin_anew_when_they_come_back(
+    publisher: EventPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_publisher, "TOPICS_MAX", 3)
+    for model in ("a", "b", "c", "a", "d", "b"):
+        publisher._begin(model)
+        publisher._send([(model, [publisher._form.all_cleared()])])
+    assert list(publisher._numbers) == ["a", "d", "b"]
+    numbers = [int.from_bytes(number, "big") for topic, number, _ in _kept(publisher) if topic == b"b"]
+    assert numbers == [0, 1, 0, 1]

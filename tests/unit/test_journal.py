@@ -262,8 +262,11 @@ def test_no_event_grows_beyond_its_bound() -> None:
 def test_the_loop_takes_changes_by_itself_and_wakes_who_waits() -> None:
     rig, heard = Rig(), []
     rig.journal.listen(
-        lambda: heard.append(rig.journal.stats()["events.written"]), lambda: {"events.heard": len(heard)}
+        lambda: heard.append(rig.journal.stats()["events.written"]),
+        lambda: {"events.heard": len(heard)},
+        lambda: ["it is deaf"] if heard else [],
     )
+    assert rig.journal.problems() == []
 
     async def run() -> None:
         rig.journal.watch(asyncio.get_running_loop())
@@ -273,6 +276,7 @@ def test_the_loop_takes_changes_by_itself_and_wakes_who_waits() -> None:
         await waiting
         assert heard == [2]
         assert rig.journal.stats()["events.heard"] == 1
+        assert rig.journal.problems() == ["it is deaf"]
         await rig.journal.wait_for_events(0, 20.0)
         await rig.journal.wait_for_events(1, 0.001)
         late = asyncio.ensure_future(rig.journal.wait_for_events(1, 20.0))

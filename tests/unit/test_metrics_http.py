@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from prometheus_client import CollectorRegistry
 from kvpool.addresses import LoopbackAddress
 from kvpool.clock import MonotonicClock
 from kvpool.server.health import HealthReport
-from kvpool.server.metrics_http import CONNECTION_TIMEOUT_S, CONNECTIONS_MAX, MetricsServer, make_app
+from kvpool.server.metrics_answers import PAGE_S, make_app
+from kvpool.server.metrics_http import CONNECTIONS_MAX, REQUEST_TIMEOUT_S, MetricsServer
 from kvpool.server.snapshot import LoopStalled
 from tests.daemon import wait_until
 
@@ -35,7 +37,7 @@ def serve() -> Iterator[Callable[..., MetricsServer]]:
     with ExitStack() as stack:
 
         def start(app: Any = None, clock: Any = None, host: str = "127.0.0.1") -> MetricsServer:
-            chosen = app or make_app(CollectorRegistry(), lambda: GOOD)
+            chosen = app or make_app(CollectorRegistry(), lambda: GOOD, MonotonicClock())
             server = MetricsServer(LoopbackAddress(host, 0), chosen, clock or MonotonicClock())
             stack.callback(server.stop)
             return server
@@ -47,7 +49,7 @@ def serve() -> Iterator[Callable[..., MetricsServer]]:
 def shared() -> Iterator[MetricsServer]:
     """One listener for the tests that leave nothing behind."""
     server = MetricsServer(
-        LoopbackAddress("127.0.0.1", 0), make_app(CollectorRegistry(), lambda: GOOD), MonotonicClock()
+        LoopbackAddress("127.0.0.1", 0), make_app(CollectorRegistry(), lambda: GOOD, MonotonicClock()), MonotonicClock()
     )
     yield server
     server.stop()
@@ -90,7 +92,7 @@ def test_metrics_come_in_both_formats(shared: MetricsServer) -> None:
 
 def test_health_and_readiness_are_two_things(serve: Callable[..., MetricsServer]) -> None:
     reports = [GOOD]
-    server = serve(make_app(CollectorRegistry(), lambda: reports[-1]))
+    server = serve(make_app(CollectorRegistry(), lambda: reports[-1], MonotonicClock()))
     assert (_get(server, "/healthz")[0], _get(server, "/readyz")[0]) == (200, 200)
     reports.append(HealthReport(False, True, (), None, None))
     assert (_get(server, "/healthz")[0], _get(server, "/readyz")[0]) == (200, 503)
@@ -110,7 +112,7 @@ def test_a_control_thread_that_does_not_answer_is_503_everywhere(serve: Callable
         def collect(self) -> Any:
             late()
 
-    server = serve(make_app(Late(), late))
+    server = serve(make_app(Late(), late, MonotonicClock()))
     for path in ("/metrics", "/healthz", "/readyz"):
         status, answer = _get(server, path)
         assert status == 503
@@ -190,24 +192,103 @@ def test_an_application_that_fails_answers_500_and_is_logged(
     assert capfd.readouterr() == ("", "")
 
 
-def test_connections_beyond_the_bound_are_closed_and_slow_ones_cut(serve: Callable[..., MetricsServer]) -> None:
+def test_who_does_not_say_what_it_wants_gives_way_and_is_cut_after_a_second(
+    serve: Callable[..., MetricsServer],
+) -> None:
     clock = Ticks()
     server = serve(clock=clock)
     with ExitStack() as stack:
-        slow = [stack.enter_context(_connect(server)) for _ in range(CONNECTIONS_MAX)]
-        for peer in slow:
+        idle = [stack.enter_context(_connect(server)) for _ in range(CONNECTIONS_MAX)]
+        for peer in idle[1:]:
             peer.sendall(b"GET /metrics HTTP/1.1\r\nslow: ")
         wait_until(lambda: _served_threads() == CONNECTIONS_MAX, "each has its thread")
-        for _ in range(3 * CONNECTIONS_MAX):
-            with _connect(server) as peer:
-                assert peer.recv(1) == b""
-        assert _served_threads() == CONNECTIONS_MAX
-        slow[0].sendall(b"ly dripping")
-        clock.now += int(CONNECTION_TIMEOUT_S * 1e9)
-        for peer in slow:
+        assert _get(server, "/healthz")[0] == 200
+        assert idle[0].recv(1) == b"", "the oldest one gave way"
+        idle[1].sendall(b"ly dripping")
+        wait_until(lambda: _served_threads() == CONNECTIONS_MAX - 1, "the others are still there")
+        clock.now += int(REQUEST_TIMEOUT_S * 1e9)
+        for peer in idle[1:]:
             assert not _rest(peer).startswith(b"HTTP/1.0 200")
         wait_until(lambda: _served_threads() == 0, "their threads have ended")
     assert _get(server, "/healthz")[0] == 200
+
+
+def test_connections_beyond_the_bound_are_closed_while_others_are_answered(serve: Callable[..., MetricsServer]) -> None:
+    go_on = threading.Event()
+
+    def slow(environ: Any, start_response: Any) -> Any:
+        assert go_on.wait(20.0)
+        start_response("200 OK", [])
+        return [b"done"]
+
+    clock = Ticks()
+    server = serve(slow, clock=clock)
+    with ExitStack() as stack:
+        busy = [stack.enter_context(_connect(server)) for _ in range(CONNECTIONS_MAX)]
+        for peer in busy:
+            peer.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        wait_until(
+            lambda: all(not one.is_idle for one in list(server._server._served.values())), "each is being answered"
+        )
+        wait_until(lambda: _served_threads() == CONNECTIONS_MAX, "each has its thread")
+        for _ in range(4):
+            with _connect(server) as peer:
+                assert _rest(peer) == b""
+        assert _served_threads() == CONNECTIONS_MAX
+        clock.now += int(REQUEST_TIMEOUT_S * 1e9)
+        go_on.set()
+        assert _rest(busy[0]).endswith(b"done"), "an answer may take longer than asking"
+
+
+def test_a_page_is_rendered_once_a_second_however_many_ask(serve: Callable[..., MetricsServer]) -> None:
+    rendered: list[int] = []
+
+    class Counted(CollectorRegistry):
+        def collect(self) -> Any:
+            rendered.append(1)
+            if len(rendered) == 2:
+                raise LoopStalled("the control thread did not answer within 2 s")
+            return iter(())
+
+    clock = Ticks()
+    server = serve(make_app(Counted(), lambda: GOOD, clock), clock=clock)
+    for number in range(5):
+        assert _get(server, "/metrics", f"Accept: text/{number}")[0] == 200
+        assert _get(server, f"/metrics?name[]={number}")[0] == 200
+    assert len(rendered) == 1
+    clock.now += int(PAGE_S * 1e9)
+    assert [_get(server, "/metrics")[0] for _ in range(3)] == [503, 503, 503], (
+        "a failure is not tried again at once either"
+    )
+    clock.now += int(PAGE_S * 1e9)
+    assert _get(server, "/metrics")[0] == 200
+    assert len(rendered) == 3
+    assert "openmetrics" in _get(server, "/metrics", "Accept: application/openmetrics-text")[1]
+    assert len(rendered) == 4
+
+
+def test_the_same_is_answered_at_a_unix_socket_with_its_rights(tmp_path: Path) -> None:
+    path = str(tmp_path / "metrics.sock")
+    app = make_app(CollectorRegistry(), lambda: GOOD, MonotonicClock())
+    Path(path).touch()
+    with pytest.raises(OSError, match=f"server.metrics_socket {path} cannot be bound"):
+        MetricsServer(path, app, MonotonicClock(), 0o660)
+    Path(path).unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left_behind:
+        left_behind.bind(path)
+    server = MetricsServer(path, app, MonotonicClock(), 0o660)
+    try:
+        assert Path(path).stat().st_mode & 0o777 == 0o660
+        with pytest.raises(OSError, match=f"server.metrics_socket {path} cannot be bound"):
+            MetricsServer(path, app, MonotonicClock(), 0o660)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(10.0)
+            peer.connect(path)
+            peer.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+            assert _rest(peer).startswith(b"HTTP/1.0 200")
+    finally:
+        server.stop()
+    assert not Path(path).exists()
 
 
 def test_stopping_cuts_what_is_open_and_frees_the_port(serve: Callable[..., MetricsServer]) -> None:
@@ -218,11 +299,15 @@ def test_stopping_cuts_what_is_open_and_frees_the_port(serve: Callable[..., Metr
         server.stop()
         assert _rest(peer) == b""
     assert _served_threads() == 0
-    again = MetricsServer(server.address, make_app(CollectorRegistry(), lambda: GOOD), MonotonicClock())
+    again = MetricsServer(
+        server.address, make_app(CollectorRegistry(), lambda: GOOD, MonotonicClock()), MonotonicClock()
+    )
     try:
         assert again.address == server.address
         with pytest.raises(OSError, match=f"server.metrics {server.address} cannot be bound"):
-            MetricsServer(server.address, make_app(CollectorRegistry(), lambda: GOOD), MonotonicClock())
+            MetricsServer(
+                server.address, make_app(CollectorRegistry(), lambda: GOOD, MonotonicClock()), MonotonicClock()
+            )
     finally:
         again.stop()
 

@@ -1,0 +1,78 @@
+"""Directories and who could put something of their own there: whether a socket's place can be believed.
+
+A directory is made by its owner, and what stands in it by whoever may write there. Where anybody may write in a directory
+above, anybody can have made it: then it is only as good as its owner. Looks at the file system alone; any thread.
+"""
+
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+
+ROOT_UID = 0
+# A further user whose daemon a client believes, where engines and daemon share a directory that anybody may write.
+DAEMON_UID_VARIABLE = "KVPOOL_DAEMON_UID"
+_PEERCRED = struct.Struct("3i")
+
+
+def make_directory(path: str) -> None:
+    """Make a socket's directory where there is none: passable for all, writable for its owner alone. Raises OSError."""
+    Path(path).mkdir(mode=0o755, parents=True, exist_ok=True)
+
+
+def owner_of_place(path: str) -> int | None:
+    """The owner of a directory, if nobody but they and root can have made it; None where others could, or there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    if found.st_uid in (ROOT_UID, os.geteuid()):
+        return found.st_uid
+    above = Path(os.path.realpath(path)).parents
+    return None if any(os.stat(one).st_mode & stat.S_IWOTH for one in above) else found.st_uid
+
+
+def fault_of_place(path: str) -> str:
+    """Why a directory may be a stranger's, and what to do about it; empty where it is not."""
+    if owner_of_place(path) is not None:
+        return ""
+    if not os.path.isdir(path):
+        return f"{path} is no directory"
+    found = os.stat(path)
+    return (
+        f"{path} belongs to uid {found.st_uid} in a directory where everybody may write, expected root or uid "
+        f"{os.geteuid()}: somebody else made it; remove it, or use another directory"
+    )
+
+
+def fault_of_directory(path: str) -> str:
+    """Why others than its owner could replace what stands in a directory; empty where they cannot."""
+    fault = fault_of_place(path)
+    if fault:
+        return fault
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} has rights {mode:04o}, expected no more than 0755: chmod go-w {path}"
+    return ""
+
+
+def peer_of(connected: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end of a unix socket, as the kernel says."""
+    pid, uid, gid = _PEERCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+    return pid, uid, gid
+
+
+def fault_of_daemon(path: str, uid: int) -> str:
+    """Why the user behind a socket may be no daemon's but a stranger's; empty where it is believed.
+
+    Root is, this process's user, the user named in DAEMON_UID_VARIABLE, and the owner of the socket's directory, where nobody
+    else can have made that.
+    """
+    named = os.environ.get(DAEMON_UID_VARIABLE, "")
+    if uid in (ROOT_UID, os.geteuid(), owner_of_place(str(Path(path).parent))) or named == str(uid):
+        return ""
+    return (
+        f"{path} is served by uid {uid}, expected root, uid {os.geteuid()} or the owner of a directory that nobody else can "
+        f"have made; if that is the daemon's user, say {DAEMON_UID_VARIABLE}={uid}"
+    )

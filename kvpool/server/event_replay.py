@@ -1,0 +1,168 @@
+"""Messages that can be asked for again: which are kept, and what is on its way to whom.
+
+`KeptMessages` bounds what is kept by messages and by bytes. `Replays` hands it out piece by piece, a few messages to each peer
+in turn: a peer that does not read is left where it is, and after STALLED_S without a message taken it has what it has. What ZMQ
+may hold for a peer is PEER_MESSAGES_MAX messages, and at most PEERS_MAX peers have any: one that has stalled counts until its
+connection has surely ended (HELD_S, by heartbeats that a peer which does not read cannot answer). Whoever asks beyond that
+waits in the socket, unread.
+
+One thread, the publisher's.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvpool.clock import Deadline
+
+Message = tuple[bytes, bytes, bytes]
+NUMBER = struct.Struct(">Q")
+# Of 64 KiB: with PEERS_MAX what peers that do not read cost is 16 MiB.
+PEER_MESSAGES_MAX = 8
+PEERS_MAX = 32
+# Kept messages looked at for one peer before the next one's turn.
+LOOKS_PER_TURN = 256
+STALLED_S = 5.0
+HEARTBEAT_S = 5.0
+HELD_S = 3 * HEARTBEAT_S
+# A peer that takes nothing is asked again so often, more and more seldom.
+RETRY_MS_MIN, RETRY_MS_MAX = 1, 64
+
+
+class KeptMessages:
+    """The latest messages of all topics, by a number that rises over all of them.
+
+    Invariants: `_messages` holds exactly the numbers `first` up to `end`; at most `messages_max`, and `bytes_max` bytes unless
+    there is a single one.
+    """
+
+    def __init__(self, messages_max: int, bytes_max: int) -> None:
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._messages: dict[int, Message] = {}
+        self._oldest: dict[bytes, int] = {}  # the first number that is kept of each topic
+        self.used_bytes = 0
+        self.first = self.end = 0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __getitem__(self, at: int) -> Message:
+        return self._messages[at]
+
+    def append(self, message: Message) -> None:
+        """Take the next message; the oldest ones make room."""
+        self._messages[self.end] = message
+        self._oldest.setdefault(message[0], NUMBER.unpack(message[1])[0])
+        self.end += 1
+        self.used_bytes += _bytes_of(message)
+        while len(self) > self._messages_max or (self.used_bytes > self._bytes_max and len(self) > 1):
+            oldest = self._messages.pop(self.first)
+            self.first += 1
+            self.used_bytes -= _bytes_of(oldest)
+            self._oldest[oldest[0]] = NUMBER.unpack(oldest[1])[0] + 1
+
+    def has_lost(self, number: int, topic: bytes | None) -> bool:
+        """Whether messages from a number on, of one topic or of any, are not kept any more."""
+        oldest = self._oldest if topic is None else {topic: self._oldest.get(topic, 0)}
+        return any(number < kept for kept in oldest.values())
+
+
+@dataclass(slots=True)
+class Replay:
+    """What one peer has asked for: messages from `number` on, of `topic` (None: of all), in the order they are kept in."""
+
+    peer: bytes
+    number: int
+    topic: bytes | None
+    at: int
+    end: int
+    until: Deadline
+
+    def wants(self, message: Message) -> bool:
+        """Whether a message is one of these."""
+        return NUMBER.unpack(message[1])[0] >= self.number and self.topic in (None, message[0])
+
+
+class Replays:
+    """Everything that is on its way. `send(peer, message)` sends a message, or with None the end.
+
+    False: the peer takes none now. It raises ConnectionError where the peer has gone.
+
+    Invariant: a peer has at most one replay, and is in `_replays` or in `_stalled`, never in both; together they are at most
+    PEERS_MAX.
+    """
+
+    def __init__(self, kept: KeptMessages, send: Callable[[bytes, Message | None], bool]) -> None:
+        self._kept = kept
+        self._send = send
+        self._replays: dict[bytes, Replay] = {}
+        self._stalled: dict[bytes, Deadline] = {}
+        self._retry_ms = RETRY_MS_MIN
+        self.unsent_replays = 0
+
+    def __len__(self) -> int:
+        return len(self._replays)
+
+    @property
+    def wait_ms(self) -> int | None:
+        """In how long there may be something to do that no descriptor tells of; None: in no time."""
+        if self._replays:
+            return self._retry_ms
+        return RETRY_MS_MAX if not self.has_room else None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a further peer can be served."""
+        now_over = [peer for peer, until in self._stalled.items() if until.has_passed()]
+        for peer in now_over:
+            del self._stalled[peer]
+        return len(self._replays) + len(self._stalled) < PEERS_MAX
+
+    def begin(self, peer: bytes, number: int, topic: bytes | None) -> None:
+        """Serve a peer from a number on; what it had asked for before is ended by this."""
+        assert self.has_room
+        if peer in self._stalled:
+            self.unsent_replays += 1
+            return
+        if self._replays.pop(peer, None) is not None:
+            self.unsent_replays += 1
+        kept = self._kept
+        self._replays[peer] = Replay(peer, number, topic, kept.first, kept.end, Deadline(STALLED_S))
+
+    def go_on(self) -> int:
+        """Send what peers take now; how many messages that was."""
+        sent = 0
+        for replay in list(self._replays.values()):
+            count = self._go_on_with(replay)
+            sent += count
+            if count:
+                replay.until = Deadline(STALLED_S)
+            elif replay.until.has_passed() and self._replays.pop(replay.peer, None) is not None:
+                self._stalled[replay.peer] = Deadline(HELD_S)
+                self.unsent_replays += 1
+        self._retry_ms = RETRY_MS_MIN if sent else min(RETRY_MS_MAX, 2 * self._retry_ms)
+        return sent
+
+    def _go_on_with(self, replay: Replay) -> int:
+        """How many messages a peer took, or were passed over for it."""
+        done = 0
+        replay.at = max(replay.at, self._kept.first)
+        try:
+            while done < LOOKS_PER_TURN:
+                message = self._kept[replay.at] if replay.at < replay.end else None
+                if (message is None or replay.wants(message)) and not self._send(replay.peer, message):
+                    break
+                done += 1
+                replay.at += 1
+                if message is None:
+                    del self._replays[replay.peer]
+                    break
+        except ConnectionError:
+            del self._replays[replay.peer]
+            self.unsent_replays += 1
+        return done
+
+
+def _bytes_of(message: Message) -> int:
+    return sum(map(len, message))
