@@ -86,8 +86,8 @@ class Lease:
                 return
             self._is_released = True
             loads = list(self._loads)
-        for load in loads:
-            load.wait()
+        for load, stall in [(load, load.watch()) for load in loads]:
+            load.wait_watched(stall)
         if self.session is not None and self.session.is_alive:
             with contextlib.suppress(KVPoolError):  # the session has ended, and the lease with it
                 failpoint.reach("client.release.before", failpoint.unreachable)

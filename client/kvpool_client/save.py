@@ -20,7 +20,7 @@ from kvpool.types import SaveState
 from kvpool_client.pending import PendingChunks
 from kvpool_client.results import SaveResult
 from kvpool_client.session import Session
-from kvpool_client.stall import WAIT_SLICE_S, Stall
+from kvpool_client.stall import Stall
 
 
 class SaveRun(Protocol):
@@ -168,7 +168,7 @@ class Save:
         """Whether every byte has been copied; else the save is given up."""
         assert self._run is not None
         stall = Stall(self._run, self._timeout_s)
-        while not self._run.wait(WAIT_SLICE_S):
+        while not self._run.wait(stall.slice_s()):
             if stall.has_lasted():
                 self._give_up(SaveState.TIMEOUT)
                 return False

@@ -6,6 +6,7 @@ but Refused the connection is unusable and must be closed: an answer may still b
 
 import array
 import contextlib
+import select
 import socket
 import struct
 import sys
@@ -43,10 +44,11 @@ class BlockingConnection:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         deadline = Deadline(timeout_s)
         try:
-            self._wait_at_most(timeout_s)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
             self._socket.connect(path)
             with contextlib.suppress(BrokenPipeError):  # refused unread, as a full daemon does: its reason can be read
-                self._socket.sendall(m.encode(hello, 0))
+                self._send(m.encode(hello, 0), deadline)
+            self._wait_at_most(deadline.remaining_s())
             self.welcome = self._receive_welcome(deadline)
         except OSError as error:
             self.close()
@@ -79,27 +81,34 @@ class BlockingConnection:
             socket.close(fd)
         self.fds = []
 
+    def hang_up(self) -> None:
+        """End the connection but keep its descriptor: whoever waits for an answer on another thread learns of it now."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def call(self, request: object, answer: type[Answer], timeout_s: float | None = None) -> Answer:
         """One round trip. Raises Refused, DaemonUnreachable (also when time runs out) or ProtocolError."""
         self._sequence += 1
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = Deadline(limit_s)
         try:
-            self._wait_at_most(limit_s)
-            self._socket.sendall(m.encode(request, self._sequence))
+            is_delayed = self._send(m.encode(request, self._sequence), deadline)
+            self._wait_at_most(deadline.remaining_s() if is_delayed else limit_s)
             kind, sequence, values = self._receive(0, deadline)
         except OSError as error:
             raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
         return _expect(answer, kind, sequence, values, self._sequence)
 
-    def call_for_descriptor(self, request: object, answer: type[Answer]) -> tuple[Answer, int]:
+    def call_for_descriptor(
+        self, request: object, answer: type[Answer], timeout_s: float | None = None
+    ) -> tuple[Answer, int]:
         """One round trip whose answer a descriptor comes with; the caller closes it. Raises as `call` does."""
         self._sequence += 1
-        deadline = Deadline(self._timeout_s)
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         fds: list[int] = []
         try:
-            self._wait_at_most(self._timeout_s)
-            self._socket.sendall(m.encode(request, self._sequence))
+            self._send(m.encode(request, self._sequence), deadline)
+            self._wait_at_most(deadline.remaining_s())
             got = self._receive_with(fds, 1)
             record = _expect(answer, *self._receive(got, deadline), self._sequence)
             if len(fds) != 1:
@@ -111,20 +120,26 @@ class BlockingConnection:
             for fd in fds:
                 socket.close(fd)
 
-    def notify(self, record: object) -> bool:
-        """Send a record that is never answered, without waiting. False if the socket is full: then nothing was sent.
+    def send(self, frame: bytes, deadline: Deadline) -> None:
+        """Send a frame that is never answered. Raises DaemonUnreachable, also when the daemon does not read it in time."""
+        try:
+            self._send(frame, deadline)
+        except OSError as error:
+            raise DaemonUnreachable(f"a frame without an answer cannot be sent: {error}") from error
+
+    def notify(self, frame: bytes) -> bool:
+        """Send a frame that is never answered, without waiting. False if the socket is full: then nothing was sent.
 
         Raises DaemonUnreachable.
         """
-        data = m.encode(record, 0)
         try:
-            sent = self._socket.send(data, socket.MSG_DONTWAIT)
+            sent = self._socket.send(frame, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError as error:
-            raise DaemonUnreachable(f"{type(record).__name__} cannot be sent: {error}") from error
-        if sent != len(data):
-            raise DaemonUnreachable(f"{type(record).__name__} was sent in part: {sent} of {len(data)} bytes")
+            raise DaemonUnreachable(f"a frame without an answer cannot be sent: {error}") from error
+        if sent != len(frame):
+            raise DaemonUnreachable(f"a frame without an answer was sent in part: {sent} of {len(frame)} bytes")
         return True
 
     def info(self) -> dict[str, Any]:
@@ -243,6 +258,24 @@ class BlockingConnection:
         with memoryview(self._buffer) as view:
             return frames.decode(view[frames.LENGTH.size : needed])
 
+    def _send(self, frame: bytes, deadline: Deadline) -> bool:
+        """All of a frame. Whether it had to wait for the daemon to read."""
+        try:
+            sent = self._socket.send(frame, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(frame):
+            return False
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        with memoryview(frame) as view:
+            while sent < len(frame):
+                if not writable.poll(deadline.remaining_s() * 1000):
+                    raise TimeoutError(f"the daemon has read {sent} of {len(frame)} bytes in time")
+                with contextlib.suppress(BlockingIOError):
+                    sent += self._socket.send(view[sent:], socket.MSG_DONTWAIT)
+        return True
+
     def _receive_some(self, got: int, deadline: Deadline) -> int:
         if got:
             self._wait_at_most(deadline.remaining_s())
@@ -258,14 +291,16 @@ class BlockingConnection:
         return received
 
     def _wait_at_most(self, seconds: float) -> None:
-        """Bound each send and receive from now on, in the kernel: a socket in Python's timeout mode polls before each."""
-        bound_s = max(seconds, _TIMEOUT_S_MIN)
-        if bound_s != self._waits_s:
-            whole = int(bound_s)
-            timeval = _TIMEVAL.pack(whole, int((bound_s - whole) * 1e6))
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._socket.setsockopt(socket.SOL_SOCKET, option, timeval)
-            self._waits_s = bound_s
+        """Bound each receive from now on, in the kernel: a socket in Python's timeout mode polls before each."""
+        if seconds != self._waits_s:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
+            self._waits_s = seconds
+
+
+def _timeval(seconds: float) -> bytes:
+    bound_s = max(seconds, _TIMEOUT_S_MIN)
+    whole = int(bound_s)
+    return _TIMEVAL.pack(whole, int((bound_s - whole) * 1e6))
 
 
 def _expect(answer: type[Answer], kind: int, sequence: int, values: list[object], expected_sequence: int) -> Answer:
