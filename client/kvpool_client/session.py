@@ -25,6 +25,7 @@ from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, KVPoolError, ProtocolError, Refused
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
+from kvpool.protocol import one_way, versions
 from kvpool.protocol import staging_messages as sm
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.types import EPOCH_BYTES
@@ -32,6 +33,8 @@ from kvpool.types import EPOCH_BYTES
 Answer = TypeVar("Answer")
 # Of a caller's time, what it waits for other threads' requests at most.
 TURN_FRACTION = 0.5
+# Refusals after which the daemon reads nothing more from the connection.
+ENDING_CODES = ("protocol", "disconnected")
 
 
 class Stoppable(Protocol):
@@ -117,6 +120,20 @@ class Session:
         self.send_waiting()
         return self.is_alive
 
+    def drop_lease(self, lease: int) -> None:
+        """Have the daemon end a lease. Waits for nobody, unless the daemon's version answers; raises as `call` does."""
+        if self.welcome.protocol < versions.SINCE[one_way.DropLease]:
+            self.call(m.Release(lease), m.Done)
+        else:
+            self.notify(one_way.DropLease(lease))
+
+    def drop_reservation(self, reservation: int) -> None:
+        """Have the daemon end a reservation, to which nothing is written any more; as `drop_lease`."""
+        if self.welcome.protocol < versions.SINCE[one_way.DropReservation]:
+            self.call(m.End(reservation), m.Done)
+        else:
+            self.notify(one_way.DropReservation(reservation))
+
     def send_waiting(self) -> bool:
         """Send what waits in the outbox, unless a round trip is under way: its end does. Whether nothing waits any more."""
         while self._outbox and self.is_alive and self._turn.acquire(blocking=False):
@@ -174,7 +191,7 @@ class Session:
             answer = call(left_s)
             is_over = False
         except Refused as error:
-            is_over = error.code == "protocol"
+            is_over = error.code in ENDING_CODES
             raise
         except (DaemonUnreachable, ProtocolError) as error:
             raise DaemonUnreachable(str(error)) from error

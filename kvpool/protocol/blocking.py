@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, ProtocolError, Refused
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
-from kvpool.protocol import frames, hit_curve, places
+from kvpool.protocol import frames, hit_curve, places, versions
 from kvpool.protocol import messages as m
 from kvpool.protocol.event_columns import NamespaceNames, unpack_namespaces
 
@@ -35,19 +36,29 @@ class BlockingConnection:
     """A handshaken connection. `fds` are the descriptors that came with the welcome; the owner closes them."""
 
     def __init__(self, path: str, hello: m.Hello, timeout_s: float) -> None:
-        """Raises DaemonUnreachable, Refused or ProtocolError; then nothing is left open."""
+        """Of the newest version that the daemon speaks too. Raises DaemonUnreachable, Refused or ProtocolError; then nothing
+        is left open."""
         self._timeout_s = timeout_s
         self._sequence = 0
         self._buffer = bytearray(_BUFFER_BYTES)
-        self._waits_s = 0.0
         self.fds: list[int] = []
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         deadline = Deadline(timeout_s)
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
+            self._greet(path, hello, versions.NEWEST, deadline)
+        except Refused as error:
+            if error.code != "protocol":
+                raise
+            # A daemon of version 1 takes a hello with a range for a bad frame.
+            self._greet(path, replace(hello, version=1), 1, deadline)
+
+    def _greet(self, path: str, hello: m.Hello, version: int, deadline: Deadline) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._waits_s = 0.0
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(deadline.remaining_s()))
             self._socket.connect(path)
             with contextlib.suppress(BrokenPipeError):  # refused unread, as a full daemon does: its reason can be read
-                self._send(m.encode(hello, 0), deadline)
+                self._send(versions.encode_for(hello, 0, version), deadline)
             self._wait_at_most(deadline.remaining_s())
             self.welcome = self._receive_welcome(deadline)
         except OSError as error:
@@ -228,7 +239,10 @@ class BlockingConnection:
         got = self._receive_with(self.fds, _FDS_EXPECTED)
         if not got:
             raise DaemonUnreachable("the daemon closed the connection during the handshake")
-        return _expect(m.Welcome, *self._receive(got, deadline), 0)
+        kind, sequence, values = self._receive(got, deadline)
+        if kind != m.Welcome.KIND:
+            return _expect(m.Welcome, kind, sequence, values, 0)
+        return versions.decode_of_any(m.Welcome, values)
 
     def _receive_with(self, fds: list[int], most: int) -> int:
         """What there is of the next frame into the buffer, its size; descriptors that came along into `fds`."""

@@ -13,7 +13,7 @@ from typing import Any
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.pool import Pool
-from kvpool.protocol import hit_curve
+from kvpool.protocol import hit_curve, one_way
 from kvpool.protocol import messages as m
 from kvpool.protocol import staging_messages as sm
 from kvpool.server.connection import Answer, Handler, WithDescriptor
@@ -33,6 +33,7 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
             m.Acquire: lambda request: pool.chains.acquire(session, request),
             m.AcquireLeaves: lambda request: pool.chains.acquire_leaves(session, request),
             m.Release: lambda request: pool.release(session, request.lease),
+            one_way.DropLease: lambda request: pool.release(session, request.lease),
             m.Renew: lambda request: pool.renew(session, request.leases),
             m.IssueTicket: lambda request: pool.issue_ticket(session, request.lease),
             m.Claim: lambda request: pool.claim(session, request.ticket),
@@ -41,6 +42,7 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
             sm.OpenStaging: lambda _: WithDescriptor(*pool.staged.open(session)),
             sm.CopyStaged: lambda request: pool.staged.copy(session, request),
             m.End: lambda request: pool.chains.end_reservation(session, request),
+            one_way.DropReservation: lambda request: pool.chains.end_reservation(session, request),
             m.Usage: lambda request: pool.count_usage(session, request.counts),
             m.Retain: lambda request: pool.hints.retain(session, request),
             m.Announce: lambda request: pool.hints.announce(session, request),

@@ -3,7 +3,8 @@
     1 Hello magic:bytes version:int role:str model:str layout:list     a kind, its record, its fields in order
         3e000000970100…                                                the frame of the example
 
-An example's values follow from its fields' types and places alone.
+An example's values follow from its fields' types and places alone. `python -m tests.golden.wire` writes the file of the
+newest version.
 """
 
 import importlib
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import kvpool.protocol
+from kvpool.protocol import versions
 
+SEQUENCE = 7
 HERE = Path(__file__).parent
 
 
@@ -80,3 +83,10 @@ def _value_of(kind: type[Any], place: int) -> object:
         dict: {"name": number},
     }
     return values[kind]
+
+
+if __name__ == "__main__":
+    drawn = (
+        (head_of(record), versions.encode_for(example_of(record), SEQUENCE, versions.NEWEST)) for record in records()
+    )
+    (HERE / f"protocol_{versions.NEWEST}.txt").write_text(written(drawn))
