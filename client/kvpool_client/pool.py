@@ -15,7 +15,7 @@ import numpy as np
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.keys import DEFAULT_DOMAIN, pack_scope
+from kvpool.keys import DEFAULT_DOMAIN, namespace_name, pack_scope
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool.types import KEY_BYTES, LoadReason, TokenRange
@@ -46,33 +46,52 @@ def connect(
     *,
     model: str,
     layout: Layout,
+    revision: str = "",
     salt: bytes = b"",
     timeout_s: float = 1.0,
     copy_threads: int = 1,
 ) -> "Pool":
     """A Pool on the daemon at `path`. Never raises because the daemon is away: then it misses and goes on trying.
 
-    `timeout_s` bounds one round trip, and for a load or save the longest time without progress. `copy_threads` native
-    threads copy for this Pool. Raises InvalidArgument, or LayoutMismatch when the daemon cannot store such chunks.
+    `revision` names the weights: chunks are shared only where model and revision are equal, and a new checkpoint must have
+    another one. `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the
+    longest time without progress. `copy_threads` native threads copy for this Pool. Raises InvalidArgument, or LayoutMismatch
+    when the daemon cannot store such chunks.
     """
-    return Pool(path, model=model, layout=layout, salt=salt, timeout_s=timeout_s, copy_threads=copy_threads)
+    return Pool(
+        path,
+        model=model,
+        revision=revision,
+        layout=layout,
+        salt=salt,
+        timeout_s=timeout_s,
+        copy_threads=copy_threads,
+    )
 
 
 class Pool:
     """See `connect`."""
 
     def __init__(
-        self, path: str, *, model: str, layout: Layout, salt: bytes, timeout_s: float, copy_threads: int
+        self,
+        path: str,
+        *,
+        model: str,
+        layout: Layout,
+        salt: bytes,
+        timeout_s: float,
+        copy_threads: int,
+        revision: str = "",
     ) -> None:
-        check_connect(path, model, layout, salt, timeout_s, copy_threads)
+        check_connect(path, model, revision, layout, salt, timeout_s, copy_threads)
         self.layout = layout
-        self.model = model
+        self.model = namespace_name(model, revision)
         self._salt = bytes(salt)
         self._timeout_s = float(timeout_s)
         self._pid = os.getpid()
-        self._roots = Roots(model, layout)
+        self._roots = Roots(self.model, layout)
         self._counters = Counters()
-        self._link = Link(os.fspath(path), model, layout, self._timeout_s, self._counters)
+        self._link = Link(os.fspath(path), self.model, layout, self._timeout_s, self._counters)
         self._copies = Copies(layout, copy_threads)
         self._leasing = Leasing(layout, self._link, self._counters, self._copies.estimate_s, self._timeout_s)
         self._saving = Saving(layout, self._link, self._copies, self._counters, self._timeout_s)
