@@ -113,12 +113,11 @@ class Session:
             os.close(fd)
 
     def notify(self, record: object) -> bool:
-        """Send a record that is never answered, before every later request; waits for nobody. False: the session has ended."""
+        """Send a record that is never answered, before every later request; waits for nobody. False: it never will be sent."""
         if not self.is_alive:
             return False
         self._outbox.append(m.encode(record, 0))
-        self.send_waiting()
-        return self.is_alive
+        return self.send_waiting() or self.is_alive
 
     def drop_lease(self, lease: int) -> None:
         """Have the daemon end a lease. Waits for nobody, unless the daemon's version answers; raises as `call` does."""
