@@ -74,7 +74,7 @@ class Engine:
         self.device = device
         self.reused = 0
         layout = layout_of(layers, chunk_tokens=CHUNK_TOKENS)
-        self.pool = kv.connect(socket, model="tiny-engine-1", layout=layout)
+        self.pool = kv.connect(socket, model="tiny-engine", revision="1", layout=layout)
         self.prefix = PagedPrefixCache(self.pool, layers, block_tokens=BLOCK_TOKENS)
 
     def prefill(self, tokens: list[int], block_ids: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from kvpool.index.room import Room
 from kvpool.index.sessions import EngineSession
 from kvpool.index.traffic import Traffic
 from kvpool.index.writing import CHECKSUM_BYTES, Writing
-from kvpool.protocol import columns
+from kvpool.protocol import columns, one_way
 from kvpool.protocol import messages as m
 from kvpool.tiering import Tiering
 from kvpool.types import KEY_BYTES, RetainState, SaveState
@@ -121,7 +121,7 @@ class Chains:
             self.tiering.run()
         return m.Committed(states)
 
-    def end_reservation(self, session: EngineSession, request: m.End) -> Parts[m.Done]:
+    def end_reservation(self, session: EngineSession, request: m.End | one_way.DropReservation) -> Parts[m.Done]:
         """Give up what was not committed; the writer has said that it writes no more."""
         self.writing.end(session, request.reservation, self.clock.now_ns())
         yield from self._end(request.reservation)

@@ -51,6 +51,11 @@ def root_key(domain: bytes, *, model: str, adapter: str, salt: bytes, layout: La
     return kvpool_native.derive_root(fields)
 
 
+def namespace_name(model: str, revision: str) -> str:
+    """The name under which a model's chunks are kept: `model@revision`, or the model's own where no revision is named."""
+    return f"{model}@{revision}" if revision else model
+
+
 def namespace_fingerprint(model: str, layout: Layout) -> bytes:
     """32 bytes over model and layout: how a slot on disk names the namespace of its chunk."""
     return kvpool_native.derive_root([b"kvpool namespace", model.encode(), layout.fingerprint()])

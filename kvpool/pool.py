@@ -21,13 +21,14 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.config import Config
 from kvpool.hinting import Hinting
 from kvpool.index.deadlines import Expiry, Lapses
-from kvpool.index.flushing import flush
-from kvpool.index.held import bound, compare_counts, count_held, held_by_connection
+from kvpool.index.flushing import FlushOrder, flush
+from kvpool.index.held import bound, count_held, held_by_connection
 from kvpool.index.integrity import Integrity
 from kvpool.index.journal import Journal
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.parts import Parts
 from kvpool.index.reading import Reading
+from kvpool.index.recount import compare_counts, compare_shared
 from kvpool.index.reuse import Reuse
 from kvpool.index.room import Room
 from kvpool.index.scrub import Scrub
@@ -35,8 +36,8 @@ from kvpool.index.sessions import EngineSession
 from kvpool.index.traffic import Traffic
 from kvpool.index.writing import Writing
 from kvpool.layout import Layout
-from kvpool.protocol import columns, places, usage
-from kvpool.protocol import messages as m
+from kvpool.lease_verbs import LeaseVerbs
+from kvpool.protocol import places, usage
 from kvpool.report import (
     Sections,
     find_shortcomings,
@@ -61,8 +62,6 @@ log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
-# Records or places of the table in one part of a check: 0.2 ms (measured).
-VERIFIED_AT_ONCE = 1024
 
 
 class Pool:
@@ -137,6 +136,7 @@ class Pool:
             clock,
             keeps_token_ids=server.keep_token_ids,
         )
+        self.leases = LeaseVerbs(self._reading, self.chains, self._expiry, self._integrity, clock)
 
     def reconfigure(self, config: Config) -> None:
         """Go on with another configuration, which differs in what can change meanwhile alone."""
@@ -181,16 +181,19 @@ class Pool:
         await loop.run_in_executor(None, self._workers.stop)
         return has_ended
 
-    async def write_down(self, timeout_s: float, is_more_coming: Callable[[], bool] | None = None) -> dict[str, int]:
+    async def write_down(
+        self, timeout_s: float, is_more_coming: Callable[[], bool] | None = None, *, is_forced: bool = True
+    ) -> dict[str, int]:
         """Have the SSD tier keep what DRAM alone has, as far as the time goes: `chunks` written, and those `left`.
 
-        `is_more_coming`: of a stop, while saves are still ending.
-
-        `durable`: a power cut now would take none of the pool's chunks: none is left, and what is on disk is certain there.
+        `is_more_coming`: of a stop, while saves are still ending. `is_forced`: beyond the write budget. `durable`: a power cut
+        now would take none of the pool's chunks: none is left, and what is on disk is certain there.
         """
         count, is_synced = 0, True
         if self._tiering is not None:
-            count, is_synced = await write_down(self._tiering, self._clock, timeout_s, is_more_coming)
+            count, is_synced = await write_down(
+                self._tiering, self._clock, timeout_s, is_more_coming, is_forced=is_forced
+            )
         return {"chunks": count, "left": (left := self._directory.count_unsaved()), "durable": is_synced and not left}
 
     def fds(self) -> tuple[int, int]:
@@ -235,35 +238,6 @@ class Pool:
         self._joined[connection] = namespaces
         self.namespaces.join(namespaces.values())
         return EngineSession(connection, layout, model, namespaces, int(self._config.server.lease_ttl * NS_PER_S))
-
-    def release(self, session: EngineSession, lease: int) -> m.Done:
-        """End a lease."""
-        self._reading.release(session, lease, self._clock.now_ns())
-        return m.Done()
-
-    def renew(self, session: EngineSession, leases: bytes) -> m.Done:
-        """Count leases as used now."""
-        self._reading.renew(session, columns.unpack_leases(leases), self._clock.now_ns())
-        return m.Done()
-
-    def issue_ticket(self, session: EngineSession, lease: int) -> m.Ticket:
-        """A ticket on a lease: a hold of its own for each rank."""
-        ticket = self._reading.issue_ticket(session, lease, self._clock.now_ns())
-        self._expiry.schedule()
-        return m.Ticket(ticket)
-
-    def claim(self, session: EngineSession, ticket: bytes) -> m.Leased:
-        """A lease from a ticket, for the session's rank, once."""
-        return self.chains.lease(session, self._reading.claim(session, ticket, self._clock.now_ns()))
-
-    async def check_reported(self, session: EngineSession, lease_id: int, chunk: int) -> None:
-        """Recompute the checksums of a leased chunk that a client found bad; drop it if it is."""
-        lease = self._reading.find(session, lease_id)
-        rank = session.layout.rank
-        if lease is None or rank is None or not 0 <= chunk < lease.chunks:
-            return
-        layout = session.own.layout
-        await self._integrity.check_reported(lease.holds[rank], chunk, layout.chunk_bytes, layout.layers)
 
     def count_usage(self, session: EngineSession, column: bytes) -> None:
         """Add what a client says it did. Raises ProtocolError."""
@@ -336,17 +310,9 @@ class Pool:
         Raises Refused for a tier that there is not.
         """
         failpoint.reach("daemon.flush.before", failpoint.refused)
-        tiers = {"dram": self._directory, **({"ssd": self._tiering.directory} if self._tiering else {})}
-        parts = flush(tiers, self._index_view, self.namespaces, model, older_than_s, tier, self._clock.now_ns())
-        while True:
-            self.journal.keep_up()
-            try:
-                yield next(parts)
-            except StopIteration as end:
-                return dict(end.value)
-            finally:
-                if self._tiering is not None:
-                    self._tiering.forget_departed()
+        tiers = dict(zip(("dram", "ssd"), self._directories(), strict=False))
+        order = FlushOrder(model, older_than_s, tier, self._clock.now_ns())
+        return flush(tiers, self._index_view, self.namespaces, order, self._note_flushed)
 
     def discard(self, key: bytes) -> None:
         """Drop a chunk that its only user wants no more, held or not; nothing where it is gone."""
@@ -381,19 +347,19 @@ class Pool:
 
     def verify_shared(self) -> Parts[list[str]]:
         """Compare records and what clients map, a part at once: broken invariants, one line each."""
-        problems = []
-        for directory in (self._directory, *([self._tiering.directory] if self._tiering else [])):
-            cursor, broken = directory.verify_shared(0, VERIFIED_AT_ONCE)
-            problems += broken
-            while cursor:
-                yield None
-                cursor, broken = directory.verify_shared(cursor, VERIFIED_AT_ONCE)
-                problems += broken
-        return problems
+        return compare_shared(self._directories())
 
     async def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
         """Read a slice of the chunks at places; see `m.VerifyBytes`. Raises ProtocolError or Refused."""
         return (await self._scrub.read(places.unpack(column), chunks)).to_report()
+
+    def _directories(self) -> list[kvpool_native.Directory]:
+        return [self._directory, *([self._tiering.directory] if self._tiering is not None else [])]
+
+    def _note_flushed(self) -> None:
+        self.journal.keep_up()
+        if self._tiering is not None:
+            self._tiering.forget_departed()
 
     def _uptime_s(self) -> float:
         return (self._clock.now_ns() - self._started_ns) / NS_PER_S

@@ -69,6 +69,7 @@ class SaveState(IntEnum):
     CHECKSUM = 13
     SHARE = 14
     STOPPING = 15
+    OTHER = 255  # never sent: what a client makes of a number that it does not know
 
     @property
     def reason(self) -> str:
@@ -224,6 +225,7 @@ class Cause(IntEnum):
     LANDING_FAILED = 6
     STORED = 7
     PROMOTED = 8
+    OTHER = 255  # never sent: what a client makes of a number that it does not know
 
 
 class Event(NamedTuple):

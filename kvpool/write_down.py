@@ -21,27 +21,33 @@ CHECKPOINT_TIMEOUT_S = 10.0
 
 
 async def write_down(
-    tiering: Tiering, clock: Clock, timeout_s: float, is_more_coming: Callable[[], bool] | None = None
+    tiering: Tiering,
+    clock: Clock,
+    timeout_s: float,
+    is_more_coming: Callable[[], bool] | None = None,
+    *,
+    is_forced: bool = True,
 ) -> tuple[int, bool]:
     """Write what DRAM alone has, as far as the time goes, and checkpoint: how many chunks of what was begun meanwhile the tier
     has then, and whether all it holds is certain to be there. Of calls at one time the last begins the count.
 
-    `is_more_coming`: of a stop, which writes the worthiest first, and goes on while saves are still ending.
+    `is_more_coming`: of a stop, which writes the worthiest first, and goes on while saves are still ending. `is_forced`: beyond
+    the write budget.
     """
     tiering.directory.begin_count()
-    await _write_all(tiering, clock, Deadline(timeout_s), is_more_coming)
+    await _write_all(tiering, clock, Deadline(timeout_s), is_more_coming, is_forced=is_forced)
     is_certain = await _make_certain(tiering)
     return tiering.directory.counted, is_certain
 
 
 async def _write_all(
-    tiering: Tiering, clock: Clock, deadline: Deadline, is_more_coming: Callable[[], bool] | None
+    tiering: Tiering, clock: Clock, deadline: Deadline, is_more_coming: Callable[[], bool] | None, *, is_forced: bool
 ) -> None:
     demotions = tiering.demotions
     demotions.forget_written()
     order = WriteOrder.COLDEST if is_more_coming is None else WriteOrder.WORTHIEST
     while tiering.can_write and not deadline.has_passed():
-        if demotions.run_all(clock.now_ns(), order):
+        if demotions.run_all(clock.now_ns(), order, is_forced=is_forced):
             await asyncio.sleep(0)
             continue
         is_coming = is_more_coming is not None and is_more_coming()

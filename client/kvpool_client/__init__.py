@@ -1,6 +1,6 @@
 """kvpool's thin client: ask what of a prompt is there, take it, give new chunks.
 
-pool = kvpool_client.connect("/run/kvpool/kvpool.sock", model="llama-3-8b", layout=layout)
+pool = kvpool_client.connect("/run/kvpool/kvpool.sock", model="llama-3-8b", revision="5f0b02c", layout=layout)
 """
 
 from kvpool import __version__

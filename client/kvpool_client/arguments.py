@@ -6,21 +6,31 @@ Pure functions; any thread.
 import os
 
 from kvpool.errors import InvalidArgument
+from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool_client.key_chain import KeyChain
 
 COPY_THREADS_MAX = 64
 PATH_BYTES_MAX = 107
 MODEL_BYTES_MAX = 512
+REVISION_SEPARATOR = "@"
 TIMEOUT_S_MAX = 3600.0
 
 
-def check_connect(path: str, model: str, layout: Layout, salt: bytes, timeout_s: float, copy_threads: int) -> None:
+def check_connect(
+    path: str, model: str, revision: str, layout: Layout, salt: bytes, timeout_s: float, copy_threads: int
+) -> None:
     """The arguments of `connect`."""
     if not isinstance(path, (str, os.PathLike)) or len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise InvalidArgument(f"path is {path!r}, expected a socket path of at most {PATH_BYTES_MAX} bytes")
     if not isinstance(model, str) or not 0 < len(model.encode()) <= MODEL_BYTES_MAX:
         raise InvalidArgument(f"model is {model!r}, expected a name of 1 to {MODEL_BYTES_MAX} bytes")
+    if not isinstance(revision, str) or REVISION_SEPARATOR in revision:
+        raise InvalidArgument(f"revision is {revision!r}, expected the weights' own, without {REVISION_SEPARATOR!r}")
+    if len(namespace_name(model, revision).encode()) > MODEL_BYTES_MAX:
+        raise InvalidArgument(
+            f"model and revision are {model!r} and {revision!r}, expected at most {MODEL_BYTES_MAX} bytes"
+        )
     if not isinstance(layout, Layout):
         raise InvalidArgument(f"layout is {type(layout).__name__}, expected kvpool_client.Layout")
     if not isinstance(salt, (bytes, bytearray, memoryview)):

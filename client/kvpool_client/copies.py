@@ -93,7 +93,7 @@ class Copies:
             ids.tobytes(),
             self._layout.layers,
             self._layout.layer_bytes,
-            session.welcome.verify == "always",
+            session.welcome.verify != "cold",
         )
         if not blocks.is_on_device or blocks.cache is None:
             return job

@@ -86,12 +86,12 @@ class Lease:
                 return
             self._is_released = True
             loads = list(self._loads)
-        for load in loads:
-            load.wait()
+        for load, stall in [(load, load.watch()) for load in loads]:
+            load.wait_watched(stall)
         if self.session is not None and self.session.is_alive:
             with contextlib.suppress(KVPoolError):  # the session has ended, and the lease with it
                 failpoint.reach("client.release.before", failpoint.unreachable)
-                self.session.call(m.Release(self.id), m.Done)
+                self.session.drop_lease(self.id)
 
     def ticket(self) -> bytes:
         """A ticket that another process of the trust domain turns into a lease; empty if this lease has ended."""

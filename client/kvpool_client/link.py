@@ -176,7 +176,7 @@ class Link:
                 session.call(m.Renew(leases[first : first + m.RENEWALS_MAX].tobytes()), m.Done)
 
     def _report(self, session: Session) -> None:
-        if self._report_pause.has_passed() and self._send_report(session):
+        if session.send_waiting() and self._report_pause.has_passed() and self._send_report(session):
             self._report_pause = Deadline(REPORT_INTERVAL_S)
 
     def _send_report(self, session: Session) -> bool:

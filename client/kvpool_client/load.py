@@ -18,7 +18,7 @@ from kvpool.errors import InvalidArgument
 from kvpool.types import LoadReason
 from kvpool_client.lease import Lease
 from kvpool_client.results import LoadResult
-from kvpool_client.stall import WAIT_SLICE_S, Stall
+from kvpool_client.stall import Stall
 
 
 class LoadRun(Protocol):
@@ -113,7 +113,7 @@ class Load:
         deadline = Deadline(timeout_s) if timeout_s is not None else None
         stalled = Stall(run, self._timeout_s)
         while code == -1:
-            code = run.wait_layer(layer, _slice_s(deadline))
+            code = run.wait_layer(layer, _slice_s(stalled, deadline))
             if code == -1 and (stalled.has_lasted() or (deadline is not None and deadline.has_passed())):
                 self._stop(LoadReason.TIMEOUT)
                 return False
@@ -125,11 +125,17 @@ class Load:
 
     def wait(self, timeout_s: float | None = None) -> LoadResult:
         """Until the load has ended; a load that is not there after `timeout_s` is ended with reason `timeout`."""
-        if self._result is None and self._run is not None:
-            deadline = Deadline(timeout_s) if timeout_s is not None else None
-            stalled = Stall(self._run, self._timeout_s)
-            while not self._run.wait(_slice_s(deadline)):
-                if stalled.has_lasted() or (deadline is not None and deadline.has_passed()):
+        return self.wait_watched(self.watch(), None if timeout_s is None else Deadline(timeout_s))
+
+    def watch(self) -> Stall | None:
+        """What notices, from now on, that the load makes no progress; None where it has ended."""
+        return Stall(self._run, self._timeout_s) if self._result is None and self._run is not None else None
+
+    def wait_watched(self, stall: Stall | None, deadline: Deadline | None = None) -> LoadResult:
+        """`wait`, with what has watched the load since before: loads that stall together are waited for once."""
+        if stall is not None and self._result is None and self._run is not None:
+            while not self._run.wait(_slice_s(stall, deadline)):
+                if stall.has_lasted() or (deadline is not None and deadline.has_passed()):
                     self._stop(LoadReason.TIMEOUT)
         return self._finish()
 
@@ -157,5 +163,6 @@ class Load:
         return self._result
 
 
-def _slice_s(deadline: Deadline | None) -> float:
-    return WAIT_SLICE_S if deadline is None else min(WAIT_SLICE_S, deadline.remaining_s())
+def _slice_s(stall: Stall, deadline: Deadline | None) -> float:
+    slice_s = stall.slice_s()
+    return slice_s if deadline is None else min(slice_s, deadline.remaining_s())

@@ -15,7 +15,7 @@ import numpy as np
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.keys import DEFAULT_DOMAIN, pack_scope
+from kvpool.keys import DEFAULT_DOMAIN, namespace_name, pack_scope
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool.types import KEY_BYTES, LoadReason, TokenRange
@@ -27,6 +27,7 @@ from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart,
 from kvpool_client.hints import HintReport, parse_hints
 from kvpool_client.key_chain import Extra, KeyChain
 from kvpool_client.lease import Lease
+from kvpool_client.leasing import Leasing
 from kvpool_client.link import Link
 from kvpool_client.load import Load, LoadRun
 from kvpool_client.results import AnnounceResult, Hit, LoadResult, RetainResult
@@ -37,7 +38,6 @@ from kvpool_client.saving import Saving
 from kvpool_client.session import Session
 from kvpool_client.wishing import Wishing
 
-_NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 _NO_TIERS = np.empty(0, np.uint8)
 
 
@@ -46,36 +46,56 @@ def connect(
     *,
     model: str,
     layout: Layout,
+    revision: str = "",
     salt: bytes = b"",
     timeout_s: float = 1.0,
     copy_threads: int = 1,
 ) -> "Pool":
     """A Pool on the daemon at `path`. Never raises because the daemon is away: then it misses and goes on trying.
 
-    `timeout_s` bounds one round trip, and for a load or save the longest time without progress. `copy_threads` native
-    threads copy for this Pool. Raises InvalidArgument, or LayoutMismatch when the daemon cannot store such chunks.
+    `revision` names the weights: chunks are shared only where model and revision are equal, and a new checkpoint must have
+    another one. `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the
+    longest time without progress. `copy_threads` native threads copy for this Pool. Raises InvalidArgument, or LayoutMismatch
+    when the daemon cannot store such chunks.
     """
-    return Pool(path, model=model, layout=layout, salt=salt, timeout_s=timeout_s, copy_threads=copy_threads)
+    return Pool(
+        path,
+        model=model,
+        revision=revision,
+        layout=layout,
+        salt=salt,
+        timeout_s=timeout_s,
+        copy_threads=copy_threads,
+    )
 
 
 class Pool:
     """See `connect`."""
 
     def __init__(
-        self, path: str, *, model: str, layout: Layout, salt: bytes, timeout_s: float, copy_threads: int
+        self,
+        path: str,
+        *,
+        model: str,
+        layout: Layout,
+        salt: bytes,
+        timeout_s: float,
+        copy_threads: int,
+        revision: str = "",
     ) -> None:
-        check_connect(path, model, layout, salt, timeout_s, copy_threads)
+        check_connect(path, model, revision, layout, salt, timeout_s, copy_threads)
         self.layout = layout
-        self.model = model
+        self.model = namespace_name(model, revision)
         self._salt = bytes(salt)
         self._timeout_s = float(timeout_s)
         self._pid = os.getpid()
-        self._roots = Roots(model, layout)
+        self._roots = Roots(self.model, layout)
         self._counters = Counters()
-        self._link = Link(os.fspath(path), model, layout, self._timeout_s, self._counters)
+        self._link = Link(os.fspath(path), self.model, layout, self._timeout_s, self._counters)
         self._copies = Copies(layout, copy_threads)
+        self._leasing = Leasing(layout, self._link, self._counters, self._copies.estimate_s, self._timeout_s)
         self._saving = Saving(layout, self._link, self._copies, self._counters, self._timeout_s)
-        self._wishing = Wishing(layout, self._link, self._counters)
+        self._wishing = Wishing(layout, self._link, self._counters, self._timeout_s)
 
     def __repr__(self) -> str:
         return f"<Pool {self.model} {'connected' if self.connected else 'away'}>"
@@ -178,31 +198,18 @@ class Pool:
     def acquire(self, hit: Hit) -> Lease:
         """Lease a hit's chunks, or the longest prefix of them that is still there.
 
-        One round trip; none for an empty hit, a second one where some of the hit has gone since the lookup.
+        One round trip; none for an empty hit, a second one where some of the hit has gone since the lookup and half of the
+        time is left.
         """
         if not isinstance(hit, Hit):
             raise InvalidArgument(f"hit is {type(hit).__name__}, expected what lookup answered")
-        session = self._link.session
-        chunks = min(hit.chunks, m.KEYS_MAX // len(self.layout.ranks))
-        if session is None or not chunks:
-            return self._lease(None, _NO_LEASE)
-        columns = hit.keys.columns()
-        end = chunks * KEY_BYTES
-        if chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
-            leaves = b"".join(column[end - KEY_BYTES : end] for column in columns)
-            lease = self._ask_for_lease(session, m.AcquireLeaves(leaves, chunks))
-            if lease.chunks or not session.is_alive:
-                return lease
-        return self._ask_for_lease(session, m.Acquire(b"".join(column[:end] for column in columns)))
+        return self._leasing.acquire(hit)
 
     def claim(self, ticket: bytes) -> Lease:
         """The lease that a ticket stands for, once on each rank. A used, expired or forged ticket gives an empty lease."""
         if not isinstance(ticket, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"ticket is {type(ticket).__name__}, expected bytes")
-        session = self._link.session
-        if session is None or not 0 < len(ticket) <= 256:
-            return self._lease(None, _NO_LEASE)
-        return self._ask_for_lease(session, m.Claim(bytes(ticket)))
+        return self._leasing.claim(bytes(ticket))
 
     def load(
         self,
@@ -343,19 +350,6 @@ class Pool:
             ended_early=early,
             on_end=self._load_ended,
         )
-
-    def _ask_for_lease(self, session: Session, request: m.Acquire | m.AcquireLeaves | m.Claim) -> Lease:
-        try:
-            leased = session.call(request, m.Leased)
-            failpoint.reach("client.acquire.after", failpoint.unreachable)
-        except KVPoolError as error:
-            self._link.note_failure(session, error)
-            return self._lease(None, _NO_LEASE)
-        self._counters.count("acquired_chunks", leased.chunks)
-        return self._lease(session if leased.chunks else None, leased)
-
-    def _lease(self, session: Session | None, leased: m.Leased) -> Lease:
-        return Lease(session, leased, layout=self.layout, estimate_s=self._copies.estimate_s)
 
     def _load_ended(self, load: Load, result: LoadResult) -> None:
         lease = load.lease

@@ -10,6 +10,13 @@ from kvpool.types import RetainState, SaveState
 from kvpool_client.key_chain import KeyChain
 
 STORED_STATES = (SaveState.STORED, SaveState.PRESENT)
+_SAVE_STATES = {int(state): state for state in SaveState}
+_RETAIN_STATES = {int(state): state for state in RetainState}
+
+
+def save_state_of(code: int) -> SaveState:
+    """The state with this number; OTHER, which is a declined chunk, for one that a daemon of a later version may say."""
+    return _SAVE_STATES.get(code, SaveState.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +53,10 @@ class SaveResult:
     """What became of each chunk of a save. `stored + present + declined` is the number of chunks asked.
 
     `states[i]`: stored | present | declined. `reasons` counts the declined ones by reason: pending, no-parent, full, share,
-    not-ready, stopping, expired, disconnected, timeout, too-long, aborted, and checksum where the daemon has stored other bytes
-    than were announced to it. `clipped`: how many of the stored and present ones are kept at the default priority although the
-    save asked for a higher one, because as much as may be is kept above it.
+    not-ready, stopping, expired, disconnected, timeout, too-long, aborted, checksum where the daemon has stored other bytes
+    than were announced to it, and other for a reason that only a later version has a word for. `clipped`: how many of the
+    stored and present ones are kept at the default priority although the save asked for a higher one, because as much as may
+    be is kept above it.
     """
 
     stored: int
@@ -94,9 +102,12 @@ class RetainResult:
     def of(cls, chunks: int, covered: Sequence[int], said: bytes) -> "RetainResult":
         """The result over `chunks` chunks, of which the covered ones ended in `said`."""
         states = [""] * chunks
-        for chunk, state in zip(covered, said, strict=True):
-            states[chunk] = RetainState(state).name.lower()
-        accepted, clipped, absent = (said.count(state) for state in RetainState)
+        counts = dict.fromkeys(RetainState, 0)
+        for chunk, code in zip(covered, said, strict=True):
+            state = _RETAIN_STATES.get(code, RetainState.ABSENT)
+            states[chunk] = state.name.lower()
+            counts[state] += 1
+        accepted, clipped, absent = counts.values()
         return cls(accepted, clipped, absent, tuple(states))
 
 

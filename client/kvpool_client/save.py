@@ -18,9 +18,9 @@ from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol import messages as m
 from kvpool.types import SaveState
 from kvpool_client.pending import PendingChunks
-from kvpool_client.results import SaveResult
+from kvpool_client.results import SaveResult, save_state_of
 from kvpool_client.session import Session
-from kvpool_client.stall import WAIT_SLICE_S, Stall
+from kvpool_client.stall import Stall
 
 
 class SaveRun(Protocol):
@@ -168,7 +168,7 @@ class Save:
         """Whether every byte has been copied; else the save is given up."""
         assert self._run is not None
         stall = Stall(self._run, self._timeout_s)
-        while not self._run.wait(WAIT_SLICE_S):
+        while not self._run.wait(stall.slice_s()):
             if stall.has_lasted():
                 self._give_up(SaveState.TIMEOUT)
                 return False
@@ -195,7 +195,7 @@ class Save:
                 self._give_up(SaveState.DISCONNECTED)
                 return
             for number, state in zip(part, answer.states, strict=True):
-                self._states[number] = SaveState(state)
+                self._states[number] = save_state_of(state)
         if SaveState.EXPIRED in self._states:
             self._acknowledge_end()
 
@@ -213,7 +213,7 @@ class Save:
         if self._reservation and self._session is not None and self._session.is_alive:
             try:
                 failpoint.reach("client.end.before", failpoint.unreachable)
-                self._session.call(m.End(self._reservation), m.Done)
+                self._session.drop_reservation(self._reservation)
             except KVPoolError:
                 self._session.end()
 

@@ -18,6 +18,7 @@ from kvpool_client.counters import Counters
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.link import Link
 from kvpool_client.pending import PendingChunks
+from kvpool_client.results import save_state_of
 from kvpool_client.retention import Wishes
 from kvpool_client.save import Save, SaveRun
 from kvpool_client.session import Session
@@ -48,7 +49,7 @@ class Saving:
         except KVPoolError as error:
             self._link.note_failure(session, error)
             return self._saved_nothing([SaveState.DISCONNECTED] * count)
-        states = [SaveState(state) for state in answer.states] + [SaveState.TOO_LONG] * (count - asked)
+        states = [save_state_of(state) for state in answer.states] + [SaveState.TOO_LONG] * (count - asked)
         reserved = [first_chunk + number for number, state in enumerate(states) if state == SaveState.RESERVED]
         tokens = self._token_ids(session, keys, reserved)
         pending = PendingChunks(session, _chosen(wanted, answer.states, SaveState.PENDING))
@@ -79,7 +80,7 @@ class Saving:
         except (DaemonUnreachable, Refused) as error:
             self._link.note_failure(session, error)
             with contextlib.suppress(KVPoolError):  # the reservation ends with its connection or its time
-                session.call(m.End(answer.reservation), m.Done)
+                session.drop_reservation(answer.reservation)
             return self._saved_nothing(_disconnected(states))
         if not session.adopt_save(run):
             run.cancel()

@@ -31,3 +31,7 @@ class Stall:
             self._seen = seen
             self._deadline = Deadline(self._timeout_s)
         return self._deadline.has_passed()
+
+    def slice_s(self) -> float:
+        """How long to wait before the next look."""
+        return min(WAIT_SLICE_S, self._deadline.remaining_s())

@@ -66,20 +66,31 @@ def stats(options: Options, section: str | None, watch: bool, interval: str, cou
 @click.option("--older-than", metavar="DURATION", help="Chunks not used for this long, such as 30m.")
 @click.option("--tier", type=click.Choice(["dram", "ssd"]), help="Only from this tier (default: every tier).")
 @click.option("--demote", is_flag=True, help="Write what DRAM alone has to the SSD tier and checkpoint; drop nothing.")
+@click.option("--force", is_flag=True, help="With --demote: beyond ssd.write_budget.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common_options
 @pass_options
 def flush(
-    options: Options, is_all: bool, model: str | None, older_than: str | None, tier: str | None, demote: bool, yes: bool
+    options: Options,
+    is_all: bool,
+    model: str | None,
+    older_than: str | None,
+    tier: str | None,
+    demote: bool,
+    force: bool,
+    yes: bool,
 ) -> None:
     """Drop chunks from every tier, or one. Chunks that are held stay. Prints what was dropped.
 
     With --demote nothing is dropped: what only DRAM has is written to the SSD tier, and made certain there. Fails where a power
-    cut could still take chunks (`durable` with --json): some are left in DRAM alone, or a sync failed or came late.
+    cut could still take chunks (`durable` with --json): some are left in DRAM alone, because ssd.write_budget is used up
+    (--force writes them all the same) or the tier has no room for them, or a sync failed or came late.
     """
     if demote:
-        _write_down(options, is_alone=model is None and older_than is None and tier is None)
+        _write_down(options, is_alone=model is None and older_than is None and tier is None, is_forced=force)
         return
+    if force:
+        fail("--force goes with --demote", EXIT_USAGE)
     if not is_all and model is None and older_than is None and tier is None:
         fail("name what to drop: --all, --model M, --tier T or --older-than DURATION", EXIT_USAGE)
     if is_all and (model is not None or older_than is not None):
@@ -99,11 +110,11 @@ def flush(
         print_line(f"dropped {report['chunks']} chunks, {size}; {report['skipped']} are held and stay")
 
 
-def _write_down(options: Options, *, is_alone: bool) -> None:
+def _write_down(options: Options, *, is_alone: bool, is_forced: bool) -> None:
     if not is_alone:
         fail("--demote writes everything down: it goes with no other choice than --all", EXIT_USAGE)
     with options.connect() as connection:
-        report = ask(lambda: connection.write_down(WRITE_DOWN_TIMEOUT_S))
+        report = ask(lambda: connection.write_down(WRITE_DOWN_TIMEOUT_S, is_forced=is_forced))
     if options.is_json:
         print_json(report)
     else:

@@ -149,8 +149,8 @@ class Demotions:
         """Have the next calls of `run_all` write once more what was written before and gave way below."""
         self._forget_from = 0
 
-    def run_all(self, now_ns: int, order: WriteOrder = WriteOrder.COLDEST) -> bool:
-        """Start writing whatever DRAM alone has, worth it or not and whatever the budget, as far as there is room.
+    def run_all(self, now_ns: int, order: WriteOrder = WriteOrder.COLDEST, *, is_forced: bool = True) -> bool:
+        """Start writing whatever DRAM alone has, worth it or not, as far as there is room and (unless forced) budget.
 
         False when there is no more to start now; else it has stopped for the sake of others, and goes on with the next call.
         What gave way below is not written once more, until that is forgotten.
@@ -165,7 +165,9 @@ class Demotions:
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
                 if not pinned[0]:
                     return pinned[1] > 0  # looked at in vain, and there may be others behind
-                started = self._begin(pinned, lambda _: UNBOUNDED, now_ns, left, refused)
+                size = _slot_bytes(self._namespaces.by_id(NamespaceId(pinned[3])))
+                affordable = (lambda _: UNBOUNDED) if is_forced else partial(self._admission.affordable, size)
+                started = self._begin(pinned, affordable, now_ns, left, refused)
                 if started is None:
                     return False
                 left -= started

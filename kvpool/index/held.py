@@ -44,17 +44,6 @@ def held_by_connection(directory: Directory, *owners: HoldsByOwner) -> dict[int,
     return found
 
 
-def compare_counts(directory: Directory, holds: int, pins: int) -> list[str]:
-    """Where DRAM's directory counts other holds and pins than their owners do, one line each."""
-    found = directory.stats()
-    problems = []
-    if found["holds"] != holds:
-        problems.append(f"index: {found['holds']} holds, {holds} of leases, tickets, hints and promotions")
-    if found["pins"] != pins:
-        problems.append(f"index: {found['pins']} pins, {pins} of demotions and checks")
-    return problems
-
-
 def count_held(directory: Directory, namespaces: Namespaces) -> dict[str, int]:
     """Bytes by name. `held.connection.0`: of tickets. Leases of one connection on the same chunks may count more than once."""
     holders = directory.holders()

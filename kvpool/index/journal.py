@@ -42,7 +42,7 @@ SNAPSHOT_END = -1
 TOKEN_BYTES = 4
 _ROW = struct.Struct("<32s32sIBBBBBB6x")
 _NO_KEY = bytes(KEY_BYTES)
-_CAUSES = tuple(Cause)  # by their codes
+_CAUSES = tuple(cause for cause in Cause if cause is not Cause.OTHER)  # by their codes
 assert all(cause == code for code, cause in enumerate(_CAUSES))
 assert _ROW.size == kvpool_native.CHANGE_BYTES
 

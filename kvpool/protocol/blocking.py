@@ -6,10 +6,12 @@ but Refused the connection is unusable and must be closed: an answer may still b
 
 import array
 import contextlib
+import select
 import socket
 import struct
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -18,7 +20,7 @@ from kvpool.errors import DaemonUnreachable, ProtocolError, Refused
 from kvpool.ownership import fault_of_daemon, peer_of
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
-from kvpool.protocol import frames, hit_curve, places
+from kvpool.protocol import frames, hit_curve, places, versions
 from kvpool.protocol import messages as m
 from kvpool.protocol import operator_messages as om
 from kvpool.protocol.event_columns import NamespaceNames, unpack_namespaces
@@ -36,22 +38,33 @@ class BlockingConnection:
     """A handshaken connection. `fds` are the descriptors that came with the welcome; the owner closes them."""
 
     def __init__(self, path: str, hello: m.Hello, timeout_s: float) -> None:
-        """Raises DaemonUnreachable, Refused or ProtocolError; then nothing is left open."""
+        """Of the newest version that the daemon speaks too. Raises DaemonUnreachable, Refused or ProtocolError; then nothing
+        is left open."""
         self._timeout_s = timeout_s
         self._sequence = 0
         self._buffer = bytearray(_BUFFER_BYTES)
-        self._waits_s = 0.0
         self.fds: list[int] = []
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         deadline = Deadline(timeout_s)
         try:
-            self._wait_at_most(timeout_s)
+            self._greet(path, hello, versions.NEWEST, deadline)
+        except Refused as error:
+            if error.code != "protocol":
+                raise
+            # A daemon of version 1 takes a hello with a range for a bad frame.
+            self._greet(path, replace(hello, version=1), 1, deadline)
+
+    def _greet(self, path: str, hello: m.Hello, version: int, deadline: Deadline) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._waits_s = 0.0
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(deadline.remaining_s()))
             self._socket.connect(path)
             fault = fault_of_daemon(path, peer_of(self._socket)[1])
             if fault:
                 raise DaemonUnreachable(fault)
             with contextlib.suppress(BrokenPipeError):  # refused unread, as a full daemon does: its reason can be read
-                self._socket.sendall(m.encode(hello, 0))
+                self._send(versions.encode_for(hello, 0, version), deadline)
+            self._wait_at_most(deadline.remaining_s())
             self.welcome = self._receive_welcome(deadline)
         except OSError as error:
             self.close()
@@ -84,27 +97,34 @@ class BlockingConnection:
             socket.close(fd)
         self.fds = []
 
+    def hang_up(self) -> None:
+        """End the connection but keep its descriptor: whoever waits for an answer on another thread learns of it now."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def call(self, request: object, answer: type[Answer], timeout_s: float | None = None) -> Answer:
         """One round trip. Raises Refused, DaemonUnreachable (also when time runs out) or ProtocolError."""
         self._sequence += 1
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = Deadline(limit_s)
         try:
-            self._wait_at_most(limit_s)
-            self._socket.sendall(m.encode(request, self._sequence))
+            is_delayed = self._send(m.encode(request, self._sequence), deadline)
+            self._wait_at_most(deadline.remaining_s() if is_delayed else limit_s)
             kind, sequence, values = self._receive(0, deadline)
         except OSError as error:
             raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
         return _expect(answer, kind, sequence, values, self._sequence)
 
-    def call_for_descriptor(self, request: object, answer: type[Answer]) -> tuple[Answer, int]:
+    def call_for_descriptor(
+        self, request: object, answer: type[Answer], timeout_s: float | None = None
+    ) -> tuple[Answer, int]:
         """One round trip whose answer a descriptor comes with; the caller closes it. Raises as `call` does."""
         self._sequence += 1
-        deadline = Deadline(self._timeout_s)
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         fds: list[int] = []
         try:
-            self._wait_at_most(self._timeout_s)
-            self._socket.sendall(m.encode(request, self._sequence))
+            self._send(m.encode(request, self._sequence), deadline)
+            self._wait_at_most(deadline.remaining_s())
             got = self._receive_with(fds, 1)
             record = _expect(answer, *self._receive(got, deadline), self._sequence)
             if len(fds) != 1:
@@ -116,20 +136,26 @@ class BlockingConnection:
             for fd in fds:
                 socket.close(fd)
 
-    def notify(self, record: object) -> bool:
-        """Send a record that is never answered, without waiting. False if the socket is full: then nothing was sent.
+    def send(self, frame: bytes, deadline: Deadline) -> None:
+        """Send a frame that is never answered. Raises DaemonUnreachable, also when the daemon does not read it in time."""
+        try:
+            self._send(frame, deadline)
+        except OSError as error:
+            raise DaemonUnreachable(f"a frame without an answer cannot be sent: {error}") from error
+
+    def notify(self, frame: bytes) -> bool:
+        """Send a frame that is never answered, without waiting. False if the socket is full: then nothing was sent.
 
         Raises DaemonUnreachable.
         """
-        data = m.encode(record, 0)
         try:
-            sent = self._socket.send(data, socket.MSG_DONTWAIT)
+            sent = self._socket.send(frame, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError as error:
-            raise DaemonUnreachable(f"{type(record).__name__} cannot be sent: {error}") from error
-        if sent != len(data):
-            raise DaemonUnreachable(f"{type(record).__name__} was sent in part: {sent} of {len(data)} bytes")
+            raise DaemonUnreachable(f"a frame without an answer cannot be sent: {error}") from error
+        if sent != len(frame):
+            raise DaemonUnreachable(f"a frame without an answer was sent in part: {sent} of {len(frame)} bytes")
         return True
 
     def info(self) -> dict[str, Any]:
@@ -145,13 +171,15 @@ class BlockingConnection:
         request = m.Flush(model or "", -1.0 if older_than_s is None else float(older_than_s), tier)
         return self.call(request, m.Report).values
 
-    def write_down(self, timeout_s: float) -> dict[str, Any]:
-        """Write what DRAM alone has to the SSD tier; answers `chunks` written that are still there, and `left` in DRAM alone.
+    def write_down(self, timeout_s: float, *, is_forced: bool = True) -> dict[str, Any]:
+        """Write what DRAM alone has to the SSD tier, as far as the write budget goes or (`is_forced`) beyond.
+
+        Answers `chunks` written that are still there, and `left` in DRAM alone.
 
         `durable`: a power cut now would take none of the chunks that the pool has. False when any are left, or a sync of the
         data or of the catalogue failed or came late.
         """
-        return self.call(m.WriteDown(timeout_s), m.Report, timeout_s + self._timeout_s).values
+        return self.call(m.WriteDown(timeout_s, is_forced), m.Report, timeout_s + self._timeout_s).values
 
     def connections(self) -> dict[str, Any]:
         """Who is connected and what each holds (`connections`, those that hold the most first), and how many are `left_out`."""
@@ -229,7 +257,10 @@ class BlockingConnection:
         got = self._receive_with(self.fds, _FDS_EXPECTED)
         if not got:
             raise DaemonUnreachable("the daemon closed the connection during the handshake")
-        return _expect(m.Welcome, *self._receive(got, deadline), 0)
+        kind, sequence, values = self._receive(got, deadline)
+        if kind != m.Welcome.KIND:
+            return _expect(m.Welcome, kind, sequence, values, 0)
+        return versions.decode_of_any(m.Welcome, values)
 
     def _receive_with(self, fds: list[int], most: int) -> int:
         """What there is of the next frame into the buffer, its size; descriptors that came along into `fds`."""
@@ -259,6 +290,24 @@ class BlockingConnection:
         with memoryview(self._buffer) as view:
             return frames.decode(view[frames.LENGTH.size : needed])
 
+    def _send(self, frame: bytes, deadline: Deadline) -> bool:
+        """All of a frame. Whether it had to wait for the daemon to read."""
+        try:
+            sent = self._socket.send(frame, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(frame):
+            return False
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        with memoryview(frame) as view:
+            while sent < len(frame):
+                if not writable.poll(deadline.remaining_s() * 1000):
+                    raise TimeoutError(f"the daemon has read {sent} of {len(frame)} bytes in time")
+                with contextlib.suppress(BlockingIOError):
+                    sent += self._socket.send(view[sent:], socket.MSG_DONTWAIT)
+        return True
+
     def _receive_some(self, got: int, deadline: Deadline) -> int:
         if got:
             self._wait_at_most(deadline.remaining_s())
@@ -274,14 +323,16 @@ class BlockingConnection:
         return received
 
     def _wait_at_most(self, seconds: float) -> None:
-        """Bound each send and receive from now on, in the kernel: a socket in Python's timeout mode polls before each."""
-        bound_s = max(seconds, _TIMEOUT_S_MIN)
-        if bound_s != self._waits_s:
-            whole = int(bound_s)
-            timeval = _TIMEVAL.pack(whole, int((bound_s - whole) * 1e6))
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._socket.setsockopt(socket.SOL_SOCKET, option, timeval)
-            self._waits_s = bound_s
+        """Bound each receive from now on, in the kernel: a socket in Python's timeout mode polls before each."""
+        if seconds != self._waits_s:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
+            self._waits_s = seconds
+
+
+def _timeval(seconds: float) -> bytes:
+    bound_s = max(seconds, _TIMEOUT_S_MIN)
+    whole = int(bound_s)
+    return _TIMEVAL.pack(whole, int((bound_s - whole) * 1e6))
 
 
 def _expect(answer: type[Answer], kind: int, sequence: int, values: list[object], expected_sequence: int) -> Answer:

@@ -15,6 +15,8 @@ from kvpool.types import Cause, Event, EventKind, StoredChunk
 
 # A namespace as an event names it: the model, and the layout of one rank.
 NamespaceNames = dict[int, tuple[str, Layout]]
+_KINDS = frozenset(map(int, EventKind))
+_CAUSES = {int(cause): cause for cause in Cause}
 
 
 def pack_events(events: Iterable[Event]) -> bytes:
@@ -23,10 +25,10 @@ def pack_events(events: Iterable[Event]) -> bytes:
 
 
 def unpack_events(column: bytes) -> tuple[Event, ...]:
-    """The events of a column. Raises ProtocolError."""
+    """The events of a column but for kinds that only a later version knows: their ids are missing. Raises ProtocolError."""
     try:
-        return tuple(_event_of(*fields) for fields in _unpack(column))
-    except (TypeError, ValueError) as error:
+        return tuple(_event_of(*fields) for fields in _unpack(column) if fields[1] in _KINDS)
+    except (TypeError, ValueError, IndexError) as error:
         raise ProtocolError(f"column of events has an entry that is none: {error}") from error
 
 
@@ -70,7 +72,7 @@ def _event_of(number: int, kind: int, *fields: Any) -> Event:
         tiers_before=tiers_before,
         priority=priority,
         priority_before=priority_before,
-        cause=Cause(cause),
+        cause=_CAUSES.get(cause, Cause.OTHER),
         capacities=tuple(capacities),
         adapter=adapter,
         salt_tag=salt_tag,

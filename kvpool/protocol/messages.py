@@ -1,21 +1,20 @@
 """The records that travel: one frozen dataclass for each kind of frame.
 
-A record's fields are its wire fields in order, and each has one fixed type: `decode_as` refuses anything else.
+A record's fields are its wire fields in order, and each has one fixed type; `codec` reads and writes them.
 Columns are packed little endian: keys 32 bytes each, offsets and generations u64, states, tiers and priorities u8, checksums
 and durations (in milliseconds, 0: for good) u32.
-Requests carry a sequence number that the answer repeats; `Usage` alone is never answered. Any thread.
+Requests carry a sequence number that the answer repeats; those of `one_way`, and `Usage`, are never answered. Any thread.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from kvpool.errors import ProtocolError
-from kvpool.protocol import frames
+from kvpool.protocol.codec import decode_as as decode_as
+from kvpool.protocol.codec import encode as encode
+from kvpool.protocol.codec import values_of as values_of
 
 MAGIC = b"KVPL"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2  # the newest that is spoken; see `versions`
 KEYS_MAX = 28_000  # with what retention says of each they still fit a frame
 LEAF_CHUNKS_MAX = 4096  # chunks, of all ranks, that are leased at once by their leaves
 WISHES_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each is looked at on the control thread
@@ -29,7 +28,7 @@ ROLE_ADMIN = "admin"
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first frame of a connection. An admin sends an empty layout."""
+    """The first frame of a connection: it speaks the versions `oldest` to `version`. An admin sends an empty layout."""
 
     KIND: ClassVar[int] = 1
     magic: bytes
@@ -37,11 +36,13 @@ class Hello:
     role: str
     model: str
     layout: list[Any]
+    oldest: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The daemon's answer to Hello; an engine gets arena and index by descriptors. `staging_bytes` 0: it writes in place."""
+    """The daemon's answer to Hello; an engine gets arena and index by descriptors. `staging_bytes` 0: it writes in place.
+    `protocol`: the version that both speak from now on."""
 
     KIND: ClassVar[int] = 2
     epoch: bytes
@@ -54,6 +55,7 @@ class Welcome:
     verify: str
     keeps_tokens: bool
     staging_bytes: int
+    protocol: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,7 @@ class ReportCorrupt:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a client did since its last report; see `usage` for the column. Never answered: it may wait for nobody."""
+    """What a client did since its last report; see `usage` for the column. Never answered."""
 
     KIND: ClassVar[int] = 26
     counts: bytes
@@ -297,10 +299,14 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class WriteDown:
-    """Have the SSD tier keep what DRAM alone has, and checkpoint, within `timeout_s`. Answered by Report."""
+    """Have the SSD tier keep what DRAM alone has, and checkpoint, within `timeout_s`. Answered by Report.
+
+    `is_forced`: whatever is left of the write budget.
+    """
 
     KIND: ClassVar[int] = 36
     timeout_s: float
+    is_forced: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,44 +363,3 @@ class Report:
 
     KIND: ClassVar[int] = 34
     values: dict[str, Any]
-
-
-Record = TypeVar("Record")
-_TYPES: dict[type[Any], tuple[type[Any], ...]] = {}
-_READERS: dict[type[Any], Callable[[Any], tuple[object, ...]]] = {}
-
-
-def encode(record: object, sequence: int) -> bytes:
-    """The frame that carries `record`."""
-    read = _READERS.get(type(record)) or _reader_of(type(record))
-    return frames.encode(record.KIND, sequence, read(record))  # type: ignore[attr-defined]  # every record has KIND
-
-
-def decode_as(record: type[Record], values: list[object]) -> Record:
-    """The record in a frame's fields. Raises ProtocolError unless number and types are exactly its own."""
-    types = _TYPES.get(record)
-    if types is None:
-        types = _TYPES[record] = _field_types(record)
-    if tuple(map(type, values)) != types:
-        raise _misfit(record, values, types)
-    return record(*values)
-
-
-def _misfit(record: type[Any], values: list[object], types: tuple[type[Any], ...]) -> ProtocolError:
-    if len(values) != len(types):
-        return ProtocolError(f"{record.__name__} has {len(values)} fields, expected {len(types)}")
-    found, expected = next(
-        (type(value), kind) for value, kind in zip(values, types, strict=True) if type(value) is not kind
-    )
-    return ProtocolError(f"{record.__name__} has a field of {found.__name__}, expected {expected.__name__}")
-
-
-def _reader_of(record: type[Any]) -> Callable[[Any], tuple[object, ...]]:
-    names: tuple[str, ...] = record.__slots__
-    _READERS[record] = attrgetter(*names) if len(names) > 1 else lambda one: tuple(getattr(one, name) for name in names)
-    return _READERS[record]
-
-
-def _field_types(record: type[Any]) -> tuple[type[Any], ...]:
-    hints = get_type_hints(record)
-    return tuple(getattr(hints[field.name], "__origin__", hints[field.name]) for field in fields(record))

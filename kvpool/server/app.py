@@ -26,6 +26,7 @@ from kvpool.keys import domain_key
 from kvpool.layout import Layout
 from kvpool.pool import Pool
 from kvpool.protocol import messages as m
+from kvpool.protocol import versions
 from kvpool.server.connection import Connection
 from kvpool.server.connection_requests import connection_handlers, end_connection
 from kvpool.server.health import Health
@@ -247,6 +248,7 @@ class App:
             on_protocol_error=self._on_protocol_error,
             on_failed=self._on_failed,
             on_unfinished=self._input.note,
+            version=versions.choose(hello.oldest, hello.version),
         )
         self._roster.add(connection, peer, hello)
         self._counts.accepted += 1

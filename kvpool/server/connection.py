@@ -1,7 +1,7 @@
 """One engine's or operator's connection after its handshake.
 
-Reads frames, dispatches each to the pool, writes the answers in order; a handler that answers None says nothing. How long
-each took, from its dispatch to its answer, goes into RequestTimes. A request that has to wait (for memory that is
+Reads frames, dispatches each to the pool, writes the answers in order, none to the records of `one_way`. How long each took,
+from its dispatch to its answer, goes into RequestTimes. A request that has to wait (for memory that is
 being faulted in, for a deep check) is answered later; the connection reads and serves nothing more until then, nor while
 the peer does not read its answers: there is never more than one request under way, and such a peer only stops itself. One
 that sends many requests at once is served in turns with everybody else (see `turns`), and so is a request in parts (see
@@ -30,7 +30,9 @@ from kvpool.clock import Clock
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.index.parts import Parts
 from kvpool.protocol import messages as m
+from kvpool.protocol import versions
 from kvpool.protocol.frames import FrameReader
+from kvpool.protocol.one_way import UNANSWERED
 from kvpool.server.request_times import RequestTimes
 from kvpool.server.turns import Turns
 from kvpool.types import ConnectionId
@@ -76,8 +78,10 @@ class Connection(asyncio.Protocol):
         on_protocol_error: Callable[[], None],
         on_failed: Callable[[BaseException], None],
         on_unfinished: Callable[[ConnectionId, int], None] = lambda _connection, _unfinished: None,
+        version: int = versions.NEWEST,
     ) -> None:
-        """`on_unfinished`: told of how many bytes of the next request are here, while the rest is not."""
+        """`on_unfinished`: told of how many bytes of the next request are here, while the rest is not. `version`: of the
+        protocol, as the handshake has chosen it."""
         self.id = connection_id
         self._handlers = handlers
         self._clock = clock
@@ -88,6 +92,7 @@ class Connection(asyncio.Protocol):
         self._on_failed = on_failed
         self._on_unfinished = on_unfinished
         self._unfinished = 0  # as it was told last
+        self._version = version
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._waiting: asyncio.Future[Any] | None = None
@@ -194,7 +199,7 @@ class Connection(asyncio.Protocol):
             request.kind, request.sequence, values = frame
             record, handler = self._handler_of(request.kind)
             failpoint.reach("daemon.request.before", failpoint.refused)
-            answer = handler(m.decode_as(record, values))
+            answer = handler(versions.decode_from(record, values, self._version))
         except ProtocolError as error:
             self._drain(error)
             return False
@@ -264,7 +269,8 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, request: _Request, answer: Answer) -> None:
         self._times.add(request.kind, self._clock.now_ns() - request.started_ns)
-        self._send(answer, request.sequence)
+        if request.kind not in UNANSWERED:
+            self._send(answer, request.sequence)
 
     def _answer_late(self, request: _Request, answered: "asyncio.Future[Answer]") -> None:
         self._waiting = None
@@ -296,7 +302,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _send(self, answer: Answer, sequence: int) -> None:
-        if self._transport is None or answer is None:
+        if self._transport is None:
             return
         try:
             failpoint.reach("daemon.answer.before_send")
@@ -307,7 +313,7 @@ class Connection(asyncio.Protocol):
         if isinstance(answer, WithDescriptor):
             self._pass_descriptor(self._transport, answer, sequence)
         else:
-            self._transport.write(m.encode(answer, sequence))
+            self._transport.write(versions.encode_for(answer, sequence, self._version))
 
     def _pass_descriptor(self, transport: asyncio.Transport, answer: WithDescriptor, sequence: int) -> None:
         """Send past the transport, which knows no descriptors: only while nothing waits in it."""

@@ -15,14 +15,14 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from kvpool import failpoint
 from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused, SocketInUse
 from kvpool.ownership import fault_of_place, make_directory, peer_of
-from kvpool.protocol import frames
+from kvpool.protocol import frames, versions
 from kvpool.protocol import messages as m
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,8 @@ class LocalSocket:
             try:
                 hello = await asyncio.wait_for(_receive_hello(accepted), self.handshake_timeout_s)
                 admission = admit(hello, peer)
-                sent = m.encode(admission.welcome, 0)
+                version = versions.choose(hello.oldest, hello.version)
+                sent = versions.encode_for(replace(admission.welcome, protocol=version), 0, version)
                 failpoint.reach("daemon.handshake.before_welcome")
                 # The first send on a fresh socket takes these few bytes whole.
                 if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
@@ -230,11 +231,10 @@ async def _receive_hello(accepted: socket.socket) -> m.Hello:
     kind, _, values = frames.decode(buffer[frames.LENGTH.size :])
     if kind != m.Hello.KIND:
         raise ProtocolError(f"the first frame is of kind {kind}, expected a hello")
-    hello = m.decode_as(m.Hello, values)
+    hello = versions.decode_of_any(m.Hello, values)
     if hello.magic != m.MAGIC:
         raise ProtocolError("the hello does not carry the magic of kvpool")
-    if hello.version != m.PROTOCOL_VERSION:
-        raise Refused("version", f"client speaks protocol {hello.version}, this daemon {m.PROTOCOL_VERSION}")
+    versions.choose(hello.oldest, hello.version)
     return hello
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.pool import Pool
-from kvpool.protocol import hit_curve
+from kvpool.protocol import hit_curve, one_way
 from kvpool.protocol import messages as m
 from kvpool.protocol import staging_messages as sm
 from kvpool.server.audit import audited
@@ -36,15 +36,17 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
         {
             m.Acquire: lambda request: pool.chains.acquire(session, request),
             m.AcquireLeaves: lambda request: pool.chains.acquire_leaves(session, request),
-            m.Release: lambda request: pool.release(session, request.lease),
-            m.Renew: lambda request: pool.renew(session, request.leases),
-            m.IssueTicket: lambda request: pool.issue_ticket(session, request.lease),
-            m.Claim: lambda request: pool.claim(session, request.ticket),
+            m.Release: lambda request: pool.leases.release(session, request.lease),
+            one_way.DropLease: lambda request: pool.leases.release(session, request.lease),
+            m.Renew: lambda request: pool.leases.renew(session, request.leases),
+            m.IssueTicket: lambda request: pool.leases.issue_ticket(session, request.lease),
+            m.Claim: lambda request: pool.leases.claim(session, request.ticket),
             m.Reserve: lambda request: pool.chains.reserve(session, request),
             m.Commit: lambda request: pool.chains.commit(session, request),
             sm.OpenStaging: lambda _: WithDescriptor(*pool.staged.open(session)),
             sm.CopyStaged: lambda request: pool.staged.copy(session, request),
             m.End: lambda request: pool.chains.end_reservation(session, request),
+            one_way.DropReservation: lambda request: pool.chains.end_reservation(session, request),
             m.Usage: lambda request: pool.count_usage(session, request.counts),
             m.Retain: lambda request: pool.hints.retain(session, request),
             m.Announce: lambda request: pool.hints.announce(session, request),
@@ -112,7 +114,7 @@ def _flush(pool: Pool, request: m.Flush) -> Parts[Answer]:
 async def _write_down(pool: Pool, request: m.WriteDown) -> Answer:
     if not 0.0 <= request.timeout_s <= WRITE_DOWN_S_MAX:
         return m.Failure("argument", f"timeout_s is {request.timeout_s}, expected 0 to {WRITE_DOWN_S_MAX:g}")
-    return m.Report(await pool.write_down(request.timeout_s))
+    return m.Report(await pool.write_down(request.timeout_s, is_forced=request.is_forced))
 
 
 def _retain_keys(pool: Pool, request: m.RetainKeys) -> Answer:
@@ -120,7 +122,7 @@ def _retain_keys(pool: Pool, request: m.RetainKeys) -> Answer:
 
 
 async def _report_corrupt(pool: Pool, session: EngineSession, report: m.ReportCorrupt) -> Answer:
-    await pool.check_reported(session, report.lease, report.chunk)
+    await pool.leases.check_reported(session, report.lease, report.chunk)
     return m.Done()
 
 

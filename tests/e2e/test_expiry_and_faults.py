@@ -280,7 +280,10 @@ def test_a_stale_socket_is_replaced(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("hello", "code"),
     [
-        (m.Hello(m.MAGIC, m.PROTOCOL_VERSION + 1, m.ROLE_ENGINE, "model", SMALL.to_wire()), "version"),
+        (
+            m.Hello(m.MAGIC, m.PROTOCOL_VERSION + 1, m.ROLE_ENGINE, "model", SMALL.to_wire(), m.PROTOCOL_VERSION + 1),
+            "version",
+        ),
         (m.Hello(b"LPVK", m.PROTOCOL_VERSION, m.ROLE_ENGINE, "model", SMALL.to_wire()), "protocol"),
         (m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "root", "model", SMALL.to_wire()), "role"),
         (m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, "model", SMALL.to_wire()[:-1]), "layout"),

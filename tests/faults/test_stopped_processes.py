@@ -123,16 +123,20 @@ def test_a_daemon_that_stands_still_is_a_miss_within_the_deadline(daemon: Daemon
 
 
 @pytest.mark.timed
-def test_a_client_whose_release_was_not_answered_looks_for_the_daemon_at_once(daemon: Daemon) -> None:
-    with daemon.connect(timeout_s=0.2) as pool:
+def test_a_release_waits_for_no_daemon_and_arrives_when_it_goes_on(daemon: Daemon) -> None:
+    with daemon.connect(timeout_s=TIMEOUT_S) as pool:
         keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
         store(pool, keys)
-        lease = pool.acquire(pool.lookup(keys))
+        leases = [pool.acquire(pool.lookup(keys)) for _ in range(3)]
         daemon.signal(signal.SIGSTOP)
-        lease.release()
-        assert not pool.connected
+        started = time.monotonic()
+        for lease in leases:
+            lease.release()
+        assert time.monotonic() - started < TIMEOUT_S / 2
+        assert pool.connected
         daemon.signal(signal.SIGCONT)
-        wait_until(lambda: pool.connected, "the client is back", 0.7)
+        wait_until(lambda: daemon.stats()["leases"] == 0, "all of them have arrived")
+        assert pool.stats()["reconnects"] == 0
     assert daemon.problems() == []
 
 

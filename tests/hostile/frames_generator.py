@@ -11,6 +11,7 @@ from typing import Any
 
 import msgpack
 
+from kvpool.protocol import codec, one_way
 from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
 from kvpool.protocol import operator_messages as om
@@ -19,7 +20,7 @@ from kvpool.protocol.frames import FRAME_BYTES_MAX, LENGTH
 from tests.hostile.raw_clients import key_of
 
 RECORDS: tuple[type[Any], ...] = tuple(
-    record for module in (m, em, sm, om) for record in vars(module).values() if hasattr(record, "KIND")
+    record for module in (m, em, sm, om, one_way) for record in vars(module).values() if hasattr(record, "KIND")
 )
 ANSWERS = (m.Hello, m.Welcome, m.Failure, m.Done, m.Leased, m.Ticket, m.Reserved, m.Committed, m.Report, sm.Staging)
 ANSWERS += (m.Retained, m.Announced, em.Events, em.SnapshotPage, em.NamespaceList)
@@ -100,14 +101,19 @@ class FramesGenerator:
         return _pack([record.KIND, self._sequence(), *self._fields(record)])
 
     def _fields(self, record: type[Any]) -> list[object]:
-        return [self._value(kind) for kind in m._field_types(record)] if record is not m.Hello else self._hello()
+        return [self._value(kind) for kind in codec.field_types(record)] if record is not m.Hello else self._hello()
 
     def _hello(self) -> list[object]:
         numbers = [3, 2, 16, "float16", 32, 2, 0, 1, "", 0]
         if self.chance.random() < 0.5:
             numbers[self.chance.randrange(10)] = self._any()
         magic = m.MAGIC if self.chance.random() < 0.9 else self.chance.randbytes(4)
-        return [magic, m.PROTOCOL_VERSION, self.chance.choice(("engine", "admin", "root")), "test-model", numbers]
+        hello = [magic, m.PROTOCOL_VERSION, self.chance.choice(("engine", "admin", "root")), "test-model", numbers]
+        return (
+            hello
+            if self.chance.random() < 0.3
+            else [*hello, self.chance.choice((1, 1, m.PROTOCOL_VERSION, self._any()))]
+        )
 
     def _wrong_type(self) -> bytes:
         record = self.chance.choice(self._requests)

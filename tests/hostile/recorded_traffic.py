@@ -6,10 +6,11 @@ import kvpool_client as kv
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
+from kvpool.protocol import one_way
 from kvpool.protocol import operator_messages as om
 from tests.daemon import SMALL, Daemon
 from tests.hostile.raw_clients import engine, keys_of
-from tests.payload import load_all, store, tokens_of
+from tests.payload import load_all, payload_of, store, tokens_of
 
 
 def record_session(daemon: Daemon) -> list[bytes]:
@@ -35,6 +36,8 @@ SENT = (
     m.Acquire(b""),
     m.AcquireLeaves(b"", 0),
     m.Release(0),
+    one_way.DropLease(0),
+    one_way.DropReservation(0),
     m.Renew(b""),
     m.IssueTicket(0),
     m.Claim(b""),
@@ -68,6 +71,8 @@ def _run_session(daemon: Daemon) -> None:
     with daemon.connect() as pool:
         keys = pool.keys(tokens_of(1, 7 * SMALL.chunk_tokens))
         assert store(pool, keys).stored == 7
+        longer = pool.keys(tokens_of(1, 8 * SMALL.chunk_tokens))
+        pool.save(longer, from_=payload_of(longer, SMALL, 7), first_chunk=7).abort()
         assert pool.announce(keys).announced == 7
         assert pool.retain(keys, [kv.TokenRange(0, 64, 80, 60.0)]).accepted == 2
         assert pool.demote(keys).accepted == 7
@@ -80,7 +85,7 @@ def _run_session(daemon: Daemon) -> None:
         made = raw.call(m.Reserve(b"", keys_of(0, 3)), m.Reserved)
         raw.call(m.End(made.reservation), m.Done)
         raw.call(m.Renew((3).to_bytes(8, "little")), m.Done)
-        raw.call(m.Acquire(keys_of(0, 3)), m.Leased)
+        raw.call(m.Release(raw.call(m.Acquire(keys_of(0, 3)), m.Leased).lease), m.Done)
         raw.call(m.ReportCorrupt(1, 0), m.Done)
     with daemon.admin() as admin:
         admin.info()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgpack
 
 from kvpool.errors import ProtocolError
-from kvpool.protocol import frames
+from kvpool.protocol import codec, frames
 from kvpool.protocol import messages as m
 from tests.daemon import Daemon
 from tests.hostile.conftest import Campaign
@@ -32,7 +32,7 @@ def _decode(body: bytes) -> bool:
     except ProtocolError:
         return False
     assert type(decoded) is record
-    for value, expected in zip(values, m._field_types(record), strict=True):
+    for value, expected in zip(values, codec.field_types(record), strict=True):
         assert type(value) is expected
     return True
 

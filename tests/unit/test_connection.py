@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from kvpool.clock import Clock
-from kvpool.errors import ProtocolError
+from kvpool.errors import ProtocolError, Refused
 from kvpool.protocol import messages as m
+from kvpool.protocol import one_way
 from kvpool.protocol.frames import FrameReader
 from kvpool.server.connection import Connection
 from kvpool.server.request_times import RequestTimes
@@ -209,6 +210,36 @@ def test_a_peer_that_does_not_read_is_served_no_more_until_it_does() -> None:
         connection.resume_writing()
         assert len(transport.answers) == 3
         assert transport.is_reading
+
+    asyncio.run(run())
+
+
+def test_what_is_sent_one_way_is_served_in_its_place_and_never_answered() -> None:
+    served: list[int] = []
+
+    def handler(request: m.Release | one_way.DropLease) -> object:
+        served.append(request.lease)
+        if request.lease in (3, 5):
+            raise Refused("lease", "no such lease") if request.lease == 3 else ValueError("unexpected")
+        return m.Done()
+
+    async def run() -> None:
+        connection, transport = _connection(handler)
+        connection._handlers[one_way.DropLease.KIND] = (one_way.DropLease, handler)
+        frames = [
+            m.Release(1),
+            one_way.DropLease(2),
+            one_way.DropLease(3),
+            m.Release(4),
+            one_way.DropLease(5),
+            m.Release(6),
+        ]
+        connection.data_received(b"".join(m.encode(frame, frame.lease) for frame in frames))
+        await _turns(2)
+        assert served == [1, 2, 3, 4, 5, 6]
+        assert [(kind, sequence) for kind, sequence, _ in transport.answers] == [(m.Done.KIND, n) for n in (1, 4, 6)]
+        times = connection._times.verbs()["drop_lease"]
+        assert (sum(times.counts), times.refused, times.failed) == (3, 1, 1)
 
     asyncio.run(run())
 

@@ -11,7 +11,7 @@ import pytest
 import kvpool_client as kv
 from kvpool.errors import ConfigError
 from kvpool_client.vllm.geometry import block_views, geometry_of
-from kvpool_client.vllm.identity import adapter_name, directory_digest, model_name
+from kvpool_client.vllm.identity import adapter_name, directory_digest, model_and_revision
 from kvpool_client.vllm.plan import LoadOutcome, StepReport
 from kvpool_client.vllm.settings import Settings
 
@@ -167,7 +167,7 @@ def write_weights(directory: Path, middle: int = 0) -> str:
 def named(change: Callable[[Any], None]) -> str:
     config = config_of("/x")
     change(config)
-    return model_name(config)
+    return "@".join(model_and_revision(config))
 
 
 def test_the_name_follows_the_weights_and_not_their_place(tmp_path: Path) -> None:

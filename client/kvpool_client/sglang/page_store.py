@@ -70,7 +70,8 @@ class PageStore:
             cache = Cache(pages.parts, pages.layout, block_tokens=pages.page_tokens, form="packed")
             pool = Pool(
                 self._settings.socket,
-                model=self._settings.identity,
+                model=self._settings.model,
+                revision=self._settings.revision,
                 layout=pages.layout,
                 salt=self._settings.salt.encode(),
                 timeout_s=self._settings.timeout_s,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvpool.errors import InvalidArgument
+from kvpool.keys import namespace_name
 from kvpool.types import PRIORITY_MAX
 
 SOCKET = "/run/kvpool/kvpool.sock"
@@ -65,4 +66,4 @@ class Settings:
     @property
     def identity(self) -> str:
         """The model's name in the pool: chunks are shared only where this is equal."""
-        return f"{self.model}@{self.revision}" if self.revision else self.model
+        return namespace_name(self.model, self.revision)

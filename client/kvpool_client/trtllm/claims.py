@@ -151,6 +151,7 @@ def connect(settings: Settings, layout: Layout) -> Pool:
     return Pool(
         settings.socket,
         model=settings.model,
+        revision=settings.revision,
         layout=layout,
         salt=settings.salt.encode(),
         timeout_s=settings.timeout_s,

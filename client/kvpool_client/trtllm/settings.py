@@ -28,6 +28,7 @@ class Settings:
     ranks: int
     format: str
     socket: str = SOCKET
+    revision: str = ""
     salt: str = ""
     timeout_s: float = 0.5
     claim_timeout_s: float = 1.0
@@ -59,7 +60,8 @@ class Settings:
             and getattr(llm_args, "torch_compile_config", None) is None
         )
         return cls(
-            model=f"{model}@{revision}" if revision else model,
+            model=model,
+            revision=revision,
             tokens_per_block=int(llm_args.kv_cache_config.tokens_per_block),
             ranks=int(getattr(llm_args, "tensor_parallel_size", 1)),
             format=f"trtllm-1 {version} {backend}",

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from kvpool.clock import NS_PER_S, MonotonicClock
 from kvpool.errors import InvalidArgument, LayoutMismatch
+from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool_client.border import Border
 from kvpool_client.pool import Pool, connect
@@ -22,7 +23,7 @@ from kvpool_client.vllm.engine_form import engine_form
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.flushing import flush_model
 from kvpool_client.vllm.geometry import Geometry, Tensor, geometry_of
-from kvpool_client.vllm.identity import model_name
+from kvpool_client.vllm.identity import model_and_revision
 from kvpool_client.vllm.plan import StepPlan, StepReport
 from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
 from kvpool_client.vllm.scheduler import SchedulerHalf
@@ -76,7 +77,7 @@ class ConnectorCalls:
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._settings = Settings.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        self._model = ""
+        self._model, self._revision = "", ""
         if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
             self._border.complain(
                 "kv_load_failure_policy is not 'recompute'", "a load that fails will fail its request"
@@ -91,8 +92,8 @@ class ConnectorCalls:
         groups = caches.kv_cache_groups
         chunk_tokens = settings.chunk_tokens_for(groups[0].kv_cache_spec.block_size if groups else 1)
         geometry = geometry_of(config, caches, chunk_tokens, engine_form(config))
-        self._model = model_name(config)
-        LOG.info("kvpool: %s of model %s, chunks of %d tokens, %r", role, self._model, chunk_tokens, settings)
+        self._model, self._revision = model_and_revision(config)
+        LOG.info("kvpool: %s of model %s, chunks of %d tokens, %r", role, self._name, chunk_tokens, settings)
         if role == "SCHEDULER":
             feed = self._make_feed(geometry) if settings.events and self._publishes_events(config) else None
             self._scheduler = SchedulerHalf(self._connect(geometry.layout), geometry, settings, border, feed=feed)
@@ -119,11 +120,16 @@ class ConnectorCalls:
             self._border.complain("kvpool.events is on and vLLM's KV events are not", "the pool's are told to nobody")
         return is_on
 
+    @property
+    def _name(self) -> str:
+        return namespace_name(self._model, self._revision)
+
     def _connect(self, layout: Layout) -> Pool:
         settings = self._settings
         return connect(
             settings.socket,
             model=self._model,
+            revision=self._revision,
             layout=layout,
             timeout_s=settings.timeout_s,
             copy_threads=settings.copy_threads,
@@ -212,7 +218,7 @@ class ConnectorCalls:
         """Drop every chunk of this model from the pool."""
         if self._scheduler is None:
             return True
-        return self._border.call("reset", False, lambda: flush_model(self._settings, self._model))
+        return self._border.call("reset", False, lambda: flush_model(self._settings, self._name))
 
     # --- the worker's side ---
 

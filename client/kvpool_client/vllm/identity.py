@@ -1,9 +1,9 @@
-"""Which model this is: the name under which its chunks are kept.
+"""Which model this is: the name and the revision under which its chunks are kept.
 
-KV of equal tokens differs with the weights, so the name holds the model's own, its revision, its whole configuration, and a
-digest of the weights where they lie in a directory: sizes, headers and a sample of every tensor. Two random models of one
-shape therefore never meet, nor do a model and its fine-tuned successor in the same place. What is not here: hardware, block
-sizes and formats; these are the layout's.
+KV of equal tokens differs with the weights, so beside the model's own name stands a digest of its revision, its whole
+configuration, and of the weights where they lie in a directory: sizes, headers and a sample of every tensor. Two random models
+of one shape therefore never meet, nor do a model and its fine-tuned successor in the same place. What is not here: hardware,
+block sizes and formats; these are the layout's.
 
 Reads files once, at the engine's start. Any thread.
 """
@@ -36,8 +36,11 @@ MODEL_FIELDS = (
 )
 
 
-def model_name(config: EngineConfig) -> str:
-    """The pool's name for the model. Raises LayoutMismatch where nothing says which weights these are."""
+def model_and_revision(config: EngineConfig) -> tuple[str, str]:
+    """The pool's name for the model, and what tells its weights and settings from others.
+
+    Raises LayoutMismatch where nothing says which weights these are.
+    """
     model = config.model_config
     name = str(getattr(model, "model", ""))
     facts: dict[str, object] = {field: str(getattr(model, field, None)) for field in MODEL_FIELDS}
@@ -46,7 +49,7 @@ def model_name(config: EngineConfig) -> str:
     facts["weights"] = _weights_of(config, name)
     facts["hashes"] = str(getattr(config.cache_config, "prefix_caching_hash_algo", ""))
     short = name.rstrip("/").rsplit("/", 2)[-2:]
-    return f"{'/'.join(short)[-NAME_CHARACTERS_MAX:]}@{_digest(facts)}"
+    return "/".join(short)[-NAME_CHARACTERS_MAX:], _digest(facts)
 
 
 def adapter_name(lora: LoraRequest | None) -> str:

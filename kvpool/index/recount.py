@@ -1,0 +1,36 @@
+"""Recounts: what the directories hold against what others say they hold there, and against what clients map.
+
+Control thread only. Holds no state.
+"""
+
+from collections.abc import Sequence
+
+from kvpool.index.parts import Parts
+from kvpool_native import Directory
+
+# Records or places of the table in one part: 0.2 ms (measured).
+COMPARED_AT_ONCE = 1024
+
+
+def compare_counts(directory: Directory, holds: int, pins: int) -> list[str]:
+    """Where DRAM's directory counts other holds and pins than their owners do, one line each."""
+    found = directory.stats()
+    problems = []
+    if found["holds"] != holds:
+        problems.append(f"index: {found['holds']} holds, {holds} of leases, tickets, hints and promotions")
+    if found["pins"] != pins:
+        problems.append(f"index: {found['pins']} pins, {pins} of demotions and checks")
+    return problems
+
+
+def compare_shared(directories: Sequence[Directory]) -> Parts[list[str]]:
+    """Compare records and what clients map, a part at once: broken invariants, one line each."""
+    problems = []
+    for directory in directories:
+        cursor, broken = directory.verify_shared(0, COMPARED_AT_ONCE)
+        problems += broken
+        while cursor:
+            yield None
+            cursor, broken = directory.verify_shared(cursor, COMPARED_AT_ONCE)
+            problems += broken
+    return problems

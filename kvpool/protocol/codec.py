@@ -1,0 +1,58 @@
+"""Records to frames and back: a record's fields are its wire fields in order, each of one fixed type.
+
+Works on any dataclass with slots and a KIND. Any thread.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, TypeVar, get_type_hints
+
+from kvpool.errors import ProtocolError
+from kvpool.protocol import frames
+
+Record = TypeVar("Record")
+_TYPES: dict[type[Any], tuple[type[Any], ...]] = {}
+_READERS: dict[type[Any], Callable[[Any], tuple[object, ...]]] = {}
+
+
+def encode(record: object, sequence: int) -> bytes:
+    """The frame that carries `record`."""
+    return frames.encode(record.KIND, sequence, values_of(record))  # type: ignore[attr-defined]  # every record has KIND
+
+
+def values_of(record: object) -> tuple[object, ...]:
+    """A record's fields in order."""
+    read = _READERS.get(type(record)) or _reader_of(type(record))
+    return read(record)
+
+
+def decode_as(record: type[Record], values: list[object]) -> Record:
+    """The record in a frame's fields. Raises ProtocolError unless number and types are exactly its own."""
+    types = _TYPES.get(record)
+    if types is None:
+        types = _TYPES[record] = field_types(record)
+    if tuple(map(type, values)) != types:
+        raise _misfit(record, values, types)
+    return record(*values)
+
+
+def _misfit(record: type[Any], values: list[object], types: tuple[type[Any], ...]) -> ProtocolError:
+    if len(values) != len(types):
+        return ProtocolError(f"{record.__name__} has {len(values)} fields, expected {len(types)}")
+    found, expected = next(
+        (type(value), kind) for value, kind in zip(values, types, strict=True) if type(value) is not kind
+    )
+    return ProtocolError(f"{record.__name__} has a field of {found.__name__}, expected {expected.__name__}")
+
+
+def _reader_of(record: type[Any]) -> Callable[[Any], tuple[object, ...]]:
+    names: tuple[str, ...] = record.__slots__
+    _READERS[record] = attrgetter(*names) if len(names) > 1 else lambda one: tuple(getattr(one, name) for name in names)
+    return _READERS[record]
+
+
+def field_types(record: type[Any]) -> tuple[type[Any], ...]:
+    """The type that each field has on the wire."""
+    hints = get_type_hints(record)
+    return tuple(getattr(hints[field.name], "__origin__", hints[field.name]) for field in fields(record))

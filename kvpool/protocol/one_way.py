@@ -1,0 +1,29 @@
+"""The records that are never answered, so that whoever sends one waits for nothing.
+
+Each takes its place among the requests of its connection: what is asked behind it sees what it did. One that fails is counted
+by the daemon, and said in its log where nobody expected it. Fields as in `messages`. Any thread.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvpool.protocol import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class DropLease:
+    """End a lease, as Release does."""
+
+    KIND: ClassVar[int] = 18
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropReservation:
+    """End a reservation, as End does."""
+
+    KIND: ClassVar[int] = 19
+    reservation: int
+
+
+UNANSWERED = frozenset(record.KIND for record in (m.Usage, DropLease, DropReservation))

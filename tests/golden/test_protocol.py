@@ -1,0 +1,115 @@
+"""Every frame of the local protocol, byte for byte, in each version that is spoken; and the page that says so."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpool.errors import Refused
+from kvpool.protocol import event_columns, frames, versions
+from kvpool.protocol import messages as m
+from kvpool.protocol.event_columns import pack_events
+from kvpool.server.request_times import VERBS
+from kvpool.types import Cause, Event, EventKind, RetainState, SaveState
+from kvpool_client.results import RetainResult, SaveResult, save_state_of
+from tests.golden import wire
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "protocol.md"
+NEW_FRAME = """
+This record is new or has changed. docs/protocol.md, "What makes a new version", says whether older peers can live with it.
+Then: its row in docs/protocol.md; `versions.SINCE` or `versions.FIELDS_UP_TO` where it came with a new version; and
+`python -m tests.golden.wire`, which writes what this test reads.
+"""
+
+
+def _named(records: list[type[Any]]) -> dict[str, type[Any]]:
+    return {record.__name__: record for record in records}
+
+
+@pytest.mark.parametrize("version", range(versions.OLDEST, versions.NEWEST + 1))
+def test_every_frame_is_written_as_its_version_has_it(version: int) -> None:
+    known = wire.frames_of(version)
+    spoken = [record for record in wire.records() if versions.SINCE.get(record, versions.OLDEST) <= version]
+    assert sorted(known) == sorted(record.__name__ for record in spoken), NEW_FRAME
+    for record in spoken:
+        head, frame = known[record.__name__]
+        last, count = versions.FIELDS_UP_TO.get(record, (0, 0))
+        expected_head = wire.head_of(record).split()
+        assert head.split() == (expected_head[: 2 + count] if version <= last else expected_head), NEW_FRAME
+        assert versions.encode_for(wire.example_of(record), wire.SEQUENCE, version) == frame, NEW_FRAME
+
+
+@pytest.mark.parametrize("version", range(versions.OLDEST, versions.NEWEST + 1))
+def test_every_frame_of_a_version_is_read(version: int) -> None:
+    records = _named(wire.records())
+    for name, (_, frame) in wire.frames_of(version).items():
+        kind, sequence, values = frames.decode(frame[frames.LENGTH.size :])
+        record = records[name]
+        assert (kind, sequence) == (record.KIND, wire.SEQUENCE)
+        if record in versions.FIELDS_UP_TO:
+            read = versions.decode_of_any(record, values)
+            assert list(m.values_of(read))[: len(values)] == values
+        else:
+            assert m.decode_as(record, values) == wire.example_of(record)
+
+
+def test_the_page_has_a_row_for_every_frame() -> None:
+    page = PAGE.read_text()
+    for record in wire.records():
+        kind, name, *fields = wire.head_of(record).split()
+        row = f"| {kind} | {name} | {' '.join(f'`{field}`' for field in fields)} |"
+        assert row in page, f"docs/protocol.md lacks the row {row}\n{NEW_FRAME}"
+
+
+def test_every_request_is_measured_by_its_name() -> None:
+    assert {verb.__name__ for verb in VERBS} <= {record.__name__ for record in wire.records()}
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest", "chosen"),
+    [
+        (1, 1, 1),
+        (1, 2, 2),
+        (2, 2, 2),
+        (1, 99, versions.NEWEST),
+        (-5, 1, 1),
+        (0, 0, 0),
+        (3, 9, 0),
+        (1, -1, 0),
+        (2, 1, 0),
+    ],
+)
+def test_the_newest_version_that_both_speak_is_chosen(oldest: int, newest: int, chosen: int) -> None:
+    if chosen:
+        assert versions.choose(oldest, newest) == chosen
+    else:
+        with pytest.raises(Refused, match="version: client speaks protocol"):
+            versions.choose(oldest, newest)
+
+
+@pytest.mark.parametrize("record", [m.Reserved(1, b"", b"", b"", b""), m.Committed(b"")])
+def test_a_peer_of_version_1_is_told_states_that_it_knows(record: m.Reserved | m.Committed) -> None:
+    states = bytes(state for state in SaveState if state is not SaveState.OTHER)
+    values = [states if name == "states" else getattr(record, name) for name in type(record).__slots__]
+    frame = versions.encode_for(type(record)(*values), 1, 1)
+    told = m.decode_as(type(record), frames.decode(frame[frames.LENGTH.size :])[2]).states
+    assert told[:14] == bytes(range(14))
+    assert told[14:] == bytes([SaveState.FULL, SaveState.NOT_READY])
+
+
+def test_what_a_client_does_not_know_is_declined_or_other() -> None:
+    states = [save_state_of(code) for code in (SaveState.STORED, 16, 254)]
+    result = SaveResult.of(states)
+    assert (result.stored, result.declined, dict(result.reasons)) == (1, 2, {"other": 2})
+    kept = RetainResult.of(3, [0, 2], bytes([RetainState.ACCEPTED, 77]))
+    assert (kept.accepted, kept.clipped, kept.absent, kept.states) == (1, 0, 1, ("accepted", "", "absent"))
+    later = Event(8, 9, keys=b"k" * 32)  # type: ignore[arg-type]
+    odd = Event(7, EventKind.REMOVED, keys=b"k" * 32, cause=99)  # type: ignore[arg-type]
+    assert [(event.id, event.cause) for event in event_columns.unpack_events(pack_events([odd, later]))] == [
+        (7, Cause.OTHER)
+    ]
+
+
+def test_a_failure_with_a_code_of_a_later_version_is_a_refusal() -> None:
+    frame = versions.encode_for(m.Failure("later", "why"), 3, versions.NEWEST)
+    assert m.decode_as(m.Failure, frames.decode(frame[frames.LENGTH.size :])[2]).code == "later"
