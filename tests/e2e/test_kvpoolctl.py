@@ -109,6 +109,8 @@ def test_help_reads_like_a_manual_page(command: str) -> None:
 LATENCY = {"p50_us", "p99_us", "spread_us", "ratio", "cpu_seconds"}
 RATE = {"save_gb_per_s", "load_gb_per_s", "memcpy_gb_per_s", "load_ratio", "save_ratio", "cpu_seconds"}
 
+FLOORS = {"gather_gb_per_s", "scatter_gb_per_s", "save_gather_ratio", "load_scatter_ratio", "save_gather_ratio_spread"}
+
 
 def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -> None:
     trace, out = tmp_path / "one.jsonl", tmp_path / "bench.json"
@@ -120,7 +122,7 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
     assert set(document) == {"command", "version", "machine", "rows"}
     rows = document["rows"]
     expected = [
-        *[RATE | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
+        *[RATE | FLOORS | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
         *[LATENCY] * 9,
         {"ready_s", "ready_spread_s", "rss_mib", "idle_cpu_seconds", "arena_mib"},
         *([{"part", "wrong_bytes"}] * 11 if has_disk(None) else []),
