@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvpool.cli.bench_disk import has_disk
-from tests.daemon import SMALL, Daemon
+from tests.daemon import SMALL, Daemon, wait_until
 from tests.payload import store, tokens_of
 
 
@@ -28,6 +28,16 @@ def test_info_names_what_is_in_use(daemon: Daemon) -> None:
     assert f"epoch:{values['epoch']}\n" in plain.stdout
     assert "\nhealth:ready\nproblems:\n" in plain.stdout
     assert (values["health"], values["problems"]) == ("ready", [])
+
+
+def test_info_names_the_copies_that_this_processor_was_measured_to_want(daemon: Daemon) -> None:
+    def values() -> dict[str, str]:
+        told: dict[str, str] = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
+        return told
+
+    wait_until(lambda: "not measured" not in values()["copy_save"] + values()["copy_load"], "the copies are measured")
+    for name in ("copy_save", "copy_load"):
+        assert values()[name] == "no variants" or all(size in values()[name] for size in ("4 KiB", "8 KiB", "32 KiB"))
 
 
 def test_stats_count_what_was_stored(daemon: Daemon) -> None:
