@@ -108,7 +108,7 @@ TEST(a_class_is_measured_once_whoever_asks_within_its_time) {
                   choice.gb_per_s / choice.first_gb_per_s);
     }
   }
-#if defined(NDEBUG)
+#if defined(NDEBUG) && defined(__x86_64__)  // an emulator of another processor takes what it takes
   EXPECT(seconds < TUNING_MAX_S);
 #endif
   EXPECT(copies_right());
