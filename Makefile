@@ -17,7 +17,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo test test-native test-sanitizers test-faults test-hostile test-engines test-sglang fuzz check lint docs native bench clean install-service uninstall-service
+.PHONY: help setup demo test test-native test-sanitizers test-aarch64 test-faults test-hostile test-engines test-sglang fuzz check lint docs native bench clean install-service uninstall-service
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
 	@echo "make docs             write the pages that are made from the code (docs/metrics.md)"
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
+	@echo "make test-aarch64     the C++ tests for 64-bit ARM under qemu-user, where that and the cross compiler are installed"
 	@echo "make test-faults      the whole campaign of failpoints, kills, stops and failing disks: about twenty minutes"
 	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about two minutes"
 	@echo "make test-engines     a real vLLM on the CPU through the pool, in $(ENGINES) of its own: about ten minutes, five more to install, 2.5 GB of disk"
@@ -86,6 +87,9 @@ test-sanitizers: $(VENV)/.tools
 	  $(CMAKE) -S native -B build/$$kind -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF -DKVPOOL_SANITIZE=$$kind >/dev/null && \
 	  $(BIN)/cmake --build build/$$kind && (cd build/$$kind && $(CTEST)) || exit 1; \
 	done
+
+test-aarch64: $(VENV)/.tools
+	@scripts/test-aarch64 $(abspath $(BIN)/cmake) $(abspath $(BIN)/ctest) $(abspath $(BIN)/ninja)
 
 test-faults: setup
 	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest tests/faults tests/e2e/test_ssd_restart_time.py

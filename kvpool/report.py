@@ -29,6 +29,7 @@ def render_info(
         "staging_bytes": config.server.staging_bytes,
         "key_hash": f"blake3 ({kvpool_native.hash_lanes()})",
         "checksum": f"crc32c ({kvpool_native.crc_path()})",
+        **kvpool_native.copy_choices(),
         "verify": config.dram.verify,
         "dram_capacity_bytes": config.dram.capacity,
         "dram_arena_bytes": geometry.arena_bytes,

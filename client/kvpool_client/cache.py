@@ -20,11 +20,18 @@ class Cache:
     """Paged KV of one engine. `block_tokens`, `blocks`, `form` and `device` are what was registered."""
 
     def __init__(self, layers: Sequence[object], layout: Layout, *, block_tokens: int, form: str) -> None:
-        """Raises InvalidArgument or LayoutMismatch, naming the layer and what was expected."""
+        """Raises InvalidArgument or LayoutMismatch, naming the layer and what was expected.
+
+        The first of a process with pieces of such a length has the copy's variants measured, some 5 ms.
+        """
+        if fault := kvpool_native.copy_variant_fault():
+            raise InvalidArgument(fault)
         self._layers = list(layers)
         self.layout = layout
         self.geometry: PagedGeometry = describe_layers(self._layers, layout, block_tokens, form)
         self.view = paged_view(self.geometry, self._layers)
+        if self.device == "cpu":
+            kvpool_native.tune_copies(self.geometry.plane_block_bytes)
 
     def __repr__(self) -> str:
         return f"<Cache {self.blocks} blocks of {self.block_tokens} tokens, {self.form} on {self.device}>"

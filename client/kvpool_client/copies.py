@@ -171,9 +171,10 @@ class Copies:
         rate = self._threads.bytes_copied() / seconds if is_known else COPY_BYTES_PER_S_GUESS
         return chunks * self._layout.chunk_bytes / rate
 
-    def stats(self) -> dict[str, int | float]:
-        """Bytes copied by the native threads, and the CPU time it took."""
-        return {"copied_bytes": self._threads.bytes_copied(), "copy_cpu_seconds": self._threads.cpu_seconds()}
+    def stats(self) -> dict[str, int | float | str]:
+        """Bytes copied by the native threads, the CPU time it took, and the variants that this process has chosen."""
+        copied = {"copied_bytes": self._threads.bytes_copied(), "copy_cpu_seconds": self._threads.cpu_seconds()}
+        return {**copied, **kvpool_native.copy_choices()}
 
     def stop(self) -> None:
         """End the threads; running copies are cancelled."""

@@ -1,9 +1,10 @@
 """`bench copy`: paged KV into the pool and back, per copying thread, against memcpy of the same bytes.
 
 Save counts from the reservation to the answered commit, load from the acquire to the last verified layer. A round takes
-memcpy, save, memcpy, load and memcpy in turn, so that the machine's moods hit all alike, and a save's or load's ratio is
-to the mean of the two memcpys around it. The first round warms page tables and is not counted. The load's target is
-overwritten before each round and every load is compared with the source, outside the measured time.
+memcpy, gather, save, memcpy, scatter, load and memcpy in turn, so that the machine's moods hit all alike. A save's or load's
+ratio is to the mean of the two memcpys around it, its other ratio to the gather or scatter before it: memcpy of each piece
+in the save's order, without a checksum and without a daemon. The first round warms page tables and is not counted. The load's
+target is overwritten before each round and every load is compared with the source, outside the measured time.
 
 Saves by copy have rows of their own (`write_mode`), from a second daemon where the first is this benchmark's: the daemon's CPU
 time is then a part of their price.
@@ -29,7 +30,9 @@ QUICK_BYTES = 64 << 20
 ROUNDS = 11
 QUICK_ROUNDS = 3
 SAVE_BAR = 0.7
-LOAD_BAR = 0.8
+LOAD_BAR = 0.85
+# Against the checksum-free gather and scatter.
+PIECES_BAR = 1.0
 MODEL = "bench-copy"
 SIZES = {
     "32 MiB": kv.Layout(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16", chunk_tokens=256),
@@ -53,18 +56,26 @@ class _Rounds:
     load: list[float] = field(default_factory=list)
     save_ratio: list[float] = field(default_factory=list)
     load_ratio: list[float] = field(default_factory=list)
+    gather: list[float] = field(default_factory=list)
+    scatter: list[float] = field(default_factory=list)
+    save_gather_ratio: list[float] = field(default_factory=list)
+    load_scatter_ratio: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
     daemon_cpu_s: float = 0.0
     save_cpu_s: float = 0.0
     save_daemon_cpu_s: float = 0.0
 
-    def add(self, floors_s: list[float], save_s: "_Measured", load_s: "_Measured") -> None:
-        """Count one round: the three floors, and what the save and the load between them took."""
+    def add(self, floors_s: list[float], pieces_s: list[float], save_s: "_Measured", load_s: "_Measured") -> None:
+        """Count one round: three memcpys, the gather and the scatter, and what the save and the load between them took."""
         self.memcpy += [self.total / seconds / 1e9 for seconds in floors_s]
         self.save.append(self.total / save_s[0] / 1e9)
         self.load.append(self.total / load_s[0] / 1e9)
         self.save_ratio.append((floors_s[0] + floors_s[1]) / 2 / save_s[0])
         self.load_ratio.append((floors_s[1] + floors_s[2]) / 2 / load_s[0])
+        self.gather.append(self.total / pieces_s[0] / 1e9)
+        self.scatter.append(self.total / pieces_s[1] / 1e9)
+        self.save_gather_ratio.append(pieces_s[0] / save_s[0])
+        self.load_scatter_ratio.append(pieces_s[1] / load_s[0])
         self.cpu_s += save_s[1] + load_s[1]
         self.daemon_cpu_s += save_s[2] + load_s[2]
         self.save_cpu_s += save_s[1]
@@ -77,7 +88,9 @@ def bench_copy(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int], 
     steps = len(SIZES) * (QUICK_ROUNDS if is_quick else ROUNDS) * modes
     rows = []
     for measured in _modes(daemon, is_quick):
-        rows += [_size(measured, name, layout, is_quick, lambda: advance(steps)) for name, layout in SIZES.items()]
+        rows += [
+            _measure_size(measured, name, layout, is_quick, lambda: advance(steps)) for name, layout in SIZES.items()
+        ]
     if not daemon.is_own:
         daemon.forget(MODEL)
     return rows
@@ -92,7 +105,7 @@ def _modes(daemon: MeasuredDaemon, is_quick: bool) -> Iterator[MeasuredDaemon]:
             yield by_copy
 
 
-def _size(
+def _measure_size(
     daemon: MeasuredDaemon, name: str, layout: kv.Layout, is_quick: bool, advance: Callable[[], None]
 ) -> dict[str, Any]:
     total = QUICK_BYTES if is_quick else TOTAL_BYTES
@@ -109,14 +122,17 @@ def _size(
             keys = pool.keys(random.integers(0, 50_000, chunks * layout.chunk_tokens, dtype=np.int32))
             for layer in target:
                 layer.fill(0)
+            ids, per_chunk = block_ids.tobytes(), saving.blocks_per_chunk
             floors_s = [timed_s(lambda: kvpool_native.copy_plain(copy, flat))]
+            pieces_s = [timed_s(lambda: kvpool_native.gather_plain(saving.view, ids, per_chunk, copy))]  # noqa: B023 - called at once
             save_s = _measured(daemon, lambda: _save(pool, keys, saving, block_ids))  # noqa: B023 - called at once
             floors_s.append(timed_s(lambda: kvpool_native.copy_plain(copy, flat)))
+            pieces_s.append(timed_s(lambda: kvpool_native.scatter_plain(loading.view, ids, per_chunk, flat)))  # noqa: B023 - called at once
             load_s = _measured(daemon, lambda: _load(pool, keys, loading, block_ids))  # noqa: B023 - called at once
             floors_s.append(timed_s(lambda: kvpool_native.copy_plain(copy, flat)))
             _compare(source, target, name)
             if number:
-                rounds.add(floors_s, save_s, load_s)
+                rounds.add(floors_s, pieces_s, save_s, load_s)
             advance()
     return _row(name, chunks, rounds)
 
@@ -171,10 +187,18 @@ def _row(name: str, chunks: int, rounds: _Rounds) -> dict[str, Any]:
         "save_ratio": round(save_ratio, 2),
         "save_ratio_spread": spread(rounds.save_ratio),
         "save_bar": SAVE_BAR if rounds.write_mode == "in-place" else None,
+        **rates("gather", rounds.gather),
+        "save_gather_ratio": round(median(rounds.save_gather_ratio), 2),
+        "save_gather_ratio_spread": spread(rounds.save_gather_ratio),
+        "save_gather_bar": PIECES_BAR if rounds.write_mode == "in-place" else None,
         **rates("load", rounds.load),
         "load_ratio": round(load_ratio, 2),
         "load_ratio_spread": spread(rounds.load_ratio),
         "load_bar": LOAD_BAR,
+        **rates("scatter", rounds.scatter),
+        "load_scatter_ratio": round(median(rounds.load_scatter_ratio), 2),
+        "load_scatter_ratio_spread": spread(rounds.load_scatter_ratio),
+        "load_scatter_bar": PIECES_BAR,
         "ratio": round(min(save_ratio, load_ratio), 2),
         "cpu_seconds": round(rounds.cpu_s, 2),
         "daemon_cpu_seconds": round(rounds.daemon_cpu_s, 3),

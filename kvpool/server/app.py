@@ -17,6 +17,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import kvpool_native
 from kvpool import __version__, failpoint
 from kvpool.clock import Deadline, MonotonicClock, wall_time_s
 from kvpool.config import Config
@@ -90,6 +91,8 @@ class App:
     async def run(self) -> None:
         """Serve until a signal. Raises SocketInUse, OSError or MemoryError if serving cannot begin or go on."""
         started_ns = self._clock.now_ns()
+        if fault := kvpool_native.copy_variant_fault():
+            raise ConfigError([fault])
         server = self._config.server
         listener = LocalSocket(
             server.socket,
@@ -119,6 +122,7 @@ class App:
                 serving = self._describe_serving()
                 self._supervision.begin_serving(server.socket, f"serving {serving}", self._pool.discard)
                 self._log_ready(serving, (self._clock.now_ns() - started_ns) / 1e9)
+                asyncio.get_running_loop().run_in_executor(None, kvpool_native.tune_copies)
                 await self._stop.wait()
                 self._reload.cancel()
                 self._supervision.begin_draining()

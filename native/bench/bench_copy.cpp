@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "kvpool/copy_tuning.h"
 #include "kvpool/crc32c.h"
 #include "kvpool/extent_copy.h"
 
@@ -126,6 +127,7 @@ int main(int count, char** arguments) {
   std::iota(setting.ids.begin(), setting.ids.end(), int64_t{0});
   std::shuffle(setting.ids.begin(), setting.ids.end(), std::mt19937_64(1));
 
+  tune_copies(plane_bytes);
   const size_t part = setting.layers() / 4;
   std::vector<double> rates[4];
   for (size_t round = 0; round < ROUNDS; ++round) {
@@ -137,6 +139,8 @@ int main(int count, char** arguments) {
   for (auto& of_way : rates) {
     std::sort(of_way.begin(), of_way.end());
   }
+  std::printf("saves by %s, loads by %s\n", COPY_VARIANTS[copy_variant(CopyKind::SAVE, plane_bytes)].name,
+              COPY_VARIANTS[copy_variant(CopyKind::LOAD, plane_bytes)].name);
   std::printf("checksum path %s, regions of %zu MiB, pieces of %zu KiB\n", crc32c_path(), region_bytes >> 20,
               plane_bytes >> 10);
   report("gather memcpy", rates[0], rates[0][ROUNDS / 2]);

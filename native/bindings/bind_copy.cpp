@@ -14,6 +14,7 @@
 #include "kvpool/copy_pool.h"
 #include "kvpool/crc32c.h"
 #include "kvpool/load_job.h"
+#include "kvpool/plain_copy.h"
 #include "kvpool/save_job.h"
 
 namespace nb = nanobind;
@@ -162,6 +163,22 @@ void copy_plain(const WritableBuffer& target, const Buffer& source) {
   std::memcpy(target.data(), source.data(), source.size());
 }
 
+void copy_pieces(PlainCopy way, const CacheView& view, const nb::bytes& block_ids, uint64_t chunk_blocks,
+                 const WritableBuffer& chunks) {
+  const auto ids = column<int64_t>(block_ids, "block_ids");
+  require(plain_fault(view, ids, chunk_blocks, chunks.size()));
+  const nb::gil_scoped_release released;
+  copy_blocks_plain(way, view, ids, chunk_blocks, chunks.data());
+}
+
+void gather_plain(const CacheView& view, const nb::bytes& block_ids, uint64_t chunk_blocks, const WritableBuffer& chunks) {
+  copy_pieces(PlainCopy::GATHER, view, block_ids, chunk_blocks, chunks);
+}
+
+void scatter_plain(const CacheView& view, const nb::bytes& block_ids, uint64_t chunk_blocks, const WritableBuffer& chunks) {
+  copy_pieces(PlainCopy::SCATTER, view, block_ids, chunk_blocks, chunks);
+}
+
 uint32_t buffer_crc(const Buffer& data, uint32_t init) {
   const nb::gil_scoped_release released;
   return crc32c(init, data.data(), data.size());
@@ -234,6 +251,10 @@ void bind_copy(nb::module_& module) {
              "Copies `layers` layers to each offset, which lie one behind the other in the source; the CRC-32C of what was "
              "stored, u32 [offset][layer]. GIL released. ValueError for what lies outside.");
   module.def("copy_plain", &copy_plain, "target"_a, "source"_a, "memcpy, GIL released: the floor of the benchmarks.");
+  module.def("gather_plain", &gather_plain, "view"_a, "block_ids"_a, "chunk_blocks"_a, "chunks"_a,
+             "memcpy of each piece into chunks that lie one behind the other, GIL released: a floor of the benchmarks.");
+  module.def("scatter_plain", &scatter_plain, "view"_a, "block_ids"_a, "chunk_blocks"_a, "chunks"_a,
+             "The way back, GIL released. ValueError for what lies outside.");
   module.def("crc32c", &buffer_crc, "data"_a, "init"_a = 0, "GIL released.");
   module.def("crc_path", &crc32c_path, "How checksums are computed: avx512, sse4.2 or table.");
 }

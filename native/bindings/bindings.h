@@ -11,6 +11,7 @@ void bind_keys(nanobind::module_& module);
 void bind_memory(nanobind::module_& module);
 void bind_directory(nanobind::module_& module);
 void bind_copy(nanobind::module_& module);
+void bind_tuning(nanobind::module_& module);
 void bind_catalogue(nanobind::module_& module);
 void bind_ssd(nanobind::module_& module);
 void bind_reuse(nanobind::module_& module);

@@ -11,6 +11,7 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_memory(module);
   kvpool::bind_directory(module);
   kvpool::bind_copy(module);
+  kvpool::bind_tuning(module);
   kvpool::bind_catalogue(module);
   kvpool::bind_ssd(module);
   kvpool::bind_reuse(module);

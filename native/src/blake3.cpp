@@ -12,6 +12,8 @@ namespace blake3_detail {
 #if defined(__x86_64__)
 void hash_chunk_avx2(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out) noexcept;
 void hash_chunk_avx512(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out) noexcept;
+#elif defined(__aarch64__)
+void hash_chunk_neon(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out) noexcept;
 #endif
 }  // namespace blake3_detail
 
@@ -46,6 +48,10 @@ void hash_chunk(LaneWidth width, const HashWords& key, const ChunkWork& work, si
   }
   if (width == LaneWidth::AVX2) {
     return hash_chunk_avx2(key, work, count, out);
+  }
+#elif defined(__aarch64__)
+  if (width == LaneWidth::NEON) {
+    return hash_chunk_neon(key, work, count, out);
   }
 #endif
   KVPOOL_DCHECK(count == 1);
@@ -85,10 +91,17 @@ HashWords root_of(const HashKey& key, const uint32_t* values, size_t count, uint
 // Stands for input of no bytes, whose pointer may be null.
 constexpr uint8_t NO_DATA = 0;
 
+LaneWidth find_best_width() noexcept {
+  for (const LaneWidth width : {LaneWidth::AVX512, LaneWidth::AVX2, LaneWidth::NEON}) {
+    if (blake3_supports(width)) {
+      return width;
+    }
+  }
+  return LaneWidth::SCALAR;
+}
+
 LaneWidth best_width() noexcept {
-  static const LaneWidth width = blake3_supports(LaneWidth::AVX512) ? LaneWidth::AVX512
-                                 : blake3_supports(LaneWidth::AVX2) ? LaneWidth::AVX2
-                                                                    : LaneWidth::SCALAR;
+  static const LaneWidth width = find_best_width();
   return width;
 }
 
@@ -156,6 +169,10 @@ bool blake3_supports(LaneWidth width) noexcept {
   if (width == LaneWidth::AVX2) {
     return __builtin_cpu_supports("avx2") != 0;
   }
+#elif defined(__aarch64__)
+  if (width == LaneWidth::NEON) {
+    return true;  // part of the architecture
+  }
 #endif
   return width == LaneWidth::SCALAR;
 }
@@ -166,6 +183,8 @@ const char* blake3_lanes() noexcept {
       return "avx512";
     case LaneWidth::AVX2:
       return "avx2";
+    case LaneWidth::NEON:
+      return "neon";
     case LaneWidth::SCALAR:
       return "scalar";
   }

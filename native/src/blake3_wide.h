@@ -1,6 +1,6 @@
 // Chunks of N inputs at a time with GCC's vector types: loading by transposition, the block loop, storing.
 //
-// Included by the AVX2 and AVX-512 sources only. See blake3_lanes.h.
+// Included by the AVX2, AVX-512 and NEON sources only. See blake3_lanes.h.
 #pragma once
 
 #include <algorithm>

@@ -7,6 +7,9 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace kvpool {
@@ -45,25 +48,38 @@ uint32_t copy_table(uint32_t state, uint8_t* target, const uint8_t* source, size
 }
 
 uint32_t update(CrcPath path, uint32_t state, const uint8_t* data, size_t size) noexcept {
+  switch (path) {
 #if defined(__x86_64__)
-  if (path == CrcPath::AVX512) {
-    return update_avx512(state, data, size);
-  }
-  if (path == CrcPath::SSE42) {
-    return update_sse42(state, data, size);
-  }
+    case CrcPath::AVX512:
+      return update_avx512(state, data, size);
+    case CrcPath::SSE42:
+      return update_sse42(state, data, size);
+#elif defined(__aarch64__)
+    case CrcPath::ARM_PMULL:
+      return update_pmull(state, data, size);
+    case CrcPath::ARM_CRC:
+      return update_arm(state, data, size);
 #endif
-  return update_table(state, data, size);
+    default:
+      return update_table(state, data, size);
+  }
 }
 
-CrcPath best_path() noexcept {
-  static const CrcPath path = crc32c_supports(CrcPath::AVX512)  ? CrcPath::AVX512
-                              : crc32c_supports(CrcPath::SSE42) ? CrcPath::SSE42
-                                                                : CrcPath::TABLE;
-  return path;
+CrcPath find_best_path() noexcept {
+  for (const CrcPath path : {CrcPath::AVX512, CrcPath::SSE42, CrcPath::ARM_PMULL, CrcPath::ARM_CRC}) {
+    if (crc32c_supports(path)) {
+      return path;
+    }
+  }
+  return CrcPath::TABLE;
 }
 
 }  // namespace
+
+CrcPath crc32c_best_path() noexcept {
+  static const CrcPath path = find_best_path();
+  return path;
+}
 
 bool crc32c_supports(CrcPath path) noexcept {
 #if defined(__x86_64__)
@@ -74,32 +90,45 @@ bool crc32c_supports(CrcPath path) noexcept {
   if (path == CrcPath::SSE42) {
     return __builtin_cpu_supports("sse4.2") != 0;
   }
+#elif defined(__aarch64__)
+  const unsigned long has = getauxval(AT_HWCAP);
+  if (path == CrcPath::ARM_PMULL) {
+    return (has & HWCAP_CRC32) != 0 && (has & HWCAP_PMULL) != 0;
+  }
+  if (path == CrcPath::ARM_CRC) {
+    return (has & HWCAP_CRC32) != 0;
+  }
 #endif
   return path == CrcPath::TABLE;
 }
+
+bool has_copy_variants(CrcPath path) noexcept { return path == CrcPath::AVX512 || path == CrcPath::ARM_PMULL; }
 
 uint32_t crc32c_with(CrcPath path, uint32_t crc, const uint8_t* data, size_t size) noexcept {
   return ~update(path, ~crc, data, size);
 }
 
-uint32_t copy_crc32c_with(CrcPath path, uint32_t crc, uint8_t* target, const uint8_t* source, size_t size) noexcept {
+uint32_t copy_crc32c_with(CrcPath path, size_t variant, uint32_t crc, uint8_t* target, const uint8_t* source,
+                          size_t size, const uint8_t* next) noexcept {
+  switch (path) {
 #if defined(__x86_64__)
-  if (path == CrcPath::AVX512) {
-    return ~copy_avx512(~crc, target, source, size);
-  }
-  if (path == CrcPath::SSE42) {
-    return ~copy_sse42(~crc, target, source, size);
-  }
+    case CrcPath::AVX512:
+      return ~copy_avx512(variant, ~crc, target, source, size, next);
+    case CrcPath::SSE42:
+      return ~copy_sse42(~crc, target, source, size);
+#elif defined(__aarch64__)
+    case CrcPath::ARM_PMULL:
+      return ~copy_pmull(variant, ~crc, target, source, size, next);
+    case CrcPath::ARM_CRC:
+      return ~copy_arm(~crc, target, source, size);
 #endif
-  return ~copy_table(~crc, target, source, size);
+    default:
+      return ~copy_table(~crc, target, source, size);
+  }
 }
 
 uint32_t crc32c(uint32_t crc, const uint8_t* data, size_t size) noexcept {
-  return crc32c_with(best_path(), crc, data, size);
-}
-
-uint32_t copy_crc32c(uint32_t crc, uint8_t* target, const uint8_t* source, size_t size) noexcept {
-  return copy_crc32c_with(best_path(), crc, target, source, size);
+  return crc32c_with(crc32c_best_path(), crc, data, size);
 }
 
 void copy_fence() noexcept {
@@ -110,12 +139,26 @@ void copy_fence() noexcept {
 #endif
 }
 
+void flush_lines(const uint8_t* from, size_t size) noexcept {
+#if defined(__x86_64__)
+  if (crc32c_best_path() == CrcPath::AVX512) {
+    flush_lines_avx512(from, size);
+  }
+#elif defined(__aarch64__)
+  flush_lines_arm(from, size);
+#endif
+}
+
 const char* crc32c_path() noexcept {
-  switch (best_path()) {
+  switch (crc32c_best_path()) {
     case CrcPath::AVX512:
       return "avx512";
     case CrcPath::SSE42:
       return "sse4.2";
+    case CrcPath::ARM_PMULL:
+      return "pmull";
+    case CrcPath::ARM_CRC:
+      return "armv8-crc";
     case CrcPath::TABLE:
       return "table";
   }

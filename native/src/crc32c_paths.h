@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kvpool/copy_variants.h"
+
 namespace kvpool::crc32c_detail {
 
 inline constexpr uint32_t POLYNOMIAL = 0x82F63B78;  // reflected
@@ -26,9 +28,20 @@ template <typename Word>
   std::memcpy(target, &word, sizeof(word));
 }
 
+#if defined(__x86_64__)
 uint32_t update_sse42(uint32_t state, const uint8_t* data, size_t size) noexcept;
 uint32_t update_avx512(uint32_t state, const uint8_t* data, size_t size) noexcept;
 uint32_t copy_sse42(uint32_t state, uint8_t* target, const uint8_t* source, size_t size) noexcept;
-uint32_t copy_avx512(uint32_t state, uint8_t* target, const uint8_t* source, size_t size) noexcept;
+uint32_t copy_avx512(size_t variant, uint32_t state, uint8_t* target, const uint8_t* source, size_t size,
+                     const uint8_t* next) noexcept;
+void flush_lines_avx512(const uint8_t* from, size_t size) noexcept;
+#elif defined(__aarch64__)
+uint32_t update_arm(uint32_t state, const uint8_t* data, size_t size) noexcept;
+uint32_t update_pmull(uint32_t state, const uint8_t* data, size_t size) noexcept;
+uint32_t copy_arm(uint32_t state, uint8_t* target, const uint8_t* source, size_t size) noexcept;
+uint32_t copy_pmull(size_t variant, uint32_t state, uint8_t* target, const uint8_t* source, size_t size,
+                    const uint8_t* next) noexcept;
+void flush_lines_arm(const uint8_t* from, size_t size) noexcept;
+#endif
 
 }  // namespace kvpool::crc32c_detail

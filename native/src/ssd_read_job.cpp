@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kvpool/check.h"
+#include "kvpool/copy_tuning.h"
 #include "kvpool/crc32c.h"
 #include "kvpool/ssd_job.h"
 

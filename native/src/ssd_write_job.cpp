@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "kvpool/check.h"
+#include "kvpool/copy_tuning.h"
 #include "kvpool/crc32c.h"
 #include "kvpool/ssd_job.h"
 

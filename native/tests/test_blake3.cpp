@@ -50,7 +50,7 @@ TEST(published_values) {
 TEST(every_width_equals_the_scalar_twin) {
   std::mt19937_64 random(testing::seed());
   const uint8_t key_bytes[HASH_BYTES] = {1, 2, 3};
-  for (const LaneWidth width : {LaneWidth::AVX2, LaneWidth::AVX512}) {
+  for (const LaneWidth width : {LaneWidth::NEON, LaneWidth::AVX2, LaneWidth::AVX512}) {
     if (!blake3_supports(width)) {
       std::printf("  width %d is not on this machine\n", static_cast<int>(width));
       continue;

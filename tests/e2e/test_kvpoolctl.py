@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvpool.cli.bench_disk import has_disk
-from tests.daemon import SMALL, Daemon
+from tests.daemon import SMALL, Daemon, wait_until
 from tests.payload import store, tokens_of
 
 
@@ -28,6 +28,16 @@ def test_info_names_what_is_in_use(daemon: Daemon) -> None:
     assert f"epoch:{values['epoch']}\n" in plain.stdout
     assert "\nhealth:ready\nproblems:\n" in plain.stdout
     assert (values["health"], values["problems"]) == ("ready", [])
+
+
+def test_info_names_the_copies_that_this_processor_was_measured_to_want(daemon: Daemon) -> None:
+    def values() -> dict[str, str]:
+        told: dict[str, str] = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
+        return told
+
+    wait_until(lambda: "not measured" not in values()["copy_save"] + values()["copy_load"], "the copies are measured")
+    for name in ("copy_save", "copy_load"):
+        assert values()[name] == "no variants" or all(size in values()[name] for size in ("4 KiB", "8 KiB", "32 KiB"))
 
 
 def test_stats_count_what_was_stored(daemon: Daemon) -> None:
@@ -109,6 +119,8 @@ def test_help_reads_like_a_manual_page(command: str) -> None:
 LATENCY = {"p50_us", "p99_us", "spread_us", "ratio", "cpu_seconds"}
 RATE = {"save_gb_per_s", "load_gb_per_s", "memcpy_gb_per_s", "load_ratio", "save_ratio", "cpu_seconds"}
 
+FLOORS = {"gather_gb_per_s", "scatter_gb_per_s", "save_gather_ratio", "load_scatter_ratio", "save_gather_ratio_spread"}
+
 
 def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -> None:
     trace, out = tmp_path / "one.jsonl", tmp_path / "bench.json"
@@ -120,7 +132,7 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
     assert set(document) == {"command", "version", "machine", "rows"}
     rows = document["rows"]
     expected = [
-        *[RATE | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
+        *[RATE | FLOORS | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
         *[LATENCY] * 9,
         {"ready_s", "ready_spread_s", "rss_mib", "idle_cpu_seconds", "arena_mib"},
         *([{"part", "wrong_bytes"}] * 11 if has_disk(None) else []),

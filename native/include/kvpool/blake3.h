@@ -2,7 +2,8 @@
 //
 // What it is: the hash of chunk keys. What it is not: an extendable output, or a stream; inputs are whole.
 // Two shapes of work: one input of any length, and many inputs of one length at a time. The second is why BLAKE3 was
-// chosen: its compression function vectorises over independent inputs, 16 at a time with AVX-512, 8 with AVX2.
+// chosen: its compression function vectorises over independent inputs, 16 at a time with AVX-512, 8 with AVX2, 4
+// with NEON.
 // Every width computes the same function; the scalar width is the twin that the tests compare with.
 // Pure functions; any thread.
 #pragma once
@@ -32,10 +33,10 @@ void blake3_hash(const HashKey& key, const uint8_t* data, size_t size, uint8_t o
 // out + 32 i = H(data + size i) for i in [0, count): count inputs of equal size, one behind the other.
 void blake3_hash_many(const HashKey& key, const uint8_t* data, size_t size, size_t count, uint8_t* out) noexcept;
 
-// The width that blake3_hash_many uses on this machine: "avx512", "avx2" or "scalar".
+// The width that blake3_hash_many uses on this machine: "avx512", "avx2", "neon" or "scalar".
 [[nodiscard]] const char* blake3_lanes() noexcept;
 
-enum class LaneWidth : uint8_t { SCALAR = 1, AVX2 = 8, AVX512 = 16 };
+enum class LaneWidth : uint8_t { SCALAR = 1, NEON = 4, AVX2 = 8, AVX512 = 16 };
 
 // For tests: hash_many with a chosen width. REQUIRES: the machine has it.
 void blake3_hash_many_with(LaneWidth width, const HashKey& key, const uint8_t* data, size_t size, size_t count,
