@@ -52,6 +52,7 @@ LAYERS = {
     "staged_saves": {"protocol", "index", "transfer"},
     "write_down": {"tiering"},
     "chains": {"protocol", "index", "tiering", "hinting"},
+    "lease_verbs": {"protocol", "index", "chains"},
     "pool": {
         "protocol",
         "index",
@@ -60,6 +61,7 @@ LAYERS = {
         "tiering",
         "hinting",
         "chains",
+        "lease_verbs",
         "write_down",
         "staged_saves",
         "report",
