@@ -3,6 +3,7 @@
 
 #include "directory_pool.h"
 #include "harness.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -108,7 +109,7 @@ TEST(flush_and_drop_are_no_evictions) {
   Pool pool(20 * CHUNK);
   EXPECT(pool.store({1, 2, 3}) == 3);
   EXPECT(drop(pool.directory, key_of(3)) == 1);
-  EXPECT(pool.directory.flush(std::nullopt, UINT64_MAX).chunks == 2);
+  EXPECT(flush(pool.directory, std::nullopt, UINT64_MAX).chunks == 2);
   EXPECT(total(pool.directory.stats().lifetimes) == 0);
   EXPECT(pool.directory.stats().evicted_chunks == 0);
 }
@@ -126,6 +127,6 @@ TEST(lent_slots_follow_the_runs) {
   EXPECT(pool.directory.arena().lent_slots(pool.small) == 0);
   EXPECT(pool.store({1}) == 1);
   EXPECT(pool.directory.arena().lent_slots(pool.small) == 8);
-  EXPECT(pool.directory.flush(std::nullopt, UINT64_MAX).chunks == 1);
+  EXPECT(flush(pool.directory, std::nullopt, UINT64_MAX).chunks == 1);
   EXPECT(pool.directory.arena().lent_slots(pool.small) == 0);
 }
