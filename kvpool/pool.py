@@ -268,7 +268,7 @@ class Pool:
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
-        return info if self._tiering is None else {**info, **render_ssd_info(self._config, self._tiering.tier)}
+        return info | (render_ssd_info(self._config, self._tiering.tier) if self._tiering else {}) | self.journal.info()
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""

@@ -329,8 +329,7 @@ class Tiering:
                 self.demotions.settle(
                     job, chunk, is_good=is_good, is_bad_here=status == SsdStatus.BAD_SOURCE, now_ns=now_ns
                 )
-            if is_good:
-                self._watch.note_success()
+            self._watch.note(status, now_ns)
         self.forget_departed()
         self.remember_lapsed()
         self.run()

@@ -15,6 +15,7 @@ Control thread only. `watch` has the event loop call it when there are changes; 
 
 import asyncio
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool.clock import NS_PER_S, Clock
+from kvpool.escaping import escaped
 from kvpool.event_options import EventsConfig
 from kvpool.index.events import NO_SCOPE, Change, ChangeKind, EventLog, EventSlice, EventWriter
 from kvpool.index.fates import REFUSALS_PER_SAVE, Departure, Fates
@@ -42,6 +44,9 @@ SNAPSHOT_END = -1
 TOKEN_BYTES = 4
 _ROW = struct.Struct("<32s32sIBBBBBB6x")
 _NO_KEY = bytes(KEY_BYTES)
+# Models whose corrupt chunks are counted, and those that `kvpoolctl info` names.
+CORRUPT_MODELS_MAX = 256
+CORRUPT_NAMED = 8
 _CAUSES = tuple(cause for cause in Cause if cause is not Cause.OTHER)  # by their codes
 assert all(cause == code for code, cause in enumerate(_CAUSES))
 assert _ROW.size == kvpool_native.CHANGE_BYTES
@@ -107,6 +112,7 @@ class Journal:
         self._log = EventLog(config.buffer, [tiers[level][1] if level in tiers else 0 for level in Level])
         self._writer = EventWriter(self._log)
         self._fates = Fates(config.fates)
+        self._corrupt: Counter[str] = Counter()  # dropped chunks, by model
         self._token_bytes: dict[int, int] = {}  # of a chunk, by namespace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: asyncio.Handle | None = None
@@ -157,6 +163,8 @@ class Journal:
                 self._fates.forget(change.key)
                 continue
             self._writer.write(change, b"")
+            if change.cause == Cause.DROPPED:
+                self._note_corrupt(NamespaceId(change.namespace))
             if not change.tiers:
                 cause, number = _CAUSES[change.cause], NamespaceId(change.namespace)
                 self._fates.note_departure(change.key, Departure(now_ns, cause, change.level, change.priority, number))
@@ -271,9 +279,19 @@ class Journal:
         """What is wrong with who listens, one line each. Any thread."""
         return [problem for problems in self._troubled for problem in problems()]
 
+    def info(self) -> dict[str, str]:
+        """Whose chunks were found corrupt and dropped, with what hung on them: models, and how many of each."""
+        named = (f"{escaped(model)}:{count}" for model, count in self._corrupt.most_common(CORRUPT_NAMED))
+        return {"corrupt_chunks_of": ",".join(named)} if self._corrupt else {}
+
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
         return self._log.verify()
+
+    def _note_corrupt(self, namespace: NamespaceId) -> None:
+        model = self._model(namespace)
+        if model in self._corrupt or len(self._corrupt) < CORRUPT_MODELS_MAX:
+            self._corrupt[model] += 1
 
     def _take_turn(self) -> None:
         self.take_changes()

@@ -30,6 +30,7 @@ from kvpool.errors import KVPoolError
 from kvpool.tiers import catalogue_open, catalogue_rows
 from kvpool.tiers.catalogue import Catalogue
 from kvpool.tiers.catalogue_rows import Row, Touch
+from kvpool.tiers.ssd_corruption import CorruptionGuard
 from kvpool.tiers.ssd_directory import SsdUnavailable, check_directory
 from kvpool.tiers.ssd_headers import SsdHeaders
 from kvpool.tiers.ssd_identity import FILE_NAME as IDENTITY_NAME
@@ -89,6 +90,7 @@ class SsdTier:
         self.headers = SsdHeaders(plan)
         self.io_errors = 0
         self.corrupt_chunks = 0
+        self.corruption = CorruptionGuard()
         self.bad_writes = 0
         self._files: kvpool_native.SsdFiles | None = None
         self._queue: kvpool_native.SsdQueue | None = None
@@ -303,9 +305,10 @@ class SsdTier:
         return self._catalogue is not None and self._catalogue.failure is not None
 
     def problems(self) -> list[str]:
-        """Threads that have died, one line each. Any thread."""
+        """Threads that have died, and a disk that changes bytes, one line each. Any thread."""
         owners = {"catalogue": self._catalogue, "headers": self.headers}
-        return [f"ssd: the thread of the {name} has died" for name, one in owners.items() if one and one.has_died]
+        died = [f"ssd: the thread of the {name} has died" for name, one in owners.items() if one and one.has_died]
+        return died + self.corruption.problems()
 
     @property
     def can_be_tried_again(self) -> bool:
@@ -316,6 +319,7 @@ class SsdTier:
         """Take the tier as usable: what goes wrong now puts it to rest again."""
         if self._catalogue is not None and self._catalogue.failure is not None:
             self._catalogue.resume(checkpoint_s=self.plan.checkpoint_s)
+        self.corruption.end_rest()
         self.become(TierState.OK, "is tried again")
 
     @property

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable
 
 from kvpool.tiers.ssd import SsdTier
+from kvpool.tiers.ssd_corruption import REASON, REST_S
+from kvpool.tiers.ssd_status import SsdStatus, TierState
 
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 300.0
@@ -49,9 +51,14 @@ class SsdWatch:
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LAST_PAUSE_S)
         return pause_s
 
-    def note_success(self) -> None:
-        """The disk has done what was asked."""
-        self._pause_s = FIRST_PAUSE_S
+    def note(self, status: SsdStatus, now_ns: int) -> None:
+        """What became of a chunk's I/O. Too many that differ put the tier to rest for longer than errors do."""
+        if status == SsdStatus.OK:
+            self._pause_s = FIRST_PAUSE_S
+        elif (status.is_corruption or status == SsdStatus.BAD_WRITE) and self._tier.corruption.note(now_ns):
+            self._tier.become(TierState.READONLY, f"because {REASON}")
+            self._pause_s = REST_S
+            self.see_to_it()
 
     def note_begun(self) -> None:
         """I/O has been asked for."""

@@ -92,7 +92,7 @@ const std::vector<std::pair<const char*, Verb>> VERBS = {
        EXPECT(tiers.files.release_untouched(hold.id));
      }},
     {"flush the tier", [](Tiers& tiers) { EXPECT(tiers.files.flush(std::nullopt, UINT64_MAX).chunks == CHAIN + 2); }},
-    {"flush old", [](Tiers& tiers) { static_cast<void>(tiers.files.flush(tiers.memory.owner, 1)); }},
+    {"flush old", [](Tiers& tiers) { static_cast<void>(flush(tiers.files, tiers.memory.owner, 1)); }},
     {"drop", [](Tiers& tiers) { EXPECT(drop(tiers.files, key_of(id_of(0, 1))) == CHAIN - 1); }},
     {"discard a parent", [](Tiers& tiers) { EXPECT(tiers.files.discard(key_of(id_of(1, 0))) == 2); }},
     {"drop while held",

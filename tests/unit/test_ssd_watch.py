@@ -8,6 +8,8 @@ from typing import cast
 import pytest
 
 from kvpool.tiers.ssd import SsdTier
+from kvpool.tiers.ssd_corruption import CHUNKS, REST_S, CorruptionGuard
+from kvpool.tiers.ssd_status import SsdStatus, TierState
 from kvpool.tiers.ssd_watch import FIRST_PAUSE_S, LAST_PAUSE_S, LOOK_S, SsdWatch
 
 
@@ -54,6 +56,12 @@ class FakeTier:
     plan: FakePlan = field(default_factory=FakePlan)
     asked_s: float | None = None
     rests: bool = False
+    corruption: CorruptionGuard = field(default_factory=CorruptionGuard)
+
+    def become(self, state: TierState, reason: str) -> None:
+        assert state == TierState.READONLY
+        assert "were not what had been written" in reason
+        self.rests = True
 
     @property
     def unanswered_s(self) -> float:
@@ -148,7 +156,7 @@ def test_one_that_goes_on_failing_is_tried_later_each_time(watched: Watched) -> 
     assert max(pauses) == LAST_PAUSE_S
     watched.is_well = True
     watched.loop.pass_time(LAST_PAUSE_S)
-    watched.watch.note_success()
+    watched.watch.note(SsdStatus.OK, 0)
     watched.tier.rests, count = True, len(watched.tries)
     watched.watch.see_to_it()
     watched.loop.pass_time(FIRST_PAUSE_S)
@@ -167,3 +175,17 @@ def test_before_the_tier_is_open_and_after_its_end_nothing_is_looked_at() -> Non
     watched.watch.stop()
     watched.loop.pass_time(1000.0)
     assert watched.tries == []
+
+
+@pytest.mark.parametrize("status", [SsdStatus.BAD_CHECKSUM, SsdStatus.OTHER_KEY, SsdStatus.BAD_WRITE])
+def test_bytes_that_differ_again_and_again_put_a_tier_to_a_longer_rest(watched: Watched, status: SsdStatus) -> None:
+    for number in range(CHUNKS):
+        assert not watched.tier.rests
+        watched.watch.note(status, number)
+        watched.watch.note(SsdStatus.OK, number)
+    assert watched.tier.rests
+    assert watched.tier.corruption.problems() != []
+    watched.loop.pass_time(REST_S - 1)
+    assert watched.tries == []
+    watched.loop.pass_time(2)
+    assert len(watched.tries) == 1
