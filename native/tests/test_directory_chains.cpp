@@ -5,6 +5,7 @@
 
 #include "directory_tiers.h"
 #include "harness.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -106,7 +107,7 @@ TEST(nothing_before_a_writer_goes_however_long_its_chain_is) {
   EXPECT(chain.store(range(6001, 99)) == 99);  // the others go, newer as they are
   EXPECT(chain.lookup(range(1, 3000)) == 3000);
   EXPECT(chain.is_sound());
-  EXPECT(chain.directory.flush(std::nullopt, UINT64_MAX).chunks == 99);
+  EXPECT(flush(chain.directory, std::nullopt, UINT64_MAX).chunks == 99);
   EXPECT(chain.lookup(range(1, 3000)) == 3000);
   EXPECT(chain.store(range(7001, 150)) == 99);
   EXPECT(chain.reserve({8001}).states[0] == static_cast<uint8_t>(SaveState::RESERVED));
@@ -170,7 +171,7 @@ TEST(random_requests_behind_long_chains_keep_both_tiers_sound) {
     } else if (choice == 8) {
       tiers.memory.directory.protect_unsaved(random() % 2 == 0);
     } else if (random() % 8 == 0) {
-      static_cast<void>(tiers.memory.directory.flush(std::nullopt, tiers.memory.now - std::min(tiers.memory.now, random() % 20)));
+      static_cast<void>(flush(tiers.memory.directory, std::nullopt, tiers.memory.now - std::min(tiers.memory.now, random() % 20)));
     }
     if (step % 10 == 0) {
       EXPECT(tiers.is_sound());
@@ -180,6 +181,6 @@ TEST(random_requests_behind_long_chains_keep_both_tiers_sound) {
     tiers.memory.directory.end_reservation(id, ++tiers.memory.now);
   }
   EXPECT(tiers.is_sound());
-  static_cast<void>(tiers.memory.directory.flush(std::nullopt, UINT64_MAX));
+  static_cast<void>(flush(tiers.memory.directory, std::nullopt, UINT64_MAX));
   EXPECT(tiers.memory.directory.stats().used_bytes == 0);
 }

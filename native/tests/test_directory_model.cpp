@@ -5,6 +5,7 @@
 
 #include "directory_pool.h"
 #include "harness.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -160,7 +161,7 @@ class RandomRun {
   // Drops a subtree, or flushes everything that is not held.
   void remove() {
     if (random_() % 4 == 0) {
-      const auto result = pool_.directory.flush(std::nullopt, UINT64_MAX);
+      const auto result = flush(pool_.directory, std::nullopt, UINT64_MAX);
       EXPECT(std::erase_if(model_.stored, [this](uint64_t id) { return !is_held(id); }) == result.chunks);
       EXPECT(model_.stored.size() == result.skipped);
       return;

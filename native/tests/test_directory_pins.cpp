@@ -6,6 +6,7 @@
 
 #include "directory_tiers.h"
 #include "harness.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -118,7 +119,7 @@ TEST(a_chunk_that_is_dropped_while_it_is_read_keeps_its_slot_until_that_has_ende
   EXPECT(drop(tiers.memory.directory, key_of(2)) == 3);
   EXPECT(tiers.is_sound());
   EXPECT(tiers.memory.directory.stats().zombies == 3);
-  EXPECT(tiers.memory.directory.flush(std::nullopt, UINT64_MAX).chunks == 0);
+  EXPECT(flush(tiers.memory.directory, std::nullopt, UINT64_MAX).chunks == 0);
   EXPECT(all_are(tiers.memory.reserve({11}).states, SaveState::NOT_READY));
   EXPECT(tiers.memory.directory.release(lease.id, ++tiers.memory.now));
   EXPECT(tiers.is_sound());

@@ -1,6 +1,7 @@
 // Keys that crowd one place of the shared table: others are stored all the same, at the cost of an idle chunk.
 #include "directory_tiers.h"
 #include "table_keys.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -148,7 +149,7 @@ TEST(what_only_the_lower_tier_has_is_crowded_out_there) {
   EXPECT(store(pool, {crowding(pool, 1000)}));  // with the second copy of what goes
   EXPECT(tiers.is_sound());
   EXPECT(tiers.files.stats().chunks == MAX_PROBE - 1);
-  static_cast<void>(pool.directory.flush(std::nullopt, UINT64_MAX));
+  static_cast<void>(flush(pool.directory, std::nullopt, UINT64_MAX));
   EXPECT(tiers.is_sound());
   for (uint64_t id = 1001; id < 1011; ++id) {
     EXPECT(store(pool, {crowding(pool, id)}));

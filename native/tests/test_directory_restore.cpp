@@ -2,6 +2,7 @@
 #include <functional>
 
 #include "directory_tiers.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -91,7 +92,7 @@ const std::vector<std::pair<const char*, Verb>> VERBS = {
        const Hold hold = tiers.files.acquire(tiers.memory.owner, keys.data(), CHAIN);
        EXPECT(tiers.files.release_untouched(hold.id));
      }},
-    {"flush the tier", [](Tiers& tiers) { EXPECT(tiers.files.flush(std::nullopt, UINT64_MAX).chunks == CHAIN + 2); }},
+    {"flush the tier", [](Tiers& tiers) { EXPECT(flush(tiers.files, std::nullopt, UINT64_MAX).chunks == CHAIN + 2); }},
     {"flush old", [](Tiers& tiers) { static_cast<void>(flush(tiers.files, tiers.memory.owner, 1)); }},
     {"drop", [](Tiers& tiers) { EXPECT(drop(tiers.files, key_of(id_of(0, 1))) == CHAIN - 1); }},
     {"discard a parent", [](Tiers& tiers) { EXPECT(tiers.files.discard(key_of(id_of(1, 0))) == 2); }},
@@ -156,7 +157,7 @@ TEST(every_verb_works_between_two_batches_of_a_restore) {
       }
       fill_files(tiers);
       EXPECT(tiers.is_sound());
-      static_cast<void>(tiers.files.flush(std::nullopt, UINT64_MAX));
+      static_cast<void>(flush(tiers.files, std::nullopt, UINT64_MAX));
       EXPECT(tiers.files.stats().used_bytes == 0);
       EXPECT(tiers.files.arena().free_segments() == tiers.files.arena().ready_segments());
     }
@@ -219,7 +220,7 @@ TEST(random_verbs_between_restored_rows_keep_both_tiers_sound) {
           case 1: static_cast<void>(tiers.demote(random() % 5 != 0, random() % 3 == 0)); break;
           case 2: static_cast<void>(tiers.load(ids, random() % 8 != 0)); break;
           case 3: static_cast<void>(drop(tiers.files, key_of(ids.back()))); break;
-          case 4: static_cast<void>(tiers.files.flush(std::nullopt, random() % (tiers.memory.now + 2))); break;
+          case 4: static_cast<void>(flush(tiers.files, std::nullopt, random() % (tiers.memory.now + 2))); break;
           case 5: static_cast<void>(tiers.memory.store({1000 + random() % 100})); break;
           default:
             static_cast<void>(tiers.memory.directory.retain(

@@ -4,6 +4,7 @@
 
 #include "directory_tiers.h"
 #include "harness.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -241,7 +242,7 @@ TEST(random_operations_keep_both_tiers_sound) {
         static_cast<void>(drop(tiers.files, key_of(ids.back())));
       } else {
         Directory& flushed = random() % 2 == 0 ? tiers.memory.directory : tiers.files;
-        static_cast<void>(flushed.flush(std::nullopt, random() % (tiers.memory.now + 1)));
+        static_cast<void>(flush(flushed, std::nullopt, random() % (tiers.memory.now + 1)));
       }
       if (!tiers.is_sound()) {
         std::printf("  seed %llu step %d pick %llu\n", static_cast<unsigned long long>(seed), step,

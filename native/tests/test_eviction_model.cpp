@@ -6,6 +6,7 @@
 
 #include "directory_pool.h"
 #include "harness.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -92,7 +93,7 @@ class RandomRun {
     while (!holds_.empty()) {
       release();
     }
-    EXPECT(pool_.directory.flush(std::nullopt, UINT64_MAX).chunks == model_.chunks.size());
+    EXPECT(flush(pool_.directory, std::nullopt, UINT64_MAX).chunks == model_.chunks.size());
     EXPECT(pool_.directory.stats().kept_bytes == 0);
     EXPECT(pool_.is_sound());
   }

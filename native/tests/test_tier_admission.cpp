@@ -1,6 +1,7 @@
 // What of the faster tier is worth a place in the slower one, and how retention goes on in both of them.
 #include "directory_tiers.h"
 #include "harness.h"
+#include "kvpool/flush_walk.h"
 
 using namespace kvpool;
 using namespace kvpool::testing;
@@ -179,7 +180,7 @@ TEST(a_chunk_read_back_is_kept_anew_from_that_use) {
   retain(tiers, {1}, {80, 30'000});
   EXPECT(tiers.demote() == 1);
   keep_below(tiers, {1}, {80, 30'000});
-  EXPECT(tiers.memory.directory.flush(std::nullopt, 11 * SECOND).chunks == 1);
+  EXPECT(flush(tiers.memory.directory, std::nullopt, 11 * SECOND).chunks == 1);
   tiers.memory.now = 35 * SECOND;
   EXPECT(tiers.load({1}) == 1);
   EXPECT(tiers.memory.directory.retention(key_of(1)) == (Retention{80, 30'000}));
