@@ -68,11 +68,14 @@ class Disk:
         return not is_mounted(self.path) or not subprocess.run(["umount", self.path], capture_output=True).returncode
 
 
+PACKAGES = {"mkfs.xfs": "xfsprogs", "mkfs.ext4": "e2fsprogs", "mount": "mount"}
+
+
 def _reason_to_skip(*programs: str) -> str:
     if os.geteuid() != 0:
         return "mounting needs root"
     lacking = [program for program in programs if shutil.which(program) is None]
-    return f"{lacking[0]} is not installed" if lacking else ""
+    return f"{lacking[0]} is not installed: apt-get install {PACKAGES[lacking[0]]}" if lacking else ""
 
 
 @contextlib.contextmanager

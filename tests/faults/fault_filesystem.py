@@ -22,9 +22,9 @@ def build(directory: Path) -> Path:
     """The program, compiled. Skips where that is not possible here."""
     headers = Path("/usr/include/fuse3")
     if shutil.which("g++") is None or not (headers / "fuse.h").exists():
-        pytest.skip("g++ or libfuse3-dev is not installed")
+        pytest.skip("libfuse is not installed: apt-get install g++ libfuse3-dev fuse3")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK) or (os.geteuid() != 0 and shutil.which("fusermount3") is None):
-        pytest.skip("/dev/fuse or fusermount3 is lacking")
+        pytest.skip("/dev/fuse cannot be used, or fusermount3 is not installed: apt-get install fuse3")
     program = directory / "fault_filesystem"
     defines = ["-D_FILE_OFFSET_BITS=64", "-DFUSE_USE_VERSION=31", f"-I{headers}"]
     command = ["g++", "-std=c++20", "-O1", *WARNINGS, *defines, str(SOURCE), "-o", str(program), "-lfuse3", "-pthread"]

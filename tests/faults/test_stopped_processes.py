@@ -143,7 +143,7 @@ def test_a_release_waits_for_no_daemon_and_arrives_when_it_goes_on(daemon: Daemo
 def _faketime() -> list[str]:
     """A command under which wall-clock time can be made to jump, or the reason to skip."""
     if shutil.which("faketime") is None:
-        pytest.skip("faketime is not installed")
+        pytest.skip("faketime is not installed: apt-get install faketime")
     return ["faketime", "-f", "+0"]
 
 

@@ -14,7 +14,7 @@ LIBRARIES = {"libstdc++", "libm", "libgcc_s", "libc", "libpthread", "libatomic",
 def _readelf(*options: str) -> str:
     readelf = shutil.which("readelf")
     if readelf is None:
-        pytest.skip("no readelf here")
+        pytest.skip("readelf is not installed: apt-get install binutils")
     command = [readelf, "--wide", *options, kvpool_native.__file__]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
