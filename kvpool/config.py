@@ -85,6 +85,7 @@ class DramConfig:
     segment: int
     max_chunks: int
     huge_pages: str
+    numa: str
     prefault: bool
     prefault_threads: int
     verify: str
@@ -259,6 +260,13 @@ def _socket_path(value: Any) -> str:
     return path
 
 
+def _numa(value: Any) -> str:
+    text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+    if text not in ("default", "interleave") and not (text.isascii() and text.isdecimal() and int(text) < 1024):
+        raise InvalidArgument(repr(value))
+    return text
+
+
 def _metrics_path(value: Any) -> str:
     return "" if value == "" else _socket_path(value)
 
@@ -295,6 +303,7 @@ OPTIONS: dict[str, Option] = {
     "dram.segment": size_option("4KiB", "16GiB", "64MiB"),
     "dram.max_chunks": count_option(0, 1 << 28, 0),
     "dram.huge_pages": choice_option("auto", "hugetlb", "collapse", "off"),
+    "dram.numa": Option(_numa, "default", "default, interleave or the number of a NUMA node"),
     "dram.prefault": flag_option("true"),
     "dram.prefault_threads": count_option(1, 64, 2),
     "dram.verify": choice_option("always", "cold"),

@@ -35,6 +35,7 @@ def render_info(
         "dram_arena_bytes": geometry.arena_bytes,
         "dram_segment_bytes": geometry.segment_bytes,
         "dram_max_chunks": geometry.max_chunks,
+        "dram_numa": config.dram.numa,
         "dram_pages": pages.mode,
         "dram_huge_bytes": pages.huge_bytes,
         **({"dram_pages_warning": pages.shortfall} if pages.shortfall else {}),

@@ -20,6 +20,7 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.config import DramConfig
 from kvpool.errors import LayoutMismatch
+from kvpool.tiers import numa as numa_nodes
 from kvpool.tiers.memory_room import check_memory, free_huge_bytes
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,10 @@ class DramTier:
     Invariant: `_populated` and `_collapsed` hand each segment to exactly one thread.
     """
 
-    def __init__(self, geometry: kvpool_native.DirectoryGeometry, *, huge_pages: str) -> None:
-        """Raises MemoryError or OSError when the memory cannot be had."""
+    def __init__(
+        self, geometry: kvpool_native.DirectoryGeometry, *, huge_pages: str, numa: str = numa_nodes.DEFAULT
+    ) -> None:
+        """Raises MemoryError or OSError when the memory cannot be had, ConfigError for a NUMA node that there is not."""
         self.geometry = geometry
         self._huge_pages = huge_pages
         self._lock = threading.Lock()
@@ -66,6 +69,7 @@ class DramTier:
         self.arena, self._mode, self._shortfall = _create_arena(geometry.arena_bytes, huge_pages)
         if self._shortfall:
             log.warning("%s", self._shortfall)
+        numa_nodes.place_arena(self.arena, numa)
         self.index = kvpool_native.Mapping.create("kvpool-index", geometry.index_bytes)
 
     def __repr__(self) -> str:

@@ -1,5 +1,6 @@
 // Bindings of shared memory regions and of the index's read side: Mapping, IndexView. No logic.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -11,6 +12,7 @@
 #include "bindings.h"
 #include "kvpool/chunk_table.h"
 #include "kvpool/memory.h"
+#include "kvpool/numa.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -147,6 +149,15 @@ void bind_index_view(nb::module_& module) {
 }  // namespace
 
 void bind_memory(nb::module_& module) {
+  module.def(
+      "place_on_nodes",
+      [](const Mapping& mapping, const std::vector<uint32_t>& nodes, bool in_turns) {
+        if (nodes.empty() || (!in_turns && nodes.size() != 1)) {
+          throw nb::value_error("nodes must be one, or some to be taken in turns");
+        }
+        return place_on_nodes(mapping, nodes, in_turns);
+      },
+      "mapping"_a, "nodes"_a, nb::kw_only(), "in_turns"_a, "Where new pages come from; 0 or an errno.");
   bind_mapping(module);
   bind_index_view(module);
 }

@@ -1,0 +1,36 @@
+"""NUMA nodes: which there are, and which the arena's pages come from. Any thread."""
+
+import os
+from pathlib import Path
+
+import kvpool_native
+from kvpool.errors import ConfigError
+
+ONLINE = Path("/sys/devices/system/node/online")
+DEFAULT = "default"
+INTERLEAVE = "interleave"
+
+
+def online_nodes(path: Path = ONLINE) -> list[int]:
+    """The numbers of the machine's nodes; node 0 alone where the kernel does not say."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return [0]
+    nodes: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        nodes += range(int(first), int(last or first) + 1)
+    return nodes
+
+
+def place_arena(arena: kvpool_native.Mapping, where: str) -> None:
+    """Have an arena's pages come from all nodes in turns, or from the one that `where` numbers. Raises ConfigError."""
+    if where == DEFAULT:
+        return
+    online = online_nodes()
+    nodes = online if where == INTERLEAVE else [int(where)]
+    error = kvpool_native.place_on_nodes(arena, nodes, in_turns=where == INTERLEAVE)
+    if error:
+        has = ", ".join(map(str, online))
+        raise ConfigError([f"dram.numa is {where!r}: {os.strerror(error)}; this machine has memory on nodes {has}"])
