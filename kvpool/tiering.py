@@ -322,6 +322,7 @@ class Tiering:
             fault = "" if is_good else status.name.lower()
             if self.comparisons.settle(job, fault=fault, is_bad=status.is_corruption):
                 continue
+            generation = self.promotions.generation_below(job, chunk)
             is_promotion = self.promotions.settle(
                 job, chunk, is_good=is_good, is_bad_below=status.is_corruption, tokens=tokens, now_ns=now_ns
             )
@@ -329,7 +330,7 @@ class Tiering:
                 self.demotions.settle(
                     job, chunk, is_good=is_good, is_bad_here=status == SsdStatus.BAD_SOURCE, now_ns=now_ns
                 )
-            self._watch.note(status, now_ns)
+            self._watch.note(status, generation, now_ns)
         self.forget_departed()
         self.remember_lapsed()
         self.run()

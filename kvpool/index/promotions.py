@@ -118,6 +118,11 @@ class Promotions:
             self._slower.directory.release(job.hold_below, now_ns)
         return True
 
+    def generation_below(self, job_id: int, chunk: int) -> int:
+        """The generation of a chunk's slot below, while it is read; 0 where the job is none of these."""
+        job = self._jobs.get(job_id)
+        return 0 if job is None else job.generations_below[chunk]
+
     def _read(
         self,
         namespace: Namespace,

@@ -151,6 +151,7 @@ class SsdTier:
         if is_rebuilt:
             rows = self._rebuild(identity, catalogue_path)
         generation = max(found.generations_end if found else 0, int(rows["generation"].max()) if len(rows) else 0)
+        self.corruption.begin(generation)
         failpoint.reach("daemon.ssd.open_catalogue")
         try:
             self._catalogue = Catalogue(

@@ -51,11 +51,11 @@ class SsdWatch:
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LAST_PAUSE_S)
         return pause_s
 
-    def note(self, status: SsdStatus, now_ns: int) -> None:
+    def note(self, status: SsdStatus, generation: int, now_ns: int) -> None:
         """What became of a chunk's I/O. Too many that differ put the tier to rest for longer than errors do."""
         if status == SsdStatus.OK:
             self._pause_s = FIRST_PAUSE_S
-        elif (status.is_corruption or status == SsdStatus.BAD_WRITE) and self._tier.corruption.note(now_ns):
+        elif self._tier.corruption.note(status, generation, now_ns):
             self._tier.become(TierState.READONLY, f"because {REASON}")
             self._pause_s = REST_S
             self.see_to_it()

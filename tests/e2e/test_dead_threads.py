@@ -60,7 +60,7 @@ def _health(path: Path) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("thread", ["catalogue", "publisher", "headers"])
 def test_a_dead_thread_is_unhealthy_everywhere(tmp_path: Path, thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {
-        "dram.capacity": "16MiB", "ssd.path": str(tmp_path / "ssd"), "ssd.capacity": "32MiB",
+        "dram.capacity": "16MiB", "ssd.path": str(tmp_path / "ssd"), "ssd.capacity": "32MiB", "ssd.create": "true",
         "server.metrics_socket": str(tmp_path / "metrics.sock"), "server.probe_interval": "50ms",
         "events.publish": f"ipc://{tmp_path}/events",
     }  # fmt: skip

@@ -238,7 +238,7 @@ def test_a_connection_that_ends_during_a_check_leaves_no_holds(tiered: Daemon, l
         column = places.pack([int(level) << 32 | number for number in range(6 * CHAIN)])
         for _ in range(20):
             with tiered.admin() as admin:
-                assert admin.notify(m.VerifyBytes(column, 16))
+                assert admin.notify(m.encode(m.VerifyBytes(column, 16), 0))
         wait_until(lambda: tiered.stats()["pins"] == 0, "DRAM chunks are free again")
         wait_until(lambda: tiered.stats()["ssd.checks_under_way"] == 0, "SSD chunks are free again")
         wait_until(lambda: tiered.stats()["connections"] == 2, "the connections have ended")

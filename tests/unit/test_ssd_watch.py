@@ -156,7 +156,7 @@ def test_one_that_goes_on_failing_is_tried_later_each_time(watched: Watched) -> 
     assert max(pauses) == LAST_PAUSE_S
     watched.is_well = True
     watched.loop.pass_time(LAST_PAUSE_S)
-    watched.watch.note(SsdStatus.OK, 0)
+    watched.watch.note(SsdStatus.OK, 1, 0)
     watched.tier.rests, count = True, len(watched.tries)
     watched.watch.see_to_it()
     watched.loop.pass_time(FIRST_PAUSE_S)
@@ -177,12 +177,12 @@ def test_before_the_tier_is_open_and_after_its_end_nothing_is_looked_at() -> Non
     assert watched.tries == []
 
 
-@pytest.mark.parametrize("status", [SsdStatus.BAD_CHECKSUM, SsdStatus.OTHER_KEY, SsdStatus.BAD_WRITE])
+@pytest.mark.parametrize("status", [SsdStatus.BAD_CHECKSUM, SsdStatus.BAD_WRITE])
 def test_bytes_that_differ_again_and_again_put_a_tier_to_a_longer_rest(watched: Watched, status: SsdStatus) -> None:
     for number in range(CHUNKS):
         assert not watched.tier.rests
-        watched.watch.note(status, number)
-        watched.watch.note(SsdStatus.OK, number)
+        watched.watch.note(status, 1, number)
+        watched.watch.note(SsdStatus.OK, 1, number)
     assert watched.tier.rests
     assert watched.tier.corruption.problems() != []
     watched.loop.pass_time(REST_S - 1)
