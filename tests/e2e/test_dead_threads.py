@@ -37,7 +37,8 @@ def let_die():
 async def main():
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin, let_die)
-    app = App(load_config(None, sys.argv[2:]))
+    config = load_config(None, sys.argv[2:])
+    app = App(config, lambda: config)
     serving = asyncio.ensure_future(app.run())
     await serving
 
