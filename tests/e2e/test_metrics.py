@@ -132,8 +132,9 @@ def test_evictions_and_removals_are_told_apart(start_daemon: Callable[..., Daemo
     daemon = start_daemon(server__metrics=ON, server__probe_interval="0s", dram__capacity=CAPACITY)
     address = _address(daemon)
     with daemon.connect() as pool, daemon.connect(layout=LARGE) as other, daemon.admin() as admin:
+        wait_until(lambda: not admin.info()["dram_is_settling"], "all of the arena can be handed out")
         for number in range(4):
-            store(pool, pool.keys(tokens_of(number, 8 * 32)))
+            assert store(pool, pool.keys(tokens_of(number, 8 * 32))).stored == 8
         assert store(other, other.keys(tokens_of(9, 128))).stored == 1
         keys = pool.keys(tokens_of(3, 8 * 32))
         with pool.acquire(pool.lookup(keys)) as lease:
