@@ -142,6 +142,7 @@ def test_evictions_and_removals_are_told_apart(start_daemon: Callable[..., Daemo
             lease.session.arena.view()[int(lease.offsets[7])] ^= 1
             into = np.zeros((lease.chunks, SMALL.chunk_bytes), np.uint8)
             assert pool.load(lease, into=into).wait().reason == "checksum"
+        wait_until(lambda: admin.stats()["index"]["leases"] == 0, "the lease has ended: nobody waits for that")
         flushed = admin.flush(None, None)["chunks"]
     found = _wait_for(address, 'kvpool_load_failures_total{reason="checksum"}', 1)
     removed = {
