@@ -17,7 +17,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo test test-native test-sanitizers test-aarch64 test-faults test-hostile test-engines test-sglang fuzz check lint docs native bench clean install-service uninstall-service
+.PHONY: help setup demo test test-native test-sanitizers test-aarch64 test-faults test-hostile test-engines test-sglang fuzz check lint docs native bench clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +36,9 @@ help:
 	@echo "make native           build the native module into $(VENV) for development"
 	@echo "make install-service [KVPOOLD=/opt/kvpool/bin/kvpoold] [DESTDIR=DIR]   the systemd service; starts nothing"
 	@echo "make uninstall-service [DESTDIR=DIR]   stops and removes the service, keeps configuration and data"
+	@echo "make wheel            the distribution with its native module, in dist/: a node needs no compiler"
+	@echo "make deb              the Debian package made from it: daemon, kvpoolctl, service, everything they need of Python"
+	@echo "make test-packages    builds both, installs them aside without a compiler, and starts their daemons"
 	@echo "make clean            remove builds, $(VENV) and $(ENGINES)"
 
 setup: $(VENV)/.installed
@@ -157,5 +160,14 @@ install-service:
 uninstall-service:
 	@DESTDIR="$(DESTDIR)" scripts/uninstall-service
 
+wheel: $(VENV)/.tools
+	scripts/make-wheel $(abspath $(BIN)/python)
+
+deb: wheel
+	scripts/make-deb $(abspath $(BIN)/python)
+
+test-packages: deb
+	scripts/test-packages $(abspath $(BIN)/python)
+
 clean:
-	rm -rf build $(VENV) $(ENGINES) bench-results .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist $(VENV) $(ENGINES) bench-results .pytest_cache .mypy_cache .ruff_cache

@@ -33,7 +33,8 @@ scrape_configs:
     static_configs: [{ targets: ["127.0.0.1:9469"] }]
 ```
 
-[configs/grafana-dashboard.json](../configs/grafana-dashboard.json) shows them. Names never change their meaning.
+[configs/grafana-dashboard.json](../configs/grafana-dashboard.json) shows them, and
+[configs/kvpool-alerts.yml](../configs/kvpool-alerts.yml) has alert rules for them. Names never change their meaning.
 
 Lookups and loads happen inside engines without a request. Their clients report them at most once a second, and when they close:
 what a client did in the last second before it was killed is missing. Reports are another process's word: what cannot be
