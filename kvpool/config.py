@@ -8,7 +8,9 @@ together.
 """
 
 import difflib
+import errno
 import os
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,7 @@ else:
     import tomli as tomllib
 
 SSD_CAPACITY_MIN = 16 << 20
+CONFIG_BYTES_MAX = 1 << 20
 SOCKET_PATH_BYTES_MAX = 107 - len(".lock")
 
 
@@ -172,7 +175,7 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Confi
         option = OPTIONS[name]
         try:
             parsed[name] = option.parse(value)
-        except (InvalidArgument, ValueError, TypeError, LookupError):
+        except (InvalidArgument, ValueError, TypeError, LookupError, ArithmeticError, AttributeError):
             faults.append(f"{name} is {value!r}, expected {option.expected}")
     if not faults:
         _check_together(parsed, faults)
@@ -196,15 +199,29 @@ def _read_file(path: str | None, faults: list[str]) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        with open(path, "rb") as file:
-            tables = tomllib.load(file)
+        tables = tomllib.loads(_content_of(path))
     except OSError as error:
         faults.append(f"config file {path} cannot be read: {error.strerror}")
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # no text, no TOML, a number of thousands of digits, nested without end
         faults.append(f"config file {path} is no TOML: {error}")
         return {}
     return _known(_flatten(tables), faults)
+
+
+def _content_of(path: str) -> str:
+    """What a file has. Raises OSError, also for what is no file or far too large: nothing may hold a reload up."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        content = file.read(CONFIG_BYTES_MAX + 1)
+    if len(content) > CONFIG_BYTES_MAX:
+        raise OSError(errno.EFBIG, f"it has more than {CONFIG_BYTES_MAX} bytes")
+    return content.decode()
 
 
 def _read_overrides(overrides: Sequence[str], faults: list[str]) -> dict[str, Any]:
@@ -251,6 +268,7 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
     if 0 < parsed["ssd.capacity"] < SSD_CAPACITY_MIN:
         faults.append(f"ssd.capacity is {parsed['ssd.capacity']}, expected 0 or at least {SSD_CAPACITY_MIN}")
     check_events(parsed, faults)
+    _check_places(parsed, faults)
 
 
 def _socket_path(value: Any) -> str:
@@ -258,6 +276,16 @@ def _socket_path(value: Any) -> str:
     if not path.startswith("/") or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX or "\0" in path:
         raise InvalidArgument(path)
     return path
+
+
+def _check_places(parsed: Mapping[str, Any], faults: list[str]) -> None:
+    """Sockets of the file system each have a place of their own, and so have the files beside the first."""
+    socket_path = parsed["server.socket"]
+    taken = {f"{socket_path}{suffix}": "server.socket" for suffix in ("", ".new", ".lock")}
+    for name in ("server.metrics_socket", "events.publish", "events.replay"):
+        place = str(parsed[name] or "").removeprefix("ipc://")
+        if place.startswith("/") and taken.setdefault(place, name) != name:
+            faults.append(f"{name} is {place}, expected another place than that of {taken[place]}")
 
 
 def _numa(value: Any) -> str:

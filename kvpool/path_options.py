@@ -2,6 +2,7 @@
 
 import grp
 import os
+import string
 from typing import Any
 
 from kvpool.errors import InvalidArgument
@@ -28,7 +29,9 @@ def topic(value: Any) -> str:
     """A topic with {host} and {model} in braces alone. Raises InvalidArgument."""
     if not isinstance(value, str) or len(value.encode()) > TOPIC_BYTES_MAX or not value.isprintable():
         raise InvalidArgument(repr(value))
-    value.format(host="", model="")  # KeyError or ValueError where it names something else
+    parts = list(string.Formatter().parse(value))  # ValueError where braces do not fit
+    if any(name is not None and (name not in ("host", "model") or form or kind) for _, name, form, kind in parts):
+        raise InvalidArgument(repr(value))
     return value
 
 

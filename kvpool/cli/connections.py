@@ -34,7 +34,7 @@ def connections(options: Options) -> None:
 
 
 @cli.command(epilog=epilog("kvpoolctl disconnect 17"))
-@click.argument("connection", type=click.IntRange(min=1), metavar="ID")
+@click.argument("connection", type=click.IntRange(1, (1 << 63) - 1), metavar="ID")
 @common_options
 @pass_options
 def disconnect(options: Options, connection: int) -> None:

@@ -91,6 +91,8 @@ def flush(
         return
     if force:
         fail("--force goes with --demote", EXIT_USAGE)
+    if model == "":
+        fail("--model is empty: name a model, or use --all for every chunk", EXIT_USAGE)
     if not is_all and model is None and older_than is None and tier is None:
         fail("name what to drop: --all, --model M, --tier T or --older-than DURATION", EXIT_USAGE)
     if is_all and (model is not None or older_than is not None):
@@ -107,6 +109,12 @@ def flush(
         print_json(report)
     else:
         size = format_size(report["bytes"])
+        if model is not None and not report["chunks"] + report["skipped"]:
+            click.echo(
+                "no such chunks were found: a model with a revision is named model@revision, as kvpoolctl connections "
+                "and kvpoolctl stats usage show it",
+                err=True,
+            )
         print_line(f"dropped {report['chunks']} chunks, {size}; {report['skipped']} are held and stay")
 
 

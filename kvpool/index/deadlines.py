@@ -74,6 +74,7 @@ class Expiry:
         try:
             self._reading.expire(now_ns)
             self._writing.expire(now_ns)
+            self._writing.end_overdue(now_ns)
             self.go_on()
             are_left = self._expire_further()
         finally:  # whatever fails in one look, the next one comes

@@ -238,6 +238,9 @@ class Writing:
         for reservation in self._reservations.expire(now_ns):
             self._endings.expire(reservation.id, reservation.chunks, now_ns)
             self.expired_reservations += 1
+
+    def end_overdue(self, now_ns: int) -> None:
+        """Have the connections ended whose writers say nothing long after their time. Not from within a request of theirs."""
         for connection in self._reservations.overdue(now_ns):
             self.on_overdue(connection)
 

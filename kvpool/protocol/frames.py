@@ -23,6 +23,8 @@ LENGTH = struct.Struct("<I")
 ITEMS_MAX = 4096
 # A body of so many bytes is copied sooner than a view of it is made.
 COPIED_BYTES_MAX = 1024
+# Of what one read brought, as much may be kept though it was taken, so that small frames are not copied time and again.
+TAKEN_BYTES_KEPT = 16 << 10
 
 
 def encode(kind: int, sequence: int, fields: Iterable[object]) -> bytes:
@@ -106,16 +108,28 @@ class FrameReader:
         """The next complete frame, None where more bytes have to come first. Raises ProtocolError for a bad one."""
         start = self._start + LENGTH.size
         if len(self._buffer) < start:
+            self._cut()
             return None
         (length,) = LENGTH.unpack_from(self._buffer, self._start)
         check_length(length)
         if len(self._buffer) < start + length:
+            self._cut()
             return None
         self._start = start + length
         if length <= COPIED_BYTES_MAX:
-            return decode(self._buffer[start : self._start])
-        with memoryview(self._buffer) as whole, whole[start : self._start] as body:
-            return decode(body)
+            frame = decode(self._buffer[start : self._start])
+        else:
+            with memoryview(self._buffer) as whole, whole[start : self._start] as body:
+                frame = decode(body)
+        self._cut()
+        return frame
+
+    def _cut(self) -> None:
+        """Let go of what was taken, where nothing is left or it is much: whoever is silent from now on costs no more."""
+        if self._start == len(self._buffer):
+            self._buffer, self._start = b"", 0
+        elif self._start > TAKEN_BYTES_KEPT and self.waiting < self._start:
+            self._buffer, self._start = bytearray(memoryview(self._buffer)[self._start :]), 0
 
 
 class _ItemLimit:

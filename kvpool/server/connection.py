@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _send(self, answer: Answer, sequence: int) -> None:
-        if self._transport is None:
+        if self._transport is None or self._is_draining:
             return
         try:
             failpoint.reach("daemon.answer.before_send")
@@ -336,10 +336,10 @@ class Connection(asyncio.Protocol):
         self._drain_with(m.Failure("protocol", str(error)))
 
     def _drain_with(self, failure: m.Failure) -> None:
-        self._is_draining = True
+        self._send(failure, 0)
+        self._is_draining = True  # nothing is sent behind that
         self._reader = FrameReader()
         self._note_unfinished()
-        self._send(failure, 0)
         self._read(is_wanted=True)
         if self._transport is not None and self._transport.can_write_eof():
             self._transport.write_eof()

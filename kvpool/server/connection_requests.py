@@ -19,8 +19,8 @@ from kvpool.types import ConnectionId
 
 log = logging.getLogger(__name__)
 
-# Those that hold the most, where a report of all would not fit a frame.
-ROWS_MAX = 2000
+# Those that hold the most: so many rows of this size fit the items of a frame (`frames.ITEMS_MAX`).
+ROWS_MAX = 200
 
 
 def connection_handlers(pool: Pool, roster: Roster, budget: InputBudget, clock: Clock, asker: Peer) -> Handlers:
@@ -33,6 +33,8 @@ def connection_handlers(pool: Pool, roster: Roster, budget: InputBudget, clock: 
 
 def end_connection(pool: Pool, member: Member, reason: str) -> None:
     """Have a connection end. Its leases end now; slots that it may still write stay its own until its peer has closed."""
+    if member.connection.state != "open":
+        return  # it has been told before, and has not closed yet
     log.warning("connection %d of pid %d ends: %s", member.connection.id, member.peer.pid, reason)
     pool.end_reading(member.connection.id)
     member.connection.end(reason, is_writer=not pool.staged.staging_bytes and member.role == m.ROLE_ENGINE)

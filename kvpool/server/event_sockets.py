@@ -13,7 +13,10 @@ One thread: whoever made the sockets hands them over before it starts.
 """
 
 import binascii
+import errno
 import os
+import socket
+import stat
 import struct
 from pathlib import Path
 
@@ -187,6 +190,7 @@ def _bind(made: "zmq.Socket[bytes]", option: str, address: ZmqAddress, socket_mo
         fault = "" if is_guarded else fault_of_directory(directory)
         if fault:
             raise ConfigError([f"{option} is {address}, where others could put a socket of their own: {fault}"])
+        _check_free(option, path)
     umask = os.umask(0o777 & ~socket_mode) if path else None
     try:
         made.bind(address.endpoint)
@@ -197,6 +201,25 @@ def _bind(made: "zmq.Socket[bytes]", option: str, address: ZmqAddress, socket_mo
             os.umask(umask)
     if path:
         os.chmod(path, socket_mode)
+
+
+def _check_free(option: str, path: str) -> None:
+    """ZMQ takes away whatever lies where it binds. Raises ConfigError for what is no socket, OSError for one that serves."""
+    if not os.path.lexists(path):
+        return
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise ConfigError(
+            [f"{option} is ipc://{path}, which exists and is no socket: move it away, or choose another path"]
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.settimeout(1.0)
+        try:
+            other.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return  # nobody serves it
+    raise OSError(
+        errno.EADDRINUSE, f"{option} ipc://{path} is served by another process: stop it, or choose another path"
+    )
 
 
 def _endpoint_of(bound: "zmq.Socket[bytes]") -> str:

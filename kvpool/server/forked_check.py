@@ -10,7 +10,9 @@ Control thread only.
 
 import asyncio
 import contextlib
+import ctypes
 import os
+import resource
 import signal
 import warnings
 from collections.abc import Callable
@@ -19,6 +21,8 @@ from typing import Any
 import msgpack
 
 TIMEOUT_S = 120.0
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 READ_BYTES = 1 << 20
 
 Report = dict[str, Any]
@@ -27,10 +31,11 @@ Report = dict[str, Any]
 async def check_in_child(verify: Callable[[], Report]) -> Report:
     """The report of `verify`, which another process makes. Raises OSError where there is no memory for one."""
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    parent = os.getpid()
     try:
         pid = _fork()
         if pid == 0:
-            _report_and_end(verify, writer)
+            _report_and_end(verify, writer, parent)
     except BaseException:
         os.close(reader)
         raise
@@ -62,9 +67,10 @@ def _fork() -> int:
         return os.fork()
 
 
-def _report_and_end(verify: Callable[[], Report], writer: int) -> None:
+def _report_and_end(verify: Callable[[], Report], writer: int, parent: int) -> None:
     status = 1
     try:
+        _let_go_of_the_daemon(writer, parent)
         os.set_blocking(writer, True)
         left = memoryview(msgpack.packb(verify()))
         while left:
@@ -72,6 +78,15 @@ def _report_and_end(verify: Callable[[], Report], writer: int) -> None:
         status = 0
     finally:
         os._exit(status)
+
+
+def _let_go_of_the_daemon(writer: int, parent: int) -> None:
+    """End with the daemon, and keep none of its sockets and locks: whoever waits for these sees its end at once."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it had ended before
+    os.closerange(3, writer)
+    os.closerange(writer + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 async def _read_all(loop: asyncio.AbstractEventLoop, fd: int) -> bytes:

@@ -158,16 +158,22 @@ class LocalSocket:
             is_pausing = False
             try:
                 peer = _identify(accepted)
+            except OSError as error:
+                log.info("an accepted connection had gone: %s", error)
+                accepted.close()
+                continue
+            try:
                 places.begin(peer)
-            except (Refused, OSError) as error:
-                self._refuse_full(accepted, error)
+            except Refused as error:
+                self._refuse_full(accepted, peer, error)
                 continue
             task = loop.create_task(self._handshake(accepted, peer, places, admit, adopt))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
 
-    def _refuse_full(self, accepted: socket.socket, refusal: Exception) -> None:
+    def _refuse_full(self, accepted: socket.socket, peer: Peer, refusal: Refused) -> None:
         self.refused_connections += 1
+        self._on_refused(peer, refusal.code, str(refusal))
         with accepted:
             try:
                 accepted.send(m.encode(m.Failure("busy", str(refusal)), 0))

@@ -11,7 +11,6 @@ Invariant: `config` is what is in effect.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -123,8 +122,12 @@ class Reload:
         self._apply(self.config)
 
     async def _run_logged(self) -> None:
-        with contextlib.suppress(ConfigError):  # logged, and nobody waits for the answer
+        try:
             await self.run()
+        except ConfigError:
+            return  # logged, and nobody waits for the answer
+        except (OSError, ValueError, MemoryError) as error:
+            log.error("the configuration is not reloaded, nothing is changed: %s: %s", type(error).__name__, error)
 
     def _read_all(self) -> tuple[Config, EventKeys | None]:
         config = self._read()

@@ -12,6 +12,28 @@ from kvpool.errors import KVPoolError
 RIGHTS = 0o700
 
 
+# What nobody may be told to change the rights of.
+_TOP = (
+    "bin",
+    "boot",
+    "dev",
+    "etc",
+    "home",
+    "lib",
+    "opt",
+    "proc",
+    "root",
+    "run",
+    "sbin",
+    "srv",
+    "sys",
+    "tmp",
+    "usr",
+    "var",
+)
+OF_THE_SYSTEM = frozenset(("/", *(f"/{name}" for name in _TOP)))
+
+
 class SsdUnavailable(KVPoolError):
     """The tier cannot be opened; the text says why."""
 
@@ -30,6 +52,8 @@ def check_directory(path: Path, *, is_made: bool) -> str:
         raise SsdUnavailable(
             f"there is no such directory: mount its disk, make it (install -d -m 700 -o {user} {path}), or set ssd.create"
         ) from error
+    if str(path.resolve()) in OF_THE_SYSTEM:
+        raise SsdUnavailable("this directory is the system's: set ssd.path to a directory of the tier's own")
     if not stat.S_ISDIR(found.st_mode):
         raise SsdUnavailable("this is no directory: set ssd.path to a directory of the tier's own")
     if found.st_uid != user:

@@ -162,3 +162,13 @@ def test_an_idle_daemon_is_small_and_sleeps() -> None:
     assert row["rss_mib"] <= row["rss_bar_mib"] == 100
     assert row["idle_cpu_seconds"] <= row["idle_cpu_bar_seconds"]
     assert row["arena_mib"] >= 256
+
+
+def test_an_empty_model_is_no_order_to_drop_everything(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon()
+    refused = _run("--socket", daemon.socket, "flush", "--model", "", "--yes")
+    assert refused.returncode == 2
+    assert "--model is empty" in refused.stderr
+    unknown = _run("--socket", daemon.socket, "flush", "--model", "nobody", "--yes")
+    assert unknown.returncode == 0
+    assert "model@revision" in unknown.stderr

@@ -6,12 +6,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from kvpool.errors import DaemonUnreachable, Refused
 from kvpool.protocol import frames
 from kvpool.protocol import messages as m
 from kvpool.server.input_budget import UNFINISHED_BYTES_MAX
 from tests.daemon import SMALL, Daemon, wait_connected, wait_until
 from tests.hostile.daemon_watch import private_bytes
-from tests.hostile.raw_clients import answers_until_eof, engine, keys_of, raw_engine, read_back, reserve, store
+from tests.hostile.raw_clients import (
+    answers_until_eof,
+    engine,
+    keys_of,
+    next_answer,
+    raw_engine,
+    read_back,
+    reserve,
+    store,
+)
 
 UNFINISHED = frames.LENGTH.pack(frames.FRAME_BYTES_MAX) + bytes(frames.FRAME_BYTES_MAX - 1)
 
@@ -93,3 +103,42 @@ def test_an_operator_sees_who_holds_what_and_ends_it(start_daemon: Callable[...,
 def _ids(daemon: Daemon) -> set[int]:
     with daemon.admin() as admin:
         return {row["id"] for row in admin.connections()["connections"] if row["role"] == "engine"}
+
+
+def test_idle_connections_keep_nothing_of_what_they_once_asked(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon()
+    with contextlib.ExitStack() as stack:
+        raws = [stack.enter_context(raw_engine(daemon)) for _ in range(60)]
+        before = private_bytes(daemon)
+        request = m.encode(m.Acquire(keys_of(0, 28_000)), 1)
+        small = m.encode(m.Release(1), 1) * 9000 + b"\0"  # whole frames, and a byte of the next one
+        for number, raw in enumerate(raws):
+            raw.sendall(request if number % 2 else small)
+            assert next_answer(raw)[0] in (m.Leased.KIND, m.Done.KIND)
+        wait_until(lambda: private_bytes(daemon) - before < 16 << 20, "what was asked is forgotten")
+
+
+def test_two_hundred_connections_and_more_can_be_listed(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon()
+    with contextlib.ExitStack() as stack:
+        for _ in range(230):
+            stack.enter_context(raw_engine(daemon))
+        with daemon.admin() as admin:
+            report = admin.connections()
+        assert len(report["connections"]) + report["left_out"] == 231
+
+
+def test_an_operator_may_end_his_own_connection_and_an_overdue_writer_is_named_once(
+    start_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = start_daemon(server__reservation_ttl="50ms")
+    with daemon.admin() as admin, engine(daemon) as slow:
+        reserve(slow, keys_of(0, 2))
+        wait_until(lambda: "reservation_ttl" in daemon.log(), "it is told that it ends")
+        own = next(row["id"] for row in admin.connections()["connections"] if row["role"] == "admin")
+        with contextlib.suppress(Refused, DaemonUnreachable):
+            admin.disconnect(own)
+        wait_until(lambda: daemon.stats()["uptime_s"] >= 1, "some looks have passed")
+    assert daemon.log().count("for twice server.reservation_ttl") == 1
+    assert "Traceback" not in daemon.log()
+    assert daemon.problems() == []

@@ -96,3 +96,27 @@ for name in ("events", "events-replay"):
         assert told.stdout.split() == ["refused", "refused"], told.stderr
         store(pool, pool.keys(tokens_of(1, CHUNK)))
         friend.receive_until(lambda: known(friend) == expected(daemon), "who may, does")
+
+
+def test_a_publisher_takes_the_place_of_nothing_but_a_dead_socket(tmp_path: Path) -> None:
+    precious = tmp_path / "precious.db"
+    precious.write_text("kept")
+    refused = Daemon(tmp_path / "one", **{"events.publish": f"ipc://{precious}"})
+    (tmp_path / "one").mkdir()
+    refused.launch()
+    assert refused.process is not None
+    assert refused.process.wait(20.0) != 0
+    assert "exists and is no socket" in refused.log()
+    assert precious.read_text() == "kept"
+    (tmp_path / "two").mkdir()
+    (tmp_path / "three").mkdir()
+    place = f"ipc://{tmp_path}/events"
+    with Daemon(tmp_path / "two", **{"events.publish": place}) as first:
+        second = Daemon(tmp_path / "three", **{"events.publish": place})
+        second.launch()
+        assert second.process is not None
+        assert second.process.wait(20.0) != 0
+        assert "is served by another process" in second.log()
+        first.kill()
+        first.start()  # what a killed one has left is taken
+        assert first.problems() == []

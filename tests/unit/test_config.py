@@ -1,5 +1,6 @@
 """Configuration: defaults and file agree, faults come all at once, the last override wins."""
 
+import os
 import re
 from pathlib import Path
 
@@ -223,3 +224,42 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str
 def test_a_missing_file_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="/nowhere/kvpool"):
         load_config("/nowhere/kvpool.toml")
+
+
+def test_what_is_no_file_or_too_large_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
+    for name, reason in (("fifo", "no regular file"), ("large", "more than 1048576 bytes"), ("none", "No such file")):
+        with pytest.raises(ConfigError, match=reason):
+            load_config(str(tmp_path / name), [])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("dram.capacity", f"{'9' * 400}.0GiB"),
+        ("events.topic", "{model.x}"),
+        ("events.topic", "{model:>9999999999}"),
+        ("events.topic", "{host"),
+    ],
+)
+def test_values_that_break_what_reads_them_are_faults(option: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(option)):
+        load_config(None, [f"{option}={value}"])
+
+
+@pytest.mark.parametrize("content", ["a = " + "[" * 5000, "[dram]\nsegment = " + "9" * 5000])
+def test_files_that_break_the_reader_are_faults(tmp_path: Path, content: str) -> None:
+    (tmp_path / "odd.toml").write_text(content)
+    with pytest.raises(ConfigError):
+        load_config(str(tmp_path / "odd.toml"), [])
+
+
+def test_two_sockets_in_one_place_are_refused_by_name() -> None:
+    for options in (
+        ["events.publish=ipc:///run/x/events", "events.replay=ipc:///run/x/events"],
+        ["server.socket=/run/x/s", "server.metrics_socket=/run/x/s.new"],
+        ["server.socket=/run/x/s", "events.publish=ipc:///run/x/s.lock"],
+    ):
+        with pytest.raises(ConfigError, match=r"expected another place than that of (events.publish|server.socket)"):
+            load_config(None, options)

@@ -79,3 +79,8 @@ def test_checks_beside_saves_find_nothing(start_daemon: Callable[..., Daemon]) -
         is_over.set()
         saving.join()
     assert daemon.problems() == []
+
+
+def test_the_child_has_nothing_of_the_daemon_but_its_pipe() -> None:
+    report = run(lambda: {"problems": os.listdir("/proc/self/fd")})
+    assert len([name for name in report["problems"] if int(name) > 2]) <= 2  # the pipe, and the listing itself
