@@ -222,7 +222,8 @@ class Namespaces:
                 raise Refused(
                     "full",
                     f"this daemon has chunks of {SIZE_CLASSES_MAX} sizes, as many as there may be: drop those of a model that "
-                    "is served no more (kvpoolctl flush --model MODEL)",
+                    "is served no more (kvpoolctl flush --model MODEL), or end connections that hold one in vain "
+                    "(kvpoolctl connections)",
                 )
 
 
@@ -230,5 +231,6 @@ def _too_many() -> Refused:
     return Refused(
         "full",
         f"this daemon has chunks of {NAMESPACES_MAX} models, layouts and ranks, as many as there may be: drop those of a model "
-        "that is served no more (kvpoolctl flush --model MODEL)",
+        "that is served no more (kvpoolctl flush --model MODEL), or end connections that hold one in vain "
+        "(kvpoolctl connections)",
     )

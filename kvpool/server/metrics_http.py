@@ -81,7 +81,7 @@ class _BoundedServer(WSGIServer):
     them are not cut, and at most twice as many there are.
     """
 
-    request_queue_size = 16
+    request_queue_size = 256
     # wsgiref's own would let a restarted daemon fail on addresses in TIME_WAIT.
     allow_reuse_address = True
 
