@@ -52,6 +52,7 @@ from kvpool.tiering import Tiering
 from kvpool.tiers.dram import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry
 from kvpool.tiers.prefault import Prefault
 from kvpool.tiers.ssd import SsdTier
+from kvpool.tiers.ssd_flushed import remember_flushed
 from kvpool.tiers.ssd_plan import SsdPlan, plan_ssd
 from kvpool.transfer.verify import find_corrupt_on
 from kvpool.transfer.workers import Workers, call_later
@@ -208,10 +209,6 @@ class Pool:
         """Have `end` called for connections that hold slots of a reservation which expired a whole time ago."""
         self._writing.on_overdue = end
 
-    def begin_stopping(self) -> None:
-        """Decline new reservations from now on; those under way may end."""
-        self.chains.is_stopping = True
-
     @property
     def is_busy(self) -> bool:
         """Whether a save is under way that a stop should wait for."""
@@ -304,15 +301,12 @@ class Pool:
         )
 
     def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> Parts[dict[str, int]]:
-        """Drop what nobody holds, of one model or all, unused for a time or at any age, from one tier or (empty) all.
-
-        `chunks` counts those that left the tier, or with no tier named those that are found no more; `bytes` in every tier.
-        Raises Refused for a tier that there is not.
-        """
+        """Drop what nobody holds, of one model or all, unused for a time or at any age; see `flush`. Raises Refused."""
         failpoint.reach("daemon.flush.before", failpoint.refused)
         tiers = dict(zip(("dram", "ssd"), self._directories(), strict=False))
         order = FlushOrder(model, older_than_s, tier, self._clock.now_ns())
-        return flush(tiers, self._index_view, self.namespaces, order, self._note_flushed)
+        remember = partial(remember_flushed, self._tiering.tier.plan.path) if self._tiering else None
+        return flush(tiers, self._index_view, self.namespaces, order, self._note_flushed, remember)
 
     def discard(self, key: bytes) -> None:
         """Drop a chunk that its only user wants no more, held or not; nothing where it is gone."""

@@ -3,7 +3,7 @@
 Control thread only. Holds no state.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import kvpool_native
@@ -11,6 +11,9 @@ from kvpool.clock import NS_PER_S
 from kvpool.errors import Refused
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.parts import PART_CHUNKS, Parts
+from kvpool.keys import namespace_fingerprint
+
+ON_DISK = "ssd"  # the tier that outlives the daemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,11 @@ def flush(
     namespaces: Namespaces,
     order: FlushOrder,
     on_part: Callable[[], None],
+    remember: Callable[[list[bytes] | None, int], Awaitable[None]] | None = None,
 ) -> Parts[dict[str, int]]:
     """Drop what an order says and nobody holds. `on_part` is called behind each part.
+
+    `remember`: has the tier on disk know, before the answer, of namespaces (None: all) that were dropped whole, and when.
 
     What is stored or used meanwhile stays. `chunks` counts those that left the tier, or with no tier named those that `view`
     finds no more; `bytes` in every tier; `skipped` those that are held. Raises Refused for a tier that there is not.
@@ -49,5 +55,13 @@ def flush(
             on_part()
             yield None
         total = [before + more for before, more in zip(total, walk.result(), strict=True)]
+        if remember is not None and order.older_than_s is None and directory is tiers.get(ON_DISK):
+            yield remember(_fingerprints(namespaces, order.model), walk.generation)
     chunks, size, skipped = total
     return {"chunks": chunks if order.tier else gone, "bytes": size, "skipped": skipped}
+
+
+def _fingerprints(namespaces: Namespaces, model: str | None) -> list[bytes] | None:
+    if model is None:
+        return None
+    return [namespace_fingerprint(one.model, one.layout) for one in namespaces.of_model(model)]

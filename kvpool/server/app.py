@@ -333,7 +333,7 @@ class App:
         """Let saves under way end while DRAM is written down; nothing new is reserved any more."""
         failpoint.reach("daemon.drain.begin")
         started_ns = self._clock.now_ns()
-        self._pool.begin_stopping()
+        self._pool.chains.is_stopping = True
         deadline = Deadline(self._config.server.stop_timeout)
         writing = asyncio.ensure_future(
             self._pool.write_down(self._config.ssd.stop_timeout, lambda: len(self._roster) > 0 or self._pool.is_ending)

@@ -27,7 +27,7 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import NS_PER_S
 from kvpool.errors import KVPoolError
-from kvpool.tiers import catalogue_open, catalogue_rows
+from kvpool.tiers import catalogue_open, catalogue_rows, ssd_flushed
 from kvpool.tiers.catalogue import Catalogue
 from kvpool.tiers.catalogue_rows import Row, Touch
 from kvpool.tiers.ssd_corruption import CorruptionGuard
@@ -150,7 +150,8 @@ class SsdTier:
         is_rebuilt = identity.namespaces != {} and (found is None or plan.wants_rebuild)
         if is_rebuilt:
             rows = self._rebuild(identity, catalogue_path)
-        generation = max(found.generations_end if found else 0, int(rows["generation"].max()) if len(rows) else 0)
+        last = found.generations_end if found else ssd_flushed.highest_floor(plan.path)
+        generation = max(last, int(rows["generation"].max()) if len(rows) else 0)
         self.corruption.begin(generation)
         failpoint.reach("daemon.ssd.open_catalogue")
         try:
@@ -393,5 +394,6 @@ class SsdTier:
 
 def _forget_everything(path: Path) -> None:
     shutil.rmtree(path / CATALOGUE_NAME, ignore_errors=True)
-    (path / IDENTITY_NAME).unlink(missing_ok=True)
+    for name in (IDENTITY_NAME, ssd_flushed.FILE_NAME):
+        (path / name).unlink(missing_ok=True)
     remove_segments(path)

@@ -25,6 +25,7 @@ from kvpool.errors import KVPoolError
 from kvpool.keys import namespace_fingerprint
 from kvpool.layout import Layout
 from kvpool.tiers.catalogue_rows import Row
+from kvpool.tiers.ssd_flushed import floor_of, read_floors
 from kvpool.tiers.ssd_identity import Identity
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ _MAGIC = np.frombuffer(b"KVPSLOT1", np.uint64)[0]
 @dataclass(frozen=True, slots=True)
 class _Slot:
     row: Row
+    namespace: bytes
     end: int
 
 
@@ -49,8 +51,11 @@ class RebuildStopped(KVPoolError):
 def find_chunks(
     path: Path, segments: int, segment_bytes: int, identity: Identity, is_stopping: threading.Event
 ) -> bytes:
-    """Packed rows of every chunk of this epoch and of a known namespace. Raises OSError and RebuildStopped."""
-    numbers = _numbers_by_fingerprint(identity)
+    """Packed rows of every chunk of this epoch and of a known namespace that was not flushed.
+
+    Raises OSError and RebuildStopped.
+    """
+    numbers, floors = _numbers_by_fingerprint(identity), read_floors(path)
     newest: dict[bytes, _Slot] = {}
     silence = Deadline(SAY_EVERY_S)
     with ThreadPoolExecutor(THREADS, "kvpool-rebuild") as executor:
@@ -63,6 +68,8 @@ def find_chunks(
                 executor.shutdown(wait=True, cancel_futures=True)
                 raise RebuildStopped("the daemon stops")
             for slot in _without_overlaps(job.result()):
+                if slot.row.generation <= floor_of(floors, slot.namespace):
+                    continue
                 known = newest.get(slot.row.key)
                 if known is None or known.row.generation < slot.row.generation:
                     newest[slot.row.key] = slot
@@ -131,7 +138,7 @@ def _slot_of(page: bytes, offset: int, epoch: bytes, numbers: dict[bytes, int]) 
         return None
     row = Row(key, parent, offset, generation, generation, layer_bytes, layers, numbers[fingerprint])
     pages = -(-layer_bytes * layers // PAGE_BYTES) + 1
-    return _Slot(row, offset + pages * PAGE_BYTES)
+    return _Slot(row, fingerprint, offset + pages * PAGE_BYTES)
 
 
 def _next_header(fd: int, at: int, size: int, buffer: mmap.mmap) -> int | None:

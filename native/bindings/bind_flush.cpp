@@ -38,6 +38,7 @@ void bind_flush(nb::module_& module) {
             return self.advance(limit);
           },
           "limit"_a, "Removes so many chunks at most. False at the end.")
+      .def_prop_ro("generation", &FlushWalk::generation, "The latest one when the walk began.")
       .def(
           "result",
           [](const FlushWalk& self) {

@@ -11,7 +11,7 @@ constexpr size_t LOOKS = 64;
 }  // namespace
 
 FlushWalk::FlushWalk(Directory& directory, const std::optional<std::vector<NamespaceId>>& owners, uint64_t before_ns)
-    : directory_(directory), is_all_(!owners), before_ns_(before_ns) {
+    : directory_(directory), is_all_(!owners), before_ns_(before_ns), generation_(directory.last_generation_) {
   if (owners) {
     chosen_.resize(directory.namespaces());
     for (const NamespaceId owner : *owners) {

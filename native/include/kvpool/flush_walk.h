@@ -23,6 +23,8 @@ class FlushWalk {
 
   // Removes `limit` chunks at most, and looks at no more than a bounded number for each. False at the end. REQUIRES: limit > 0.
   bool advance(size_t limit) noexcept;
+  // The latest generation when the walk began: what it does not meet was stored after that.
+  [[nodiscard]] uint64_t generation() const noexcept { return generation_; }
   // What has gone so far; at the end also what is held, in all of these namespaces.
   [[nodiscard]] const FlushResult& result() const noexcept { return result_; }
 
@@ -37,6 +39,7 @@ class FlushWalk {
   const bool is_all_;
   std::vector<bool> chosen_;  // by namespace
   const uint64_t before_ns_;
+  const uint64_t generation_;
   uint32_t next_ = 0;
   RecordId climbing_;  // what preceded the chunk that went last
   FlushResult result_;

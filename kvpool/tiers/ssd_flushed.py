@@ -1,0 +1,94 @@
+"""Flush floors: up to which generation slots on disk are of chunks that an operator has dropped.
+
+    file := "KVPFLUSH" length:u32 crc:u32 body     body: msgpack {namespace fingerprint (empty: all): generation}
+
+The headers of dropped chunks stay in their slots until these are written again. A catalogue that is rebuilt from headers would
+find them, and serve what somebody had a reason to drop: slots of a namespace up to its floor are passed over. What else it
+loses by that, chunks that were held during the flush, are misses. Written whole and renamed. Blocks: for an executor.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgpack
+
+import kvpool_native
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"KVPFLUSH"
+FILE_NAME = "flushed"
+FILE_BYTES_MAX = 1 << 20
+ALL = b""  # a floor of every namespace
+_HEAD_BYTES = len(MAGIC) + 8
+
+
+_writing = threading.Lock()  # one writer of a file at a time
+
+
+async def remember_flushed(directory: Path, fingerprints: Sequence[bytes] | None, generation: int) -> None:
+    """Everything of these namespaces (None: of all) was dropped when `generation` was the latest. What fails is logged."""
+    try:
+        await asyncio.get_running_loop().run_in_executor(None, note_flushed, directory, fingerprints, generation)
+    except OSError as error:
+        log.error("%s: a rebuild of the catalogue may bring back what was flushed: %s", directory, error)
+
+
+def note_flushed(directory: Path, fingerprints: Sequence[bytes] | None, generation: int) -> None:
+    """The same, at once. Any thread. Raises OSError."""
+    with _writing:
+        floors = {} if fingerprints is None else read_floors(directory)
+        for fingerprint in [ALL] if fingerprints is None else fingerprints:
+            floors[fingerprint] = max(generation, floors.get(fingerprint, 0))
+        _write(directory, floors)
+
+
+def read_floors(directory: Path) -> dict[bytes, int]:
+    """What the file says; nothing where there is none that is whole."""
+    try:
+        fd = os.open(directory / FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError:
+        return {}
+    body = content[_HEAD_BYTES:]
+    if len(content) > FILE_BYTES_MAX or content[:_HEAD_BYTES] != _head_of(body):
+        return {}
+    floors: dict[bytes, int] = msgpack.unpackb(body, strict_map_key=False)
+    return floors
+
+
+def highest_floor(directory: Path) -> int:
+    """What the generations of a directory's slots from now on have to be above."""
+    return max(read_floors(directory).values(), default=0)
+
+
+def floor_of(floors: dict[bytes, int], fingerprint: bytes) -> int:
+    """The greatest generation of a namespace whose slots are passed over."""
+    return max(floors.get(ALL, 0), floors.get(fingerprint, 0))
+
+
+def _head_of(body: bytes) -> bytes:
+    return MAGIC + len(body).to_bytes(4, "little") + kvpool_native.crc32c(body).to_bytes(4, "little")
+
+
+def _write(directory: Path, floors: dict[bytes, int]) -> None:
+    body: bytes = msgpack.packb(floors)
+    if _HEAD_BYTES + len(body) > FILE_BYTES_MAX:  # more namespaces than a daemon has in many lives: one floor for all
+        body = msgpack.packb({ALL: max(floors.values())})
+    fresh = directory / f"{FILE_NAME}.new"
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(_head_of(body) + body)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(directory / FILE_NAME)
+    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory_fd)
+    finally:
+        os.close(directory_fd)
