@@ -40,7 +40,10 @@ def test_flushed_chunks_stay_flushed_over_a_rebuild(
     daemon.start()
     wait_open(daemon)
     with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
-        assert goes.call(m.Acquire(later), m.Leased).chunks == 6
+        leased = goes.call(m.Acquire(later), m.Leased)
+        assert leased.chunks == 6
+        goes.call(m.Release(leased.lease), m.Done)  # what is held stays
+        wait_until(lambda: daemon.stats()["promoted_chunks"] == 6, "all have landed")
         admin.flush(None, None)
         assert daemon.stop() == 0
         daemon.start("--rebuild")

@@ -203,6 +203,14 @@ class Client:
         self.world.tasks.append(asyncio.ensure_future(self.pool.leases.check_reported(self.session, number, chunk)))
 
 
+def _advance(world: World, order: Any) -> bool:
+    """Another part of an operator's order, or what it waits for. Whether there may be more."""
+    awaited = next(order, None)
+    if awaited is not None:
+        world.tasks.append(asyncio.ensure_future(awaited))
+    return order.gi_frame is not None
+
+
 async def _play(folder: Path, seed: int) -> int:
     world = World(folder, seed)
     failures: list[str] = []
@@ -222,7 +230,7 @@ async def _play(folder: Path, seed: int) -> int:
             age_s, tier = world.random.choice([None, 0.05, 0.5]), world.random.choice(["", "dram", "ssd"])
             orders.append(world.pool.flush(None, age_s, tier))
         elif chance < 0.2 and orders:
-            orders = [order for order in orders if next(order, None) is None and order.gi_frame is not None]
+            orders = [order for order in orders if _advance(world, order)]
         else:
             clients[which].step()
         if world.random.random() < 0.3:
