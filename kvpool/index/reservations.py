@@ -12,8 +12,12 @@ Invariant: `_of_owner` names exactly the reservations in `_by_id`.
 
 from dataclasses import dataclass
 
+from kvpool.clock import NS_PER_S
 from kvpool.index.staged_slots import StagedSlots
 from kvpool.types import ConnectionId, ReservationId
+
+# A writer on a busy machine gets no turn for a while: who is later than that is not just slow.
+OVERDUE_NS_MIN = 2 * NS_PER_S
 
 
 @dataclass(slots=True)
@@ -82,7 +86,7 @@ class Reservations:
         return {
             entry.owner
             for entry in self._by_id.values()
-            if entry.is_expired and not entry.copies and entry.deadline_ns + self._ttl_ns <= now_ns
+            if entry.is_expired and not entry.copies and entry.deadline_ns + max(self._ttl_ns, OVERDUE_NS_MIN) <= now_ns
         }
 
     def find(self, reservation_id: ReservationId, owner: ConnectionId) -> Reservation | None:

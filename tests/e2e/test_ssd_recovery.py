@@ -66,7 +66,8 @@ def test_no_generation_is_given_again_after_a_life_that_left_no_rows(tiered: Dae
     given: list[set[int]] = []
     for seed in (50, 60):
         tiered.start("--set=ssd.checkpoint_interval=1h")
-        wait_until(lambda: tiered.stats()["ssd.checkpoints"] == 1, "the tier is open")
+        wait_until(lambda: tiered.stats()["ssd.checkpoints"] == 1, "the catalogue is open")
+        wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open")
         shutil.copytree(ssd / "catalogue", tmp_path / str(seed))
         with tiered.connect() as pool, tiered.admin() as admin:
             keys = pool.keys(tokens_of(seed, CHAIN * SMALL.chunk_tokens))
