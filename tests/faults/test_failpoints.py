@@ -115,7 +115,7 @@ def _expect_all_well(daemon: Daemon) -> None:
     """A fresh client of a fresh daemon finds right bytes or none, and can work."""
     daemon.environment = {}
     daemon.start()
-    if "ssd" in str(daemon.command()):
+    if "ssd.path" in str(daemon.command()):
         wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open", SLOW_DISK_S)
     with daemon.connect() as pool:
         for number in [*range(ROUNDS), 9000]:
