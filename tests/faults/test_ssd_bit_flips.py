@@ -40,7 +40,9 @@ def test_flips_in_segment_files_under_a_daemon_are_misses(
     segments = sorted((tmp_path / "ssd").glob("segment-*.kvs"))
     flips, waits, found = 0, [0.0], Tally()
     for number in range(rounds):
-        if daemon.stats()["ssd.state"] == "readonly":  # a disk that changes bytes rests; what comes from before does not count
+        if (
+            daemon.stats()["ssd.state"] == "readonly"
+        ):  # a disk that changes bytes rests; what comes from before does not count
             assert daemon.stop() == 0
             restart(daemon)
         fill(daemon, CHAINS)
