@@ -1,4 +1,4 @@
-"""How leases are had: for a hit, or for a ticket.
+"""Leases from the daemon: for a hit, or for a ticket.
 
 A round trip, or two where some of the hit has gone since the lookup. Whatever fails on the daemon's side is an empty lease.
 Any thread.

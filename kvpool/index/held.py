@@ -1,4 +1,4 @@
-"""How much anybody may keep in DRAM, and who keeps how much of it from being evicted: by connection and by namespace.
+"""Bounds on what may be kept in DRAM, and how much of it each connection and namespace keeps from being evicted.
 
 The native directory counts and refuses; here it is told the bounds and asked for the greatest. Control thread only.
 """

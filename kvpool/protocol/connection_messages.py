@@ -1,4 +1,4 @@
-"""What an operator asks about connections. See `messages` for the rules of records. Any thread."""
+"""Requests of an operator about connections. See `messages` for the rules of records. Any thread."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""What an operator may ask about connections: who is there, what each holds, and that one ends.
+"""Handlers of an operator's requests about connections: who is there, what each holds, and that one ends.
 
 The handlers hold no state of their own. Control thread only.
 """

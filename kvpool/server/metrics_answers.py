@@ -1,4 +1,4 @@
-"""What is answered over HTTP: /metrics, /healthz, /readyz.
+"""Answers over HTTP: /metrics, /healthz, /readyz.
 
     GET /metrics   Prometheus text or OpenMetrics, as the request's Accept says      200, 503
     GET /healthz   JSON {"status", "problems", …}: whether the daemon can work       200, 503

@@ -1,4 +1,4 @@
-"""What an operator may ask of the process rather than of its pool: its log level, and that it reads its configuration again.
+"""Handlers of requests about the process rather than its pool: its log level, and reading its configuration again.
 
 Control thread only.
 """

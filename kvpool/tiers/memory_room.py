@@ -1,4 +1,4 @@
-"""Whether the memory that the DRAM tier will take can be had, before any of it is taken.
+"""Memory for the DRAM tier: a check that it can be had, before any of it is taken.
 
     can be had := the least of  MemAvailable
                                 limit - use + page cache  of the process's control group and each one above it, v1 and v2
