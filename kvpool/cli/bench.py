@@ -64,7 +64,7 @@ Bench = Callable[[MeasuredDaemon, bool, Advance], Sequence[Row]]
 KINDS: dict[str, tuple[Bench, str]] = {
     "copy": (bench_copy, "save and load, per copying thread, against memcpy of the same bytes"),
     "lookup": (bench_lookup, "keys and lookup of a 128k-token prompt"),
-    "rpc": (bench_rpc, "acquire of 512 chunks and a hit of 8192 tokens against a raw socket's round trip"),
+    "rpc": (bench_rpc, "acquire and commit of 512 chunks and a hit of 8192 tokens against a raw socket's round trip"),
 }
 SSD_CHUNKS_TITLE = "what chunks on disk cost in memory"
 TURNS_TITLE = "what long work takes of the control thread in one turn"

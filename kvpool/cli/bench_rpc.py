@@ -1,18 +1,11 @@
 """`bench rpc`: acquire of 512 chunks, and a hit of 8192 tokens (keys, lookup, acquire, release), against a raw unix socket's
-round trip of as many bytes as the acquire's in the same run.
+round trip of as many bytes as the acquire's in the same run (see `bench_echo`); and commits (see `bench_commit`).
 
-The echo is a child process with blocking sockets: the least that a daemon on another core costs. While it is measured the
-two ends are kept on cores of their own, where there are two: left alone they settle now on one core, now on two, which
-halves or doubles the floor from run to run (9 and 19 us, measured). The daemon is left where the kernel puts it. The three
-are taken in turn, in rounds, of which the first is not counted. Lookups and releases of the 512 chunks happen between the
-samples and are not timed; the CPU seconds include them. A release is not answered: behind one of 512 chunks another request
-waits for it, untimed; of the hit's it falls into the next sample.
+The three are taken in turn, in rounds, of which the first is not counted. The daemon is left where the kernel puts it.
+Lookups and releases of the 512 chunks happen between the samples and are not timed; the CPU seconds include them. A release
+is not answered: behind one of 512 chunks another request waits for it, untimed; of the hit's it falls into the next sample.
 """
 
-import os
-import socket as sockets
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -20,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_client as kv
+from kvpool.cli.bench_commit import bench_commit
 from kvpool.cli.bench_daemon import MeasuredDaemon
+from kvpool.cli.bench_echo import RawEcho
 from kvpool.cli.bench_lookup import MODEL, TOKENS, connect, store_zeros
-from kvpool.cli.bench_measure import cpu_seconds, latencies, median, timed_s
+from kvpool.cli.bench_measure import latencies, median, timed_s
 from kvpool.errors import KVPoolError
 
 ACQUIRE_BAR_US = 100
@@ -31,22 +26,8 @@ HIT_TOKENS = 8192
 HIT_BAR_US = 60
 REQUEST_BYTES = 32 + 16
 ANSWER_BYTES = 512 * 17
-TIMEOUT_S = 10.0
 ROUNDS, SAMPLES = 11, 100
 QUICK_ROUNDS, QUICK_SAMPLES = 3, 20
-ECHO = f"""
-import socket, sys
-peer = socket.socket(fileno=int(sys.argv[1]))
-answer = bytes({ANSWER_BYTES})
-while True:
-    left = {REQUEST_BYTES}
-    while left:
-        data = peer.recv(left)
-        if not data:
-            sys.exit(0)
-        left -= len(data)
-    peer.sendall(answer)
-"""
 
 
 def bench_rpc(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int], None]) -> list[dict[str, object]]:
@@ -55,42 +36,27 @@ def bench_rpc(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int], N
     tokens = np.random.default_rng(2).integers(0, 50_000, TOKENS, dtype=np.int32)
     seconds: dict[str, list[float]] = {"echo": [], "acquire": [], "hit": []}
     cpu_s = dict.fromkeys(("echo", "acquire", "daemon", "hit", "hit daemon"), 0.0)
-    ours, theirs = sockets.socketpair()
-    ours.settimeout(TIMEOUT_S)
-    command = [sys.executable, "-I", "-S", "-c", ECHO, str(theirs.fileno())]
-    child = subprocess.Popen(command, pass_fds=[theirs.fileno()])  # noqa: S603 - the program above; it ends with its peer
-    theirs.close()
-    cores = os.sched_getaffinity(0)
-    if len(cores) > 1:
-        os.sched_setaffinity(child.pid, {max(cores)})
-    try:
-        with connect(daemon) as pool:
-            keys = pool.keys(tokens)
-            store_zeros(pool, keys)
-            for number in range(rounds):
-                before = _cpu(daemon, child.pid)
-                os.sched_setaffinity(0, {min(cores)})
-                echo = [timed_s(lambda: _round_trip(ours)) for _ in range(samples)]
-                os.sched_setaffinity(0, cores)
-                between = _cpu(daemon, child.pid)
-                acquire = [_acquire_s(pool, keys) for _ in range(samples)]
-                after = _cpu(daemon, child.pid)
-                hits = [timed_s(lambda: _hit(pool, tokens[:HIT_TOKENS])) for _ in range(samples)]
-                last = _cpu(daemon, child.pid)
-                if number:
-                    seconds["echo"] += echo
-                    seconds["acquire"] += acquire
-                    cpu_s["echo"] += between[0] - before[0] + between[2] - before[2]
-                    cpu_s["acquire"] += after[0] - between[0]
-                    cpu_s["daemon"] += after[1] - between[1]
-                    seconds["hit"] += hits
-                    cpu_s["hit"] += last[0] - after[0]
-                    cpu_s["hit daemon"] += last[1] - after[1]
-                advance(rounds)
-    finally:
-        os.sched_setaffinity(0, cores)
-        ours.close()
-        _end(child)
+    with RawEcho(REQUEST_BYTES, ANSWER_BYTES) as raw, connect(daemon) as pool:
+        keys = pool.keys(tokens)
+        store_zeros(pool, keys)
+        for number in range(rounds):
+            before = _cpu(daemon, raw)
+            echo = raw.round_trips_s(samples)
+            between = _cpu(daemon, raw)
+            acquire = [_acquire_s(pool, keys) for _ in range(samples)]
+            after = _cpu(daemon, raw)
+            hits = [timed_s(lambda: _hit(pool, tokens[:HIT_TOKENS])) for _ in range(samples)]
+            last = _cpu(daemon, raw)
+            if number:
+                seconds["echo"] += echo
+                seconds["acquire"] += acquire
+                cpu_s["echo"] += between[0] - before[0] + between[2] - before[2]
+                cpu_s["acquire"] += after[0] - between[0]
+                cpu_s["daemon"] += after[1] - between[1]
+                seconds["hit"] += hits
+                cpu_s["hit"] += last[0] - after[0]
+                cpu_s["hit daemon"] += last[1] - after[1]
+            advance(rounds)
     if not daemon.is_own:
         daemon.forget(MODEL)
     return [
@@ -104,6 +70,7 @@ def bench_rpc(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int], N
             cpu_s["daemon"],
         ),
         _row("hit of 8192 tokens", seconds["hit"], seconds["echo"], HIT_BAR_US, cpu_s["hit"], cpu_s["hit daemon"]),
+        *bench_commit(is_quick),
     ]
 
 
@@ -120,27 +87,9 @@ def _row(
     )
 
 
-def _cpu(daemon: MeasuredDaemon, echo_pid: int) -> tuple[float, float, float]:
+def _cpu(daemon: MeasuredDaemon, raw: RawEcho) -> tuple[float, float, float]:
     """CPU seconds so far of this process, the daemon, and the echo."""
-    return time.process_time(), daemon.cpu_seconds(), cpu_seconds(echo_pid)
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    try:
-        child.wait(TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
-
-
-def _round_trip(peer: sockets.socket) -> None:
-    peer.sendall(bytes(REQUEST_BYTES))
-    left = ANSWER_BYTES
-    while left:
-        data = peer.recv(left)
-        if not data:
-            raise KVPoolError("the echo process has ended")
-        left -= len(data)
+    return time.process_time(), daemon.cpu_seconds(), raw.cpu_seconds()
 
 
 def _hit(pool: kv.Pool, tokens: npt.NDArray[np.int32]) -> None:

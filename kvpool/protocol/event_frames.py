@@ -21,6 +21,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+import kvpool_native
 from kvpool.layout import Layout
 from kvpool.protocol.block_hashes import block_hash, block_hashes, blocks_of
 from kvpool.types import Event, EventKind, Level, StoredChunk
@@ -34,6 +35,22 @@ _TOKEN_BYTES, _HASH_BYTES, _EVENT_BYTES = 5, 9, 200
 WireEvent = dict[str, Any] | list[Any]
 # Finds the model and the layout of a namespace.
 NamespaceOf = Callable[[int], tuple[str, Layout]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Token ids of an event, a column of i32: a thousand numbers of Python's for each kilobyte would keep the control thread
+    from its requests. A list for who needs one in this process."""
+
+    column: bytes
+
+    def __len__(self) -> int:
+        return len(self.column) // 4
+
+    def tolist(self) -> list[int]:
+        """The ids."""
+        ids: list[int] = np.frombuffer(self.column, "<i4").tolist()
+        return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +82,7 @@ class EventForm:
     def _stored(self, event: Event, chunk_tokens: int, blocks: int, medium: str) -> WireEvent:
         hashes = [hash for key in event.chunks for hash in block_hashes(key, blocks)]
         parent = block_hash(event.parent) if event.parent else None
-        tokens = np.frombuffer(event.tokens, "<i4").tolist()
+        tokens = TokenIds(event.tokens)
         size = chunk_tokens // blocks
         adapter, salt, extra = event.adapter or None, event.salt_tag.hex(), _extra_keys(event, len(hashes))
         if self.is_positional:
@@ -103,8 +120,15 @@ class Batch:
 
     def payload(self, wall_time_s: float) -> bytes:
         """The third frame."""
-        packed: bytes = msgpack.packb([wall_time_s, list(self.events), 0], use_bin_type=True)
-        return packed
+        packer = msgpack.Packer(use_bin_type=True)
+        pieces = [packer.pack_array_header(3), packer.pack(wall_time_s), packer.pack_array_header(len(self.events))]
+        for event in self.events:
+            is_map = isinstance(event, Mapping)
+            pieces.append(packer.pack_map_header(len(event)) if is_map else packer.pack_array_header(len(event)))
+            values = (part for item in event.items() for part in item) if isinstance(event, Mapping) else event
+            pieces += [_packed(packer, value) for value in values]
+        pieces.append(packer.pack(0))
+        return b"".join(pieces)
 
 
 def batches(told: Iterable[tuple[str, list[WireEvent]]]) -> list[Batch]:
@@ -129,6 +153,11 @@ def batches(told: Iterable[tuple[str, list[WireEvent]]]) -> list[Batch]:
     return done
 
 
+def _packed(packer: msgpack.Packer, value: object) -> bytes:
+    packed: bytes = kvpool_native.pack_ids(value.column) if isinstance(value, TokenIds) else packer.pack(value)
+    return packed
+
+
 def _extra_keys(event: Event, blocks: int) -> list[list[str] | None] | None:
     """What besides tokens tells each block from others; None where nothing does."""
     if not event.adapter and not event.salt_tag:
@@ -147,7 +176,8 @@ def _stored_hashes(event: WireEvent) -> set[int]:
 
 def _bytes_of(event: WireEvent) -> int:
     values = event.values() if isinstance(event, Mapping) else event
-    hashes, tokens, extra = ([value for value in values if isinstance(value, list)] + [[], [], []])[:3]
-    size = _EVENT_BYTES + _HASH_BYTES * len(hashes) + _TOKEN_BYTES * len(tokens)
+    tokens = sum(len(value) for value in values if isinstance(value, TokenIds))
+    hashes, extra = ([value for value in values if isinstance(value, list)] + [[], []])[:2]
+    size = _EVENT_BYTES + _HASH_BYTES * len(hashes) + _TOKEN_BYTES * tokens
     names = [name for block in extra for name in block or ()] + [name for name in values if isinstance(name, str)]
     return size + _HASH_BYTES * len(extra) + sum(_HASH_BYTES + len(name.encode()) for name in names)

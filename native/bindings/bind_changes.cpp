@@ -3,12 +3,15 @@
 #include <nanobind/stl/shared_ptr.h>
 
 #include <cerrno>
+#include <cstring>
+#include <string>
 #include <vector>
 
 #include "bindings.h"
 #include "columns.h"
 #include "kvpool/change_feed.h"
 #include "kvpool/directory.h"
+#include "kvpool/packed_ids.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -51,6 +54,16 @@ nb::tuple list(const Directory& directory, uint32_t cursor, size_t limit) {
   return nb::make_tuple(next, pack(rows));
 }
 
+nb::bytes packed(const nb::bytes& column) {
+  if (column.size() % sizeof(int32_t) != 0) {
+    throw nb::value_error("column must be a multiple of 4 bytes");
+  }
+  std::vector<int32_t> ids(column.size() / sizeof(int32_t));
+  std::memcpy(ids.data(), column.data(), column.size());
+  const std::string packed = pack_ids(ids);
+  return nb::bytes(packed.data(), packed.size());
+}
+
 }  // namespace
 
 void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
@@ -65,6 +78,8 @@ void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
       .def("fileno", &ChangeFeed::fd, "Readable while changes wait that no `take` has seen.")
       .def_prop_ro("waiting", &ChangeFeed::waiting)
       .def_prop_ro("lost", &ChangeFeed::lost, "Changes forgotten since the start.");
+  module.def("pack_ids", &packed, "column"_a,
+             "A column of i32 as a msgpack array. Raises ValueError unless it is whole ids.");
   directory
       .def("report_to", &Directory::report_to, "feed"_a, "Has every change from now on told to the feed.")
       .def("list_chunks", &list, "cursor"_a, "limit"_a,

@@ -168,7 +168,7 @@ void LoadJob::finish(const Piece& piece, uint64_t failed, LoadReason failure) {
     fail_at_ = failed;
     failure_ = failure;
   }
-  if (ends_layer || running_ == 0) {
+  if (ends_layer || has_ended()) {
     changed_.notify_all();
   }
 }

@@ -54,7 +54,7 @@ uint64_t SaveJob::run_piece() {
   KVPOOL_CHECK(running_ > 0);
   --running_;
   settled_ += count;
-  if (running_ == 0 || has_copied_announced()) {
+  if (is_at_rest()) {
     changed_.notify_all();
   }
   return count * plan_.layer_bytes;
@@ -88,8 +88,7 @@ bool SaveJob::announce(uint32_t layer) {
 
 bool SaveJob::wait(double timeout_s) const {
   std::unique_lock guard(lock_);
-  return wait_for(changed_, guard, timeout_s,
-                  [this] { return running_ == 0 && (cancelled_ || has_copied_announced()); });
+  return wait_for(changed_, guard, timeout_s, [this] { return is_at_rest(); });
 }
 
 bool SaveJob::is_cancelled() const {

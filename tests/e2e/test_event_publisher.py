@@ -161,6 +161,7 @@ def test_ids_that_are_not_kept_are_not_published(publish: Callable[..., Daemon])
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:
         store(pool, pool.keys(tokens_of(1, CHUNK * 4)))
         wait_until(lambda: daemon.stats()["events.written"] == 2, "the store is written down")
+        wait_until(lambda: daemon.stats()["events.published_messages"] == 1, "the topic has begun")
         assert [event["type"] for _, _, payload in router.replay(0) for event in decode(payload)[1]] == [
             "AllBlocksCleared"
         ]
@@ -338,6 +339,9 @@ def test_an_idle_publisher_does_not_turn(publish: Callable[..., Daemon]) -> None
                     total += int(status.split("voluntary_ctxt_switches:")[1].split()[0])
         return total
 
-    before = switches()
-    select.select([], [], [], 0.5)
-    assert switches() - before < 50
+    def is_quiet() -> bool:
+        before = switches()
+        select.select([], [], [], 0.5)
+        return switches() - before < 50
+
+    wait_until(is_quiet, "the daemon comes to rest after its start")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
 from kvpool.protocol.event_columns import NamespaceNames
-from kvpool.protocol.event_frames import EventForm, WireEvent, batches
+from kvpool.protocol.event_frames import EventForm, TokenIds, WireEvent, batches
 from kvpool.protocol.snapshot_order import SnapshotOrder
 from kvpool.types import Event, StoredChunk
 from kvpool_client.border import Border
@@ -173,4 +173,6 @@ class EventFeed:
 
     def _made(self, event: WireEvent) -> object:
         assert isinstance(event, dict)
-        return self._make(event["type"], {name: value for name, value in event.items() if name != "type"})
+        fields = {name: value.tolist() if isinstance(value, TokenIds) else value for name, value in event.items()}
+        kind = str(fields.pop("type"))
+        return self._make(kind, fields)

@@ -1,0 +1,93 @@
+"""`bench rpc`, commit: what publishing 512 chunks of 256 tokens takes, from the first request to the last answer, with their
+token ids and with events published, against a raw unix socket's round trip of as many bytes.
+
+The daemon is one of its own, so small that from the third save on each chunk takes the place of another. The slots are
+reserved before each commit, untimed, and not written, but a commit comes no sooner than COPY_S after them: what copies cost is
+for `bench copy` to tell, and what the daemon does meanwhile is no part of the commit.
+"""
+
+import os
+import tempfile
+import time
+
+from kvpool.cli.bench_daemon import MeasuredDaemon, own_daemon
+from kvpool.cli.bench_echo import RawEcho
+from kvpool.cli.bench_lookup import LAYOUT, MODEL
+from kvpool.cli.bench_measure import latencies, median, timed_s
+from kvpool.errors import KVPoolError
+from kvpool.protocol import messages as m
+from kvpool.protocol.blocking import BlockingConnection
+from kvpool.types import KEY_BYTES, SaveState
+
+CHUNKS = 512
+BAR_US = 1500
+CAPACITY_CHUNKS = 3 * CHUNKS
+SAMPLES, QUICK_SAMPLES = 200, 10
+WARM_UP = 4
+TIMEOUT_S = 10.0
+# What copying 512 chunks of 2 MiB takes at 10 GB/s.
+COPY_S = 0.1
+CRC_BYTES = TOKEN_BYTES = 4
+CHUNK_BYTES = CRC_BYTES * LAYOUT.layers + TOKEN_BYTES * LAYOUT.chunk_tokens
+
+
+def bench_commit(is_quick: bool) -> list[dict[str, object]]:
+    """Rows: the raw round trip, and the commit with its ratio to it."""
+    samples = QUICK_SAMPLES if is_quick else SAMPLES
+    hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, MODEL, LAYOUT.to_wire())
+    with tempfile.TemporaryDirectory(prefix="kvpool-bench-") as directory:
+        publish = f"events.publish=ipc://{directory}/events"
+        with (
+            own_daemon(CAPACITY_CHUNKS * LAYOUT.chunk_bytes, publish) as daemon,
+            BlockingConnection(daemon.socket, hello, TIMEOUT_S) as connection,
+            RawEcho(CHUNKS * CHUNK_BYTES, CHUNKS) as raw,
+        ):
+            for _ in range(WARM_UP):
+                _commit_s(connection)
+            before_s, daemon_before_s = time.process_time(), daemon.cpu_seconds()
+            committed_s = [_commit_s(connection) for _ in range(samples)]
+            used_s, daemon_s = time.process_time() - before_s, daemon.cpu_seconds() - daemon_before_s
+            echo_s = raw.round_trips_s(samples)
+            raw_s = raw.cpu_seconds()
+            _check(daemon, samples)
+    ratio = round(median(committed_s) / median(echo_s), 2)
+    return [
+        latencies(
+            "raw round trip, 0.5 MiB",
+            echo_s,
+            bar_us=None,
+            ratio=1.0,
+            cpu_seconds=round(raw_s, 4),
+            daemon_cpu_seconds=None,
+        ),
+        latencies(
+            f"commit, {CHUNKS} chunks",
+            committed_s,
+            bar_us=BAR_US,
+            ratio=ratio,
+            cpu_seconds=round(used_s, 4),
+            daemon_cpu_seconds=round(daemon_s, 4),
+        ),
+    ]
+
+
+def _commit_s(connection: BlockingConnection) -> float:
+    """Reserve, commit and end; the seconds of the commit alone."""
+    made = connection.call(m.Reserve(b"", os.urandom(CHUNKS * KEY_BYTES)), m.Reserved)
+    if made.states != bytes([SaveState.RESERVED]) * CHUNKS:
+        raise KVPoolError(f"not all of {CHUNKS} small chunks were reserved: the measured call proves nothing")
+    checksums, tokens = (
+        bytes(CRC_BYTES * LAYOUT.layers * CHUNKS),
+        os.urandom(TOKEN_BYTES * LAYOUT.chunk_tokens * CHUNKS),
+    )
+    request, answers = m.Commit(made.reservation, checksums, tokens), []
+    seconds = timed_s(lambda: answers.append(connection.call(request, m.Committed)))
+    if answers[0].states != bytes([SaveState.STORED]) * CHUNKS:
+        raise KVPoolError(f"not all of {CHUNKS} small chunks were stored: the measured call proves nothing")
+    return seconds
+
+
+def _check(daemon: MeasuredDaemon, samples: int) -> None:
+    """Raises KVPoolError unless the events were published."""
+    if daemon.stats()["events.written"] < samples:
+        raise KVPoolError("the daemon wrote fewer events than it had commits: the measured calls prove nothing")
