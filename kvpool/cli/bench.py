@@ -161,7 +161,7 @@ def lookup(options: Options, quick: bool, out: str | None) -> None:
 @bench.command(epilog=_epilog("kvpoolctl bench rpc", "kvpoolctl bench rpc --quick --json"))
 @bench_options
 def rpc(options: Options, quick: bool, out: str | None) -> None:
-    """Acquire of 512 chunks, against a raw socket's round trip."""
+    """Acquire and commit of 512 chunks and a hit of 8192 tokens, against a raw socket's round trip."""
     with _reporting(options, "rpc", out) as report:
         _measure_kinds(report, options, ["rpc"], is_quick=quick)
 

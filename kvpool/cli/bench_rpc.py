@@ -1,5 +1,5 @@
 """`bench rpc`: acquire of 512 chunks, and a hit of 8192 tokens (keys, lookup, acquire, release), against a raw unix socket's
-round trip of as many bytes as the acquire's in the same run (see `bench_echo`); and commits (see `bench_commit`).
+round trip of as many bytes as the acquire's in the same run (see `bench_echo`); and commits, unless the daemon is a shared one.
 
 The three are taken in turn, in rounds, of which the first is not counted. The daemon is left where the kernel puts it.
 Lookups and releases of the 512 chunks happen between the samples and are not timed; the CPU seconds include them. A release
@@ -70,7 +70,7 @@ def bench_rpc(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int], N
             cpu_s["daemon"],
         ),
         _row("hit of 8192 tokens", seconds["hit"], seconds["echo"], HIT_BAR_US, cpu_s["hit"], cpu_s["hit daemon"]),
-        *bench_commit(is_quick),
+        *(bench_commit(is_quick) if daemon.is_own else []),
     ]
 
 

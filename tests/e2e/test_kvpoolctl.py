@@ -133,7 +133,7 @@ def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -
     rows = document["rows"]
     expected = [
         *[RATE | FLOORS | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
-        *[LATENCY] * 10,
+        *[LATENCY] * 12,
         {"ready_s", "ready_spread_s", "rss_mib", "idle_cpu_seconds", "arena_mib"},
         *([{"part", "wrong_bytes"}] * 11 if has_disk(None) else []),
         RATE | {"hit_rate", "ideal_hit_rate", "wrong_bytes", "load_spread_gb_per_s", "acquire_p99_us"},
