@@ -96,6 +96,18 @@ def test_replicated_kv_has_one_shard() -> None:
     assert [grouped.shard(rank).rank for rank in range(4)] == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize(("device", "chunked"), [("cpu", True), ("cuda", False), ("cuda", True)])
+def test_latents_are_refused_where_the_engine_would_not_attend_to_them_alone(device: str, chunked: bool) -> None:
+    config, latent = config_of("/x"), caches_of(8, replicas=0, spec=MLAAttentionSpec())
+    config.device_config = SimpleNamespace(device_type=device)
+    config.scheduler_config = SimpleNamespace(enable_chunked_prefill=chunked)
+    assert geometry_of(config, latent, 2 * BLOCK, "form").replicas == 1
+    config.device_config.device_type, config.scheduler_config.enable_chunked_prefill = "cpu", False
+    assert geometry_of(config, caches_of(8), 2 * BLOCK, "form").replicas == 1
+    with pytest.raises(kv.LayoutMismatch, match="without prefix caching on this processor"):
+        geometry_of(config, latent, 2 * BLOCK, "form")
+
+
 def test_everything_that_changes_bytes_is_in_the_format() -> None:
     geometry = shape()
     other = shape(cache_dtype="fp8")

@@ -91,6 +91,11 @@ def geometry_of(config: EngineConfig, caches: CacheConfig, chunk_tokens: int, fo
     kind = type(spec).__name__
     if kind not in WHOLE_ATTENTION:
         raise LayoutMismatch(f"the KV cache is of kind {kind}, expected one of {', '.join(WHOLE_ATTENTION)}")
+    if kind == "MLAAttentionSpec" and _computes_prefixes_anew(config):
+        raise LayoutMismatch(
+            "the engine computes MLA without prefix caching on this processor, and would attend wrongly to a prefix that is "
+            "loaded: serve the model on a GPU, or on a processor with AMX"
+        )
     hash_tokens = getattr(caches, "hash_block_size", None) or spec.block_size
     if chunk_tokens % hash_tokens:
         raise LayoutMismatch(
@@ -158,6 +163,13 @@ def _replicas(caches: CacheConfig, kind: str, tensor_ranks: int) -> int:
     if tensor_ranks % replicas:
         raise LayoutMismatch(f"{replicas} of {tensor_ranks} ranks hold the same KV, expected a divisor")
     return replicas
+
+
+def _computes_prefixes_anew(config: EngineConfig) -> bool:
+    """vLLM's reference backend of MLA on a CPU: the platform turns chunked prefill and prefix caching off for it."""
+    device = getattr(getattr(config, "device_config", None), "device_type", None)
+    chunked = getattr(getattr(config, "scheduler_config", None), "enable_chunked_prefill", True)
+    return device == "cpu" and not chunked
 
 
 def _token_shape(block_bytes: int, block_tokens: int) -> tuple[int, int]:

@@ -42,6 +42,11 @@ BRAIN = Geometry("brain", "LlamaForCausalLM", 3, 256, 8, 2, 128, 512, 0.2, "bflo
 # Deep enough that prefill costs what it costs in earnest.
 DEEP = Geometry("deep", "LlamaForCausalLM", 12, 1024, 16, 4, 64, 2816, 0.1, "bfloat16", 5)
 
+# Latent attention (MLA), dense layers alone: one latent vector of 512 and one rotary of 64 for each token, of all heads.
+LATENT = Geometry("latent", "DeepseekV2ForCausalLM", 3, 256, 4, 4, 64, 512, 0.1, "float32", 6)
+LATENT_RANK, ROTARY = 512, 64
+MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "DeepseekV2ForCausalLM": "deepseek_v2"}
+
 
 def write_model(geometry: Geometry, directory: Path) -> Path:
     """Write the model below `directory`; its path."""
@@ -53,16 +58,26 @@ def write_model(geometry: Geometry, directory: Path) -> Path:
 
 
 def _config(geometry: Geometry) -> dict[str, object]:
+    latent = {
+        "kv_lora_rank": LATENT_RANK,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": ROTARY,
+        "qk_nope_head_dim": geometry.head_dim,
+        "v_head_dim": geometry.head_dim,
+        "n_routed_experts": 2,
+        "num_experts_per_tok": 1,
+        "first_k_dense_replace": geometry.layers,
+    }
     return {
+        **(latent if geometry is LATENT else {"head_dim": geometry.head_dim}),
         "architectures": [geometry.architecture],
-        "model_type": "llama" if geometry.architecture.startswith("Llama") else "qwen2",
+        "model_type": MODEL_TYPES[geometry.architecture],
         "vocab_size": VOCABULARY,
         "hidden_size": geometry.hidden,
         "intermediate_size": geometry.inner,
         "num_hidden_layers": geometry.layers,
         "num_attention_heads": geometry.heads,
         "num_key_value_heads": geometry.kv_heads,
-        "head_dim": geometry.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-6,
@@ -80,7 +95,9 @@ def _shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, geometry.hidden)}
     for layer in range(geometry.layers):
         here = f"model.layers.{layer}"
-        for name, width in (("q", query), ("k", kv), ("v", kv)):
+        if geometry is LATENT:
+            shapes |= _latent_shapes(f"{here}.self_attn", geometry)
+        for name, width in (("q", query), ("k", kv), ("v", kv)) if geometry is not LATENT else ():
             shapes[f"{here}.self_attn.{name}_proj.weight"] = (width, geometry.hidden)
             if geometry.architecture.startswith("Qwen2"):
                 shapes[f"{here}.self_attn.{name}_proj.bias"] = (width,)
@@ -93,6 +110,16 @@ def _shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
     shapes["model.norm.weight"] = (geometry.hidden,)
     shapes["lm_head.weight"] = (VOCABULARY, geometry.hidden)
     return shapes
+
+
+def _latent_shapes(attention: str, geometry: Geometry) -> dict[str, tuple[int, ...]]:
+    """In the names of the DeepSeek family."""
+    return {
+        f"{attention}.q_proj.weight": (geometry.heads * (geometry.head_dim + ROTARY), geometry.hidden),
+        f"{attention}.kv_a_proj_with_mqa.weight": (LATENT_RANK + ROTARY, geometry.hidden),
+        f"{attention}.kv_a_layernorm.weight": (LATENT_RANK,),
+        f"{attention}.kv_b_proj.weight": (geometry.heads * 2 * geometry.head_dim, LATENT_RANK),
+    }
 
 
 def _write_safetensors(path: Path, shapes: dict[str, tuple[int, ...]], geometry: Geometry) -> None:

@@ -1,0 +1,52 @@
+"""Latent attention (MLA) over one and two ranks: stored once, with the same tokens from it, or refused with the reason.
+
+vLLM's reference backend for processors without AMX attends to no prefix that it has not computed.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.daemon import Daemon, wait_until
+from tests.engines.vllm.conftest import StartEngine, loaded_tokens, wait_loaded
+from tests.engines.vllm.engine import CHUNK_TOKENS
+from tests.engines.vllm.prompts import loadable_tokens, prompts
+from tests.engines.vllm.tiny_models import LATENT
+
+REASON = "the engine runs without a pool: the engine computes MLA without prefix caching"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_latents_are_kept_once_or_refused_with_the_reason(
+    start_engine: StartEngine, module_daemon: Daemon, tell: Callable[[str], None], ranks: int
+) -> None:
+    engine = start_engine(
+        LATENT,
+        socket=module_daemon.socket,
+        in_process=ranks == 1,
+        tensor_parallel_size=ranks,
+        **({"distributed_executor_backend": "mp"} if ranks > 1 else {}),
+        block_size=16,
+    )
+    asked = prompts(first=2100 + 100 * ranks)
+    computed = engine.tokens(asked, 8)
+    is_refused = REASON in engine.log()
+    tell("refused with the reason" if is_refused else "kept")
+    assert is_refused != _has_amx()
+    if (
+        is_refused
+    ):  # tokens are not compared: that backend gives the same prompt others from batch to batch, with no pool too
+        assert module_daemon.stats()["dram.chunks"] == 0
+        return
+    stored = loadable_tokens(asked) // CHUNK_TOKENS
+    wait_until(lambda: int(module_daemon.stats()["dram.chunks"]) >= stored, "latents are stored")
+    before = loaded_tokens(module_daemon)
+    assert engine.tokens(asked, 8) == computed
+    wait_loaded(module_daemon, before + loadable_tokens(asked))
+    assert not module_daemon.problems()
+
+
+def _has_amx() -> bool:
+    import torch  # of the engines' environment
+
+    return bool(torch.cpu._is_amx_tile_supported())
