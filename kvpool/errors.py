@@ -43,6 +43,7 @@ class Refused(KVPoolError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
+        self.message = message
 
 
 class DaemonUnreachable(KVPoolError):

@@ -19,12 +19,12 @@ from kvpool.index.journal import Journal
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.parts import PART_CHUNKS, Parts, Step, part_chunks
 from kvpool.index.reading import Reading
-from kvpool.index.retention import DURATION_BYTES, Retention, part_of
+from kvpool.index.retention import Retention, part_of
 from kvpool.index.sessions import EngineSession
 from kvpool.protocol import columns
 from kvpool.protocol import messages as m
 from kvpool.tiering import Tiering
-from kvpool.types import KEY_BYTES, PRIORITY_MAX, ConnectionId, LeaseId, RetainState
+from kvpool.types import DURATION_BYTES, KEY_BYTES, PRIORITY_MAX, ConnectionId, LeaseId, RetainState
 
 LAYOUTS_MAX = 256  # a frame has room for a few thousand items
 DURATION_S_MAX = ((1 << 32) - 1) / 1000

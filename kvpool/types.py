@@ -11,6 +11,9 @@ from typing import Any, NamedTuple, NewType
 
 KEY_BYTES = 32
 EPOCH_BYTES = 16
+TOKEN_BYTES = 4
+DURATION_BYTES = 4
+PAGE_BYTES = 4096
 
 # What a chunk is kept with when nothing was said: the default of TensorRT-LLM's KvCacheRetentionConfig.
 DEFAULT_PRIORITY = 35
@@ -199,9 +202,6 @@ class ChunkExtent:
     offset: int
     layer_bytes: int
     layers: int
-
-
-DEFAULT_PRIORITY = 35
 
 
 class EventKind(IntEnum):

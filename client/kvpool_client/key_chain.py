@@ -15,13 +15,12 @@ import numpy.typing as npt
 
 import kvpool_native
 from kvpool.errors import InvalidArgument
-from kvpool.types import KEY_BYTES
+from kvpool.types import KEY_BYTES, TOKEN_BYTES
 
 Extra = tuple[int, int, bytes]
 Roots = Callable[[], tuple[bytes, ...]]
 
 _INT32 = np.iinfo(np.int32)
-TOKEN_BYTES = 4
 
 
 class KeyChain:

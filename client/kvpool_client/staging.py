@@ -7,11 +7,11 @@ its holder's alone until it is given back. Any thread. Lock: `_lock` guards the 
 import threading
 
 import kvpool_native
+from kvpool.types import PAGE_BYTES
 
 # Large enough that a request to the daemon is small beside the copy, small enough for several in the area: with 1 to 8 MiB a
 # save takes a tenth to two thirds more CPU time on both sides, with 32 MiB as much (saves of 256 MiB in a bench daemon).
 WINDOW_BYTES = 16 << 20
-PAGE_BYTES = 4096
 
 
 class StagingArea:

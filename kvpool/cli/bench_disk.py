@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.types import PAGE_BYTES
 from kvpool.units import format_size
 
-PAGE_BYTES = 4096
 FOLDER_PREFIX = "kvpool-bench-"
 # Kept in memory, however they are mounted: what is measured there is no disk.
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}

@@ -28,6 +28,7 @@ from kvpool.cli.replay_times import write_times
 from kvpool.cli.traces import Trace, TraceError, find_traces
 from kvpool.config import SSD_CAPACITY_MIN
 from kvpool.errors import InvalidArgument
+from kvpool.types import PAGE_BYTES
 from kvpool.units import parse_size
 
 TRACES_VARIABLE = "KVPOOL_TRACES"
@@ -38,7 +39,6 @@ QUICK_REQUESTS = 400
 CAPACITY_BYTES_MIN = 64 << 10
 INDEXED_BYTES_MIN = 32 << 10
 SALT_BYTES = 8
-PAGE_BYTES = 4096
 
 Row = dict[str, object]
 Advance = Callable[[int], None]

@@ -19,7 +19,6 @@ from kvpool.errors import InvalidArgument
 from kvpool.escaping import escaped
 from kvpool.units import format_size
 
-EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3

@@ -8,9 +8,9 @@ argument. Invariant: `reservation` is the directory's, or 0 while it holds nothi
 import kvpool_native
 from kvpool import failpoint
 from kvpool.index.parts import PART_CHUNKS, Step
-from kvpool.index.retention import DURATION_BYTES, keep
+from kvpool.index.retention import keep
 from kvpool.index.sessions import EngineSession
-from kvpool.types import KEY_BYTES, ReservationId, RetainState, SaveState
+from kvpool.types import DURATION_BYTES, KEY_BYTES, ReservationId, RetainState, SaveState
 
 HAVE_SLOTS = (SaveState.PRESENT, SaveState.RESERVED)
 

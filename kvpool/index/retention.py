@@ -15,11 +15,10 @@ from kvpool.index.demotions import Demotions
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.index.slower import SlowerTier
-from kvpool.types import KEEP_PRIORITY, KEY_BYTES, RetainState
+from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, KEY_BYTES, RetainState
 
 # How long DRAM gives a demoted chunk up before others if nobody uses it; then it is one like any other.
 DEMOTED_MS = 600_000
-DURATION_BYTES = 4
 
 
 class Retention:

@@ -3,8 +3,7 @@
 import kvpool_native
 from kvpool.errors import ProtocolError
 from kvpool.keys import SCOPE_BYTES_MAX, is_scope
-
-TOKEN_BYTES = 4
+from kvpool.types import TOKEN_BYTES
 
 
 def check_tokens(tokens: bytes, scope: bytes, count: int, chunk_tokens: int) -> None:

@@ -7,9 +7,8 @@ import numpy as np
 
 from kvpool.errors import ProtocolError
 from kvpool.protocol import messages as m
-from kvpool.types import KEEP_PRIORITY, KEY_BYTES, PRIORITY_MAX
+from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, KEY_BYTES, PRIORITY_MAX
 
-DURATION_BYTES = 4
 LEASE_BYTES = 8
 _KEEP = bytes([KEEP_PRIORITY])
 

@@ -27,7 +27,7 @@ from typing import Any, cast
 
 from kvpool import failpoint
 from kvpool.clock import Clock
-from kvpool.errors import KVPoolError, ProtocolError
+from kvpool.errors import KVPoolError, ProtocolError, Refused
 from kvpool.index.parts import Parts
 from kvpool.protocol import messages as m
 from kvpool.protocol import versions
@@ -257,6 +257,8 @@ class Connection(asyncio.Protocol):
     def _failure_to(self, request: _Request, error: Exception) -> m.Failure:
         if isinstance(error, KVPoolError):
             self._times.add_refusal(request.kind)
+            if isinstance(error, Refused):
+                return m.Failure(error.code, error.message)
             return m.Failure("refused", str(error))
         return self._failure_of(error, request.kind)
 

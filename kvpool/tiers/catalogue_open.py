@@ -27,7 +27,8 @@ from kvpool.errors import KVPoolError
 from kvpool.tiers import catalogue_check
 from kvpool.tiers.catalogue_check import TABLES_MAX
 from kvpool.tiers.catalogue_rows import ROW_BYTES
-from kvpool.tiers.ssd_identity import EPOCH_BYTES, NamespaceRecord, unpack_namespace
+from kvpool.tiers.ssd_identity import NamespaceRecord, unpack_namespace
+from kvpool.types import EPOCH_BYTES
 
 log = logging.getLogger(__name__)
 

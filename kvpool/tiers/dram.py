@@ -22,11 +22,11 @@ from kvpool.config import DramConfig
 from kvpool.errors import LayoutMismatch
 from kvpool.tiers import numa as numa_nodes
 from kvpool.tiers.memory_room import check_memory, free_huge_bytes
+from kvpool.types import PAGE_BYTES
 
 log = logging.getLogger(__name__)
 
 HUGE_PAGE_BYTES = 2 << 20
-PAGE_BYTES = 4096
 SEGMENTS_MIN = 8
 NOT_COLLAPSED = (
     "dram.huge_pages is collapse, and the kernel made no huge pages of a part of the arena: 4 KiB pages serve there"

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 import kvpool_native
-from kvpool.tiers.ssd_plan import SsdPlan
+from kvpool.tiers.ssd_plan import SsdPlan, segment_name
 
 PAGE_BYTES = kvpool_native.SSD_HEADER_BYTES
 QUESTIONS_MAX = 16
@@ -118,7 +118,7 @@ class SsdHeaders:
     @contextlib.contextmanager
     def _opened(self, segment: int) -> Iterator[int]:
         """A segment file, -1 where it cannot be opened."""
-        path = self._plan.path / f"segment-{segment:06d}.kvs"
+        path = self._plan.path / segment_name(segment)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = -1
         for more in (os.O_DIRECT, 0) if self._plan.is_direct else (0,):

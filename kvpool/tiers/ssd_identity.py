@@ -15,11 +15,11 @@ import msgpack
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.types import EPOCH_BYTES
 
 MAGIC = b"KVPTIER1"
 FILE_NAME = "identity"
 FILE_BYTES_MAX = 128 << 10
-EPOCH_BYTES = 16
 _HEAD_BYTES = len(MAGIC) + 8
 _BODY_HEAD_BYTES = 32
 _NUMBER_BYTES_MAX = 9

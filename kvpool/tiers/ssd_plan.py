@@ -9,14 +9,15 @@ from pathlib import Path
 from kvpool.config import SsdConfig
 from kvpool.errors import ConfigError
 from kvpool.tiers.ssd_identity import FILE_BYTES_MAX as IDENTITY_BYTES_MAX
+from kvpool.types import PAGE_BYTES
 
-PAGE_BYTES = 4096
 # A record takes about 150 bytes in LMDB; the map has room for four times what is needed, because full maps are slow.
 CATALOGUE_BYTES_PER_CHUNK = 640
 CATALOGUE_BYTES_MIN = 1 << 20
 # Lock files, the marker of an opening, and what directories take themselves.
 OTHER_BYTES = 64 << 10
 SEGMENTS_MIN = 8
+SEGMENT_PREFIX, SEGMENT_SUFFIX = "segment-", ".kvs"
 # Each file costs a descriptor. What has more room than LARGE_BYTES has larger files instead of more than this.
 SEGMENTS_MAX_LARGE = 1 << 14
 LARGE_BYTES = 4 << 40
@@ -48,6 +49,11 @@ class SsdPlan:
     stall_s: float
     wants_rebuild: bool
     is_made: bool
+
+
+def segment_name(number: int) -> str:
+    """The file of a segment; native code makes the same name (`ssd_files.cpp`)."""
+    return f"{SEGMENT_PREFIX}{number:06d}{SEGMENT_SUFFIX}"
 
 
 def plan_ssd(config: SsdConfig) -> SsdPlan:

@@ -27,6 +27,7 @@ from kvpool.layout import Layout
 from kvpool.tiers.catalogue_rows import Row
 from kvpool.tiers.ssd_flushed import floor_of, read_floors
 from kvpool.tiers.ssd_identity import Identity
+from kvpool.tiers.ssd_plan import segment_name
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def find_chunks(
     silence = Deadline(SAY_EVERY_S)
     with ThreadPoolExecutor(THREADS, "kvpool-rebuild") as executor:
         jobs = [
-            executor.submit(_walk, path / f"segment-{number:06d}.kvs", number * segment_bytes, identity.epoch, numbers)
+            executor.submit(_walk, path / segment_name(number), number * segment_bytes, identity.epoch, numbers)
             for number in range(segments)
         ]
         for number, job in enumerate(jobs):

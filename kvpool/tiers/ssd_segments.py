@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kvpool_native
-from kvpool.tiers.ssd_plan import SsdPlan
+from kvpool.tiers.ssd_plan import SEGMENT_PREFIX, SEGMENT_SUFFIX, SsdPlan
 from kvpool.units import format_size
 
 log = logging.getLogger(__name__)
 
+SIX_DIGITS = 6 * "[0-9]"
 # What new files leave free of a file system: a 64th of it, and no more than this. A guess: room for what others write there
 # and for the file system itself, which is slow when it is full.
 SPARED_PART = 64
@@ -96,7 +97,7 @@ def remove_segments(path: Path) -> None:
 
 def _ours(path: Path) -> list[Path]:
     found = []
-    for file in path.glob("segment-[0-9][0-9][0-9][0-9][0-9][0-9].kvs*"):
+    for file in path.glob(f"{SEGMENT_PREFIX}{SIX_DIGITS}{SEGMENT_SUFFIX}*"):
         status = file.lstat()
         if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
             found.append(file)
@@ -104,4 +105,4 @@ def _ours(path: Path) -> list[Path]:
 
 
 def _number_of(file: Path) -> int:
-    return int(file.name.removeprefix("segment-").partition(".")[0])
+    return int(file.name.removeprefix(SEGMENT_PREFIX).partition(".")[0])

@@ -8,9 +8,7 @@ at any time: whoever copies from here checks what was stored, not what was read 
 import fcntl
 
 import kvpool_native
-from kvpool.types import ConnectionId
-
-PAGE_BYTES = 4096
+from kvpool.types import PAGE_BYTES, ConnectionId
 
 
 class StagingAreas:
