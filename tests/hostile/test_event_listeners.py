@@ -31,7 +31,7 @@ def test_peers_that_do_not_read_replays_are_bounded_in_bytes_and_starve_nobody(
     with daemon.connect() as pool, ExitStack() as stack:
         for number in range(300):
             store(pool, pool.keys(tokens_of(number, tokens)))
-        wait_until(lambda: int(daemon.stats()["events.published_messages"]) >= 300, "they are published")
+        wait_until(lambda: int(daemon.stats()["events.published"]) >= 300, "they are published")
         sleepers = [stack.enter_context(router_of(daemon, "none", hwm=1)) for _ in range(SLEEPERS)]
         before = private_bytes(daemon)
         for sleeper in sleepers:
