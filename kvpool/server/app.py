@@ -231,7 +231,7 @@ class App:
             raise Refused("role", f"role is {hello.role!r}, expected {m.ROLE_ENGINE!r} or {m.ROLE_ADMIN!r}")
         if len(hello.model.encode()) > MODEL_BYTES_MAX:
             raise Refused("model", f"model name has more than {MODEL_BYTES_MAX} bytes")
-        self._pool.open_namespaces(hello.model, Layout.from_wire(hello.layout))
+        self._pool.open_namespaces(hello.model, Layout.from_wire(hello.layout), self._user_of(peer))
         log.debug("engine of model %s connects: pid %d uid %d", hello.model, peer.pid, peer.uid)
         return Admission(self._welcome(), self._pool.fds())
 
@@ -270,9 +270,13 @@ class App:
             about_connections = connection_handlers(self._pool, self._roster, self._input, self._clock, peer)
             orders = admin_handlers(self._pool, self._info, self._counts, peer, self._reload)
             return {**orders, **about_connections}
-        user = None if self._operators.include(peer) else peer.uid
-        session = self._pool.open_session(connection_id, hello.model, Layout.from_wire(hello.layout), user)
+        layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
+        session = self._pool.open_session(connection_id, hello.model, layout, user)
         return engine_handlers(self._pool, session)
+
+    def _user_of(self, peer: Peer) -> int | None:
+        """Whose share counts what the peer's connection keeps: operators are not bound."""
+        return None if self._operators.include(peer) else peer.uid
 
     def _welcome(self) -> m.Welcome:
         server = self._config.server
