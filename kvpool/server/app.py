@@ -130,6 +130,7 @@ class App:
                     raise self._failure
                 await self._drain()
             finally:
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # to the end of the process
                 await self._supervision.end()
                 for listening in self._metrics.values():
                     await asyncio.get_running_loop().run_in_executor(None, listening.stop)
@@ -143,7 +144,8 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
+        # Not the loop's: that would give SIGHUP its deadly default back when it is closed.
+        signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._reload_soon))
 
     def _reload_soon(self) -> None:
         if not self._stop.is_set():
