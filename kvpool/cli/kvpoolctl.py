@@ -12,6 +12,7 @@ import click
 
 from kvpool import __version__
 from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, fail
+from kvpool.cli.standard_output import end_with
 from kvpool.config import default_socket
 from kvpool.errors import DaemonUnreachable, KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
@@ -116,7 +117,7 @@ def load_commands() -> click.Group:
 
 def main() -> None:
     """The console script."""
-    load_commands()(prog_name="kvpoolctl")
+    end_with(lambda: load_commands()(prog_name="kvpoolctl"))
 
 
 if __name__ == "__main__":
