@@ -1,12 +1,18 @@
 """`kvpoolctl` with values that nobody means, and with a standard output that cannot be written: usage errors and one line."""
 
+import contextlib
+import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from kvpool.cli.kvpoolctl import load_commands
+from kvpool.errors import DaemonSilent
+from kvpool.protocol.blocking import BlockingConnection
 from tests.daemon import Daemon
 
 HUGE = "9" * 400
@@ -56,3 +62,33 @@ def test_what_cannot_be_printed_is_one_line_and_a_failure(shared_daemon: Daemon,
         1,
         "kvpoolctl: standard output cannot be written: No space left on device\n",
     )
+
+
+def test_a_stopped_daemon_is_named_with_what_to_do(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.cli.kvpoolctl.TIMEOUT_S", 0.2)
+    assert daemon.process is not None
+    daemon.signal(signal.SIGSTOP)
+    silent = _run(daemon, "info")
+    assert silent.exit_code == 3
+    pid = daemon.process.pid
+    assert f"a daemon listens at {daemon.socket} (pid {pid}) but has not answered within 0.2 s" in silent.output
+    assert f"kill -CONT {pid}" in silent.output
+    assert "is kvpoold running?" not in silent.output
+    assert "Errno" not in silent.output
+    daemon.signal(signal.SIGCONT)
+    monkeypatch.undo()
+    assert _run(daemon, "info").exit_code == 0
+
+
+def test_one_who_takes_no_connection_any_more_is_named_too(tmp_path: Path) -> None:
+    path = str(tmp_path / "full.sock")
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
+        listener.bind(path)
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(path)
+        with pytest.raises(DaemonSilent, match=r"listens at .*full.sock but has not answered .*kill -CONT PID"):
+            BlockingConnection.admin(path, 0.1)
