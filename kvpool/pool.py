@@ -78,7 +78,7 @@ class Pool:
         self.geometry = plan_geometry(
             config.dram.capacity, config.dram.segment, config.dram.max_chunks, ssd.max_chunks if ssd else 0
         )
-        check_memory_fits(self.geometry, config.dram)
+        check_memory_fits(config.dram, ssd.max_chunks if ssd else 0)
         self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages, numa=config.dram.numa)
         self._directory = kvpool_native.Directory(
             self._dram.arena, self._dram.index, self.geometry, self.epoch, config.dram.policy
