@@ -41,10 +41,10 @@ def check_memory(
     root: Path = Path("/"),
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """That a DRAM tier of `capacity` can have the memory it takes; `needed_by`: how much one of some capacity takes, rising.
+    """That a DRAM tier of `capacity` can have the memory it takes. `needed_by`: how much one of some capacity takes, rising.
 
-    Raises MemoryError with the numbers, and the largest capacity that fits. Blocks for `patience_s` where others have what could
-    be had: after a kill the engines are still giving the last arena back.
+    Raises MemoryError with the numbers, and the largest capacity that fits. Blocks for `patience_s` where others have what
+    could be had: after a kill the engines are still giving the last arena back.
     """
     needed = needed_by(capacity)
     deadline, never = Deadline(patience_s), threading.Event()
