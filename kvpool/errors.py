@@ -7,6 +7,7 @@
     ├── ProtocolError        bytes that are not a frame of this protocol; the connection ends
     ├── Refused              the daemon answered with an error frame; `code` names it
     ├── DaemonUnreachable    no daemon, no answer in time, or the connection ended
+    │   └── DaemonSilent     somebody listens at the socket, and greets nobody in time
     └── SocketInUse          another daemon serves the socket
 
 A miss, a pending chunk and a declined save are results, not exceptions: see `types`.
@@ -48,6 +49,10 @@ class Refused(KVPoolError):
 
 class DaemonUnreachable(KVPoolError):
     """No daemon answers at the socket, or it did not answer in time."""
+
+
+class DaemonSilent(DaemonUnreachable):
+    """A daemon listens at the socket, and did not greet in time: stopped, overloaded, or it hangs."""
 
 
 class SocketInUse(KVPoolError):

@@ -63,6 +63,7 @@ log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
+_Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, and whose share they count for
 
 
 class Pool:
@@ -77,18 +78,18 @@ class Pool:
         self.geometry = plan_geometry(
             config.dram.capacity, config.dram.segment, config.dram.max_chunks, ssd.max_chunks if ssd else 0
         )
-        check_memory_fits(self.geometry, config.dram)
+        check_memory_fits(config.dram, ssd.max_chunks if ssd else 0)
         self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages, numa=config.dram.numa)
         self._directory = kvpool_native.Directory(
             self._dram.arena, self._dram.index, self.geometry, self.epoch, config.dram.policy
         )
-        bound(self._directory, config.dram, config.server.max_chain_chunks, config.server.user_share)
-        is_staged = config.server.staging_bytes > 0
+        server = config.server
+        bound(self._directory, config.dram, server.max_chain_chunks, server.user_share)
+        is_staged = server.staging_bytes > 0
         self._dram.seal(is_arena_read_only=is_staged)
-        self.namespaces, self._joined = Namespaces(self._directory), dict[ConnectionId, dict[int, Namespace]]()
+        self.namespaces, self._joined = Namespaces(self._directory, server.user_share), dict[ConnectionId, _Joined]()
         self._room = Room()
         self._tiering = self._make_tiering(ssd) if ssd else None
-        server = config.server
         promotions = self._tiering.promotions if self._tiering else None
         lease_ttl_ns, write_ttl_ns = int(server.lease_ttl * NS_PER_S), int(server.reservation_ttl * NS_PER_S)
         self.reuse = Reuse(self._directory, dram_bytes=config.dram.capacity, ssd_bytes=config.ssd.capacity)
@@ -219,21 +220,24 @@ class Pool:
         """Whether what connections have left behind still holds chunks."""
         return self._reading.is_behind or self._writing.is_behind
 
-    def open_namespaces(self, model: str, layout: Layout) -> dict[int, Namespace]:
-        """The namespaces of a model and layout, by rank; made where they are new. Raises LayoutMismatch or Refused."""
+    def open_namespaces(self, model: str, layout: Layout, user: int | None = None) -> dict[int, Namespace]:
+        """The namespaces of a model and layout, by rank; made where they are new. Raises LayoutMismatch or Refused.
+
+        `user`: whose share they will count for; None: nobody's.
+        """
         check_chunk_fits(layout.chunk_bytes, self._config.dram.capacity)
         self.staged.check_layout(layout)
-        return self.namespaces.open_ranks(model, layout)
+        return self.namespaces.open_ranks(model, layout, user)
 
     def open_session(
         self, connection: ConnectionId, model: str, layout: Layout, user: int | None = None
     ) -> EngineSession:
         """What an engine's requests carry along. `user`: whose share what it keeps counts for as well; None: nobody's."""
-        namespaces = self.open_namespaces(model, layout)
+        namespaces = self.open_namespaces(model, layout, user)
         if user is not None:
             self._directory.join_user(connection, user)
-        self._joined[connection] = namespaces
-        self.namespaces.join(namespaces.values())
+        self._joined[connection] = namespaces, user
+        self.namespaces.join(namespaces.values(), user)
         return EngineSession(connection, layout, model, namespaces, int(self._config.server.lease_ttl * NS_PER_S))
 
     def count_usage(self, session: EngineSession, column: bytes) -> None:
@@ -250,7 +254,8 @@ class Pool:
         self.staged.drop_owner(connection)
         self.hints.drop_owner(connection)
         self._directory.leave_user(connection)
-        self.namespaces.leave(self._joined.pop(connection, {}).values())
+        namespaces, user = self._joined.pop(connection, ({}, None))
+        self.namespaces.leave(namespaces.values(), user)
 
     def end_reading(self, connection: ConnectionId) -> None:
         """End a connection's leases and announcements before it has ended: nothing is written by them."""

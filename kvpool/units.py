@@ -23,6 +23,8 @@ _SIZE_UNITS = {
     "TB": 10**12,
 }
 _DURATION_UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SIZE_MAX = (1 << 63) - 1
+DURATION_MAX_S = 100_000 * 86400.0  # in nanoseconds it fits 64 bits
 _WRITTEN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -32,7 +34,10 @@ def parse_size(text: str) -> int:
     unit = _SIZE_UNITS.get(match.group(2).upper()) if match else None
     if match is None or unit is None:
         raise InvalidArgument(f"{text!r} is no size, expected a number with B, KiB, MiB, GiB or TiB")
-    return int(float(match.group(1)) * unit) if "." in match.group(1) else int(match.group(1)) * unit
+    size = float(match.group(1)) * unit if "." in match.group(1) else int(match.group(1)) * unit
+    if size > SIZE_MAX:
+        raise InvalidArgument(f"{text!r} is too large a size, expected less than {SIZE_MAX + 1 >> 40}TiB")
+    return int(size)
 
 
 def parse_duration(text: str) -> float:
@@ -41,7 +46,10 @@ def parse_duration(text: str) -> float:
     unit_s = _DURATION_UNITS_S.get(match.group(2)) if match else None
     if match is None or unit_s is None:
         raise InvalidArgument(f"{text!r} is no duration, expected a number with ms, s, m, h or d")
-    return float(match.group(1)) * unit_s
+    seconds = float(match.group(1)) * unit_s
+    if seconds > DURATION_MAX_S:
+        raise InvalidArgument(f"{text!r} is too long a duration, expected at most {DURATION_MAX_S / 86400:.0f}d")
+    return seconds
 
 
 def format_size(size: int) -> str:

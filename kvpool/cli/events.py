@@ -18,6 +18,7 @@ from kvpool.protocol.trtllm_events import trtllm_event
 from kvpool.types import Event, EventKind, levels_in
 
 WAIT_S = 10.0
+ID_MAX = (1 << 63) - 1
 KEY_DIGITS = 16
 
 
@@ -26,7 +27,7 @@ KEY_DIGITS = 16
         "kvpoolctl events --follow", "kvpoolctl events --since 1200 --json", "kvpoolctl events --format trtllm"
     )
 )
-@click.option("--since", type=click.IntRange(min=-1), default=-1, metavar="ID", help="Only those behind this id.")
+@click.option("--since", type=click.IntRange(-1, ID_MAX), default=-1, metavar="ID", help="Only those behind this id.")
 @click.option("--follow", is_flag=True, help="Go on printing as they happen, until interrupted.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events (default: never).")
 @click.option(

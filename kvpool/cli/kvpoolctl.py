@@ -12,8 +12,9 @@ import click
 
 from kvpool import __version__
 from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, fail
+from kvpool.cli.standard_output import end_with
 from kvpool.config import default_socket
-from kvpool.errors import DaemonUnreachable, KVPoolError
+from kvpool.errors import DaemonSilent, DaemonUnreachable, KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
 
 TIMEOUT_S = 10.0
@@ -39,6 +40,8 @@ class Options:
         """A connection to the daemon; ends the command with exit code 3 when there is none."""
         try:
             return BlockingConnection.admin(self.socket_path, TIMEOUT_S)
+        except DaemonSilent as error:
+            fail(str(error), EXIT_UNREACHABLE)
         except DaemonUnreachable as error:
             fail(f"{error}; is kvpoold running? name another socket with --socket PATH", EXIT_UNREACHABLE)
         except KVPoolError as error:
@@ -116,7 +119,7 @@ def load_commands() -> click.Group:
 
 def main() -> None:
     """The console script."""
-    load_commands()(prog_name="kvpoolctl")
+    end_with(lambda: load_commands()(prog_name="kvpoolctl"))
 
 
 if __name__ == "__main__":

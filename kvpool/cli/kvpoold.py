@@ -1,25 +1,16 @@
-"""`kvpoold`: reads the configuration, starts the daemon, maps what goes wrong to exit codes.
+"""`kvpoold`: the command line of the daemon, with nothing else imported while it is read.
 
-0 stopped by a signal, 1 could not serve, 2 wrong usage or configuration.
+A SIGHUP means "read the configuration again" and ends no kvpoold: it is ignored before the daemon's modules are imported, which
+takes a third of a second, until `server.app` serves it, and again from there to the process's end. Main thread only.
+
+Exit codes: 0 stopped by a signal, 1 could not serve, 2 wrong usage or configuration.
 """
 
 import argparse
-import logging
-import os
 import signal
 import sys
-from collections.abc import Callable
-from functools import partial
 
-import uvloop
-
-from kvpool import __version__, failpoint
-from kvpool.config import Config, load_config
-from kvpool.errors import ConfigError, SocketInUse
-from kvpool.server.app import App
-from kvpool.server.logs import ERROR_PRIORITY, begin_logging, is_journal
-
-log = logging.getLogger("kvpoold")
+from kvpool import __version__
 
 DESCRIPTION = """\
 The KV cache pool daemon of a node: keeps KV chunks of LLM engines in shared memory and serves them
@@ -38,47 +29,16 @@ exit codes:
 
 def main() -> None:
     """The console script."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a start reads the configuration anyway
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Serve until stopped; the exit code."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it is served: a start reads the configuration anyway
-    try:
-        overrides = [*options.set, "ssd.rebuild=true"] if options.rebuild else options.set
-        path = None if options.config is None else os.path.abspath(options.config)
-        reread = partial(load_config, path, overrides)
-        config = reread()
-        if failpoint.faults:
-            raise ConfigError(failpoint.faults)
-    except ConfigError as error:
-        _print_faults(error)
-        return 2
-    begin_logging(config.log.level, sys.stderr, os.environ)
-    try:
-        uvloop.run(_serve(config, reread))
-    except ConfigError as error:
-        _print_faults(error)
-        return 2
-    except (SocketInUse, OSError, MemoryError) as error:
-        log.error("cannot serve: %s", error)
-        return 1
-    return 0
+    from kvpool.cli.serving import serve  # takes a third of a second, which `kvpoold --help` has no use for
 
-
-def _print_faults(error: ConfigError) -> None:
-    lead = ERROR_PRIORITY if is_journal(sys.stderr, os.environ) else ""
-    for fault in error.faults:
-        print(f"{lead}kvpoold: {fault}", file=sys.stderr)
-
-
-async def _serve(config: Config, reread: Callable[[], Config]) -> None:
-    app = App(config, reread)
-    await app.run()
-    if not app.has_ended:
-        logging.shutdown()
-        os._exit(0)  # an ordinary end would wait for the threads that wait for the disk
+    return serve(options.config, [*options.set, "ssd.rebuild=true"] if options.rebuild else options.set)
 
 
 def _parser() -> argparse.ArgumentParser:

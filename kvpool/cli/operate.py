@@ -13,6 +13,7 @@ from kvpool.units import format_size, parse_duration
 
 HEADER_EVERY = 20
 WRITE_DOWN_TIMEOUT_S = 600.0
+INTERVAL_MIN_S, INTERVAL_MAX_S = 0.01, 86400.0
 WATCHED = ("dram.chunks", "dram.used_bytes", "stored_chunks", "evicted_chunks", "leases", "reservations", "connections")
 
 pass_options = click.pass_obj
@@ -34,7 +35,9 @@ def info(options: Options) -> None:
 @cli.command(epilog=epilog("kvpoolctl stats", "kvpoolctl stats dram --watch --interval 5s"))
 @click.argument("section", required=False)
 @click.option("--watch", is_flag=True, help="Print one line for each interval, until interrupted.")
-@click.option("--interval", default="1s", metavar="DURATION", help="Time between lines of --watch (default: 1s).")
+@click.option(
+    "--interval", default="1s", metavar="DURATION", help="Time between lines of --watch, 10ms to 1d (default: 1s)."
+)
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End --watch after N lines (default: never).")
 @common_options
 @pass_options
@@ -45,9 +48,12 @@ def stats(options: Options, section: str | None, watch: bool, interval: str, cou
     a unit; --json has the raw values alone. Slots are counted by size class, CHUNK BYTESxLAYERS. --watch prints totals,
     with the change since the line before in brackets.
     """
+    interval_s = _seconds(interval, "--interval")
+    if not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
+        fail(f"--interval is {interval}, expected 10ms to 1d", EXIT_USAGE)
     with options.connect() as connection:
         if watch:
-            _watch(options, connection, _seconds(interval, "--interval"), count)
+            _watch(options, connection, interval_s, count)
             return
         sections = ask(connection.stats)
     if section is not None and section not in sections:

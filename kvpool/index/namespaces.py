@@ -6,16 +6,19 @@ A namespace without chunks that no connection uses is given back when room for o
 which no namespace is left. Events name a namespace by its number until they are dropped, so a number serves another namespace
 only when all numbers are used up, and `on_numbers_reused` has been called before.
 
+One user keeps at most a share open of what the others leave (see `opened_by_users`): others can open theirs meanwhile.
+
 Control thread only. Invariant: one number for one (model, layout fingerprint) that is known.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 import kvpool_native
 from kvpool.errors import LayoutMismatch, Refused
+from kvpool.index.opened_by_users import Geometry, OpenedByUsers
 from kvpool.layout import Layout
 from kvpool.types import NamespaceId, SizeClassId
 
@@ -25,8 +28,6 @@ NUMBERS_MAX = 4 * NAMESPACES_MAX
 SIZE_CLASSES_MAX = 64  # the native arena's MAX_CLASSES
 # Namespaces given back in one go: about a millisecond.
 GIVEN_BACK_AT_ONCE = 512
-
-Geometry = tuple[int, int]  # a chunk's bytes and layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,10 @@ class Namespaces:
     have joined each namespace; `_by_id` has every number given, `_given_back` those of which no namespace is known.
     """
 
-    def __init__(self, directory: kvpool_native.Directory) -> None:
+    def __init__(self, directory: kvpool_native.Directory, user_share: float = 1.0) -> None:
+        """`user_share`: what one user may keep open of what the others leave."""
         self._directory = directory
+        self._of_users = OpenedByUsers(user_share)
         self.below: kvpool_native.Directory | None = None
         self.classes_below: ClassesBelow | None = None
         self.on_given_back: Callable[[Namespace], None] = lambda _namespace: None
@@ -103,8 +106,14 @@ class Namespaces:
         self.on_opened()
         return namespace
 
-    def open_ranks(self, model: str, layout: Layout) -> dict[int, Namespace]:
-        """The namespaces of all ranks of a layout, or of none. Raises LayoutMismatch or Refused."""
+    def open_ranks(self, model: str, layout: Layout, user: int | None = None) -> dict[int, Namespace]:
+        """The namespaces of all ranks of a layout, or of none. `user`: whose share they count for, if anybody's.
+
+        Raises LayoutMismatch or Refused.
+        """
+        if user is not None and self._of_users.is_bounding:
+            self._check_share(user, model, layout)
+            self._check_class_share(user, (layout.chunk_bytes, layout.layers))
         known = self._of_ranks.get((model, layout))
         if known is not None:
             return known
@@ -118,12 +127,16 @@ class Namespaces:
             self._of_ranks[model, layout] = opened
         return opened
 
-    def join(self, namespaces: Iterable[Namespace]) -> None:
-        """A connection uses these from now on."""
+    def join(self, namespaces: Collection[Namespace], user: int | None = None) -> None:
+        """A connection uses these from now on, and they count for its user's share, if it has one."""
         self._users.update(namespace.id for namespace in namespaces)
+        if user is not None:
+            self._of_users.join(user, namespaces)
 
-    def leave(self, namespaces: Iterable[Namespace]) -> None:
+    def leave(self, namespaces: Collection[Namespace], user: int | None = None) -> None:
         """A connection that has joined these has ended."""
+        if user is not None:
+            self._of_users.leave(user, namespaces)
         for namespace in namespaces:
             self._users[namespace.id] -= 1
             if not self._users[namespace.id]:
@@ -158,7 +171,33 @@ class Namespaces:
             problems.append("namespaces: a connection uses one that was given back")
         if any(self._size_classes.get(namespace.geometry) != namespace.size_class for namespace in self.all()):
             problems.append("namespaces: one has another size class than its geometry")
-        return problems
+        return problems + self._of_users.verify(self._users)
+
+    def _check_share(self, user: int, model: str, layout: Layout) -> None:
+        """That the user may keep a layout's namespaces open too. Gives back what is needed for them. Raises Refused."""
+        own = self._of_users.namespaces_of(user)
+        if self._of_users.may_keep(len(own) + len(layout.ranks), NAMESPACES_MAX, len(self._by_identity)):
+            return  # whichever of them it has already
+        while True:
+            found = [self.find(model, layout.for_rank(rank)) for rank in layout.ranks]
+            new = [one for one in found if one is None or one.id not in own]
+            of_others = len(self._by_identity) - len(own) - sum(one is not None for one in new)
+            if not new or self._of_users.may_keep(len(own) + len(new), NAMESPACES_MAX, of_others):
+                return
+            if not self._give_back_some():
+                raise self._of_users.refusal(user, "models, layouts and ranks", len(own), NAMESPACES_MAX, of_others)
+
+    def _check_class_share(self, user: int, geometry: Geometry) -> None:
+        """That the user may keep chunks of this size open too. Raises Refused."""
+        own = self._of_users.geometries_of(user)
+        if geometry in own:
+            return
+        of_others = self._size_classes.keys() - own - {geometry}
+        while not self._of_users.may_keep(len(own) + 1, SIZE_CLASSES_MAX, len(of_others)):
+            in_use = {namespace.geometry for namespace in self._by_identity.values()}
+            if of_others <= in_use and not self._give_back_some():
+                raise self._of_users.refusal(user, "chunk sizes", len(own), SIZE_CLASSES_MAX, len(of_others))
+            of_others &= in_use
 
     def _new_number(self) -> NamespaceId:
         if len(self._by_id) < NUMBERS_MAX:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from kvpool.clock import Deadline
-from kvpool.errors import DaemonUnreachable, ProtocolError, Refused
+from kvpool.errors import DaemonSilent, DaemonUnreachable, ProtocolError, Refused
 from kvpool.ownership import fault_of_daemon, peer_of
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
@@ -66,6 +66,10 @@ class BlockingConnection:
                 self._send(versions.encode_for(hello, 0, version), deadline)
             self._wait_at_most(deadline.remaining_s())
             self.welcome = self._receive_welcome(deadline)
+        except (BlockingIOError, TimeoutError) as error:
+            pid = peer_of(self._socket)[0]  # who listens, where the connection was taken; 0 where nobody takes any
+            self.close()
+            raise DaemonSilent(_silence(path, pid, self._timeout_s)) from error
         except OSError as error:
             self.close()
             raise DaemonUnreachable(f"no daemon answers at {path}: {error}") from error
@@ -265,7 +269,10 @@ class BlockingConnection:
     def _receive_with(self, fds: list[int], most: int) -> int:
         """What there is of the next frame into the buffer, its size; descriptors that came along into `fds`."""
         ancillary_bytes = socket.CMSG_SPACE(most * array.array("i").itemsize)
-        got, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
+        try:
+            got, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError as error:
+            raise TimeoutError("the daemon did not answer in time") from error
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")
@@ -327,6 +334,13 @@ class BlockingConnection:
         if seconds != self._waits_s:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
             self._waits_s = seconds
+
+
+def _silence(path: str, pid: int, timeout_s: float) -> str:
+    return (
+        f"a daemon listens at {path}{f' (pid {pid})' if pid else ''} but has not answered within {timeout_s:g} s: it is "
+        f"stopped (kill -CONT {pid or 'PID'} has it go on), overloaded or hanging: read its log, and restart it if it stays so"
+    )
 
 
 def _timeval(seconds: float) -> bytes:

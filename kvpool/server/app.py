@@ -130,6 +130,7 @@ class App:
                     raise self._failure
                 await self._drain()
             finally:
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # to the end of the process
                 await self._supervision.end()
                 for listening in self._metrics.values():
                     await asyncio.get_running_loop().run_in_executor(None, listening.stop)
@@ -143,7 +144,8 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
+        # Not the loop's: that would give SIGHUP its deadly default back when it is closed.
+        signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._reload_soon))
 
     def _reload_soon(self) -> None:
         if not self._stop.is_set():
@@ -231,7 +233,7 @@ class App:
             raise Refused("role", f"role is {hello.role!r}, expected {m.ROLE_ENGINE!r} or {m.ROLE_ADMIN!r}")
         if len(hello.model.encode()) > MODEL_BYTES_MAX:
             raise Refused("model", f"model name has more than {MODEL_BYTES_MAX} bytes")
-        self._pool.open_namespaces(hello.model, Layout.from_wire(hello.layout))
+        self._pool.open_namespaces(hello.model, Layout.from_wire(hello.layout), self._user_of(peer))
         log.debug("engine of model %s connects: pid %d uid %d", hello.model, peer.pid, peer.uid)
         return Admission(self._welcome(), self._pool.fds())
 
@@ -270,9 +272,13 @@ class App:
             about_connections = connection_handlers(self._pool, self._roster, self._input, self._clock, peer)
             orders = admin_handlers(self._pool, self._info, self._counts, peer, self._reload)
             return {**orders, **about_connections}
-        user = None if self._operators.include(peer) else peer.uid
-        session = self._pool.open_session(connection_id, hello.model, Layout.from_wire(hello.layout), user)
+        layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
+        session = self._pool.open_session(connection_id, hello.model, layout, user)
         return engine_handlers(self._pool, session)
+
+    def _user_of(self, peer: Peer) -> int | None:
+        """Whose share counts what the peer's connection keeps: operators are not bound."""
+        return None if self._operators.include(peer) else peer.uid
 
     def _welcome(self) -> m.Welcome:
         server = self._config.server

@@ -15,6 +15,7 @@ import itertools
 import logging
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import kvpool_native
 from kvpool import failpoint
@@ -146,11 +147,18 @@ def plan_geometry(
     return kvpool_native.DirectoryGeometry.plan(capacity, segment_bytes, max_chunks or derived, further_entries)
 
 
-def check_memory_fits(geometry: kvpool_native.DirectoryGeometry, config: DramConfig) -> None:
-    """Raises MemoryError where this machine has not the memory that arena and index take once they are in use."""
-    is_huge = config.huge_pages == "hugetlb" and geometry.arena_bytes <= free_huge_bytes()
-    needed = geometry.index_bytes + (0 if is_huge else geometry.arena_bytes)
-    check_memory(needed, config.capacity, allow_overcommit=config.allow_overcommit)
+def check_memory_fits(config: DramConfig, further_entries: int, root: Path = Path("/")) -> None:
+    """Raises MemoryError where this machine has not the memory that arena and index take once they are in use.
+
+    `further_entries`: as for `plan_geometry`. `root`: where the machine's files are.
+    """
+    free_huge = free_huge_bytes(root) if config.huge_pages == "hugetlb" else 0
+
+    def needed_by(capacity: int) -> int:
+        geometry = plan_geometry(capacity, config.segment, config.max_chunks, further_entries)
+        return geometry.index_bytes + (0 if geometry.arena_bytes <= free_huge else geometry.arena_bytes)
+
+    check_memory(config.capacity, needed_by, allow_overcommit=config.allow_overcommit, root=root)
 
 
 def check_chunk_fits(chunk_bytes: int, capacity: int) -> None:

@@ -8,6 +8,7 @@ that cannot be read does not count. Reserved huge pages are of a pool of their o
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,17 +34,19 @@ class MemoryRoom:
 
 
 def check_memory(
-    needed: int,
     capacity: int,
+    needed_by: Callable[[int], int],
     *,
     allow_overcommit: bool,
     root: Path = Path("/"),
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """That `needed` bytes can be had, which a DRAM tier of `capacity` takes. Raises MemoryError with the numbers.
+    """That a DRAM tier of `capacity` can have the memory it takes. `needed_by`: how much one of some capacity takes, rising.
 
-    Blocks for `patience_s` where others have what could be had: after a kill the engines are still giving the last arena back.
+    Raises MemoryError with the numbers, and the largest capacity that fits. Blocks for `patience_s` where others have what
+    could be had: after a kill the engines are still giving the last arena back.
     """
+    needed = needed_by(capacity)
     deadline, never = Deadline(patience_s), threading.Event()
     while True:
         room = find_room(root)
@@ -52,12 +55,22 @@ def check_memory(
         if needed > room.most or deadline.has_passed():
             break
         never.wait(LOOK_S)
-    fitting = max(room.size - (needed - capacity), 0)
+    fitting = _largest(capacity >> 20, lambda mib: needed_by(mib << 20) <= room.size)
     raise MemoryError(
         f"dram.capacity {format_size(capacity)} takes {format_size(needed)} of memory with its index, and "
-        f"{format_size(room.size)} can be had by {room.source}: set dram.capacity to {fitting >> 20}MiB at most, free memory, "
-        "or say dram.allow_overcommit = true"
+        f"{format_size(room.size)} can be had by {room.source}: "
+        + (f"set dram.capacity to {fitting}MiB at most, " if fitting else "")
+        + "free memory, or say dram.allow_overcommit = true"
     )
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, where none behind one that does not fit does; 0 where not even 1 does."""
+    least, beyond = 0, most + 1
+    while beyond - least > 1:
+        middle = (least + beyond) // 2
+        least, beyond = (middle, beyond) if fits(middle) else (least, middle)
+    return least
 
 
 def find_room(root: Path) -> MemoryRoom | None:

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from kvpool.errors import KVPoolError
+from kvpool.ownership import ROOT_UID
 
 RIGHTS = 0o700
 
@@ -41,17 +42,51 @@ class SsdUnavailable(KVPoolError):
 def check_directory(path: Path, *, is_made: bool) -> str:
     """That the tier may use a directory. `is_made`: one that is not there is made. Raises SsdUnavailable or OSError.
 
-    Returns a warning where the directory is on the root file system, else nothing.
+    A symbolic link is as good as the directory it leads to, unless a stranger has made it. Returns a warning where that
+    directory is on the root file system, else nothing.
     """
+    user = os.geteuid()
+    if path.is_symlink():
+        return _check_link(path, user)
     if is_made:
         path.mkdir(mode=RIGHTS, parents=True, exist_ok=True)
-    user = os.geteuid()
     try:
         found = path.stat()
     except FileNotFoundError as error:
         raise SsdUnavailable(
             f"there is no such directory: mount its disk, make it (install -d -m 700 -o {user} {path}), or set ssd.create"
         ) from error
+    _check_found(path, found, user)
+    if found.st_dev != os.stat("/").st_dev:
+        return ""
+    return (
+        f"ssd.path {path} is on the root file system, which the tier fills up to ssd.capacity: is its disk not mounted?"
+    )
+
+
+def _check_link(path: Path, user: int) -> str:
+    """The same of a link. What it leads to is never made: where that is not there, the disk is not mounted."""
+    owner = path.lstat().st_uid
+    if owner not in (ROOT_UID, user):
+        raise SsdUnavailable(
+            f"it is a symbolic link that uid {owner} has made, expected root or uid {user}: set ssd.path to the directory "
+            "itself"
+        )
+    leads_to = Path(os.path.realpath(path))
+    if leads_to.is_symlink():
+        raise SsdUnavailable("it is a symbolic link that leads back to itself: set ssd.path to the directory itself")
+    if not leads_to.exists():
+        raise SsdUnavailable(
+            f"it is a symbolic link to {leads_to}, which is not there: mount its disk, or make it (install -d -m 700 -o {user} "
+            f"{leads_to})"
+        )
+    try:
+        return check_directory(leads_to, is_made=False)
+    except SsdUnavailable as error:
+        raise SsdUnavailable(f"it is a symbolic link to {leads_to}: {error}") from error
+
+
+def _check_found(path: Path, found: os.stat_result, user: int) -> None:
     if str(path.resolve()) in OF_THE_SYSTEM:
         raise SsdUnavailable("this directory is the system's: set ssd.path to a directory of the tier's own")
     if not stat.S_ISDIR(found.st_mode):
@@ -68,8 +103,3 @@ def check_directory(path: Path, *, is_made: bool) -> str:
             "the daemon may not write there: chmod 700 it, mount it for writing, or, under the systemd unit, which lets it "
             f"write to its own directories alone, run make install-service again or add a drop-in with ReadWritePaths={path}"
         )
-    if found.st_dev != os.stat("/").st_dev:
-        return ""
-    return (
-        f"ssd.path {path} is on the root file system, which the tier fills up to ssd.capacity: is its disk not mounted?"
-    )

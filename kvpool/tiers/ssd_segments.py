@@ -64,8 +64,9 @@ def check_room(plan: SsdPlan) -> None:
 def open_segments(plan: SsdPlan) -> kvpool_native.SsdFiles:
     """Open or make every segment file. Raises OSError; what was made by then is removed, so that the disk has it back."""
     before = set(_ours(plan.path))
+    place = str(plan.path.resolve())  # no link is followed below; whether this may be one was checked before
     try:
-        return kvpool_native.SsdFiles.open(str(plan.path), plan.segment_bytes, plan.segments, plan.is_direct)
+        return kvpool_native.SsdFiles.open(place, plan.segment_bytes, plan.segments, plan.is_direct)
     except OSError:
         for file in set(_ours(plan.path)) - before:
             file.unlink(missing_ok=True)

@@ -66,6 +66,17 @@ def test_a_file_is_no_directory(start_daemon: Callable[..., Daemon], tmp_path: P
     assert "this is no directory: set ssd.path" in str(daemon.stats()["ssd.reason"])
 
 
+def test_a_symbolic_link_to_a_private_directory_is_used(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o700)
+    (tmp_path / "ssd").symlink_to(tmp_path / "disk")
+    daemon = _start_with(start_daemon, tmp_path / "ssd")
+    with daemon.connect() as pool, daemon.admin() as admin:
+        assert store(pool, pool.keys(tokens_of(1, 64))).stored == 2
+        assert admin.write_down(10.0) == {"chunks": 2, "left": 0, "durable": True}
+    assert _check(daemon)[0] == 0
+    assert list((tmp_path / "disk").iterdir())
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_a_directory_of_somebody_else_names_both(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     path = tmp_path / "ssd"

@@ -149,6 +149,21 @@ def test_the_service_may_write_to_the_disk_that_is_configured(tmp_path: Path, kv
     assert (refused.returncode, "has a character" in refused.stderr) == (1, True)
 
 
+def test_where_a_symbolic_link_leads_may_be_written_too(tmp_path: Path, kvpoold: Path) -> None:
+    root, link = tmp_path / "root", tmp_path / "ssd"
+    link.symlink_to("/var/lib/kvpool/ssd")
+    (root / CONFIG_PLACE).parent.mkdir(parents=True)
+    (root / CONFIG_PLACE).write_text(f'[ssd]\npath = "{link}"\n')
+    assert _install(root, "--kvpoold", str(kvpoold)).returncode == 0
+    assert not (root / DROPIN_PLACE).exists(), "the state directory can be written anyway"
+    link.unlink()
+    link.symlink_to("/mnt/nvme0/kvpool")
+    assert _install(root, "--kvpoold", str(kvpoold)).returncode == 0
+    dropin = (root / DROPIN_PLACE).read_text()
+    assert _value(dropin, "RequiresMountsFor") == f"{link} /mnt/nvme0/kvpool"
+    assert _value(dropin, "ReadWritePaths") == f"-{link} -/mnt/nvme0/kvpool"
+
+
 @_needs("systemd-analyze")
 def test_systemd_finds_no_fault_in_the_unit_with_its_disk(tmp_path: Path, kvpoold: Path) -> None:
     root = tmp_path / "root"

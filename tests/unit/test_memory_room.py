@@ -1,10 +1,13 @@
 """The memory that can be had, as a machine and its control groups say it, in trees of files made for the test."""
 
+import re
 from pathlib import Path
 from threading import Timer
 
 import pytest
 
+from kvpool.config import load_config
+from kvpool.tiers.dram import check_memory_fits
 from kvpool.tiers.memory_room import check_memory, find_room, free_huge_bytes
 
 GIB = 1 << 30
@@ -14,6 +17,14 @@ MEMINFO = "MemTotal: 33554432 kB\nMemAvailable:   16777216 kB\nHugePages_Free:  
 def _write(root: Path, path: str, text: object) -> None:
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text(f"{text}\n")
+
+
+def _plain(capacity: int) -> int:
+    return capacity
+
+
+def _with_index(capacity: int) -> int:
+    return capacity + GIB
 
 
 @pytest.fixture
@@ -32,18 +43,18 @@ def _limit_v2(root: Path, group: str, limit: object, used: int, cached: int = 0)
 
 def test_where_nothing_says_anything_nothing_is_refused(tmp_path: Path) -> None:
     assert find_room(tmp_path) is None
-    check_memory(1 << 60, 1 << 60, allow_overcommit=False, root=tmp_path)
+    check_memory(1 << 60, _plain, allow_overcommit=False, root=tmp_path)
 
 
 def test_what_the_machine_has_not_is_refused_with_the_numbers(root: Path) -> None:
-    check_memory(16 * GIB, 15 * GIB, allow_overcommit=False, root=root, patience_s=0.0)
+    check_memory(15 * GIB, _with_index, allow_overcommit=False, root=root, patience_s=0.0)
     with pytest.raises(MemoryError) as refusal:
-        check_memory(17 * GIB, 16 * GIB, allow_overcommit=False, root=root, patience_s=0.0)
+        check_memory(16 * GIB, _with_index, allow_overcommit=False, root=root, patience_s=0.0)
     assert str(refusal.value) == (
         "dram.capacity 16.0 GiB takes 17.0 GiB of memory with its index, and 16.0 GiB can be had by MemAvailable in "
         "/proc/meminfo: set dram.capacity to 15360MiB at most, free memory, or say dram.allow_overcommit = true"
     )
-    check_memory(17 * GIB, 16 * GIB, allow_overcommit=True, root=root)
+    check_memory(16 * GIB, _with_index, allow_overcommit=True, root=root)
 
 
 def test_the_limit_of_a_control_group_above_counts_too(root: Path) -> None:
@@ -79,8 +90,8 @@ def test_no_limit_and_no_numbers_are_no_limits(root: Path) -> None:
 def test_a_full_group_has_no_room(root: Path) -> None:
     _write(root, "proc/self/cgroup", "0::/")
     _limit_v2(root, ".", GIB, 2 * GIB)
-    with pytest.raises(MemoryError, match=r"set dram\.capacity to 0MiB at most"):
-        check_memory(GIB, GIB // 2, allow_overcommit=False, root=root, patience_s=0.0)
+    with pytest.raises(MemoryError, match=r"memory\.max of /sys/fs/cgroup: free memory, or"):
+        check_memory(GIB // 2, _with_index, allow_overcommit=False, root=root, patience_s=0.0)
 
 
 def test_free_huge_pages_are_counted_in_bytes(root: Path, tmp_path: Path) -> None:
@@ -91,9 +102,31 @@ def test_free_huge_pages_are_counted_in_bytes(root: Path, tmp_path: Path) -> Non
 def test_what_others_are_about_to_give_back_is_waited_for(root: Path) -> None:
     freed = MEMINFO.replace("16777216", "33000000")
     Timer(0.1, lambda: _write(root, "proc/meminfo", freed)).start()
-    check_memory(20 * GIB, 19 * GIB, allow_overcommit=False, root=root, patience_s=20.0)
+    check_memory(19 * GIB, _with_index, allow_overcommit=False, root=root, patience_s=20.0)
 
 
 def test_what_the_machine_never_has_is_refused_at_once(root: Path) -> None:
     with pytest.raises(MemoryError, match="can be had by MemAvailable"):
-        check_memory(33 * GIB, 32 * GIB, allow_overcommit=False, root=root, patience_s=1e9)
+        check_memory(32 * GIB, _with_index, allow_overcommit=False, root=root, patience_s=1e9)
+
+
+@pytest.mark.parametrize("segment", ["1MiB", "64MiB", "1GiB"])
+@pytest.mark.parametrize("max_chunks", ["0", "2000000"])
+def test_the_capacity_that_is_advised_fits_and_one_more_does_not(root: Path, segment: str, max_chunks: str) -> None:
+    sets = [f"dram.segment={segment}", f"dram.max_chunks={max_chunks}"]
+
+    def check(mib: int) -> None:
+        config = load_config(None, [*sets, f"dram.capacity={mib}MiB"])
+        check_memory_fits(config.dram, 1_000_000, root)
+
+    # Memory that the machine can never have is refused at once.
+    _write(root, "proc/meminfo", MEMINFO.replace("33554432", "16777216"))
+    with pytest.raises(MemoryError) as refusal:
+        check(24 << 10)
+    found = re.search(r"set dram\.capacity to (\d+)MiB at most", str(refusal.value))
+    assert found is not None
+    advised = int(found.group(1))
+    assert advised >= 14 << 10  # index and a segment more take little
+    check(advised)
+    with pytest.raises(MemoryError, match=f"set dram.capacity to {advised}MiB at most"):
+        check(advised + 1)

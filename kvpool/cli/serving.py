@@ -1,0 +1,57 @@
+"""A daemon's life as a process: reads the configuration, serves, maps what goes wrong to exit codes (see `kvpoold`).
+
+Main thread only.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import uvloop
+
+from kvpool import failpoint
+from kvpool.config import Config, load_config
+from kvpool.errors import ConfigError, SocketInUse
+from kvpool.server.app import App
+from kvpool.server.logs import ERROR_PRIORITY, begin_logging, is_journal
+
+log = logging.getLogger("kvpoold")
+
+
+def serve(file: str | None, overrides: list[str]) -> int:
+    """Serve with a configuration file, or none, and options that override it; the exit code."""
+    try:
+        path = None if file is None else os.path.abspath(file)
+        reread = partial(load_config, path, overrides)
+        config = reread()
+        if failpoint.faults:
+            raise ConfigError(failpoint.faults)
+    except ConfigError as error:
+        _print_faults(error)
+        return 2
+    begin_logging(config.log.level, sys.stderr, os.environ)
+    try:
+        uvloop.run(_serve(config, reread))
+    except ConfigError as error:
+        _print_faults(error)
+        return 2
+    except (SocketInUse, OSError, MemoryError) as error:
+        log.error("cannot serve: %s", error)
+        return 1
+    return 0
+
+
+def _print_faults(error: ConfigError) -> None:
+    lead = ERROR_PRIORITY if is_journal(sys.stderr, os.environ) else ""
+    for fault in error.faults:
+        print(f"{lead}kvpoold: {fault}", file=sys.stderr)
+
+
+async def _serve(config: Config, reread: Callable[[], Config]) -> None:
+    app = App(config, reread)
+    await app.run()
+    if not app.has_ended:
+        logging.shutdown()
+        os._exit(0)  # an ordinary end would wait for the threads that wait for the disk

@@ -1,0 +1,102 @@
+"""Namespaces and size classes that users keep open: by the connections of each user, once however many of them use one.
+
+A user is a uid as the kernel says it. One may keep `share` open of what the others leave, and always one; a connection that
+counts for no user (an operator's) is not bound, and what it keeps open is the others'.
+
+Control thread only. Invariants: `_namespaces` counts a user's connections by namespace, `_geometries` the namespaces
+among these by size class; a user without any is in neither.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from kvpool.errors import Refused
+from kvpool.types import NamespaceId
+
+Geometry = tuple[int, int]  # a chunk's bytes and layers
+
+
+class Opened(Protocol):
+    """A namespace that connections have open."""
+
+    @property
+    def id(self) -> NamespaceId:
+        """Its number."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """What names its size class."""
+
+
+class OpenedByUsers:
+    """What each user of one daemon keeps open."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._namespaces: dict[int, Counter[NamespaceId]] = {}
+        self._geometries: dict[int, Counter[Geometry]] = {}
+
+    def __repr__(self) -> str:
+        return f"<OpenedByUsers {len(self._namespaces)} users>"
+
+    def join(self, user: int, opened: Iterable[Opened]) -> None:
+        """A connection of this user has these open from now on."""
+        namespaces = self._namespaces.setdefault(user, Counter())
+        geometries = self._geometries.setdefault(user, Counter())
+        for one in opened:
+            geometries[one.geometry] += not namespaces[one.id]
+            namespaces[one.id] += 1
+
+    def leave(self, user: int, opened: Iterable[Opened]) -> None:
+        """A connection of this user that has joined these has ended."""
+        namespaces, geometries = self._namespaces[user], self._geometries[user]
+        for one in opened:
+            namespaces[one.id] -= 1
+            if not namespaces[one.id]:
+                del namespaces[one.id]
+                geometries[one.geometry] -= 1
+                if not geometries[one.geometry]:
+                    del geometries[one.geometry]
+        if not namespaces:
+            del self._namespaces[user], self._geometries[user]
+
+    @property
+    def is_bounding(self) -> bool:
+        """Whether a user may keep less than all of it."""
+        return self._share < 1.0
+
+    def namespaces_of(self, user: int) -> Collection[NamespaceId]:
+        """Those that the user keeps open."""
+        return self._namespaces.get(user, {}).keys()
+
+    def geometries_of(self, user: int) -> Collection[Geometry]:
+        """Size classes of those that the user keeps open."""
+        return self._geometries.get(user, {}).keys()
+
+    def may_keep(self, wanted: int, most: int, of_others: int) -> bool:
+        """Whether a user may have so many open while `of_others` of `most` are others'."""
+        return wanted <= self._limit(most, of_others)
+
+    def refusal(self, user: int, what: str, kept: int, most: int, of_others: int) -> Refused:
+        """What a user is told who has `kept` open and wants more. `what` is counted, in the plural."""
+        return Refused(
+            "full",
+            f"uid {user} keeps {what} open by its connections, {kept} of {most}, and may keep "
+            f"{self._limit(most, of_others)} now (server.user_share is {self._share:g}): end connections that hold one in vain "
+            "(kvpoolctl connections, kvpoolctl disconnect ID)",
+        )
+
+    def verify(self, users: "Counter[NamespaceId]") -> list[str]:
+        """Broken invariants, one line each. `users`: how many connections use each namespace."""
+        counted: Counter[NamespaceId] = Counter()
+        for namespaces in self._namespaces.values():
+            counted.update(namespaces)
+        problems = ["namespaces: users have joined one more often than connections"] if counted - users else []
+        for user, namespaces in self._namespaces.items():
+            if sum(self._geometries[user].values()) != len(namespaces):
+                problems.append(f"namespaces: size classes of uid {user} are not those of its namespaces")
+        return problems
+
+    def _limit(self, most: int, of_others: int) -> int:
+        return max(1, int(self._share * (most - of_others)))

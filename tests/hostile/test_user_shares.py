@@ -1,0 +1,83 @@
+"""A user who opens every chunk size there may be: another user's engine connects all the same, and his own waits for room."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import Daemon, spawn
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
+GREEDY_UID, OTHER_UID, GROUP = 61_011, 61_012, 61_013
+
+# Says how many connections with different chunk sizes it got, from which number on the command line; then does what it is told.
+OPEN_SIZES = """
+import os, sys
+from dataclasses import replace
+import kvpool_client as kv
+from kvpool.errors import Refused
+from kvpool.protocol.blocking import BlockingConnection
+from tests.daemon import SMALL, wait_connected
+from tests.hostile.raw_clients import TIMEOUT_S, hello_of
+folder = os.open(sys.argv[1], os.O_RDONLY)
+os.setgroups([])
+os.setgid(int(sys.argv[4]))
+os.setuid(int(sys.argv[2]))
+socket = f"/proc/self/fd/{folder}/kvpool.sock"
+layouts = [replace(SMALL, layers=1 + number % 8, chunk_tokens=1 + number // 8) for number in range(72)]
+opened, said = [], ""
+for layout in layouts[int(sys.argv[3]) :]:
+    try:
+        opened.append(BlockingConnection(socket, hello_of(layout), TIMEOUT_S))
+    except Refused as error:
+        said = str(error)
+        break
+print(len(opened), said)
+with kv.connect(socket, model="m", layout=layouts[-1]) as waiting:
+    print(waiting.connected)
+    for line in sys.stdin:
+        opened.pop().close()
+        wait_connected(waiting)
+        print(waiting.connected)
+"""
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """A daemon whose socket other users may pass to."""
+    path = Path(tempfile.mkdtemp(prefix="kvpool-test-"))
+    path.chmod(0o755)
+    with Daemon(path, **{"server.user_share": "0.75", "server.socket_mode": "0660"}) as started:
+        yield started
+        assert started.problems() == []
+    shutil.rmtree(path)
+
+
+def _says(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_another_users_engine_connects_beside_one_who_opens_every_chunk_size(daemon: Daemon) -> None:
+    folder = str(Path(daemon.socket).parent)
+    os.chown(daemon.socket, 0, GROUP)
+    with spawn(OPEN_SIZES, folder, str(GREEDY_UID), "0", str(GROUP)) as greedy:
+        assert _says(greedy).startswith(f"48 full: uid {GREEDY_UID} keeps chunk sizes open")
+        assert _says(greedy) == "False"
+        with spawn(OPEN_SIZES, folder, str(OTHER_UID), "56", str(GROUP)) as other:
+            assert _says(other).startswith("12 full")  # three quarters of what is left
+            assert _says(other) == "False"
+            _close_one(other)
+            assert _says(other) == "True"
+        _close_one(greedy)
+        assert _says(greedy) == "True"
+
+
+def _close_one(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None
+    process.stdin.write("close one\n")
+    process.stdin.flush()
