@@ -1,10 +1,9 @@
 """The event log: what happened to chunks, in order, for whoever reads along; bounded, the oldest forgotten first.
 
-`EventWriter` turns changes of tiers into events: chunks stored one behind the other become one event, and so do chunks
-removed for one reason; nothing else is joined and nothing is moved, so that adding up events gives what the pool had.
-`EventLog` keeps them. What was forgotten is seen as a gap in the ids; who meets one has to take a snapshot.
+What was forgotten is seen as a gap in the ids; who meets one has to take a snapshot. A run of changes is one event; which
+changes are joined to runs the native module decides (`native/include/kvpool/change_runs.h`).
 
-Not here: where changes come from (`journal`), how events look to others (`protocol.trtllm_events`, `server.event_frames`).
+Not here: where changes come from (`journal`), how events look to others (`protocol.trtllm_events`, `protocol.event_frames`).
 Control thread only; no clock is read.
 """
 
@@ -12,15 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvpool.keys import Scope
-from kvpool.types import KEY_BYTES, Cause, Event, EventKind
+from kvpool.keys import Scope, split_scope
+from kvpool.types import Cause, Event, EventKind
 
 # What an event and its entry in the log take besides keys and tokens (measured: 390 bytes).
 EVENT_BYTES = 400
 # No event is joined beyond this, so that any event fits a frame and a message.
 EVENT_PAYLOAD_BYTES_MAX = 64 << 10
-_NO_KEY = bytes(KEY_BYTES)
 NO_SCOPE = Scope()
+CAUSES = tuple(cause for cause in Cause if cause is not Cause.OTHER)  # by their codes
+assert all(cause == code for code, cause in enumerate(CAUSES))
+_KINDS = tuple(EventKind)
+assert all(kind == code for code, kind in enumerate(_KINDS))
 
 
 class ChangeKind:
@@ -45,9 +47,43 @@ class Change(NamedTuple):
     priority_before: int
 
 
-# What the changes of one event have in common besides namespace and kind: tiers, cause, priorities.
-TRAITS = slice(5, 9)
-assert list(Change._fields)[TRAITS] == ["tiers", "cause", "priority", "priority_before"]
+class Run(NamedTuple):
+    """Changes that one event tells, as the native module gives them. `change_kind` and `level` are those of each.
+
+    `parent` is empty for the first chunk of a prompt; `scope` is packed, see `kvpool.keys`.
+    """
+
+    kind: int
+    change_kind: int
+    namespace: int
+    level: int
+    keys: bytes
+    parent: bytes
+    tokens: bytes
+    tiers: int
+    tiers_before: int
+    priority: int
+    priority_before: int
+    cause: int
+    scope: bytes
+
+    def event(self, number: int) -> Event:
+        """What it is under an event's number."""
+        return Event(
+            number,
+            _KINDS[self.kind],
+            self.namespace,
+            self.keys,
+            self.parent,
+            self.tokens,
+            self.tiers,
+            self.tiers_before,
+            self.priority,
+            self.priority_before,
+            CAUSES[self.cause],
+            (),
+            *(split_scope(self.scope, 0)[1] if self.scope else NO_SCOPE),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,87 +179,6 @@ class EventLog:
         if self._bytes > self._bytes_max and len(self._events) > 1:
             problems.append(f"events: the log takes {self._bytes} bytes, {self._bytes_max} are allowed")
         return problems
-
-
-class EventWriter:
-    """Joins changes to events and appends them to a log.
-
-    Invariant: between calls of `flush` at most one event is being joined; everything before it is in the log.
-    """
-
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
-        self._first: Change | None = None  # of the event that is being joined
-        self._kind = EventKind.CREATED
-        self._before = 0
-        self._scope = NO_SCOPE
-        self._keys: list[bytes] = []
-        self._tokens: list[bytes] = []
-        self._bytes = 0
-
-    def write(self, change: Change, tokens: bytes, scope: Scope = NO_SCOPE) -> None:
-        """Take a change. `tokens`: the chunk's token ids, where it arrived and they are known, and then its scope."""
-        bit = 1 << change.level
-        before = change.tiers
-        if change.kind == ChangeKind.ARRIVED:
-            before &= ~bit
-        elif change.kind == ChangeKind.LEFT:
-            before |= bit
-        kind = _kind_of(before, change.tiers)
-        if self._first is None or not self._joins(change, kind, before, tokens, scope):
-            self.flush()
-            self._first, self._kind, self._before, self._scope = change, kind, before, scope
-        self._keys.append(change.key)
-        self._tokens.append(tokens)
-        self._bytes += KEY_BYTES + len(tokens)
-
-    def flush(self) -> None:
-        """Append what is being joined: readers see it from now on."""
-        if self._first is None:
-            return
-        first, has_parent = self._first, self._kind != EventKind.REMOVED and self._first.parent != _NO_KEY
-        self._log.append(
-            Event(
-                self._log.next_id,
-                self._kind,
-                first.namespace,
-                b"".join(self._keys),
-                first.parent if has_parent else b"",
-                b"".join(self._tokens),
-                first.tiers,
-                self._before,
-                first.priority,
-                first.priority_before,
-                Cause(first.cause),
-                (),
-                *self._scope,
-            )
-        )
-        self._first, self._keys, self._tokens, self._bytes = None, [], [], 0
-
-    def _joins(self, change: Change, kind: EventKind, before: int, tokens: bytes, scope: Scope) -> bool:
-        first = self._first
-        assert first is not None
-        if (
-            kind != self._kind
-            or kind == EventKind.UPDATED
-            or change.namespace != first.namespace
-            or change[TRAITS] != first[TRAITS]
-            or before != self._before
-            or scope != self._scope
-            or self._bytes + KEY_BYTES + len(tokens) > EVENT_PAYLOAD_BYTES_MAX
-        ):
-            return False
-        if kind == EventKind.REMOVED:
-            return True
-        return change.parent == self._keys[-1] and len(tokens) == len(self._tokens[-1])
-
-
-def _kind_of(before: int, after: int) -> EventKind:
-    """What a chunk in tiers `before` and then in tiers `after` has met."""
-    if not before:
-        return EventKind.STORED
-    return EventKind.UPDATED if after else EventKind.REMOVED
 
 
 def _size_of(event: Event) -> int:

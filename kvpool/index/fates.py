@@ -6,6 +6,7 @@ Control thread only; `now_ns` is an argument.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from kvpool.types import Cause, NamespaceId, SaveState
@@ -50,25 +51,33 @@ class Fates:
     def __len__(self) -> int:
         return len(self._departures) + len(self._refusals)
 
-    def note_departure(self, key: bytes, departure: Departure) -> None:
-        """A chunk has left the pool."""
-        self._note(self._departures, key, departure)
+    def note_departures(self, keys: Sequence[bytes], departure: Departure) -> None:
+        """Chunks have left the pool together."""
+        table = self._departures
+        if not table.keys().isdisjoint(keys):
+            _forget(table, keys)
+        for key in keys:
+            table[key] = departure
+        self._bound(table)
 
     def note_refusals(self, keys: list[bytes], states: list[SaveState], now_ns: int, namespace: NamespaceId) -> None:
         """The first chunks of one save that were not taken, REFUSALS_PER_SAVE at most."""
         assert len(keys) <= REFUSALS_PER_SAVE
         for key, state in zip(keys, states, strict=True):
-            self._note(self._refusals, key, Refusal(now_ns, state, namespace))
+            self._refusals.pop(key, None)
+            self._refusals[key] = Refusal(now_ns, state, namespace)
+        self._bound(self._refusals)
 
     def clear(self) -> None:
         """Remember nothing any more."""
         self._departures.clear()
         self._refusals.clear()
 
-    def forget(self, key: bytes) -> None:
-        """The chunk is stored: what became of it before does not matter any more."""
-        self._departures.pop(key, None)
-        self._refusals.pop(key, None)
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """The chunks are stored: what became of them before does not matter any more."""
+        for table in (self._departures, self._refusals):
+            if not table.keys().isdisjoint(keys):
+                _forget(table, keys)
 
     def departure(self, key: bytes) -> Departure | None:
         """How the chunk left, if it is remembered."""
@@ -78,8 +87,11 @@ class Fates:
         """Why the chunk was not taken, if it is remembered."""
         return self._refusals.get(key)
 
-    def _note(self, table: OrderedDict[bytes, Fate], key: bytes, fate: Fate) -> None:
-        table.pop(key, None)
-        table[key] = fate
-        if len(table) > self._count_max:
+    def _bound(self, table: OrderedDict[bytes, Fate]) -> None:
+        for _ in range(len(table) - self._count_max):
             table.popitem(last=False)
+
+
+def _forget(table: OrderedDict[bytes, Departure] | OrderedDict[bytes, Refusal], keys: Sequence[bytes]) -> None:
+    for key in keys:
+        table.pop(key, None)

@@ -1,15 +1,18 @@
 // Bindings of the change feed and of what a directory tells of its chunks. Rows cross packed, 80 bytes each. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/unordered_map.h>
 
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "bindings.h"
 #include "columns.h"
 #include "kvpool/change_feed.h"
+#include "kvpool/change_runs.h"
 #include "kvpool/directory.h"
 #include "kvpool/packed_ids.h"
 
@@ -54,6 +57,59 @@ nb::tuple list(const Directory& directory, uint32_t cursor, size_t limit) {
   return nb::make_tuple(next, pack(rows));
 }
 
+nb::bytes raw_bytes(std::span<const int32_t> ids) { return nb::bytes(ids.data(), ids.size_bytes()); }
+
+// Bytes that `fill` writes, uncopied.
+template <typename Fill>
+nb::bytes filled_bytes(size_t size, Fill fill) {
+  PyObject* made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
+  if (made == nullptr) {
+    throw nb::python_error();
+  }
+  fill(PyBytes_AS_STRING(made));
+  return nb::steal<nb::bytes>(made);
+}
+
+nb::tuple tuple_of(const ChangeRun& run, std::span<const Change> rows, std::span<const ScopedIds> ids) {
+  const Change& first = rows[run.first];
+  const auto keys = filled_bytes((run.end - run.first) * KEY_BYTES, [&](char* out) {
+    for (size_t index = run.first; index < run.end; ++index) {
+      out = std::copy_n(reinterpret_cast<const char*>(&rows[index].key), KEY_BYTES, out);
+    }
+  });
+  const size_t tokens_bytes = ids[run.first].tokens.size_bytes();
+  const auto tokens = filled_bytes((run.end - run.first) * tokens_bytes, [&](char* out) {
+    for (size_t index = run.first; index < run.end; ++index) {
+      out = std::copy_n(reinterpret_cast<const char*>(ids[index].tokens.data()), tokens_bytes, out);
+    }
+  });
+  const bool has_parent = run.kind != RunKind::REMOVED && first.parent != ChunkKey{};
+  return nb::make_tuple(static_cast<uint8_t>(run.kind), static_cast<uint8_t>(first.kind), first.owner, first.level, keys,
+                        nb::bytes(&first.parent, has_parent ? KEY_BYTES : 0), tokens, first.tiers, run.tiers_before,
+                        first.priority, first.priority_before, static_cast<uint8_t>(first.cause),
+                        raw_bytes(ids[run.first].scope));
+}
+
+nb::list runs_of(const Directory& memory, const nb::bytes& packed_rows,
+                 const std::unordered_map<uint32_t, uint32_t>& chunk_tokens, size_t payload_max) {
+  if (packed_rows.size() % sizeof(Change) != 0) {
+    throw nb::value_error("rows must be a multiple of 80 bytes");
+  }
+  std::vector<Change> rows(packed_rows.size() / sizeof(Change));
+  std::memcpy(rows.data(), packed_rows.data(), packed_rows.size());
+  for (const Change& row : rows) {
+    if (!chunk_tokens.contains(row.owner)) {
+      throw nb::key_error("a row names a namespace whose chunks have no known number of tokens");
+    }
+  }
+  const ChangeRuns found = cut_runs(rows, memory, chunk_tokens, payload_max);
+  nb::list runs;
+  for (const ChangeRun& run : found.runs) {
+    runs.append(tuple_of(run, rows, found.ids));
+  }
+  return runs;
+}
+
 nb::bytes packed(const nb::bytes& column) {
   if (column.size() % sizeof(int32_t) != 0) {
     throw nb::value_error("column must be a multiple of 4 bytes");
@@ -82,6 +138,10 @@ void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
              "A column of i32 as a msgpack array. Raises ValueError unless it is whole ids.");
   directory
       .def("report_to", &Directory::report_to, "feed"_a, "Has every change from now on told to the feed.")
+      .def("runs_of", &runs_of, "rows"_a, "chunk_tokens"_a, "payload_max"_a,
+           "Rows of the feed as runs that one event tells each: [(kind, kind of change, namespace, level, keys, parent or\n"
+           "nothing, token ids, tiers, tiers before, priority, priority before, cause, scope)]. `chunk_tokens`: by namespace.\n"
+           "Raises ValueError for rows that are none, KeyError for a namespace that is not in it.")
       .def("list_chunks", &list, "cursor"_a, "limit"_a,
            "(next cursor or 0, rows as the feed has them): the chunks that are here, as they are now.")
       .def(

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import pytest
 
-from kvpool.index.events import Change, ChangeKind, EventLog, EventWriter
 from kvpool.index.fates import Departure, Fates
 from kvpool.index.journal import SNAPSHOT_END
 from kvpool.types import KEY_BYTES, Cause, EventKind, Level, NamespaceId, SaveState
@@ -214,11 +213,10 @@ def _seconds_of_fates(count_max: int) -> float:
     fates = Fates(count_max)
     departure = Departure(1, Cause.OWN_CLASS, Level.DRAM, 35, NamespaceId(0))
     keys = [number.to_bytes(32, "big") for number in range(count_max + 50_000)]
-    for one in keys[:count_max]:
-        fates.note_departure(one, departure)
+    fates.note_departures(keys[:count_max], departure)
     before = time.thread_time()
     for one in keys[count_max:]:
-        fates.note_departure(one, departure)
+        fates.note_departures([one], departure)
     elapsed = time.thread_time() - before
     assert len(fates) == count_max
     assert fates.departure(keys[-count_max - 1]) is None
@@ -226,37 +224,45 @@ def _seconds_of_fates(count_max: int) -> float:
     return elapsed
 
 
+def test_fates_of_many_chunks_at_once_are_those_of_each() -> None:
+    fates, keys = Fates(8), [number.to_bytes(32, "big") for number in range(12)]
+    first, second = (Departure(at, Cause.FLUSHED, Level.DRAM, 35, NamespaceId(0)) for at in (1, 2))
+    fates.note_departures(keys[:8], first)
+    fates.note_departures([keys[0], keys[8], keys[9]], second)
+    assert [fates.departure(one) for one in keys] == [second, None, None, *[first] * 5, second, second, None, None]
+    fates.note_refusals([keys[10], keys[0]], [SaveState.FULL] * 2, 3, NamespaceId(0))
+    fates.forget([keys[0], keys[3], keys[11]])
+    assert [fates.departure(keys[at]) for at in (0, 3, 4)] == [None, None, first]
+    assert (fates.refusal(keys[0]), fates.refusal(keys[10]) is not None) == (None, True)
+    assert len(fates) == 7
+    fates.note_departures(keys, second)
+    assert [fates.departure(one) for one in keys] == [*[None] * 4, *[second] * 8]
+
+
 def test_a_change_of_priority_is_an_update_of_each_chunk() -> None:
-    log = EventLog(1 << 20, [])
-    writer = EventWriter(log)
-    for number in range(2):
-        writer.write(
-            Change(key([number]), bytes(32), 3, ChangeKind.PRIORITY, Level.DRAM, DRAM | SSD, Cause.STORED, 80, 35), b""
-        )
-    writer.flush()
-    _, *updates = log.since(-1, 1 << 20).events
-    assert [(event.kind, event.chunks) for event in updates] == [
-        (EventKind.UPDATED, (key([number]),)) for number in range(2)
-    ]
+    rig = Rig()
+    rig.store([1, 2])
+    rig.demote_all()
+    rig.journal.take_changes()
+    before = rig.journal.since(b"", -1).last
+    keys = key([1]) + key([1, 2])
+    rig.memory.retain(rig.namespace.id, keys, bytes([80, 80]), bytes(8), rig.tick())
+    updates = rig.journal.since(b"", before).events
+    assert sorted(event.chunks for event in updates) == sorted([(key([1]),), (key([1, 2]),)])
+    assert {event.kind for event in updates} == {EventKind.UPDATED}
     assert (updates[0].priority_before, updates[0].priority) == (35, 80)
     assert updates[0].tiers == updates[0].tiers_before == DRAM | SSD
     assert updates[0].gained == updates[0].lost == ()
 
 
-def test_no_event_grows_beyond_its_bound() -> None:
-    log = EventLog(1 << 20, [])
-    writer = EventWriter(log)
-    parent = bytes(32)
-    for number in range(40):
-        writer.write(
-            Change(key([number]), parent, 0, ChangeKind.ARRIVED, Level.DRAM, DRAM, Cause.STORED, 35, 35), bytes(4096)
-        )
-        parent = key([number])
-    writer.flush()
-    stored = log.since(-1, 1 << 20).events[1:]
-    assert [len(event.chunks) for event in stored] == [15, 15, 10]
+def test_no_event_grows_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.index.journal.EVENT_PAYLOAD_BYTES_MAX", 7 * (32 + 32) + 63)
+    rig = Rig()
+    rig.store([1] * 20)
+    stored = rig.journal.since(b"", -1).events[1:]
+    assert [len(event.chunks) for event in stored] == [7, 7, 6]
     assert all(second.parent == first.chunks[-1] for first, second in pairwise(stored))
-    assert log.verify() == []
+    assert rig.journal.verify() == []
 
 
 def test_the_loop_takes_changes_by_itself_and_wakes_who_waits() -> None:

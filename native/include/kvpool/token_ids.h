@@ -18,6 +18,24 @@ namespace kvpool {
 // Of one chunk; longer ones are kept without.
 inline constexpr size_t TOKEN_IDS_MAX = 4096;
 
+// Behind the token ids of a chunk may stand its scope: a tag of four words, and up to sixty words of a name.
+inline constexpr size_t SCOPE_WORDS_MIN = 4, SCOPE_WORDS_MAX = 64;
+
+struct ScopedIds {
+  std::span<const int32_t> tokens;
+  std::span<const int32_t> scope;
+};
+
+// What is kept of a chunk of so many tokens, told apart. Both empty where that is neither its token ids nor these and a scope.
+[[nodiscard]] inline ScopedIds split_scope(std::span<const int32_t> words, size_t chunk_tokens) noexcept {
+  if (words.size() == chunk_tokens) {
+    return {words, {}};
+  }
+  const bool is_whole =
+      words.size() >= chunk_tokens + SCOPE_WORDS_MIN && words.size() <= chunk_tokens + SCOPE_WORDS_MAX;
+  return is_whole ? ScopedIds{words.first(chunk_tokens), words.subspan(chunk_tokens)} : ScopedIds{};
+}
+
 class TokenIds {
  public:
   // At most so many bytes from now on; what is kept stays.

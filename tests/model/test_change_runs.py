@@ -1,0 +1,138 @@
+"""Runs of changes against a model that joins them one by one: random rows, over a directory that knows token ids of some chunks."""
+
+import random
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from kvpool.index.events import EVENT_PAYLOAD_BYTES_MAX, Change, ChangeKind, Run
+from kvpool.keys import SCOPE_BYTES_MAX, pack_scope, split_scope
+from kvpool.types import KEY_BYTES, Cause, Event, EventKind, Level
+from tests.journal_rig import LAYOUT, Rig, key, sums
+
+ROW = struct.Struct("<32s32sIBBBBBB6x")
+TOKEN_BYTES = 4 * LAYOUT.chunk_tokens
+SCOPES = (b"", b"", pack_scope("", b"salt"), pack_scope("adapter", b""), pack_scope("adapter", b"salt"))
+# What the slots of another layout may have said: no token ids of this one, nor these and a scope.
+UNFIT = (bytes(TOKEN_BYTES - 4), bytes(TOKEN_BYTES + 4), bytes(TOKEN_BYTES + SCOPE_BYTES_MAX + 4))
+
+
+class Told(NamedTuple):
+    """A change as the model sees it."""
+
+    row: Change
+    kind: EventKind
+    before: int
+    tokens: bytes
+    scope: tuple[str, bytes]
+
+
+def joined(rows: list[Change], words: dict[bytes, bytes], payload_max: int) -> Iterator[tuple[Told, list[Told]]]:
+    """Events as the rules say: change by change, each joined to the last event or the first of another."""
+    event: list[Told] = []
+    for row in rows:
+        arrived = row.kind == ChangeKind.ARRIVED
+        tokens, scope = split_scope(words.get(row.key, b"") if arrived else b"", TOKEN_BYTES)
+        bit = 1 << row.level
+        before = row.tiers & ~bit if arrived else row.tiers | bit if row.kind == ChangeKind.LEFT else row.tiers
+        kind = EventKind.STORED if not before else EventKind.UPDATED if row.tiers else EventKind.REMOVED
+        told = Told(row, kind, before, tokens, scope)
+        if event and not joins(event, told, payload_max):
+            yield event[0], event
+            event = []
+        event.append(told)
+    if event:
+        yield event[0], event
+
+
+def joins(event: list[Told], told: Told, payload_max: int) -> bool:
+    first, last = event[0], event[-1]
+    alike = (told.kind, told.before, told.scope, told.row.namespace) == (
+        first.kind, first.before, first.scope, first.row.namespace
+    )  # fmt: skip
+    payload = sum(KEY_BYTES + len(other.tokens) for other in [*event, told])
+    if not alike or told.row[5:] != first.row[5:] or told.kind == EventKind.UPDATED or payload > payload_max:
+        return False
+    follows = told.row.parent == last.row.key and len(told.tokens) == len(last.tokens)
+    return told.kind == EventKind.REMOVED or follows
+
+
+def event_of(number: int, first: Told, event: list[Told]) -> Event:
+    row, has_parent = first.row, first.kind != EventKind.REMOVED and first.row.parent != bytes(KEY_BYTES)
+    return Event(
+        number, first.kind, row.namespace, b"".join(told.row.key for told in event), row.parent if has_parent else b"",
+        b"".join(told.tokens for told in event), row.tiers, first.before, row.priority, row.priority_before,
+        Cause(row.cause), (), *first.scope
+    )  # fmt: skip
+
+
+def stored_words(rig: Rig, chance: random.Random) -> dict[bytes, bytes]:
+    """A chain of chunks in memory, each with token ids, a scope behind them, neither, or words that are no such thing."""
+    names = [1] * chance.randrange(1, 20)
+    column = b"".join(key(names[: at + 1]) for at in range(len(names)))
+    hold, _, _, _ = rig.memory.reserve(rig.namespace.id, rig.namespace.size_class, b"", column, rig.tick())
+    words: dict[bytes, bytes] = {}
+    scope = chance.choice(SCOPES)
+    for at in range(len(names)):
+        scope = scope if chance.random() < 0.8 else chance.choice(SCOPES)
+        usual = chance.randbytes(TOKEN_BYTES) + scope
+        kept = usual if chance.random() < 0.8 else chance.choice((b"", *UNFIT))
+        rig.memory.commit(hold, at, sums(1), rig.tick(), kept)
+        words[column[KEY_BYTES * at : KEY_BYTES * (at + 1)]] = kept
+    return words
+
+
+def random_rows(chance: random.Random, keys: list[bytes]) -> list[Change]:
+    """Changes that mostly go on as the last one did."""
+    rows: list[Change] = []
+    for _ in range(chance.randrange(40)):
+        at = chance.randrange(len(keys))
+        parent = keys[at - 1] if at else bytes(KEY_BYTES)
+        row = Change(
+            keys[at], parent, chance.randrange(2), chance.randrange(3), chance.randrange(1, 3), chance.randrange(8),
+            chance.choice([cause for cause in Cause if cause is not Cause.OTHER]), chance.choice((35, 80)), 35
+        )  # fmt: skip
+        while True:
+            rows.append(row)
+            at = (at + 1) % len(keys)
+            if chance.random() < 0.2:
+                break
+            row = row._replace(key=keys[at], parent=rows[-1].key if chance.random() < 0.95 else bytes(KEY_BYTES))
+    return rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_runs_are_what_joining_change_by_change_gives(seed: int) -> None:
+    note(f"seed {seed}")
+    chance, rig = random.Random(seed), Rig()
+    words = stored_words(rig, chance)
+    rows = random_rows(chance, [*words, *(key([2, name]) for name in range(5))])
+    payload_max = chance.choice((200, 1000, EVENT_PAYLOAD_BYTES_MAX))
+    packed = b"".join(ROW.pack(*row) for row in rows)
+    sizes = {0: LAYOUT.chunk_tokens, 1: LAYOUT.chunk_tokens}
+    runs = [Run._make(run) for run in rig.memory.runs_of(packed, sizes, payload_max)]
+    expected = list(joined(rows, words, payload_max))
+    assert [run.event(number) for number, run in enumerate(runs)] == [
+        event_of(number, first, event) for number, (first, event) in enumerate(expected)
+    ]
+    assert [(run.change_kind, run.level) for run in runs] == [
+        (first.row.kind, first.row.level) for first, _ in expected
+    ]
+    for run, (_, event) in zip(runs, expected, strict=True):
+        kinds = {(told.row.kind, told.row.level) for told in event}
+        assert (run.change_kind, run.level) in kinds
+
+
+def test_rows_that_are_none_and_namespaces_without_a_size_are_refused() -> None:
+    rig = Rig()
+    row = ROW.pack(key([1]), bytes(32), 3, ChangeKind.ARRIVED, Level.DRAM, 1 << Level.DRAM, Cause.STORED, 35, 35)
+    assert rig.memory.runs_of(b"", {}, 1000) == []
+    with pytest.raises(ValueError, match="multiple of 80"):
+        rig.memory.runs_of(row[:-1], {3: 8}, 1000)
+    with pytest.raises(KeyError):
+        rig.memory.runs_of(row, {2: 8}, 1000)
