@@ -92,8 +92,9 @@ class ConnectorCalls:
     def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
         settings, border = self._settings, self._border
         groups = caches.kv_cache_groups
-        chunk_tokens = settings.chunk_tokens_for(groups[0].kv_cache_spec.block_size if groups else 1)
-        geometry = geometry_of(config, caches, chunk_tokens, engine_form(config))
+        spec = groups[0].kv_cache_spec if groups else None
+        chunk_tokens = settings.chunk_tokens_for(spec.block_size if spec is not None else 1)
+        geometry = geometry_of(config, caches, chunk_tokens, engine_form(config, spec, type(spec).__name__))
         self._model, self._revision = model_and_revision(config, settings.model)
         LOG.info("kvpool: %s of model %s, chunks of %d tokens, %r", role, self._name, chunk_tokens, settings)
         if role == "SCHEDULER":
