@@ -1,4 +1,4 @@
-"""What the vLLM connector takes for the order of bytes in a block: releases that agree share, releases whose blocks differ never."""
+"""What the vLLM connector takes for the order of bytes in a block: releases that agree share, others never do."""
 
 import sys
 from collections.abc import Callable, Iterator
