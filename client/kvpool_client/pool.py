@@ -206,7 +206,10 @@ class Pool:
         return self._leasing.acquire(hit)
 
     def claim(self, ticket: bytes) -> Lease:
-        """The lease that a ticket stands for, once on each rank. A used, expired or forged ticket gives an empty lease."""
+        """The lease that a ticket stands for, once on each rank. A used, expired or forged ticket gives an empty lease.
+
+        A scheduler's Pool, which has no rank, ends the ticket with this and gets an empty lease.
+        """
         if not isinstance(ticket, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"ticket is {type(ticket).__name__}, expected bytes")
         return self._leasing.claim(bytes(ticket))

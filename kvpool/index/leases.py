@@ -192,6 +192,10 @@ class Leases:
             self._end_issued(entry.issuer)
         return hold
 
+    def end_ticket(self, ticket: bytes) -> list[HoldId]:
+        """End a ticket that nobody is going to claim any more; the holds to release."""
+        return [self.take_from_ticket(ticket, rank) for rank in list(self._tickets[ticket].holds)]
+
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
         problems = self._order.verify() + self._ticket_order.verify()

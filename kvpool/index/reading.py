@@ -157,11 +157,16 @@ class Reading:
         return self._leases.issue_ticket(session.identity, lease.owner, lease.chunks, holds, now_ns)
 
     def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Grant:
-        """A lease from a ticket, for the session's rank, once. Raises Refused."""
+        """A lease from a ticket, for the session's rank, once; a scheduler, which has none, ends it. Raises Refused."""
         failpoint.reach("daemon.ticket.before_claim", failpoint.refused)
         entry = self._leases.find_ticket(ticket)
         rank = session.layout.rank
-        if entry is None or rank is None or entry.identity != session.identity or rank not in entry.holds:
+        if entry is None or entry.identity != session.identity:
+            return NOTHING
+        if rank is None:
+            self._end_holds(self._leases.end_ticket(ticket), now_ns)
+            return NOTHING
+        if rank not in entry.holds:
             return NOTHING
         self._check_room(session)
         chunks = entry.chunks

@@ -140,7 +140,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Turn a ticket into a lease for the connection's rank. Answered by Leased."""
+    """Turn a ticket into a lease for the connection's rank; a scheduler ends it. Answered by Leased."""
 
     KIND: ClassVar[int] = 16
     ticket: bytes

@@ -125,6 +125,15 @@ def test_a_ticket_is_claimed_by_each_rank_once() -> None:
     assert leases.tickets == 0
 
 
+def test_a_ticket_that_is_given_back_holds_nothing() -> None:
+    leases = Leases(TTL_NS)
+    ticket = leases.issue_ticket(IDENTITY, ANN, 4, _holds(10, 11), now_ns=0)
+    leases.take_from_ticket(ticket, 0)
+    assert leases.end_ticket(ticket) == [11]
+    assert (leases.tickets, leases.hold_count(), leases.find_ticket(ticket)) == (0, 0, None)
+    assert leases.verify() == []
+
+
 def test_a_ticket_outlives_every_connection_until_its_time_is_over() -> None:
     leases = Leases(TTL_NS)
     ticket = leases.issue_ticket(IDENTITY, ANN, 4, _holds(10, 11), now_ns=0)

@@ -1,8 +1,5 @@
 """What the vLLM connector reads from its surroundings: keys of the configuration, the shape of KV, the model's identity."""
 
-import json
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +8,6 @@ import pytest
 import kvpool_client as kv
 from kvpool.errors import ConfigError
 from kvpool_client.vllm.geometry import block_views, geometry_of
-from kvpool_client.vllm.identity import adapter_name, directory_digest, model_and_revision
 from kvpool_client.vllm.plan import LoadOutcome, StepReport
 from kvpool_client.vllm.settings import Settings
 
@@ -51,6 +47,9 @@ def test_defaults_need_no_key() -> None:
         ("kvpool.always_load", 1),
         ("kvpool.announce", "yes"),
         ("kvpool.events", None),
+        ("kvpool.model", ""),
+        ("kvpool.model", "é" * 151),
+        ("kvpool.model", 7),
     ],
 )
 def test_a_wrong_key_names_itself_and_what_was_expected(key: str, value: object) -> None:
@@ -157,80 +156,6 @@ def test_blocks_are_seen_in_the_order_of_memory() -> None:
 def test_tensors_of_another_shape_are_refused(tensor: Any) -> None:
     with pytest.raises(kv.LayoutMismatch, match=r"layer .model\.layers\.0"):
         block_views(shape(), dict.fromkeys(NAMES, tensor))
-
-
-def write_weights(directory: Path, middle: int = 0) -> str:
-    """A safetensors file of two tensors of 64 KiB; `middle` is in the middle of the second."""
-    directory.mkdir(exist_ok=True)
-    size = 1 << 16
-    header = json.dumps(
-        {
-            "__metadata__": {"format": "pt"},
-            "first": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]},
-            "second": {"dtype": "U8", "shape": [size], "data_offsets": [size, 2 * size]},
-        }
-    ).encode()
-    data = bytearray(2 * size)
-    data[size + size // 2] = middle
-    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
-    return str(directory)
-
-
-def named(change: Callable[[Any], None]) -> str:
-    config = config_of("/x")
-    change(config)
-    return "@".join(model_and_revision(config))
-
-
-def test_the_name_follows_the_weights_and_not_their_place(tmp_path: Path) -> None:
-    here, there = write_weights(tmp_path / "here"), write_weights(tmp_path / "there")
-    assert directory_digest(Path(here)) == directory_digest(Path(there))
-    write_weights(tmp_path / "there", middle=1)
-    assert directory_digest(Path(here)) != directory_digest(Path(there))
-
-
-def test_a_model_without_weights_or_revision_has_no_name(tmp_path: Path) -> None:
-    with pytest.raises(kv.LayoutMismatch, match="no weights"):
-        named(lambda config: setattr(config.model_config, "model", str(tmp_path)))
-    with pytest.raises(kv.LayoutMismatch, match="expected a revision"):
-        named(lambda config: setattr(config.model_config, "revision", None))
-
-
-@pytest.mark.parametrize("field", ["revision", "dtype", "quantization", "hf_overrides"])
-def test_what_changes_kv_changes_the_name(field: str) -> None:
-    assert named(lambda config: setattr(config.model_config, field, "other")) != named(lambda _: None)
-
-
-def test_the_models_own_configuration_is_part_of_the_name_and_its_place_is_not() -> None:
-    def rope(config: Any) -> None:
-        config.model_config.hf_config = SimpleNamespace(to_dict=lambda: {"hidden_size": 16, "rope_theta": 5.0})
-
-    def moved(config: Any) -> None:
-        config.model_config.hf_config = SimpleNamespace(to_dict=lambda: {"hidden_size": 16, "_name_or_path": "/moved"})
-
-    assert named(rope) != named(lambda _: None)
-    assert named(moved) == named(lambda _: None)
-
-
-def test_random_weights_are_told_by_their_seed() -> None:
-    def dummy(seed: int) -> Callable[[Any], None]:
-        def change(config: Any) -> None:
-            config.load_config = SimpleNamespace(load_format="dummy")
-            config.model_config.seed = seed
-
-        return change
-
-    assert named(dummy(1)) == named(dummy(1)) != named(dummy(2))
-
-
-def test_an_adapter_is_told_by_name_place_and_weights(tmp_path: Path) -> None:
-    path = write_weights(tmp_path / "lora")
-    lora = SimpleNamespace(lora_name="tuned", lora_path=path)
-    before = adapter_name(lora)
-    assert adapter_name(None) == ""
-    assert adapter_name(SimpleNamespace(lora_name="other", lora_path=path)) != before
-    write_weights(tmp_path / "lora", middle=1)
-    assert adapter_name(lora) != before
 
 
 def test_the_report_of_two_ranks_is_the_shorter_load_and_the_slower_one() -> None:

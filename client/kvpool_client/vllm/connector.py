@@ -19,6 +19,7 @@ from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool_client.border import Border
 from kvpool_client.pool import Pool, connect
+from kvpool_client.vllm import plugin
 from kvpool_client.vllm.engine_form import engine_form
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.flushing import flush_model
@@ -50,7 +51,7 @@ HIT_SOURCES = {"hbm": "DEVICE", "dram": "HOST", "ssd": "DISK", "peer": "P2P"}
 
 
 def __getattr__(name: str) -> object:
-    if name == "KVPoolConnector":
+    if name == plugin.NAME:
         return connector_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -62,8 +63,9 @@ def connector_class() -> type:
 
     base.KVConnectorMetadata.register(StepPlan)
     base.KVConnectorWorkerMetadata.register(StepReport)
+    plugin.register()
     bases = (ConnectorCalls, base.KVConnectorBase_V1, base.SupportsHMA)
-    return type("KVPoolConnector", bases, {"__module__": __name__, "__doc__": __doc__})
+    return type(plugin.NAME, bases, {"__module__": __name__, "__doc__": __doc__})
 
 
 class ConnectorCalls:
@@ -90,9 +92,10 @@ class ConnectorCalls:
     def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
         settings, border = self._settings, self._border
         groups = caches.kv_cache_groups
-        chunk_tokens = settings.chunk_tokens_for(groups[0].kv_cache_spec.block_size if groups else 1)
-        geometry = geometry_of(config, caches, chunk_tokens, engine_form(config))
-        self._model, self._revision = model_and_revision(config)
+        spec = groups[0].kv_cache_spec if groups else None
+        chunk_tokens = settings.chunk_tokens_for(spec.block_size if spec is not None else 1)
+        geometry = geometry_of(config, caches, chunk_tokens, engine_form(config, spec, type(spec).__name__))
+        self._model, self._revision = model_and_revision(config, settings.model)
         LOG.info("kvpool: %s of model %s, chunks of %d tokens, %r", role, self._name, chunk_tokens, settings)
         if role == "SCHEDULER":
             feed = self._make_feed(geometry) if settings.events and self._publishes_events(config) else None

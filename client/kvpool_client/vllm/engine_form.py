@@ -1,26 +1,107 @@
-"""What orders the bytes inside a block beyond the configuration: the engine's version, the device, its instruction set.
+"""What orders the bytes inside a block beyond the configuration: found out, not told by a version.
 
-The CPU backend packs K for the widest instructions there are, so a block written with AMX means nothing to an engine
-without. Asks vLLM and torch where they are loaded, which they are in an engine. Any thread.
+On a CPU vLLM's own operation fills one block with known numbers, and a digest of its bytes is the form: K is packed for the
+instructions at hand, and whoever packs alike may share. Elsewhere the operation cannot be tried, because the scheduler has no
+device: there the form is the device's name and a digest of vLLM's own code that says how its backends shape, order and write
+their caches. Releases that agree in that share chunks; releases whose blocks differ never do. Where neither can be had,
+the release's number stands for it.
+
+Asks vLLM and torch where they are loaded, which they are in an engine. Any thread.
 """
 
+import ast
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
 
-from kvpool_client.vllm.surface import EngineConfig
+import kvpool_native
+from kvpool_client.vllm.surface import CacheSpec, EngineConfig
 
+DIGEST_HEX = 16
 CPU_FEATURES = ("_is_amx_tile_supported", "_is_avx512_supported", "_is_avx2_supported")
+LAYOUTS = "v1/kv_cache_layout.py"
+BACKENDS = "v1/attention/backends"
+# Functions whose names have one of these say what a cache is like, or write it.
+CACHE_WORDS = ("kv_cache", "reshape_and_cache")
 
 
-def engine_form(config: EngineConfig) -> str:
-    """A name for the order of bytes inside this engine's blocks."""
-    version = getattr(sys.modules.get("vllm"), "__version__", "unknown")
+def engine_form(config: EngineConfig, spec: CacheSpec | None, kind: str) -> str:
+    """A name for the order of bytes inside this engine's blocks, which are of `spec`, whose class is called `kind`."""
     device = str(getattr(getattr(config, "device_config", None), "device_type", "cpu"))
     backend = getattr(getattr(config, "attention_config", None), "backend", None)
-    parts = [str(version), device, str(getattr(backend, "name", backend))]
+    parts = [device, str(getattr(backend, "name", backend))]
+    filled = _found(lambda: _filled_block(config, spec)) if device == "cpu" and kind == "FullAttentionSpec" else ""
+    if filled:
+        return "/".join([*parts, platform.machine(), f"bytes-{filled}"])
     parts.append(_cpu_features() if device == "cpu" else _device_name())
-    return "/".join(parts)
+    code = _found(lambda: cache_code(Path(str(find_spec("vllm").origin)).parent))  # type: ignore[union-attr]  # a miss is caught
+    return "/".join([*parts, f"code-{code}" if code else _version()])
+
+
+def cache_code(package: Path) -> str:
+    """A digest of what the sources of vLLM, in its directory, say of caches. Comments and all other code change nothing."""
+    said = [ast.dump(ast.parse((package / LAYOUTS).read_bytes()))]
+    for path in sorted((package / BACKENDS).rglob("*.py")):
+        source = path.read_bytes()
+        if any(word.encode() in source for word in CACHE_WORDS):
+            said += [f"{path.name} {entry}" for entry in _functions_of_caches(ast.parse(source))]
+    return _digest("\n".join(said).encode())
+
+
+def _functions_of_caches(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and any(word in node.name for word in CACHE_WORDS):
+            node.body = [entry for entry in node.body if not _is_docstring(entry)]
+            yield ast.dump(node)
+
+
+def _is_docstring(entry: ast.stmt) -> bool:
+    return isinstance(entry, ast.Expr) and isinstance(entry.value, ast.Constant)
+
+
+def _filled_block(config: EngineConfig, spec: CacheSpec | None) -> str:
+    """A digest of a block that vLLM's operation for the CPU has filled. Raises where this vLLM has no such operation."""
+    import torch  # the engine's, and only where it runs
+    from vllm import _custom_ops as operations
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    tokens, heads, width = (getattr(spec, name) for name in ("block_size", "num_kv_heads", "head_size"))
+    dtype, item = getattr(config.model_config, "dtype", None), getattr(spec, "dtype", None)
+    kind = str(getattr(config.cache_config, "cache_dtype", "auto"))
+    numbers = torch.arange(2 * tokens * heads * width).remainder(251).div(16).to(dtype).view(2, tokens, heads, width)
+    block = torch.zeros((1, heads, 2 * tokens, width), dtype=item)
+    operations.cpu_attn_reshape_and_cache(
+        numbers[0].contiguous(),
+        numbers[1].contiguous(),
+        *block.chunk(2, dim=2),
+        torch.arange(tokens),
+        _get_attn_isa(dtype, tokens, width, kind),
+        kv_cache_dtype=kind,
+    )
+    return _digest(block.view(torch.uint8).numpy().tobytes())
+
+
+def _found(find: Callable[[], str]) -> str:
+    """What was found; empty where this release has it otherwise, or not at all."""
+    try:
+        return find()
+    except (
+        ImportError,
+        OSError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        SyntaxError,
+        NotImplementedError,
+    ):
+        return ""
+
+
+def _version() -> str:
+    return str(getattr(sys.modules.get("vllm"), "__version__", "unknown"))
 
 
 def _cpu_features() -> str:
@@ -38,3 +119,7 @@ def _device_name() -> str:
 
 def _says_yes(probe: Callable[[], object] | None) -> bool:
     return probe is not None and bool(probe())
+
+
+def _digest(data: bytes) -> str:
+    return kvpool_native.blake3(data).hex()[:DIGEST_HEX]

@@ -1,21 +1,24 @@
 """Which model this is: the name and the revision under which its chunks are kept.
 
-KV of equal tokens differs with the weights, so beside the model's own name stands a digest of its revision, its whole
-configuration, and of the weights where they lie in a directory: sizes, headers and a sample of every tensor. Two random models
-of one shape therefore never meet, nor do a model and its fine-tuned successor in the same place. What is not here: hardware,
-block sizes and formats; these are the layout's.
+KV of equal tokens differs with the weights, so beside the model's own name stands a digest of all that changes it: the model's
+configuration, and its weights, by a sample of every tensor where they lie in a directory, by the commit where they are of the
+Hub, or by the name that an operator gives them. Two random models of one shape therefore never meet, nor do a model and its
+fine-tuned successor in the same place. What changes no KV is not in it: places, branches, lengths, how tokens are generated.
+Hardware, block sizes and formats are not here either; these are the layout's.
 
 Reads files once, at the engine's start. Any thread.
 """
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 import kvpool_native
 from kvpool.errors import LayoutMismatch
+from kvpool_client.vllm.length_facts import length_facts
 from kvpool_client.vllm.surface import EngineConfig, LoraRequest
 
 NAME_CHARACTERS_MAX = 300
@@ -26,30 +29,63 @@ HEADER_BYTES_MAX = 100 << 20
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 # What of vLLM's model configuration changes KV without changing the model's own configuration.
 MODEL_FIELDS = (
-    "revision",
+    "architecture",
     "code_revision",
     "dtype",
     "quantization",
-    "max_model_len",
-    "hf_overrides",
+    "quantization_config",
     "override_attention_dtype",
 )
+# What says how images and sound become tokens' inputs.
+MEDIA_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
+# What of a model's own configuration changes no KV: where it lies and how it is used. vLLM writes the last two there itself,
+# in workers alone (see `length_facts`).
+IRRELEVANT = {
+    "_name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "architectures",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "use_cache",
+    "return_dict",
+    "output_attentions",
+    "output_hidden_states",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "max_model_len",
+    "attn_temperature_tuning",
+}
+COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+# Weights that come from a place of their own, whatever the model's name says.
+ELSEWHERE = ("tensorizer_uri",)
+REMEDY = "set kvpool.model to a name that changes whenever the weights do"
 
 
-def model_and_revision(config: EngineConfig) -> tuple[str, str]:
+def model_and_revision(config: EngineConfig, named: str = "") -> tuple[str, str]:
     """The pool's name for the model, and what tells its weights and settings from others.
 
-    Raises LayoutMismatch where nothing says which weights these are.
+    `named`: the operator's name for it (`kvpool.model`). Raises LayoutMismatch where nothing says which weights these are.
     """
     model = config.model_config
     name = str(getattr(model, "model", ""))
-    facts: dict[str, object] = {field: str(getattr(model, field, None)) for field in MODEL_FIELDS}
-    facts["name"] = name
-    facts["configuration"] = _configuration_of(getattr(model, "hf_config", None))
-    facts["weights"] = _weights_of(config, name)
-    facts["hashes"] = str(getattr(config.cache_config, "prefix_caching_hash_algo", ""))
-    short = name.rstrip("/").rsplit("/", 2)[-2:]
-    return "/".join(short)[-NAME_CHARACTERS_MAX:], _digest(facts)
+    values = _configuration_of(getattr(model, "hf_config", None))
+    overrides, media = getattr(model, "hf_overrides", None), getattr(model, "multimodal_config", None)
+    facts: dict[str, object] = {
+        **{field: str(getattr(model, field, None)) for field in MODEL_FIELDS},
+        **{field: str(getattr(media, field, None)) for field in MEDIA_FIELDS},
+        "configuration": _kept(values),
+        "overrides": _kept(overrides) if isinstance(overrides, Mapping) else "",
+        "length": length_facts(values, getattr(model, "max_model_len", None)),
+        "weights": _weights_of(config, named),
+        "draft": _draft_of(config),
+        "hashes": str(getattr(config.cache_config, "prefix_caching_hash_algo", "")),
+    }
+    short = "/".join(name.rstrip("/").rsplit("/", 2)[-2:])
+    return (named or short)[-NAME_CHARACTERS_MAX:], _digest(facts)
 
 
 def adapter_name(lora: LoraRequest | None) -> str:
@@ -68,31 +104,75 @@ def directory_digest(path: Path) -> str:
     return _digest({entry.name: "".join(_file_facts(entry)) for entry in files})
 
 
-def _weights_of(config: EngineConfig, name: str) -> str:
-    load_format = str(getattr(getattr(config, "load_config", None), "load_format", ""))
-    if load_format.endswith("dummy"):
-        return f"dummy {getattr(config.model_config, 'seed', None)}"
+def _weights_of(config: EngineConfig, named: str) -> str:
+    """What tells these weights from others: a sample of them, or the commit that they come from, or the operator's word."""
+    model, load = config.model_config, getattr(config, "load_config", None)
+    name = str(getattr(model, "model", ""))
+    if str(getattr(load, "load_format", "")).endswith("dummy"):
+        return f"dummy {getattr(model, 'seed', None)}"
+    extra = getattr(load, "model_loader_extra_config", None)
+    elsewhere = [extra[key] for key in ELSEWHERE if key in extra] if isinstance(extra, Mapping) else []
+    elsewhere += [uri] if (uri := getattr(model, "model_weights", "")) else []
+    if elsewhere:
+        if named:
+            return f"{elsewhere[0]}"
+        raise LayoutMismatch(f"the weights come from {elsewhere[0]!r}, where they may change unseen: {REMEDY}")
     path = Path(name)
     if path.exists():
         digest = directory_digest(path)
-        if not digest:
-            raise LayoutMismatch(f"no weights in {name!r} tell one version of the model from another")
+        if not digest and not named:
+            raise LayoutMismatch(f"no weights in {name!r} tell one version of the model from another: {REMEDY}")
         return digest
-    revision = getattr(config.model_config, "revision", None)
-    # What vLLM has resolved carries the commit beside the name that was asked for.
-    commit = getattr(revision, "commit_hash", None) or revision
-    if not commit:
-        raise LayoutMismatch(f"nothing says which version of {name!r} is served, expected a revision")
-    return str(commit)
+    commit = _commit_of(model)
+    if not commit and not named:
+        revision = getattr(model, "revision", None)
+        said = f"revision {str(revision)!r}, which may move," if revision else "nothing"
+        raise LayoutMismatch(
+            f"{said} says which weights of {name!r} are served, expected a commit: give vLLM --revision with the commit's "
+            f"40 digits, or {REMEDY}"
+        )
+    return f"{name} {commit}"
 
 
-def _configuration_of(hf_config: object) -> str:
-    if hf_config is None:
+def _commit_of(model: object) -> str:
+    """The commit that a model of the Hub comes from; empty where that is not known.
+
+    huggingface_hub's ResolvedRevision is as a string what was asked for, and has the commit beside it. A configuration that
+    has its own place has its own commit, which says nothing of the weights.
+    """
+    revision = getattr(model, "revision", None)
+    has_own_place = getattr(model, "hf_config_path", None) not in (None, getattr(model, "model", None))
+    known = (
+        getattr(revision, "resolved", None),
+        None if has_own_place else getattr(getattr(model, "hf_config", None), "_commit_hash", None),
+        revision,
+    )
+    return next((str(commit) for commit in known if COMMIT.fullmatch(str(commit))), "")
+
+
+def _draft_of(config: EngineConfig) -> str:
+    """The draft model whose KV may lie beside the model's. A wrong one costs guesses and changes no token: a place will do."""
+    draft = getattr(getattr(config, "speculative_config", None), "draft_model_config", None)
+    name = str(getattr(draft, "model", ""))
+    if draft is None or name == str(getattr(config.model_config, "model", "")):
         return ""
+    return directory_digest(Path(name)) or f"{name} {_commit_of(draft)}"
+
+
+def _configuration_of(hf_config: object) -> Mapping[str, object]:
+    if hf_config is None:
+        return {}
     as_dict = getattr(hf_config, "to_dict", None)
-    values = as_dict() if callable(as_dict) else vars(hf_config)
-    kept = {key: value for key, value in values.items() if key not in ("_name_or_path", "transformers_version")}
-    return json.dumps(kept, sort_keys=True, default=str)
+    values: Mapping[str, object] = as_dict() if callable(as_dict) else vars(hf_config)
+    return values
+
+
+def _kept(value: object) -> object:
+    """A configuration without what changes no KV, and without what is not set: a new release knows more of such fields."""
+    if not isinstance(value, Mapping):
+        return value
+    entries = sorted((str(key), entry) for key, entry in value.items() if entry is not None and key not in IRRELEVANT)
+    return {key: _kept(entry) for key, entry in entries}
 
 
 def _files_of(path: Path) -> Iterator[Path]:

@@ -1,11 +1,11 @@
 """Asking the daemon without waiting for it: a lease and its tickets, fetched on a thread of their own.
 
     asked ──granted in time──► Promise ──► its tickets travel to the workers
-      └──late, refused, away──► nothing; what is granted after all is given back by itself
+      └──late, refused, away──► nothing         └──of no use any more──► its tickets are given back
 
 A scheduler decides thousands of times a second and must not hang on a daemon that does. One thread asks, in order, for all
-requests; at most QUESTIONS_MAX wait. Invariant: every lease that was acquired is released here; tickets that nobody claims
-end by their time to live.
+requests; at most QUESTIONS_MAX wait. Invariant: every lease that was acquired is released here; tickets that nobody
+claims and nobody gives back end by their time to live.
 """
 
 from concurrent.futures import Future
@@ -16,7 +16,8 @@ from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
 from kvpool_client.vllm.errands import Errands
 
-QUESTIONS_MAX = 64
+# Questions and what is given back.
+QUESTIONS_MAX = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,10 @@ class Asker:
         self._errands.send(lambda: self._fetch(hit, answer), lambda: answer.set_result(NOTHING))
         return answer
 
+    def give_back(self, answer: Answer) -> None:
+        """Nobody loads with this answer: its tickets hold nothing any more. A full queue leaves them to their time to live."""
+        self._errands.send(lambda: self._end_tickets(answer), lambda: None)
+
     def stop(self) -> None:
         """End the thread; questions not asked yet are answered with NOTHING."""
         self._errands.stop()
@@ -59,3 +64,9 @@ class Asker:
                     promise = Promise(lease.chunks, tickets, lease.tiers.tobytes())
         finally:
             answer.set_result(promise)
+
+    def _end_tickets(self, answer: Answer) -> None:
+        """Behind the question itself, on its thread: the answer is there."""
+        is_there = answer.done() and not answer.cancelled()
+        for ticket in answer.result(0).tickets if is_there else ():
+            self._pool.claim(ticket)

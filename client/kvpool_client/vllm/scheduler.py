@@ -105,6 +105,8 @@ class SchedulerHalf:
             hit = self._hit(entry, held_tokens, usable)
             if hit is None:
                 return None, False
+            if entry.answer is not None:
+                self._asker.give_back(entry.answer)
             entry.held_tokens = held_tokens
             entry.asked_tokens = hit.tokens - held_tokens
             entry.answer = self._asker.ask(hit) if hit.tokens > held_tokens else None
@@ -130,7 +132,8 @@ class SchedulerHalf:
         entry.hit_sources = {}
         if tokens <= 0:
             if not entry.is_loading:
-                entry.forget_answer()
+                # Another connector has the tokens, or vLLM itself.
+                self._give_back(entry)
             return True
         promise = self._promise(entry) or NOTHING
         entry.forget_answer()
@@ -228,6 +231,7 @@ class SchedulerHalf:
             return None
         if entry.is_loading:
             self._cancelled.append(request.request_id)
+        self._give_back(entry)
         return self._envoy.end(entry)
 
     def take_events(self) -> list[object]:
@@ -297,9 +301,15 @@ class SchedulerHalf:
         except CancelledError:
             pass
         self.tally.add("declined_tokens_late_answer", entry.asked_tokens)
-        entry.forget_answer()
+        self._give_back(entry)
         entry.has_given_up = True
         return NOTHING
+
+    def _give_back(self, entry: Tracked) -> None:
+        """The answer under way, if any, is of no use."""
+        if entry.answer is not None:
+            self._asker.give_back(entry.answer)
+        entry.forget_answer()
 
     def _track(self, request: EngineRequest) -> Tracked:
         entry = self._requests.get(request.request_id)

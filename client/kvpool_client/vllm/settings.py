@@ -11,6 +11,7 @@ from kvpool.errors import ConfigError
 
 PREFIX = "kvpool."
 CHUNK_TOKENS_WANTED = 256
+MODEL_BYTES_MAX = 300
 SECONDS_MAX = 3600.0
 THREADS_MAX = 64
 
@@ -24,7 +25,9 @@ class Settings:
     may be held back: half for an answer that is late, half for chunks that another engine is just saving. `load`: "async" or
     "sync". `always_load`: take a hit even where computing is quicker. `copy_threads`: native threads that copy for a
     worker. `load_threads`: asynchronous loads under way at once. `announce`: tell the daemon of requests that wait, so that
-    what they need comes up to DRAM meanwhile. `events`: tell what the pool has and loses in vLLM's own stream of KV events.
+    what they need comes up to DRAM meanwhile. `model`: the operator's name for the model; where neither a directory nor a
+    commit tells its weights from others, this alone does. `events`: tell what the pool has and loses in vLLM's own stream of
+    KV events.
     """
 
     socket: str = "/run/kvpool/kvpool.sock"
@@ -37,6 +40,7 @@ class Settings:
     load_threads: int = 2
     announce: bool = True
     events: bool = False
+    model: str = ""
 
     @property
     def is_async(self) -> bool:
@@ -75,6 +79,9 @@ def _fault(name: str, value: object) -> str:
     said = f"{PREFIX}{name} is {value!r}, expected "
     if name == "socket":
         return "" if isinstance(value, str) and value else said + "a path"
+    if name == "model":
+        is_name = isinstance(value, str) and value.isprintable() and 0 < len(value.encode()) <= MODEL_BYTES_MAX
+        return "" if is_name else said + f"a name of 1 to {MODEL_BYTES_MAX} bytes"
     if name == "load":
         return "" if value in ("async", "sync") else said + "'async' or 'sync'"
     if name in ("always_load", "announce", "events"):

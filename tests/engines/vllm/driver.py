@@ -180,10 +180,12 @@ class Driver:
         return {}
 
     def connector_seconds(self) -> Answer:
-        """Since `generate` began: inside the connector's methods, and from its first lookup until a load was reported."""
+        """Since `generate` began: inside the connector's methods, from its first lookup until a load was reported, and how
+        long each request waited for an answer to its first lookup."""
         return {
             "inside": sum(self._spent.by_method.values()),
             "by_method": self._spent.by_method,
+            "until_answered": [after - before for before, after in self._spent.answered.values()],
             "until_loaded": self._spent.loaded_at - self._spent.asked_at if self._spent.loaded_at else 0.0,
         }
 
@@ -257,6 +259,8 @@ class ConnectorTime:
     def begin(self) -> None:
         self.by_method: dict[str, float] = {}
         self.asked_at = self.loaded_at = 0.0
+        self.answered: dict[str, tuple[float, float]] = {}
+        self._waiting: dict[str, float] = {}
 
     def watch(self, halves: tuple[object, ...], names: list[str]) -> None:
         for half in halves:
@@ -269,7 +273,10 @@ class ConnectorTime:
         def timed(*args: Any, **more: Any) -> Any:
             before = time.perf_counter()
             try:
-                return method(*args, **more)
+                answer = method(*args, **more)
+                if name == "get_num_new_matched_tokens":
+                    self._note_answer(args[0].request_id, answer[0] is not None, before)
+                return answer
             finally:
                 after = time.perf_counter()
                 self.by_method[name] = self.by_method.get(name, 0.0) + after - before
@@ -279,6 +286,11 @@ class ConnectorTime:
                     self.loaded_at = after
 
         return timed
+
+    def _note_answer(self, request_id: str, is_final: bool, before: float) -> None:
+        begun = self._waiting.setdefault(request_id, before)
+        if is_final and request_id not in self.answered:
+            self.answered[request_id] = (begun, time.perf_counter())
 
 
 def main() -> None:

@@ -38,7 +38,9 @@ ENVIRONMENT = {
 class Engine:
     """One running engine. `socket` names the daemon's socket; without it the engine has no connector.
 
-    `settings` are the connector's (`{"kvpool.load": "sync"}`), other keywords are vLLM's.
+    `settings` are the connector's (`{"kvpool.load": "sync"}`), other keywords are vLLM's. `siblings`: connectors of a
+    MultiConnector in their order, None for kvpool's own, which vLLM then finds by its name alone. `transfer`: more of vLLM's
+    `kv_transfer_config`.
     `takes_every_hit`: nothing is declined for being slower than computing (in one process only).
     """
 
@@ -50,6 +52,8 @@ class Engine:
         *,
         socket: str | None = None,
         settings: dict[str, object] | None = None,
+        siblings: list[dict[str, object] | None] | None = None,
+        transfer: dict[str, object] | None = None,
         in_process: bool = True,
         takes_every_hit: bool = True,
         **engine: object,
@@ -66,7 +70,7 @@ class Engine:
                 **engine,
             },
             "takes_every_hit": socket is not None and takes_every_hit,
-            "transfer": None if socket is None else _transfer(socket, settings or {}),
+            "transfer": None if socket is None else _transfer(socket, settings or {}, siblings) | (transfer or {}),
         }
         paths = [str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]
         environment = {
@@ -170,15 +174,20 @@ def tokens_of_answer(answer: dict[str, Any]) -> list[list[int]]:
     return tokens
 
 
-def _transfer(socket: str, settings: dict[str, object]) -> dict[str, object]:
+def _transfer(
+    socket: str, settings: dict[str, object], siblings: list[dict[str, object] | None] | None
+) -> dict[str, object]:
     """What docs/engines.md tells an operator to give vLLM."""
-    return {
+    policy = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    own: dict[str, object] = {
         "kv_connector": "KVPoolConnector",
-        "kv_connector_module_path": "kvpool_client.vllm.connector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
+        **policy,
         "kv_connector_extra_config": {"kvpool.socket": socket, "kvpool.chunk_tokens": CHUNK_TOKENS, **settings},
     }
+    if siblings is None:
+        return {**own, "kv_connector_module_path": "kvpool_client.vllm.connector"}
+    children = [own if sibling is None else {**policy, **sibling} for sibling in siblings]
+    return {"kv_connector": "MultiConnector", **policy, "kv_connector_extra_config": {"connectors": children}}
 
 
 def _kill_group(leader: int) -> None:

@@ -52,6 +52,18 @@ def test_two_salts_never_share(engines: tuple[Engine, Engine], plain: Plain) -> 
         assert (counted(other, "loaded_chunks") - before) * CHUNK_TOKENS >= loadable_tokens(asked)
 
 
+def test_an_engine_that_serves_shorter_sequences_loads_what_another_stored(
+    engines: tuple[Engine, Engine], module_daemon: Daemon, start_engine: StartEngine, plain: Plain
+) -> None:
+    asked = prompts(first=560)
+    expected = plain(GROUPED).tokens(asked, 16)
+    assert engines[0].tokens(asked, 16) == expected
+    wait_stored(module_daemon, loadable_tokens(asked))
+    shorter = start_engine(GROUPED, socket=module_daemon.socket, max_model_len=1024)
+    assert shorter.tokens(asked, 16) == expected
+    assert counted(shorter, "loaded_chunks") * CHUNK_TOKENS >= loadable_tokens(asked)
+
+
 def test_a_model_of_the_same_shape_with_other_weights_finds_nothing(
     engines: tuple[Engine, Engine], module_daemon: Daemon, start_engine: StartEngine, plain: Plain
 ) -> None:

@@ -1,0 +1,53 @@
+"""The form of blocks as vLLM's own operation for the CPU writes them: it is tried, and follows the bytes, not the release."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvpool_client.vllm.engine_form import engine_form
+
+# What vLLM and torch say of their own code when they are imported.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def parts() -> tuple[Any, Any]:
+    """A configuration and a spec such as an engine has. Imports vLLM into this process."""
+    import torch
+    from vllm.platforms import current_platform
+
+    assert current_platform.is_cpu()
+    config = SimpleNamespace(
+        device_config=SimpleNamespace(device_type="cpu"),
+        model_config=SimpleNamespace(dtype=torch.bfloat16),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+    )
+    return config, SimpleNamespace(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+
+
+def test_a_release_with_the_same_operation_has_the_same_form(
+    parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vllm
+
+    form = engine_form(*parts, "FullAttentionSpec")
+    assert "/bytes-" in form
+    monkeypatch.setattr(vllm, "__version__", "9.9.9")
+    assert engine_form(*parts, "FullAttentionSpec") == form
+
+
+def test_a_block_that_is_packed_otherwise_has_another_form(
+    parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.attention.backends import cpu_attn
+
+    form = engine_form(*parts, "FullAttentionSpec")
+    monkeypatch.setattr(cpu_attn, "_get_attn_isa", lambda *_: "vec16")
+    other = engine_form(*parts, "FullAttentionSpec")
+    assert "/bytes-" in other
+    assert other != form
+
+
+def test_latent_attention_is_told_by_the_code_of_its_backends(parts: tuple[Any, Any]) -> None:
+    assert "/code-" in engine_form(*parts, "MLAAttentionSpec")

@@ -1,0 +1,73 @@
+"""The connector among others in vLLM's MultiConnector, found by its name alone: tokens, tickets, how long others wait."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import Daemon, wait_until
+from tests.engines.vllm.conftest import StartEngine, counted
+from tests.engines.vllm.engine import CHUNK_TOKENS, Engine
+from tests.engines.vllm.prompts import loadable_tokens, prompt, prompts
+from tests.engines.vllm.tiny_models import GROUPED, Geometry
+
+Plain = Callable[[Geometry], Engine]
+STUB: dict[str, object] = {
+    "kv_connector": "ClaimingStub",
+    "kv_connector_module_path": "tests.engines.vllm.claiming_stub",
+}
+REQUESTS = 100
+# What a request may wait for the pool's answer while another connector has claimed it.
+DELAY_S_P99 = 0.005
+
+
+def wait_nothing_held(daemon: Daemon) -> None:
+    """Until no lease and no ticket is left, long before their time to live is over."""
+    wait_until(lambda: daemon.stats()["leases"] == daemon.stats()["tickets"] == 0, "nothing is held")
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["in-one-process", "in-three-processes"])
+def test_beside_vllms_own_connector_tokens_stay_and_hits_are_counted(
+    in_process: bool, start_engine: StartEngine, module_daemon: Daemon, plain: Plain, tmp_path: Path
+) -> None:
+    """Both store everything; the first one named serves. vLLM's own knows no groups, so they are off."""
+    example: dict[str, object] = {
+        "kv_connector": "ExampleConnector",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
+    }
+    engine = start_engine(
+        GROUPED,
+        socket=module_daemon.socket,
+        siblings=[None, example],
+        in_process=in_process,
+        disable_hybrid_kv_cache_manager=True,
+    )
+    asked = prompts(first=2000 + 20 * in_process)
+    expected = plain(GROUPED).tokens(asked, 16)
+    for _ in range(3):
+        assert engine.tokens(asked, 16) == expected
+    shown = engine.ask("counters")
+    assert shown["kvpool_hit_tokens/dram"] >= loadable_tokens(asked)
+    assert any(tmp_path.iterdir()), "the other connector has stored too"
+    wait_nothing_held(module_daemon)
+
+
+def test_beside_a_connector_that_claims_everything_nothing_stays_held(
+    start_engine: StartEngine, module_daemon: Daemon, plain: Plain, tell: Callable[[str], None]
+) -> None:
+    engine = start_engine(GROUPED, socket=module_daemon.socket, siblings=[STUB, None])
+    asked = prompts(first=2100)
+    expected = plain(GROUPED).tokens(asked, 16)
+    for _ in range(3):
+        assert engine.tokens(asked, 16) == expected
+    assert counted(engine, "saved_chunks") * CHUNK_TOKENS >= loadable_tokens(asked)
+    wait_nothing_held(module_daemon)
+    many = [prompt(2200 + number % 20, 257 + number) for number in range(REQUESTS)]
+    engine.tokens(many, 1)
+    engine.ask("watch_connector")
+    engine.tokens(many, 1)
+    delays = sorted(engine.ask("connector_seconds")["until_answered"])
+    assert len(delays) == REQUESTS
+    tell(f"{REQUESTS} requests wait {delays[REQUESTS // 2] * 1e3:.2f} ms for an answer, p99 {delays[-2] * 1e3:.2f} ms")
+    assert delays[-2] <= DELAY_S_P99
+    wait_nothing_held(module_daemon)
