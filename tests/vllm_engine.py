@@ -8,8 +8,7 @@ between processes.
 
 import hashlib
 import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,19 +17,7 @@ import torch
 from tests.daemon import wait_until
 from tests.fake_vllm import KVConnectorRole
 from tests.vllm_request import BLOCK, Request
-
-LAYERS, HEADS, WIDTH = 3, 2, 8
-TOKEN_BYTES = HEADS * WIDTH
-NAMES = [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
-
-
-@dataclass
-class FullAttentionSpec:
-    block_size: int = BLOCK
-    page_size_bytes: int = BLOCK * TOKEN_BYTES
-    num_kv_heads: int = HEADS
-    head_size: int = WIDTH
-    dtype: str = "torch.uint8"
+from tests.vllm_specs import HEADS, NAMES, TOKEN_BYTES, WIDTH, FullAttentionSpec
 
 
 def caches_of(blocks: int, replicas: int = 1, spec: Any = None) -> Any:
@@ -74,8 +61,10 @@ class ScriptedEngine:
         replicas: int = 1,
         blocks: int = 64,
         budget: int = 4096,
+        worker_specs: Mapping[int, Any] | None = None,
         **extra: Any,
     ) -> None:
+        """`worker_specs`: what single workers are shown as the KV cache's spec in place of the scheduler's."""
         caches = caches_of(blocks, replicas)
         self.budget = budget
         self.on_layer: Callable[[int], None] = lambda _layer: None
@@ -86,7 +75,8 @@ class ScriptedEngine:
         self.kv: list[list[torch.Tensor]] = []
         self.shards = [rank // replicas for rank in range(ranks)]
         for rank in range(ranks):
-            worker = connector(config_of(socket, ranks, rank, **extra), KVConnectorRole.WORKER, caches)
+            shown = caches_of(blocks, replicas, (worker_specs or {}).get(rank))
+            worker = connector(config_of(socket, ranks, rank, **extra), KVConnectorRole.WORKER, shown)
             tensors = [torch.full((blocks, HEADS, BLOCK, WIDTH), 255, dtype=torch.uint8) for _ in NAMES]
             worker.register_kv_caches(dict(zip(NAMES, tensors, strict=True)))
             self.workers.append(worker)

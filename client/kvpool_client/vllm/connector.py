@@ -20,6 +20,7 @@ from kvpool.layout import Layout
 from kvpool_client.border import Border
 from kvpool_client.pool import Pool, connect
 from kvpool_client.vllm import plugin
+from kvpool_client.vllm.absent import AbsentWorker
 from kvpool_client.vllm.engine_form import engine_form
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.flushing import flush_model
@@ -77,7 +78,7 @@ class ConnectorCalls:
         self._border = Border(LOG)
         self._clock = MonotonicClock()
         self._scheduler: SchedulerHalf | None = None
-        self._worker: WorkerHalf | None = None
+        self._worker: WorkerHalf | AbsentWorker | None = None
         self._settings = Settings.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._model, self._revision = "", ""
         if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
@@ -88,6 +89,9 @@ class ConnectorCalls:
             self._make_half(vllm_config, role.name, kv_cache_config)
         except (LayoutMismatch, InvalidArgument, OSError) as error:
             self._border.complain("the engine runs without a pool", str(error))
+            if role.name == "WORKER":
+                # The scheduler's half may plan all the same, and vLLM would wait for what it has planned.
+                self._worker = AbsentWorker(str(error))
 
     def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
         settings, border = self._settings, self._border
@@ -285,7 +289,7 @@ class ConnectorCalls:
         half = self._scheduler
         return default if half is None else self._timed(half.tally, what, default, lambda: ask(half))
 
-    def _of_worker(self, what: str, default: Answer, ask: Callable[[WorkerHalf], Answer]) -> Answer:
+    def _of_worker(self, what: str, default: Answer, ask: Callable[[WorkerHalf | AbsentWorker], Answer]) -> Answer:
         half = self._worker
         return default if half is None else self._timed(half.tally, what, default, lambda: ask(half))
 

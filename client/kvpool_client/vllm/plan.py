@@ -72,6 +72,9 @@ class StepPlan:
     is_idle: bool = False
 
 
+NO_PLAN = StepPlan(0)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
     """What became of a load on one rank. `wanted` and `chunks` count from the root; `seconds`: what it kept
