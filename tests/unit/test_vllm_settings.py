@@ -11,9 +11,10 @@ import pytest
 import kvpool_client as kv
 from kvpool.errors import ConfigError
 from kvpool_client.vllm.geometry import block_views, geometry_of
-from kvpool_client.vllm.identity import adapter_name, directory_digest, model_and_revision
+from kvpool_client.vllm.identity import adapter_name, model_and_revision
 from kvpool_client.vllm.plan import LoadOutcome, StepReport
 from kvpool_client.vllm.settings import Settings
+from kvpool_client.weights import directory_digest
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
