@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import Daemon
+from tests.daemon import Daemon, wait_until
+from tests.engines import sglang_standin
 
 
 @pytest.fixture
@@ -31,3 +32,30 @@ def start_trtllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]
         yield make
         for engine in engines:
             engine.close()
+
+
+@pytest.fixture
+def start_sglang() -> Iterator[Callable[..., Any]]:
+    """Makes a backend as SGLang's factory does, registers a pool and hands both to a controller."""
+    made = []
+    with sglang_standin.installed():
+
+        def make(
+            daemon: Daemon, pool: sglang_standin.HostPool | None = None, *, waits: bool = True, **fields: Any
+        ) -> sglang_standin.Controller:
+            from kvpool_client.sglang import KVPoolStorage
+
+            extra = {"interface_v1": 1, "socket": daemon.socket, "timeout_s": 0.5, **fields.pop("extra", {})}
+            config = sglang_standin.StorageConfig(extra_config=extra, **fields)
+            backend = KVPoolStorage(config, {})  # type: ignore[operator]
+            made.append(backend)
+            controller = sglang_standin.Controller(backend, pool or sglang_standin.HostPool())
+            backend.register_mem_pool_host(controller.pool)
+            backend.on_host_pools_registered()
+            if waits:
+                wait_until(lambda: backend.counters().get("connected") == 1, "the backend is connected")
+            return controller
+
+        yield make
+        for backend in made:
+            backend.close()

@@ -2,8 +2,8 @@
 
 SGLang names a page by a hash over everything before it, so each page is a chunk at a root of its own: a batch may begin in
 the middle of a prompt, and what precedes it need not be told. (SGLang can pass those hashes, but 0.5.23 leaves out the last
-node's where it prefetches.) The price is two requests for each page; the order in which pages are taken keeps the first of
-a batch the most recently used, so that eviction begins at its end.
+node's where it prefetches.) Pages share round trips: one leases a batch, two save it. The order in which pages are taken
+keeps the first of a batch the most recently used, so that eviction begins at its end.
 
 Nothing here raises into SGLang: what fails is a miss, counted, logged once. Any thread; SGLang calls from its prefetch and
 backup threads. Copies per byte: one, by the Pool's native threads.
@@ -29,8 +29,9 @@ from kvpool_client.sglang.host_pages import HostPages, Shard, describe_host_pool
 from kvpool_client.sglang.page_wishes import hints_of, page_wishes
 from kvpool_client.sglang.settings import Settings
 
-# Pages under way at once: enough to keep copying threads and an SSD busy, few enough for the daemon's bounds (a guess).
-PAGES_AT_ONCE = 32
+# Pages under way at once. Loads: what SGLang asks for at once. Saves: as many as a daemon's connection may have by default.
+LOADS_AT_ONCE = 128
+SAVES_AT_ONCE = 64
 DIGEST_BYTES = 32
 
 _log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class PageStore:
             chains = list(self._chains(self._pool, keys))
             good = 0
             while good < len(keys) and not deadline.has_passed():
-                asked = slice(good, good + PAGES_AT_ONCE)
+                asked = slice(good, good + LOADS_AT_ONCE)
                 got = self._load_some(self._pool, chains[asked], numbers[asked], deadline)
                 good += got
                 if got < len(chains[asked]):
@@ -130,10 +131,10 @@ class PageStore:
             numbers = self._pages.page_numbers(host_indices, len(keys))
             chains = list(self._chains(self._pool, keys))
             wishes = self._wishes(extra_info, len(keys), self._pages.page_tokens)
-            for first in reversed(range(0, len(keys), PAGES_AT_ONCE)):
+            for first in reversed(range(0, len(keys), SAVES_AT_ONCE)):
                 if deadline.has_passed():
                     break
-                asked = slice(first, first + PAGES_AT_ONCE)
+                asked = slice(first, first + SAVES_AT_ONCE)
                 answer[asked] = self._save_some(self._pool, chains[asked], numbers[asked], wishes[asked])
         except ENGINE_FAILURES as error:
             self._border.miss("batch_set", error)
@@ -178,21 +179,23 @@ class PageStore:
 
     def _load_some(self, pool: Pool, chains: Sequence[KeyChain], numbers: Sequence[int], deadline: Deadline) -> int:
         """Leading pages that are in place; when it returns no page is written any more."""
-        under_way: list[tuple[Lease, Load]] = []
+        leases: list[Lease] = []
+        loads: list[Load] = []
         good = 0
         try:
-            for position in reversed(range(self._present(pool, chains, len(chains)))):
-                lease = pool.acquire(pool.lookup(chains[position]))
-                under_way.insert(0, (lease, pool.load(lease, self._cache, [numbers[position]] * lease.chunks)))
-            for _, load in under_way:
+            hits = [pool.lookup(chain) for chain in chains[: self._present(pool, chains, len(chains))]]
+            leases = pool.separate.acquire(hits[::-1])[::-1]
+            for lease, number in zip(leases, numbers, strict=False):
+                loads.append(pool.load(lease, self._cache, [number] * lease.chunks))
+            for load in loads:
                 if load.wait(deadline.remaining_s()).chunks != 1:
                     break
                 good += 1
         finally:
-            for lease, load in under_way:
+            for load in loads:
                 load.cancel()
                 load.wait()
-                lease.release()
+            pool.separate.release(leases)
         return good
 
     def _wishes(self, extra_info: object, pages: int, page_tokens: int) -> list[tuple[TokenRange, ...]]:
@@ -210,13 +213,11 @@ class PageStore:
         wishes: Sequence[tuple[TokenRange, ...]],
     ) -> list[bool]:
         """One save for each page, all copying at once; committed from the last page to the first."""
+        assert self._cache is not None
         saves: list[Save] = []
         try:
-            for chain, number, wish in zip(chains, numbers, wishes, strict=True):
-                saves.append(pool.save(chain, self._cache, [number], retention=wish))
-                for part in range(pool.layout.layers):
-                    saves[-1].layer(part)
-            results = [save.wait() for save in reversed(saves)]
+            saves = pool.separate.save(chains, self._cache, [[number] for number in numbers], wishes)
+            results = pool.separate.publish(saves[::-1])
         finally:
             for save in saves:
                 save.abort()
