@@ -45,7 +45,8 @@ def start_sglang() -> Iterator[Callable[..., Any]]:
         ) -> sglang_standin.Controller:
             from kvpool_client.sglang import KVPoolStorage
 
-            extra = {"interface_v1": 1, "socket": daemon.socket, "timeout_s": 0.5, **fields.pop("extra", {})}
+            extra = {"interface_v1": 1, "socket": daemon.socket, "timeout_s": 0.5, "revision": "1"}
+            extra |= fields.pop("extra", {})
             config = sglang_standin.StorageConfig(extra_config=extra, **fields)
             backend = KVPoolStorage(config, {})  # type: ignore[operator]
             made.append(backend)

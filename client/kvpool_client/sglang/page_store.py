@@ -24,6 +24,7 @@ from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.pool import Pool
+from kvpool_client.refusals import Refusals
 from kvpool_client.save import Save
 from kvpool_client.sglang.host_pages import HostPages, Shard, describe_host_pool
 from kvpool_client.sglang.page_wishes import hints_of, page_wishes
@@ -40,8 +41,11 @@ _log = logging.getLogger(__name__)
 class PageStore:
     """One rank's pages. Before `register` has understood a host pool, everything is a miss."""
 
-    def __init__(self, settings: Settings, shard: Shard) -> None:
+    def __init__(self, settings: Settings, shard: Shard, refusal: str = "") -> None:
+        """`refusal`: why nothing may be kept for this engine; empty where it may."""
         self._settings = settings
+        self._refusal = refusal
+        self._refusals = Refusals("sglang")
         self._shard = shard
         self._border = Border(_log)
         self._host_pool: Any = None  # keeps the host memory alive
@@ -60,12 +64,20 @@ class PageStore:
         return f"<PageStore {self._pool!r} {self._cache!r}>"
 
     @property
+    def model(self) -> str:
+        """The model's name in the daemon's pool."""
+        return self._settings.identity
+
+    @property
     def is_ready(self) -> bool:
         """Whether a host pool was understood."""
         return self._pool is not None
 
     def register(self, host_pool: Any) -> None:
         """Learn SGLang's host pool and connect. A pool that cannot be described leaves everything a miss."""
+        if self._refusal:
+            self._border.complain(f"kvpool shares nothing with this engine: {self._refusal}")
+            return
         try:
             pages = describe_host_pool(host_pool, self._shard)
             cache = Cache(pages.parts, pages.layout, block_tokens=pages.page_tokens, form="packed")
@@ -79,7 +91,8 @@ class PageStore:
                 copy_threads=self._settings.copy_threads,
             )
         except ENGINE_FAILURES as error:
-            self._border.miss("register", error)
+            self._refusal = f"layout: {error}"
+            self._border.miss("register", f"kvpool shares nothing with this engine: {error}")
             return
         self.close()
         self._host_pool, self._pages, self._cache, self._pool = host_pool, pages, cache, pool
@@ -87,6 +100,7 @@ class PageStore:
     def count_present(self, keys: Sequence[str]) -> int:
         """How many leading pages the pool has. No request."""
         if self._pool is None:
+            self._count_refused(len(keys))
             return 0
         try:
             return self._present(self._pool, self._chains(self._pool, keys), len(keys))
@@ -125,6 +139,7 @@ class PageStore:
             return [True] * len(keys)
         answer = [False] * len(keys)
         if self._pool is None or self._pages is None:
+            self._count_refused(len(keys))
             return answer
         deadline = Deadline(self._settings.batch_timeout_s)
         try:
@@ -151,19 +166,24 @@ class PageStore:
         return True
 
     def stats(self) -> dict[str, int | float | str]:
-        """Pages moved, failures by call, and the Pool's own counters."""
+        """Pages moved and refused, failures by call, and the Pool's own counters."""
         pool = self._pool.stats() if self._pool is not None else {}
-        return {**self._counts, **self._border.counts(), **pool}
-
-    def miss(self, call: str, cause: object) -> None:
-        """Count a call that this backend does not serve."""
-        self._border.miss(call, cause)
+        return {**self._counts, **self._refusals.counts(), **self._border.counts(), **pool}
 
     def close(self) -> None:
         """End the connection. Idempotent; everything is a miss afterwards."""
         pool, self._pool, self._cache = self._pool, None, None
         if pool is not None:
             pool.close()
+
+    def refuse(self, call: str, refusal: str, pages: int) -> None:
+        """`call` is answered by a miss because of `refusal`, which names its remedy."""
+        self._refusals.count(refusal, pages)
+        self._border.miss(call, refusal)
+
+    def _count_refused(self, pages: int) -> None:
+        if self._refusal:
+            self._refusals.count(self._refusal, pages)
 
     def _chains(self, pool: Pool, keys: Sequence[str]) -> Iterator[KeyChain]:
         """A chain of one chunk for each page, made as it is asked for."""
