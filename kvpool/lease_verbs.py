@@ -28,6 +28,12 @@ class LeaseVerbs:
         self._reading.release(session, lease, self._clock.now_ns())
         return m.Done()
 
+    def release_each(self, session: EngineSession, leases: bytes) -> m.Done:
+        """End the leases of a column."""
+        for lease in columns.unpack_leases(leases):
+            self._reading.release(session, lease, self._clock.now_ns())
+        return m.Done()
+
     def renew(self, session: EngineSession, leases: bytes) -> m.Done:
         """Count leases as used now."""
         self._reading.renew(session, columns.unpack_leases(leases), self._clock.now_ns())

@@ -81,17 +81,21 @@ class Lease:
 
     def release(self) -> None:
         """Wait for running loads, then end the lease. Idempotent; never raises."""
+        if self.settle() and self.session is not None and self.session.is_alive:
+            with contextlib.suppress(KVPoolError):  # the session has ended, and the lease with it
+                failpoint.reach("client.release.before", failpoint.unreachable)
+                self.session.drop_lease(self.id)
+
+    def settle(self) -> bool:
+        """Wait for running loads and begin no more. True: the caller has the daemon end the lease; once."""
         with self._lock:
             if self._is_released:
-                return
+                return False
             self._is_released = True
             loads = list(self._loads)
         for load, stall in [(load, load.watch()) for load in loads]:
             load.wait_watched(stall)
-        if self.session is not None and self.session.is_alive:
-            with contextlib.suppress(KVPoolError):  # the session has ended, and the lease with it
-                failpoint.reach("client.release.before", failpoint.unreachable)
-                self.session.drop_lease(self.id)
+        return True
 
     def ticket(self) -> bytes:
         """A ticket that another process of the trust domain turns into a lease; empty if this lease has ended."""

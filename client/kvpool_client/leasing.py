@@ -4,7 +4,7 @@ A round trip, or two where some of the hit has gone since the lookup. Whatever f
 Any thread.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvpool import failpoint
 from kvpool.clock import Deadline
@@ -12,6 +12,7 @@ from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool.types import KEY_BYTES
+from kvpool_client.batching import call_each
 from kvpool_client.counters import Counters
 from kvpool_client.lease import Lease
 from kvpool_client.link import Link
@@ -51,8 +52,23 @@ class Leasing:
             left_s = deadline.remaining_s()
             if leased is None or leased.chunks or left_s < self._timeout_s / 2:
                 return self._lease(session, leased or _NO_LEASE)
-        whole = m.Acquire(b"".join(column[:end] for column in columns))
-        return self._lease(session, self._ask(session, whole, left_s) or _NO_LEASE)
+        return self._lease(session, self._ask(session, _acquire(hit, chunks), left_s) or _NO_LEASE)
+
+    def acquire_each(self, hits: Sequence[Hit]) -> list[Lease]:
+        """A lease for each hit, all in one round trip."""
+        session = self._link.session
+        wanted = [number for number, hit in enumerate(hits) if 0 < hit.chunks <= self._chunks_max]
+        leased = dict.fromkeys(range(len(hits)), _NO_LEASE)
+        if session is not None and wanted:
+            requests = [_acquire(hits[number]) for number in wanted]
+            try:
+                answers = call_each(session, requests, m.Leased)
+                failpoint.reach("client.acquire.after", failpoint.unreachable)
+                leased.update({number: answer for number, answer in zip(wanted, answers, strict=True) if answer})
+            except KVPoolError as error:
+                self._link.note_failure(session, error)
+        self._counters.count("acquired_chunks", sum(answer.chunks for answer in leased.values()))
+        return [self._lease(session, leased[number]) for number in range(len(hits))]
 
     def claim(self, ticket: bytes) -> Lease:
         """The lease that a ticket stands for."""
@@ -74,3 +90,8 @@ class Leasing:
 
     def _lease(self, session: Session | None, leased: m.Leased) -> Lease:
         return Lease(session if leased.chunks else None, leased, layout=self._layout, estimate_s=self._estimate_s)
+
+
+def _acquire(hit: Hit, chunks: int | None = None) -> m.Acquire:
+    end = (hit.chunks if chunks is None else chunks) * KEY_BYTES
+    return m.Acquire(b"".join(column[:end] for column in hit.keys.columns()))

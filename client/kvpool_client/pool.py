@@ -35,6 +35,7 @@ from kvpool_client.retention import plan_retention
 from kvpool_client.roots import Roots
 from kvpool_client.save import Save
 from kvpool_client.saving import Saving
+from kvpool_client.separate_chunks import SeparateChunks
 from kvpool_client.session import Session
 from kvpool_client.wishing import Wishing
 
@@ -95,6 +96,7 @@ class Pool:
         self._copies = Copies(layout, copy_threads)
         self._leasing = Leasing(layout, self._link, self._counters, self._copies.estimate_s, self._timeout_s)
         self._saving = Saving(layout, self._link, self._copies, self._counters, self._timeout_s)
+        self.separate = SeparateChunks(layout, self._copies, self._leasing, self._saving)
         self._wishing = Wishing(layout, self._link, self._counters, self._timeout_s)
 
     def __repr__(self) -> str:

@@ -8,8 +8,9 @@ checksum is computed in the same pass. A commit that is not answered counts as d
 used from one thread at a time.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol import messages as m
 from kvpool.types import SaveState
+from kvpool_client.batching import call_each
 from kvpool_client.pending import PendingChunks
 from kvpool_client.results import SaveResult, save_state_of
 from kvpool_client.session import Session
@@ -177,9 +179,39 @@ class Save:
             return False
         return True
 
+    @property
+    def _chunks_reserved(self) -> list[int]:
+        return [number for number, state in enumerate(self._states) if state == SaveState.RESERVED]
+
+    def _announce_all(self) -> None:
+        if self._result is None and self._run is not None:
+            self._run.announce_all()
+
+    def _as_one_commit(self) -> "tuple[Session, m.Commit] | None":
+        """What publishes this save by one request, once everything is copied; None where nothing does."""
+        if self._result is not None or self._thread is not None or self._run is None:
+            return None
+        if not self._copied():
+            return None
+        assert self._session is not None
+        commit = m.Commit(self._reservation, self._run.checksums(), self._tokens, self._scope)
+        fits = len(commit.checksums) + len(commit.tokens) + len(commit.scope) <= m.COMMIT_BYTES_MAX
+        return (self._session, commit) if fits else None
+
+    def _note_committed(self, answer: m.Committed | None) -> None:
+        """A commit of the whole save was answered, or not."""
+        if answer is None:
+            self._give_up(SaveState.DISCONNECTED)
+        else:
+            for number, state in zip(self._chunks_reserved, answer.states, strict=True):
+                self._states[number] = save_state_of(state)
+            if SaveState.EXPIRED in self._states:
+                self._acknowledge_end()
+        self._end()
+
     def _commit_reserved(self, checksums: bytes) -> None:
         assert self._session is not None
-        reserved = [number for number, state in enumerate(self._states) if state == SaveState.RESERVED]
+        reserved = self._chunks_reserved
         chunk_bytes = 4 * self._layers
         token_bytes = len(self._tokens) // max(1, len(reserved))
         batch = max(1, (m.COMMIT_BYTES_MAX - len(self._scope)) // (chunk_bytes + token_bytes))
@@ -220,3 +252,20 @@ class Save:
     def _end(self) -> None:
         self._result = SaveResult.of(self._states, self._retained)
         self._on_end(self._result)
+
+
+def publish_each(saves: Sequence[Save]) -> list[SaveResult]:
+    """Copy and publish saves of one connection, in their order, with one round trip for all; what each has come to."""
+    for save in saves:
+        save._announce_all()
+    commits = {save: ready for save in saves if (ready := save._as_one_commit()) is not None}
+    for session in {session for session, _ in commits.values()}:
+        mine = [save for save, (of, _) in commits.items() if of is session]
+        answers: list[m.Committed | None] = [None] * len(mine)
+        with contextlib.suppress(KVPoolError):  # each is declined: a commit that is not answered stored nothing
+            failpoint.reach("client.save.before_commit", failpoint.unreachable)
+            answers = call_each(session, [commits[save][1] for save in mine], m.Committed)
+            failpoint.reach("client.save.after_commit", failpoint.unreachable)
+        for save, answer in zip(mine, answers, strict=True):
+            save._note_committed(answer)
+    return [save.wait() for save in saves]

@@ -4,6 +4,7 @@ Arguments are checked by the Pool before. Whatever fails on the daemon's side is
 """
 
 import contextlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from kvpool.errors import DaemonUnreachable, KVPoolError, Refused
 from kvpool.layout import Layout
 from kvpool.protocol import messages as m
 from kvpool.types import KEY_BYTES, SaveState
+from kvpool_client.batching import call_each
 from kvpool_client.copies import Copies, EngineBlocks
 from kvpool_client.counters import Counters
 from kvpool_client.key_chain import KeyChain
@@ -39,20 +41,49 @@ class Saving:
         session = self._link.session
         if session is None or not count:
             return self._saved_nothing([SaveState.DISCONNECTED] * count)
-        column = keys.columns()[0]
-        parent = column[(first_chunk - 1) * KEY_BYTES : first_chunk * KEY_BYTES] if first_chunk else b""
-        asked = min(count, m.KEYS_MAX)
-        wanted = column[first_chunk * KEY_BYTES : (first_chunk + asked) * KEY_BYTES]
+        request = _reserve(keys, first_chunk, count, wishes)
         try:
             failpoint.reach("client.save.before_reserve", failpoint.unreachable)
-            answer = session.call(m.Reserve(parent, wanted, *wishes.columns(first_chunk, asked)), m.Reserved)
+            answer = session.call(request, m.Reserved)
         except KVPoolError as error:
             self._link.note_failure(session, error)
             return self._saved_nothing([SaveState.DISCONNECTED] * count)
-        states = [save_state_of(state) for state in answer.states] + [SaveState.TOO_LONG] * (count - asked)
+        return self._reserved(session, request, answer, keys, blocks, first_chunk, count)
+
+    def begin_each(self, planned: Sequence[tuple[KeyChain, EngineBlocks, Wishes]]) -> list[Save]:
+        """A save of every chunk of each chain, out of its blocks. One round trip for all."""
+        session = self._link.session
+        requests = [_reserve(keys, 0, len(keys), wishes) for keys, _, wishes in planned]
+        answers: list[m.Reserved | None] = [None] * len(planned)
+        if session is not None and planned:
+            try:
+                failpoint.reach("client.save.before_reserve", failpoint.unreachable)
+                answers = call_each(session, requests, m.Reserved)
+            except KVPoolError as error:
+                self._link.note_failure(session, error)
+        saves = []
+        for (keys, blocks, _), request, answer in zip(planned, requests, answers, strict=True):
+            if session is None or answer is None:
+                saves.append(self._saved_nothing([SaveState.DISCONNECTED] * len(keys)))
+            else:
+                saves.append(self._reserved(session, request, answer, keys, blocks, 0, len(keys)))
+        return saves
+
+    def _reserved(
+        self,
+        session: Session,
+        request: m.Reserve,
+        answer: m.Reserved,
+        keys: KeyChain,
+        blocks: EngineBlocks,
+        first_chunk: int,
+        count: int,
+    ) -> Save:
+        states = [save_state_of(state) for state in answer.states]
+        states += [SaveState.TOO_LONG] * (count - len(states))
         reserved = [first_chunk + number for number, state in enumerate(states) if state == SaveState.RESERVED]
         tokens = self._token_ids(session, keys, reserved)
-        pending = PendingChunks(session, _chosen(wanted, answer.states, SaveState.PENDING))
+        pending = PendingChunks(session, _chosen(request.keys, answer.states, SaveState.PENDING))
         return self._start(session, answer, states, blocks, (tokens, keys.scope if tokens else b""), pending)
 
     def _token_ids(self, session: Session, keys: KeyChain, chunks: list[int]) -> bytes:
@@ -115,6 +146,15 @@ class Saving:
             timeout_s=self._timeout_s,
             on_end=self._counters.count_save,
         )
+
+
+def _reserve(keys: KeyChain, first_chunk: int, count: int, wishes: Wishes) -> m.Reserve:
+    """The request for `count` chunks from `first_chunk` on, or as many of them as one request may name."""
+    column = keys.columns()[0]
+    parent = column[(first_chunk - 1) * KEY_BYTES : first_chunk * KEY_BYTES] if first_chunk else b""
+    asked = min(count, m.KEYS_MAX)
+    wanted = column[first_chunk * KEY_BYTES : (first_chunk + asked) * KEY_BYTES]
+    return m.Reserve(parent, wanted, *wishes.columns(first_chunk, asked))
 
 
 def _disconnected(states: list[SaveState]) -> list[SaveState]:

@@ -26,4 +26,12 @@ class DropReservation:
     reservation: int
 
 
-UNANSWERED = frozenset(record.KIND for record in (m.Usage, DropLease, DropReservation))
+@dataclass(frozen=True, slots=True)
+class DropLeases:
+    """End leases, a column of u64, RENEWALS_MAX at most."""
+
+    KIND: ClassVar[int] = 62
+    leases: bytes
+
+
+UNANSWERED = frozenset(record.KIND for record in (m.Usage, DropLease, DropLeases, DropReservation))

@@ -5,14 +5,15 @@ that both speak. Towards a peer of an earlier version a record is cut to the fie
 not know becomes one that it does. docs/protocol.md says what makes a new version. Pure functions; any thread.
 
     1  as recorded in tests/golden/protocol_1.txt
-    2  a range in Hello, the choice in Welcome; DropLease and DropReservation; AskConnections, Disconnect, LogLevel and
-       Reload; whether WriteDown keeps to the write budget
+    2  a range in Hello, the choice in Welcome; DropLease, DropLeases and DropReservation; Batch; AskConnections, Disconnect,
+       LogLevel and Reload; whether WriteDown keeps to the write budget
 """
 
 from dataclasses import MISSING, fields, replace
 from typing import Any, TypeVar
 
 from kvpool.errors import Refused
+from kvpool.protocol import batch_messages as bm
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import frames, one_way
 from kvpool.protocol import messages as m
@@ -24,7 +25,10 @@ NEWEST = m.PROTOCOL_VERSION
 # The version that a kind of frame came with, where it was not the first.
 SINCE: dict[type[Any], int] = {
     one_way.DropLease: 2,
+    one_way.DropLeases: 2,
     one_way.DropReservation: 2,
+    bm.Batch: 2,
+    bm.Batched: 2,
     cm.AskConnections: 2,
     cm.Disconnect: 2,
     om.LogLevel: 2,

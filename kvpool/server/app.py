@@ -28,7 +28,7 @@ from kvpool.layout import Layout
 from kvpool.pool import Pool
 from kvpool.protocol import messages as m
 from kvpool.protocol import versions
-from kvpool.server.connection import Connection
+from kvpool.server.connection import Connection, Handlers
 from kvpool.server.connection_requests import connection_handlers, end_connection
 from kvpool.server.health import Health
 from kvpool.server.input_budget import InputBudget
@@ -38,7 +38,7 @@ from kvpool.server.refusal_log import RefusalLog
 from kvpool.server.reload import Reload
 from kvpool.server.request_times import RequestTimes
 from kvpool.server.roster import Roster
-from kvpool.server.service import ConnectionCounts, Handlers, admin_handlers, engine_handlers
+from kvpool.server.service import ConnectionCounts, admin_handlers, engine_handlers
 from kvpool.server.snapshot import LoopReader, Snapshot
 from kvpool.server.supervision import Supervision
 from kvpool.server.systemd import ServiceManager

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 Answer = object
 Handler = Callable[[Any], Answer | Awaitable[Answer] | Parts[Answer]]
+Handlers = dict[int, tuple[type[Any], Handler]]
 # Payload bytes. The smallest answer has 7, and the event loop keeps up to 800 for each that waits (measured): 7 MiB in all.
 WRITE_BUFFER_BYTES_MAX = 64 << 10
 
@@ -69,7 +70,7 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         connection_id: ConnectionId,
-        handlers: dict[int, tuple[type[Any], Handler]],
+        handlers: Handlers,
         *,
         clock: Clock,
         turns: Turns,

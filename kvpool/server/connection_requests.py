@@ -11,10 +11,10 @@ from kvpool.pool import Pool
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import messages as m
 from kvpool.server.audit import audit
+from kvpool.server.connection import Handlers
 from kvpool.server.input_budget import InputBudget
 from kvpool.server.local_socket import Peer
 from kvpool.server.roster import Member, Roster
-from kvpool.server.service import Handlers
 from kvpool.types import ConnectionId
 
 log = logging.getLogger(__name__)

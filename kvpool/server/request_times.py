@@ -12,6 +12,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
+from kvpool.protocol import batch_messages as bm
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
 from kvpool.protocol import messages as m
@@ -22,8 +23,9 @@ from kvpool.protocol import staging_messages as sm
 # Upper bounds of the buckets; a further bucket counts what took longer.
 BOUNDS_NS = tuple(step * 10**power for power in range(3, 10) for step in (1, 2, 5))[2:-1]
 VERBS: tuple[type[Any], ...] = (
-    *(m.Acquire, m.AcquireLeaves, m.Release, one_way.DropLease, m.Renew, m.IssueTicket, m.Claim),
+    *(m.Acquire, m.AcquireLeaves, m.Release, one_way.DropLease, one_way.DropLeases, m.Renew, m.IssueTicket, m.Claim),
     *(m.Reserve, sm.OpenStaging, sm.CopyStaged, m.Commit, m.End, one_way.DropReservation, m.ReportCorrupt, m.Usage),
+    bm.Batch,
     *(em.AskEvents, em.AskSnapshot, em.AskFates, em.AskNamespaces, m.Retain, m.Announce, m.Demote),
     *(m.AskInfo, m.AskStats, m.Flush, m.WriteDown, m.Check, m.VerifyBytes, m.AskHitCurve, m.AskLayouts, m.RetainKeys),
     *(cm.AskConnections, cm.Disconnect),

@@ -13,11 +13,13 @@ from typing import Any
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
 from kvpool.pool import Pool
+from kvpool.protocol import batch_messages as bm
 from kvpool.protocol import hit_curve, one_way
 from kvpool.protocol import messages as m
 from kvpool.protocol import staging_messages as sm
 from kvpool.server.audit import audited
-from kvpool.server.connection import Answer, Handler, WithDescriptor
+from kvpool.server.batches import serve_batch
+from kvpool.server.connection import Answer, Handler, Handlers, WithDescriptor
 from kvpool.server.event_requests import admin_event_handlers, engine_event_handlers
 from kvpool.server.forked_check import check_in_child
 from kvpool.server.local_socket import Peer
@@ -27,17 +29,16 @@ from kvpool.server.steering import steering_handlers
 WRITE_DOWN_S_MAX = 3600.0
 PROBLEMS_MAX = 500
 
-Handlers = dict[int, tuple[type[Any], Handler]]
-
 
 def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
     """The requests of an engine; the operator's are not among them."""
-    return _by_kind(
+    handlers = _by_kind(
         {
             m.Acquire: lambda request: pool.chains.acquire(session, request),
             m.AcquireLeaves: lambda request: pool.chains.acquire_leaves(session, request),
             m.Release: lambda request: pool.leases.release(session, request.lease),
             one_way.DropLease: lambda request: pool.leases.release(session, request.lease),
+            one_way.DropLeases: lambda request: pool.leases.release_each(session, request.leases),
             m.Renew: lambda request: pool.leases.renew(session, request.leases),
             m.IssueTicket: lambda request: pool.leases.issue_ticket(session, request.lease),
             m.Claim: lambda request: pool.leases.claim(session, request.ticket),
@@ -55,6 +56,8 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
             **engine_event_handlers(pool, session),
         }
     )
+    handlers[bm.Batch.KIND] = (bm.Batch, lambda request: serve_batch(handlers, request))
+    return handlers
 
 
 def admin_handlers(

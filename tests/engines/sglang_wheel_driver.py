@@ -47,6 +47,7 @@ def main(directory: Path, socket: str, turns: int) -> int:
         "class_name": "KVPoolStorage",
         "interface_v1": 1,
         "socket": socket,
+        "revision": "1",
     }
     config = storage.HiCacheStorageConfig(
         tp_rank=0,

@@ -3,7 +3,7 @@
 import re
 import signal
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from tests.daemon import Daemon, spawn, wait_until
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
-from tests.engines.trtllm_standin import Executor, Request, installed, llm_args  # noqa: E402
+from tests.engines.trtllm_interface import llm_args  # noqa: E402
+from tests.engines.trtllm_standin import Executor, Request  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -28,24 +29,9 @@ Start = Callable[..., Executor]
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts engines on a daemon; `warm=False` leaves out the engine's own warm-up."""
-    engines = []
-    with installed() as tools:
-
-        def make(daemon: Daemon, *, warm: bool = True, settings: dict[str, str] | None = None, **args: Any) -> Executor:
-            given = {"SOCKET": daemon.socket, "STAGING_MIB": "1", "TIMEOUT_S": "0.5", **(settings or {})}
-            with monkeypatch.context() as patch:
-                for name, value in given.items():
-                    patch.setenv(f"TLLM_KVPOOL_{name}", value)
-                engines.append(Executor(tools, **args))
-            if warm:
-                engines[-1].warm_up()
-            return engines[-1]
-
-        yield make
-        for engine in engines:
-            engine.close()
+def start(start_trtllm: Start) -> Start:
+    """Starts engines with the first cache manager."""
+    return start_trtllm
 
 
 def _stats(engine: Executor) -> dict[str, Any]:
@@ -250,8 +236,9 @@ def test_two_salts_two_adapters_and_two_models_never_share(daemon: Daemon, start
     assert engine.answer(PROMPT, cache_salt="a")[0] == 0
     assert engine.answer(PROMPT, cache_salt="b")[0] == 0
     assert engine.answer(PROMPT)[0] == 0
-    assert engine.answer(PROMPT, lora_task_id=3)[0] == 0
-    assert engine.answer(PROMPT, cache_salt="a", lora_task_id=3)[0] == 0
+    lora = {"lora_task_id": 3, "lora_weights": np.arange(64, dtype=np.float32)}
+    assert engine.answer(PROMPT, **lora)[0] == 0
+    assert engine.answer(PROMPT, cache_salt="a", **lora)[0] == 0
     assert engine.answer(PROMPT, cache_salt="a")[0] == 28
     for fields in ({"model": "other"}, {"settings": {"REVISION": "2"}}, {"attn_backend": "FLASHINFER"}, {"ranks": 2}):
         assert start(daemon, **fields).answer(PROMPT, cache_salt="a")[0] == 0, fields
@@ -323,7 +310,7 @@ def test_a_full_pool_declines_saves_and_stops_nothing(start_daemon: Callable[...
 
 
 @pytest.mark.parametrize(
-    "fields", [{"pipeline_parallel_size": 2}, {"enable_attention_dp": True}, {"speculative_config": object()}]
+    "fields", [{"pipeline_parallel_size": 2}, {"kv_dtype": "int8"}, {"speculative_config": object()}]
 )
 def test_engines_that_are_not_served_share_nothing(daemon: Daemon, start: Start, fields: dict[str, Any]) -> None:
     engine = start(daemon, warm=False, **fields)

@@ -1,17 +1,16 @@
-"""What TensorRT-LLM's executor is to a connector, for tests without TensorRT-LLM: base classes, requests, a scripted loop.
+"""What TensorRT-LLM's executor is to a connector, for tests without TensorRT-LLM: requests and a scripted loop.
 
-Written after the connector interface of TensorRT-LLM main in mid-2026 (`pyexecutor/connectors/kv_cache_connector.py`): one
-lookup for each allocation, positions that leave a claim out in its first step, cumulative blocks, plans that are broadcast,
-no word back about loads. The executor computes KV from the tokens before it and checks every KV that it attends to, on every
-rank: a wrong byte fails the test where it is read.
+Written after TensorRT-LLM main in autumn 2026: one lookup for each allocation, positions that leave a claim out in its first
+step, cumulative blocks, plans that are broadcast, no word back about loads. Both cache managers: the first (`v1`, alone in
+release 1.2.1) registers one pool tensor and tells priorities; the second (`v2`) registers a page layout, hands over requests
+whose flags are methods, and tells none. An owner of attention data parallelism is an executor of its own. The executor
+computes KV from the tokens before it and checks every KV that it attends to, on every rank: a wrong byte fails the test
+where it is read.
 """
 
 import pickle
-import sys
 import types
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,116 +18,11 @@ import numpy as np
 import torch
 
 from tests.daemon import wait_until
+from tests.engines.trtllm_interface import KvCacheConnectorScheduler, RequestData, SchedulerOutput, llm_args
+from tests.engines.trtllm_pages import in_windows, pages_apart, pages_together
 
-INTERFACE = "tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector"
 WIDTH = 8
 GARBAGE = -1
-
-
-class KvCacheConnectorWorker(ABC):
-    """The worker's interface."""
-
-    supports_attention_dp = False
-
-    def __init__(self, llm_args: Any) -> None:
-        self._llm_args = llm_args
-        self._metadata: Any = None
-
-    def bind_connector_meta(self, metadata: object) -> None:
-        self._metadata = metadata
-
-    @abstractmethod
-    def register_kv_caches(self, kv_cache_tensor: Any) -> None: ...
-
-    @abstractmethod
-    def start_load_kv(self, stream: Any) -> None: ...
-
-    @abstractmethod
-    def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None: ...
-
-    @abstractmethod
-    def save_kv_layer(self, layer_idx: int, stream: Any) -> None: ...
-
-    @abstractmethod
-    def wait_for_save(self, stream: Any) -> None: ...
-
-    @abstractmethod
-    def get_finished(self, saving: list[int], loading: list[int]) -> tuple[list[int], list[int]]: ...
-
-
-class KvCacheConnectorScheduler(ABC):
-    """The scheduler's interface."""
-
-    supports_attention_dp = False
-
-    def __init__(self, llm_args: Any) -> None:
-        self._llm_args = llm_args
-
-    @abstractmethod
-    def build_connector_meta(self, scheduler_output: Any) -> Any: ...
-
-    @abstractmethod
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]: ...
-
-    @abstractmethod
-    def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool: ...
-
-    @abstractmethod
-    def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None: ...
-
-
-@dataclass
-class RequestData:
-    """One request of a step."""
-
-    request_id: int
-    new_tokens: list[int]
-    new_block_ids: list[int]
-    computed_position: int
-    num_scheduled_tokens: int
-    block_hashes: list[int] = field(default_factory=list)
-    priorities: list[int] | None = None
-    cache_salt: str | None = None
-
-
-@dataclass
-class SchedulerOutput:
-    """One step."""
-
-    new_requests: list[RequestData] = field(default_factory=list)
-    cached_requests: list[RequestData] = field(default_factory=list)
-
-
-@contextmanager
-def installed() -> Iterator[types.ModuleType]:
-    """`tensorrt_llm` importable as far as a connector needs it; answers its `_utils`, whose rank tests set."""
-    parts = INTERFACE.split(".")
-    names = [".".join(parts[: count + 1]) for count in range(len(parts))] + ["tensorrt_llm._utils"]
-    connector = "kvpool_client.trtllm.connector"
-    before = {name: sys.modules.get(name) for name in [*names, connector]}
-    for name in names:
-        sys.modules[name] = types.ModuleType(name)
-    interface, tools = sys.modules[INTERFACE], sys.modules["tensorrt_llm._utils"]
-    vars(interface).update(
-        KvCacheConnectorScheduler=KvCacheConnectorScheduler, KvCacheConnectorWorker=KvCacheConnectorWorker
-    )
-    vars(tools).update(mpi_rank=lambda: 0)
-    sys.modules.pop(connector, None)
-    try:
-        yield tools
-    finally:
-        for name, module in before.items():
-            if module is None:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = module
-
-
-def llm_args(**fields: Any) -> Any:
-    """TorchLlmArgs, as far as a connector reads them."""
-    given = {"model": "tiny", "tensor_parallel_size": 1, "attn_backend": "TRTLLM", "tokens_per_block": 4, **fields}
-    cache = types.SimpleNamespace(tokens_per_block=given.pop("tokens_per_block"))
-    return types.SimpleNamespace(kv_cache_config=cache, **given)
 
 
 @dataclass
@@ -140,6 +34,9 @@ class Request:
     to_generate: int
     cache_salt: str | None = None
     lora_task_id: int | None = None
+    lora_weights: Any = None
+    py_lora_path: str | None = None
+    is_generation_only: bool = False
     multimodal_hashes: list[Any] | None = None
     priorities: list[int] | None = None  # of its blocks, from the first one on; 35 where it ends
     blocks: list[int] = field(default_factory=list)
@@ -152,6 +49,18 @@ class Request:
     def get_tokens(self, beam: int) -> list[int]:
         assert beam == 0
         return list(self.tokens)
+
+    @property
+    def is_generation_only_request(self) -> Any:
+        return self.is_generation_only
+
+
+class PythonRequest(Request):
+    """The Python LlmRequest that the second cache manager hands over."""
+
+    @property
+    def is_generation_only_request(self) -> Any:
+        return lambda: self.is_generation_only
 
 
 class Stream:
@@ -173,22 +82,36 @@ class Executor:
         planes: int = 2,
         step_tokens: int = 1 << 20,
         device: str = "cpu",
+        manager: str = "v1",
+        windows: Sequence[int | None] = (None,),
+        owner: int | None = None,
         **args: Any,
     ) -> None:
+        """`manager`: v1, v2, or v2-apart, with a region for K and one for V. `owner`: of attention data parallelism."""
         from kvpool_client.trtllm import KVPoolScheduler, KVPoolWorker
 
-        arguments = llm_args(tensor_parallel_size=ranks, **args)
+        arguments = llm_args(**{"tensor_parallel_size": ranks, "enable_attention_dp": owner is not None, **args})
+        self._is_v2, self._groups, self._owner = manager != "v1", len(windows), owner
         self.block_tokens, self.layers, self._planes = arguments.kv_cache_config.tokens_per_block, 3, planes
         self._step_tokens = step_tokens
-        shape = (blocks, self.layers, planes, self.block_tokens * WIDTH)
+        is_apart = manager == "v2-apart"
+        inner = (planes, self.layers) if is_apart else (self.layers, planes)
+        shape = (blocks, *inner, self.block_tokens * WIDTH)
         self.device = device
-        self.tensors = [torch.full(shape, GARBAGE, dtype=torch.int16, device=device) for _ in range(ranks)]
+        memory = [torch.full(shape, GARBAGE, dtype=torch.int16, device=device) for _ in range(ranks)]
+        self.tensors = [tensor.permute(0, 2, 1, 3) for tensor in memory] if is_apart else memory
         self.scheduler: Any = KVPoolScheduler(arguments)  # type: ignore[operator]
         self.workers: list[Any] = []
         for rank in range(ranks):
-            vars(tools)["mpi_rank"] = lambda rank=rank: rank
+            vars(tools)["mpi_rank"] = lambda rank=owner or rank: rank
             self.workers.append(KVPoolWorker(arguments))  # type: ignore[operator]
-            self.workers[-1].register_kv_caches(self.tensors[rank])
+            if self._is_v2:
+                describe = pages_apart if is_apart else pages_together
+                layout = in_windows(describe(self.tensors[rank], self.block_tokens), windows)
+                self.workers[-1].register_kv_cache_layout(layout)
+            else:
+                self.workers[-1].register_kv_caches(self.tensors[rank])
+        self._check_bring_up()
         self._free = list(np.random.default_rng(1).permutation(blocks).tolist())
         self._active: list[Request] = []
         self._saving: dict[int, Request] = {}
@@ -212,7 +135,8 @@ class Executor:
     def ask(self, tokens: Sequence[int], generate: int = 1, held: int = 0, **fields: Any) -> Request:
         """Admit a request, of whose prompt the engine's own cache has `held` tokens."""
         self._next_id += 1
-        request = self._admit(Request(self._next_id, list(tokens), generate, **fields), held)
+        kind = PythonRequest if self._is_v2 else Request
+        request = self._admit(kind(self._next_id, list(tokens), generate, **fields), held)
         self.after_match()
         return request
 
@@ -230,21 +154,23 @@ class Executor:
 
     def step(self) -> None:
         """One iteration."""
-        output, scheduled = SchedulerOutput(), []
+        output, scheduled = SchedulerOutput(attention_dp_rank=self._owner), []
         for request in self._active:
             left = len(request.tokens) - request.computed
             count = min(left, self._step_tokens)
             while len(request.blocks) * self.block_tokens < request.computed + count:
                 request.blocks.append(self._free.pop())
             hidden = request.claimed if not request.was_told else 0
+            fresh = request.blocks[request.told_blocks :]
             data = RequestData(
                 request.request_id,
                 request.tokens[request.told_tokens :],
-                request.blocks[request.told_blocks :],
+                fresh if self._groups == 1 else [],
                 request.computed - hidden,
                 count,
-                priorities=self._priorities(request),
+                priorities=None if self._is_v2 else self._priorities(request),
                 cache_salt=request.cache_salt,
+                new_block_ids_by_layer_group=[fresh] * self._groups if self._is_v2 else [],
             )
             (output.cached_requests if request.was_told else output.new_requests).append(data)
             request.was_told, request.told_tokens, request.told_blocks = True, len(request.tokens), len(request.blocks)
@@ -263,26 +189,53 @@ class Executor:
         request.computed, request.claimed, request.was_told = 0, 0, False
         request.told_tokens, request.told_blocks = 0, 0
 
+    def replay(self, request: Request) -> None:
+        """The runtime takes the request's blocks away and looks it up anew, without a word before."""
+        self._active.remove(request)
+        self._release(request)
+        request.was_told, request.told_tokens, request.told_blocks = False, 0, 0
+        self._admit(request)
+
+    def hold(self, request: Request, start: int, end: int) -> None:
+        """The engine's own cache has these tokens of the request's prompt; the rest of their last block is garbage."""
+        for position in range(start - start % self.block_tokens, end, self.block_tokens):
+            block = request.blocks[position // self.block_tokens]
+            for rank, tensor in enumerate(self.tensors):
+                for layer in range(self.layers):
+                    kv = self._layer_kv(rank, layer, request.tokens[: position + self.block_tokens])[:, position:]
+                    tensor[block, layer].view(self._planes, -1, WIDTH)[:, : kv.shape[1]] = kv
+
     def close(self) -> None:
         for worker in self.workers:
             worker.half.close()
         self.scheduler.half.close()
 
+    def _check_bring_up(self) -> None:
+        """What PyExecutor refuses to start with."""
+        if self._owner is not None:
+            assert all(type(half).supports_attention_dp is True for half in (self.scheduler, self.workers[0]))
+        for name in ("update_state_after_alloc_by_layer_group", "request_finished_by_layer_group"):
+            is_flat = getattr(type(self.scheduler), name) is getattr(KvCacheConnectorScheduler, name)
+            assert self._groups == 1 or not is_flat, f"{name} is wanted with several layer groups"
+
+    def _finish(self, request: Request) -> bool:
+        if self._is_v2:
+            return bool(self.scheduler.request_finished_by_layer_group(request, [list(request.blocks)] * self._groups))
+        return bool(self.scheduler.request_finished(request, list(request.blocks)))
+
     def _admit(self, request: Request, held: int = 0) -> Request:
-        for position in range(0, len(request.tokens), self.block_tokens):
-            block = self._free.pop()
-            request.blocks.append(block)
-            if position < held:
-                for rank, tensor in enumerate(self.tensors):
-                    for layer in range(self.layers):
-                        kv = self._layer_kv(rank, layer, request.tokens[: position + self.block_tokens])[:, position:]
-                        tensor[block, layer].view(self._planes, -1, WIDTH)[:, : kv.shape[1]] = kv
+        for _ in range(0, len(request.tokens), self.block_tokens):
+            request.blocks.append(self._free.pop())
+        self.hold(request, 0, held)
         claimed, is_async = self.scheduler.get_num_new_matched_tokens(request, held)
         assert not is_async
         assert 0 <= claimed < len(request.tokens) - held
         assert claimed % self.block_tokens == 0
         request.claimed, request.computed = claimed, held + claimed
-        self.scheduler.update_state_after_alloc(request, list(request.blocks))
+        if self._groups > 1:
+            self.scheduler.update_state_after_alloc_by_layer_group(request, [list(request.blocks)] * self._groups)
+        else:
+            self.scheduler.update_state_after_alloc(request, list(request.blocks))
         self._active.append(request)
         return request
 
@@ -333,7 +286,7 @@ class Executor:
         request.tokens.append(sum(request.tokens) % 997)
         if request.to_generate == 0:
             self._active.remove(request)
-            if self.scheduler.request_finished(request, list(request.blocks)):
+            if self._finish(request):
                 self._saving[request.request_id] = request
                 self._new_saving = [*getattr(self, "_new_saving", []), request.request_id]
             else:

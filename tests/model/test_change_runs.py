@@ -1,4 +1,4 @@
-"""Runs of changes against a model that joins them one by one: random rows, over a directory that knows token ids of some chunks."""
+"""Runs of changes against a model that joins them one by one: random rows, over a directory that knows some token ids."""
 
 import random
 import struct

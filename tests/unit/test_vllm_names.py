@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import kvpool_client as kv
-from kvpool_client.vllm.identity import adapter_name, directory_digest, model_and_revision
+from kvpool_client.vllm.identity import adapter_name, model_and_revision
+from kvpool_client.weights import directory_digest
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 

@@ -22,6 +22,7 @@ from kvpool.layout import Layout
 
 FORMAT_BYTES_MAX = 200
 _HEAD_DIM_MAX = 1 << 16
+_OTHER_LAYOUT = "set --hicache-mem-layout to page_first or layer_first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,10 @@ def describe_host_pool(pool: Any, shard: Shard) -> HostPages:
     page_tokens = int(pool.page_size)
     pages = int(pool.size) // page_tokens
     if pages < 1:
-        raise LayoutMismatch(f"the host pool has {pool.size} tokens, expected at least a page of {page_tokens}")
+        raise LayoutMismatch(
+            f"the host pool has {pool.size} tokens, expected at least a page of {page_tokens}: "
+            "raise --hicache-size or --hicache-ratio"
+        )
     bases, sizes = _page_parts(pool, 0, page_tokens)
     part_bytes = sizes[0]
     strides = [part_bytes] * len(bases)
@@ -83,9 +87,13 @@ def describe_host_pool(pool: Any, shard: Shard) -> HostPages:
             strides = [address - base for address, base in zip(addresses, bases, strict=True)]
         is_regular = addresses == [base + number * stride for base, stride in zip(bases, strides, strict=True)]
         if not is_regular or set(sizes + further) != {part_bytes}:
-            raise LayoutMismatch(f"pages of host layout {pool.layout!r} are not equal parts at fixed strides")
+            raise LayoutMismatch(
+                f"pages of host layout {pool.layout!r} are not equal parts at fixed strides: {_OTHER_LAYOUT}"
+            )
     if any(stride < part_bytes for stride in strides) or part_bytes % page_tokens:
-        raise LayoutMismatch(f"page parts of {part_bytes} bytes at strides {strides} do not hold {page_tokens} tokens")
+        raise LayoutMismatch(
+            f"page parts of {part_bytes} bytes at strides {strides} do not hold {page_tokens} tokens: {_OTHER_LAYOUT}"
+        )
     parts = tuple(_part_array(base, stride, pages, part_bytes) for base, stride in zip(bases, strides, strict=True))
     token_bytes = part_bytes // page_tokens
     head_dim = gcd(token_bytes, _HEAD_DIM_MAX)
@@ -108,7 +116,7 @@ def _page_parts(pool: Any, number: int, page_tokens: int) -> tuple[list[int], li
     slots = np.arange(number * page_tokens, (number + 1) * page_tokens)
     addresses, sizes = pool.get_page_buffer_meta(slots)
     if not addresses or len(addresses) != len(sizes):
-        raise LayoutMismatch(f"host layout {pool.layout!r} names no buffers for a page")
+        raise LayoutMismatch(f"host layout {pool.layout!r} names no buffers for a page: {_OTHER_LAYOUT}")
     return [int(address) for address in addresses], [int(size) for size in sizes]
 
 

@@ -2,8 +2,8 @@
 
 SGLang names a page by a hash over everything before it, so each page is a chunk at a root of its own: a batch may begin in
 the middle of a prompt, and what precedes it need not be told. (SGLang can pass those hashes, but 0.5.23 leaves out the last
-node's where it prefetches.) The price is two requests for each page; the order in which pages are taken keeps the first of
-a batch the most recently used, so that eviction begins at its end.
+node's where it prefetches.) Pages share round trips: one leases a batch, two save it. The order in which pages are taken
+keeps the first of a batch the most recently used, so that eviction begins at its end.
 
 Nothing here raises into SGLang: what fails is a miss, counted, logged once. Any thread; SGLang calls from its prefetch and
 backup threads. Copies per byte: one, by the Pool's native threads.
@@ -24,13 +24,15 @@ from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.pool import Pool
+from kvpool_client.refusals import Refusals
 from kvpool_client.save import Save
 from kvpool_client.sglang.host_pages import HostPages, Shard, describe_host_pool
 from kvpool_client.sglang.page_wishes import hints_of, page_wishes
 from kvpool_client.sglang.settings import Settings
 
-# Pages under way at once: enough to keep copying threads and an SSD busy, few enough for the daemon's bounds (a guess).
-PAGES_AT_ONCE = 32
+# Pages under way at once. Loads: what SGLang asks for at once. Saves: as many as a daemon's connection may have by default.
+LOADS_AT_ONCE = 128
+SAVES_AT_ONCE = 64
 DIGEST_BYTES = 32
 
 _log = logging.getLogger(__name__)
@@ -39,8 +41,11 @@ _log = logging.getLogger(__name__)
 class PageStore:
     """One rank's pages. Before `register` has understood a host pool, everything is a miss."""
 
-    def __init__(self, settings: Settings, shard: Shard) -> None:
+    def __init__(self, settings: Settings, shard: Shard, refusal: str = "") -> None:
+        """`refusal`: why nothing may be kept for this engine; empty where it may."""
         self._settings = settings
+        self._refusal = refusal
+        self._refusals = Refusals("sglang")
         self._shard = shard
         self._border = Border(_log)
         self._host_pool: Any = None  # keeps the host memory alive
@@ -59,12 +64,20 @@ class PageStore:
         return f"<PageStore {self._pool!r} {self._cache!r}>"
 
     @property
+    def model(self) -> str:
+        """The model's name in the daemon's pool."""
+        return self._settings.identity
+
+    @property
     def is_ready(self) -> bool:
         """Whether a host pool was understood."""
         return self._pool is not None
 
     def register(self, host_pool: Any) -> None:
         """Learn SGLang's host pool and connect. A pool that cannot be described leaves everything a miss."""
+        if self._refusal:
+            self._border.complain(f"kvpool shares nothing with this engine: {self._refusal}")
+            return
         try:
             pages = describe_host_pool(host_pool, self._shard)
             cache = Cache(pages.parts, pages.layout, block_tokens=pages.page_tokens, form="packed")
@@ -78,7 +91,8 @@ class PageStore:
                 copy_threads=self._settings.copy_threads,
             )
         except ENGINE_FAILURES as error:
-            self._border.miss("register", error)
+            self._refusal = f"layout: {error}"
+            self._border.miss("register", f"kvpool shares nothing with this engine: {error}")
             return
         self.close()
         self._host_pool, self._pages, self._cache, self._pool = host_pool, pages, cache, pool
@@ -86,6 +100,7 @@ class PageStore:
     def count_present(self, keys: Sequence[str]) -> int:
         """How many leading pages the pool has. No request."""
         if self._pool is None:
+            self._count_refused(len(keys))
             return 0
         try:
             return self._present(self._pool, self._chains(self._pool, keys), len(keys))
@@ -104,7 +119,7 @@ class PageStore:
             chains = list(self._chains(self._pool, keys))
             good = 0
             while good < len(keys) and not deadline.has_passed():
-                asked = slice(good, good + PAGES_AT_ONCE)
+                asked = slice(good, good + LOADS_AT_ONCE)
                 got = self._load_some(self._pool, chains[asked], numbers[asked], deadline)
                 good += got
                 if got < len(chains[asked]):
@@ -124,16 +139,17 @@ class PageStore:
             return [True] * len(keys)
         answer = [False] * len(keys)
         if self._pool is None or self._pages is None:
+            self._count_refused(len(keys))
             return answer
         deadline = Deadline(self._settings.batch_timeout_s)
         try:
             numbers = self._pages.page_numbers(host_indices, len(keys))
             chains = list(self._chains(self._pool, keys))
             wishes = self._wishes(extra_info, len(keys), self._pages.page_tokens)
-            for first in reversed(range(0, len(keys), PAGES_AT_ONCE)):
+            for first in reversed(range(0, len(keys), SAVES_AT_ONCE)):
                 if deadline.has_passed():
                     break
-                asked = slice(first, first + PAGES_AT_ONCE)
+                asked = slice(first, first + SAVES_AT_ONCE)
                 answer[asked] = self._save_some(self._pool, chains[asked], numbers[asked], wishes[asked])
         except ENGINE_FAILURES as error:
             self._border.miss("batch_set", error)
@@ -150,19 +166,24 @@ class PageStore:
         return True
 
     def stats(self) -> dict[str, int | float | str]:
-        """Pages moved, failures by call, and the Pool's own counters."""
+        """Pages moved and refused, failures by call, and the Pool's own counters."""
         pool = self._pool.stats() if self._pool is not None else {}
-        return {**self._counts, **self._border.counts(), **pool}
-
-    def miss(self, call: str, cause: object) -> None:
-        """Count a call that this backend does not serve."""
-        self._border.miss(call, cause)
+        return {**self._counts, **self._refusals.counts(), **self._border.counts(), **pool}
 
     def close(self) -> None:
         """End the connection. Idempotent; everything is a miss afterwards."""
         pool, self._pool, self._cache = self._pool, None, None
         if pool is not None:
             pool.close()
+
+    def refuse(self, call: str, refusal: str, pages: int) -> None:
+        """`call` is answered by a miss because of `refusal`, which names its remedy."""
+        self._refusals.count(refusal, pages)
+        self._border.miss(call, refusal)
+
+    def _count_refused(self, pages: int) -> None:
+        if self._refusal:
+            self._refusals.count(self._refusal, pages)
 
     def _chains(self, pool: Pool, keys: Sequence[str]) -> Iterator[KeyChain]:
         """A chain of one chunk for each page, made as it is asked for."""
@@ -178,21 +199,23 @@ class PageStore:
 
     def _load_some(self, pool: Pool, chains: Sequence[KeyChain], numbers: Sequence[int], deadline: Deadline) -> int:
         """Leading pages that are in place; when it returns no page is written any more."""
-        under_way: list[tuple[Lease, Load]] = []
+        leases: list[Lease] = []
+        loads: list[Load] = []
         good = 0
         try:
-            for position in reversed(range(self._present(pool, chains, len(chains)))):
-                lease = pool.acquire(pool.lookup(chains[position]))
-                under_way.insert(0, (lease, pool.load(lease, self._cache, [numbers[position]] * lease.chunks)))
-            for _, load in under_way:
+            hits = [pool.lookup(chain) for chain in chains[: self._present(pool, chains, len(chains))]]
+            leases = pool.separate.acquire(hits[::-1])[::-1]
+            for lease, number in zip(leases, numbers, strict=False):
+                loads.append(pool.load(lease, self._cache, [number] * lease.chunks))
+            for load in loads:
                 if load.wait(deadline.remaining_s()).chunks != 1:
                     break
                 good += 1
         finally:
-            for lease, load in under_way:
+            for load in loads:
                 load.cancel()
                 load.wait()
-                lease.release()
+            pool.separate.release(leases)
         return good
 
     def _wishes(self, extra_info: object, pages: int, page_tokens: int) -> list[tuple[TokenRange, ...]]:
@@ -210,13 +233,11 @@ class PageStore:
         wishes: Sequence[tuple[TokenRange, ...]],
     ) -> list[bool]:
         """One save for each page, all copying at once; committed from the last page to the first."""
+        assert self._cache is not None
         saves: list[Save] = []
         try:
-            for chain, number, wish in zip(chains, numbers, wishes, strict=True):
-                saves.append(pool.save(chain, self._cache, [number], retention=wish))
-                for part in range(pool.layout.layers):
-                    saves[-1].layer(part)
-            results = [save.wait() for save in reversed(saves)]
+            saves = pool.separate.save(chains, self._cache, [[number] for number in numbers], wishes)
+            results = pool.separate.publish(saves[::-1])
         finally:
             for save in saves:
                 save.abort()

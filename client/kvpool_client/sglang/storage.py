@@ -6,18 +6,25 @@ indexers): KV without its sidecar would be wrong, so for them nothing is found a
 Threads: as SGLang calls, see PageStore.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
 
 from kvpool_client.sglang.host_pages import Shard
+from kvpool_client.sglang.names import named, server_args_of_process
 from kvpool_client.sglang.page_store import PageStore
 from kvpool_client.sglang.settings import Settings
 
 KV = "kv"
-_NOT_SERVED = "only the zero-copy interface is served (interface_v1)"
-_HAS_SIDECARS = "the model has pools beside its KV (hybrid attention, state or draft): pages of it are not kept"
+_NOT_SERVED = (
+    "interface: only the zero-copy interface is served: set interface_v1 to 1 in --hicache-storage-backend-extra-config"
+)
+_HAS_SIDECARS = (
+    "sidecars: the model has pools beside its KV (hybrid attention, state or draft) and pages of it are not kept: "
+    "run it without --hicache-storage-backend, or without its draft model"
+)
 
 
 class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is untyped here
@@ -34,7 +41,8 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
             cp_size=storage_config.attn_cp_size,
             is_replicated=storage_config.is_mla_model,
         )
-        self._store = PageStore(settings, self._shard)
+        settings, refusal = named(settings, storage_config.model_name, server_args_of_process(), os.environ)
+        self._store = PageStore(settings, self._shard, refusal)
         self._has_sidecars = False
 
     def __repr__(self) -> str:
@@ -52,23 +60,23 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
         """How many leading pages are there."""
-        return 0 if self._is_hybrid("batch_exists") else self._store.count_present(keys)
+        return 0 if self._is_hybrid("batch_exists", len(keys)) else self._store.count_present(keys)
 
     def batch_get_v1(self, keys: Sequence[str], host_indices: Any, extra_info: object = None) -> list[bool]:
         """Load pages; which are in place."""
-        if self._is_hybrid("batch_get_v1"):
+        if self._is_hybrid("batch_get_v1", len(keys)):
             return [False] * len(keys)
         return self._store.load(keys, host_indices)
 
     def batch_set_v1(self, keys: Sequence[str], host_indices: Any, extra_info: object = None) -> list[bool]:
         """Store pages; which are kept."""
-        if self._is_hybrid("batch_set_v1"):
+        if self._is_hybrid("batch_set_v1", len(keys)):
             return [False] * len(keys)
         return self._store.save(keys, host_indices, extra_info)
 
     def batch_exists_v2(self, keys: Sequence[str], pool_transfers: Any = None, extra_info: object = None) -> Any:
         """How many leading pages are there, for models with KV alone."""
-        if pool_transfers or self._is_hybrid("batch_exists_v2"):
+        if pool_transfers or self._is_hybrid("batch_exists_v2", len(keys)):
             return PoolTransferResult(0, {})
         pages = self._store.count_present(keys)
         return PoolTransferResult(pages, {KV: pages} if pages else {}, list(range(1, pages + 1)))
@@ -87,11 +95,11 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> None:
         """A miss: see the module."""
-        self._store.miss("get", _NOT_SERVED)
+        self._store.refuse("get", _NOT_SERVED, 1)
 
     def batch_get(self, keys: Sequence[str], target_locations: Any = None, target_sizes: Any = None) -> list[None]:
         """Misses: see the module."""
-        self._store.miss("batch_get", _NOT_SERVED)
+        self._store.refuse("batch_get", _NOT_SERVED, len(keys))
         return [None] * len(keys)
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
@@ -102,7 +110,7 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
         self, keys: Sequence[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:
         """Declined: see the module."""
-        self._store.miss("batch_set", _NOT_SERVED)
+        self._store.refuse("batch_set", _NOT_SERVED, len(keys))
         return False
 
     def clear(self) -> bool:
@@ -121,15 +129,15 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
         """End the connection."""
         self._store.close()
 
-    def _is_hybrid(self, call: str) -> bool:
+    def _is_hybrid(self, call: str, pages: int) -> bool:
         if self._has_sidecars:
-            self._store.miss(call, _HAS_SIDECARS)
+            self._store.refuse(call, _HAS_SIDECARS, pages)
         return self._has_sidecars
 
     def _transfer(self, transfer: Any, verb: Any) -> list[bool]:
         keys = transfer.keys or []
         if str(transfer.name) != KV or transfer.host_indices is None:
-            self._store.miss("transfer", f"pool {transfer.name} is not kept")
+            self._store.refuse("transfer", f"{_HAS_SIDECARS} (pool {transfer.name})", len(keys))
             return [False] * len(keys)
         answer: list[bool] = verb(keys, transfer.host_indices)
         return answer

@@ -163,8 +163,7 @@ def staged_layers(
     memory: npt.NDArray[np.uint8], geometry: Geometry, shard: int, slots: int
 ) -> list[npt.NDArray[np.uint8]]:
     """One shard's slots, layer by layer: uint8 [slots, layer_bytes] each."""
-    layer_bytes = geometry.planes * geometry.tokens_per_block * geometry.token_bytes
-    whole = memory.reshape(-1, slots, geometry.layers, layer_bytes)[shard]
+    whole = memory.reshape(-1, slots, geometry.layers, geometry.layer_bytes)[shard]
     return [whole[:, layer] for layer in range(geometry.layers)]
 
 

@@ -35,7 +35,12 @@ _engine = _interface()
 
 
 class KVPoolScheduler(_engine.KvCacheConnectorScheduler):  # type: ignore[misc, name-defined]  # TensorRT-LLM's class is untyped here
-    """See `kvpool_client.trtllm`. Raises InvalidArgument where the environment's settings are wrong."""
+    """See `kvpool_client.trtllm`. Raises InvalidArgument where the environment's settings are wrong.
+
+    Under attention data parallelism every owner has one, and its plans go to the owner's own worker.
+    """
+
+    supports_attention_dp = True
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
@@ -48,6 +53,9 @@ class KVPoolScheduler(_engine.KvCacheConnectorScheduler):  # type: ignore[misc, 
     def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
         """Nothing: blocks are taken from the scheduler's output, which is whole in every version."""
 
+    def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: list[list[int]]) -> None:
+        """Nothing, so that an engine with several groups starts; `register_kv_cache_layout` says why they are not served."""
+
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """The step's plan for the workers."""
         return self.half.plan(scheduler_output)
@@ -56,26 +64,37 @@ class KVPoolScheduler(_engine.KvCacheConnectorScheduler):  # type: ignore[misc, 
         """Whether saves may still read the request's blocks."""
         return self.half.finish(request)
 
+    def request_finished_by_layer_group(self, request: Any, cache_block_ids_by_layer_group: list[list[int]]) -> bool:
+        """As `request_finished`."""
+        return self.half.finish(request)
+
     def request_reset(self, request: Any) -> None:
         """The request's blocks are gone; it runs again."""
         self.half.reset(request)
 
     def cancel_load(self, request: Any, start: int, end: int) -> None:
-        """The runtime will not take what was claimed from token `start` on."""
-        self.half.cancel(request, start)
+        """The runtime will not take what was claimed of tokens `start` up to `end`: the first of them, or the last."""
+        self.half.cancel(request, start, end)
 
 
 class KVPoolWorker(_engine.KvCacheConnectorWorker):  # type: ignore[misc, name-defined]  # TensorRT-LLM's class is untyped here
     """See `kvpool_client.trtllm`. Raises InvalidArgument where the environment's settings are wrong."""
 
+    supports_attention_dp = True
+
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
-        rank = int(importlib.import_module("tensorrt_llm._utils").mpi_rank())
-        self.half = WorkerHalf(_settings(llm_args), rank)
+        settings = _settings(llm_args)
+        rank = 0 if settings.is_attention_dp else int(importlib.import_module("tensorrt_llm._utils").mpi_rank())
+        self.half = WorkerHalf(settings, rank)
 
     def register_kv_caches(self, kv_cache_tensor: Any) -> None:
         """Learn the rank's KV pool."""
         self.half.register(kv_cache_tensor)
+
+    def register_kv_cache_layout(self, layout: Any) -> None:
+        """Learn the rank's KV pages, as the second cache manager describes them."""
+        self.half.register_layout(layout)
 
     def bind_connector_meta(self, metadata: Any) -> None:
         """Take the step's plan."""

@@ -6,9 +6,7 @@ Nothing here acts. Tokens travel as packed int32, block ids and slots as tuples.
 import json
 from dataclasses import asdict, dataclass, replace
 from math import gcd
-from typing import Any
 
-from kvpool.errors import LayoutMismatch
 from kvpool.layout import Layout
 
 NO_BLOCK = -1
@@ -67,35 +65,19 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The KV of one rank, as every rank must have it: `planes` is 2 for K and V, 1 for MLA."""
+    """The KV of one rank, as every rank must have it. `is_replicated`: every rank has the same bytes (MLA's latent KV)."""
 
     layers: int
     planes: int
     token_bytes: int
     tokens_per_block: int
     format: str
-
-    @classmethod
-    def of(cls, tensor: Any, tokens_per_block: int, words: str) -> "Geometry":
-        """The geometry of TensorRT-LLM's pool tensor [blocks, layers, K and V, …]. Raises LayoutMismatch."""
-        shape = tuple(int(size) for size in tensor.shape)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if len(shape) < 4 or shape[2] not in (1, 2):
-            raise LayoutMismatch(f"the KV pool has shape {shape}, expected [blocks, layers, 1 or 2, …]")
-        if dtype in ("int8", "uint8"):
-            raise LayoutMismatch(f"the KV pool is of {dtype}: its scales are elsewhere and would be lost")
-        plane_bytes = int(tensor.element_size())
-        for size in shape[3:]:
-            plane_bytes *= size
-        if plane_bytes % tokens_per_block:
-            raise LayoutMismatch(f"a block's plane of {plane_bytes} bytes does not hold {tokens_per_block} tokens")
-        inner = "x".join(str(size) for size in shape[3:])
-        return cls(shape[1], shape[2], plane_bytes // tokens_per_block, tokens_per_block, f"{words} {dtype} {inner}")
+    is_replicated: bool
 
     @property
-    def is_replicated(self) -> bool:
-        """Whether every rank has the same bytes: MLA's latent KV."""
-        return self.planes == 1
+    def layer_bytes(self) -> int:
+        """Bytes of one layer of a block."""
+        return self.planes * self.tokens_per_block * self.token_bytes
 
     def shards(self, ranks: int) -> int:
         """How many different shards the ranks have between them."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvpool.types import DEFAULT_PRIORITY
+from kvpool_client.trtllm.adapters import Adapters
 from kvpool_client.trtllm.claims import NO_CLAIM, Claim
 from kvpool_client.trtllm.plan import NO_BLOCK, SaveOrder
 
@@ -26,16 +27,21 @@ _FURTHER_INPUTS = (
     "encoder_tokens",
     "cross_attention_mask",
 )
+_OTHER_SALT = "salt: the step has another salt than the request; this TensorRT-LLM is not served with salts"
 
 
 @dataclass(slots=True)
 class Prompt:
-    """One request. Invariant: `saved` chunks were ordered to be saved, or are in the pool because they were claimed."""
+    """One request. `refusal` begins with the word that it is counted by.
+
+    Invariant: `saved` chunks were ordered to be saved, or are in the pool because they were claimed.
+    """
 
     request_id: int
     salt: bytes | None
     adapter: str
     refusal: str
+    is_prompt: bool = True
     claim: Claim = NO_CLAIM
     tokens: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
@@ -44,22 +50,20 @@ class Prompt:
     has_saves: bool = False
 
     @classmethod
-    def of(cls, request: Any) -> "Prompt":
+    def of(cls, request: Any, adapters: Adapters) -> "Prompt":
         """What the engine's request says."""
-        refusal = "".join(f"{name} is set" for name in _FURTHER_INPUTS if _is_set(getattr(request, name, None)))
-        salt = getattr(request, "cache_salt", None)
-        if salt is None and not hasattr(request, "cache_salt"):
-            salt_id = getattr(request, "cache_salt_id", None)
-            salt = None if salt_id is None else f"id:{salt_id}"
-            refusal = refusal or ("" if hasattr(request, "cache_salt_id") else "the request does not say its salt")
-        if getattr(request, "is_dummy_request", False) or getattr(request, "is_generation_only_request", False):
-            refusal = refusal or "the request is no prompt"
-        lora = getattr(request, "lora_task_id", None)
+        salt, refusal = _salt_of(request)
+        further = next((name for name in _FURTHER_INPUTS if _is_set(getattr(request, name, None))), "")
+        adapter, unknown = adapters.name_of(request)
+        if further:
+            refusal = f"inputs: {further} is set and its KV depends on more than tokens; send prompts of text alone"
+        is_dummy = bool(getattr(request, "is_dummy_request", False))
         return cls(
             request_id=int(request.request_id),
-            salt=None if salt is None else str(salt).encode(),
-            adapter="" if lora is None else f"lora:{lora}",
-            refusal=refusal,
+            salt=salt,
+            adapter=adapter,
+            refusal=refusal or unknown,
+            is_prompt=not is_dummy and not _is_true(request, "is_generation_only_request"),
         )
 
     def begin(self, first_saved: int) -> None:
@@ -77,9 +81,9 @@ class Prompt:
         self.priorities += _priorities_of(data, len(new_blocks))
         if hasattr(data, "cache_salt") and self.salt is not None and not self.salt.startswith(b"id:"):
             said = None if data.cache_salt is None else str(data.cache_salt).encode()
-            self.refusal = self.refusal or ("" if said == self.salt else "the step has another salt than the request")
+            self.refusal = self.refusal or ("" if said == self.salt else _OTHER_SALT)
         elif getattr(data, "cache_salt", None) is not None and self.salt is None:
-            self.refusal = self.refusal or "the step has a salt and the request none"
+            self.refusal = self.refusal or _OTHER_SALT
 
     def order_save(self, computed_tokens: int, tokens_per_block: int) -> SaveOrder | None:
         """The chunks that are whole once this step has run and were not saved, up to a block that has no page."""
@@ -87,13 +91,29 @@ class Prompt:
         blocks = self.block_ids[self.saved : whole]
         if NO_BLOCK in blocks:
             blocks = blocks[: blocks.index(NO_BLOCK)]
-        if self.refusal or not blocks:
+        if self.refusal or not self.is_prompt or not blocks:
             return None
         first, self.saved = self.saved, self.saved + len(blocks)
         self.has_saves = True
         tokens = np.array(self.tokens[: self.saved * tokens_per_block], dtype=np.int32).tobytes()
         kept = tuple(self.priorities[first : self.saved])
         return SaveOrder(self.request_id, tokens, self.salt or b"", self.adapter, first, tuple(blocks), kept)
+
+
+def _salt_of(request: Any) -> tuple[bytes | None, str]:
+    """A request's salt, or a number of the engine's that stands for it; and why it cannot be told, where it cannot."""
+    if hasattr(request, "cache_salt"):
+        return (None if request.cache_salt is None else str(request.cache_salt).encode()), ""
+    if not hasattr(request, "cache_salt_id"):
+        return None, "salt: the request does not say its salt; use a TensorRT-LLM whose requests have cache_salt"
+    number = request.cache_salt_id
+    return (None if number is None else f"id:{number}".encode()), ""
+
+
+def _is_true(request: Any, name: str) -> bool:
+    """An attribute of the engine's native requests that is a method of its Python ones."""
+    value = getattr(request, name, False)
+    return bool(value() if callable(value) else value)
 
 
 def _priorities_of(data: Any, new_blocks: int) -> list[int]:

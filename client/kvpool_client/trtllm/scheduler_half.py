@@ -4,7 +4,7 @@
 
 Before SERVING nothing is claimed; saves are ordered from the first step on. A lookup is asked once and never taken back, so
 it claims staged and verified chunks only (`claims`), always leaves one token to compute, and loads before the forward.
-Failures are misses, counted and logged once. The executor's thread only; rank 0.
+Failures are misses, counted and logged once. The executor's thread only; rank 0, or an owner of attention data parallelism.
 """
 
 import logging
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from kvpool_client.border import ENGINE_FAILURES, Border
+from kvpool_client.refusals import Refusals
+from kvpool_client.trtllm.adapters import Adapters
 from kvpool_client.trtllm.claims import NO_CLAIM, Claim, Claims
 from kvpool_client.trtllm.plan import LoadOrder, Plan, SaveOrder
 from kvpool_client.trtllm.prompts import REQUESTS_MAX, Prompt
@@ -34,6 +36,8 @@ class SchedulerHalf:
         self._cannot_claim = False
         self._prompts: dict[int, Prompt] = {}
         self._dropped: list[int] = []
+        self._adapters = Adapters()
+        self._refusals = Refusals("trtllm")
         self._counts = {"claimed_tokens": 0, "asked_requests": 0, "refused_requests": 0}
         if settings.refusal:
             _log.warning("kvpool shares nothing with this engine: %s", settings.refusal)
@@ -75,14 +79,25 @@ class SchedulerHalf:
             dropped=dropped,
         )
 
-    def cancel(self, request: Any, start: int) -> None:
-        """The runtime will not take what was claimed of this request from token `start` on."""
+    def cancel(self, request: Any, start: int, end: int) -> None:
+        """The runtime will not take tokens `start` up to `end` of what was claimed of this request.
+
+        It has come by the first of them itself, or has no pages for the last; what is on the other side stays promised, and
+        blocks that are partly on it are loaded whole.
+        """
         prompt = self._prompts.get(int(request.request_id))
-        if prompt is not None and self._claims is not None and prompt.claim.slots:
-            claim = prompt.claim
-            kept = max(0, start // self._settings.tokens_per_block - claim.first_chunk)
-            self._claims.give_up(Claim(claim.first_chunk, claim.slots[kept:]))
-            prompt.claim = Claim(claim.first_chunk, claim.slots[:kept]) if kept else NO_CLAIM
+        if prompt is None or self._claims is None or not prompt.claim.slots:
+            return
+        claim, block = prompt.claim, self._settings.tokens_per_block
+        first, last = claim.first_chunk, claim.first_chunk + len(claim.slots)
+        gone_from, gone_to = max(first, -(-start // block)), min(last, end // block)
+        is_head = gone_from == first
+        # From the middle nothing is taken out: what is loaded beyond need is computed over, what is missing would be wrong.
+        if gone_from >= gone_to or not (is_head or gone_to == last):
+            return
+        kept = claim.slots[gone_to - first :] if is_head else claim.slots[: gone_from - first]
+        self._claims.give_up(Claim(gone_from, claim.slots[gone_from - first : gone_to - first]))
+        prompt.claim = Claim(gone_to if is_head else first, kept) if kept else NO_CLAIM
 
     def reset(self, request: Any) -> None:
         """The request's blocks are gone and it runs again from its start."""
@@ -102,9 +117,9 @@ class SchedulerHalf:
         return prompt.has_saves
 
     def stats(self) -> dict[str, int | float | str]:
-        """Requests asked and refused, tokens claimed, failures by call, staging slots free."""
+        """Requests asked and refused (by reason too), tokens claimed, failures by call, staging slots free."""
         free = self._claims.slots_free if self._claims is not None else 0
-        return {**self._counts, **self._border.counts(), "staging_slots_free": free}
+        return {**self._counts, **self._refusals.counts(), **self._border.counts(), "staging_slots_free": free}
 
     def close(self) -> None:
         """End the connections and the shared memory."""
@@ -113,14 +128,15 @@ class SchedulerHalf:
         self._board.close()
 
     def _match(self, request: Any, computed_tokens: int) -> int:
-        prompt = Prompt.of(request)
+        prompt = Prompt.of(request, self._adapters)
         self._counts["asked_requests"] += 1
         self._forget(prompt.request_id)
         self._make_room()
         self._prompts[prompt.request_id] = prompt
         block = self._settings.tokens_per_block
-        if prompt.refusal or self._settings.refusal:
-            self._counts["refused_requests"] += 1
+        refusal = prompt.refusal or self._settings.refusal
+        if refusal or not prompt.is_prompt:
+            self._refuse(prompt, refusal)
             return 0
         self._look_at_board()
         if self._claims is None or not self._is_serving or computed_tokens % block:
@@ -131,6 +147,14 @@ class SchedulerHalf:
         claimed = len(prompt.claim.slots) * block
         self._counts["claimed_tokens"] += claimed
         return claimed
+
+    def _refuse(self, prompt: Prompt, refusal: str) -> None:
+        """Count a request that is left alone, and say once why; what is no prompt of anybody's is not worth a word."""
+        self._counts["refused_requests"] += 1
+        if prompt.is_prompt:
+            self._refusals.count("engine" if self._settings.refusal else refusal)
+            if not self._settings.refusal:
+                self._border.complain(f"a request is neither loaded nor saved: {refusal}")
 
     def _look_at_board(self) -> None:
         """Go from START to MAPPING to SERVING, and take back the slots of orders that every rank has carried out."""
@@ -179,9 +203,12 @@ class SchedulerHalf:
         prompt.claim = NO_CLAIM
 
     def _forget(self, request_id: int) -> None:
+        """Of a request that is looked up again, the blocks were taken away: its saves end before they are others'."""
         prompt = self._prompts.pop(request_id, None)
         if prompt is not None:
             self._give_up(prompt)
+            if prompt.has_saves:
+                self._dropped.append(request_id)
 
     def _make_room(self) -> None:
         """Forget the oldest request where the runtime has ended ones without a word."""

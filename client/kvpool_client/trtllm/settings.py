@@ -1,14 +1,16 @@
 """The configuration of the TensorRT-LLM connector: the environment, and what the engine's own arguments say.
 
 The connector's configuration in TensorRT-LLM has no room for options, and of the environment only names that begin with
-TLLM or TRTLLM reach the processes of the ranks: hence TLLM_KVPOOL_…. Read once, checked whole. Pure; any thread.
+TLLM or TRTLLM reach the processes of the ranks: hence TLLM_KVPOOL_…. Read once, checked whole; reads the files of the weights.
+Any thread.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvpool.errors import InvalidArgument
+from kvpool.errors import InvalidArgument, LayoutMismatch
+from kvpool_client.weights import digest_of, weights_of
 
 PREFIX = "TLLM_KVPOOL_"
 SOCKET = "/run/kvpool/kvpool.sock"
@@ -20,7 +22,8 @@ class Settings:
 
     `timeout_s` bounds a round trip and `claim_timeout_s` all of one lookup, both on the executor's thread;
     `staging_bytes` is the memory in which claimed chunks wait for their ranks. `retention_s`: how long after its last use a
-    chunk is kept with the engine's priority, whose own duration the engine does not tell.
+    chunk is kept with the engine's priority, whose own duration the engine does not tell. `ranks` share a prompt's KV: under
+    attention data parallelism every owner has a scheduler and all of its prompts' KV, and is one rank of one.
     """
 
     model: str
@@ -36,6 +39,7 @@ class Settings:
     copy_threads: int = 2
     retention_s: float = 3600.0
     is_layerwise: bool = True
+    is_attention_dp: bool = False
     refusal: str = ""
 
     @classmethod
@@ -52,8 +56,9 @@ class Settings:
                     faults.append(f"{PREFIX}{key} is {given[key]!r}, expected {least}..{most}")
         if faults:
             raise InvalidArgument("; ".join(faults))
-        revision = texts.pop("revision", "") or str(getattr(llm_args, "revision", None) or "")
         model = texts.pop("model", "") or str(llm_args.model)
+        revision, unknown = _revision(llm_args, texts.pop("revision", ""), environment)
+        is_attention_dp = bool(getattr(llm_args, "enable_attention_dp", False))
         backend = getattr(llm_args, "attn_backend", "")
         is_eager = (
             getattr(llm_args, "cuda_graph_config", None) is None
@@ -63,7 +68,7 @@ class Settings:
             model=model,
             revision=revision,
             tokens_per_block=int(llm_args.kv_cache_config.tokens_per_block),
-            ranks=int(getattr(llm_args, "tensor_parallel_size", 1)),
+            ranks=1 if is_attention_dp else int(getattr(llm_args, "tensor_parallel_size", 1)),
             format=f"trtllm-1 {version} {backend}",
             timeout_s=numbers.get("timeout_s", 0.5),
             claim_timeout_s=numbers.get("claim_timeout_s", 1.0),
@@ -71,7 +76,8 @@ class Settings:
             copy_threads=int(numbers.get("copy_threads", 2)),
             retention_s=numbers.get("retention_s", 3600.0),
             is_layerwise=is_eager,
-            refusal=_refusal(llm_args),
+            is_attention_dp=is_attention_dp,
+            refusal=_refusal(llm_args) or unknown,
             **texts,
         )
 
@@ -93,12 +99,33 @@ def _number(text: str) -> float:
         return float("nan")
 
 
+def _revision(llm_args: Any, given: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    """A digest of the weights and of what else changes their KV; or, where nothing tells the weights, why nothing is shared.
+
+    `given`: the operator's word, which stands for the weights.
+    """
+    name, asked = str(llm_args.model), str(getattr(llm_args, "revision", None) or "")
+    try:
+        weights = given or weights_of(name, asked, environment)
+    except (LayoutMismatch, OSError) as error:
+        return "", f"{error}: set {PREFIX}REVISION to a name that changes whenever the weights do"
+    cache = llm_args.kv_cache_config
+    facts = {field: str(getattr(llm_args, field, None)) for field in _MODEL_FIELDS}
+    return digest_of({"weights": weights, "kv_dtype": str(getattr(cache, "dtype", "auto")), **facts}), ""
+
+
+# What of the engine's arguments changes KV without changing weights or shapes.
+_MODEL_FIELDS = ("dtype", "quant_config", "model_kwargs")
+
+
 def _refusal(llm_args: Any) -> str:
     for name in ("pipeline_parallel_size", "context_parallel_size"):
         if int(getattr(llm_args, name, None) or 1) > 1:
-            return f"{name} is {getattr(llm_args, name)}, expected 1"
-    if getattr(llm_args, "enable_attention_dp", False):
-        return "enable_attention_dp is set"
+            instead = "set tensor_parallel_size instead"
+            return f"{name} is {getattr(llm_args, name)}, expected 1: {instead}, or run without the connector"
     if getattr(llm_args, "speculative_config", None) is not None:
-        return "speculative_config is set: draft KV is not kept"
+        return "speculative_config is set and draft KV is not kept: remove it, or run without the connector"
+    if str(getattr(llm_args.kv_cache_config, "dtype", "auto")) in ("int8", "nvfp4"):
+        dtype = llm_args.kv_cache_config.dtype
+        return f"kv_cache_config.dtype is {dtype}, whose scales are beside the KV: set it to auto or fp8"
     return ""

@@ -9,6 +9,7 @@ The executor's thread of this rank only. Copies per byte: load, one to the devic
 """
 
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,9 +21,11 @@ from kvpool_client.cache import Cache
 from kvpool_client.device_arena import PinnedBytes
 from kvpool_client.device_blocks import DeviceBlocks
 from kvpool_client.pool import Pool
+from kvpool_client.refusals import Refusals
 from kvpool_client.retention import ranges_of_blocks
 from kvpool_client.save import Save
 from kvpool_client.trtllm.claims import connect
+from kvpool_client.trtllm.pages import EnginePages, pages_of_layout, pages_of_tensor
 from kvpool_client.trtllm.plan import Geometry, LoadOrder, Plan, SaveOrder
 from kvpool_client.trtllm.settings import Settings
 from kvpool_client.trtllm.shared import Board, SharedBytes
@@ -44,6 +47,7 @@ class WorkerHalf:
         self._settings = settings
         self._rank = rank
         self._border = Border(_log)
+        self._refusals = Refusals("trtllm")
         self._geometry: Geometry | None = None
         self._layout: Layout | None = None
         self._pool: Pool | None = None
@@ -56,6 +60,7 @@ class WorkerHalf:
         self._loading = 0
         self._stream: Any = None
         self._layers_run: set[int] = set()
+        self._is_layerwise = False
         self._has_all_hooks = False
         self._open: list[tuple[int, Save]] = []
         self._under_way: dict[int, Save] = {}
@@ -73,19 +78,28 @@ class WorkerHalf:
         return f"<WorkerHalf rank {self._rank}, {self._cache!r}, {len(self._under_way)} requests saving>"
 
     def register(self, tensor: Any) -> None:
-        """Learn this rank's KV pool and connect. A pool that cannot be kept leaves everything a miss."""
+        """Learn this rank's KV from the first cache manager's pool tensor; see `_register`."""
+        self._register(lambda: pages_of_tensor(tensor, self._settings.tokens_per_block, self._settings.format))
+
+    def register_layout(self, layout: Any) -> None:
+        """Learn this rank's KV from the second cache manager's KvCacheLayout; see `_register`."""
+        self._register(lambda: pages_of_layout(layout, self._settings.tokens_per_block, self._settings.format))
+
+    def _register(self, describe: Callable[[], EnginePages]) -> None:
+        """Connect with what is described. A pool that cannot be kept leaves everything a miss, and one line says why."""
         if self._settings.refusal:
             return
         try:
-            geometry = Geometry.of(tensor, self._settings.tokens_per_block, self._settings.format)
-            layout = geometry.layout(self._rank, self._settings.ranks)
-            layers = [tensor[:, layer] for layer in range(geometry.layers)]
-            cache = Cache(layers, layout, block_tokens=self._settings.tokens_per_block, form="packed")
+            pages = describe()
+            layout = pages.geometry.layout(self._rank, self._settings.ranks)
+            cache = Cache(pages.layers, layout, block_tokens=self._settings.tokens_per_block, form="packed")
             self._pool = connect(self._settings, layout)
         except ENGINE_FAILURES as error:
-            self._border.miss("register_kv_caches", error)
+            self._refusals.count("layout")
+            self._border.miss("register_kv_caches", f"kvpool shares nothing with this engine: {error}")
             return
-        self._geometry, self._layout, self._cache = geometry, layout, cache
+        self._is_layerwise = self._settings.is_layerwise and pages.is_by_layer
+        self._geometry, self._layout, self._cache = pages.geometry, layout, cache
 
     def bind(self, plan: Plan | None) -> None:
         """Take the step's plan; map what it names; end the saves of requests whose blocks are gone."""
@@ -111,7 +125,7 @@ class WorkerHalf:
         with self._on_stream():
             if plan.loads:
                 self._load(plan.loads)
-                if not self._settings.is_layerwise and self._events[-1] is not None:
+                if not self._is_layerwise and self._events[-1] is not None:
                     stream.wait_event(self._events[-1])
             self._go_on_saving()
             for order in plan.saves:
@@ -123,7 +137,7 @@ class WorkerHalf:
         `layer` counts the model's layers. Where some have no KV the pool's number is lower, and its event comes before.
         """
         event = self._events[min(layer, len(self._events) - 1)] if self._events else None
-        if event is not None and self._settings.is_layerwise:
+        if event is not None and self._is_layerwise:
             stream.wait_event(event)
 
     def save_layer(self, layer: int) -> None:
@@ -132,7 +146,7 @@ class WorkerHalf:
         Only once a whole step has shown that the model's layers are the pool's; before, saves follow the whole forward.
         """
         self._layers_run.add(layer)
-        if not self._settings.is_layerwise or not self._has_all_hooks:
+        if not self._is_layerwise or not self._has_all_hooks:
             return
         with self._on_stream():
             for _, save in self._open:
@@ -163,7 +177,7 @@ class WorkerHalf:
     def stats(self) -> dict[str, int | float | str]:
         """Blocks moved, failures by call, and the Pool's own counters."""
         pool = self._pool.stats() if self._pool is not None else {}
-        return {**self._counts, **self._border.counts(), **pool}
+        return {**self._counts, **self._refusals.counts(), **self._border.counts(), **pool}
 
     def close(self) -> None:
         """End the saves and the connection."""

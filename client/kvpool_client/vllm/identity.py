@@ -9,24 +9,16 @@ Hardware, block sizes and formats are not here either; these are the layout's.
 Reads files once, at the engine's start. Any thread.
 """
 
-import json
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
-import kvpool_native
 from kvpool.errors import LayoutMismatch
 from kvpool_client.vllm.length_facts import length_facts
 from kvpool_client.vllm.surface import EngineConfig, LoraRequest
+from kvpool_client.weights import digest_of, directory_digest
 
 NAME_CHARACTERS_MAX = 300
-DIGEST_HEX = 32
-SAMPLE_BYTES = 4096
-SAMPLES_MAX = 4096
-HEADER_BYTES_MAX = 100 << 20
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 # What of vLLM's model configuration changes KV without changing the model's own configuration.
 MODEL_FIELDS = (
     "architecture",
@@ -85,7 +77,7 @@ def model_and_revision(config: EngineConfig, named: str = "") -> tuple[str, str]
         "hashes": str(getattr(config.cache_config, "prefix_caching_hash_algo", "")),
     }
     short = "/".join(name.rstrip("/").rsplit("/", 2)[-2:])
-    return (named or short)[-NAME_CHARACTERS_MAX:], _digest(facts)
+    return (named or short)[-NAME_CHARACTERS_MAX:], digest_of(facts)
 
 
 def adapter_name(lora: LoraRequest | None) -> str:
@@ -93,15 +85,7 @@ def adapter_name(lora: LoraRequest | None) -> str:
     if lora is None:
         return ""
     path = str(getattr(lora, "lora_path", ""))
-    return _digest({"name": lora.lora_name, "path": path, "weights": directory_digest(Path(path))})
-
-
-def directory_digest(path: Path) -> str:
-    """A digest of the weights in a directory (or of one file); empty where there are none."""
-    files = sorted(entry for entry in _files_of(path) if entry.suffix in WEIGHT_SUFFIXES)
-    if not files:
-        return ""
-    return _digest({entry.name: "".join(_file_facts(entry)) for entry in files})
+    return digest_of({"name": lora.lora_name, "path": path, "weights": directory_digest(Path(path))})
 
 
 def _weights_of(config: EngineConfig, named: str) -> str:
@@ -173,53 +157,3 @@ def _kept(value: object) -> object:
         return value
     entries = sorted((str(key), entry) for key, entry in value.items() if entry is not None and key not in IRRELEVANT)
     return {key: _kept(entry) for key, entry in entries}
-
-
-def _files_of(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-    elif path.is_dir():
-        yield from (entry for entry in path.iterdir() if entry.is_file())
-
-
-def _file_facts(path: Path) -> Iterator[str]:
-    """Size and samples: of a safetensors file its header and the middle of each tensor, of others evenly and by date."""
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        size = status.st_size
-        yield f"{size} "
-        header = _header_of(file, size) if path.suffix == ".safetensors" else b""
-        middles = _tensor_middles(header)
-        if middles:
-            yield _hex(header)
-        else:
-            yield f"{status.st_mtime_ns} "
-            middles = list(range(0, size, max(SAMPLE_BYTES, size // SAMPLES_MAX)))
-        for offset in middles:
-            file.seek(offset)
-            yield _hex(file.read(SAMPLE_BYTES))
-
-
-def _header_of(file: BinaryIO, size: int) -> bytes:
-    """The header of a safetensors file, empty where it has none."""
-    header_bytes = int.from_bytes(file.read(8), "little")
-    return file.read(header_bytes) if 0 < header_bytes <= min(HEADER_BYTES_MAX, size) else b""
-
-
-def _tensor_middles(header: bytes) -> list[int]:
-    """Where to sample each tensor that the header names; empty where it is no header."""
-    try:
-        named = json.loads(header)
-        spans = [entry["data_offsets"] for key, entry in sorted(named.items()) if key != "__metadata__"]
-        begins = 8 + len(header)
-        return [begins + max(first, (first + last - SAMPLE_BYTES) // 2) for first, last in spans]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []
-
-
-def _digest(facts: Mapping[str, object]) -> str:
-    return _hex(json.dumps(facts, sort_keys=True, default=str).encode())[:DIGEST_HEX]
-
-
-def _hex(data: bytes) -> str:
-    return kvpool_native.blake3(data).hex()

@@ -1,0 +1,64 @@
+"""Chunks that follow none, many at once: each chain has a lease or a save of its own, and all of them share the round trips.
+
+For engines that name a page by everything before it (SGLang), and may ask for pages from the middle of a prompt. Two round
+trips save any number of chunks, one leases them, and none waits for their release. A Pool has one. Any thread.
+"""
+
+import contextlib
+from collections.abc import Sequence
+
+from kvpool import failpoint
+from kvpool.errors import KVPoolError
+from kvpool.layout import Layout
+from kvpool.types import TokenRange
+from kvpool_client.batching import drop_leases
+from kvpool_client.cache import Cache
+from kvpool_client.copies import Copies
+from kvpool_client.key_chain import KeyChain
+from kvpool_client.lease import Lease
+from kvpool_client.leasing import Leasing
+from kvpool_client.results import Hit, SaveResult
+from kvpool_client.retention import plan_retention
+from kvpool_client.save import Save, publish_each
+from kvpool_client.saving import Saving
+
+
+class SeparateChunks:
+    """See the module; `Pool.separate`."""
+
+    def __init__(self, layout: Layout, copies: Copies, leasing: Leasing, saving: Saving) -> None:
+        self._layout = layout
+        self._copies = copies
+        self._leasing = leasing
+        self._saving = saving
+
+    def acquire(self, hits: Sequence[Hit]) -> list[Lease]:
+        """A lease for each hit, as `Pool.acquire` gives it. What is leased last counts as used last."""
+        return self._leasing.acquire_each(hits)
+
+    def release(self, leases: Sequence[Lease]) -> None:
+        """End leases, after their running loads. Idempotent; never raises."""
+        ended = [lease for lease in leases if lease.settle()]
+        for session in {lease.session for lease in ended if lease.session is not None}:
+            if session.is_alive:
+                with contextlib.suppress(KVPoolError):  # the session has ended, and the leases with it
+                    failpoint.reach("client.release.before", failpoint.unreachable)
+                    drop_leases(session, [lease.id for lease in ended if lease.session is session])
+
+    def save(
+        self,
+        chains: Sequence[KeyChain],
+        cache: Cache,
+        block_ids: Sequence[Sequence[int]],
+        retention: Sequence[Sequence[TokenRange]],
+    ) -> list[Save]:
+        """A save of every chunk of each chain, as `Pool.save` begins it, out of its blocks of `cache`."""
+        planned = []
+        for chain, ids, ranges in zip(chains, block_ids, retention, strict=True):
+            wishes = plan_retention(ranges, chunks=len(chain), chunk_tokens=self._layout.chunk_tokens)
+            planned.append((chain, self._copies.blocks(cache, ids, None, len(chain), is_load=False), wishes))
+        return self._saving.begin_each(planned)
+
+    def publish(self, saves: Sequence[Save]) -> list[SaveResult]:
+        """Copy and publish saves, in their order; what each has come to."""
+        return publish_each(saves)

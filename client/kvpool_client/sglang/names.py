@@ -1,0 +1,69 @@
+"""Which model SGLang serves: what its weights and its arguments say, as the revision under which pages are kept.
+
+SGLang tells a backend the name that it serves a model by, which says nothing of its weights. So the weights are sampled where
+they lie in a directory, a model of the Hub is named by its commit, and what else changes KV beside them enters: overrides of
+the model's configuration, quantization, data types. What shapes pages (layout, KV type, ranks) is in the layout's format, see
+`host_pages`. The length of a context is not here: it changes no KV.
+
+Reads files once, at SGLang's start. Any thread.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvpool.errors import LayoutMismatch
+from kvpool_client.sglang.settings import Settings
+from kvpool_client.weights import digest_of, weights_of
+
+# Of SGLang's arguments, those that change KV without changing the weights' files or the pages' shapes.
+MODEL_FIELDS = (
+    "json_model_override_args",
+    "quantization",
+    "quantization_param_path",
+    "torchao_config",
+    "dtype",
+    "kv_cache_dtype",
+)
+_NO_SERVER = "SGLang's arguments are out of reach"
+
+
+def named(
+    settings: Settings, model_name: str | None, server_args: object, environment: Mapping[str, str]
+) -> tuple[Settings, str]:
+    """The settings with a revision that names the weights; and why nothing may be shared, where nothing tells them.
+
+    A `revision` of the operator's stands for the weights; what else changes KV enters all the same.
+    """
+    facts: dict[str, object] = {field: str(getattr(server_args, field, None)) for field in MODEL_FIELDS}
+    place = str(getattr(server_args, "model_path", None) or model_name or settings.model)
+    try:
+        facts["weights"] = settings.revision or _weights(place, server_args, environment)
+    except (LayoutMismatch, OSError) as error:
+        reason = str(error) if server_args is not None else f"{error} ({_NO_SERVER})"
+        remedy = "set revision in --hicache-storage-backend-extra-config to a name that changes whenever the weights do"
+        return settings, f"weights: {reason}: {remedy}"
+    return replace(settings, revision=digest_of(facts)), ""
+
+
+def server_args_of_process() -> Any:
+    """SGLang's arguments in a scheduler's process, where this version keeps them; None elsewhere. Imports nothing."""
+    for module, getter in (
+        ("sglang.srt.runtime_context", "get_server_args"),
+        ("sglang.srt.server_args", "get_global_server_args"),
+    ):
+        get = getattr(sys.modules.get(module), getter, None)
+        try:
+            args = get() if callable(get) else None
+        except (ValueError, RuntimeError, LookupError, AttributeError):  # it is not set in this process
+            args = None
+        if args is not None:
+            return args
+    return None
+
+
+def _weights(place: str, server_args: object, environment: Mapping[str, str]) -> str:
+    if "dummy" in str(getattr(server_args, "load_format", "")):
+        return f"dummy {getattr(server_args, 'random_seed', None)}"
+    return weights_of(place, str(getattr(server_args, "revision", None) or ""), environment)

@@ -1,0 +1,62 @@
+"""Engines of the stand-ins, for every test of an adapter."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.daemon import Daemon, wait_until
+from tests.engines import sglang_standin
+
+
+@pytest.fixture
+def start_trtllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Starts TensorRT-LLM's executors on a daemon; `warm=False` leaves out the engine's own warm-up."""
+    pytest.importorskip("torch", reason="the torch extra is not installed")
+    from tests.engines.trtllm_interface import installed
+    from tests.engines.trtllm_standin import Executor
+
+    engines = []
+    with installed() as tools:
+
+        def make(daemon: Daemon, *, warm: bool = True, settings: dict[str, str] | None = None, **args: Any) -> Executor:
+            given = {"SOCKET": daemon.socket, "STAGING_MIB": "1", "TIMEOUT_S": "0.5", **(settings or {})}
+            with monkeypatch.context() as patch:
+                for name, value in given.items():
+                    patch.setenv(f"TLLM_KVPOOL_{name}", value)
+                engines.append(Executor(tools, **args))
+            if warm:
+                engines[-1].warm_up()
+            return engines[-1]
+
+        yield make
+        for engine in engines:
+            engine.close()
+
+
+@pytest.fixture
+def start_sglang() -> Iterator[Callable[..., Any]]:
+    """Makes a backend as SGLang's factory does, registers a pool and hands both to a controller."""
+    made = []
+    with sglang_standin.installed():
+
+        def make(
+            daemon: Daemon, pool: sglang_standin.HostPool | None = None, *, waits: bool = True, **fields: Any
+        ) -> sglang_standin.Controller:
+            from kvpool_client.sglang import KVPoolStorage
+
+            extra = {"interface_v1": 1, "socket": daemon.socket, "timeout_s": 0.5, "revision": "1"}
+            extra |= fields.pop("extra", {})
+            config = sglang_standin.StorageConfig(extra_config=extra, **fields)
+            backend = KVPoolStorage(config, {})  # type: ignore[operator]
+            made.append(backend)
+            controller = sglang_standin.Controller(backend, pool or sglang_standin.HostPool())
+            backend.register_mem_pool_host(controller.pool)
+            backend.on_host_pools_registered()
+            if waits:
+                wait_until(lambda: backend.counters().get("connected") == 1, "the backend is connected")
+            return controller
+
+        yield make
+        for backend in made:
+            backend.close()

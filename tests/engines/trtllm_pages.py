@@ -1,0 +1,99 @@
+"""What KVCacheManagerV2 tells a connector of its pages, for tests without TensorRT-LLM: regions, layer groups, the layout.
+
+Written after `connectors/kv_cache_layout.py` of TensorRT-LLM main: a page slot's bytes lie at base + stride * slot; buffers are
+layer-major, while a group names its layers in any order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """KvCacheBufferRef."""
+
+    layer_id: int
+    role: str
+    expansion: int = 1
+
+
+@dataclass(frozen=True)
+class Region:
+    """KvCacheRegion, over a tensor instead of an address."""
+
+    rows: Any
+    buffers: tuple[Buffer, ...]
+
+    @property
+    def size(self) -> int:
+        return int(self.rows.shape[1])
+
+    @property
+    def stride(self) -> int:
+        return int(self.rows.stride(0))
+
+    @property
+    def num_slots(self) -> int:
+        return int(self.rows.shape[0])
+
+    def as_tensor(self, dtype: Any = torch.uint8) -> Any:
+        return self.rows.view(dtype)
+
+
+@dataclass(frozen=True)
+class Group:
+    """KvCacheLayerGroupLayout."""
+
+    layer_group_id: int
+    layer_ids: tuple[int, ...]
+    window_size: int | None
+    regions: tuple[Region, ...]
+    replicated_regions: tuple[Region, ...] = ()
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """KvCacheLayout."""
+
+    tokens_per_block: int
+    groups: tuple[Group, ...]
+
+
+def roles_of(planes: int) -> list[str]:
+    """K and V, or the latent KV alone."""
+    return ["key", "value"][:planes]
+
+
+def pages_together(tensor: Any, tokens_per_block: int) -> PageLayout:
+    """A pool tensor [blocks, layers, planes, …] as one region: every layer's K and V, in order."""
+    layers, planes = int(tensor.shape[1]), int(tensor.shape[2])
+    buffers = tuple(Buffer(layer, role) for layer in range(layers) for role in roles_of(planes))
+    rows = tensor.view(torch.uint8).reshape(tensor.shape[0], -1)
+    return PageLayout(tokens_per_block, (_full(layers, [Region(rows, buffers)]),))
+
+
+def pages_apart(tensor: Any, tokens_per_block: int) -> PageLayout:
+    """A tensor [blocks, layers, planes, …] over memory [blocks, planes, layers, …]: a region for K and one for V."""
+    layers, planes = int(tensor.shape[1]), int(tensor.shape[2])
+    whole = tensor.permute(0, 2, 1, 3).view(torch.uint8)
+    assert whole.is_contiguous()
+    rows = whole.reshape(tensor.shape[0], planes, -1)
+    regions = [
+        Region(rows[:, plane], tuple(Buffer(layer, role) for layer in range(layers)))
+        for plane, role in enumerate(roles_of(planes))
+    ]
+    return PageLayout(tokens_per_block, (_full(layers, regions),))
+
+
+def in_windows(layout: PageLayout, windows: Sequence[int | None]) -> PageLayout:
+    """The same pages as layer groups with these attention windows."""
+    group = layout.groups[0]
+    groups = [Group(number, group.layer_ids, window, group.regions) for number, window in enumerate(windows)]
+    return PageLayout(layout.tokens_per_block, tuple(groups))
+
+
+def _full(layers: int, regions: list[Region]) -> Group:
+    return Group(0, tuple(reversed(range(layers))), None, tuple(regions))
