@@ -76,6 +76,7 @@ NAMES_REFUSED = {"utils", "helpers", "common", "misc", "manager"}
 BROAD_EXCEPT_ALLOWED = {
     "kvpool/transfer/workers.py",
     "kvpool/server/connection.py",
+    "kvpool/server/turns.py",
     "client/kvpool_client/border.py",
     "kvpool/server/event_publisher.py",
 }

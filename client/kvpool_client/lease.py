@@ -6,6 +6,7 @@ for running loads. Any thread. Lock: `_lock` guards `_loads` and `_is_released`,
 """
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -38,6 +39,7 @@ class Lease:
         self.layout = layout
         self._estimate_s = estimate_s
         self._leased = leased
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._loads: set[Load] = set()  # guarded by _lock
         self._is_released = session is None  # guarded by _lock
@@ -80,7 +82,7 @@ class Lease:
         return not self._is_released and self.session is not None and self.session.is_alive
 
     def release(self) -> None:
-        """Wait for running loads, then end the lease. Idempotent; never raises."""
+        """Wait for running loads, then end the lease. Idempotent; never raises. In a forked child the lease is the parent's."""
         if self.settle() and self.session is not None and self.session.is_alive:
             with contextlib.suppress(KVPoolError):  # the session has ended, and the lease with it
                 failpoint.reach("client.release.before", failpoint.unreachable)
@@ -88,6 +90,9 @@ class Lease:
 
     def settle(self) -> bool:
         """Wait for running loads and begin no more. True: the caller has the daemon end the lease; once."""
+        if os.getpid() != self._pid:
+            self._is_released = True
+            return False
         with self._lock:
             if self._is_released:
                 return False

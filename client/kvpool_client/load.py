@@ -5,9 +5,11 @@
 
 The native threads copy, verify each layer's checksum and re-read the slot's generation after the bytes have moved; this
 class waits and reports. Copies per byte: one, arena to engine memory. A Load is used from one thread at a time, but for
-`cancel` and for `Lease.release`, which waits for it.
+`cancel` and for `Lease.release`, which waits for it. In a forked child it has ended: nothing copies there, so that nothing is
+waited for and no lock is taken that may have been held at the fork.
 """
 
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
@@ -70,6 +72,7 @@ class Load:
     ) -> None:
         self.lease = lease
         self.first_chunk = first_chunk
+        self._pid = os.getpid()
         self._run = run
         self._chunk_tokens = chunk_tokens
         self._layers = layers
@@ -96,7 +99,7 @@ class Load:
         """Leading chunks, counted from the root, that no check has failed yet."""
         if self._result is not None:
             return self._result.chunks
-        return self.first_chunk + (self._run.chunks() if self._run is not None else 0)
+        return self.first_chunk + (self._run.chunks() if self._run is not None and not self._is_inherited else 0)
 
     def wait_layer(self, layer: int, timeout_s: float | None = None) -> bool:
         """Until layer `layer` of the first `chunks_so_far` chunks is in place and its checksums were good.
@@ -107,7 +110,7 @@ class Load:
         if not 0 <= layer < self._layers:
             raise InvalidArgument(f"layer is {layer!r}, expected 0..{self._layers - 1}")
         run = self._run
-        if run is None:
+        if run is None or self._is_inherited:
             return False
         code = -1
         deadline = Deadline(timeout_s) if timeout_s is not None else None
@@ -121,7 +124,7 @@ class Load:
 
     def done(self) -> bool:
         """Whether the load has ended."""
-        return self._result is not None or self._run is None or self._run.done()
+        return self._result is not None or self._run is None or self._is_inherited or self._run.done()
 
     def wait(self, timeout_s: float | None = None) -> LoadResult:
         """Until the load has ended; a load that is not there after `timeout_s` is ended with reason `timeout`."""
@@ -129,11 +132,13 @@ class Load:
 
     def watch(self) -> Stall | None:
         """What notices, from now on, that the load makes no progress; None where it has ended."""
-        return Stall(self._run, self._timeout_s) if self._result is None and self._run is not None else None
+        if self._result is not None or self._run is None or self._is_inherited:
+            return None
+        return Stall(self._run, self._timeout_s)
 
     def wait_watched(self, stall: Stall | None, deadline: Deadline | None = None) -> LoadResult:
         """`wait`, with what has watched the load since before: loads that stall together are waited for once."""
-        if stall is not None and self._result is None and self._run is not None:
+        if stall is not None and self._result is None and self._run is not None and not self._is_inherited:
             while not self._run.wait(_slice_s(stall, deadline)):
                 if stall.has_lasted() or (deadline is not None and deadline.has_passed()):
                     self._stop(LoadReason.TIMEOUT)
@@ -141,8 +146,13 @@ class Load:
 
     def cancel(self) -> None:
         """End the load. After it returns no byte is written to engine memory."""
-        if self._result is None and self._run is not None:
+        if self._result is None and self._run is not None and not self._is_inherited:
             self._stop(LoadReason.CANCELLED)
+
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this is a forked child's copy of its parent's load."""
+        return os.getpid() != self._pid
 
     def _stop(self, reason: LoadReason) -> None:
         assert self._run is not None
@@ -151,7 +161,10 @@ class Load:
             self._reason = reason
 
     def _finish(self) -> LoadResult:
-        if self._result is None:
+        if self._result is None and self._is_inherited:
+            reason = self._reason if self._run is None else LoadReason.DISCONNECTED
+            self._result = LoadResult(self.first_chunk, self.first_chunk * self._chunk_tokens, reason.name.lower())
+        elif self._result is None:
             chunks, reason = 0, self._reason
             if self._run is not None:
                 chunks, code = self._run.chunks(), LoadReason(self._run.reason())

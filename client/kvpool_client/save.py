@@ -5,10 +5,11 @@
 
 Chunks that the pool has already, or declines, are not copied. Copies per byte: one, engine memory to arena; the
 checksum is computed in the same pass. A commit that is not answered counts as declined: absent means failed. A Save is
-used from one thread at a time.
+used from one thread at a time. In a forked child it has ended with nothing stored, as a load has (see `load`).
 """
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -78,6 +79,7 @@ class Save:
         """`tokens`: the token ids of the RESERVED chunks, i32, or none; `scope`: what events say beside them.
         `retained`: a RetainState for each chunk, or none."""
         assert (run is None) == (SaveState.RESERVED not in states)
+        self._pid = os.getpid()
         self._session = session
         self._reservation = reservation
         self._states = states
@@ -112,7 +114,7 @@ class Save:
         if layer in self._announced:
             raise InvalidArgument(f"layer {layer} was announced before, expected once each")
         self._announced.add(layer)
-        if self._run is not None and self._result is None:
+        if self._run is not None and self._result is None and not self._is_inherited:
             self._run.announce(layer)
 
     def commit(self, wait: bool = True) -> SaveResult | None:
@@ -121,8 +123,8 @@ class Save:
         With `wait=False` it returns None at once and the rest goes on in the background: `wait` gives the result, and
         engine memory must not be touched before that.
         """
-        if self._result is not None:
-            return self._result
+        if self._result is not None or self._is_inherited:
+            return self.wait()
         if self._run is not None:
             self._run.announce_all()
         if wait:
@@ -134,6 +136,8 @@ class Save:
 
     def wait(self) -> SaveResult:
         """The result of a commit, once it is there."""
+        if self._is_inherited:
+            return self._end_inherited(SaveState.DISCONNECTED)
         if self._thread is not None:
             self._thread.join()
         if self._result is None:
@@ -155,11 +159,26 @@ class Save:
 
     def abort(self) -> None:
         """Give the save up: nothing more is read or written, nothing is stored. Idempotent."""
+        if self._is_inherited:
+            self._end_inherited(SaveState.ABORTED)
+            return
         if self._thread is not None:
             self._thread.join()
         if self._result is None:
             self._give_up(SaveState.ABORTED)
             self._end()
+
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this is a forked child's copy of its parent's save."""
+        return os.getpid() != self._pid
+
+    def _end_inherited(self, state: SaveState) -> SaveResult:
+        """The result in a forked child: the parent, if anybody, stores what was reserved, and counts it."""
+        if self._result is None:
+            self._states = [state if entry == SaveState.RESERVED else entry for entry in self._states]
+            self._result = SaveResult.of(self._states, self._retained)
+        return self._result
 
     def _publish(self) -> None:
         if self._run is not None and self._copied():

@@ -98,6 +98,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: asyncio.Future[Any] | None = None
         self._request: _Request | None = None
+        self._kind = 0  # of the request that was begun last
         self.used_ns = 0
         self.is_waiting = False
         self._is_reading = True
@@ -135,10 +136,7 @@ class Connection(asyncio.Protocol):
         """The connection has ended: everything it held goes."""
         del error
         self._transport = None
-        if self._waiting is not None:
-            self._waiting.cancel()
-        if self._request is not None and self._request.parts is not None:
-            self._request.parts.close()
+        self._give_request_up()
         self._on_closed(self.id)
 
     def pause_writing(self) -> None:
@@ -166,13 +164,22 @@ class Connection(asyncio.Protocol):
         """Serve no more; say why. A writer's socket stays until it has closed it: only then does it surely write no more."""
         if self._transport is None or self._is_draining:
             return
-        if self._waiting is not None:
-            self._waiting.cancel()
-        if self._request is not None and self._request.parts is not None:
-            self._request.parts.close()
-            self._request = None
+        self._give_request_up()
         self._drain_with(m.Failure("disconnected", reason))
         if not is_writer:
+            self.abort()
+
+    def fail(self, error: Exception) -> None:
+        """Serving has raised outside of a request's handler, as where an answer cannot be encoded.
+
+        Ends as after a bad frame: the peer may still write into slots.
+        """
+        try:
+            failure = self._failure_of(error, self._kind)
+            self._give_request_up()
+            self._drain_with(failure)
+        except Exception as further:
+            log.error("connection %d is aborted", self.id, exc_info=further)
             self.abort()
 
     def serve(self, until_ns: int) -> bool:
@@ -198,6 +205,7 @@ class Connection(asyncio.Protocol):
             if frame is None:
                 return False
             request.kind, request.sequence, values = frame
+            self._kind = request.kind
             record, handler = self._handler_of(request.kind)
             failpoint.reach("daemon.request.before", failpoint.refused)
             answer = handler(versions.decode_from(record, values, self._version))
@@ -215,6 +223,14 @@ class Connection(asyncio.Protocol):
         else:
             self._answer(request, answer)
         return True
+
+    def _give_request_up(self) -> None:
+        """End the request under way, whether it waits or has parts left; nothing answers it."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._request is not None and self._request.parts is not None:
+            self._request.parts.close()
+        self._request = None
 
     def _serve_part(self) -> bool:
         """Serve the next part of the request under way. False where there is none, or it was against the protocol."""

@@ -4,7 +4,7 @@ Not a scheduler of tasks: it calls whoever asked for a turn, and what needs long
 while the thread has been idle for as long as it serves. Under load those that wait are served in slices, the one that has used
 the least time while others waited first, and after TURN_NS the event loop reads what has arrived meanwhile: a connection with a
 request now and then comes before those that flood, and waits for the turn under way alone. A long request is served in parts
-(`index.parts`), with others between them. Who was away saves no time up but a slice.
+(`index.parts`), with others between them. Who was away saves no time up but a slice. One whose serving raises fails alone.
 
 Control thread only. Invariant: a pass over the waiting is scheduled exactly while somebody waits, each of whom is there once.
 """
@@ -29,6 +29,10 @@ class Served(Protocol):
 
     def serve(self, until_ns: int) -> bool:
         """Serve requests or parts of them until then, one at least. Whether more of them may be there."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """`serve` has raised: be served no more. Logs and counts it, and raises nothing."""
         ...
 
 
@@ -68,7 +72,11 @@ class Turns:
             self._pass = asyncio.get_running_loop().call_soon(self._serve_waiting)
 
     def _serve(self, served: Served, until_ns: int) -> bool:
-        has_more = served.serve(until_ns)
+        try:
+            has_more = served.serve(until_ns)
+        except Exception as error:  # whoever else waits is served on
+            has_more = False
+            served.fail(error)
         ended_ns = self._clock.now_ns()
         self._left_ns -= ended_ns - self._idle_since_ns
         self._idle_since_ns = ended_ns

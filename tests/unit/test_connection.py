@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from kvpool.clock import Clock
 from kvpool.errors import ProtocolError, Refused
 from kvpool.protocol import messages as m
@@ -287,3 +289,60 @@ def test_memorys_end_in_a_request_is_the_daemons() -> None:
         assert [type(error) for error in failures] == [MemoryError]
 
     asyncio.run(run())
+
+
+class Answer:
+    """No record: it has no frame."""
+
+
+def test_one_whose_serving_raises_ends_alone_and_the_pass_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        clock = StandingClock()
+        turns = Turns(clock)
+
+        def slow(_: m.Release) -> object:
+            return clock.take(TURN_NS)
+
+        busy, _ = _connection(slow, clock=clock, turns=turns)
+        bad, bad_transport = _connection(lambda _: Answer(), clock=clock, turns=turns)
+        good, good_transport = _connection(lambda _: m.Done(), clock=clock, turns=turns)
+        busy.data_received(_requests(1, 3))
+        bad.data_received(_requests(1, 2))
+        good.data_received(_requests(1, 2))
+        assert (bad.is_waiting, good.is_waiting) == (True, True)
+        await _turns(8)
+        assert len(good_transport.answers) == 2, "who waits behind it is served"
+        assert bad.state == "ending"
+        kind, _, (code, text) = bad_transport.answers[-1]
+        assert (kind, code) == (m.Failure.KIND, "internal")
+        assert "AttributeError" in str(text)
+        assert bad_transport.has_ended
+        assert bad_transport.is_reading, "until the peer has closed it"
+        assert [verb.failed for verb in bad._times.verbs().values() if verb.failed] == [1]
+
+    asyncio.run(run())
+    assert "request of kind" in caplog.text
+    assert "AttributeError" in caplog.text
+
+
+def test_one_that_cannot_even_be_told_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Transport):
+        """A transport that takes nothing."""
+
+        was_aborted = False
+
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            raise RuntimeError("nothing can be written")
+
+        def abort(self) -> None:
+            self.was_aborted = True
+
+    async def run() -> None:
+        connection, _ = _connection(lambda _: m.Done())
+        broken = Broken()
+        connection.connection_made(broken)
+        connection.data_received(_requests(1, 1))
+        assert broken.was_aborted
+
+    asyncio.run(run())
+    assert "connection 1 is aborted" in caplog.text
