@@ -16,7 +16,9 @@ from kvpool.layout import Layout
 from kvpool_client.cache import SKIP_BLOCK, Cache, contiguous_view
 from kvpool_client.device_arena import PinnedBytes
 from kvpool_client.device_blocks import DeviceBlocks
+from kvpool_client.device_ring import StagingRing
 from kvpool_client.device_runs import DeviceLoad, DeviceSave
+from kvpool_client.device_side import DeviceSide
 from kvpool_client.gather import DeviceGatherer, Gatherer, HostGatherer
 from kvpool_client.lease import Lease
 from kvpool_client.load import LoadRun
@@ -55,6 +57,8 @@ class Copies:
         self._threads = kvpool_native.CopyPool(threads)
         self._lock = threading.Lock()
         self._arenas: weakref.WeakKeyDictionary[Session, PinnedBytes] = weakref.WeakKeyDictionary()  # guarded by _lock
+        self._sides: weakref.WeakKeyDictionary[Cache, DeviceSide] = weakref.WeakKeyDictionary()  # guarded by _lock
+        self._rings: dict[str, StagingRing] = {}  # guarded by _lock
         self._areas: weakref.WeakKeyDictionary[Session, StagingArea] = weakref.WeakKeyDictionary()  # guarded by _lock
         self._pinned: weakref.WeakKeyDictionary[StagingArea, PinnedBytes] = (
             weakref.WeakKeyDictionary()
@@ -98,7 +102,7 @@ class Copies:
         if not blocks.is_on_device or blocks.cache is None:
             return job
         return DeviceLoad(
-            DeviceBlocks(blocks.cache, self._arena_of(session, blocks.cache)),
+            DeviceBlocks(self.side_of(blocks.cache), self._arena_of(session, blocks.cache)),
             job,
             session.index,
             self._layout,
@@ -121,7 +125,7 @@ class Copies:
             gatherer = self._gatherer(area, block_ids, len(offsets), blocks)
             return StagedSave(session, reservation, area, gatherer, self._layout, len(offsets))
         if blocks.is_on_device and blocks.cache is not None:
-            device_blocks = DeviceBlocks(blocks.cache, self._arena_of(session, blocks.cache))
+            device_blocks = DeviceBlocks(self.side_of(blocks.cache), self._arena_of(session, blocks.cache))
             return DeviceSave(device_blocks, session.arena, self._layout, offsets=offsets.tolist(), block_ids=block_ids)
         return self._threads.save(
             blocks.view,
@@ -142,7 +146,24 @@ class Copies:
             pinned = self._pinned.get(area)
             if pinned is None:
                 pinned = self._pinned[area] = PinnedBytes(staging.view(), blocks.cache.device)
-        return DeviceGatherer(DeviceBlocks(blocks.cache, pinned), staging, self._layout, block_ids, chunks)
+        return DeviceGatherer(
+            DeviceBlocks(self.side_of(blocks.cache), pinned), staging, self._layout, block_ids, chunks
+        )
+
+    def side_of(self, cache: Cache) -> DeviceSide:
+        """A cache's streams, and the staging ring that all caches of its device share; made at its first copy."""
+        with self._lock:
+            side = self._sides.get(cache)
+            if side is None:
+                side = self._sides[cache] = DeviceSide(cache, self._ring_of(cache.device))
+            return side
+
+    def _ring_of(self, device: str) -> StagingRing:
+        import torch  # optional heavy dependency: an engine with tensors on a device has it loaded
+
+        if device not in self._rings:
+            self._rings[device] = StagingRing(torch, device, self._layout.layer_bytes)
+        return self._rings[device]
 
     def _area_of(self, session: Session) -> StagingArea:
         """The session's staging memory, asked for at its first save."""

@@ -5,7 +5,7 @@ spreading over the device's blocks, a few layers ahead, and reads the generation
 then is the layer in place. The check and the device read the arena one after the other: a client that writes another's slot
 between the two is not found out, unless the daemon lets no client write the arena.
 A save gathers a layer into the reserved slots and has its checksums computed from what arrived there.
-Copies per byte: one across the bus, one on the device.
+Copies per byte: one across the bus into the device's staging ring, one on the device.
 
 Threads: the run's own, and any that waits. `_changed` guards all mutable state and is not held while bytes move.
 """
@@ -50,6 +50,8 @@ class DeviceLoad:
         self._offsets = list(offsets)
         self._generations = list(generations)
         self._block_ids = block_ids
+        self._spread = blocks.plan(self._offsets, block_ids)
+        self._planned = len(self._offsets)
         self._mark = blocks.after_engine()
         self._changed = threading.Condition()
         self._layers_done = 0  # guarded by _changed
@@ -133,8 +135,10 @@ class DeviceLoad:
             return 0 if self._is_cancelled else self._good
 
     def _queue(self, layer: int, count: int) -> Any:
-        ids = self._block_ids[: count * (len(self._block_ids) // len(self._offsets))]
-        return self._blocks.queue_spread(layer, self._offsets[:count], self._layout.layer_bytes, ids, self._mark)
+        if count != self._planned:  # some chunks have failed since
+            ids = self._block_ids[: count * (len(self._block_ids) // len(self._offsets))]
+            self._spread, self._planned = self._blocks.plan(self._offsets[:count], ids), count
+        return self._blocks.queue_spread(layer, self._spread, self._layout.layer_bytes, self._mark)
 
     def _settle(self, layer: int, count: int, event: Any) -> None:
         """The device has the layer's bytes: those of slots that still stand are in place."""

@@ -23,6 +23,8 @@ from kvpool_client.arguments import check_connect, check_index, check_keys
 from kvpool_client.cache import Cache
 from kvpool_client.copies import Copies
 from kvpool_client.counters import Counters
+from kvpool_client.device_arena import PinnedBytes
+from kvpool_client.device_blocks import DeviceBlocks
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart, read_events, read_snapshot
 from kvpool_client.hints import HintReport, parse_hints
 from kvpool_client.key_chain import Extra, KeyChain
@@ -343,6 +345,10 @@ class Pool:
         """
         check_keys(keys)
         return self._wishing.hint(parse_hints(envelope), keys, prompt_tokens)
+
+    def device_blocks(self, cache: Cache, memory: PinnedBytes) -> DeviceBlocks:
+        """Copies between a registered cache on a device and host memory, through this Pool's staging ring."""
+        return DeviceBlocks(self._copies.side_of(cache), memory)
 
     def _new_load(self, lease: Lease, run: LoadRun | None, first_chunk: int, early: LoadReason) -> Load:
         return Load(

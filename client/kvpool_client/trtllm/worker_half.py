@@ -201,12 +201,12 @@ class WorkerHalf:
         if self._board is None:
             self._board = Board.attach(plan.board, self._settings.ranks)
             self._board.post(self._rank, geometry)
-        if self._blocks is None and plan.staging and self._cache is not None and self._layout is not None:
+        if self._blocks is None and plan.staging and self._pool is not None and self._cache is not None:
             memory = SharedBytes.attach(plan.staging, plan.staging_bytes)
             shards = geometry.shards(self._settings.ranks)
             mine = memory.view.reshape(shards, -1)[0 if geometry.is_replicated else self._rank]
             self._staging = PinnedBytes(mine, self._cache.device)
-            self._blocks = DeviceBlocks(self._cache, self._staging)
+            self._blocks = self._pool.device_blocks(self._cache, self._staging)
             self._board.set_mapped(self._rank)
 
     def _load(self, orders: tuple[LoadOrder, ...]) -> None:
@@ -221,9 +221,9 @@ class WorkerHalf:
         ]
         offsets = [slot * self._layout.chunk_bytes for slot, _ in slots]
         ids = np.array([block for _, block in slots], dtype=np.int64)
-        mark = self._blocks.after_engine()
+        mark, spread = self._blocks.after_engine(), self._blocks.plan(offsets, ids)
         self._events = [
-            self._blocks.queue_spread(layer, offsets, self._layout.layer_bytes, ids, mark)
+            self._blocks.queue_spread(layer, spread, self._layout.layer_bytes, mark)
             for layer in range(self._layout.layers)
         ]
         self._loading = orders[-1].sequence
