@@ -8,8 +8,7 @@ between processes.
 
 import hashlib
 import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,19 +17,7 @@ import torch
 from tests.daemon import wait_until
 from tests.fake_vllm import KVConnectorRole
 from tests.vllm_request import BLOCK, Request
-
-LAYERS, HEADS, WIDTH = 3, 2, 8
-TOKEN_BYTES = HEADS * WIDTH
-NAMES = [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
-
-
-@dataclass
-class FullAttentionSpec:
-    block_size: int = BLOCK
-    page_size_bytes: int = BLOCK * TOKEN_BYTES
-    num_kv_heads: int = HEADS
-    head_size: int = WIDTH
-    dtype: str = "torch.uint8"
+from tests.vllm_specs import HEADS, NAMES, TOKEN_BYTES, WIDTH, FullAttentionSpec
 
 
 def caches_of(blocks: int, replicas: int = 1, spec: Any = None) -> Any:
@@ -39,14 +26,18 @@ def caches_of(blocks: int, replicas: int = 1, spec: Any = None) -> Any:
     return SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group], kv_tp_replicas=replicas)
 
 
-def config_of(socket: str, ranks: int = 1, rank: int = 0, *, weights: str = "seven", **extra: Any) -> Any:
+def config_of(
+    socket: str, ranks: int = 1, rank: int = 0, *, weights: str = "seven", kv_role: str = "kv_both", **extra: Any
+) -> Any:
     """vLLM's VllmConfig, as far as it is read."""
     keys = {"kvpool.socket": socket, "kvpool.chunk_tokens": 2 * BLOCK}
     keys.update({name.replace("__", "."): value for name, value in extra.items()})
     commit = hashlib.sha1(weights.encode()).hexdigest()
     hub = SimpleNamespace(to_dict=lambda: {"hidden_size": 16, "_name_or_path": "/anywhere"})
     return SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=keys, kv_load_failure_policy="recompute"),
+        kv_transfer_config=SimpleNamespace(
+            kv_connector_extra_config=keys, kv_load_failure_policy="recompute", kv_role=kv_role
+        ),
         parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=ranks),
         model_config=SimpleNamespace(model="org/model", revision=commit, dtype="torch.uint8", hf_config=hub),
         cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256", cache_dtype="auto"),
@@ -74,8 +65,10 @@ class ScriptedEngine:
         replicas: int = 1,
         blocks: int = 64,
         budget: int = 4096,
+        worker_specs: Mapping[int, Any] | None = None,
         **extra: Any,
     ) -> None:
+        """`worker_specs`: what single workers are shown as the KV cache's spec in place of the scheduler's."""
         caches = caches_of(blocks, replicas)
         self.budget = budget
         self.on_layer: Callable[[int], None] = lambda _layer: None
@@ -86,7 +79,8 @@ class ScriptedEngine:
         self.kv: list[list[torch.Tensor]] = []
         self.shards = [rank // replicas for rank in range(ranks)]
         for rank in range(ranks):
-            worker = connector(config_of(socket, ranks, rank, **extra), KVConnectorRole.WORKER, caches)
+            shown = caches_of(blocks, replicas, (worker_specs or {}).get(rank))
+            worker = connector(config_of(socket, ranks, rank, **extra), KVConnectorRole.WORKER, shown)
             tensors = [torch.full((blocks, HEADS, BLOCK, WIDTH), 255, dtype=torch.uint8) for _ in NAMES]
             worker.register_kv_caches(dict(zip(NAMES, tensors, strict=True)))
             self.workers.append(worker)

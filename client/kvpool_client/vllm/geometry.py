@@ -14,11 +14,14 @@ from typing import Protocol
 
 from kvpool.errors import LayoutMismatch
 from kvpool.layout import Layout
-from kvpool_client.vllm.surface import CacheConfig, EngineConfig
+from kvpool_client.vllm.placement import check_placement
+from kvpool_client.vllm.surface import CacheConfig, CacheSpec, EngineConfig
 
 # Every block of every token is kept for the whole life of a request by these alone.
 WHOLE_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 AXIS_MAX = 65536
+# What has to be equal in all layers for one to stand for them.
+SPEC_FACTS = ("block_size", "page_size_bytes", "num_kv_heads", "head_size", "dtype")
 
 
 class Tensor(Protocol):
@@ -77,9 +80,7 @@ class Geometry:
 def geometry_of(config: EngineConfig, caches: CacheConfig, chunk_tokens: int, form: str) -> Geometry:
     """The geometry of an engine. `form` names what orders bytes inside a block beyond what the configuration says."""
     parallel = config.parallel_config
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            raise LayoutMismatch(f"{name} is {getattr(parallel, name)}, expected 1")
+    check_placement(parallel)
     if len(caches.kv_cache_groups) != 1:
         raise LayoutMismatch(
             f"the model has {len(caches.kv_cache_groups)} KV cache groups, expected one (a hybrid model)"
@@ -87,7 +88,7 @@ def geometry_of(config: EngineConfig, caches: CacheConfig, chunk_tokens: int, fo
     if getattr(config.cache_config, "calculate_kv_scales", False):
         raise LayoutMismatch("KV scales are calculated while serving, expected scales that are part of the model")
     group = caches.kv_cache_groups[0]
-    spec = group.kv_cache_spec
+    spec = one_spec(group.kv_cache_spec)
     kind = type(spec).__name__
     if kind not in WHOLE_ATTENTION:
         raise LayoutMismatch(f"the KV cache is of kind {kind}, expected one of {', '.join(WHOLE_ATTENTION)}")
@@ -113,7 +114,7 @@ def geometry_of(config: EngineConfig, caches: CacheConfig, chunk_tokens: int, fo
         planes=1,
         rank=None,
         world=tensor_ranks // replicas,
-        format=_format(config, caches, kind, form),
+        format=_format(config, caches, spec, form),
         block_tokens=spec.block_size,
     )
     return Geometry(
@@ -125,6 +126,25 @@ def geometry_of(config: EngineConfig, caches: CacheConfig, chunk_tokens: int, fo
         hash_tokens=hash_tokens,
         replicas=replicas,
     )
+
+
+def one_spec(spec: CacheSpec) -> CacheSpec:
+    """What stands for every layer of a group: of a spec for each layer (`UniformTypeKVCacheSpecs`) the first, if all are equal.
+
+    Workers are shown a spec for each layer where the scheduler is shown the first one alone. Raises LayoutMismatch where the
+    layers differ, which only workers can see.
+    """
+    by_layer: Mapping[str, CacheSpec] = getattr(spec, "kv_cache_specs", {})
+    if not by_layer:
+        return spec
+    (first_name, first), *others = by_layer.items()
+    for name, other in others:
+        for fact in SPEC_FACTS:
+            here, there = getattr(first, fact, None), getattr(other, fact, None)
+            if here != there or type(first) is not type(other):
+                what = f"{fact} {there}" if here != there else f"the kind {type(other).__name__}"
+                raise LayoutMismatch(f"layer {name!r} has {what}, expected what layer {first_name!r} has: {first}")
+    return first
 
 
 def block_views(geometry: Geometry, tensors: Mapping[str, Tensor]) -> list[Tensor]:
@@ -187,11 +207,10 @@ def _token_shape(block_bytes: int, block_tokens: int) -> tuple[int, int]:
     return heads, width
 
 
-def _format(config: EngineConfig, caches: CacheConfig, kind: str, form: str) -> str:
-    spec = caches.kv_cache_groups[0].kv_cache_spec
+def _format(config: EngineConfig, caches: CacheConfig, spec: CacheSpec, form: str) -> str:
     facts = (
         form,
-        kind.removesuffix("Spec"),
+        type(spec).__name__.removesuffix("Spec"),
         getattr(caches, "kv_cache_layout", None),
         getattr(spec, "dtype", None),
         getattr(config.cache_config, "cache_dtype", None),

@@ -23,11 +23,10 @@ from kvpool_client.pool import Pool
 from kvpool_client.save import Save
 from kvpool_client.vllm.fetch import Fetch, failed
 from kvpool_client.vllm.geometry import Geometry, Tensor, block_views
-from kvpool_client.vllm.plan import Keeping, LoadOutcome, SaveOrder, StepPlan, StepReport
+from kvpool_client.vllm.plan import NO_PLAN, Keeping, LoadOutcome, SaveOrder, StepPlan, StepReport
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally
 
-NO_PLAN = StepPlan(0)
 NOTHING_SAID = Keeping((), 0)
 # A step without tokens has nothing to do but to see whether loads have ended, and is followed by the next one at once. So it
 # waits, instead of taking the interpreter from the threads that load; a request that arrives waits no longer than this.
