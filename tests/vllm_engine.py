@@ -26,14 +26,18 @@ def caches_of(blocks: int, replicas: int = 1, spec: Any = None) -> Any:
     return SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group], kv_tp_replicas=replicas)
 
 
-def config_of(socket: str, ranks: int = 1, rank: int = 0, *, weights: str = "seven", **extra: Any) -> Any:
+def config_of(
+    socket: str, ranks: int = 1, rank: int = 0, *, weights: str = "seven", kv_role: str = "kv_both", **extra: Any
+) -> Any:
     """vLLM's VllmConfig, as far as it is read."""
     keys = {"kvpool.socket": socket, "kvpool.chunk_tokens": 2 * BLOCK}
     keys.update({name.replace("__", "."): value for name, value in extra.items()})
     commit = hashlib.sha1(weights.encode()).hexdigest()
     hub = SimpleNamespace(to_dict=lambda: {"hidden_size": 16, "_name_or_path": "/anywhere"})
     return SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=keys, kv_load_failure_policy="recompute"),
+        kv_transfer_config=SimpleNamespace(
+            kv_connector_extra_config=keys, kv_load_failure_policy="recompute", kv_role=kv_role
+        ),
         parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=ranks),
         model_config=SimpleNamespace(model="org/model", revision=commit, dtype="torch.uint8", hf_config=hub),
         cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256", cache_dtype="auto"),

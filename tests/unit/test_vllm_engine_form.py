@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +15,22 @@ from tests import fake_vllm
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 pytestmark = pytest.mark.torch
-SPEC = SimpleNamespace(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.float32)
+
+
+@dataclass
+class FullAttentionSpec:
+    """The kind of spec that can be tried."""
+
+    block_size: int = 32
+    num_kv_heads: int = 2
+    head_size: int = 16
+    dtype: Any = torch.float32
+
+
+class MLAAttentionSpec(FullAttentionSpec):
+    """A kind that cannot."""
+
+
 SOURCES = {
     "__init__.py": "",
     "v1/kv_cache_layout.py": "class KVCacheLayout:\n    LBHNC = (0, 1, 2, 3, 4)\n",
@@ -38,7 +54,7 @@ def config(device: str = "cpu", backend: str | None = None) -> Any:
 def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     """The form that a release of vLLM has, whose operation packs blocks so."""
 
-    def form(version: str, pack: Callable[[Any], Any] | None, kind: str = "FullAttentionSpec") -> str:
+    def form(version: str, pack: Callable[[Any], Any] | None, spec: Any = FullAttentionSpec()) -> str:  # noqa: B008 - never changed
         def fill(key: Any, value: Any, keys: Any, values: Any, slots: Any, isa: str, *, kv_cache_dtype: str) -> None:
             assert (isa, kv_cache_dtype) == ("vec", "auto")
             keys[0].copy_(pack(key).transpose(0, 1))  # type: ignore[misc]  # there where it is called
@@ -54,7 +70,7 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
         monkeypatch.setitem(sys.modules, operations.__name__, operations)
         monkeypatch.setattr(sys.modules["vllm"], "_custom_ops", operations, raising=False)
         monkeypatch.setattr(sys.modules["vllm"], "__version__", version)
-        return engine_form(config(), SPEC, kind)
+        return engine_form(config(), spec)
 
     with fake_vllm.installed():
         yield form
@@ -74,13 +90,12 @@ def test_without_an_operation_to_try_only_one_release_shares(release: Callable[.
     forms = {release("0.32.0", None), release("0.32.1", None), release("0.32.0", lambda key: key)}
     assert len(forms) == 3
     assert release("0.32.0", None) == release("0.32.0", None)
-    assert release("0.32.0", lambda key: key, "MLAAttentionSpec") not in forms - {release("0.32.0", None)}
+    assert release("0.32.0", lambda key: key, MLAAttentionSpec()) not in forms - {release("0.32.0", None)}
 
 
-def test_another_type_of_items_is_another_form(release: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = release("0.32.0", lambda key: key)
-    monkeypatch.setattr(SPEC, "dtype", torch.float16)
-    assert release("0.32.0", lambda key: key) != plain
+def test_another_type_of_items_is_another_form(release: Callable[..., str]) -> None:
+    half = FullAttentionSpec(dtype=torch.float16)
+    assert release("0.32.0", lambda key: key, half) != release("0.32.0", lambda key: key)
 
 
 def write_package(directory: Path, **changed: str) -> Path:
@@ -120,6 +135,6 @@ def test_devices_and_backends_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_pat
     package = write_package(tmp_path / "vllm")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
-    forms = [engine_form(config("cuda", name), SPEC, "FullAttentionSpec") for name in ("FLASH", "FLASHINFER")]
+    forms = [engine_form(config("cuda", name), FullAttentionSpec()) for name in ("FLASH", "FLASHINFER")]
     assert forms[0] != forms[1]
     assert all(form.startswith("cuda/") and cache_code(package) in form for form in forms)

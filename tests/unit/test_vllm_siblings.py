@@ -77,6 +77,20 @@ def test_what_another_connector_takes_leaves_no_ticket(start_engine: StartEngine
     engine.scheduler.request_finished_all_groups(request, ([],))
 
 
+def test_a_request_whose_load_by_another_has_failed_is_offered_nothing(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+    request = Request("failed", list(TOKENS))
+    request.num_preemptions = 0  # type: ignore[attr-defined]  # as vLLM has it
+    assert offered(engine, request) == 5 * CHUNK
+    assert offered(engine, request) == 5 * CHUNK, "there was no room yet"
+    engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
+    assert offered(engine, request) == 0
+    request.num_preemptions = 1  # type: ignore[attr-defined]
+    assert offered(engine, request) == 5 * CHUNK
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
 def test_a_request_that_ends_before_it_runs_leaves_no_ticket(start_engine: StartEngine, daemon: Daemon) -> None:
     engine = start_engine()
     ask(engine, "cold", TOKENS)

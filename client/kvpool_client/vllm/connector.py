@@ -24,10 +24,13 @@ from kvpool_client.vllm.absent import AbsentWorker
 from kvpool_client.vllm.engine_form import engine_form
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.flushing import flush_model
-from kvpool_client.vllm.geometry import Geometry, Tensor, geometry_of
+from kvpool_client.vllm.geometry import Geometry, Tensor, geometry_of, one_spec
 from kvpool_client.vllm.identity import model_and_revision
+from kvpool_client.vllm.micro_batches import MicroBatches
+from kvpool_client.vllm.placement import node_name, strange_node
 from kvpool_client.vllm.plan import StepPlan, StepReport
 from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
+from kvpool_client.vllm.role import Role
 from kvpool_client.vllm.scheduler import SchedulerHalf
 from kvpool_client.vllm.settings import PREFIX, Settings
 from kvpool_client.vllm.statistics import KVPoolStats, Number, Tally
@@ -81,6 +84,7 @@ class ConnectorCalls:
         self._worker: WorkerHalf | AbsentWorker | None = None
         self._settings = Settings.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._model, self._revision = "", ""
+        self._rank, self._micro_batches = 0, MicroBatches(1)
         if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
             self._border.complain(
                 "kv_load_failure_policy is not 'recompute'", "a load that fails will fail its request"
@@ -96,18 +100,28 @@ class ConnectorCalls:
     def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
         settings, border = self._settings, self._border
         groups = caches.kv_cache_groups
-        spec = groups[0].kv_cache_spec if groups else None
+        spec = one_spec(groups[0].kv_cache_spec) if groups else None
         chunk_tokens = settings.chunk_tokens_for(spec.block_size if spec is not None else 1)
-        geometry = geometry_of(config, caches, chunk_tokens, engine_form(config, spec, type(spec).__name__))
+        geometry = geometry_of(config, caches, chunk_tokens, engine_form(config, spec))
         self._model, self._revision = model_and_revision(config, settings.model)
         LOG.info("kvpool: %s of model %s, chunks of %d tokens, %r", role, self._name, chunk_tokens, settings)
         if role == "SCHEDULER":
             feed = self._make_feed(geometry) if settings.events and self._publishes_events(config) else None
-            self._scheduler = SchedulerHalf(self._connect(geometry.layout), geometry, settings, border, feed=feed)
+            role_of = Role.of(config.kv_transfer_config.kv_role)
+            pool = self._connect(geometry.layout)
+            self._scheduler = SchedulerHalf(pool, geometry, settings, border, feed=feed, role=role_of)
             return
         rank = config.parallel_config.rank
         shard = geometry.shard(rank)
+        self._rank, self._micro_batches = rank, MicroBatches.of(config.parallel_config)
         self._worker = WorkerHalf(lambda: self._connect(shard), geometry, settings, border, rank=rank)
+
+    def _check_node(self, scheduler: str) -> None:
+        """A rank on another node than its scheduler cannot claim what that was promised: it ends its orders, and says so."""
+        reason = strange_node(self._rank, node_name(), scheduler)
+        if reason and isinstance(self._worker, WorkerHalf):
+            self._worker.close()
+            self._worker = AbsentWorker(reason)
 
     def _make_feed(self, geometry: Geometry) -> EventFeed:
         """With a connection of its own, so that no answer of a megabyte comes before a lookup's."""
@@ -241,6 +255,8 @@ class ConnectorCalls:
         """A step begins."""
         super().bind_connector_metadata(connector_metadata)  # type: ignore[misc]  # vLLM's base
         if isinstance(connector_metadata, StepPlan):
+            self._micro_batches.begin()
+            self._check_node(connector_metadata.node)
             self._of_worker("begin of a step", None, lambda half: half.begin(connector_metadata))
 
     def start_load_kv(self, forward_context: object, **_kwargs: object) -> None:  # noqa: ARG002 - vLLM's interface
@@ -252,7 +268,9 @@ class ConnectorCalls:
         self._of_worker("waiting for a layer", None, lambda half: half.wait_layer(layer_name))
 
     def save_kv_layer(self, layer_name: str, kv_layer: object, attn_metadata: object, **_kwargs: object) -> None:  # noqa: ARG002 - vLLM's interface
-        """See WorkerHalf.save_layer."""
+        """See WorkerHalf.save_layer, once for all micro-batches."""
+        if not self._micro_batches.has_written(layer_name):
+            return
         self._of_worker("saving a layer", None, lambda half: half.save_layer(layer_name))
 
     def wait_for_save(self) -> None:

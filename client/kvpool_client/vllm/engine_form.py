@@ -27,12 +27,16 @@ BACKENDS = "v1/attention/backends"
 CACHE_WORDS = ("kv_cache", "reshape_and_cache")
 
 
-def engine_form(config: EngineConfig, spec: CacheSpec | None, kind: str) -> str:
-    """A name for the order of bytes inside this engine's blocks, which are of `spec`, whose class is called `kind`."""
+def engine_form(config: EngineConfig, spec: CacheSpec | None) -> str:
+    """A name for the order of bytes inside this engine's blocks, which are of `spec`."""
     device = str(getattr(getattr(config, "device_config", None), "device_type", "cpu"))
     backend = getattr(getattr(config, "attention_config", None), "backend", None)
     parts = [device, str(getattr(backend, "name", backend))]
-    filled = _found(lambda: _filled_block(config, spec)) if device == "cpu" and kind == "FullAttentionSpec" else ""
+    filled = (
+        _found(lambda: _filled_block(config, spec))
+        if device == "cpu" and type(spec).__name__ == "FullAttentionSpec"
+        else ""
+    )
     if filled:
         return "/".join([*parts, platform.machine(), f"bytes-{filled}"])
     parts.append(_cpu_features() if device == "cpu" else _device_name())

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from kvpool.errors import LayoutMismatch
 from kvpool.layout import Layout
+from kvpool_client.vllm.placement import check_placement
 from kvpool_client.vllm.surface import CacheConfig, CacheSpec, EngineConfig
 
 # Every block of every token is kept for the whole life of a request by these alone.
@@ -79,9 +80,7 @@ class Geometry:
 def geometry_of(config: EngineConfig, caches: CacheConfig, chunk_tokens: int, form: str) -> Geometry:
     """The geometry of an engine. `form` names what orders bytes inside a block beyond what the configuration says."""
     parallel = config.parallel_config
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            raise LayoutMismatch(f"{name} is {getattr(parallel, name)}, expected 1")
+    check_placement(parallel)
     if len(caches.kv_cache_groups) != 1:
         raise LayoutMismatch(
             f"the model has {len(caches.kv_cache_groups)} KV cache groups, expected one (a hybrid model)"

@@ -62,6 +62,7 @@ class StepPlan:
 
     `acknowledged`: the last step of which the scheduler knows that a load failed in it. What a worker computes between a
     failure and its acknowledgement may rest on KV that never came, and is not saved. `is_idle`: the step computes nothing.
+    `node`: where the scheduler runs.
     """
 
     step: int
@@ -70,6 +71,10 @@ class StepPlan:
     saves: tuple[SaveOrder, ...] = ()
     cancelled: tuple[str, ...] = ()
     is_idle: bool = False
+    node: str = ""
+
+
+NO_PLAN = StepPlan(0)
 
 
 NO_PLAN = StepPlan(0)
@@ -108,8 +113,13 @@ class StepReport:
             known = loads.get(request_id)
             loads[request_id] = outcome if known is None else min(known, outcome, key=_goodness)
         return StepReport(
-            max(self.step, other.step), max(self.failed_step, other.failed_step), loads, self.off or other.off
+            max(self.step, other.step), max(self.failed_step, other.failed_step), loads, _joined(self.off, other.off)
         )
+
+
+def _joined(*reasons: str) -> str:
+    """Reasons of several ranks, each once."""
+    return "; ".join(dict.fromkeys(filter(None, reasons)))
 
 
 def _goodness(outcome: LoadOutcome) -> tuple[int, float]:

@@ -1,5 +1,7 @@
 """What the scheduler's half remembers of one request, from its first question to its end. One thread."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from kvpool.clock import Deadline
@@ -50,6 +52,7 @@ class Tracked:
         self.is_loading = False
         self.has_given_up = False
         self.hit_sources: dict[str, int] = {}
+        self._preemptions_at_allocation: int | None = None
         self._chunk_hashes = chunk_hashes
 
     def __repr__(self) -> str:
@@ -80,7 +83,27 @@ class Tracked:
         tokens = np.asarray(self.request.all_token_ids[first:end], np.int32)
         return tokens.tobytes() if len(tokens) == end - first else b""
 
+    def note_allocation(self, request: EngineRequest) -> None:
+        """vLLM has given the request blocks."""
+        self._preemptions_at_allocation = getattr(request, "num_preemptions", None)
+
+    def has_come_back(self, request: EngineRequest) -> bool:
+        """Whether it had blocks, and is asked for again without a preemption: somebody's load has failed.
+
+        Offered another asynchronous load, it may stand first in vLLM's queue for ever: vLLM keeps room for requests behind it,
+        whose blocks it frees only when their turn comes.
+        """
+        known = getattr(request, "num_preemptions", None)
+        return known is not None and known == self._preemptions_at_allocation
+
     def forget_answer(self) -> None:
         """Whatever was asked for is used, or of no use any more."""
         self.answer = None
         self.patience_with_save = self.patience_with_daemon = None
+
+
+def is_filled_elsewhere(request: EngineRequest) -> bool:
+    """Whether another engine sends the request's KV (prefill/decode disaggregation). The connector that fetches it takes the
+    mark away, and then the request is like any other."""
+    params = getattr(request, "kv_transfer_params", None)
+    return isinstance(params, Mapping) and bool(params.get("do_remote_prefill"))

@@ -18,9 +18,11 @@ from kvpool_client.vllm.envoy import Envoy
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.geometry import Geometry
 from kvpool_client.vllm.identity import adapter_name
+from kvpool_client.vllm.placement import node_name
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
 from kvpool_client.vllm.promise import NOTHING, Asker, Promise
-from kvpool_client.vllm.requests import Tracked
+from kvpool_client.vllm.requests import Tracked, is_filled_elsewhere
+from kvpool_client.vllm.role import BOTH, Role
 from kvpool_client.vllm.saving import SavePlanner
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import LEVEL_NAMES, Tally, by_level
@@ -48,6 +50,7 @@ class SchedulerHalf:
         border: Border,
         *,
         feed: EventFeed | None = None,
+        role: Role = BOTH,
         clock: Clock | None = None,
     ) -> None:
         self.pool = pool
@@ -55,6 +58,7 @@ class SchedulerHalf:
         self._geometry = geometry
         self._settings = settings
         self._border = border
+        self._role = role
         self._clock = clock or MonotonicClock()
         self._asker = Asker(pool, geometry.replicas, border)
         self._speeds = SpeedBook()
@@ -84,7 +88,7 @@ class SchedulerHalf:
     def arrived(self, request: EngineRequest) -> None:
         """A request is new, and waits until it is asked for."""
         entry = self._track(request)
-        if self._settings.announce and not getattr(request, "skip_reading_prefix_cache", False):
+        if self._settings.announce and self._may_load(request):
             self._waiting[request.request_id] = entry
 
     def matched_tokens(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
@@ -94,9 +98,11 @@ class SchedulerHalf:
         if self._unproven.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
             self.tally.add("waits_for_a_shared_load")
             return None, False
-        if self._off or getattr(request, "skip_reading_prefix_cache", False):
+        if self._off or not self._may_load(request):
             return nothing
         entry = self._track(request)
+        if entry.has_come_back(request):
+            return nothing
         # One token at least is left to compute, and what is taken ends with a block.
         usable = (request.num_tokens - 1) // self._geometry.block_tokens * self._geometry.block_tokens
         if entry.has_given_up or usable <= held_tokens:
@@ -129,6 +135,7 @@ class SchedulerHalf:
 
     def _note_allocation(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> bool:
         entry = self._track(request)
+        entry.note_allocation(request)
         entry.hit_sources = {}
         if tokens <= 0:
             if not entry.is_loading:
@@ -184,7 +191,8 @@ class SchedulerHalf:
         if saves is None:
             self._saving.forget_tables(self._requests)
         is_idle = not step.num_scheduled_tokens
-        return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle)
+        saves = saves if saves and self._role.may_save else ()
+        return StepPlan(self._step, self._acknowledged, loads, saves, cancelled, is_idle, node_name())
 
     def ended(self, output: EngineOutput) -> None:
         """The workers have ended a step."""
@@ -304,6 +312,11 @@ class SchedulerHalf:
         self._give_back(entry)
         entry.has_given_up = True
         return NOTHING
+
+    def _may_load(self, request: EngineRequest) -> bool:
+        """Whether the pool is asked for a request: not where another engine sends its KV, through another connector."""
+        is_plain = not getattr(request, "skip_reading_prefix_cache", False) and not is_filled_elsewhere(request)
+        return self._role.may_load and is_plain
 
     def _give_back(self, entry: Tracked) -> None:
         """The answer under way, if any, is of no use."""

@@ -78,6 +78,7 @@ class TransferConfig(Protocol):
 
     kv_connector_extra_config: Mapping[str, object]
     kv_load_failure_policy: str
+    kv_role: str | None
 
 
 class ParallelConfig(Protocol):

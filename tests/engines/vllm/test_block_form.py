@@ -1,5 +1,6 @@
 """The form of blocks as vLLM's own operation for the CPU writes them: it is tried, and follows the bytes, not the release."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,20 @@ from kvpool_client.vllm.engine_form import engine_form
 
 # What vLLM and torch say of their own code when they are imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@dataclass
+class FullAttentionSpec:
+    """As an engine has it."""
+
+    dtype: Any
+    block_size: int = 32
+    num_kv_heads: int = 2
+    head_size: int = 64
+
+
+class MLAAttentionSpec(FullAttentionSpec):
+    """Latent attention, of which no block can be filled alone."""
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +38,7 @@ def parts() -> tuple[Any, Any]:
         model_config=SimpleNamespace(dtype=torch.bfloat16),
         cache_config=SimpleNamespace(cache_dtype="auto"),
     )
-    return config, SimpleNamespace(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+    return config, FullAttentionSpec(torch.bfloat16)
 
 
 def test_a_release_with_the_same_operation_has_the_same_form(
@@ -31,10 +46,10 @@ def test_a_release_with_the_same_operation_has_the_same_form(
 ) -> None:
     import vllm
 
-    form = engine_form(*parts, "FullAttentionSpec")
+    form = engine_form(*parts)
     assert "/bytes-" in form
     monkeypatch.setattr(vllm, "__version__", "9.9.9")
-    assert engine_form(*parts, "FullAttentionSpec") == form
+    assert engine_form(*parts) == form
 
 
 def test_a_block_that_is_packed_otherwise_has_another_form(
@@ -42,12 +57,13 @@ def test_a_block_that_is_packed_otherwise_has_another_form(
 ) -> None:
     from vllm.v1.attention.backends import cpu_attn
 
-    form = engine_form(*parts, "FullAttentionSpec")
+    form = engine_form(*parts)
     monkeypatch.setattr(cpu_attn, "_get_attn_isa", lambda *_: "vec16")
-    other = engine_form(*parts, "FullAttentionSpec")
+    other = engine_form(*parts)
     assert "/bytes-" in other
     assert other != form
 
 
 def test_latent_attention_is_told_by_the_code_of_its_backends(parts: tuple[Any, Any]) -> None:
-    assert "/code-" in engine_form(*parts, "MLAAttentionSpec")
+    config, spec = parts
+    assert "/code-" in engine_form(config, MLAAttentionSpec(spec.dtype))

@@ -1,0 +1,62 @@
+"""Where ranks run: kvpool serves ranks that share one node's daemon, each with all the tokens of its heads.
+
+What the configuration says is refused at the start. What it does not say (Ray places ranks where it likes) each worker finds
+out from the first plan that reaches it, which names the scheduler's node: a node is one running kernel, whatever containers are
+on it. Reads one file. Any thread.
+"""
+
+import platform
+from functools import cache
+from pathlib import Path
+
+from kvpool.errors import LayoutMismatch
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID_SHOWN = 8
+# What each size spreads over ranks that would otherwise hold the same, and vLLM's option for it.
+SPREAD = {
+    "pipeline_parallel_size": ("layers", "--pipeline-parallel-size"),
+    "decode_context_parallel_size": ("a sequence's tokens", "--decode-context-parallel-size"),
+    "prefill_context_parallel_size": ("a sequence's tokens", "--prefill-context-parallel-size"),
+}
+
+
+@cache
+def node_name() -> str:
+    """This node: its name for people and the id of its running kernel."""
+    try:
+        boot = BOOT_ID.read_text().strip()[:BOOT_ID_SHOWN]
+    except OSError:
+        boot = ""
+    return f"{platform.node()}/{boot}"
+
+
+def check_placement(parallel: object) -> None:
+    """Raises LayoutMismatch, with the ranks and what to change, where ranks cannot be served."""
+    ranks = int(getattr(parallel, "tensor_parallel_size", 1))
+    for name, (what, option) in SPREAD.items():
+        size = int(getattr(parallel, name, 1))
+        if size > 1:
+            everybody = ranks * (1 if name == "decode_context_parallel_size" else size)
+            raise LayoutMismatch(
+                f"{name} is {size}, which spreads {what} over ranks 0 to {everybody - 1}, expected 1: start vLLM without "
+                f"{option}, or with --tensor-parallel-size in its place"
+            )
+    nodes = int(getattr(parallel, "nnodes_within_dp", getattr(parallel, "nnodes", 1)))
+    here = -(-ranks // max(1, nodes))
+    if nodes > 1 and here < ranks:
+        raise LayoutMismatch(
+            f"one tensor-parallel group runs on {nodes} nodes: ranks {here} to {ranks - 1} cannot reach the daemon of "
+            f"ranks 0 to {here - 1}, expected all on one node: use --tensor-parallel-size {here}, and --data-parallel-size "
+            "for the other nodes"
+        )
+
+
+def strange_node(rank: int, here: str, scheduler: str) -> str:
+    """Why a rank is not served whose scheduler runs on another node; empty where it runs on the same."""
+    if not scheduler or scheduler == here:
+        return ""
+    return (
+        f"rank {rank} runs on node {here} and its scheduler on {scheduler}, expected one node: place the ranks of an engine "
+        "together (--tensor-parallel-size at most a node's devices, --data-parallel-size for other nodes)"
+    )
