@@ -203,12 +203,12 @@ class Save:
         return [number for number, state in enumerate(self._states) if state == SaveState.RESERVED]
 
     def _announce_all(self) -> None:
-        if self._result is None and self._run is not None:
+        if self._result is None and self._run is not None and not self._is_inherited:
             self._run.announce_all()
 
     def _as_one_commit(self) -> "tuple[Session, m.Commit] | None":
         """What publishes this save by one request, once everything is copied; None where nothing does."""
-        if self._result is not None or self._thread is not None or self._run is None:
+        if self._result is not None or self._thread is not None or self._run is None or self._is_inherited:
             return None
         if not self._copied():
             return None

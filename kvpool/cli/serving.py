@@ -14,6 +14,7 @@ import uvloop
 from kvpool import failpoint
 from kvpool.config import Config, load_config
 from kvpool.errors import ConfigError, SocketInUse
+from kvpool.escaping import escaped
 from kvpool.server.app import App
 from kvpool.server.logs import ERROR_PRIORITY, begin_logging, is_journal
 
@@ -46,7 +47,7 @@ def serve(file: str | None, overrides: list[str]) -> int:
 def _print_faults(error: ConfigError) -> None:
     lead = ERROR_PRIORITY if is_journal(sys.stderr, os.environ) else ""
     for fault in error.faults:
-        print(f"{lead}kvpoold: {fault}", file=sys.stderr)
+        print(f"{lead}kvpoold: {escaped(fault)}", file=sys.stderr)
 
 
 async def _serve(config: Config, reread: Callable[[], Config]) -> None:

@@ -25,7 +25,8 @@ class LineFormatter(logging.Formatter):
         message = escaped(record.getMessage())
         lines = [f"{record.name} {message}"]
         if record.exc_info:
-            lines += self.formatException(record.exc_info).splitlines()
+            # Indented: what an exception says in several lines looks like no message.
+            lines += [f"  {escaped(line)}" for line in self.formatException(record.exc_info).split("\n")]
         return "\n".join(self._lead(record) + line for line in lines)
 
     def _lead(self, record: logging.LogRecord) -> str:

@@ -84,10 +84,12 @@ def make_app(registry: CollectorRegistry, read_health: Callable[[], HealthReport
 
     def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+        if method == "HEAD":
+            return _without_body(app, environ, start_response)
         if path not in ("/metrics", "/healthz", "/readyz"):
             return _plain(start_response, "404 Not Found", "expected /metrics, /healthz or /readyz\n")
         if method != "GET":
-            start_response("405 Method Not Allowed", [("Allow", "GET"), ("Content-Length", "0")])
+            start_response("405 Method Not Allowed", [("Allow", "GET, HEAD"), ("Content-Length", "0")])
             return []
         try:
             if path == "/metrics":
@@ -103,6 +105,16 @@ def make_app(registry: CollectorRegistry, read_health: Callable[[], HealthReport
         return _health(start_response, report, is_good=is_good)
 
     return app
+
+
+def _without_body(app: WsgiApp, environ: Environ, start_response: StartResponse) -> list[bytes]:
+    """What GET would be answered, its length included, and nothing of the body."""
+    begun: list[tuple[str, list[tuple[str, str]]]] = []
+    body = app({**environ, "REQUEST_METHOD": "GET"}, lambda status, headers: begun.append((status, headers)))
+    status, headers = begun[-1]
+    kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
+    start_response(status, [*kept, ("Content-Length", str(sum(map(len, body))))])
+    return []
 
 
 def _health(start_response: StartResponse, report: HealthReport, *, is_good: bool) -> list[bytes]:

@@ -69,7 +69,7 @@ def admin_handlers(
             m.AskInfo: lambda _: m.Report({**info(), **pool.info()}),
             m.AskStats: lambda _: m.Report(pool.stats(connections.stats())),
             m.Flush: audited(peer, "flush", partial(_flush, pool), "model", "older_than_s", "tier"),
-            m.WriteDown: audited(peer, "demote", partial(_write_down, pool), "timeout_s"),
+            m.WriteDown: audited(peer, "demote", partial(_write_down, pool), "timeout_s", "is_forced"),
             m.Check: lambda _: _check(pool),
             m.AskLayouts: lambda request: pool.hints.layouts(request),
             m.RetainKeys: audited(peer, "retain", partial(_retain_keys, pool), "priority", "duration_s"),

@@ -9,6 +9,7 @@ FORKED = """
 import os, signal, sys, threading, warnings
 import numpy as np
 import kvpool_client as kv
+from kvpool_client.save import publish_each
 from tests.daemon import SMALL
 from tests.payload import assert_right_bytes, payload_of, store, tokens_of
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -55,6 +56,9 @@ with kv.connect(sys.argv[1], model="m", layout=SMALL, timeout_s=8.0) as pool:
     begun.commit(wait=False)
     forked(lambda: (begun.wait().stored, begun.abort()))
     print(begun.wait().stored)
+    together = pool.save(pool.keys(tokens_of(3, SMALL.chunk_tokens)), from_=payload_of(keys, SMALL)[:1])
+    forked(lambda: [result.reasons for result in publish_each([together])])
+    print(publish_each([together])[0].stored)
 """
 
 
@@ -73,5 +77,7 @@ def test_what_was_under_way_at_a_fork_is_over_in_the_child_and_goes_on_in_the_pa
         "400 complete",
         "0 (0, None)",
         "400",
+        "0 [{'disconnected': 1}]",
+        "1",
     ]
     assert daemon.problems() == []

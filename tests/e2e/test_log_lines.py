@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,7 +59,8 @@ def test_every_order_of_an_operator_is_one_line_with_who_gave_it(start_daemon: C
     who = f"by pid {os.getpid()} uid {os.getuid()}"
     with daemon.admin() as admin:
         admin.flush("two\nlines", 60.0, "dram")
-        admin.write_down(1.0)
+        admin.write_down(1.0, is_forced=False)
+        admin.write_down(2.0, is_forced=True)
         admin.retain(keys_of(0, 3), 80, 1.0)
         admin.log_level("error")
         assert not admin.disconnect(1 << 40)
@@ -69,9 +71,24 @@ def test_every_order_of_an_operator_is_one_line_with_who_gave_it(start_daemon: C
     assert lines[-1] == "server.reload reloaded: no option has changed"
     assert [line.removeprefix("audit ") for line in lines[:-1]] == [
         f"flush {who}: model='two\\nlines' older_than_s=60.0 tier='dram'",
-        f"demote {who}: timeout_s=1.0",
+        f"demote {who}: timeout_s=1.0 is_forced=False",
+        f"demote {who}: timeout_s=2.0 is_forced=True",
         f"retain {who}: priority=80 duration_s=1.0",
         f"log-level {who}: level='error'",
         f"disconnect {who}: connection={1 << 40}",
         f"reload {who}",
     ], "looking is no order"
+
+
+def test_a_fault_printed_at_the_start_is_one_line_whatever_is_in_a_name(tmp_path: Path) -> None:
+    config = tmp_path / "kvpool.toml"
+    config.write_text('[server]\n"so\\ncket\\u001b[2J" = 1\n')
+    command = [sys.executable, "-m", "kvpool.cli.kvpoold", f"--config={config}", "--set=no\nsuch=1", "--set=a\rb"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert sorted(ended.stderr.split("\n")) == [
+        "",
+        r"kvpoold: --set a\rb: expected section.key=value",
+        r"kvpoold: no\nsuch is no option",
+        r"kvpoold: server.so\ncket\x1b[2J is no option, did you mean server.socket?",
+    ]

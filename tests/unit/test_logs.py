@@ -36,15 +36,15 @@ def test_nothing_in_a_message_makes_a_second_line_or_moves_the_cursor() -> None:
     assert line == "<6>kvpool.x model model\\n<3>kvpoold forged\\r\\x1b[2J\\x85\\u2028\\t\\x00é"
 
 
-def test_each_line_of_a_traceback_has_the_priority() -> None:
+def test_each_line_of_a_traceback_has_the_priority_and_looks_like_no_message() -> None:
     record = _record(logging.ERROR, "failed")
     try:
-        raise ValueError("two\nlines")
+        raise ValueError("two\nkvpool.audit lines\r\x1b[2J\u2028\x85")
     except ValueError as error:
         record.exc_info = (type(error), error, error.__traceback__)
     lines = JournalFormatter().format(record).splitlines()
     assert lines[0] == "<3>kvpool.x failed"
-    assert lines[-1] == "<3>lines"
+    assert lines[-1] == r"<3>  kvpool.audit lines\r\x1b[2J\u2028\x85"
     assert all(line.startswith("<3>") for line in lines)
 
 

@@ -90,6 +90,17 @@ def test_metrics_come_in_both_formats(shared: MetricsServer) -> None:
     assert "application/openmetrics-text" in _get(shared, "/metrics", "Accept: application/openmetrics-text")[1]
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/nothing"])
+def test_head_is_answered_as_get_without_the_body(shared: MetricsServer, path: str) -> None:
+    got = _ask(shared, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    asked = _ask(shared, f"HEAD {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    (head, _, body), (headers, end, nothing) = got.partition(b"\r\n\r\n"), asked.partition(b"\r\n\r\n")
+    assert (end, nothing) == (b"\r\n\r\n", b"")
+    assert headers.split(b"\r\n")[0] == head.split(b"\r\n")[0]
+    assert f"Content-Length: {len(body)}".encode() in headers.split(b"\r\n")
+    assert b"Allow: GET, HEAD" in _ask(shared, b"PUT /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+
+
 def test_health_and_readiness_are_two_things(serve: Callable[..., MetricsServer]) -> None:
     reports = [GOOD]
     server = serve(make_app(CollectorRegistry(), lambda: reports[-1], MonotonicClock()))
