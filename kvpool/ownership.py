@@ -1,7 +1,7 @@
 """Directories and who could put something of their own there: whether a socket's place can be believed.
 
 A directory is made by its owner, and what stands in it by whoever may write there. Where anybody may write in a directory
-above, anybody can have made it: then it is only as good as its owner. Looks at the file system alone; any thread.
+above, anybody can have made it: then it is only as good as its owner. Any thread.
 """
 
 import os
@@ -11,14 +11,32 @@ import struct
 from pathlib import Path
 
 ROOT_UID = 0
+CONNECT_TIMEOUT_S = 1.0
 # A further user whose daemon a client believes, where engines and daemon share a directory that anybody may write.
 DAEMON_UID_VARIABLE = "KVPOOL_DAEMON_UID"
 _PEERCRED = struct.Struct("3i")
 
 
-def make_directory(path: str) -> None:
-    """Make a socket's directory where there is none: passable for all, writable for its owner alone. Raises OSError."""
-    Path(path).mkdir(mode=0o755, parents=True, exist_ok=True)
+def make_place(socket_path: str, *, is_private: bool = False) -> str:
+    """Make the directory of a socket where there is none: passable for all, writable for its owner alone. Raises OSError.
+
+    Returns why it may be a stranger's, and what to do about it; empty where it is not. `is_private`: others than its owner may
+    not be able to put anything there either.
+    """
+    directory = Path(socket_path).parent
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    return (fault_of_directory if is_private else fault_of_place)(str(directory))
+
+
+def is_served(socket_path: str) -> bool:
+    """Whether somebody accepts connections there. Raises OSError where that cannot be told, as without the right to connect."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.settimeout(CONNECT_TIMEOUT_S)
+        try:
+            other.connect(socket_path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+    return True
 
 
 def owner_of_place(path: str) -> int | None:

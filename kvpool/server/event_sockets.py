@@ -15,7 +15,6 @@ One thread: whoever made the sockets hands them over before it starts.
 import binascii
 import errno
 import os
-import socket
 import stat
 import struct
 from pathlib import Path
@@ -26,7 +25,7 @@ from zmq.utils import z85
 from kvpool.addresses import ZmqAddress
 from kvpool.errors import ConfigError
 from kvpool.event_options import EventsConfig
-from kvpool.ownership import fault_of_directory, make_directory
+from kvpool.ownership import is_served, make_place
 from kvpool.server.event_replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, KeptMessages, Message, Replays
 
 END_OF_REPLAY = struct.pack(">q", -1)
@@ -185,10 +184,8 @@ def _bind(made: "zmq.Socket[bytes]", option: str, address: ZmqAddress, socket_mo
     """A socket of the file system is made with its rights: nobody can connect before they are there."""
     path = address.endpoint.removeprefix("ipc://") if address.endpoint.startswith("ipc://") else ""
     if path:
-        directory = str(Path(path).parent)
-        make_directory(directory)
-        fault = "" if is_guarded else fault_of_directory(directory)
-        if fault:
+        fault = make_place(path, is_private=True)
+        if fault and not is_guarded:
             raise ConfigError([f"{option} is {address}, where others could put a socket of their own: {fault}"])
         _check_free(option, path)
     umask = os.umask(0o777 & ~socket_mode) if path else None
@@ -211,15 +208,10 @@ def _check_free(option: str, path: str) -> None:
         raise ConfigError(
             [f"{option} is ipc://{path}, which exists and is no socket: move it away, or choose another path"]
         )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
-        other.settimeout(1.0)
-        try:
-            other.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError):
-            return  # nobody serves it
-    raise OSError(
-        errno.EADDRINUSE, f"{option} ipc://{path} is served by another process: stop it, or choose another path"
-    )
+    if is_served(path):
+        raise OSError(
+            errno.EADDRINUSE, f"{option} ipc://{path} is served by another process: stop it, or choose another path"
+        )
 
 
 def _endpoint_of(bound: "zmq.Socket[bytes]") -> str:

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from kvpool import failpoint
 from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused, SocketInUse
-from kvpool.ownership import fault_of_place, make_directory, peer_of
+from kvpool.ownership import is_served, make_place, peer_of
 from kvpool.protocol import frames, versions
 from kvpool.protocol import messages as m
 
@@ -89,7 +89,8 @@ class LocalSocket:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.refused_connections = 0
-        _make_place(str(Path(path).parent))
+        if fault := make_place(path):  # who finds the socket there would find a stranger's
+            raise ConfigError([f"server.socket cannot be there: {fault}"])
         self._lock_fd = _lock(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -257,14 +258,6 @@ def _groups_of(accepted: socket.socket) -> tuple[int, ...]:
     return tuple(group for (group,) in struct.iter_unpack("I", packed))
 
 
-def _make_place(directory: str) -> None:
-    """The socket's directory. Raises ConfigError where somebody else made it: who finds the socket there would find theirs."""
-    make_directory(directory)
-    fault = fault_of_place(directory)
-    if fault:
-        raise ConfigError([f"server.socket cannot be there: {fault}"])
-
-
 def _unpublished(path: str) -> str:
     return f"{path}.new"
 
@@ -285,12 +278,7 @@ def _answers(path: str) -> bool:
         return False
     if not Path(path).is_socket():
         raise SocketInUse(f"{path} exists and is no socket: move it away, or set server.socket to another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:
-            return True
-    return True
+    try:
+        return is_served(path)
+    except OSError:  # it is there, and does not take our connection
+        return True

@@ -7,7 +7,6 @@ however it spends its time. At most PACE_REQUESTS are accepted in PACE_S, so tha
 thread from the interpreter. Lock: `_lock` guards the connections being served; never held across a call.
 """
 
-import contextlib
 import errno
 import io
 import logging
@@ -24,7 +23,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from kvpool.addresses import LoopbackAddress
 from kvpool.clock import Clock, Deadline
 from kvpool.errors import ConfigError
-from kvpool.ownership import fault_of_place, make_directory
+from kvpool.ownership import is_served, make_place
 from kvpool.server.metrics_answers import WsgiApp
 
 log = logging.getLogger(__name__)
@@ -111,7 +110,7 @@ class _BoundedServer(WSGIServer):
     def server_bind(self) -> None:
         """Bind without asking a name service who we are, as the inherited one does."""
         if self._path:
-            _make_place(self._path)
+            _clear_place(self._path)
             umask = os.umask(0o777 & ~self._socket_mode)
             try:
                 socketserver.TCPServer.server_bind(self)
@@ -261,16 +260,11 @@ def _cut(request: socket.socket) -> None:
         log.debug("a connection to server.metrics had ended: %s", error)
 
 
-def _make_place(path: str) -> None:
-    """The socket's directory, without a socket that nobody serves any more. Raises OSError or ConfigError."""
-    directory = str(Path(path).parent)
-    make_directory(directory)
-    fault = fault_of_place(directory)
-    if fault:
+def _clear_place(path: str) -> None:
+    """Make the socket's directory, and take away a socket that nobody serves any more. Raises OSError or ConfigError."""
+    if fault := make_place(path):
         raise ConfigError([f"server.metrics_socket cannot be there: {fault}"])
     if Path(path).is_socket():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other, contextlib.suppress(ConnectionRefusedError):
-            other.settimeout(1.0)
-            other.connect(path)  # refused: nobody serves it
+        if is_served(path):
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         Path(path).unlink()
