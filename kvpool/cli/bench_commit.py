@@ -2,8 +2,7 @@
 token ids and with events published, against a raw unix socket's round trip of as many bytes.
 
 The daemon is one of its own, so small that from the third save on each chunk takes the place of another. The slots are
-reserved before each commit, untimed, and not written, but a commit comes no sooner than COPY_S after them: what copies cost is
-for `bench copy` to tell, and what the daemon does meanwhile is no part of the commit.
+reserved just before each commit, untimed, and not written: what copies cost is for `bench copy` to tell.
 """
 
 import os
@@ -25,8 +24,6 @@ CAPACITY_CHUNKS = 3 * CHUNKS
 SAMPLES, QUICK_SAMPLES = 200, 10
 WARM_UP = 4
 TIMEOUT_S = 10.0
-# What copying 512 chunks of 2 MiB takes at 10 GB/s.
-COPY_S = 0.1
 CRC_BYTES = TOKEN_BYTES = 4
 CHUNK_BYTES = CRC_BYTES * LAYOUT.layers + TOKEN_BYTES * LAYOUT.chunk_tokens
 

@@ -1,8 +1,9 @@
 """The journal: everything that is told of chunks that come and go. One for all tiers of a daemon.
 
-Takes the changes that the directories report, writes them into the event log, remembers what became of chunks, and answers
-who asks: for events since an id, for a snapshot page by page, for the fate of a key. A subscriber that falls behind, or one
-that comes while a whole tier is being restored, meets a gap; then it takes a snapshot:
+Takes the changes that the directories report, which native code joins to runs, writes each run into the event log as an event,
+remembers what became of chunks, and answers who asks: for events since an id, for a snapshot page by page, for the fate of a
+key. A subscriber that falls behind, or one that comes while a whole tier is being restored, meets a gap; then it takes a
+snapshot:
 
     page k is what the pool has at `as_of`; between pages events go on. Who applies the events up to `as_of` and then the
     page's rows, page after page, has after the last one exactly what the pool has.

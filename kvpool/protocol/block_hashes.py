@@ -8,7 +8,12 @@ that begin with the same tokens share no hash, and the end of one says nothing o
 Pure functions; any thread.
 """
 
+import numpy as np
+
 import kvpool_native
+from kvpool.types import KEY_BYTES
+
+_KEY_WORDS = KEY_BYTES // 8
 
 
 def block_hash(key: bytes) -> int:
@@ -20,6 +25,15 @@ def block_hashes(key: bytes, count: int) -> list[int]:
     """The hashes of the `count` blocks of a chunk, in order."""
     inner = [block_hash(kvpool_native.blake3(key + number.to_bytes(4, "little"))) for number in range(count - 1)]
     return [*inner, block_hash(key)]
+
+
+def hashes_of(keys: bytes, count: int) -> list[int]:
+    """The hashes of the `count` blocks of each of several chunks, in order. `keys`: packed."""
+    if count == 1:
+        hashes: list[int] = np.frombuffer(keys, ">u8")[_KEY_WORDS - 1 :: _KEY_WORDS].tolist()
+        return hashes
+    every = (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))
+    return [block for key in every for block in block_hashes(key, count)]
 
 
 def blocks_of(chunk_tokens: int, block_tokens: int) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool.layout import Layout
-from kvpool.protocol.block_hashes import block_hash, block_hashes, blocks_of
+from kvpool.protocol.block_hashes import block_hash, blocks_of, hashes_of
 from kvpool.types import Event, EventKind, Level, StoredChunk
 
 MEDIA = {Level.HBM: "GPU", Level.DRAM: "CPU", Level.SSD: "STORAGE", Level.PEER: "EXTERNAL"}
@@ -80,7 +80,7 @@ class EventForm:
         return ["AllBlocksCleared"] if self.is_positional else {"type": "AllBlocksCleared"}
 
     def _stored(self, event: Event, chunk_tokens: int, blocks: int, medium: str) -> WireEvent:
-        hashes = [hash for key in event.chunks for hash in block_hashes(key, blocks)]
+        hashes = hashes_of(event.keys, blocks)
         parent = block_hash(event.parent) if event.parent else None
         tokens = TokenIds(event.tokens)
         size = chunk_tokens // blocks
@@ -105,7 +105,7 @@ class EventForm:
         return stored
 
     def _removed(self, event: Event, blocks: int, medium: str) -> WireEvent:
-        hashes = [hash for key in event.chunks for hash in block_hashes(key, blocks)]
+        hashes = hashes_of(event.keys, blocks)
         if self.is_positional:
             return ["BlockRemoved", hashes, medium]
         return {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}

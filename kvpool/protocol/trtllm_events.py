@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvpool.protocol.block_hashes import block_hash, block_hashes, blocks_of
+from kvpool.protocol.block_hashes import block_hash, blocks_of, hashes_of
 from kvpool.protocol.event_columns import NamespaceNames
 from kvpool.types import Event, EventKind
 
@@ -25,7 +25,7 @@ def trtllm_event(event: Event, namespaces: NamespaceNames, block_tokens: int = 0
     elif event.kind == EventKind.STORED:
         data = _stored(event, chunk_tokens, blocks)
     elif event.kind == EventKind.REMOVED:
-        data = {"type": "removed", "block_hashes": [hash for key in event.chunks for hash in block_hashes(key, blocks)]}
+        data = {"type": "removed", "block_hashes": hashes_of(event.keys, blocks)}
     else:
         data = {
             "type": "updated",
@@ -38,7 +38,7 @@ def trtllm_event(event: Event, namespaces: NamespaceNames, block_tokens: int = 0
 
 def _stored(event: Event, chunk_tokens: int, blocks: int) -> dict[str, Any]:
     tokens = np.frombuffer(event.tokens, "<i4").tolist()
-    hashes = [hash for key in event.chunks for hash in block_hashes(key, blocks)]
+    hashes = hashes_of(event.keys, blocks)
     size = chunk_tokens // blocks if tokens else 0
     return {
         "type": "stored",

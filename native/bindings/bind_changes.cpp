@@ -66,7 +66,7 @@ nb::bytes filled_bytes(size_t size, Fill fill) {
   if (made == nullptr) {
     throw nb::python_error();
   }
-  fill(PyBytes_AS_STRING(made));
+  fill(PyBytes_AsString(made));
   return nb::steal<nb::bytes>(made);
 }
 
@@ -114,9 +114,13 @@ nb::bytes packed(const nb::bytes& column) {
   if (column.size() % sizeof(int32_t) != 0) {
     throw nb::value_error("column must be a multiple of 4 bytes");
   }
-  std::vector<int32_t> ids(column.size() / sizeof(int32_t));
-  std::memcpy(ids.data(), column.data(), column.size());
-  const std::string packed = pack_ids(ids);
+  std::string packed;
+  {
+    const nb::gil_scoped_release release;
+    std::vector<int32_t> ids(column.size() / sizeof(int32_t));
+    std::memcpy(ids.data(), column.data(), column.size());
+    packed = pack_ids(ids);
+  }
   return nb::bytes(packed.data(), packed.size());
 }
 

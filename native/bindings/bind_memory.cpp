@@ -11,6 +11,7 @@
 
 #include "bindings.h"
 #include "kvpool/chunk_table.h"
+#include "kvpool/freed_memory.h"
 #include "kvpool/memory.h"
 #include "kvpool/numa.h"
 
@@ -149,6 +150,16 @@ void bind_index_view(nb::module_& module) {
 }  // namespace
 
 void bind_memory(nb::module_& module) {
+  module.def(
+      "keep_freed_memory",
+      [](uint32_t kept_bytes, uint32_t block_bytes) {
+        if (kept_bytes > INT32_MAX || block_bytes > INT32_MAX) {
+          throw nb::value_error("kept_bytes and block_bytes must be less than 2 GiB");
+        }
+        return keep_freed_memory(kept_bytes, block_bytes);
+      },
+      "kept_bytes"_a, "block_bytes"_a,
+      "Has the process keep freed memory for blocks of so many bytes at most; whether the C library can be told.");
   module.def(
       "place_on_nodes",
       [](const Mapping& mapping, const std::vector<uint32_t>& nodes, bool in_turns) {
