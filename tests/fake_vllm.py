@@ -43,6 +43,12 @@ class KVConnectorBase_V1(ABC):
     def requires_kv_delivery(self) -> bool:
         return True
 
+    def has_pending_push_work(self) -> bool:
+        return False
+
+    def has_pending_block_frees(self) -> bool:
+        return False
+
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         assert isinstance(connector_metadata, KVConnectorMetadata)
         self._connector_metadata = connector_metadata
@@ -133,6 +139,7 @@ _CONTENTS: dict[str, dict[str, Any]] = {
         "SupportsHMA": SupportsHMA,
         "KVConnectorBase_V1": KVConnectorBase_V1,
     },
+    "vllm.envs": {"VLLM_ENABLE_V1_MULTIPROCESSING": True},
     "vllm.v1": {},
     "vllm.v1.metrics": {},
     "vllm.v1.metrics.cache_hit_source": {"CacheHitSource": CacheHitSource},

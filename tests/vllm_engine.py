@@ -16,6 +16,7 @@ import torch
 
 from tests.daemon import wait_until
 from tests.fake_vllm import KVConnectorRole
+from tests.vllm_blocks import ScriptedBlocks
 from tests.vllm_request import BLOCK, Request
 from tests.vllm_specs import HEADS, NAMES, TOKEN_BYTES, WIDTH, FullAttentionSpec
 
@@ -66,9 +67,13 @@ class ScriptedEngine:
         blocks: int = 64,
         budget: int = 4096,
         worker_specs: Mapping[int, Any] | None = None,
+        holds_blocks: bool = True,
+        is_speculative: bool = False,
         **extra: Any,
     ) -> None:
-        """`worker_specs`: what single workers are shown as the KV cache's spec in place of the scheduler's."""
+        """`worker_specs`: what single workers are shown as the KV cache's spec in place of the scheduler's. `holds_blocks`: the
+        connector can hold blocks. `is_speculative`: workers are asked what became of loads before the forward pass has ended.
+        """
         caches = caches_of(blocks, replicas)
         self.budget = budget
         self.on_layer: Callable[[int], None] = lambda _layer: None
@@ -85,15 +90,16 @@ class ScriptedEngine:
             worker.register_kv_caches(dict(zip(NAMES, tensors, strict=True)))
             self.workers.append(worker)
             self.kv.append(tensors)
-        self.free = list(range(1, blocks))
-        self.local: dict[bytes, int] = {}
         self.requests: list[Request] = []
+        self.blocks = ScriptedBlocks(blocks, self._overwrite, self._blocks_in_use)
+        self.is_speculative = is_speculative
         self.wrong_reads = 0
         self.recomputed = 0
         self.steps = 0
         self.running_max = 1 << 16
         self.events: list[Any] = []
-        self.scheduler.bind_gpu_block_pool(self)
+        bound = self.blocks if holds_blocks else SimpleNamespace(evict_blocks=self.blocks.evict_blocks)
+        self.scheduler.bind_gpu_block_pool(bound)
         self._arrived: set[str] = set()
         self._received: dict[str, int] = {}
         self._failed: set[str] = set()
@@ -105,25 +111,19 @@ class ScriptedEngine:
     def forget(self) -> None:
         """`reset_prefix_cache`: the engine's own cache is empty, and nothing of it is left in the blocks."""
         assert not self.requests
-        self.local.clear()
-        self.free = list(range(1, len(self.kv[0][0])))
-        for layers in self.kv:
-            for tensor in layers:
-                tensor.fill_(255)
+        self.idle()
+        self.blocks.reset()
 
-    def evict_blocks(self, block_ids: set[int]) -> None:
-        """Take blocks out of the engine's own prefix cache."""
-        held = {block for request in self.requests for block in request.table}
-        for value, block in list(self.local.items()):
-            if block in block_ids:
-                del self.local[value]
-                if block not in held:
-                    self.free.append(block)
+    def idle(self) -> None:
+        """Step on without requests for as long as the connector has work."""
+        wait_until(lambda: not self.scheduler.has_pending_push_work() or self.step(), "the connector's work has ended")
 
     def run(self, *requests: Request) -> None:
-        """Until the requests have ended."""
+        """Until the requests have ended, and without others what the connector does behind them."""
         self.arrive(*requests)
         wait_until(lambda: self._has_stepped_to_the_end(requests), f"the requests have ended: {requests}", 30.0)
+        if not self.requests:
+            self.idle()
 
     def arrive(self, *requests: Request) -> None:
         """Queue requests up."""
@@ -219,7 +219,8 @@ class ScriptedEngine:
 
     def _ask(self, request: Request) -> bool:
         hashes = request.block_hashes[: (request.num_tokens - 1) // BLOCK]
-        held = next((place for place, value in enumerate(hashes) if value not in self.local), len(hashes))
+        local = self.blocks.local
+        held = next((place for place, value in enumerate(hashes) if value not in local), len(hashes))
         external, is_async = self.scheduler.get_num_new_matched_tokens(request, held * BLOCK)
         if external is None:
             return False
@@ -229,7 +230,7 @@ class ScriptedEngine:
         assert external % BLOCK == 0
         if external:
             self.on_asked()
-        request.table = [self.local[value] for value in hashes[:held]]
+        request.table = [local[value] for value in hashes[:held]]
         request.held, request.external = held * BLOCK, external
         request.offers.append(external)
         self._allocate(request, request.num_tokens)
@@ -266,10 +267,13 @@ class ScriptedEngine:
         for worker in self.workers:
             if not has_sync:
                 worker.start_load_kv(None)
-            worker.wait_for_save()
+            if not self.is_speculative:
+                worker.wait_for_save()
             _, received = worker.get_finished(set())
             bad = worker.get_block_ids_with_load_errors()
             meta = pickle.loads(pickle.dumps(worker.build_connector_worker_meta()))
+            if self.is_speculative:
+                worker.wait_for_save()
             worker.clear_connector_metadata()
             results.append((received or set(), bad, meta))
         return results
@@ -317,9 +321,9 @@ class ScriptedEngine:
         request.num_computed = first * BLOCK
         if request.state == "loading":
             self._failed.add(request.request_id)
-        for value, block in list(self.local.items()):
+        for value, block in list(self.blocks.local.items()):
             if block in bad and request.state != "running":
-                del self.local[value]
+                del self.blocks.local[value]
         return True
 
     def _decode(self, request: Request) -> None:
@@ -333,28 +337,33 @@ class ScriptedEngine:
         request.tokens.append(sum(request.tokens) * 31 % 997)
 
     def _allocate(self, request: Request, tokens: int) -> list[int]:
-        fresh = [self.free.pop() for _ in range(-(-tokens // BLOCK) - len(request.table))]
+        fresh = [self.blocks.free.pop() for _ in range(-(-tokens // BLOCK) - len(request.table))]
         request.table += fresh
         return fresh
 
     def _remember(self, request: Request) -> None:
         for place, value in enumerate(request.block_hashes[: request.num_computed // BLOCK]):
-            self.local.setdefault(value, request.table[place])
+            self.blocks.local.setdefault(value, request.table[place])
 
     def _remove(self, request: Request) -> None:
         self.requests.remove(request)
         self._release(request)
 
     def _release(self, request: Request, *, overwrite: bool = False) -> None:
-        kept = set(self.local.values())
-        mine = set(request.table)
+        blocks, mine = self.blocks, set(request.table)
         if overwrite:
-            self.local = {value: block for value, block in self.local.items() if block not in mine}
-            for layers in self.kv:
-                for tensor in layers:
-                    tensor[request.table] = 254
-        self.free += [block for block in request.table if overwrite or block not in kept]
-        request.table = []
+            blocks.local = {value: block for value, block in blocks.local.items() if block not in mine}
+        kept = set(blocks.local.values())
+        left, request.table = request.table, []
+        blocks.give_back([block for block in left if block not in kept], overwrite=overwrite)
+
+    def _overwrite(self, blocks: list[int]) -> None:
+        for layers in self.kv:
+            for tensor in layers:
+                tensor[blocks] = 254
+
+    def _blocks_in_use(self) -> set[int]:
+        return {block for request in self.requests for block in request.table}
 
     def _is_right(self, rank: int, layer: int, request: Request) -> bool:
         return all(

@@ -25,6 +25,11 @@ class PendingChunks:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def are_under_way(self) -> bool:
+        """Whether any of them is still being written. Reads shared memory and waits for nothing."""
+        session = self._session
+        return session is not None and session.is_alive and any(map(session.index.is_being_written, self._keys))
+
     def wait(self, timeout_s: float) -> bool:
         """Until none is being written any more, or the time is over. Whether all of them are stored."""
         if not self._keys:

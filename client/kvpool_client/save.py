@@ -153,6 +153,10 @@ class Save:
         """
         return self._pending.wait(timeout_s)
 
+    def has_pending(self) -> bool:
+        """Whether chunks that others were saving when this save was made are still being saved. Waits for nothing."""
+        return self._pending.are_under_way()
+
     def done(self) -> bool:
         """Whether the save has ended."""
         return self._result is not None

@@ -12,7 +12,7 @@ from kvpool_client.vllm.unproven import STEPS_MAX, UnprovenLoad, UnprovenLoads
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.vllm import worker as worker_module  # noqa: E402 - only where torch is
+from kvpool_client.vllm import saver as saver_module  # noqa: E402 - only where torch is
 from tests.unit.vllm_setting import StartEngine, start_engine  # noqa: E402 - likewise
 
 __all__ = ["start_engine"]
@@ -99,11 +99,11 @@ def test_a_step_without_tokens_waits_a_moment_for_the_loads_of_others(
         waited.append(timeout_s)
         futures[0].set_result(LoadOutcome(2, 2, "complete", 0.1, ORDER.tiers))
 
-    monkeypatch.setattr(worker_module, "wait_for_futures", wait)
+    monkeypatch.setattr(saver_module, "wait_for_futures", wait)
     half.begin(StepPlan(1, is_idle=is_idle))
     half._running.append((Fetch(ORDER, replica=0, clock=Clock()), future))
     assert half.take_finished() == ({"request"} if is_idle else set())
-    assert waited == ([worker_module.IDLE_WAIT_S] if is_idle else [])
+    assert waited == ([saver_module.LOOK_S] if is_idle else [])
     half._running.clear()
 
 

@@ -24,7 +24,8 @@ def start_engine(daemon: Daemon) -> Iterator[StartEngine]:
         from kvpool_client.vllm import connector
 
         def start(**options: Any) -> ScriptedEngine:
-            arguments = {"kvpool__load": "async", "kvpool__always_load": True, "kvpool__wait_s": 5.0, **options}
+            arguments = {"kvpool__load": "async", "kvpool__always_load": True, "kvpool__wait_s": 5.0}
+            arguments.update({"kvpool__save": "all", **options})
             engine = ScriptedEngine(connector.KVPoolConnector, arguments.pop("socket", daemon.socket), **arguments)
             stack.callback(engine.close)
             engines.append(engine)

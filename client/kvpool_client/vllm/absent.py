@@ -23,6 +23,7 @@ class AbsentWorker:
         self._finished: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._failed_step = 0
+        self._ended: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<AbsentWorker step {self._plan.step}, {self._off!r}>"
@@ -40,6 +41,9 @@ class AbsentWorker:
             self.tally.add("short_loads_no-pool")
             if order.is_async:
                 self._finished.add(order.request_id)
+        for save in plan.saves:
+            if save.pin:
+                self._ended[save.pin] = 1
 
     def start_loads(self) -> None:
         """They have failed already."""
@@ -56,6 +60,12 @@ class AbsentWorker:
     def drop_saves(self) -> None:
         """There are none."""
 
+    def drain(self, timeout_s: float) -> dict[int, int]:
+        """Pinned saves that were ordered since the last time: each ended at once."""
+        del timeout_s
+        ended, self._ended = self._ended, {}
+        return ended
+
     def take_finished(self) -> set[str]:
         """Requests whose asynchronous load was ordered since the last time."""
         taken, self._finished = self._finished, set()
@@ -69,7 +79,7 @@ class AbsentWorker:
     def report(self) -> StepReport:
         """Why this rank is off, and what became of its orders."""
         loads, self._outcomes = self._outcomes, {}
-        return StepReport(self._plan.step, self._failed_step, loads, self._off)
+        return StepReport(self._plan.step, self._failed_step, loads, self._off, self.drain(0.0))
 
     def close(self) -> None:
         """Nothing to end."""

@@ -22,6 +22,7 @@ from kvpool_client.pool import Pool, connect
 from kvpool_client.vllm import plugin
 from kvpool_client.vllm.absent import AbsentWorker
 from kvpool_client.vllm.engine_form import engine_form
+from kvpool_client.vllm.engine_process import is_stepped_while_idle, worker_here
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.flushing import flush_model
 from kvpool_client.vllm.geometry import Geometry, Tensor, geometry_of, one_spec
@@ -185,8 +186,22 @@ class ConnectorCalls:
     # --- the scheduler's side ---
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        """vLLM's blocks, of which the scheduler's half evicts those that a failed load has left without KV."""
-        self._of_scheduler("binding blocks", None, lambda half: half.bind_blocks(gpu_block_pool.evict_blocks))
+        """vLLM's blocks: the scheduler's half holds what is being saved, and evicts what a failed load has left without KV."""
+        idle = is_stepped_while_idle() and hasattr(super(), "has_pending_push_work")
+        drain = self._drain_worker_here if worker_here() is not None else None
+        self._of_scheduler(
+            "binding blocks",
+            None,
+            lambda half: half.bind_blocks(gpu_block_pool, drain=drain, is_stepped_while_idle=idle),
+        )
+
+    def has_pending_push_work(self) -> bool:
+        """See SchedulerHalf.has_saves."""
+        return self._of_scheduler("saves under way", False, lambda half: half.has_saves())
+
+    def has_pending_block_frees(self) -> bool:
+        """See SchedulerHalf.may_soon_free_blocks."""
+        return self._of_scheduler("saves under way", False, lambda half: half.may_soon_free_blocks())
 
     def on_new_request(self, request: EngineRequest) -> None:
         """See SchedulerHalf.arrived."""
@@ -221,7 +236,7 @@ class ConnectorCalls:
         self._of_scheduler("end of a step", None, lambda half: half.ended(connector_output))
 
     def request_finished(self, request: EngineRequest, block_ids: object) -> tuple[bool, dict[str, object] | None]:  # noqa: ARG002 - vLLM's interface
-        """The blocks may be freed at once: no save reads them after the step that wrote them. What is answered to wishes."""
+        """The blocks may be freed at once: what a save still reads has a reference of its own. What is answered to wishes."""
         return False, self._of_scheduler("end of a request", None, lambda half: half.finished(request))
 
     def request_finished_all_groups(
@@ -242,6 +257,11 @@ class ConnectorCalls:
         return self._border.call("reset", False, lambda: flush_model(self._settings, self._name))
 
     # --- the worker's side ---
+
+    def drain_saves(self, timeout_s: float) -> Mapping[int, int]:
+        """See WorkerHalf.drain. No call of vLLM's: the scheduler's half makes it where both are in one process."""
+        none: dict[int, int] = {}
+        return self._of_worker("ending saves", none, lambda half: half.drain(timeout_s))
 
     def register_kv_caches(self, kv_caches: Mapping[str, Tensor]) -> None:
         """See WorkerHalf.register."""
@@ -278,7 +298,7 @@ class ConnectorCalls:
         self._of_worker("end of a forward pass", None, lambda half: half.end_forward())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:  # noqa: ARG002 - vLLM's interface
-        """No save outlives its step; loads that have ended since the last time."""
+        """No request waits for its saves; loads that have ended since the last time."""
         nobody: set[str] = set()
         return None, self._of_worker("ended loads", nobody, lambda half: half.take_finished()) or None
 
@@ -302,6 +322,10 @@ class ConnectorCalls:
         """End threads and connections."""
         self._of_scheduler("shutdown", None, lambda half: half.close())
         self._of_worker("shutdown", None, lambda half: half.close())
+
+    def _drain_worker_here(self, timeout_s: float) -> Mapping[int, int]:
+        worker = worker_here()
+        return worker.drain_saves(timeout_s) if isinstance(worker, ConnectorCalls) else {}
 
     def _of_scheduler(self, what: str, default: Answer, ask: Callable[[SchedulerHalf], Answer]) -> Answer:
         half = self._scheduler

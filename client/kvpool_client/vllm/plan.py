@@ -42,7 +42,8 @@ class SaveOrder:
 
     `hashes`: the engine's hash for each chunk from the root of the prompt on; `block_ids`: the blocks of the saved ones.
     `tokens`: the token ids of the saved ones, i32, or none where their KV depends on more than those. `lora_name`: what
-    events call the adapter. `keeping`: what the request wishes of them, if anything.
+    events call the adapter. `keeping`: what the request wishes of them, if anything. `pin`: the number under which their blocks
+    are held until every rank has reported that it has ended; 0: they are read by no rank after the step.
     """
 
     request_id: str
@@ -54,6 +55,7 @@ class SaveOrder:
     tokens: bytes = b""
     lora_name: str = ""
     keeping: Keeping | None = None
+    pin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +101,38 @@ class LoadOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a worker says after a step. `failed_step`: the last step in which a load failed; `off`: why it has no pool."""
+    """What a worker says after a step. `failed_step`: the last step in which a load failed; `off`: why it has no pool.
+
+    `ended_saves`: how many ranks have ended a pinned save, by its number. `unsaved`: the first chunk of a request that was not
+    saved because another save was just writing it.
+    """
 
     step: int
     failed_step: int = 0
     loads: dict[str, LoadOutcome] = field(default_factory=dict)
     off: str = ""
+    ended_saves: dict[int, int] = field(default_factory=dict)
+    unsaved: dict[str, int] = field(default_factory=dict)
 
     def aggregate(self, other: "StepReport") -> "StepReport":
-        """The report of two ranks: of each load the one that came shorter, then the slower one."""
+        """The report of two ranks: of each load the one that came shorter, then the slower one; ended saves are counted."""
         loads = dict(self.loads)
         for request_id, outcome in other.loads.items():
             known = loads.get(request_id)
             loads[request_id] = outcome if known is None else min(known, outcome, key=_goodness)
+        ended = dict(self.ended_saves)
+        for pin, ranks in other.ended_saves.items():
+            ended[pin] = ended.get(pin, 0) + ranks
+        unsaved = dict(self.unsaved)
+        for request_id, chunk in other.unsaved.items():
+            unsaved[request_id] = min(chunk, unsaved.get(request_id, chunk))
         return StepReport(
-            max(self.step, other.step), max(self.failed_step, other.failed_step), loads, _joined(self.off, other.off)
+            step=max(self.step, other.step),
+            failed_step=max(self.failed_step, other.failed_step),
+            loads=loads,
+            off=_joined(self.off, other.off),
+            ended_saves=ended,
+            unsaved=unsaved,
         )
 
 

@@ -21,7 +21,8 @@ class Tracked:
     they are not known. Each patience runs from the first time that the request was held back for that reason.
     `asked_tokens`: what the answer under way is about, behind `held_tokens`. `has_given_up`: no more questions for this
     request. `wishes`: what it says of its chunks, `wishing` what becomes of that; `announced` runs while it need not be
-    announced again.
+    announced again. `save_tokens`: how many of its tokens may be saved at most. `retry`: runs while what another save was just
+    writing is planned again.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Tracked:
         adapter: str,
         chunk_hashes: int,
         wishes: RequestWishes,
+        save_tokens: int,
     ) -> None:
         self.request = request
         self.keys = keys
@@ -43,6 +45,8 @@ class Tracked:
         self.hashes: list[bytes] = []
         self.table: list[int] | None = None
         self.chunks_planned = 0
+        self.save_tokens = save_tokens
+        self.retry: Deadline | None = None
         self.held_tokens = 0
         self.asked_tokens = 0
         self.answer: Answer | None = None
@@ -54,6 +58,7 @@ class Tracked:
         self.hit_sources: dict[str, int] = {}
         self._preemptions_at_allocation: int | None = None
         self._chunk_hashes = chunk_hashes
+        self._seen = 0
 
     def __repr__(self) -> str:
         return f"<Tracked {self.request.request_id} {len(self.hashes)} chunks, {self.chunks_planned} planned>"
@@ -72,6 +77,12 @@ class Tracked:
         if fresh:
             self.keys.append_hashes(fresh)
             self.hashes += fresh
+
+    def take_unseen(self) -> list[bytes]:
+        """The chunks' hashes that were not taken before."""
+        fresh = self.hashes[self._seen :]
+        self._seen = len(self.hashes)
+        return fresh
 
     def token_ids(self, first: int, end: int) -> bytes:
         """Tokens `first` up to `end`, i32; none where they do not say what the KV is of."""

@@ -1,23 +1,28 @@
 """Which chunks a step completes, and may be saved when its forward pass has run.
 
-Invariant: a chunk is planned only when every token of it is known and computed by the end of the step. With several shards
-a step that loads synchronously plans nothing until it is known to have gone well: one shard's failed load spoils what all
-of them compute, and only that shard knows. The scheduler's thread.
+Invariant: a chunk is planned only when every token of it is known and computed by the end of the step. Its blocks are pinned
+from then on where they can be; where too many are, it is planned in a later step, if its request has one. With several shards
+a step that loads synchronously plans nothing until it is known to have gone well: one shard's failed load spoils what all of
+them compute, and only that shard knows. The scheduler's thread.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvpool_client.vllm.geometry import Geometry
+from kvpool_client.vllm.pins import Pins
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder
 from kvpool_client.vllm.requests import Tracked
+from kvpool_client.vllm.sights import Sights
 from kvpool_client.vllm.surface import EngineStep
 
 
 class SavePlanner:
     """Block tables of the running requests, kept step by step, and what to save of them."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, pins: Pins, sights: Sights) -> None:
         self._geometry = geometry
+        self._pins = pins
+        self._sights = sights
         self._is_sharded = geometry.layout.world * geometry.replicas > 1
         self._unconfirmed: set[int] = set()
 
@@ -47,15 +52,20 @@ class SavePlanner:
             entry.table = None
 
     def _order(self, entry: Tracked, computed: int) -> SaveOrder | None:
-        if entry.table is None:
+        first = entry.chunks_planned
+        last = min(computed, entry.save_tokens) // self._geometry.chunk_tokens
+        if entry.table is None or last <= first:
             return None
         entry.extend_keys()
-        end = min(computed // self._geometry.chunk_tokens, len(entry.hashes))
-        first = entry.chunks_planned
+        self._sights.see(entry.take_unseen())
+        end = first + self._sights.ready(entry.hashes[first:last])
         size = self._geometry.chunk_blocks
+        if self._pins.are_possible:
+            end = min(end, first + self._pins.room() // size)
         blocks = entry.table[first * size : end * size]
         if end <= first or len(blocks) < (end - first) * size:
             return None
+        pin = self._pins.take(blocks) if self._pins.are_possible else 0
         entry.chunks_planned = end
         return SaveOrder(
             request_id=entry.request.request_id,
@@ -67,6 +77,7 @@ class SavePlanner:
             tokens=entry.token_ids(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
             keeping=entry.wishes.keeping(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
             lora_name=str(getattr(getattr(entry.request, "lora_request", None), "lora_name", "")),
+            pin=pin,
         )
 
 

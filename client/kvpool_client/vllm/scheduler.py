@@ -6,7 +6,7 @@ far as every shard has it. Invariant: what was told to vLLM as found is in the n
 The scheduler's thread.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as LateError
 
@@ -18,6 +18,7 @@ from kvpool_client.vllm.envoy import Envoy
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.geometry import Geometry
 from kvpool_client.vllm.identity import adapter_name
+from kvpool_client.vllm.pins import Pins, can_be_held
 from kvpool_client.vllm.placement import node_name
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
 from kvpool_client.vllm.promise import NOTHING, Asker, Promise
@@ -25,8 +26,9 @@ from kvpool_client.vllm.requests import Tracked, is_filled_elsewhere
 from kvpool_client.vllm.role import BOTH, Role
 from kvpool_client.vllm.saving import SavePlanner
 from kvpool_client.vllm.settings import Settings
-from kvpool_client.vllm.statistics import LEVEL_NAMES, Tally, by_level
-from kvpool_client.vllm.surface import EngineBlocks, EngineOutput, EngineRequest, EngineStep
+from kvpool_client.vllm.sights import Sights
+from kvpool_client.vllm.statistics import Tally, by_level, sources_of
+from kvpool_client.vllm.surface import BlockPool, EngineBlocks, EngineOutput, EngineRequest, EngineStep
 from kvpool_client.vllm.unproven import STEPS_MAX, UnprovenLoad, UnprovenLoads, blocks_from_the_first_bad
 from kvpool_client.vllm.wishes import NO_WISHES, wishes_of
 from kvpool_client.worth import SpeedBook, wait_limit_s
@@ -37,6 +39,9 @@ PATIENCE_S = 0.005
 PROMISE_S = 5.0
 # Steps with fewer tokens are decoding, which says nothing about prefill.
 PREFILL_TOKENS_MIN = 64
+
+# Ends the saves of a worker in this process, within a time: how often each pinned one has ended.
+Drain = Callable[[float], Mapping[int, int]]
 
 
 class SchedulerHalf:
@@ -69,8 +74,11 @@ class SchedulerHalf:
         self._adapters: dict[str, str] = {}
         self._loads: list[LoadOrder] = []
         self._cancelled: list[str] = []
-        self._saving = SavePlanner(geometry)
+        self._pins = Pins(geometry.layout.world * geometry.replicas, self._clock)
+        self._sights = Sights(settings.save_after)
+        self._saving = SavePlanner(geometry, self._pins, self._sights)
         self._unproven = UnprovenLoads()
+        self._drain: Drain | None = None
         self._evict: Callable[[set[int]], object] = lambda _blocks: None
         self._step = 0
         self._acknowledged = 0
@@ -81,9 +89,17 @@ class SchedulerHalf:
     def __repr__(self) -> str:
         return f"<SchedulerHalf {len(self._requests)} requests, step {self._step}, {self.pool!r}>"
 
-    def bind_blocks(self, evict: Callable[[set[int]], object]) -> None:
-        """`evict` takes blocks out of vLLM's own prefix cache."""
-        self._evict = evict
+    def bind_blocks(self, pool: BlockPool, *, drain: Drain | None, is_stepped_while_idle: bool) -> None:
+        """vLLM's blocks. `drain` ends saves of a worker in this process; `is_stepped_while_idle`: an idle engine steps.
+
+        Where blocks cannot be held, or nobody would hear that saves have ended, a step waits for its saves.
+        """
+        self._evict = pool.evict_blocks
+        self._drain = None if is_stepped_while_idle else drain
+        if can_be_held(pool) and (is_stepped_while_idle or drain is not None):
+            self._pins.use(pool)
+        else:
+            self._border.complain("vLLM's blocks cannot be held", "each step waits until its chunks are saved")
 
     def arrived(self, request: EngineRequest) -> None:
         """A request is new, and waits until it is asked for."""
@@ -105,7 +121,7 @@ class SchedulerHalf:
             return nothing
         # One token at least is left to compute, and what is taken ends with a block.
         usable = (request.num_tokens - 1) // self._geometry.block_tokens * self._geometry.block_tokens
-        if entry.has_given_up or usable <= held_tokens:
+        if entry.has_given_up or not entry.wishes.load or usable <= held_tokens:
             return nothing
         if entry.answer is None or entry.held_tokens != held_tokens or entry.answer_age.has_passed():
             hit = self._hit(entry, held_tokens, usable)
@@ -167,7 +183,7 @@ class SchedulerHalf:
             place = first // self._geometry.hash_tokens
             self._unproven.add(UnprovenLoad(self._step + 1, place, bytes(request.block_hashes[place]), entry))
         self.tally.add("hit_tokens", tokens)
-        entry.hit_sources = _sources(tiers, tokens, first % size, size)
+        entry.hit_sources = sources_of(tiers, tokens, first % size, size)
         for name, amount in entry.hit_sources.items():
             self.tally.add(f"hit_tokens_{name}", amount)
         return True
@@ -204,6 +220,8 @@ class SchedulerHalf:
         if not isinstance(report, StepReport):
             return
         self._note_end(report)
+        self._pins.end(report.ended_saves)
+        self._note_unsaved(report)
         settled = self._unproven.settle(report.step)
         if output.invalid_block_ids:
             entries = [*self._requests.values(), *(load.entry for load in settled)]
@@ -240,7 +258,18 @@ class SchedulerHalf:
         if entry.is_loading:
             self._cancelled.append(request.request_id)
         self._give_back(entry)
+        if self._drain is not None and self._pins and not self._requests:
+            # Nobody steps this engine until somebody asks for more, and vLLM forgets no prefix while blocks are held.
+            self._pins.end(self._drain(self._settings.timeout_s))
         return self._envoy.end(entry)
+
+    def has_saves(self) -> bool:
+        """Whether the engine is to step on because the end of saves has to be heard of."""
+        return bool(self._pins)
+
+    def may_soon_free_blocks(self) -> bool:
+        """Whether waiting for saves to end is better than preempting a request."""
+        return self._pins.may_soon_end()
 
     def take_events(self) -> list[object]:
         """What is new in the pool, as the engine's own events; waits for nothing."""
@@ -332,13 +361,26 @@ class SchedulerHalf:
             keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
             wishes = self._border.call("reading wishes", NO_WISHES, lambda: wishes_of(request))
             chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
-            entry = Tracked(request, keys, salt, adapter, chunk_hashes, wishes)
+            save_tokens = wishes.save_tokens(self._settings.save, request.num_prompt_tokens)
+            entry = Tracked(request, keys, salt, adapter, chunk_hashes, wishes, save_tokens)
             self._requests[request.request_id] = entry
             entry.extend_keys()
+            self._sights.see(entry.take_unseen())
             self._envoy.begin(entry)
         entry.request = request
         entry.extend_keys()
         return entry
+
+    def _note_unsaved(self, report: StepReport) -> None:
+        """What another save was just writing is planned again, for a while."""
+        for request_id, chunk in report.unsaved.items():
+            entry = self._requests.get(request_id)
+            if entry is None:
+                continue
+            if entry.retry is None:
+                entry.retry = Deadline(self._settings.timeout_s, self._clock)
+            if not entry.retry.has_passed():
+                entry.chunks_planned = min(entry.chunks_planned, chunk)
 
     def _adapter_of(self, request: EngineRequest) -> str:
         lora = getattr(request, "lora_request", None)
@@ -363,15 +405,3 @@ class SchedulerHalf:
             self._speeds.add_prefill(tokens, (now_ns - max(begun_ns, self._last_end_ns)) / NS_PER_S)
         self._last_end_ns = now_ns
         self._saving.confirm(report.step)
-
-
-def _sources(tiers: bytes, tokens: int, skipped: int, chunk_tokens: int) -> dict[str, int]:
-    """How many of the `tokens` behind the first chunk's `skipped` ones come from each tier."""
-    sources: dict[str, int] = {}
-    begin = skipped
-    for level in tiers:
-        count = min(chunk_tokens - begin, tokens)
-        begin, tokens = 0, tokens - count
-        if count > 0:
-            sources[LEVEL_NAMES[level]] = sources.get(LEVEL_NAMES[level], 0) + count
-    return sources

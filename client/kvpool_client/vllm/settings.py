@@ -14,6 +14,7 @@ CHUNK_TOKENS_WANTED = 256
 MODEL_BYTES_MAX = 300
 SECONDS_MAX = 3600.0
 THREADS_MAX = 64
+SIGHTS_WANTED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,9 @@ class Settings:
     "sync". `always_load`: take a hit even where computing is quicker. `copy_threads`: native threads that copy for a
     worker. `load_threads`: asynchronous loads under way at once. `announce`: tell the daemon of requests that wait, so that
     what they need comes up to DRAM meanwhile. `model`: the operator's name for the model; where neither a directory nor a
-    commit tells its weights from others, this alone does. `events`: tell what the pool has and loses in vLLM's own stream of
-    KV events.
+    commit tells its weights from others, this alone does. `save`: "prompt", or "all" with what is generated; a request may say
+    otherwise. `save_after`: store a chunk when so many requests have had it. `events`: tell what the pool has and loses in
+    vLLM's own stream of KV events.
     """
 
     socket: str = "/run/kvpool/kvpool.sock"
@@ -39,6 +41,8 @@ class Settings:
     copy_threads: int = 1
     load_threads: int = 2
     announce: bool = True
+    save: str = "prompt"
+    save_after: int = 1
     events: bool = False
     model: str = ""
 
@@ -84,6 +88,8 @@ def _fault(name: str, value: object) -> str:
         return "" if is_name else said + f"a name of 1 to {MODEL_BYTES_MAX} bytes"
     if name == "load":
         return "" if value in ("async", "sync") else said + "'async' or 'sync'"
+    if name == "save":
+        return "" if value in ("prompt", "all") else said + "'prompt' or 'all'"
     if name in ("always_load", "announce", "events"):
         return "" if isinstance(value, bool) else said + "true or false"
     if name in ("timeout_s", "wait_s"):
@@ -91,7 +97,7 @@ def _fault(name: str, value: object) -> str:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         is_right = is_number and (0 < value <= SECONDS_MAX or (lowest_is_in and value == 0))  # type: ignore[operator]  # a number
         return "" if is_right else said + f"seconds above 0 and at most {SECONDS_MAX:.0f}"
-    most = 1 << 20 if name == "chunk_tokens" else THREADS_MAX
+    most = {"chunk_tokens": 1 << 20, "save_after": SIGHTS_WANTED_MAX}.get(name, THREADS_MAX)
     least = 0 if name == "chunk_tokens" else 1
     is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
     return "" if is_count else said + f"an integer {least}..{most}"

@@ -72,4 +72,16 @@ def by_level(prefix: str, levels: bytes, tokens: int) -> Iterator[tuple[str, int
         yield f"{prefix}_{LEVEL_NAMES[level]}", levels.count(level) * tokens
 
 
+def sources_of(tiers: bytes, tokens: int, skipped: int, chunk_tokens: int) -> dict[str, int]:
+    """How many of the `tokens` behind the first chunk's `skipped` ones come from each tier."""
+    sources: dict[str, int] = {}
+    begin = skipped
+    for level in tiers:
+        count = min(chunk_tokens - begin, tokens)
+        begin, tokens = 0, tokens - count
+        if count > 0:
+            sources[LEVEL_NAMES[level]] = sources.get(LEVEL_NAMES[level], 0) + count
+    return sources
+
+
 LEVEL_NAMES = ("hbm", "dram", "ssd", "peer")

@@ -3,7 +3,7 @@
 Not a copy of vLLM's interface: only the attributes that are used, each as vLLM 0.32 has it. Types alone; any thread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 
@@ -33,7 +33,17 @@ class EngineBlocks(Protocol):
 
 
 class BlockPool(Protocol):
-    """vLLM's blocks and its own prefix cache of them."""
+    """vLLM's blocks and its own prefix cache of them. `blocks`: by block id."""
+
+    blocks: Sequence[object]
+
+    def touch(self, blocks: Sequence[object]) -> None:
+        """Take one more reference to each of these blocks."""
+        ...
+
+    def free_blocks(self, ordered_blocks: Iterable[object]) -> None:
+        """Give one reference back of each; the first ones are evicted first."""
+        ...
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Take blocks out of the prefix cache; requests keep those that they have."""

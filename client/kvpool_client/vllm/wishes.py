@@ -1,6 +1,7 @@
 """What a request wishes of the pool: its `kv_transfer_params`, read once, and what is answered.
 
-    {"kv_hints": envelope, "retention": [{start, end, priority, duration}], "decode_priority", "decode_duration_s"}
+    {"kv_hints": envelope, "retention": [{start, end, priority, duration}], "decode_priority", "decode_duration_s",
+     "save": "prompt" | "all" | true | false, "load": true | false}
 
 They come from whoever sends the request, so nothing in them is believed and nothing in them raises: what is wrong is an
 outcome with its reason, and the request is served as if it had not been said. Saves carry what concerns their own chunks; what
@@ -10,12 +11,14 @@ concerns chunks that are stored already is an errand of the scheduler's half (`e
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from kvpool.types import TokenRange
 from kvpool_client.hints import DEMOTE, REJECTED, Action, Hints, Outcome, hints_of_transfer_params
 from kvpool_client.vllm.plan import Keeping
 from kvpool_client.vllm.surface import EngineRequest
+
+Chosen = TypeVar("Chosen")
 
 # Where the answer stands in the parameters that come back with a request's output. Not the name of an envelope: proxies hand
 # these parameters on to the next engine.
@@ -23,21 +26,38 @@ ANSWER = "kvpool_hints"
 # What a request says beside an envelope is an action without an id.
 BESIDE = "retention"
 Outcomes = tuple[Outcome, ...]
+EVERY_TOKEN = 1 << 62
+# What a request may say of its saves and loads, and what that means; true is as if nothing had been said.
+SAVES: Mapping[object, str] = {"prompt": "prompt", "all": "all", True: "", False: "none"}
+LOADS: Mapping[object, bool] = {True: True, False: False}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestWishes:
-    """What one request wishes. `ranges` and `output`: for its saves; `has_own`: some of them were said beside the envelope."""
+    """What one request wishes. `ranges` and `output`: for its saves; `has_own`: some of them were said beside the envelope.
+
+    `save`: which of its chunks to save, "prompt", "all", "none", or nothing where it is not said; `load`: whether to load any.
+    """
 
     hints: Hints
     ranges: tuple[TokenRange, ...]
     output: TokenRange | None
     prompt_tokens: int
     has_own: bool
+    save: str = ""
+    load: bool = True
 
     def __bool__(self) -> bool:
         """Whether anything was said, right or wrong."""
         return bool(self.hints.actions) or self.has_own
+
+    def save_tokens(self, configured: str, prompt_tokens: int) -> int:
+        """How many tokens of a request with such a prompt may be saved, where the operator has `configured` "prompt" or "all".
+
+        Who says how long to keep what is generated wants it saved.
+        """
+        chosen = self.save or ("all" if self.output is not None else configured)
+        return {"none": 0, "prompt": prompt_tokens, "all": EVERY_TOKEN}[chosen]
 
     @property
     def at_once(self) -> Hints:
@@ -115,8 +135,24 @@ def wishes_of(request: EngineRequest) -> RequestWishes:
         wrong = Outcome("", BESIDE, REJECTED, f"kv_transfer_params is {type(params).__name__}, expected a map")
         return replace(NO_WISHES, hints=Hints("", (wrong,)))
     hints, ranges, output = hints_of_transfer_params(params)
+    save, save_fault = _switch(params, "save", SAVES, "")
+    load, load_fault = _switch(params, "load", LOADS, True)
+    hints = replace(hints, actions=(*hints.actions, *save_fault, *load_fault))
     has_own = len(ranges) > len(hints.retention) or (output is not None and output is not hints.output)
-    return RequestWishes(hints, ranges, output, int(request.num_prompt_tokens), has_own)
+    return RequestWishes(hints, ranges, output, int(request.num_prompt_tokens), has_own, save, load)
+
+
+def _switch(
+    params: Mapping[str, Any], name: str, known: Mapping[object, Chosen], default: Chosen
+) -> tuple[Chosen, tuple[Outcome, ...]]:
+    """What a request chooses, and what is wrong with how it says that."""
+    said = params.get(name)
+    if said is None:
+        return default, ()
+    if isinstance(said, (str, bool)) and said in known:
+        return known[said], ()
+    choices = ", ".join(repr(choice) for choice in known)
+    return default, (Outcome("", name, REJECTED, f"{name} is {said!r}, expected one of {choices}"),)
 
 
 def _is_demotion(entry: Action | Outcome) -> bool:

@@ -1,8 +1,8 @@
 """The worker's half: loads into and saves from this rank's blocks, as the plan of each step says.
 
 Asynchronous loads run on threads of their own between steps; synchronous ones start before the forward pass, which waits
-for one layer at a time. Saves are announced layer by layer while the forward pass runs, and published when it has ended:
-when `end_forward` returns, no block is read any more. Invariants: every order is answered exactly once, with an outcome;
+for one layer at a time, and are settled by whichever call first asks what became of them: with a speculative configuration vLLM
+asks before the forward pass has ended. Saves are the saver's. Invariants: every order is answered once, with an outcome;
 after a failed load nothing is saved until a plan acknowledges the failure, because what was computed since may rest on KV
 that never came; what nobody waited for counts as failed.
 
@@ -10,27 +10,19 @@ The thread that runs the model, but for the load threads.
 """
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for_futures
-
-import numpy as np
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import KVPoolError
 from kvpool_client.border import Border
 from kvpool_client.cache import Cache
 from kvpool_client.pool import Pool
-from kvpool_client.save import Save
 from kvpool_client.vllm.fetch import Fetch, failed
 from kvpool_client.vllm.geometry import Geometry, Tensor, block_views
-from kvpool_client.vllm.plan import NO_PLAN, Keeping, LoadOutcome, SaveOrder, StepPlan, StepReport
+from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
+from kvpool_client.vllm.saver import Saver
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally
-
-NOTHING_SAID = Keeping((), 0)
-# A step without tokens has nothing to do but to see whether loads have ended, and is followed by the next one at once. So it
-# waits, instead of taking the interpreter from the threads that load; a request that arrives waits no longer than this.
-IDLE_WAIT_S = 0.001
 
 
 class WorkerHalf:
@@ -61,11 +53,21 @@ class WorkerHalf:
         self._plan = NO_PLAN
         self._running: list[tuple[Fetch, Future[LoadOutcome]]] = []
         self._sync: list[Fetch] = []
-        self._saves: list[Save] | None = None
         self._outcomes: dict[str, LoadOutcome] = {}
         self._bad_blocks: set[int] = set()
         self._failed_step = 0
-        self._waits_at_once = False
+        # Layers of which it was seen that the model waits for them before a load is settled; the others are waited for at once.
+        self._trusted: set[int] = set()
+        self._seen: set[int] = set()
+        self._is_settled = True
+        self._saver = Saver(
+            geometry,
+            self.tally,
+            border,
+            is_writer=self._replica == 0,
+            patience_s=settings.timeout_s,
+            clock=self._clock,
+        )
 
     def __repr__(self) -> str:
         return f"<WorkerHalf step {self._plan.step}, {len(self._running)} loads, {self.pool!r}>"
@@ -76,15 +78,17 @@ class WorkerHalf:
             views = block_views(self._geometry, tensors)
             self.pool = self.pool or self._connect()
             self._cache = self.pool.register(views, block_tokens=self._geometry.block_tokens)
+            self._saver.use(self.pool, self._cache)
             self._off = ""
         except KVPoolError as error:
             self._off = str(error)
             self._border.complain("this worker has no pool", self._off)
 
     def begin(self, plan: StepPlan) -> None:
-        """A step begins. Saves of a step that never came to its end are given up."""
-        self.drop_saves()
-        self._plan = plan
+        """A step begins. What a step that never came to its end has left is given up."""
+        self._settle_sync()
+        self._plan, self._seen, self._is_settled = plan, set(), False
+        self._saver.begin(plan.saves)
         for request_id in plan.cancelled:
             for fetch, _ in self._running:
                 if fetch.request_id == request_id:
@@ -99,48 +103,37 @@ class WorkerHalf:
                 continue
             self._sync.append(fetch)
             self._border.call("starting a load", None, lambda fetch=fetch: self._begin(fetch))  # type: ignore[misc]  # bound now
-            if self._waits_at_once:
-                for layer in range(len(self._layers)):
-                    fetch.wait_layer(layer)
+            for layer in range(len(self._layers)):
+                if layer not in self._trusted:
+                    self._wait(fetch, layer)
 
     def wait_layer(self, name: str) -> None:
         """Before the forward pass reads a layer: until the synchronous loads have brought it, or have failed."""
         layer = self._layers.get(name)
         if layer is None:
             return
+        self._seen.add(layer)
         for fetch in self._sync:
-            if not self._border.call("waiting for a layer", False, lambda fetch=fetch: fetch.wait_layer(layer)):  # type: ignore[misc]  # bound now
-                self._failed_step = self._plan.step
+            self._wait(fetch, layer)
 
     def save_layer(self, name: str) -> None:
         """The forward pass has written a layer: its bytes may be read."""
         layer = self._layers.get(name)
-        if layer is None or not self._plan.saves:
-            return
-        for save in self._open_saves():
-            save.layer(layer)
+        if layer is not None and self._plan.saves:
+            self._saver.layer(layer, may_save=self._may_save())
 
     def end_forward(self) -> None:
-        """The forward pass has ended: settle the synchronous loads, then publish the saves, or give all of them up."""
-        for fetch in self._sync:
-            outcome = self._border.call("ending a load", failed(fetch.order, "error"), fetch.finish)
-            if outcome.is_complete and not fetch.has_waited_for(len(self._layers)):
-                self._waits_at_once = True
-                self._border.complain("the model does not wait for its layers, loads are waited for at once")
-                outcome = failed(fetch.order, "not-waited-for")
-            self._settle(fetch, outcome)
-        self._sync = []
-        if not self._may_save():
-            self.drop_saves()
-            return
-        for save in self._open_saves():
-            self._commit(save)
-        self._saves = None
+        """The forward pass has ended: publish what is to be saved with it, or give it up."""
+        self._settle_sync()
+        self._saver.end_step(may_save=self._may_save())
 
     def take_finished(self) -> set[str]:
         """Requests whose asynchronous load has ended, well or not, since the last time."""
-        if self._plan.is_idle and self._running:
-            wait_for_futures([future for _, future in self._running], IDLE_WAIT_S, FIRST_COMPLETED)
+        self._settle_sync()
+        # A step without tokens has nothing to do but to see what has ended, and is followed by the next one at once. So it
+        # waits a moment, instead of taking the interpreter from the threads that load and save; who arrives waits no longer.
+        if self._plan.is_idle:
+            self._saver.wait_a_moment(future for _, future in self._running)
         # Looked at once each: a load that ends meanwhile is for the next time.
         are_done = [future.done() for _, future in self._running]
         ended = [pair for pair, is_done in zip(self._running, are_done, strict=True) if is_done]
@@ -155,28 +148,39 @@ class WorkerHalf:
 
     def take_bad_blocks(self) -> set[int]:
         """Blocks that a load was to fill and did not, since the last time."""
+        self._settle_sync()
         taken, self._bad_blocks = self._bad_blocks, set()
         return taken
 
     def report(self) -> StepReport:
         """What the scheduler's half has to know of this step."""
+        self._settle_sync()
+        self._saver.poll()
         loads, self._outcomes = self._outcomes, {}
-        return StepReport(self._plan.step, self._failed_step, loads, self._off)
+        return StepReport(
+            step=self._plan.step,
+            failed_step=self._failed_step,
+            loads=loads,
+            off=self._off,
+            ended_saves=self._saver.take_ended(),
+            unsaved=self._saver.take_unsaved(),
+        )
 
     def drop_saves(self) -> None:
-        """Give up saves that are open. When it returns no block is read any more."""
-        saves, self._saves = self._saves or [], None
-        for save in saves:
-            self._border.call("giving a save up", None, save.abort)
-        if saves:
-            self.tally.add("dropped_saves", len(saves))
+        """Give up saves of a step that has not ended. Blocks that are not pinned are read no more when it returns."""
+        self._saver.drop()
+
+    def drain(self, timeout_s: float) -> dict[int, int]:
+        """Until every pinned save has ended, or time is over: those that have."""
+        self._saver.drain(timeout_s)
+        return self._saver.take_ended()
 
     def close(self) -> None:
         """End loads, saves, threads and the Pool."""
-        self.drop_saves()
         for fetch in [*self._sync, *(fetch for fetch, _ in self._running)]:
             fetch.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._saver.close()
         if self.pool is not None:
             self.pool.close()
 
@@ -187,6 +191,26 @@ class WorkerHalf:
     def _carry_out(self, fetch: Fetch) -> LoadOutcome:
         self._begin(fetch)
         return fetch.finish()
+
+    def _wait(self, fetch: Fetch, layer: int) -> None:
+        if not self._border.call("waiting for a layer", False, lambda: fetch.wait_layer(layer)):
+            self._failed_step = self._plan.step
+
+    def _settle_sync(self) -> None:
+        """End the synchronous loads of this step, at the first call. What the model has waited for by then is trusted."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        loads, self._sync = self._sync, []
+        for fetch in loads:
+            outcome = self._border.call("ending a load", failed(fetch.order, "error"), fetch.finish)
+            if outcome.is_complete and not fetch.has_waited_for(len(self._layers)):
+                self._trusted = set()
+                self._seen = set()
+                self._border.complain("the model does not wait for its layers, loads are waited for at once")
+                outcome = failed(fetch.order, "not-waited-for")
+            self._settle(fetch, outcome)
+        self._trusted |= self._seen
 
     def _settle(self, fetch: Fetch, outcome: LoadOutcome) -> None:
         self._outcomes[fetch.request_id] = outcome
@@ -200,45 +224,3 @@ class WorkerHalf:
 
     def _may_save(self) -> bool:
         return self._failed_step <= self._plan.acknowledged
-
-    def _open_saves(self) -> list[Save]:
-        """The saves of this step, opened at the first layer that is ready."""
-        if self._saves is None:
-            self._saves = []
-            is_writer = self._replica == 0 and self._may_save()
-            for order in self._plan.saves if is_writer else ():
-                save = self._border.call("opening a save", None, lambda order=order: self._open(order))  # type: ignore[misc]  # bound now
-                if save is not None:
-                    self._saves.append(save)
-        return self._saves
-
-    def _open(self, order: SaveOrder) -> Save | None:
-        if self.pool is None or self._cache is None:
-            return None
-        size = self._geometry.chunk_tokens
-        first, keeping = order.first_chunk, order.keeping or NOTHING_SAID
-        keys = self.pool.keys_from_hashes(
-            order.hashes[:first], size, salt=order.salt, adapter=order.adapter, adapter_name=order.lora_name or None
-        )
-        keys.append_hashes(order.hashes[first:], np.frombuffer(order.tokens, "<i4") if order.tokens else None)
-        return self.pool.save(
-            keys,
-            self._cache,
-            order.block_ids,
-            first_chunk=first,
-            retention=keeping.retention,
-            prompt_tokens=keeping.prompt_tokens,
-            decode_priority=keeping.decode_priority,
-            decode_duration_s=keeping.decode_duration_s,
-        )
-
-    def _commit(self, save: Save) -> None:
-        result = self._border.call("ending a save", None, save.commit)
-        if result is None:
-            self._border.call("giving a save up", None, save.abort)
-            return
-        self.tally.add("saved_chunks", result.stored)
-        self.tally.add("present_chunks", result.present)
-        self.tally.add("clipped_chunks", result.clipped)
-        for reason, count in result.reasons.items():
-            self.tally.add(f"declined_chunks_{reason}", count)

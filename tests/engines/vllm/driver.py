@@ -91,6 +91,25 @@ class Driver:
             "gaps": [_least_gap(output.outputs[0].logprobs) for output in outputs] if with_gaps else [],
         }
 
+    def token_gaps(self, prompts: list[list[int]], tokens: int) -> Answer:
+        """The seconds between two tokens of a request, of all requests, which are given to the engine at once."""
+        from vllm import SamplingParams
+
+        engine: Any = self._llm.llm_engine
+        greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        for number, prompt in enumerate(prompts):
+            engine.add_request(f"gap-{number}", {"prompt_token_ids": prompt}, greedy)
+        last: dict[str, tuple[int, float]] = {}
+        gaps = []
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                now, count = time.perf_counter(), len(output.outputs[0].token_ids)
+                known, before = last.get(output.request_id, (0, now))
+                if known:
+                    gaps += [(now - before) / (count - known)] * (count - known)
+                last[output.request_id] = (count, now)
+        return {"gaps": gaps}
+
     def forget(self) -> Answer:
         """Empty the engine's own prefix cache."""
         return {"done": bool(self._llm.reset_prefix_cache())}

@@ -1,0 +1,97 @@
+"""Blocks that saves still read after their step, each held by one more reference in vLLM's own block pool.
+
+So a save is waited for by nobody: a request may end, be aborted or preempted meanwhile, and its blocks are given to others when
+the last rank has reported that the save has ended. At most PINNED_SHARE of the blocks are held.
+
+Invariant: each block of `_held` has a reference for each pin that names it; a pin goes when `ranks` reports have come. The
+scheduler's thread.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvpool.clock import Clock
+from kvpool_client.vllm.surface import BlockPool
+
+# Of running requests a pin costs nothing; of those that have ended it keeps room from others (guess).
+PINNED_SHARE = 0.5
+# Where blocks are short vLLM waits this long for a save to end before it preempts a request, which computes it anew.
+PATIENCE_NS = 50_000_000
+NEEDED = ("blocks", "touch", "free_blocks")
+
+
+@dataclass(slots=True)
+class Pin:
+    """One save's blocks, and how many ranks still read them."""
+
+    block_ids: tuple[int, ...]
+    ranks_left: int
+    begun_ns: int
+
+
+class Pins:
+    """See the module. Without a block pool it holds nothing."""
+
+    def __init__(self, ranks: int, clock: Clock) -> None:
+        self._ranks = ranks
+        self._clock = clock
+        self._pool: BlockPool | None = None
+        self._pins: dict[int, Pin] = {}
+        self._held = 0
+        self._last = 0
+
+    def __repr__(self) -> str:
+        return f"<Pins {len(self._pins)} saves, {self._held} blocks>"
+
+    def __bool__(self) -> bool:
+        """Whether any block is held."""
+        return bool(self._pins)
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether blocks can be held."""
+        return self._pool is not None
+
+    def use(self, pool: BlockPool) -> None:
+        """Hold blocks in this pool from now on."""
+        self._pool = pool
+
+    def room(self) -> int:
+        """How many more blocks may be held."""
+        return int(len(self._pool.blocks) * PINNED_SHARE) - self._held if self._pool is not None else 0
+
+    def take(self, block_ids: Sequence[int]) -> int:
+        """Hold the blocks; the pin's number. Requires: requests hold them now, and there is room."""
+        assert self._pool is not None
+        self._pool.touch([self._pool.blocks[block] for block in block_ids])
+        self._last += 1
+        self._pins[self._last] = Pin(tuple(block_ids), self._ranks, self._clock.now_ns())
+        self._held += len(block_ids)
+        return self._last
+
+    def end(self, ended: Mapping[int, int]) -> None:
+        """So many ranks have ended the saves of these numbers."""
+        for number, ranks in ended.items():
+            pin = self._pins.get(number)
+            if pin is None:
+                continue
+            pin.ranks_left -= ranks
+            if pin.ranks_left <= 0:
+                del self._pins[number]
+                self._give_back(pin)
+
+    def may_soon_end(self) -> bool:
+        """Whether a pin is so young that waiting for it is better than preempting a request."""
+        now_ns = self._clock.now_ns()
+        return any(now_ns - pin.begun_ns < PATIENCE_NS for pin in self._pins.values())
+
+    def _give_back(self, pin: Pin) -> None:
+        assert self._pool is not None
+        self._held -= len(pin.block_ids)
+        # The tail first, as vLLM does it: what requests share is evicted last.
+        self._pool.free_blocks([self._pool.blocks[block] for block in reversed(pin.block_ids)])
+
+
+def can_be_held(pool: object) -> bool:
+    """Whether this block pool counts references that others may take."""
+    return all(hasattr(pool, name) for name in NEEDED)

@@ -1,0 +1,39 @@
+"""How many requests have had a chunk: what is met once may never be met again, and need not be stored.
+
+A bounded memory by block hash; what was met longest ago is forgotten first, of one request the tail before the root. It
+never leaves the process. The scheduler's thread.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+SIGHTS_MAX = 1 << 17
+HASH_BYTES = 16
+
+
+class Sights:
+    """See the module. `wanted`: how often a chunk is met before it is stored; 1: at once, and nothing is remembered."""
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self._counts: OrderedDict[bytes, int] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Sights of {len(self._counts)} chunks>"
+
+    def see(self, hashes: Sequence[bytes]) -> None:
+        """A request has these chunks, in the order of its prompt."""
+        if self._wanted <= 1:
+            return
+        for value in reversed(hashes):
+            known = bytes(value[:HASH_BYTES])
+            self._counts[known] = self._counts.pop(known, 0) + 1
+        while len(self._counts) > SIGHTS_MAX:
+            self._counts.popitem(last=False)
+
+    def ready(self, hashes: Sequence[bytes]) -> int:
+        """How many leading ones of these chunks have been met often enough."""
+        if self._wanted <= 1:
+            return len(hashes)
+        are_ready = (self._counts.get(bytes(value[:HASH_BYTES]), 0) >= self._wanted for value in hashes)
+        return next((number for number, is_ready in enumerate(are_ready) if not is_ready), len(hashes))

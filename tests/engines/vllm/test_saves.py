@@ -1,0 +1,125 @@
+"""Saves behind the steps of a real engine: what a batch shares is stored once, a speculative engine stays right, and a step costs
+what it costs without a pool."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.daemon import Daemon, wait_until
+from tests.engines.vllm.conftest import StartEngine, counted, wait_served, wait_stored
+from tests.engines.vllm.engine import CHUNK_TOKENS, Engine
+from tests.engines.vllm.prompts import loadable_tokens, prompt
+from tests.engines.vllm.tiny_models import GROUPED, Geometry
+
+Plain = Callable[[Geometry], Engine]
+REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 32, 512, 48
+ROUNDS = 5
+
+
+def whole_chunks(asked: list[list[int]]) -> int:
+    """Chunks of all prompts, those that they share counted once."""
+    return len({tuple(ids[:end]) for ids in asked for end in range(CHUNK_TOKENS, len(ids) + 1, CHUNK_TOKENS)})
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["one-process", "processes"])
+def test_a_batch_that_shares_a_prefix_is_stored_once_and_found_whole(
+    in_process: bool, start_engine: StartEngine, module_daemon: Daemon, plain: Plain
+) -> None:
+    first = 1000 + 100 * in_process
+    shared = prompt(first, 300)
+    asked = [shared + prompt(first + 1 + number, 200 + 31 * number) for number in range(8)]
+    expected = plain(GROUPED).tokens(asked, 16)
+    engine = start_engine(GROUPED, socket=module_daemon.socket, in_process=in_process, takes_every_hit=in_process)
+    before = int(module_daemon.stats()["dram.chunks"])
+    assert engine.tokens(asked, 16) == expected
+    wait_until(
+        lambda: int(module_daemon.stats()["dram.chunks"]) - before == whole_chunks(asked), "every chunk is stored"
+    )
+    if in_process:
+        loaded = counted(engine, "loaded_chunks")
+        assert engine.tokens(asked, 16) == expected
+        assert (counted(engine, "loaded_chunks") - loaded) * CHUNK_TOKENS <= loadable_tokens(asked)
+        hits = engine.ask("counters")
+        assert hits["kvpool_hit_tokens/dram"] > 0
+    assert not module_daemon.problems()
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_a_speculative_engine_says_the_same_when_loads_fail(
+    load: str, start_engine: StartEngine, daemon: Daemon, plain: Plain
+) -> None:
+    words = prompt(1200, 40)
+    asked = [words * 9 + prompt(1201 + number, 100) + words for number in range(3)]
+    expected = plain(GROUPED).tokens(asked, 24)
+    engine = start_engine(
+        GROUPED,
+        socket=daemon.socket,
+        settings={"kvpool.load": load},
+        speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4},
+    )
+    for chunk in (0, 3):
+        assert engine.tokens(asked, 24) == expected
+        wait_stored(daemon, loadable_tokens(asked[:1]))
+        engine.ask("spoil", chunk=chunk)
+        assert engine.tokens(asked, 24) == expected
+        assert engine.ask("has_spoiled")["spoiled"]
+    assert engine.tokens(asked, 24) == expected
+    assert daemon.process is not None
+    engine.ask("strike", pid=daemon.process.pid, layer=1 if load == "sync" else -1)
+    assert engine.tokens(asked, 24) == expected
+    assert engine.ask("has_struck")["struck"]
+    assert daemon.process.wait(10.0) != 0
+    daemon.start()
+    wait_served(engine, daemon)
+    for _ in range(2):
+        assert engine.tokens(asked, 24) == expected
+    assert not daemon.problems()
+
+
+def test_tokens_come_as_often_as_without_a_pool(
+    start_engine: StartEngine, module_daemon: Daemon, tell: Callable[[str], None]
+) -> None:
+    """Rounds with and without the connector take turns in one engine, each with prompts that nobody has asked before."""
+    engine = start_engine(
+        GROUPED,
+        socket=module_daemon.socket,
+        num_gpu_blocks_override=1024,
+        max_num_seqs=REQUESTS,
+        max_num_batched_tokens=2048,
+    )
+    gaps: dict[str, list[np.ndarray]] = {"none": [], "pool": [], "slow": []}
+    for number in range(ROUNDS + 1):
+        for place, kind in enumerate(gaps):
+            asked = [prompt(10_000 + 100 * (3 * number + place) + index, PROMPT_TOKENS) for index in range(REQUESTS)]
+            engine.forget()
+            engine.ask("arm", points="client.save.after_reserve:*:delay(50ms)" if kind == "slow" else "")
+            engine.ask("plug", is_plugged=kind != "none")
+            found = engine.ask("token_gaps", prompts=asked, tokens=NEW_TOKENS)["gaps"]
+            engine.ask("plug", is_plugged=True)
+            engine.ask("arm", points="")
+            if number:  # the first round warms the engine up
+                gaps[kind].append(np.asarray(found))
+
+    def ratio(kind: str, percent: float) -> float:
+        return float(
+            np.median(
+                [
+                    np.percentile(have, percent) / np.percentile(floor, percent)
+                    for have, floor in zip(gaps[kind], gaps["none"], strict=True)
+                ]
+            )
+        )
+
+    for kind in ("none", "pool", "slow"):
+        values = [[float(np.percentile(each, percent)) * 1e3 for each in gaps[kind]] for percent in (50, 99)]
+        tell(
+            f"{kind}: p50 {np.median(values[0]):.2f} ms {np.round(values[0], 2)}, p99 {np.median(values[1]):.1f} ms {np.round(values[1], 1)}"
+        )
+    tell(
+        f"pool p50 x{ratio('pool', 50):.3f} p99 x{ratio('pool', 99):.3f}, copies of 50 ms p50 x{ratio('slow', 50):.3f} p99 x{ratio('slow', 99):.3f}"
+    )
+    tell(str(engine.ask("pools")["pools"]))
+    assert ratio("pool", 50) <= 1.02
+    assert ratio("pool", 99) <= 1.10
+    assert ratio("slow", 99) <= 1.2
