@@ -35,6 +35,8 @@ class StorageConfig:
     is_page_first_layout: bool = True
     model_name: str | None = "tiny"
     extra_config: dict[str, Any] = field(default_factory=dict)
+    dcp_size: int = 1
+    dcp_rank: int = 0
 
 
 @dataclass

@@ -24,7 +24,7 @@ from tests.engines.sglang_standin import (
     page_keys,
 )
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "engines.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "engines" / "sglang.md"
 Start = Callable[..., Controller]
 
 

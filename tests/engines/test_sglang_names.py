@@ -87,6 +87,22 @@ def test_weights_that_nothing_tells_are_refused_in_one_line_and_counted(
     assert controller.backend.counters()["refused_weights"] == 12
 
 
+def test_pages_that_are_split_over_ranks_are_refused(daemon: Daemon, start_sglang: Start) -> None:
+    for rank in range(2):
+        ranks = start_sglang(
+            daemon,
+            HostPool(layout="mla"),
+            waits=False,
+            is_mla_model=True,
+            tp_rank=rank,
+            tp_size=2,
+            dcp_size=2,
+            dcp_rank=rank,
+        )
+        assert ranks.backend.batch_exists(page_keys(1, 2)) == 0
+        assert ranks.backend.counters()["refused_dcp"] == 2
+
+
 def test_every_refusal_names_its_remedy_and_stands_in_the_registry(
     daemon: Daemon, start_sglang: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,7 +23,7 @@ from tests.engines.trtllm_standin import Executor, Request  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "engines.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "engines" / "tensorrt-llm.md"
 PROMPT = np.random.default_rng(5).integers(0, 900, 30).tolist()
 Start = Callable[..., Executor]
 

@@ -23,6 +23,9 @@ MODEL_FIELDS = (
     "quantization",
     "quantization_param_path",
     "torchao_config",
+    "quantize_and_serve",
+    "modelopt_quant",
+    "rl_quant_profile",
     "dtype",
     "kv_cache_dtype",
 )

@@ -21,6 +21,10 @@ KV = "kv"
 _NOT_SERVED = (
     "interface: only the zero-copy interface is served: set interface_v1 to 1 in --hicache-storage-backend-extra-config"
 )
+_SPLIT_PAGES = (
+    "dcp: decode context parallelism gives each rank a part of every page: run with --dcp-size 1, or without "
+    "--hicache-storage-backend"
+)
 _HAS_SIDECARS = (
     "sidecars: the model has pools beside its KV (hybrid attention, state or draft) and pages of it are not kept: "
     "run it without --hicache-storage-backend, or without its draft model"
@@ -42,6 +46,7 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
             is_replicated=storage_config.is_mla_model,
         )
         settings, refusal = named(settings, storage_config.model_name, server_args_of_process(), os.environ)
+        refusal = refusal or (_SPLIT_PAGES if getattr(storage_config, "dcp_size", 1) > 1 else "")
         self._store = PageStore(settings, self._shard, refusal)
         self._has_sidecars = False
 
