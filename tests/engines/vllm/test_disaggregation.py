@@ -1,0 +1,81 @@
+"""One engine that computes prompts, one that generates, and the proxy of examples/ before both, over HTTP as they are run."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import Daemon, wait_until
+from tests.engines.vllm.engine import CHUNK_TOKENS, Engine
+from tests.engines.vllm.prompts import prompt
+from tests.engines.vllm.server import Server, proxy_before, vllm_server
+from tests.engines.vllm.tiny_models import GROUPED, Geometry
+
+TOKENS = 16
+LONG = 1900
+
+
+@pytest.fixture(scope="module")
+def served(
+    model: Callable[[Geometry], Path], module_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Server, Server]]:
+    """The proxy and the two engines. The first computes a long prompt in many steps."""
+    directory, path = tmp_path_factory.mktemp("servers"), model(GROUPED)
+    transfer = {
+        "kv_connector": "KVPoolConnector",
+        "kv_connector_module_path": "kvpool_client.vllm.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"kvpool.socket": module_daemon.socket, "kvpool.always_load": True},
+    }
+    own = ("--dtype", GROUPED.dtype)
+    steps = ("--max-num-batched-tokens", str(CHUNK_TOKENS), "--max-num-seqs", "8")
+    with ExitStack() as stack:
+        prefill = stack.enter_context(vllm_server(path, directory / "prefill.log", transfer, *own, *steps))
+        decode = stack.enter_context(vllm_server(path, directory / "decode.log", transfer, *own))
+        yield stack.enter_context(proxy_before(prefill, decode, directory / "proxy.log")), prefill, decode
+
+
+def test_the_second_engine_computes_a_chunk_and_a_token_at_most(
+    served: tuple[Server, Server, Server],
+    plain: Callable[[Geometry], Engine],
+    model: Callable[[Geometry], Path],
+    tell: Callable[[str], None],
+) -> None:
+    proxy, prefill, decode = served
+    for number, length in enumerate((333, 700, 1500)):
+        asked = prompt(900 + number, length)
+        hits = decode.metric("vllm:kvpool_hit_tokens_total")
+        assert proxy.complete(str(model(GROUPED)), asked, TOKENS) == plain(GROUPED).tokens([asked], TOKENS)[0]
+        computed = length - (decode.metric("vllm:kvpool_hit_tokens_total") - hits)
+        tell(f"of {length} tokens the second engine computed {computed:.0f}")
+        assert computed <= CHUNK_TOKENS + 1
+    assert prefill.metric("vllm:generation_tokens_total") == 3
+
+
+def test_a_first_engine_that_dies_amid_a_prompt_costs_its_rest(
+    served: tuple[Server, Server, Server],
+    module_daemon: Daemon,
+    plain: Callable[[Geometry], Engine],
+    model: Callable[[Geometry], Path],
+) -> None:
+    proxy, prefill, _ = served
+    asked, answers = prompt(950, LONG), []
+    before = int(module_daemon.stats()["stored_chunks"])
+    client = threading.Thread(
+        target=lambda: answers.append(proxy.complete(str(model(GROUPED)), asked, TOKENS)), daemon=True
+    )
+    client.start()
+    wait_until(lambda: int(module_daemon.stats()["stored_chunks"]) > before, "the first chunk is stored")
+    prefill.signal(signal.SIGSTOP)
+    stored = int(module_daemon.stats()["stored_chunks"]) - before
+    assert 0 < stored < LONG // CHUNK_TOKENS, "the first engine is stopped amid the prompt"
+    prefill.signal(signal.SIGKILL)
+    client.join(120)
+    assert answers == plain(GROUPED).tokens([asked], TOKENS)
+    again = prompt(951, 333)
+    assert proxy.complete(str(model(GROUPED)), again, TOKENS) == plain(GROUPED).tokens([again], TOKENS)[0]
+    assert module_daemon.problems() == []
