@@ -302,3 +302,40 @@ def test_the_engine_is_asked_for_what_holding_blocks_needs() -> None:
         assert engine_process.is_stepped_while_idle()
         assert engine_process.worker_here() is None
     assert not engine_process.is_stepped_while_idle()
+
+
+def test_a_consumer_holds_no_block(start_engine: StartEngine) -> None:
+    engine = start_engine(kv_role="kv_consumer")
+    ask(engine, "cold", TOKENS, new_tokens=3)
+    assert engine.blocks.held_most == 0
+    assert counted(engine, "saved_chunks") == 0
+
+
+def test_a_plan_that_fails_holds_no_block(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    planner = engine.scheduler._scheduler._saving
+    order, made = planner._order, []
+
+    def failing(*arguments: object) -> object:
+        if made:
+            raise ZeroDivisionError("a defect")
+        made.append(order(*arguments))
+        return made[0]
+
+    planner._order = failing
+    first, second = (Request(f"{number}", prompt(number, 3 * CHUNK + 1), new_tokens=3) for number in range(2))
+    engine.run(first, second)
+    assert engine.blocks.held_most > 0
+    assert not engine.blocks.held
+    assert counted(engine, "saved_chunks") == 0
+
+
+def test_a_step_that_counts_little_time_alone_tells_nothing(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+    half = engine.workers[0]
+    assert half.get_kv_connector_stats() is not None
+    half.build_connector_worker_meta()
+    assert half.get_kv_connector_stats() is None
+    half._worker.tally.add("engine_seconds", 1.0)
+    assert half.get_kv_connector_stats().data["engine_seconds"] >= 1.0

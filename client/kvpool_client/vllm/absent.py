@@ -15,6 +15,8 @@ from kvpool_client.vllm.statistics import Tally
 class AbsentWorker:
     """See the module. `off` is why."""
 
+    loads_by_layer = saves_by_layer = False
+
     def __init__(self, off: str) -> None:
         self.tally = Tally()
         self._off = off

@@ -285,11 +285,12 @@ class ConnectorCalls:
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """See WorkerHalf.wait_layer."""
-        self._of_worker("waiting for a layer", None, lambda half: half.wait_layer(layer_name))
+        if self._worker is not None and self._worker.loads_by_layer:
+            self._of_worker("waiting for a layer", None, lambda half: half.wait_layer(layer_name))
 
     def save_kv_layer(self, layer_name: str, kv_layer: object, attn_metadata: object, **_kwargs: object) -> None:  # noqa: ARG002 - vLLM's interface
         """See WorkerHalf.save_layer, once for all micro-batches."""
-        if not self._micro_batches.has_written(layer_name):
+        if self._worker is None or not self._worker.saves_by_layer or not self._micro_batches.has_written(layer_name):
             return
         self._of_worker("saving a layer", None, lambda half: half.save_layer(layer_name))
 

@@ -7,7 +7,7 @@ Invariant: each block of `_held` has a reference for each pin that names it; a p
 scheduler's thread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvpool.clock import Clock
@@ -17,6 +17,8 @@ from kvpool_client.vllm.surface import BlockPool
 PINNED_SHARE = 0.5
 # Where blocks are short vLLM waits this long for a save to end before it preempts a request, which computes it anew.
 PATIENCE_NS = 50_000_000
+# Ends the saves of a worker in this process, within a time: how often each pinned one has ended.
+Drain = Callable[[float], Mapping[int, int]]
 NEEDED = ("blocks", "touch", "free_blocks")
 
 
@@ -30,15 +32,16 @@ class Pin:
 
 
 class Pins:
-    """See the module. Without a block pool it holds nothing."""
+    """See the module. Without a block pool it holds nothing. `last`: the number of the last pin."""
 
     def __init__(self, ranks: int, clock: Clock) -> None:
         self._ranks = ranks
         self._clock = clock
         self._pool: BlockPool | None = None
+        self._drain: Drain | None = None
         self._pins: dict[int, Pin] = {}
         self._held = 0
-        self._last = 0
+        self.last = 0
 
     def __repr__(self) -> str:
         return f"<Pins {len(self._pins)} saves, {self._held} blocks>"
@@ -52,9 +55,16 @@ class Pins:
         """Whether blocks can be held."""
         return self._pool is not None
 
-    def use(self, pool: BlockPool) -> None:
-        """Hold blocks in this pool from now on."""
+    def use(self, pool: BlockPool, drain: Drain | None) -> None:
+        """Hold blocks in this pool from now on. `drain`: where nobody steps an idle engine."""
         self._pool = pool
+        self._drain = drain
+
+    def idle(self, timeout_s: float) -> None:
+        """No request is left. Where nobody steps the engine until somebody asks for more, saves end now: vLLM forgets no prefix
+        while blocks are held."""
+        if self._drain is not None and self._pins:
+            self.end(self._drain(timeout_s))
 
     def room(self) -> int:
         """How many more blocks may be held."""
@@ -64,10 +74,15 @@ class Pins:
         """Hold the blocks; the pin's number. Requires: requests hold them now, and there is room."""
         assert self._pool is not None
         self._pool.touch([self._pool.blocks[block] for block in block_ids])
-        self._last += 1
-        self._pins[self._last] = Pin(tuple(block_ids), self._ranks, self._clock.now_ns())
+        self.last += 1
+        self._pins[self.last] = Pin(tuple(block_ids), self._ranks, self._clock.now_ns())
         self._held += len(block_ids)
-        return self._last
+        return self.last
+
+    def undo(self, number: int) -> None:
+        """What was held behind this pin was ordered of nobody."""
+        for later in [pin for pin in self._pins if pin > number]:
+            self._give_back(self._pins.pop(later))
 
     def end(self, ended: Mapping[int, int]) -> None:
         """So many ranks have ended the saves of these numbers."""

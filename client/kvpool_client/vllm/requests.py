@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kvpool.clock import Deadline
+from kvpool.clock import Clock, Deadline
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.vllm.promise import Answer
 from kvpool_client.vllm.surface import EngineRequest
@@ -21,7 +21,7 @@ class Tracked:
     they are not known. Each patience runs from the first time that the request was held back for that reason.
     `asked_tokens`: what the answer under way is about, behind `held_tokens`. `has_given_up`: no more questions for this
     request. `wishes`: what it says of its chunks, `wishing` what becomes of that; `announced` runs while it need not be
-    announced again. `save_tokens`: how many of its tokens may be saved at most. `retry`: runs while what another save was just
+    announced again. `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while what another save was just
     writing is planned again.
     """
 
@@ -33,7 +33,7 @@ class Tracked:
         adapter: str,
         chunk_hashes: int,
         wishes: RequestWishes,
-        save_tokens: int,
+        save_chunks: int,
     ) -> None:
         self.request = request
         self.keys = keys
@@ -45,7 +45,7 @@ class Tracked:
         self.hashes: list[bytes] = []
         self.table: list[int] | None = None
         self.chunks_planned = 0
-        self.save_tokens = save_tokens
+        self.save_chunks = save_chunks
         self.retry: Deadline | None = None
         self.held_tokens = 0
         self.asked_tokens = 0
@@ -83,6 +83,13 @@ class Tracked:
         fresh = self.hashes[self._seen :]
         self._seen = len(self.hashes)
         return fresh
+
+    def plan_again(self, chunk: int, patience_s: float, clock: Clock) -> None:
+        """Chunks from this one on were just being written by another save: they are planned again, for a while."""
+        if self.retry is None:
+            self.retry = Deadline(patience_s, clock)
+        if not self.retry.has_passed():
+            self.chunks_planned = min(self.chunks_planned, chunk)
 
     def token_ids(self, first: int, end: int) -> bytes:
         """Tokens `first` up to `end`, i32; none where they do not say what the KV is of."""

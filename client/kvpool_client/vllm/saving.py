@@ -53,7 +53,7 @@ class SavePlanner:
 
     def _order(self, entry: Tracked, computed: int) -> SaveOrder | None:
         first = entry.chunks_planned
-        last = min(computed, entry.save_tokens) // self._geometry.chunk_tokens
+        last = min(computed // self._geometry.chunk_tokens, entry.save_chunks)
         if entry.table is None or last <= first:
             return None
         entry.extend_keys()
@@ -82,7 +82,7 @@ class SavePlanner:
 
 
 def _computed_tokens(step: EngineStep, requests: Mapping[str, Tracked]) -> Iterator[tuple[str, int]]:
-    """Brings the block tables up to date; how many tokens each scheduled request will have computed."""
+    """Brings the block tables up to date; how many tokens each scheduled request with chunks to save will have computed."""
     for fresh in step.scheduled_new_reqs:
         entry = requests.get(fresh.req_id)
         if entry is not None:
@@ -98,4 +98,5 @@ def _computed_tokens(step: EngineStep, requests: Mapping[str, Tracked]) -> Itera
             entry.table = list(blocks[0]) if blocks is not None else None
         elif blocks is not None and entry.table is not None:
             entry.table += blocks[0]
-        yield request_id, running.num_computed_tokens[place] + step.num_scheduled_tokens.get(request_id, 0)
+        if entry.chunks_planned < entry.save_chunks:
+            yield request_id, running.num_computed_tokens[place] + step.num_scheduled_tokens.get(request_id, 0)

@@ -6,7 +6,7 @@ far as every shard has it. Invariant: what was told to vLLM as found is in the n
 The scheduler's thread.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as LateError
 
@@ -18,7 +18,7 @@ from kvpool_client.vllm.envoy import Envoy
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.geometry import Geometry
 from kvpool_client.vllm.identity import adapter_name
-from kvpool_client.vllm.pins import Pins, can_be_held
+from kvpool_client.vllm.pins import Drain, Pins, can_be_held
 from kvpool_client.vllm.placement import node_name
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
 from kvpool_client.vllm.promise import NOTHING, Asker, Promise
@@ -39,9 +39,6 @@ PATIENCE_S = 0.005
 PROMISE_S = 5.0
 # Steps with fewer tokens are decoding, which says nothing about prefill.
 PREFILL_TOKENS_MIN = 64
-
-# Ends the saves of a worker in this process, within a time: how often each pinned one has ended.
-Drain = Callable[[float], Mapping[int, int]]
 
 
 class SchedulerHalf:
@@ -78,7 +75,6 @@ class SchedulerHalf:
         self._sights = Sights(settings.save_after)
         self._saving = SavePlanner(geometry, self._pins, self._sights)
         self._unproven = UnprovenLoads()
-        self._drain: Drain | None = None
         self._evict: Callable[[set[int]], object] = lambda _blocks: None
         self._step = 0
         self._acknowledged = 0
@@ -95,9 +91,8 @@ class SchedulerHalf:
         Where blocks cannot be held, or nobody would hear that saves have ended, a step waits for its saves.
         """
         self._evict = pool.evict_blocks
-        self._drain = None if is_stepped_while_idle else drain
         if can_be_held(pool) and (is_stepped_while_idle or drain is not None):
-            self._pins.use(pool)
+            self._pins.use(pool, None if is_stepped_while_idle else drain)
         else:
             self._border.complain("vLLM's blocks cannot be held", "each step waits until its chunks are saved")
 
@@ -203,12 +198,13 @@ class SchedulerHalf:
         if not self._off:
             self._envoy.announce(self._waiting.values())
         self._envoy.count()
+        pinned_before = self._pins.last
         saves = self._border.call("planning saves", None, lambda: self._plan_saves(step, loads))
         if saves is None:
+            self._pins.undo(pinned_before)
             self._saving.forget_tables(self._requests)
         is_idle = not step.num_scheduled_tokens
-        saves = saves if saves and self._role.may_save else ()
-        return StepPlan(self._step, self._acknowledged, loads, saves, cancelled, is_idle, node_name())
+        return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name())
 
     def ended(self, output: EngineOutput) -> None:
         """The workers have ended a step."""
@@ -221,7 +217,9 @@ class SchedulerHalf:
             return
         self._note_end(report)
         self._pins.end(report.ended_saves)
-        self._note_unsaved(report)
+        for request_id, chunk in report.unsaved.items():
+            if request_id in self._requests:
+                self._requests[request_id].plan_again(chunk, self._settings.timeout_s, self._clock)
         settled = self._unproven.settle(report.step)
         if output.invalid_block_ids:
             entries = [*self._requests.values(), *(load.entry for load in settled)]
@@ -258,9 +256,8 @@ class SchedulerHalf:
         if entry.is_loading:
             self._cancelled.append(request.request_id)
         self._give_back(entry)
-        if self._drain is not None and self._pins and not self._requests:
-            # Nobody steps this engine until somebody asks for more, and vLLM forgets no prefix while blocks are held.
-            self._pins.end(self._drain(self._settings.timeout_s))
+        if not self._requests:
+            self._pins.idle(self._settings.timeout_s)
         return self._envoy.end(entry)
 
     def has_saves(self) -> bool:
@@ -361,8 +358,11 @@ class SchedulerHalf:
             keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
             wishes = self._border.call("reading wishes", NO_WISHES, lambda: wishes_of(request))
             chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
-            save_tokens = wishes.save_tokens(self._settings.save, request.num_prompt_tokens)
-            entry = Tracked(request, keys, salt, adapter, chunk_hashes, wishes, save_tokens)
+            save_tokens = (
+                wishes.save_tokens(self._settings.save, request.num_prompt_tokens) if self._role.may_save else 0
+            )
+            save_chunks = save_tokens // self._geometry.chunk_tokens
+            entry = Tracked(request, keys, salt, adapter, chunk_hashes, wishes, save_chunks)
             self._requests[request.request_id] = entry
             entry.extend_keys()
             self._sights.see(entry.take_unseen())
@@ -370,17 +370,6 @@ class SchedulerHalf:
         entry.request = request
         entry.extend_keys()
         return entry
-
-    def _note_unsaved(self, report: StepReport) -> None:
-        """What another save was just writing is planned again, for a while."""
-        for request_id, chunk in report.unsaved.items():
-            entry = self._requests.get(request_id)
-            if entry is None:
-                continue
-            if entry.retry is None:
-                entry.retry = Deadline(self._settings.timeout_s, self._clock)
-            if not entry.retry.has_passed():
-                entry.chunks_planned = min(entry.chunks_planned, chunk)
 
     def _adapter_of(self, request: EngineRequest) -> str:
         lora = getattr(request, "lora_request", None)

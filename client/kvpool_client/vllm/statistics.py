@@ -6,6 +6,8 @@ Plain numbers by name, added by name; what is gathered between two steps travels
 from collections.abc import Iterator, Mapping
 
 Number = int | float
+# Time spent inside the connector is told with whatever else there is, or when it is so much.
+TOLD_SECONDS = 0.1
 
 
 class KVPoolStats:
@@ -59,8 +61,9 @@ class Tally:
         self._unsent.add(name, amount)
 
     def take(self) -> KVPoolStats | None:
-        """What was counted since the last time; None if nothing was."""
-        if self._unsent.is_empty():
+        """What was counted since the last time; None if nothing was, or little time alone: vLLM works on what it is given in
+        each step."""
+        if self._unsent.data.keys() <= {"engine_seconds"} and self._unsent.data.get("engine_seconds", 0) < TOLD_SECONDS:
             return None
         taken, self._unsent = self._unsent, KVPoolStats()
         return taken

@@ -60,6 +60,8 @@ class WorkerHalf:
         self._trusted: set[int] = set()
         self._seen: set[int] = set()
         self._is_settled = True
+        # Whether anything is to be done at each layer of this step.
+        self.loads_by_layer = self.saves_by_layer = False
         self._saver = Saver(
             geometry,
             self.tally,
@@ -88,6 +90,8 @@ class WorkerHalf:
         """A step begins. What a step that never came to its end has left is given up."""
         self._settle_sync()
         self._plan, self._seen, self._is_settled = plan, set(), False
+        self.saves_by_layer = any(not order.pin for order in plan.saves)
+        self.loads_by_layer = not self._settings.is_async or any(not order.is_async for order in plan.loads)
         self._saver.begin(plan.saves)
         for request_id in plan.cancelled:
             for fetch, _ in self._running:
