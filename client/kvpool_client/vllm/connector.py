@@ -44,6 +44,7 @@ from kvpool_client.vllm.surface import (
     EngineRequest,
     EngineStep,
 )
+from kvpool_client.vllm.sync_loads import served_loads
 from kvpool_client.vllm.worker import WorkerHalf
 
 Answer = TypeVar("Answer")
@@ -99,7 +100,10 @@ class ConnectorCalls:
                 self._worker = AbsentWorker(str(error))
 
     def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
-        settings, border = self._settings, self._border
+        border = self._border
+        settings, reason = served_loads(self._settings, config)
+        if reason:
+            border.complain("kvpool.load is 'sync', and loads run between steps ('async') all the same", reason)
         groups = caches.kv_cache_groups
         spec = one_spec(groups[0].kv_cache_spec) if groups else None
         chunk_tokens = settings.chunk_tokens_for(spec.block_size if spec is not None else 1)

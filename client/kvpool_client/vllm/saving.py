@@ -3,10 +3,11 @@
 Invariant: a chunk is planned only when every token of it is known and computed by the end of the step. Its blocks are pinned
 from then on where they can be; where too many are, it is planned in a later step, if its request has one. With several shards
 a step that loads synchronously plans nothing until it is known to have gone well: one shard's failed load spoils what all of
-them compute, and only that shard knows. The scheduler's thread.
+them compute, and only that shard knows. So does one in which another connector of a MultiConnector loads synchronously.
+The scheduler's thread.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from kvpool_client.vllm.geometry import Geometry
 from kvpool_client.vllm.pins import Pins
@@ -41,6 +42,10 @@ class SavePlanner:
             if order is not None:
                 orders.append(order)
         return tuple(orders)
+
+    def hold(self, number: int) -> None:
+        """Plan nothing until step `number` is known to have gone well."""
+        self._unconfirmed.add(number)
 
     def confirm(self, number: int) -> None:
         """Step `number` has ended, and what failed in it is known."""
@@ -99,3 +104,18 @@ def _computed_tokens(step: EngineStep, requests: Mapping[str, Tracked]) -> Itera
         elif blocks is not None and entry.table is not None:
             entry.table += blocks[0]
         yield request_id, running.num_computed_tokens[place] + step.num_scheduled_tokens.get(request_id, 0)
+
+
+def has_strange_loads(step: EngineStep, asked: Mapping[str, int], own: Container[str]) -> bool:
+    """Whether another connector loads in this step: a request begins with more tokens than vLLM held when it was asked about.
+
+    `asked`: those tokens, of requests asked about since the last step; `own`: requests that this connector loads.
+    """
+    running = step.scheduled_cached_reqs
+    begun = [(fresh.req_id, fresh.num_computed_tokens) for fresh in step.scheduled_new_reqs]
+    begun += [
+        (name, running.num_computed_tokens[place])
+        for place, name in enumerate(running.req_ids)
+        if name in running.resumed_req_ids
+    ]
+    return any(name in asked and tokens > asked[name] and name not in own for name, tokens in begun)

@@ -24,7 +24,7 @@ from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
 from kvpool_client.vllm.promise import NOTHING, Asker, Promise
 from kvpool_client.vllm.requests import Tracked, is_filled_elsewhere
 from kvpool_client.vllm.role import BOTH, Role
-from kvpool_client.vllm.saving import SavePlanner
+from kvpool_client.vllm.saving import SavePlanner, has_strange_loads
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.sights import Sights
 from kvpool_client.vllm.statistics import Tally, by_level, sources_of
@@ -35,6 +35,8 @@ from kvpool_client.worth import SpeedBook, wait_limit_s
 
 # How long one question may keep the scheduler itself; an answer usually takes a tenth of a millisecond.
 PATIENCE_S = 0.005
+# The same where another connector takes what this one offers: requests are held back for nothing then.
+PATIENCE_BEHIND_OTHERS_S = 0.001
 # A promise older than this is asked for anew: well below the shortest time to live that makes sense for leases (guess).
 PROMISE_S = 5.0
 # Steps with fewer tokens are decoding, which says nothing about prefill.
@@ -74,6 +76,8 @@ class SchedulerHalf:
         self._adapters: dict[str, str] = {}
         self._loads: list[LoadOrder] = []
         self._cancelled: list[str] = []
+        self._asked: dict[str, int] = {}
+        self._stands_back = False
         self._pins = Pins(geometry.layout.world * geometry.replicas, self._clock)
         self._sights = Sights(settings.save_after)
         self._saving = SavePlanner(geometry, self._pins, self._sights)
@@ -111,6 +115,7 @@ class SchedulerHalf:
         """Tokens behind `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
         nothing = (0, False)
         self._waiting.pop(request.request_id, None)
+        self._asked[request.request_id] = held_tokens
         if self._unproven.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
             self.tally.add("waits_for_a_shared_load")
             return None, False
@@ -155,10 +160,11 @@ class SchedulerHalf:
         entry.hit_sources = {}
         if tokens <= 0:
             if not entry.is_loading:
-                # Another connector has the tokens, or vLLM itself.
+                self._stands_back = self._stands_back or entry.answer is not None
                 self._give_back(entry)
             return True
         promise = self._promise(entry) or NOTHING
+        self._stands_back = False
         entry.forget_answer()
         entry.is_loading = self._settings.is_async
         first, end = entry.held_tokens, entry.held_tokens + tokens
@@ -203,6 +209,10 @@ class SchedulerHalf:
         if not self._off:
             self._envoy.announce(self._waiting.values())
         self._envoy.count()
+        asked, self._asked = self._asked, {}
+        if has_strange_loads(step, asked, {order.request_id for order in loads}):
+            self.tally.add("waits_for_another_connectors_load")
+            self._saving.hold(self._step)
         saves = self._border.call("planning saves", None, lambda: self._plan_saves(step, loads))
         if saves is None:
             self._saving.forget_tables(self._requests)
@@ -314,7 +324,7 @@ class SchedulerHalf:
         )
 
     def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
-        if not self.pool.is_being_saved(entry.keys, chunks):
+        if self._stands_back or not self.pool.is_being_saved(entry.keys, chunks):
             return False
         if entry.patience_with_save is None:
             missing = usable - chunks * self._geometry.chunk_tokens
@@ -328,10 +338,11 @@ class SchedulerHalf:
         if entry.answer is None:
             return NOTHING
         try:
-            return entry.answer.result(PATIENCE_S)
+            return entry.answer.result(PATIENCE_BEHIND_OTHERS_S if self._stands_back else PATIENCE_S)
         except LateError:
             if entry.patience_with_daemon is None:
-                entry.patience_with_daemon = Deadline(self._settings.wait_s / 2, self._clock)
+                wait_s = 0.0 if self._stands_back else self._settings.wait_s / 2
+                entry.patience_with_daemon = Deadline(wait_s, self._clock)
                 self.tally.add("waits_for_the_daemon")
             if not entry.patience_with_daemon.has_passed():
                 return None
