@@ -255,10 +255,15 @@ class ConnectorCalls:
         return self._of_scheduler("events", nothing, lambda half: half.take_events())
 
     def reset_cache(self) -> bool:
-        """Drop every chunk of this model from the pool."""
+        """Find nothing any more of what was stored before, and drop it for all where that was asked for (`kvpool.reset`)."""
         if self._scheduler is None:
             return True
-        return self._border.call("reset", False, lambda: flush_model(self._settings, self._name))
+        is_new = self._of_scheduler("new weights", False, lambda half: half.renew())
+        is_kept = self._settings.reset != "node"
+        if not is_kept and not self._border.call("reset", False, lambda: flush_model(self._settings, self._name)):
+            remedy = f"this engine finds none of them, others do: kvpoolctl flush --model {self._name}"
+            self._border.complain("chunks of the model are left in the pool, though kvpool.reset is 'node'", remedy)
+        return is_new
 
     # --- the worker's side ---
 

@@ -8,6 +8,7 @@ from kvpool.clock import Deadline
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.vllm.promise import Answer
 from kvpool_client.vllm.surface import EngineRequest
+from kvpool_client.vllm.weight_epoch import FIRST_EPOCH, hash_in_epoch
 from kvpool_client.vllm.wishes import RequestWishes, Wishing
 
 # What makes KV depend on more than token ids, salt and adapter: such tokens would mislead whoever goes by them.
@@ -23,6 +24,7 @@ class Tracked:
     request. `wishes`: what it says of its chunks, `wishing` what becomes of that; `announced` runs while it need not be
     announced again. `save_tokens`: how many of its tokens may be saved at most. `retry`: runs while what another save was just
     writing is planned again.
+    `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: others have begun, nothing of it is saved.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class Tracked:
         self.is_loading = False
         self.has_given_up = False
         self.hit_sources: dict[str, int] = {}
+        self.epoch = FIRST_EPOCH
+        self.is_stale = False
         self._preemptions_at_allocation: int | None = None
         self._chunk_hashes = chunk_hashes
         self._seen = 0
@@ -67,7 +71,7 @@ class Tracked:
         """Take in the chunks that have become whole: the last block hash of each stands for it."""
         known = self.request.block_hashes
         fresh = [
-            bytes(known[place])
+            hash_in_epoch(self.epoch, bytes(known[place]))
             for place in range(
                 (len(self.hashes) + 1) * self._chunk_hashes - 1,
                 len(known) // self._chunk_hashes * self._chunk_hashes,

@@ -59,7 +59,7 @@ class SavePlanner:
     def _order(self, entry: Tracked, computed: int) -> SaveOrder | None:
         first = entry.chunks_planned
         last = min(computed, entry.save_tokens) // self._geometry.chunk_tokens
-        if entry.table is None or last <= first:
+        if entry.table is None or entry.is_stale or last <= first:
             return None
         entry.extend_keys()
         self._sights.see(entry.take_unseen())

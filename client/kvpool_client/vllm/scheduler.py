@@ -9,8 +9,9 @@ The scheduler's thread.
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as LateError
+from dataclasses import replace
 
-from kvpool.clock import NS_PER_S, Clock, Deadline, MonotonicClock
+from kvpool.clock import Clock, Deadline, MonotonicClock
 from kvpool_client.border import Border
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
@@ -28,8 +29,10 @@ from kvpool_client.vllm.saving import SavePlanner, has_strange_loads
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.sights import Sights
 from kvpool_client.vllm.statistics import Tally, by_level, sources_of
+from kvpool_client.vllm.step_times import StepTimes
 from kvpool_client.vllm.surface import BlockPool, EngineBlocks, EngineOutput, EngineRequest, EngineStep
-from kvpool_client.vllm.unproven import STEPS_MAX, UnprovenLoad, UnprovenLoads, blocks_from_the_first_bad
+from kvpool_client.vllm.unproven import UnprovenLoad, UnprovenLoads, blocks_from_the_first_bad
+from kvpool_client.vllm.weight_epoch import FIRST_EPOCH, new_epoch
 from kvpool_client.vllm.wishes import NO_WISHES, wishes_of
 from kvpool_client.worth import SpeedBook, wait_limit_s
 
@@ -39,8 +42,6 @@ PATIENCE_S = 0.005
 PATIENCE_BEHIND_OTHERS_S = 0.001
 # A promise older than this is asked for anew: well below the shortest time to live that makes sense for leases (guess).
 PROMISE_S = 5.0
-# Steps with fewer tokens are decoding, which says nothing about prefill.
-PREFILL_TOKENS_MIN = 64
 
 # Ends the saves of a worker in this process, within a time: how often each pinned one has ended.
 Drain = Callable[[float], Mapping[int, int]]
@@ -69,6 +70,7 @@ class SchedulerHalf:
         self._clock = clock or MonotonicClock()
         self._asker = Asker(pool, geometry.replicas, border)
         self._speeds = SpeedBook()
+        self._times = StepTimes(self._speeds, self._clock)
         self._feed = feed
         self._envoy = Envoy(pool, self.tally, border, self._clock)
         self._requests: dict[str, Tracked] = {}
@@ -78,6 +80,7 @@ class SchedulerHalf:
         self._cancelled: list[str] = []
         self._asked: dict[str, int] = {}
         self._stands_back = False
+        self._epoch = FIRST_EPOCH
         self._pins = Pins(geometry.layout.world * geometry.replicas, self._clock)
         self._sights = Sights(settings.save_after)
         self._saving = SavePlanner(geometry, self._pins, self._sights)
@@ -87,8 +90,6 @@ class SchedulerHalf:
         self._step = 0
         self._acknowledged = 0
         self._off = ""
-        self._begun: dict[int, tuple[int, int]] = {}
-        self._last_end_ns = 0
 
     def __repr__(self) -> str:
         return f"<SchedulerHalf {len(self._requests)} requests, step {self._step}, {self.pool!r}>"
@@ -205,7 +206,7 @@ class SchedulerHalf:
         self._unproven.begin(self._step)
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
-        self._note_begin(step, has_loads=any(not order.is_async for order in loads))
+        self._times.begin(self._step, step, has_loads=any(not order.is_async for order in loads))
         if not self._off:
             self._envoy.announce(self._waiting.values())
         self._envoy.count()
@@ -229,7 +230,8 @@ class SchedulerHalf:
         report = output.kv_connector_worker_meta
         if not isinstance(report, StepReport):
             return
-        self._note_end(report)
+        self._times.end(report.step)
+        self._saving.confirm(report.step)
         self._pins.end(report.ended_saves)
         self._note_unsaved(report)
         settled = self._unproven.settle(report.step)
@@ -284,6 +286,24 @@ class SchedulerHalf:
     def take_events(self) -> list[object]:
         """What is new in the pool, as the engine's own events; waits for nothing."""
         return self._feed.take() if self._feed is not None else []
+
+    def renew(self) -> bool:
+        """The weights are others from now on: nothing of the old ones is found, and nothing under way is taken for the new.
+
+        Requests that were not scheduled yet begin anew, the others are neither loaded nor saved. True.
+        """
+        self._epoch = new_epoch()
+        self._loads = [replace(order, tickets=()) for order in self._loads]
+        for request_id, entry in list(self._requests.items()):
+            self._give_back(entry)
+            if entry.table is None and not entry.is_loading:
+                del self._requests[request_id]
+                self._waiting.pop(request_id, None)
+                continue
+            entry.is_stale = entry.has_given_up = True
+            if entry.is_loading:
+                self._cancelled.append(request_id)
+        return True
 
     def close(self) -> None:
         """End the threads and the Pool."""
@@ -374,6 +394,7 @@ class SchedulerHalf:
             chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
             save_tokens = wishes.save_tokens(self._settings.save, request.num_prompt_tokens)
             entry = Tracked(request, keys, salt, adapter, chunk_hashes, wishes, save_tokens)
+            entry.epoch = self._epoch
             self._requests[request.request_id] = entry
             entry.extend_keys()
             self._sights.see(entry.take_unseen())
@@ -401,18 +422,3 @@ class SchedulerHalf:
         if known not in self._adapters:
             self._adapters[known] = adapter_name(lora)
         return self._adapters[known]
-
-    def _note_begin(self, step: EngineStep, *, has_loads: bool) -> None:
-        tokens = 0 if has_loads else sum(step.num_scheduled_tokens.values())
-        self._begun[self._step] = (self._clock.now_ns(), tokens)
-        while len(self._begun) > STEPS_MAX:
-            self._begun.pop(next(iter(self._begun)))
-
-    def _note_end(self, report: StepReport) -> None:
-        """Steps may overlap: one begins to run when it was planned and the one before it has ended."""
-        now_ns = self._clock.now_ns()
-        begun_ns, tokens = self._begun.pop(report.step, (now_ns, 0))
-        if tokens >= PREFILL_TOKENS_MIN:
-            self._speeds.add_prefill(tokens, (now_ns - max(begun_ns, self._last_end_ns)) / NS_PER_S)
-        self._last_end_ns = now_ns
-        self._saving.confirm(report.step)
