@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvpool.errors import LayoutMismatch
 from kvpool_client.vllm.length_facts import length_facts
+from kvpool_client.vllm.support import REMEDIES, Unserved
 from kvpool_client.vllm.surface import EngineConfig, LoraRequest
 from kvpool_client.weights import digest_of, directory_digest
 
@@ -54,7 +54,7 @@ IRRELEVANT = {
 COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 # Weights that come from a place of their own, whatever the model's name says.
 ELSEWHERE = ("tensorizer_uri",)
-REMEDY = "set kvpool.model to a name that changes whenever the weights do"
+UNKNOWN = "unknown_weights"
 
 
 def model_and_revision(config: EngineConfig, named: str = "") -> tuple[str, str]:
@@ -100,20 +100,21 @@ def _weights_of(config: EngineConfig, named: str) -> str:
     if elsewhere:
         if named:
             return f"{elsewhere[0]}"
-        raise LayoutMismatch(f"the weights come from {elsewhere[0]!r}, where they may change unseen: {REMEDY}")
+        raise Unserved(UNKNOWN, f"the weights come from {elsewhere[0]!r}, where they may change unseen")
     path = Path(name)
     if path.exists():
         digest = directory_digest(path)
         if not digest and not named:
-            raise LayoutMismatch(f"no weights in {name!r} tell one version of the model from another: {REMEDY}")
+            raise Unserved(UNKNOWN, f"no weights in {name!r} tell one version of the model from another")
         return digest
     commit = _commit_of(model)
     if not commit and not named:
         revision = getattr(model, "revision", None)
         said = f"revision {str(revision)!r}, which may move," if revision else "nothing"
-        raise LayoutMismatch(
-            f"{said} says which weights of {name!r} are served, expected a commit: give vLLM --revision with the commit's "
-            f"40 digits, or {REMEDY}"
+        raise Unserved(
+            UNKNOWN,
+            f"{said} says which weights of {name!r} are served, expected a commit",
+            f"give vLLM --revision with the commit's 40 digits, or {REMEDIES[UNKNOWN]}",
         )
     return f"{name} {commit}"
 
