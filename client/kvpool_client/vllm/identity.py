@@ -88,6 +88,25 @@ def adapter_name(lora: LoraRequest | None) -> str:
     return digest_of({"name": lora.lora_name, "path": path, "weights": directory_digest(Path(path))})
 
 
+class AdapterNames:
+    """The names of adapters, each read once. One thread."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<AdapterNames of {len(self._names)}>"
+
+    def of(self, lora: LoraRequest | None) -> str:
+        """See `adapter_name`."""
+        if lora is None:
+            return ""
+        known = f"{lora.lora_name}\0{getattr(lora, 'lora_path', '')}"
+        if known not in self._names:
+            self._names[known] = adapter_name(lora)
+        return self._names[known]
+
+
 def _weights_of(config: EngineConfig, named: str) -> str:
     """What tells these weights from others: a sample of them, or the commit that they come from, or the operator's word."""
     model, load = config.model_config, getattr(config, "load_config", None)

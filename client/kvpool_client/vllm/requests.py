@@ -117,8 +117,12 @@ class Tracked:
         self.patience_with_save = self.patience_with_daemon = None
 
 
-def is_filled_elsewhere(request: EngineRequest) -> bool:
-    """Whether another engine sends the request's KV (prefill/decode disaggregation). The connector that fetches it takes the
-    mark away, and then the request is like any other."""
+def is_looked_up(request: EngineRequest) -> bool:
+    """Whether the pool is asked for a request.
+
+    Not where another engine sends its KV (prefill/decode disaggregation): the connector that fetches it takes the mark away
+    afterwards, and then the request is like any other.
+    """
     params = getattr(request, "kv_transfer_params", None)
-    return isinstance(params, Mapping) and bool(params.get("do_remote_prefill"))
+    is_filled_elsewhere = isinstance(params, Mapping) and bool(params.get("do_remote_prefill"))
+    return not is_filled_elsewhere and not getattr(request, "skip_reading_prefix_cache", False)

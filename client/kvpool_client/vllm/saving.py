@@ -9,6 +9,7 @@ The scheduler's thread.
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 
+from kvpool.clock import Deadline
 from kvpool_client.vllm.geometry import Geometry
 from kvpool_client.vllm.pins import Pins
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder
@@ -50,6 +51,16 @@ class SavePlanner:
     def confirm(self, number: int) -> None:
         """Step `number` has ended, and what failed in it is known."""
         self._unconfirmed = {step for step in self._unconfirmed if step > number}
+
+    def plan_again(self, unsaved: Mapping[str, int], requests: Mapping[str, Tracked], patience: Deadline) -> None:
+        """What other saves were just writing, from a chunk of a request on; for each until its `patience` has passed."""
+        for request_id, chunk in unsaved.items():
+            entry = requests.get(request_id)
+            if entry is None:
+                continue
+            entry.retry = entry.retry or patience
+            if not entry.retry.has_passed():
+                entry.chunks_planned = min(entry.chunks_planned, chunk)
 
     def forget_tables(self, requests: Mapping[str, Tracked]) -> None:
         """A step's block tables could not be read: those that it changed are wrong, so no request is saved by its old one."""

@@ -18,12 +18,12 @@ from kvpool_client.results import Hit
 from kvpool_client.vllm.envoy import Envoy
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.geometry import Geometry
-from kvpool_client.vllm.identity import adapter_name
+from kvpool_client.vllm.identity import AdapterNames
 from kvpool_client.vllm.pins import Pins, can_be_held
 from kvpool_client.vllm.placement import node_name
-from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
+from kvpool_client.vllm.plan import LoadOrder, StepPlan, StepReport
 from kvpool_client.vllm.promise import NOTHING, Asker, Promise
-from kvpool_client.vllm.requests import Tracked, is_filled_elsewhere
+from kvpool_client.vllm.requests import Tracked, is_looked_up
 from kvpool_client.vllm.role import BOTH, Role
 from kvpool_client.vllm.saving import SavePlanner, has_strange_loads
 from kvpool_client.vllm.settings import Settings
@@ -75,7 +75,7 @@ class SchedulerHalf:
         self._envoy = Envoy(pool, self.tally, border, self._clock)
         self._requests: dict[str, Tracked] = {}
         self._waiting: dict[str, Tracked] = {}
-        self._adapters: dict[str, str] = {}
+        self._adapters = AdapterNames()
         self._loads: list[LoadOrder] = []
         self._cancelled: list[str] = []
         self._asked: dict[str, int] = {}
@@ -109,7 +109,7 @@ class SchedulerHalf:
     def arrived(self, request: EngineRequest) -> None:
         """A request is new, and waits until it is asked for."""
         entry = self._track(request)
-        if self._settings.announce and self._may_load(request):
+        if self._settings.announce and self._role.may_load and is_looked_up(request):
             self._waiting[request.request_id] = entry
 
     def matched_tokens(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
@@ -120,7 +120,7 @@ class SchedulerHalf:
         if self._unproven.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
             self.tally.add("waits_for_a_shared_load")
             return None, False
-        if self._off or not self._may_load(request):
+        if self._off or not (self._role.may_load and is_looked_up(request)):
             return nothing
         entry = self._track(request)
         if entry.has_come_back(request):
@@ -214,12 +214,13 @@ class SchedulerHalf:
         if has_strange_loads(step, asked, {order.request_id for order in loads}):
             self.tally.add("waits_for_another_connectors_load")
             self._saving.hold(self._step)
-        saves = self._border.call("planning saves", None, lambda: self._plan_saves(step, loads))
+        saves = self._border.call(
+            "planning saves", None, lambda: self._saving.plan(self._step, step, self._requests, loads)
+        )
         if saves is None:
             self._saving.forget_tables(self._requests)
         is_idle = not step.num_scheduled_tokens
-        saves = saves if saves and self._role.may_save else ()
-        return StepPlan(self._step, self._acknowledged, loads, saves, cancelled, is_idle, node_name())
+        return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name())
 
     def ended(self, output: EngineOutput) -> None:
         """The workers have ended a step."""
@@ -233,7 +234,7 @@ class SchedulerHalf:
         self._times.end(report.step)
         self._saving.confirm(report.step)
         self._pins.end(report.ended_saves)
-        self._note_unsaved(report)
+        self._saving.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
         settled = self._unproven.settle(report.step)
         if output.invalid_block_ids:
             entries = [*self._requests.values(), *(load.entry for load in settled)]
@@ -313,9 +314,6 @@ class SchedulerHalf:
         self._asker.stop()
         self.pool.close()
 
-    def _plan_saves(self, step: EngineStep, loads: tuple[LoadOrder, ...]) -> tuple[SaveOrder, ...] | None:
-        return self._saving.plan(self._step, step, self._requests, loads)
-
     def _hit(self, entry: Tracked, held_tokens: int, usable: int) -> Hit | None:
         """What to take of what is there; None while chunks that are just being saved are worth waiting for."""
         size = self._geometry.chunk_tokens
@@ -373,11 +371,6 @@ class SchedulerHalf:
         entry.has_given_up = True
         return NOTHING
 
-    def _may_load(self, request: EngineRequest) -> bool:
-        """Whether the pool is asked for a request: not where another engine sends its KV, through another connector."""
-        is_plain = not getattr(request, "skip_reading_prefix_cache", False) and not is_filled_elsewhere(request)
-        return self._role.may_load and is_plain
-
     def _give_back(self, entry: Tracked) -> None:
         """The answer under way, if any, is of no use."""
         if entry.answer is not None:
@@ -388,11 +381,12 @@ class SchedulerHalf:
         entry = self._requests.get(request.request_id)
         if entry is None:
             salt = str(getattr(request, "cache_salt", None) or "").encode("utf-8", "surrogatepass")
-            adapter = self._adapter_of(request)
+            adapter = self._adapters.of(getattr(request, "lora_request", None))
             keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
             wishes = self._border.call("reading wishes", NO_WISHES, lambda: wishes_of(request))
             chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
-            save_tokens = wishes.save_tokens(self._settings.save, request.num_prompt_tokens)
+            may_save = self._role.may_save
+            save_tokens = wishes.save_tokens(self._settings.save, request.num_prompt_tokens) if may_save else 0
             entry = Tracked(request, keys, salt, adapter, chunk_hashes, wishes, save_tokens)
             entry.epoch = self._epoch
             self._requests[request.request_id] = entry
@@ -402,23 +396,3 @@ class SchedulerHalf:
         entry.request = request
         entry.extend_keys()
         return entry
-
-    def _note_unsaved(self, report: StepReport) -> None:
-        """What another save was just writing is planned again, for a while."""
-        for request_id, chunk in report.unsaved.items():
-            entry = self._requests.get(request_id)
-            if entry is None:
-                continue
-            if entry.retry is None:
-                entry.retry = Deadline(self._settings.timeout_s, self._clock)
-            if not entry.retry.has_passed():
-                entry.chunks_planned = min(entry.chunks_planned, chunk)
-
-    def _adapter_of(self, request: EngineRequest) -> str:
-        lora = getattr(request, "lora_request", None)
-        if lora is None:
-            return ""
-        known = f"{lora.lora_name}\0{getattr(lora, 'lora_path', '')}"
-        if known not in self._adapters:
-            self._adapters[known] = adapter_name(lora)
-        return self._adapters[known]
