@@ -25,7 +25,7 @@ help:
 	@echo "make test [WORKERS=2] the whole test suite: C++ and Python (sets everything up)"
 	@echo "make check            format, lint, strict types, the rules of the tree, C++ with warnings as errors"
 	@echo "make bench            measure, against floors of the same run (bench-results/bench.json and bench.txt)"
-	@echo "make docs             write the pages that are made from the code (docs/metrics.md)"
+	@echo "make docs             write what is made from the code (docs/metrics.md, a table in docs/engines.md)"
 	@echo "make test-sanitizers  the C++ tests under address, undefined and thread sanitizers"
 	@echo "make test-aarch64     the C++ tests for 64-bit ARM under qemu-user, where that and the cross compiler are installed"
 	@echo "make test-faults      the whole campaign of failpoints, kills, stops and failing disks: about twenty minutes"
@@ -159,6 +159,7 @@ check: lint test-native
 
 docs: setup
 	$(RUN_TREE) $(BIN)/python -m kvpool.server.metrics_page > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
+	$(RUN_TREE) $(BIN)/python -m kvpool_client.vllm.support docs/engines.md
 
 bench: setup
 	mkdir -p bench-results

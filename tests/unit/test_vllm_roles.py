@@ -88,7 +88,8 @@ def test_a_layer_is_announced_when_its_last_micro_batch_has_written_it(start_eng
 
     worker.save_kv_layer = first_half_is_early
     ask(engine, "cold", TOKENS)
-    assert len(announced) == engine.steps * LAYERS
+    assert announced
+    assert announced == NAMES * (len(announced) // LAYERS)
     assert ask(start_engine(), "warm", TOKENS).external == 5 * CHUNK
 
 

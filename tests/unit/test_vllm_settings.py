@@ -47,6 +47,7 @@ def test_defaults_need_no_key() -> None:
         ("kvpool.always_load", 1),
         ("kvpool.announce", "yes"),
         ("kvpool.events", None),
+        ("kvpool.reset", "all"),
         ("kvpool.model", ""),
         ("kvpool.model", "é" * 151),
         ("kvpool.model", 7),

@@ -28,13 +28,14 @@ from kvpool_client.vllm.flushing import flush_model
 from kvpool_client.vllm.geometry import Geometry, Tensor, geometry_of, one_spec
 from kvpool_client.vllm.identity import model_and_revision
 from kvpool_client.vllm.micro_batches import MicroBatches
-from kvpool_client.vllm.placement import node_name, strange_node
+from kvpool_client.vllm.placement import SEVERAL_NODES, node_name, strange_node
 from kvpool_client.vllm.plan import StepPlan, StepReport
 from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
 from kvpool_client.vllm.role import Role
 from kvpool_client.vllm.scheduler import SchedulerHalf
 from kvpool_client.vllm.settings import PREFIX, Settings
 from kvpool_client.vllm.statistics import KVPoolStats, Number, Tally
+from kvpool_client.vllm.support import code_of
 from kvpool_client.vllm.surface import (
     BlockPool,
     CacheConfig,
@@ -44,6 +45,7 @@ from kvpool_client.vllm.surface import (
     EngineRequest,
     EngineStep,
 )
+from kvpool_client.vllm.sync_loads import served_loads
 from kvpool_client.vllm.worker import WorkerHalf
 
 Answer = TypeVar("Answer")
@@ -85,6 +87,7 @@ class ConnectorCalls:
         self._worker: WorkerHalf | AbsentWorker | None = None
         self._settings = Settings.of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._model, self._revision = "", ""
+        self._refused = Tally()
         self._rank, self._micro_batches = 0, MicroBatches(1)
         if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
             self._border.complain(
@@ -94,12 +97,16 @@ class ConnectorCalls:
             self._make_half(vllm_config, role.name, kv_cache_config)
         except (LayoutMismatch, InvalidArgument, OSError) as error:
             self._border.complain("the engine runs without a pool", str(error))
+            self._refused.add(f"refusals_{code_of(error)}")
             if role.name == "WORKER":
                 # The scheduler's half may plan all the same, and vLLM would wait for what it has planned.
                 self._worker = AbsentWorker(str(error))
 
     def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
-        settings, border = self._settings, self._border
+        border = self._border
+        settings, reason = served_loads(self._settings, config)
+        if reason:
+            border.complain("kvpool.load is 'sync', and loads run between steps ('async') all the same", reason)
         groups = caches.kv_cache_groups
         spec = one_spec(groups[0].kv_cache_spec) if groups else None
         chunk_tokens = settings.chunk_tokens_for(spec.block_size if spec is not None else 1)
@@ -123,6 +130,7 @@ class ConnectorCalls:
         if reason and isinstance(self._worker, WorkerHalf):
             self._worker.close()
             self._worker = AbsentWorker(reason)
+            self._refused.add(f"refusals_{SEVERAL_NODES}")
 
     def _make_feed(self, geometry: Geometry) -> EventFeed:
         """With a connection of its own, so that no answer of a megabyte comes before a lookup's."""
@@ -251,10 +259,15 @@ class ConnectorCalls:
         return self._of_scheduler("events", nothing, lambda half: half.take_events())
 
     def reset_cache(self) -> bool:
-        """Drop every chunk of this model from the pool."""
+        """Find nothing any more of what was stored before, and drop it for all where that was asked for (`kvpool.reset`)."""
         if self._scheduler is None:
             return True
-        return self._border.call("reset", False, lambda: flush_model(self._settings, self._name))
+        is_new = self._of_scheduler("new weights", False, lambda half: half.renew())
+        is_kept = self._settings.reset != "node"
+        if not is_kept and not self._border.call("reset", False, lambda: flush_model(self._settings, self._name)):
+            remedy = f"this engine finds none of them, others do: kvpoolctl flush --model {self._name}"
+            self._border.complain("chunks of the model are left in the pool, though kvpool.reset is 'node'", remedy)
+        return is_new
 
     # --- the worker's side ---
 
@@ -316,8 +329,9 @@ class ConnectorCalls:
 
     def get_kv_connector_stats(self) -> KVPoolStats | None:
         """What was counted since the last time."""
-        half = self._scheduler or self._worker
-        return half.tally.take() if half is not None else None
+        half, refused = self._scheduler or self._worker, self._refused.take()
+        counted = half.tally.take() if half is not None else None
+        return counted.aggregate(refused) if counted is not None and refused is not None else counted or refused
 
     def shutdown(self) -> None:
         """End threads and connections."""

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvpool.errors import LayoutMismatch
 from kvpool.layout import Layout
 from kvpool_client.vllm.placement import check_placement
+from kvpool_client.vllm.support import Unserved
 from kvpool_client.vllm.surface import CacheConfig, CacheSpec, EngineConfig
 
 # Every block of every token is kept for the whole life of a request by these alone.
@@ -82,25 +82,32 @@ def geometry_of(config: EngineConfig, caches: CacheConfig, chunk_tokens: int, fo
     parallel = config.parallel_config
     check_placement(parallel)
     if len(caches.kv_cache_groups) != 1:
-        raise LayoutMismatch(
-            f"the model has {len(caches.kv_cache_groups)} KV cache groups, expected one (a hybrid model)"
+        raise Unserved(
+            "several_groups",
+            f"the model has {len(caches.kv_cache_groups)} KV cache groups, expected one (a hybrid model)",
         )
     if getattr(config.cache_config, "calculate_kv_scales", False):
-        raise LayoutMismatch("KV scales are calculated while serving, expected scales that are part of the model")
+        raise Unserved(
+            "calculated_scales", "KV scales are calculated while serving, expected scales that are part of the model"
+        )
     group = caches.kv_cache_groups[0]
     spec = one_spec(group.kv_cache_spec)
     kind = type(spec).__name__
     if kind not in WHOLE_ATTENTION:
-        raise LayoutMismatch(f"the KV cache is of kind {kind}, expected one of {', '.join(WHOLE_ATTENTION)}")
+        raise Unserved(
+            "other_attention", f"the KV cache is of kind {kind}, expected one of {', '.join(WHOLE_ATTENTION)}"
+        )
     if kind == "MLAAttentionSpec" and _computes_prefixes_anew(config):
-        raise LayoutMismatch(
+        raise Unserved(
+            "mla_without_prefixes",
             "the engine computes MLA without prefix caching on this processor, and would attend wrongly to a prefix that is "
-            "loaded: serve the model on a GPU, or on a processor with AMX"
+            "loaded",
         )
     hash_tokens = getattr(caches, "hash_block_size", None) or spec.block_size
     if chunk_tokens % hash_tokens:
-        raise LayoutMismatch(
-            f"block hashes cover {hash_tokens} tokens, expected a divisor of the chunk's {chunk_tokens}"
+        raise Unserved(
+            "coarse_hashes",
+            f"block hashes cover {hash_tokens} tokens, expected a divisor of the chunk's {chunk_tokens}",
         )
     tensor_ranks = parallel.tensor_parallel_size
     replicas = _replicas(caches, kind, tensor_ranks)
@@ -143,7 +150,9 @@ def one_spec(spec: CacheSpec) -> CacheSpec:
             here, there = getattr(first, fact, None), getattr(other, fact, None)
             if here != there or type(first) is not type(other):
                 what = f"{fact} {there}" if here != there else f"the kind {type(other).__name__}"
-                raise LayoutMismatch(f"layer {name!r} has {what}, expected what layer {first_name!r} has: {first}")
+                raise Unserved(
+                    "odd_blocks", f"layer {name!r} has {what}, expected what layer {first_name!r} has: {first}"
+                )
     return first
 
 
@@ -151,7 +160,9 @@ def block_views(geometry: Geometry, tensors: Mapping[str, Tensor]) -> list[Tenso
     """Each layer's tensor as [blocks, items of a block in the order of memory]. Raises LayoutMismatch on another shape."""
     missing = [name for name in geometry.layer_names if name not in tensors]
     if missing:
-        raise LayoutMismatch(f"layer {missing[0]!r} was not registered, expected all {len(geometry.layer_names)}")
+        raise Unserved(
+            "odd_blocks", f"layer {missing[0]!r} was not registered, expected all {len(geometry.layer_names)}"
+        )
     return [_block_view(name, tensors[name], geometry) for name in geometry.layer_names]
 
 
@@ -164,15 +175,18 @@ def _block_view(name: str, tensor: Tensor, geometry: Geometry) -> Tensor:
     dense = 1
     for size, step in sorted(zip(inner, steps[1:], strict=True), key=lambda axis: (axis[1], axis[0])):
         if size > 1 and step != dense:
-            raise LayoutMismatch(f"layer {name!r} has strides {steps}, expected blocks without gaps")
+            raise Unserved("odd_blocks", f"layer {name!r} has strides {steps}, expected blocks without gaps")
         dense *= size
     if rest or not parts or parts * dense * item != geometry.block_bytes:
-        raise LayoutMismatch(
+        raise Unserved(
+            "odd_blocks",
             f"layer {name!r} has shape {tuple(tensor.shape)} of {item}-byte items, expected {geometry.blocks} blocks of "
-            f"{geometry.block_bytes} bytes"
+            f"{geometry.block_bytes} bytes",
         )
     if parts > 1 and steps[0] != dense:
-        raise LayoutMismatch(f"layer {name!r} has strides {steps}, expected the parts of a block one behind the other")
+        raise Unserved(
+            "odd_blocks", f"layer {name!r} has strides {steps}, expected the parts of a block one behind the other"
+        )
     block_items = parts * dense
     return tensor.as_strided((geometry.blocks, block_items), (steps[0] * parts, 1), tensor.storage_offset())
 
@@ -181,7 +195,7 @@ def _replicas(caches: CacheConfig, kind: str, tensor_ranks: int) -> int:
     known = getattr(caches, "kv_tp_replicas", None)
     replicas = int(known) if known else (tensor_ranks if kind == "MLAAttentionSpec" else 1)
     if tensor_ranks % replicas:
-        raise LayoutMismatch(f"{replicas} of {tensor_ranks} ranks hold the same KV, expected a divisor")
+        raise Unserved("odd_blocks", f"{replicas} of {tensor_ranks} ranks hold the same KV, expected a divisor")
     return replicas
 
 
@@ -196,13 +210,13 @@ def _token_shape(block_bytes: int, block_tokens: int) -> tuple[int, int]:
     """Two factors of a token's bytes, because neither field of a Layout may be larger than AXIS_MAX."""
     width, rest = divmod(block_bytes, block_tokens)
     if rest:
-        raise LayoutMismatch(
-            f"a block of {block_tokens} tokens has {block_bytes} bytes, expected whole bytes per token"
+        raise Unserved(
+            "odd_blocks", f"a block of {block_tokens} tokens has {block_bytes} bytes, expected whole bytes per token"
         )
     heads = 1
     while width > AXIS_MAX:
         if width % 2:
-            raise LayoutMismatch(f"a token has {heads * width} bytes in a layer, expected at most {AXIS_MAX}")
+            raise Unserved("odd_blocks", f"a token has {heads * width} bytes in a layer, expected at most {AXIS_MAX}")
         heads, width = heads * 2, width // 2
     return heads, width
 

@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvpool.errors import LayoutMismatch
 from kvpool_client.vllm.length_facts import length_facts
+from kvpool_client.vllm.support import REMEDIES, Unserved
 from kvpool_client.vllm.surface import EngineConfig, LoraRequest
 from kvpool_client.weights import digest_of, directory_digest
 
@@ -54,7 +54,7 @@ IRRELEVANT = {
 COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 # Weights that come from a place of their own, whatever the model's name says.
 ELSEWHERE = ("tensorizer_uri",)
-REMEDY = "set kvpool.model to a name that changes whenever the weights do"
+UNKNOWN = "unknown_weights"
 
 
 def model_and_revision(config: EngineConfig, named: str = "") -> tuple[str, str]:
@@ -88,6 +88,25 @@ def adapter_name(lora: LoraRequest | None) -> str:
     return digest_of({"name": lora.lora_name, "path": path, "weights": directory_digest(Path(path))})
 
 
+class AdapterNames:
+    """The names of adapters, each read once. One thread."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<AdapterNames of {len(self._names)}>"
+
+    def of(self, lora: LoraRequest | None) -> str:
+        """See `adapter_name`."""
+        if lora is None:
+            return ""
+        known = f"{lora.lora_name}\0{getattr(lora, 'lora_path', '')}"
+        if known not in self._names:
+            self._names[known] = adapter_name(lora)
+        return self._names[known]
+
+
 def _weights_of(config: EngineConfig, named: str) -> str:
     """What tells these weights from others: a sample of them, or the commit that they come from, or the operator's word."""
     model, load = config.model_config, getattr(config, "load_config", None)
@@ -100,20 +119,21 @@ def _weights_of(config: EngineConfig, named: str) -> str:
     if elsewhere:
         if named:
             return f"{elsewhere[0]}"
-        raise LayoutMismatch(f"the weights come from {elsewhere[0]!r}, where they may change unseen: {REMEDY}")
+        raise Unserved(UNKNOWN, f"the weights come from {elsewhere[0]!r}, where they may change unseen")
     path = Path(name)
     if path.exists():
         digest = directory_digest(path)
         if not digest and not named:
-            raise LayoutMismatch(f"no weights in {name!r} tell one version of the model from another: {REMEDY}")
+            raise Unserved(UNKNOWN, f"no weights in {name!r} tell one version of the model from another")
         return digest
     commit = _commit_of(model)
     if not commit and not named:
         revision = getattr(model, "revision", None)
         said = f"revision {str(revision)!r}, which may move," if revision else "nothing"
-        raise LayoutMismatch(
-            f"{said} says which weights of {name!r} are served, expected a commit: give vLLM --revision with the commit's "
-            f"40 digits, or {REMEDY}"
+        raise Unserved(
+            UNKNOWN,
+            f"{said} says which weights of {name!r} are served, expected a commit",
+            f"give vLLM --revision with the commit's 40 digits, or {REMEDIES[UNKNOWN]}",
         )
     return f"{name} {commit}"
 

@@ -9,15 +9,16 @@ import platform
 from functools import cache
 from pathlib import Path
 
-from kvpool.errors import LayoutMismatch
+from kvpool_client.vllm.support import Unserved
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 BOOT_ID_SHOWN = 8
-# What each size spreads over ranks that would otherwise hold the same, and vLLM's option for it.
+SEVERAL_NODES = "several_nodes"
+# What each size spreads over ranks that would otherwise hold the same, and how that is counted (see `support`).
 SPREAD = {
-    "pipeline_parallel_size": ("layers", "--pipeline-parallel-size"),
-    "decode_context_parallel_size": ("a sequence's tokens", "--decode-context-parallel-size"),
-    "prefill_context_parallel_size": ("a sequence's tokens", "--prefill-context-parallel-size"),
+    "pipeline_parallel_size": ("layers", "pipeline_parallel"),
+    "decode_context_parallel_size": ("a sequence's tokens", "context_parallel"),
+    "prefill_context_parallel_size": ("a sequence's tokens", "context_parallel"),
 }
 
 
@@ -32,23 +33,22 @@ def node_name() -> str:
 
 
 def check_placement(parallel: object) -> None:
-    """Raises LayoutMismatch, with the ranks and what to change, where ranks cannot be served."""
+    """Raises Unserved, with the ranks and what to change, where ranks cannot be served."""
     ranks = int(getattr(parallel, "tensor_parallel_size", 1))
-    for name, (what, option) in SPREAD.items():
+    for name, (what, code) in SPREAD.items():
         size = int(getattr(parallel, name, 1))
         if size > 1:
             everybody = ranks * (1 if name == "decode_context_parallel_size" else size)
-            raise LayoutMismatch(
-                f"{name} is {size}, which spreads {what} over ranks 0 to {everybody - 1}, expected 1: start vLLM without "
-                f"{option}, or with --tensor-parallel-size in its place"
-            )
+            spread = f"spreads {what} over ranks 0 to {everybody - 1}"
+            raise Unserved(code, f"{name} is {size}, which {spread}, expected 1")
     nodes = int(getattr(parallel, "nnodes_within_dp", getattr(parallel, "nnodes", 1)))
     here = -(-ranks // max(1, nodes))
     if nodes > 1 and here < ranks:
-        raise LayoutMismatch(
+        raise Unserved(
+            SEVERAL_NODES,
             f"one tensor-parallel group runs on {nodes} nodes: ranks {here} to {ranks - 1} cannot reach the daemon of "
-            f"ranks 0 to {here - 1}, expected all on one node: use --tensor-parallel-size {here}, and --data-parallel-size "
-            "for the other nodes"
+            f"ranks 0 to {here - 1}, expected all on one node",
+            f"use --tensor-parallel-size {here}, and --data-parallel-size for the other nodes",
         )
 
 
@@ -56,7 +56,5 @@ def strange_node(rank: int, here: str, scheduler: str) -> str:
     """Why a rank is not served whose scheduler runs on another node; empty where it runs on the same."""
     if not scheduler or scheduler == here:
         return ""
-    return (
-        f"rank {rank} runs on node {here} and its scheduler on {scheduler}, expected one node: place the ranks of an engine "
-        "together (--tensor-parallel-size at most a node's devices, --data-parallel-size for other nodes)"
-    )
+    cause = f"rank {rank} runs on node {here} and its scheduler on {scheduler}, expected one node"
+    return str(Unserved(SEVERAL_NODES, cause))

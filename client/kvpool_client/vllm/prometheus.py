@@ -33,6 +33,7 @@ FAMILIES = (
     ("declined_chunks", "reason", "Chunks that the pool did not keep, by its reason"),
     ("failed_loads", "reason", "Requests that had to compute what they were to load, by reason"),
     ("short_loads", "reason", "Loads of a rank that did not bring every chunk, by reason"),
+    ("refusals", "reason", "Processes of vLLM that run without a pool, by what is not served"),
     ("waits_for", "whom", "Requests held back for a moment, by what for"),
     ("wishes", "outcome", "What requests wished of their chunks in kv_transfer_params, by what became of it"),
 )

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kvpool.clock import Clock, Deadline
+from kvpool.clock import Deadline
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.vllm.promise import Answer
 from kvpool_client.vllm.surface import EngineRequest
+from kvpool_client.vllm.weight_epoch import FIRST_EPOCH, hash_in_epoch
 from kvpool_client.vllm.wishes import RequestWishes, Wishing
 
 # What makes KV depend on more than token ids, salt and adapter: such tokens would mislead whoever goes by them.
@@ -23,6 +24,7 @@ class Tracked:
     request. `wishes`: what it says of its chunks, `wishing` what becomes of that; `announced` runs while it need not be
     announced again. `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while what another save was just
     writing is planned again.
+    `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: others have begun, nothing of it is saved.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class Tracked:
         self.is_loading = False
         self.has_given_up = False
         self.hit_sources: dict[str, int] = {}
+        self.epoch = FIRST_EPOCH
+        self.is_stale = False
         self._preemptions_at_allocation: int | None = None
         self._chunk_hashes = chunk_hashes
         self._seen = 0
@@ -67,7 +71,7 @@ class Tracked:
         """Take in the chunks that have become whole: the last block hash of each stands for it."""
         known = self.request.block_hashes
         fresh = [
-            bytes(known[place])
+            hash_in_epoch(self.epoch, bytes(known[place]))
             for place in range(
                 (len(self.hashes) + 1) * self._chunk_hashes - 1,
                 len(known) // self._chunk_hashes * self._chunk_hashes,
@@ -83,13 +87,6 @@ class Tracked:
         fresh = self.hashes[self._seen :]
         self._seen = len(self.hashes)
         return fresh
-
-    def plan_again(self, chunk: int, patience_s: float, clock: Clock) -> None:
-        """Chunks from this one on were just being written by another save: they are planned again, for a while."""
-        if self.retry is None:
-            self.retry = Deadline(patience_s, clock)
-        if not self.retry.has_passed():
-            self.chunks_planned = min(self.chunks_planned, chunk)
 
     def token_ids(self, first: int, end: int) -> bytes:
         """Tokens `first` up to `end`, i32; none where they do not say what the KV is of."""
@@ -120,8 +117,12 @@ class Tracked:
         self.patience_with_save = self.patience_with_daemon = None
 
 
-def is_filled_elsewhere(request: EngineRequest) -> bool:
-    """Whether another engine sends the request's KV (prefill/decode disaggregation). The connector that fetches it takes the
-    mark away, and then the request is like any other."""
+def is_looked_up(request: EngineRequest) -> bool:
+    """Whether the pool is asked for a request.
+
+    Not where another engine sends its KV (prefill/decode disaggregation): the connector that fetches it takes the mark away
+    afterwards, and then the request is like any other.
+    """
     params = getattr(request, "kv_transfer_params", None)
-    return isinstance(params, Mapping) and bool(params.get("do_remote_prefill"))
+    is_filled_elsewhere = isinstance(params, Mapping) and bool(params.get("do_remote_prefill"))
+    return not is_filled_elsewhere and not getattr(request, "skip_reading_prefix_cache", False)

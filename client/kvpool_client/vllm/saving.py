@@ -3,11 +3,13 @@
 Invariant: a chunk is planned only when every token of it is known and computed by the end of the step. Its blocks are pinned
 from then on where they can be; where too many are, it is planned in a later step, if its request has one. With several shards
 a step that loads synchronously plans nothing until it is known to have gone well: one shard's failed load spoils what all of
-them compute, and only that shard knows. The scheduler's thread.
+them compute, and only that shard knows. So does one in which another connector of a MultiConnector loads synchronously.
+The scheduler's thread.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
+from kvpool.clock import Deadline
 from kvpool_client.vllm.geometry import Geometry
 from kvpool_client.vllm.pins import Pins
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder
@@ -42,9 +44,23 @@ class SavePlanner:
                 orders.append(order)
         return tuple(orders)
 
+    def hold(self, number: int) -> None:
+        """Plan nothing until step `number` is known to have gone well."""
+        self._unconfirmed.add(number)
+
     def confirm(self, number: int) -> None:
         """Step `number` has ended, and what failed in it is known."""
         self._unconfirmed = {step for step in self._unconfirmed if step > number}
+
+    def plan_again(self, unsaved: Mapping[str, int], requests: Mapping[str, Tracked], patience: Deadline) -> None:
+        """What other saves were just writing, from a chunk of a request on; for each until its `patience` has passed."""
+        for request_id, chunk in unsaved.items():
+            entry = requests.get(request_id)
+            if entry is None:
+                continue
+            entry.retry = entry.retry or patience
+            if not entry.retry.has_passed():
+                entry.chunks_planned = min(entry.chunks_planned, chunk)
 
     def forget_tables(self, requests: Mapping[str, Tracked]) -> None:
         """A step's block tables could not be read: those that it changed are wrong, so no request is saved by its old one."""
@@ -54,7 +70,7 @@ class SavePlanner:
     def _order(self, entry: Tracked, computed: int) -> SaveOrder | None:
         first = entry.chunks_planned
         last = min(computed // self._geometry.chunk_tokens, entry.save_chunks)
-        if entry.table is None or last <= first:
+        if entry.table is None or entry.is_stale or last <= first:
             return None
         entry.extend_keys()
         self._sights.see(entry.take_unseen())
@@ -100,3 +116,18 @@ def _computed_tokens(step: EngineStep, requests: Mapping[str, Tracked]) -> Itera
             entry.table += blocks[0]
         if entry.chunks_planned < entry.save_chunks:
             yield request_id, running.num_computed_tokens[place] + step.num_scheduled_tokens.get(request_id, 0)
+
+
+def has_strange_loads(step: EngineStep, asked: Mapping[str, int], own: Container[str]) -> bool:
+    """Whether another connector loads in this step: a request begins with more tokens than vLLM held when it was asked about.
+
+    `asked`: those tokens, of requests asked about since the last step; `own`: requests that this connector loads.
+    """
+    running = step.scheduled_cached_reqs
+    begun = [(fresh.req_id, fresh.num_computed_tokens) for fresh in step.scheduled_new_reqs]
+    begun += [
+        (name, running.num_computed_tokens[place])
+        for place, name in enumerate(running.req_ids)
+        if name in running.resumed_req_ids
+    ]
+    return any(name in asked and tokens > asked[name] and name not in own for name, tokens in begun)

@@ -9,36 +9,39 @@ The scheduler's thread.
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as LateError
+from dataclasses import replace
 
-from kvpool.clock import NS_PER_S, Clock, Deadline, MonotonicClock
+from kvpool.clock import Clock, Deadline, MonotonicClock
 from kvpool_client.border import Border
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
 from kvpool_client.vllm.envoy import Envoy
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.geometry import Geometry
-from kvpool_client.vllm.identity import adapter_name
+from kvpool_client.vllm.identity import AdapterNames
 from kvpool_client.vllm.pins import Drain, Pins, can_be_held
 from kvpool_client.vllm.placement import node_name
-from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
+from kvpool_client.vllm.plan import LoadOrder, StepPlan, StepReport
 from kvpool_client.vllm.promise import NOTHING, Asker, Promise
-from kvpool_client.vllm.requests import Tracked, is_filled_elsewhere
+from kvpool_client.vllm.requests import Tracked, is_looked_up
 from kvpool_client.vllm.role import BOTH, Role
-from kvpool_client.vllm.saving import SavePlanner
+from kvpool_client.vllm.saving import SavePlanner, has_strange_loads
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.sights import Sights
 from kvpool_client.vllm.statistics import Tally, by_level, sources_of
+from kvpool_client.vllm.step_times import StepTimes
 from kvpool_client.vllm.surface import BlockPool, EngineBlocks, EngineOutput, EngineRequest, EngineStep
-from kvpool_client.vllm.unproven import STEPS_MAX, UnprovenLoad, UnprovenLoads, blocks_from_the_first_bad
+from kvpool_client.vllm.unproven import UnprovenLoad, UnprovenLoads, blocks_from_the_first_bad
+from kvpool_client.vllm.weight_epoch import FIRST_EPOCH, new_epoch
 from kvpool_client.vllm.wishes import NO_WISHES, wishes_of
 from kvpool_client.worth import SpeedBook, wait_limit_s
 
 # How long one question may keep the scheduler itself; an answer usually takes a tenth of a millisecond.
 PATIENCE_S = 0.005
+# The same where another connector takes what this one offers: requests are held back for nothing then.
+PATIENCE_BEHIND_OTHERS_S = 0.001
 # A promise older than this is asked for anew: well below the shortest time to live that makes sense for leases (guess).
 PROMISE_S = 5.0
-# Steps with fewer tokens are decoding, which says nothing about prefill.
-PREFILL_TOKENS_MIN = 64
 
 
 class SchedulerHalf:
@@ -64,13 +67,17 @@ class SchedulerHalf:
         self._clock = clock or MonotonicClock()
         self._asker = Asker(pool, geometry.replicas, border)
         self._speeds = SpeedBook()
+        self._times = StepTimes(self._speeds, self._clock)
         self._feed = feed
         self._envoy = Envoy(pool, self.tally, border, self._clock)
         self._requests: dict[str, Tracked] = {}
         self._waiting: dict[str, Tracked] = {}
-        self._adapters: dict[str, str] = {}
+        self._adapters = AdapterNames()
         self._loads: list[LoadOrder] = []
         self._cancelled: list[str] = []
+        self._asked: dict[str, int] = {}
+        self._stands_back = False
+        self._epoch = FIRST_EPOCH
         self._pins = Pins(geometry.layout.world * geometry.replicas, self._clock)
         self._sights = Sights(settings.save_after)
         self._saving = SavePlanner(geometry, self._pins, self._sights)
@@ -79,8 +86,6 @@ class SchedulerHalf:
         self._step = 0
         self._acknowledged = 0
         self._off = ""
-        self._begun: dict[int, tuple[int, int]] = {}
-        self._last_end_ns = 0
 
     def __repr__(self) -> str:
         return f"<SchedulerHalf {len(self._requests)} requests, step {self._step}, {self.pool!r}>"
@@ -99,17 +104,18 @@ class SchedulerHalf:
     def arrived(self, request: EngineRequest) -> None:
         """A request is new, and waits until it is asked for."""
         entry = self._track(request)
-        if self._settings.announce and self._may_load(request):
+        if self._settings.announce and self._role.may_load and is_looked_up(request):
             self._waiting[request.request_id] = entry
 
     def matched_tokens(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
         """Tokens behind `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
         nothing = (0, False)
         self._waiting.pop(request.request_id, None)
+        self._asked[request.request_id] = held_tokens
         if self._unproven.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
             self.tally.add("waits_for_a_shared_load")
             return None, False
-        if self._off or not self._may_load(request):
+        if self._off or not (self._role.may_load and is_looked_up(request)):
             return nothing
         entry = self._track(request)
         if entry.has_come_back(request):
@@ -150,10 +156,11 @@ class SchedulerHalf:
         entry.hit_sources = {}
         if tokens <= 0:
             if not entry.is_loading:
-                # Another connector has the tokens, or vLLM itself.
+                self._stands_back = self._stands_back or entry.answer is not None
                 self._give_back(entry)
             return True
         promise = self._promise(entry) or NOTHING
+        self._stands_back = False
         entry.forget_answer()
         entry.is_loading = self._settings.is_async
         first, end = entry.held_tokens, entry.held_tokens + tokens
@@ -194,12 +201,18 @@ class SchedulerHalf:
         self._unproven.begin(self._step)
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
-        self._note_begin(step, has_loads=any(not order.is_async for order in loads))
+        self._times.begin(self._step, step, has_loads=any(not order.is_async for order in loads))
         if not self._off:
             self._envoy.announce(self._waiting.values())
         self._envoy.count()
         pinned_before = self._pins.last
-        saves = self._border.call("planning saves", None, lambda: self._plan_saves(step, loads))
+        asked, self._asked = self._asked, {}
+        if has_strange_loads(step, asked, {order.request_id for order in loads}):
+            self.tally.add("waits_for_another_connectors_load")
+            self._saving.hold(self._step)
+        saves = self._border.call(
+            "planning saves", None, lambda: self._saving.plan(self._step, step, self._requests, loads)
+        )
         if saves is None:
             self._pins.undo(pinned_before)
             self._saving.forget_tables(self._requests)
@@ -215,11 +228,10 @@ class SchedulerHalf:
         report = output.kv_connector_worker_meta
         if not isinstance(report, StepReport):
             return
-        self._note_end(report)
+        self._times.end(report.step)
+        self._saving.confirm(report.step)
         self._pins.end(report.ended_saves)
-        for request_id, chunk in report.unsaved.items():
-            if request_id in self._requests:
-                self._requests[request_id].plan_again(chunk, self._settings.timeout_s, self._clock)
+        self._saving.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
         settled = self._unproven.settle(report.step)
         if output.invalid_block_ids:
             entries = [*self._requests.values(), *(load.entry for load in settled)]
@@ -272,6 +284,24 @@ class SchedulerHalf:
         """What is new in the pool, as the engine's own events; waits for nothing."""
         return self._feed.take() if self._feed is not None else []
 
+    def renew(self) -> bool:
+        """The weights are others from now on: nothing of the old ones is found, and nothing under way is taken for the new.
+
+        Requests that were not scheduled yet begin anew, the others are neither loaded nor saved. True.
+        """
+        self._epoch = new_epoch()
+        self._loads = [replace(order, tickets=()) for order in self._loads]
+        for request_id, entry in list(self._requests.items()):
+            self._give_back(entry)
+            if entry.table is None and not entry.is_loading:
+                del self._requests[request_id]
+                self._waiting.pop(request_id, None)
+                continue
+            entry.is_stale = entry.has_given_up = True
+            if entry.is_loading:
+                self._cancelled.append(request_id)
+        return True
+
     def close(self) -> None:
         """End the threads and the Pool."""
         if self._feed is not None:
@@ -279,9 +309,6 @@ class SchedulerHalf:
         self._envoy.stop()
         self._asker.stop()
         self.pool.close()
-
-    def _plan_saves(self, step: EngineStep, loads: tuple[LoadOrder, ...]) -> tuple[SaveOrder, ...] | None:
-        return self._saving.plan(self._step, step, self._requests, loads)
 
     def _hit(self, entry: Tracked, held_tokens: int, usable: int) -> Hit | None:
         """What to take of what is there; None while chunks that are just being saved are worth waiting for."""
@@ -311,7 +338,7 @@ class SchedulerHalf:
         )
 
     def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
-        if not self.pool.is_being_saved(entry.keys, chunks):
+        if self._stands_back or not self.pool.is_being_saved(entry.keys, chunks):
             return False
         if entry.patience_with_save is None:
             missing = usable - chunks * self._geometry.chunk_tokens
@@ -325,10 +352,11 @@ class SchedulerHalf:
         if entry.answer is None:
             return NOTHING
         try:
-            return entry.answer.result(PATIENCE_S)
+            return entry.answer.result(PATIENCE_BEHIND_OTHERS_S if self._stands_back else PATIENCE_S)
         except LateError:
             if entry.patience_with_daemon is None:
-                entry.patience_with_daemon = Deadline(self._settings.wait_s / 2, self._clock)
+                wait_s = 0.0 if self._stands_back else self._settings.wait_s / 2
+                entry.patience_with_daemon = Deadline(wait_s, self._clock)
                 self.tally.add("waits_for_the_daemon")
             if not entry.patience_with_daemon.has_passed():
                 return None
@@ -338,11 +366,6 @@ class SchedulerHalf:
         self._give_back(entry)
         entry.has_given_up = True
         return NOTHING
-
-    def _may_load(self, request: EngineRequest) -> bool:
-        """Whether the pool is asked for a request: not where another engine sends its KV, through another connector."""
-        is_plain = not getattr(request, "skip_reading_prefix_cache", False) and not is_filled_elsewhere(request)
-        return self._role.may_load and is_plain
 
     def _give_back(self, entry: Tracked) -> None:
         """The answer under way, if any, is of no use."""
@@ -354,15 +377,15 @@ class SchedulerHalf:
         entry = self._requests.get(request.request_id)
         if entry is None:
             salt = str(getattr(request, "cache_salt", None) or "").encode("utf-8", "surrogatepass")
-            adapter = self._adapter_of(request)
+            adapter = self._adapters.of(getattr(request, "lora_request", None))
             keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
             wishes = self._border.call("reading wishes", NO_WISHES, lambda: wishes_of(request))
             chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
-            save_tokens = (
-                wishes.save_tokens(self._settings.save, request.num_prompt_tokens) if self._role.may_save else 0
-            )
+            may_save = self._role.may_save
+            save_tokens = wishes.save_tokens(self._settings.save, request.num_prompt_tokens) if may_save else 0
             save_chunks = save_tokens // self._geometry.chunk_tokens
             entry = Tracked(request, keys, salt, adapter, chunk_hashes, wishes, save_chunks)
+            entry.epoch = self._epoch
             self._requests[request.request_id] = entry
             entry.extend_keys()
             self._sights.see(entry.take_unseen())
@@ -370,27 +393,3 @@ class SchedulerHalf:
         entry.request = request
         entry.extend_keys()
         return entry
-
-    def _adapter_of(self, request: EngineRequest) -> str:
-        lora = getattr(request, "lora_request", None)
-        if lora is None:
-            return ""
-        known = f"{lora.lora_name}\0{getattr(lora, 'lora_path', '')}"
-        if known not in self._adapters:
-            self._adapters[known] = adapter_name(lora)
-        return self._adapters[known]
-
-    def _note_begin(self, step: EngineStep, *, has_loads: bool) -> None:
-        tokens = 0 if has_loads else sum(step.num_scheduled_tokens.values())
-        self._begun[self._step] = (self._clock.now_ns(), tokens)
-        while len(self._begun) > STEPS_MAX:
-            self._begun.pop(next(iter(self._begun)))
-
-    def _note_end(self, report: StepReport) -> None:
-        """Steps may overlap: one begins to run when it was planned and the one before it has ended."""
-        now_ns = self._clock.now_ns()
-        begun_ns, tokens = self._begun.pop(report.step, (now_ns, 0))
-        if tokens >= PREFILL_TOKENS_MIN:
-            self._speeds.add_prefill(tokens, (now_ns - max(begun_ns, self._last_end_ns)) / NS_PER_S)
-        self._last_end_ns = now_ns
-        self._saving.confirm(report.step)

@@ -30,7 +30,8 @@ class Settings:
     what they need comes up to DRAM meanwhile. `model`: the operator's name for the model; where neither a directory nor a
     commit tells its weights from others, this alone does. `save`: "prompt", or "all" with what is generated; a request may say
     otherwise. `save_after`: store a chunk when so many requests have had it. `events`: tell what the pool has and loses in
-    vLLM's own stream of KV events.
+    vLLM's own stream of KV events. `reset`: what vLLM's reset of the cache forgets: "engine": for itself alone, "node": the
+    model's chunks, for all.
     """
 
     socket: str = "/run/kvpool/kvpool.sock"
@@ -46,6 +47,7 @@ class Settings:
     save_after: int = 1
     events: bool = False
     model: str = ""
+    reset: str = "engine"
 
     @property
     def is_async(self) -> bool:
@@ -87,6 +89,8 @@ def _fault(name: str, value: object) -> str:
     if name == "model":
         is_name = isinstance(value, str) and value.isprintable() and 0 < len(value.encode()) <= MODEL_BYTES_MAX
         return "" if is_name else said + f"a name of 1 to {MODEL_BYTES_MAX} bytes"
+    if name == "reset":
+        return "" if value in ("engine", "node") else said + "'engine' or 'node'"
     if name == "load":
         return "" if value in ("async", "sync") else said + "'async' or 'sync'"
     if name == "save":

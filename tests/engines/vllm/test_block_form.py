@@ -55,10 +55,13 @@ def test_a_release_with_the_same_operation_has_the_same_form(
 def test_a_block_that_is_packed_otherwise_has_another_form(
     parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm.v1.attention.backends import cpu_attn
+    from vllm import _custom_ops as operations
 
     form = engine_form(*parts)
-    monkeypatch.setattr(cpu_attn, "_get_attn_isa", lambda *_: "vec16")
+    write = operations.cpu_attn_reshape_and_cache
+    monkeypatch.setattr(
+        operations, "cpu_attn_reshape_and_cache", lambda key, value, *more, **named: write(value, key, *more, **named)
+    )
     other = engine_form(*parts)
     assert "/bytes-" in other
     assert other != form

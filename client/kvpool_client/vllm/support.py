@@ -1,0 +1,158 @@
+"""What of vLLM is served, as one table: docs/engines.md shows it, refusals have their remedies from it, tests walk through it.
+
+    python -m kvpool_client.vllm.support docs/engines.md
+
+writes the page's part anew. Invariant: what is not served has a code, which the engine's metrics count it by, and a remedy,
+which the log says with it. Any thread.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpool.errors import LayoutMismatch
+
+BEGIN, END = "<!-- served by vLLM's connector: begin -->", "<!-- served by vLLM's connector: end -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row. `code` and `remedy` where it is not served."""
+
+    feature: str
+    said: str
+    code: str = ""
+    remedy: str = ""
+
+
+TABLE = (
+    Entry(
+        "tensor parallel", "yes, on one node: each rank stores its shard, a prefix counts as far as every rank has it"
+    ),
+    Entry("KV that several ranks hold alike (MLA; fewer KV heads than ranks)", "yes, stored once"),
+    Entry(
+        "pipeline parallel",
+        "no",
+        "pipeline_parallel",
+        "start vLLM without --pipeline-parallel-size, or with --tensor-parallel-size in its place",
+    ),
+    Entry(
+        "context parallel",
+        "no",
+        "context_parallel",
+        "start vLLM without --decode-context-parallel-size and --prefill-context-parallel-size, or with "
+        "--tensor-parallel-size in their place",
+    ),
+    Entry(
+        "one tensor-parallel group on several nodes",
+        "no",
+        "several_nodes",
+        "place the ranks of an engine on one node (--tensor-parallel-size at most a node's devices), and use "
+        "--data-parallel-size for other nodes",
+    ),
+    Entry("data parallel", "yes: replicas share chunks"),
+    Entry("producer, consumer (`kv_role`), `do_remote_prefill`, children of MultiConnector", "yes, see above"),
+    Entry("dual-batch overlap", "yes: a layer is saved when its last micro-batch has written it"),
+    Entry("tenants (`cache_salt`)", "yes, apart by construction"),
+    Entry("LoRA", "yes, told by name, path and weights"),
+    Entry("multimodal", "by vLLM's block hashes; not tested"),
+    Entry(
+        "weights that neither a directory, nor a commit of the Hub, nor `kvpool.model` tells from others",
+        "no",
+        "unknown_weights",
+        "set kvpool.model to a name that changes whenever the weights do",
+    ),
+    Entry(
+        "models with several KV cache groups (sliding windows beside full attention, Mamba)",
+        "no",
+        "several_groups",
+        "start vLLM with --disable-hybrid-kv-cache-manager, which helps where all layers are attention; models with Mamba or "
+        "linear attention run without the pool",
+    ),
+    Entry(
+        "the same with `--disable-hybrid-kv-cache-manager`", "yes where vLLM keeps one full-attention group; not tested"
+    ),
+    Entry(
+        "one group that is no full attention (a sliding window alone, chunked local attention)",
+        "no",
+        "other_attention",
+        "start vLLM with --disable-sliding-window, which limits prompts to the window; other kinds run without the pool",
+    ),
+    Entry(
+        "MLA where vLLM computes it without prefix caching (CPUs without AMX)",
+        "no",
+        "mla_without_prefixes",
+        "serve the model on a GPU, or on a processor with AMX",
+    ),
+    Entry("FP8 KV", "yes, with scales of the model"),
+    Entry(
+        "KV scales that are calculated while serving (`calculate_kv_scales`)",
+        "no",
+        "calculated_scales",
+        "start vLLM without --calculate-kv-scales, with a model that has its scales or with --kv-cache-dtype auto",
+    ),
+    Entry(
+        "blocks that differ from layer to layer, or have gaps",
+        "no",
+        "odd_blocks",
+        "choose another backend with --attention-backend, or another --block-size",
+    ),
+    Entry(
+        "block hashes of more tokens than a chunk",
+        "no",
+        "coarse_hashes",
+        "set kvpool.chunk_tokens to a multiple of the tokens of a hash",
+    ),
+    Entry(
+        "speculative decoding with a draft model in the same group", "its layers are stored with the others; not tested"
+    ),
+    Entry("chunked prefill, preemption, abort", "yes"),
+    Entry("CUDA graphs", "yes; `kvpool.load: sync` asks vLLM for piecewise graphs"),
+    Entry("V2 model runner, asynchronous scheduling", "yes; `kvpool.load: sync` becomes `async` there"),
+    Entry("prefix caching of vLLM's own", "yes, blocks that it holds are left alone"),
+    Entry("retention, hints, announcements", "yes, in `kv_transfer_params`: see above"),
+    Entry("KV events of the pool in vLLM's stream", "yes, `kvpool.events`"),
+    Entry("metrics", "counters for Prometheus and in vLLM's log, hits by tier: see above"),
+    Entry(
+        "`reset_prefix_cache(reset_connector=True)`",
+        "begins a new epoch of weights, in which this engine finds nothing stored before; with `kvpool.reset: node` the "
+        "model's chunks are dropped for all engines too",
+    ),
+    Entry("shares chunks with other kinds of engine", "no: blocks are opaque"),
+)
+REMEDIES = {entry.code: entry.remedy for entry in TABLE if entry.code}
+
+
+class Unserved(LayoutMismatch):
+    """An engine that is not served. `code` is the table's."""
+
+    def __init__(self, code: str, cause: str, remedy: str = "") -> None:
+        """`remedy` in place of the table's, where more is known of the engine at hand."""
+        super().__init__(f"{cause}: {remedy or REMEDIES[code]}")
+        self.code = code
+
+
+def code_of(error: Exception) -> str:
+    """What an error that keeps an engine from its pool is counted by."""
+    return error.code if isinstance(error, Unserved) else "other"
+
+
+def support_table() -> str:
+    """The table as the page has it."""
+    rows = ["| | vLLM | counted as | what helps |", "|---|---|---|---|"]
+    for entry in TABLE:
+        code = f"`{entry.code}`" if entry.code else ""
+        rows.append(f"| {entry.feature} | {entry.said} | {code} | {entry.remedy} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Write the part of the page that is named."""
+    page = Path(sys.argv[1])
+    before, _, rest = page.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n{support_table()}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

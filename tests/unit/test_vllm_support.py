@@ -1,0 +1,88 @@
+"""The table of what the vLLM connector serves: every refusal in it happens, names its remedy, is counted."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvpool_client.vllm.support import BEGIN, END, REMEDIES, TABLE, support_table
+from tests import fake_vllm
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.vllm_engine import caches_of, config_of  # noqa: E402 - only where torch is
+from tests.vllm_specs import FullAttentionSpec, specs_by_layer  # noqa: E402 - likewise
+
+pytestmark = pytest.mark.torch
+PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+
+
+class SlidingWindowSpec(FullAttentionSpec):
+    """Blocks out of the window go away."""
+
+
+class MLAAttentionSpec(FullAttentionSpec):
+    """One plane, the same on every rank."""
+
+
+def on(part: str, **values: Any) -> Callable[[Any, Any], None]:
+    """Set what a part of the configuration says."""
+    return lambda config, _caches: vars(getattr(config, part)).update(values)
+
+
+def with_spec(spec: Any) -> Callable[[Any, Any], None]:
+    """Give all layers a spec."""
+    return lambda _config, caches: vars(caches).update(kv_cache_groups=caches_of(8, spec=spec).kv_cache_groups)
+
+
+def latent_on_a_plain_processor(config: Any, caches: Any) -> None:
+    config.device_config = SimpleNamespace(device_type="cpu")
+    config.scheduler_config = SimpleNamespace(enable_chunked_prefill=False)
+    with_spec(MLAAttentionSpec())(config, caches)
+
+
+REFUSED: dict[str, Callable[[Any, Any], None]] = {
+    "pipeline_parallel": on("parallel_config", pipeline_parallel_size=2),
+    "context_parallel": on("parallel_config", decode_context_parallel_size=2),
+    "several_nodes": on("parallel_config", tensor_parallel_size=16, nnodes=2),
+    "unknown_weights": on("model_config", revision="main"),
+    "several_groups": lambda _config, caches: vars(caches).update(kv_cache_groups=caches_of(8).kv_cache_groups * 2),
+    "other_attention": with_spec(SlidingWindowSpec()),
+    "mla_without_prefixes": latent_on_a_plain_processor,
+    "calculated_scales": on("cache_config", calculate_kv_scales=True),
+    "odd_blocks": with_spec(specs_by_layer(num_kv_heads=1)),
+    "coarse_hashes": lambda _config, caches: vars(caches).update(hash_block_size=5),
+}
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    """Written by `make docs`."""
+    assert PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip() == support_table()
+
+
+def test_every_row_that_is_not_served_has_a_code_and_a_remedy() -> None:
+    refused = [entry for entry in TABLE if entry.said == "no"]
+    assert {entry.code for entry in refused} == set(REFUSED) == set(REMEDIES)
+    assert len(refused) == len(REMEDIES)
+    assert all(entry.remedy for entry in refused)
+    assert not any(entry.code or entry.remedy for entry in TABLE if entry.said != "no")
+
+
+@pytest.mark.parametrize("role", list(fake_vllm.KVConnectorRole), ids=lambda role: role.name.lower())
+@pytest.mark.parametrize("code", REFUSED)
+def test_a_refusal_names_its_remedy_and_is_counted(code: str, role: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with fake_vllm.installed():
+        from kvpool_client.vllm import connector
+
+        config, caches = config_of("/nowhere"), caches_of(8)
+        REFUSED[code](config, caches)
+        made = connector.KVPoolConnector(config, role, caches)
+        (said,) = [record.getMessage() for record in caplog.records if "runs without a pool" in record.getMessage()]
+        told = made.get_kv_connector_stats()
+        assert told.data == {f"refusals_{code}": 1}
+        assert made.get_kv_connector_stats() is None, "counted once"
+        remedy = REMEDIES[code] if code != "several_nodes" else "use --tensor-parallel-size 8"
+        assert remedy in said
+        made.shutdown()
