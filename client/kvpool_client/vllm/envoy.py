@@ -61,14 +61,14 @@ class Envoy:
                 entry.announced = Deadline(ANNOUNCED_S, self._clock)
                 self._send(lambda keys=entry.keys: self._announce(keys))  # type: ignore[misc]  # bound now
 
-    def end(self, entry: Tracked) -> dict[str, object] | None:
-        """A request has ended: what is answered to its wishes."""
+    def end(self, entry: Tracked, when_saved: Callable[[Callable[[], None]], None]) -> dict[str, object] | None:
+        """A request has ended: what is answered to its wishes. `when_saved` calls when its saves have ended too."""
         if entry.wishing is None:
             return None
         demotions = entry.wishes.at_the_end
         if demotions.actions:
             keys = entry.keys
-            self._send(lambda: self._note(self._pool.hint(demotions, keys).outcomes))
+            when_saved(lambda: self._send(lambda: self._note(self._pool.hint(demotions, keys).outcomes)))
         return entry.wishing.told()
 
     def count(self) -> None:

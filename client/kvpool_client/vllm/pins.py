@@ -41,6 +41,7 @@ class Pins:
         self._drain: Drain | None = None
         self._pins: dict[int, Pin] = {}
         self._held = 0
+        self._calls: list[tuple[int, Callable[[], None]]] = []
         self.last = 0
 
     def __repr__(self) -> str:
@@ -94,6 +95,18 @@ class Pins:
             if pin.ranks_left <= 0:
                 del self._pins[number]
                 self._give_back(pin)
+        oldest = min(self._pins, default=self.last + 1)
+        due = [call for last, call in self._calls if last < oldest]
+        self._calls = [(last, call) for last, call in self._calls if last >= oldest]
+        for call in due:
+            call()
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Call when every pin that there is now has gone; at once if there is none."""
+        if self._pins:
+            self._calls.append((self.last, call))
+        else:
+            call()
 
     def may_soon_end(self) -> bool:
         """Whether a pin is so young that waiting for it is better than preempting a request."""

@@ -270,7 +270,7 @@ class SchedulerHalf:
         self._give_back(entry)
         if not self._requests:
             self._pins.idle(self._settings.timeout_s)
-        return self._envoy.end(entry)
+        return self._envoy.end(entry, self._pins.when_ended)
 
     def has_saves(self) -> bool:
         """Whether the engine is to step on because the end of saves has to be heard of."""
