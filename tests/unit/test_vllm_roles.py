@@ -69,7 +69,7 @@ def test_other_requests_are_served(start_engine: StartEngine, params: Any) -> No
 
 
 def test_a_layer_is_announced_when_its_last_micro_batch_has_written_it(start_engine: StartEngine) -> None:
-    engine = start_engine()
+    engine = start_engine(holds_blocks=False)
     worker = engine.workers[0]
     worker._micro_batches = MicroBatches(2, lambda: True)
     save_layer, announced = worker._worker.save_layer, []
@@ -94,7 +94,7 @@ def test_a_layer_is_announced_when_its_last_micro_batch_has_written_it(start_eng
 
 
 def test_a_step_that_is_not_split_and_a_split_one_that_says_less_are_saved(start_engine: StartEngine) -> None:
-    engine = start_engine()
+    engine = start_engine(holds_blocks=False)
     engine.workers[0]._micro_batches = MicroBatches(2, lambda: False)
     ask(engine, "whole", TOKENS)
     assert counted(engine, "saved_chunks") == 5
