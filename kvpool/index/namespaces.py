@@ -171,14 +171,16 @@ class Namespaces:
             problems.append("namespaces: a connection uses one that was given back")
         if any(self._size_classes.get(namespace.geometry) != namespace.size_class for namespace in self.all()):
             problems.append("namespaces: one has another size class than its geometry")
+        if not self._of_users.owned <= known:
+            problems.append("namespaces: a user owns one that was given back")
         return problems + self._of_users.verify(self._users)
 
     def _check_share(self, user: int, model: str, layout: Layout) -> None:
         """That the user may keep a layout's namespaces open too. Gives back what is needed for them. Raises Refused."""
-        own = self._of_users.namespaces_of(user)
-        if self._of_users.may_keep(len(own) + len(layout.ranks), NAMESPACES_MAX, len(self._by_identity)):
-            return  # whichever of them it has already
         while True:
+            own = self._of_users.namespaces_of(user)
+            if self._of_users.may_keep(len(own) + len(layout.ranks), NAMESPACES_MAX, len(self._by_identity)):
+                return  # whichever of them it has already
             found = [self.find(model, layout.for_rank(rank)) for rank in layout.ranks]
             new = [one for one in found if one is None or one.id not in own]
             of_others = len(self._by_identity) - len(own) - sum(one is not None for one in new)
@@ -189,15 +191,16 @@ class Namespaces:
 
     def _check_class_share(self, user: int, geometry: Geometry) -> None:
         """That the user may keep chunks of this size open too. Raises Refused."""
-        own = self._of_users.geometries_of(user)
-        if geometry in own:
-            return
-        of_others = self._size_classes.keys() - own - {geometry}
-        while not self._of_users.may_keep(len(own) + 1, SIZE_CLASSES_MAX, len(of_others)):
-            in_use = {namespace.geometry for namespace in self._by_identity.values()}
-            if of_others <= in_use and not self._give_back_some():
+        while True:
+            own = self._of_users.geometries_of(user)
+            of_others = self._size_classes.keys() - own - {geometry}
+            if geometry in own or self._of_users.may_keep(len(own) + 1, SIZE_CLASSES_MAX, len(of_others)):
+                return
+            of_others &= {namespace.geometry for namespace in self._by_identity.values()}
+            if self._of_users.may_keep(len(own) + 1, SIZE_CLASSES_MAX, len(of_others)):
+                return
+            if not self._give_back_some():
                 raise self._of_users.refusal(user, "chunk sizes", len(own), SIZE_CLASSES_MAX, len(of_others))
-            of_others &= in_use
 
     def _new_number(self) -> NamespaceId:
         if len(self._by_id) < NUMBERS_MAX:
@@ -218,6 +221,7 @@ class Namespaces:
         for namespace in unused[:GIVEN_BACK_AT_ONCE]:
             del self._by_identity[namespace.model, namespace.layout.fingerprint()]
             self._given_back.append(namespace.id)
+            self._of_users.give_back(namespace.id)
             self.on_given_back(namespace)
         if unused:
             self._of_ranks.clear()

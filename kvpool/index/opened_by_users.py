@@ -1,14 +1,16 @@
-"""Namespaces and size classes that users keep open: by the connections of each user, once however many of them use one.
+"""Namespaces and size classes that users keep: by their connections, once however many of them use one, and by what they leave.
 
-A user is a uid as the kernel says it. One may keep `share` open of what the others leave, and always one; a connection that
-counts for no user (an operator's) is not bound, and what it keeps open is the others'.
+A user is a uid as the kernel says it. One may keep `share` of what the others leave, and always one. Who joins a namespace that
+nobody owns has it until it is given back: stored chunks keep it when the last connection has ended, and count for whoever
+began it. A connection that counts for no user (an operator's) is not bound, and what it keeps open is the others'; so is what
+a restart has brought back.
 
 Control thread only. Invariants: `_namespaces` counts a user's connections by namespace, `_geometries` the namespaces
-among these by size class; a user without any is in neither.
+among these by size class; a user without any is in neither. `_owned` has each owned namespace once, under its owner.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Set
 from typing import Protocol
 
 from kvpool.errors import Refused
@@ -36,6 +38,8 @@ class OpenedByUsers:
         self._share = share
         self._namespaces: dict[int, Counter[NamespaceId]] = {}
         self._geometries: dict[int, Counter[Geometry]] = {}
+        self._owner: dict[NamespaceId, int] = {}
+        self._owned: dict[int, dict[NamespaceId, Geometry]] = {}
 
     def __repr__(self) -> str:
         return f"<OpenedByUsers {len(self._namespaces)} users>"
@@ -47,6 +51,8 @@ class OpenedByUsers:
         for one in opened:
             geometries[one.geometry] += not namespaces[one.id]
             namespaces[one.id] += 1
+            if self._owner.setdefault(one.id, user) == user:
+                self._owned.setdefault(user, {})[one.id] = one.geometry
 
     def leave(self, user: int, opened: Iterable[Opened]) -> None:
         """A connection of this user that has joined these has ended."""
@@ -61,18 +67,31 @@ class OpenedByUsers:
         if not namespaces:
             del self._namespaces[user], self._geometries[user]
 
+    def give_back(self, namespace: NamespaceId) -> None:
+        """A namespace is known no more; nobody has it open."""
+        user = self._owner.pop(namespace, None)
+        if user is not None:
+            del self._owned[user][namespace]
+            if not self._owned[user]:
+                del self._owned[user]
+
     @property
     def is_bounding(self) -> bool:
         """Whether a user may keep less than all of it."""
         return self._share < 1.0
 
-    def namespaces_of(self, user: int) -> Collection[NamespaceId]:
-        """Those that the user keeps open."""
-        return self._namespaces.get(user, {}).keys()
+    def namespaces_of(self, user: int) -> Set[NamespaceId]:
+        """Those that the user keeps."""
+        return self._namespaces.get(user, {}).keys() | self._owned.get(user, {}).keys()
 
-    def geometries_of(self, user: int) -> Collection[Geometry]:
-        """Size classes of those that the user keeps open."""
-        return self._geometries.get(user, {}).keys()
+    def geometries_of(self, user: int) -> Set[Geometry]:
+        """Size classes of those that the user keeps."""
+        return self._geometries.get(user, {}).keys() | set(self._owned.get(user, {}).values())
+
+    @property
+    def owned(self) -> Set[NamespaceId]:
+        """All that somebody owns."""
+        return self._owner.keys()
 
     def may_keep(self, wanted: int, most: int, of_others: int) -> bool:
         """Whether a user may have so many open while `of_others` of `most` are others'."""
@@ -82,9 +101,10 @@ class OpenedByUsers:
         """What a user is told who has `kept` open and wants more. `what` is counted, in the plural."""
         return Refused(
             "full",
-            f"uid {user} keeps {what} open by its connections, {kept} of {most}, and may keep "
+            f"uid {user} keeps {what} by its connections and its chunks, {kept} of {most}, and may keep "
             f"{self._limit(most, of_others)} now (server.user_share is {self._share:g}): end connections that hold one in vain "
-            "(kvpoolctl connections, kvpoolctl disconnect ID)",
+            "(kvpoolctl connections, kvpoolctl disconnect ID), or drop chunks of models that are served no more "
+            "(kvpoolctl flush --model MODEL)",
         )
 
     def verify(self, users: "Counter[NamespaceId]") -> list[str]:
@@ -96,6 +116,9 @@ class OpenedByUsers:
         for user, namespaces in self._namespaces.items():
             if sum(self._geometries[user].values()) != len(namespaces):
                 problems.append(f"namespaces: size classes of uid {user} are not those of its namespaces")
+        owners = {namespace: user for user, owned in self._owned.items() for namespace in owned}
+        if owners != self._owner or not all(self._owned.values()):
+            problems.append("namespaces: owners and what they own are not the same")
         return problems
 
     def _limit(self, most: int, of_others: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from kvpool.protocol import messages as m
 
 BATCH_MAX = 256  # requests in one Batch
-BATCH_LEAF_CHUNKS_MAX = 28_000  # chunks that are leased by leaves in one Batch: the answers fit a frame
+BATCH_LEAF_CHUNKS_MAX = 20_000  # chunks that are leased by leaves in one Batch: the answers fit a frame
 BATCH_BYTES_MAX = 900_000  # of all requests in one Batch: it fits a frame
 
 

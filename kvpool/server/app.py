@@ -130,7 +130,8 @@ class App:
                     raise self._failure
                 await self._drain()
             finally:
-                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # to the end of the process
+                for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+                    signal.signal(number, signal.SIG_IGN)  # to the end of the process
                 await self._supervision.end()
                 for listening in self._metrics.values():
                     await asyncio.get_running_loop().run_in_executor(None, listening.stop)
@@ -142,9 +143,9 @@ class App:
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
+        # Not the loop's: that would give them their deadly defaults back when it is closed, and the process has work left then.
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        # Not the loop's: that would give SIGHUP its deadly default back when it is closed.
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._stop.set))
         signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._reload_soon))
 
     def _reload_soon(self) -> None:

@@ -82,6 +82,24 @@ def test_no_hang_up_ends_a_daemon_that_starts_serves_or_stops(tmp_path: Path) ->
             assert daemon.stop() == 0, daemon.log()
 
 
+def test_further_signals_do_not_end_a_stop_that_is_under_way(tmp_path: Path) -> None:
+    daemon = HungUp(tmp_path)
+    with contextlib.ExitStack() as stack:
+        for _ in range(LIVES):
+            daemon.start()
+            stack.push(daemon)
+
+            def has_ended() -> bool:
+                for number in (signal.SIGTERM, signal.SIGINT) * 50:
+                    if daemon.has_ended():
+                        return True
+                    os.kill(daemon.pid, number)
+                return False
+
+            wait_until(has_ended, "the daemon has ended")
+            assert daemon.stop() == 0, daemon.log()
+
+
 def test_the_command_line_is_read_without_the_daemons_modules() -> None:
     done = subprocess.run([sys.executable, "-c", HEAVY_MODULES], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -27,7 +27,7 @@ BAD = {
     "empty": ([b""], "not msgpack of this protocol"),
     "an operator's": ([body_of(m.AskInfo())], "kind 31|a request of kind"),
     "a batch": ([body_of(bm.Batch([]))], "a request of kind 60"),
-    "leaves": ([LEAVES] * 7, "asks for 28672 chunks by leaves, expected at most 28000"),
+    "leaves": ([LEAVES] * 5, "asks for 20480 chunks by leaves, expected at most 20000"),
     "maps": ([MAPS] * 200, "Acquire has a field of list, expected bytes"),
 }
 

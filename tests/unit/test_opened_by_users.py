@@ -44,7 +44,7 @@ def test_a_user_keeps_its_share_of_the_sizes_open_and_another_opens_its_own() ->
     names = namespaces()
     assert len(fill(names, GREEDY, (("m", layout) for layout in SIZES))) == 48
     with pytest.raises(
-        Refused, match=r"uid 7 keeps chunk sizes open .* 48 of 64, .* 48 now .*user_share is 0.75.*disconnect ID"
+        Refused, match=r"uid 7 keeps chunk sizes by .* 48 of 64, .* 48 now .*user_share is 0.75.*disconnect ID"
     ) as refused:
         open_for(names, GREEDY, "m", SIZES[-1])
     assert refused.value.code == "full"  # a client that is told so connects by itself once there is room
@@ -56,7 +56,7 @@ def test_a_user_keeps_its_share_of_the_namespaces_open_and_another_opens_its_own
     names = namespaces()
     greedy = fill(names, GREEDY, ((f"m{number}", WIDE) for number in range(NAMESPACES_MAX)))
     assert len(greedy) == int(SHARE * NAMESPACES_MAX) // WIDE.world
-    with pytest.raises(Refused, match=r"uid 7 keeps models, layouts and ranks open .* 3072 of 4096"):
+    with pytest.raises(Refused, match=r"uid 7 keeps models, layouts and ranks by .* 3072 of 4096"):
         open_for(names, GREEDY, "one more", LAYOUT)
     assert len(open_for(names, OTHER, "another", WIDE)) == WIDE.world
 
