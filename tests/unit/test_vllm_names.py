@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kvpool_client as kv
-from kvpool_client.vllm.identity import adapter_name, model_and_revision
+from kvpool_client.vllm.identity import AdapterNames, adapter_name, model_and_revision
 from kvpool_client.weights import directory_digest
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -94,7 +94,7 @@ def test_a_model_of_the_hub_is_named_by_its_commit_and_not_by_its_branch(kind: s
 def test_the_name_of_a_commit_is_the_recorded_one(kind: str) -> None:
     """A changed name is a cold start of every pool: the changelog says so."""
     assert (
-        named(with_model(revision=revision_class(kind)(COMMIT, "main"))) == "org/model@723f34f14a2dbae9923b69e42ad6d0e0"
+        named(with_model(revision=revision_class(kind)(COMMIT, "main"))) == "org/model@0e195770e261da500cc61071657c510b"
     )
 
 
@@ -252,3 +252,41 @@ def test_an_adapter_is_told_by_name_place_and_weights(tmp_path: Path) -> None:
     assert adapter_name(SimpleNamespace(lora_name="other", lora_path=path)) != before
     write_weights(tmp_path / "lora", middle=1)
     assert adapter_name(lora) != before
+
+
+def test_what_scales_an_adapter_is_part_of_its_name(tmp_path: Path) -> None:
+    lora = SimpleNamespace(lora_name="tuned", lora_path=write_weights(tmp_path / "lora"))
+    names = [adapter_name(lora)]
+    for alpha in (16, 64):
+        (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps({"lora_alpha": alpha}))
+        names.append(adapter_name(lora))
+    assert len(set(names)) == 3
+
+
+def test_an_adapter_that_is_loaded_anew_in_its_place_has_another_name(tmp_path: Path) -> None:
+    known, lora = AdapterNames(), SimpleNamespace(lora_name="tuned", lora_path=write_weights(tmp_path / "lora"))
+    before = known.of(lora)
+    assert known.of(lora) == before
+    write_weights(tmp_path / "other", middle=1)
+    (tmp_path / "other" / "model.safetensors").rename(tmp_path / "lora" / "model.safetensors")
+    assert known.of(lora) == adapter_name(lora) != before
+
+
+def test_an_adapter_whose_files_are_not_here_is_told_by_the_engines_number_too() -> None:
+    first, second = (SimpleNamespace(lora_name="a", lora_path="hub/adapter", lora_int_id=number) for number in (1, 2))
+    assert adapter_name(first) == adapter_name(first) != adapter_name(second)
+
+
+@pytest.mark.parametrize("word", ["dtype", "architectures", "torch_dtype"])
+def test_words_that_mean_nothing_of_a_model_count_where_they_mean_kv(word: str) -> None:
+    def quantized(value: str) -> Callable[[Any], None]:
+        return with_configuration(quantization_config={"layers": {"0": {word: value}}}, text_config={"dtype": value})
+
+    assert named(quantized("int4")) != named(quantized("int8"))
+    assert named(with_configuration(text_config={word: "a"})) == named(with_configuration(text_config={word: "b"}))
+
+
+def test_attention_that_the_generations_configuration_tunes_changes_the_name(tmp_path: Path) -> None:
+    names = [named(with_model(override_generation_config={"attn_temperature_tuning": on})) for on in (True, False)]
+    assert len({*names, named(with_model())}) == 3
+    assert named(with_model(override_generation_config={"temperature": 0.5})) == named(with_model())

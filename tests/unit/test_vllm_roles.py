@@ -42,6 +42,8 @@ def test_a_consumer_loads_and_never_saves(start_engine: StartEngine, load: str) 
     assert ask(engine, "warm", longer, new_tokens=CHUNK + 2).external == 5 * CHUNK
     assert counted(engine, "saved_chunks") == 0
     assert ask(engine, "again", longer).external == 5 * CHUNK
+    assert not engine.blocks.held
+    assert not engine.scheduler.has_pending_push_work()
 
 
 def test_a_request_that_another_engine_fills_is_left_alone(start_engine: StartEngine, daemon: Daemon) -> None:

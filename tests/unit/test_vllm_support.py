@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvpool_client.vllm.support import BEGIN, END, REMEDIES, TABLE, support_table
+from kvpool_client.vllm import one_child
+from kvpool_client.vllm.support import BEGIN, END, REMEDIES, TABLE, Unserved, support_table
 from tests import fake_vllm
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -43,6 +44,19 @@ def latent_on_a_plain_processor(config: Any, caches: Any) -> None:
     with_spec(MLAAttentionSpec())(config, caches)
 
 
+class Other:
+    """A connector that the engine has already."""
+
+
+OTHER = Other()
+
+
+def beside_another(config: Any, _caches: Any) -> None:
+    config.kv_transfer_config.engine_id = "engine"
+    for role in fake_vllm.KVConnectorRole:
+        one_child.claim(OTHER, "engine", role.name, getattr(config.parallel_config, "rank", 0))
+
+
 REFUSED: dict[str, Callable[[Any, Any], None]] = {
     "pipeline_parallel": on("parallel_config", pipeline_parallel_size=2),
     "context_parallel": on("parallel_config", decode_context_parallel_size=2),
@@ -53,6 +67,7 @@ REFUSED: dict[str, Callable[[Any, Any], None]] = {
     "mla_without_prefixes": latent_on_a_plain_processor,
     "calculated_scales": on("cache_config", calculate_kv_scales=True),
     "odd_blocks": with_spec(specs_by_layer(num_kv_heads=1)),
+    "second_child": beside_another,
     "coarse_hashes": lambda _config, caches: vars(caches).update(hash_block_size=5),
 }
 
@@ -86,3 +101,23 @@ def test_a_refusal_names_its_remedy_and_is_counted(code: str, role: Any, caplog:
         remedy = REMEDIES[code] if code != "several_nodes" else "use --tensor-parallel-size 8"
         assert remedy in said
         made.shutdown()
+
+
+def test_an_engines_place_is_free_again_after_its_connector_and_for_other_roles_and_engines() -> None:
+    first, second = Other(), Other()
+    one_child.claim(first, "one", "WORKER", 0)
+    one_child.claim(first, "one", "WORKER", 0)
+    for engine, role, rank in (
+        ("one", "SCHEDULER", 0),
+        ("one", "WORKER", 1),
+        ("two", "WORKER", 0),
+        (None, "WORKER", 0),
+    ):
+        one_child.claim(second, engine, role, rank)
+    with pytest.raises(Unserved, match="kvpool's already"):
+        one_child.claim(second, "one", "WORKER", 0)
+    one_child.release(first)
+    one_child.claim(second, "one", "WORKER", 0)
+    del second
+    one_child.claim(first, "two", "WORKER", 0)
+    one_child.release(first)

@@ -19,7 +19,7 @@ from kvpool.keys import namespace_name
 from kvpool.layout import Layout
 from kvpool_client.border import Border
 from kvpool_client.pool import Pool, connect
-from kvpool_client.vllm import plugin
+from kvpool_client.vllm import one_child, plugin
 from kvpool_client.vllm.absent import AbsentWorker
 from kvpool_client.vllm.engine_form import engine_form
 from kvpool_client.vllm.engine_process import is_stepped_while_idle, worker_here
@@ -98,12 +98,15 @@ class ConnectorCalls:
         except (LayoutMismatch, InvalidArgument, OSError) as error:
             self._border.complain("the engine runs without a pool", str(error))
             self._refused.add(f"refusals_{code_of(error)}")
+            one_child.release(self)
             if role.name == "WORKER":
                 # The scheduler's half may plan all the same, and vLLM would wait for what it has planned.
                 self._worker = AbsentWorker(str(error))
 
     def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
         border = self._border
+        transfer = config.kv_transfer_config
+        one_child.claim(self, getattr(transfer, "engine_id", None), role, getattr(config.parallel_config, "rank", 0))
         settings, reason = served_loads(self._settings, config)
         if reason:
             border.complain("kvpool.load is 'sync', and loads run between steps ('async') all the same", reason)
@@ -115,7 +118,7 @@ class ConnectorCalls:
         LOG.info("kvpool: %s of model %s, chunks of %d tokens, %r", role, self._name, chunk_tokens, settings)
         if role == "SCHEDULER":
             feed = self._make_feed(geometry) if settings.events and self._publishes_events(config) else None
-            role_of = Role.of(config.kv_transfer_config.kv_role)
+            role_of = Role.of(transfer.kv_role)
             pool = self._connect(geometry.layout)
             self._scheduler = SchedulerHalf(pool, geometry, settings, border, feed=feed, role=role_of)
             return
@@ -271,6 +274,11 @@ class ConnectorCalls:
 
     # --- the worker's side ---
 
+    @property
+    def has_worker(self) -> bool:
+        """Whether this is the half of a worker that keeps KV."""
+        return isinstance(self._worker, WorkerHalf)
+
     def drain_saves(self, timeout_s: float) -> Mapping[int, int]:
         """See WorkerHalf.drain. No call of vLLM's: the scheduler's half makes it where both are in one process."""
         none: dict[int, int] = {}
@@ -337,6 +345,7 @@ class ConnectorCalls:
         """End threads and connections."""
         self._of_scheduler("shutdown", None, lambda half: half.close())
         self._of_worker("shutdown", None, lambda half: half.close())
+        one_child.release(self)
 
     def _drain_worker_here(self, timeout_s: float) -> Mapping[int, int]:
         worker = worker_here()

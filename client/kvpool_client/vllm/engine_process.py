@@ -14,11 +14,11 @@ def is_stepped_while_idle() -> bool:
 
 
 def worker_here() -> object | None:
-    """The connector of kvpool's that the worker in this process has, or none."""
+    """The connector of kvpool's that keeps KV for the worker in this process, or none."""
     transfer = sys.modules.get("vllm.distributed.kv_transfer")
     has, get = getattr(transfer, "has_kv_transfer_group", None), getattr(transfer, "get_kv_transfer_group", None)
     if not callable(has) or not callable(get) or not has():
         return None
     group = get()
     children = (group, *getattr(group, "_connectors", ()))
-    return next((child for child in children if hasattr(child, "drain_saves")), None)
+    return next((child for child in children if getattr(child, "has_worker", False)), None)

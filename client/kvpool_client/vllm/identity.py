@@ -9,10 +9,13 @@ Hardware, block sizes and formats are not here either; these are the layout's.
 Reads files once, at the engine's start. Any thread.
 """
 
+import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import kvpool_native
 from kvpool_client.vllm.length_facts import length_facts
 from kvpool_client.vllm.support import REMEDIES, Unserved
 from kvpool_client.vllm.surface import EngineConfig, LoraRequest
@@ -30,6 +33,7 @@ MODEL_FIELDS = (
 )
 # What says how images and sound become tokens' inputs.
 MEDIA_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
+TUNING = "attn_temperature_tuning"
 # What of a model's own configuration changes no KV: where it lies and how it is used. vLLM writes the last two there itself,
 # in workers alone (see `length_facts`).
 IRRELEVANT = {
@@ -49,8 +53,13 @@ IRRELEVANT = {
     "label2id",
     "problem_type",
     "max_model_len",
-    "attn_temperature_tuning",
+    TUNING,
 }
+# A sub-model's configuration is told by this end of its key. The same words elsewhere (quantization, say) may mean KV.
+SUB_MODEL, NO_SUB_MODEL = "_config", "quantization_config"
+ADAPTER_CONFIGURATION = "adapter_config.json"
+ADAPTERS_MAX = 4096
+LIFE = os.urandom(16).hex()
 COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 # Weights that come from a place of their own, whatever the model's name says.
 ELSEWHERE = ("tensorizer_uri",)
@@ -72,6 +81,7 @@ def model_and_revision(config: EngineConfig, named: str = "") -> tuple[str, str]
         "configuration": _kept(values),
         "overrides": _kept(overrides) if isinstance(overrides, Mapping) else "",
         "length": length_facts(values, getattr(model, "max_model_len", None)),
+        "tuning": _generation_tuning(model),
         "weights": _weights_of(config, named),
         "draft": _draft_of(config),
         "hashes": str(getattr(config.cache_config, "prefix_caching_hash_algo", "")),
@@ -80,19 +90,41 @@ def model_and_revision(config: EngineConfig, named: str = "") -> tuple[str, str]
     return (named or short)[-NAME_CHARACTERS_MAX:], digest_of(facts)
 
 
+def _generation_tuning(model: object) -> list[object]:
+    """Llama 4's attention is tuned by a word of the generation's configuration, its own or the one given to vLLM."""
+    given = getattr(model, "override_generation_config", None)
+    path = Path(str(getattr(model, "model", ""))) / "generation_config.json"
+    try:
+        own = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError):
+        own = {}
+    said = [values.get(TUNING) for values in (own, given) if isinstance(values, Mapping)]
+    return [value for value in said if value is not None]
+
+
 def adapter_name(lora: LoraRequest | None) -> str:
-    """What separates the chunks of a LoRA adapter: its name, its place and its weights; empty without one."""
+    """What separates the chunks of a LoRA adapter: its name, its place, its weights and what scales them; empty without one.
+
+    An adapter whose files are not here has chunks of this process's life alone: nothing says which weights they are of.
+    """
     if lora is None:
         return ""
-    path = str(getattr(lora, "lora_path", ""))
-    return digest_of({"name": lora.lora_name, "path": path, "weights": directory_digest(Path(path))})
+    path = Path(str(getattr(lora, "lora_path", "")))
+    weights, scaled = directory_digest(path), path / ADAPTER_CONFIGURATION
+    facts = {
+        "name": lora.lora_name,
+        "path": str(path),
+        "weights": weights or f"{LIFE} {getattr(lora, 'lora_int_id', 0)}",
+        "configuration": kvpool_native.blake3(scaled.read_bytes()).hex() if scaled.is_file() else "",
+    }
+    return digest_of(facts)
 
 
 class AdapterNames:
-    """The names of adapters, each read once. One thread."""
+    """The names of adapters, each read again when its files have changed. One thread."""
 
     def __init__(self) -> None:
-        self._names: dict[str, str] = {}
+        self._names: dict[tuple[object, ...], str] = {}
 
     def __repr__(self) -> str:
         return f"<AdapterNames of {len(self._names)}>"
@@ -101,10 +133,22 @@ class AdapterNames:
         """See `adapter_name`."""
         if lora is None:
             return ""
-        known = f"{lora.lora_name}\0{getattr(lora, 'lora_path', '')}"
+        path = str(getattr(lora, "lora_path", ""))
+        known = (lora.lora_name, path, getattr(lora, "lora_int_id", 0), *_stamps(Path(path)))
         if known not in self._names:
+            if len(self._names) >= ADAPTERS_MAX:
+                self._names.clear()
             self._names[known] = adapter_name(lora)
         return self._names[known]
+
+
+def _stamps(path: Path) -> list[tuple[str, int, int]]:
+    """What shows that an adapter's files are others than before."""
+    try:
+        found = [entry for entry in os.scandir(path) if entry.is_file()]
+        return sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in found)
+    except OSError:
+        return []
 
 
 def _weights_of(config: EngineConfig, named: str) -> str:
@@ -171,9 +215,10 @@ def _configuration_of(hf_config: object) -> Mapping[str, object]:
     return values
 
 
-def _kept(value: object) -> object:
+def _kept(value: object, *, is_model: bool = True) -> object:
     """A configuration without what changes no KV, and without what is not set: a new release knows more of such fields."""
     if not isinstance(value, Mapping):
         return value
-    entries = sorted((str(key), entry) for key, entry in value.items() if entry is not None and key not in IRRELEVANT)
-    return {key: _kept(entry) for key, entry in entries}
+    dropped = IRRELEVANT if is_model else ()
+    entries = sorted((str(key), entry) for key, entry in value.items() if entry is not None and key not in dropped)
+    return {key: _kept(entry, is_model=key.endswith(SUB_MODEL) and key != NO_SUB_MODEL) for key, entry in entries}

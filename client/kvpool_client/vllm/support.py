@@ -52,9 +52,19 @@ TABLE = (
     ),
     Entry("data parallel", "yes: replicas share chunks"),
     Entry("producer, consumer (`kv_role`), `do_remote_prefill`, children of MultiConnector", "yes, see above"),
+    Entry(
+        "a second connector of kvpool's in one engine (another child of a MultiConnector)",
+        "no",
+        "second_child",
+        "name kvpool once among the connectors, and let one daemon have both tiers",
+    ),
     Entry("dual-batch overlap", "yes: a layer is saved when its last micro-batch has written it"),
     Entry("tenants (`cache_salt`)", "yes, apart by construction"),
-    Entry("LoRA", "yes, told by name, path and weights"),
+    Entry(
+        "LoRA",
+        "yes, told by name, path, weights and configuration; chunks of an adapter whose files cannot be seen (a name on the "
+        "Hub) are this start's alone",
+    ),
     Entry("multimodal", "by vLLM's block hashes; not tested"),
     Entry(
         "weights that neither a directory, nor a commit of the Hub, nor `kvpool.model` tells from others",

@@ -8,6 +8,7 @@ outcome with its reason, and the request is served as if it had not been said. S
 concerns chunks that are stored already is an errand of the scheduler's half (`envoy`). Immutable but for `Wishing`; any thread.
 """
 
+import reprlib
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -152,7 +153,7 @@ def _switch(
     if isinstance(said, (str, bool)) and said in known:
         return known[said], ()
     choices = ", ".join(repr(choice) for choice in known)
-    return default, (Outcome("", name, REJECTED, f"{name} is {said!r}, expected one of {choices}"),)
+    return default, (Outcome("", name, REJECTED, f"{name} is {reprlib.repr(said)}, expected one of {choices}"),)
 
 
 def _is_demotion(entry: Action | Outcome) -> bool:
