@@ -38,7 +38,8 @@ def pair_of(start_engine: StartEngine, module_daemon: Daemon, plain: Plain) -> C
 
     def get(geometry: Geometry) -> Pair:
         if geometry not in pairs:
-            pairs[geometry] = Pair(geometry, start_engine(geometry, socket=module_daemon.socket), plain(geometry))
+            engine = start_engine(geometry, socket=module_daemon.socket, settings={"kvpool.save": "all"})
+            pairs[geometry] = Pair(geometry, engine, plain(geometry))
         return pairs[geometry]
 
     return get
