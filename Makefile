@@ -66,7 +66,9 @@ demo: setup
 # Torch computes in one thread a process: more of them than cores wait for one another (test_demo.py and test_torch_engine.py
 # without the demonstration, beside other work: 27 and 38 s of CPU with two threads, 10 with one).
 WORKERS ?= 2
-PYTEST = $(RUN_TREE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# How often a failed test runs again. Continuous integration sets 1, for machines that others use too; see tests/reruns.py.
+RERUNS ?= 0
+PYTEST = $(RUN_TREE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns $(RERUNS)
 
 test: setup test-native
 	@status=0; \
@@ -96,10 +98,10 @@ test-aarch64: $(VENV)/.tools
 	@scripts/test-aarch64 $(abspath $(BIN)/cmake) $(abspath $(BIN)/ctest) $(abspath $(BIN)/ninja)
 
 test-faults: setup
-	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest tests/faults tests/e2e/test_ssd_restart_time.py tests/e2e/test_stop_rate.py
+	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest --reruns $(RERUNS) tests/faults tests/e2e/test_ssd_restart_time.py tests/e2e/test_stop_rate.py
 
 test-hostile: setup
-	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest tests/hostile -rA
+	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest --reruns $(RERUNS) tests/hostile -rA
 
 $(ENGINES)/.tools: scripts/install-engines
 	@scripts/install-system-packages
@@ -113,7 +115,7 @@ $(ENGINES)/.installed: $(ENGINES)/.tools $(SOURCES)
 	@touch $@
 
 test-engines: $(ENGINES)/.installed
-	KVPOOL_ENGINES=1 $(RUN_TREE) nice $(ENGINES)/bin/python -m pytest tests/golden/test_engine_interfaces.py tests/engines/vllm
+	KVPOOL_ENGINES=1 $(RUN_TREE) nice $(ENGINES)/bin/python -m pytest --reruns $(RERUNS) tests/golden/test_engine_interfaces.py tests/engines/vllm
 
 # The newest release there is, so that what it changes is seen the day it comes. Not in CI: nothing here is pinned.
 ENGINES_LATEST ?= .venv-engines-latest

@@ -12,6 +12,8 @@ import pytest
 
 from tests.daemon import WRITE_MODES, Daemon
 
+pytest_plugins = ["tests.reruns"]
+
 # A property of a test whose value is a line of the section `campaigns`. Properties reach the end of a run from every worker.
 CAMPAIGN_LINE = "campaign"
 SLOWEST_MODULES = 10

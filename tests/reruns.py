@@ -1,0 +1,46 @@
+"""Second runs of failed tests: listed at the end of a run, and no excuse for wrong bytes or a crash.
+
+A shared machine may stop for a second, and a test that waits for something then fails once in a thousand runs. Continuous
+integration sets RERUNS=1 (see the Makefile): a test that fails runs once more. Its first failure stays in the output. Where
+that failure shows wrong bytes, a dead process or a sanitizer's report, the run fails whatever the second run says.
+"""
+
+import re
+
+import pytest
+
+# Looked for in the lines of a failure that pytest marks: the statement (>) and what it found (E).
+UNFORGIVABLE = re.compile(
+    r"wrong|corrupt|verify|payload|== (expected|plain|computed)|\.tokens\(|tokens_of_answer"
+    r"|is_dead|assert_sound|problems\(\)|SIG[A-Z]{3}|signal|anitizer",
+    re.IGNORECASE,
+)
+
+
+def is_unforgivable(failure: str) -> bool:
+    """Whether a failure shows something that must not happen once."""
+    return any(UNFORGIVABLE.search(line) for line in failure.splitlines() if line.startswith((">", "E")))
+
+
+def _first_runs(terminalreporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
+    return [report for report in terminalreporter.stats.get("rerun", []) if isinstance(report, pytest.TestReport)]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run where a second run must not count."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and any(is_unforgivable(report.longreprtext) for report in _first_runs(reporter)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the first failure of each test that ran twice."""
+    reports = _first_runs(terminalreporter)
+    if not reports:
+        return
+    terminalreporter.section("tests that ran twice, and how they failed first")
+    for report in reports:
+        verdict = "not forgiven: the run fails" if is_unforgivable(report.longreprtext) else "ran once more"
+        terminalreporter.write_line(f"{report.nodeid}: {verdict}", bold=True)
+        terminalreporter.write_line(report.longreprtext)
