@@ -35,7 +35,7 @@ from kvpool_client.vllm.role import Role
 from kvpool_client.vllm.scheduler import SchedulerHalf
 from kvpool_client.vllm.settings import PREFIX, Settings
 from kvpool_client.vllm.statistics import KVPoolStats, Number, Tally
-from kvpool_client.vllm.support import code_of
+from kvpool_client.vllm.support import OTHER, code_of
 from kvpool_client.vllm.surface import (
     BlockPool,
     CacheConfig,
@@ -286,7 +286,9 @@ class ConnectorCalls:
 
     def register_kv_caches(self, kv_caches: Mapping[str, Tensor]) -> None:
         """See WorkerHalf.register."""
-        self._of_worker("registering KV caches", None, lambda half: half.register(kv_caches))
+        is_told = self._of_worker("registering KV caches", False, lambda half: half.register(kv_caches))
+        if self._worker is not None and not is_told:
+            self._refused.add(f"refusals_{OTHER}")
 
     def handle_preemptions(self, kv_connector_metadata: object) -> None:  # noqa: ARG002 - vLLM's interface
         """Blocks are about to be written by others: nothing of the step before reads them."""
