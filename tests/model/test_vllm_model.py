@@ -153,4 +153,6 @@ def test_no_byte_is_wrong_whatever_engines_do(
     for number, (tokens, salt) in enumerate(asked):
         fresh.engine.arrive(Request(f"fresh-{number}", [*tokens, 1], cache_salt=salt))
     end(fresh)
-    assert counted(fresh.engine, "loaded_chunks") > 0 or sum(counted(each.engine, "saved_chunks") for each in players) == 0
+    assert (
+        counted(fresh.engine, "loaded_chunks") > 0 or sum(counted(each.engine, "saved_chunks") for each in players) == 0
+    )

@@ -96,12 +96,18 @@ class ConnectorCalls:
         try:
             self._make_half(vllm_config, role.name, kv_cache_config)
         except (LayoutMismatch, InvalidArgument, OSError) as error:
-            self._border.complain("the engine runs without a pool", str(error))
+            self._say_refusal(error, role.name)
             self._refused.add(f"refusals_{code_of(error)}")
             one_child.release(self)
             if role.name == "WORKER":
                 # The scheduler's half may plan all the same, and vLLM would wait for what it has planned.
                 self._worker = AbsentWorker(str(error))
+
+    def _say_refusal(self, error: Exception, role: str) -> None:
+        if code_of(error) != one_child.CODE:
+            self._border.complain("the engine runs without a pool", str(error))
+        elif role == "SCHEDULER":  # its workers are refused alike, and the first connector has the pool
+            self._border.complain("a second connector of kvpool's does nothing", str(error))
 
     def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
         border = self._border
