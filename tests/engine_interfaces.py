@@ -2,15 +2,18 @@
 
     python -m tests.engine_interfaces > tests/golden/engine_interfaces.txt
 
-writes what is at hand anew and keeps what is not. A line is a class and one of its methods; what is abstract says so.
+writes what is at hand anew and keeps what is not. A line is a class and one of its methods; what is abstract says so. Before an
+engine's lines stands the version that they are of.
 """
 
 import ast
+import copy
 import os
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,11 +22,15 @@ GOLDEN = Path(__file__).parent / "golden" / "engine_interfaces.txt"
 
 @dataclass(frozen=True)
 class Interface:
-    """Where an engine has the classes that an adapter derives from. `wheel`: the variable that may name its wheel."""
+    """Where an engine has the classes that an adapter derives from. `wheel`: the variable that may name its wheel.
+
+    `has_types`: whether annotations and defaults are recorded too.
+    """
 
     package: str
     wheel: str
     modules: Mapping[str, tuple[str, ...]]
+    has_types: bool = True
 
 
 INTERFACES = {
@@ -62,6 +69,7 @@ INTERFACES = {
                 "SchedulerOutput",
             )
         },
+        has_types=False,
     ),
 }
 
@@ -74,13 +82,19 @@ def signatures(engine: str) -> list[str]:
         source = _source(interface, module)
         for node in ast.parse(source).body if source else ():
             if isinstance(node, ast.ClassDef) and node.name in classes:
-                lines += [f"{engine} {node.name}{member}" for member in _members(node)]
+                lines += [f"{engine} {node.name}{member}" for member in _members(node, has_types=interface.has_types)]
     return lines
 
 
 def recorded(engine: str) -> list[str]:
     """The engine's lines in the golden file."""
     return [line for line in GOLDEN.read_text().splitlines() if line.startswith(f"{engine} ")]
+
+
+def recorded_version(engine: str) -> str:
+    """The version that the engine's lines in the golden file are of."""
+    (said,) = [line for line in GOLDEN.read_text().splitlines() if line.startswith(f"# {engine} ")]
+    return said.removeprefix(f"# {engine} ")
 
 
 def methods_of(lines: list[str], class_name: str) -> dict[str, ast.arguments]:
@@ -107,20 +121,37 @@ def _source(interface: Interface, module: str) -> bytes:
     return path.read_bytes() if path is not None and path.is_file() else b""
 
 
-def _members(node: ast.ClassDef) -> Iterator[str]:
+def _members(node: ast.ClassDef, *, has_types: bool) -> Iterator[str]:
     for entry in node.body:
         if isinstance(entry, ast.AnnAssign):
-            yield f".{ast.unparse(entry)}"
+            yield f".{ast.unparse(entry if has_types else entry.target)}"
         if isinstance(entry, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            returns = f" -> {ast.unparse(entry.returns)}" if entry.returns else ""
+            returns = f" -> {ast.unparse(entry.returns)}" if entry.returns and has_types else ""
             marks = {ast.unparse(mark) for mark in entry.decorator_list} & {"abstractmethod", "property"}
             said = f"  ({'abstract' if 'abstractmethod' in marks else 'property'})" if marks else ""
-            yield f".{entry.name}({ast.unparse(entry.args)}){returns}:{said}"
+            taken = entry.args if has_types else _names_alone(entry.args)
+            yield f".{entry.name}({ast.unparse(taken)}){returns}:{said}"
+
+
+def _names_alone(arguments: ast.arguments) -> ast.arguments:
+    bare = copy.deepcopy(arguments)
+    bare.defaults, bare.kw_defaults = [], [None] * len(bare.kwonlyargs)
+    for argument in (*bare.posonlyargs, *bare.args, *bare.kwonlyargs, bare.vararg, bare.kwarg):
+        if argument is not None:
+            argument.annotation = None
+    return bare
+
+
+def _version_at_hand(interface: Interface) -> str:
+    wheel = os.environ.get(interface.wheel, "")
+    return Path(wheel).name.split("-")[1] if wheel else version(packages_distributions()[interface.package][0])
 
 
 def main() -> None:
-    for engine in INTERFACES:
-        for line in signatures(engine) or recorded(engine):
+    for engine, interface in INTERFACES.items():
+        found = signatures(engine)
+        sys.stdout.write(f"# {engine} {_version_at_hand(interface) if found else recorded_version(engine)}\n")
+        for line in found or recorded(engine):
             sys.stdout.write(line + "\n")
 
 

@@ -350,11 +350,12 @@ class ScriptedEngine:
         self._release(request)
 
     def _release(self, request: Request, *, overwrite: bool = False) -> None:
-        blocks, mine = self.blocks, set(request.table)
-        if overwrite:
-            blocks.local = {value: block for value, block in blocks.local.items() if block not in mine}
-        kept = set(blocks.local.values())
         left, request.table = request.table, []
+        blocks, shared = self.blocks, self._blocks_in_use()
+        if overwrite:
+            mine = set(left) - shared
+            blocks.local = {value: block for value, block in blocks.local.items() if block not in mine}
+        kept = shared | set(blocks.local.values())
         blocks.give_back([block for block in left if block not in kept], overwrite=overwrite)
 
     def _overwrite(self, blocks: list[int]) -> None:

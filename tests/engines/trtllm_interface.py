@@ -1,7 +1,7 @@
 """TensorRT-LLM's connector interface, for tests without TensorRT-LLM: base classes, what a step tells, arguments, modules.
 
-Written after `pyexecutor/connectors/kv_cache_connector.py` of TensorRT-LLM main in autumn 2026; release 1.2.1 has the part that
-its only cache manager uses.
+Written after `pyexecutor/connectors/kv_cache_connector.py` of TensorRT-LLM main in autumn 2026, whose signatures stand in
+tests/golden/engine_interfaces.txt; release 1.2.1 has the part that its only cache manager uses.
 """
 
 import sys
@@ -47,7 +47,9 @@ class KvCacheConnectorWorker(ABC):
     def wait_for_save(self, stream: Any) -> None: ...
 
     @abstractmethod
-    def get_finished(self, saving: list[int], loading: list[int]) -> tuple[list[int], list[int]]: ...
+    def get_finished(
+        self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
+    ) -> tuple[list[int], list[int]]: ...
 
 
 class KvCacheConnectorScheduler(ABC):

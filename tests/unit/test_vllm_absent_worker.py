@@ -64,3 +64,19 @@ def test_a_worker_whose_tensors_do_not_fit_fails_what_is_ordered(start_engine: S
     assert request.offers[0] == 5 * CHUNK
     assert engine.recomputed == 1
     assert ask(engine, "second", TOKENS).offers == [0]
+
+
+def test_a_worker_that_is_refused_while_registering_is_counted_once(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start_engine()
+    worker = engine.workers[0]
+    worker.get_kv_connector_stats()
+    names = list(worker._worker._layers)
+    worker.register_kv_caches({name: torch.zeros((64, 3), dtype=torch.uint8) for name in names})
+    assert worker.get_kv_connector_stats().data["refusals_odd_blocks"] == 1
+    worker.build_connector_worker_meta()
+    assert worker.get_kv_connector_stats() is None
+    monkeypatch.setattr(type(worker._worker), "register", lambda _half, _tensors: 1 / 0)
+    worker.register_kv_caches({})
+    assert worker.get_kv_connector_stats().data["refusals_other"] == 1

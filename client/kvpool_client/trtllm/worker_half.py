@@ -103,6 +103,7 @@ class WorkerHalf:
 
     def bind(self, plan: Plan | None) -> None:
         """Take the step's plan; map what it names; end the saves of requests whose blocks are gone."""
+        self._refusals.show()
         self._plan = plan
         if plan is None or self._geometry is None:
             return

@@ -35,7 +35,7 @@ from kvpool_client.vllm.role import Role
 from kvpool_client.vllm.scheduler import SchedulerHalf
 from kvpool_client.vllm.settings import PREFIX, Settings
 from kvpool_client.vllm.statistics import KVPoolStats, Number, Tally
-from kvpool_client.vllm.support import code_of
+from kvpool_client.vllm.support import OTHER, code_of
 from kvpool_client.vllm.surface import (
     BlockPool,
     CacheConfig,
@@ -96,12 +96,18 @@ class ConnectorCalls:
         try:
             self._make_half(vllm_config, role.name, kv_cache_config)
         except (LayoutMismatch, InvalidArgument, OSError) as error:
-            self._border.complain("the engine runs without a pool", str(error))
+            self._say_refusal(error, role.name)
             self._refused.add(f"refusals_{code_of(error)}")
             one_child.release(self)
             if role.name == "WORKER":
                 # The scheduler's half may plan all the same, and vLLM would wait for what it has planned.
                 self._worker = AbsentWorker(str(error))
+
+    def _say_refusal(self, error: Exception, role: str) -> None:
+        if code_of(error) != one_child.CODE:
+            self._border.complain("the engine runs without a pool", str(error))
+        elif role == "SCHEDULER":  # its workers are refused alike, and the first connector has the pool
+            self._border.complain("a second connector of kvpool's does nothing", str(error))
 
     def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
         border = self._border
@@ -286,7 +292,9 @@ class ConnectorCalls:
 
     def register_kv_caches(self, kv_caches: Mapping[str, Tensor]) -> None:
         """See WorkerHalf.register."""
-        self._of_worker("registering KV caches", None, lambda half: half.register(kv_caches))
+        is_told = self._of_worker("registering KV caches", False, lambda half: half.register(kv_caches))
+        if self._worker is not None and not is_told:
+            self._refused.add(f"refusals_{OTHER}")
 
     def handle_preemptions(self, kv_connector_metadata: object) -> None:  # noqa: ARG002 - vLLM's interface
         """Blocks are about to be written by others: nothing of the step before reads them."""

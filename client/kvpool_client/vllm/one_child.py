@@ -9,6 +9,7 @@ import weakref
 
 from kvpool_client.vllm.support import Unserved
 
+CODE = "second_child"
 _Place = tuple[str, str, int]
 _TAKEN: "weakref.WeakValueDictionary[_Place, object]" = weakref.WeakValueDictionary()
 
@@ -16,7 +17,7 @@ _TAKEN: "weakref.WeakValueDictionary[_Place, object]" = weakref.WeakValueDiction
 def claim(owner: object, engine_id: object, role: str, rank: int) -> None:
     """Have the engine's place for this role until `release`, or the owner's end. Raises Unserved where another has it."""
     if engine_id is not None and _TAKEN.setdefault((str(engine_id), role, rank), owner) is not owner:
-        raise Unserved("second_child", "this engine has a connector of kvpool's already")
+        raise Unserved(CODE, "this engine has a connector of kvpool's already")
 
 
 def release(owner: object) -> None:

@@ -61,6 +61,11 @@ class Pins:
         self._pool = pool
         self._drain = drain
 
+    @property
+    def must_end_with_requests(self) -> bool:
+        """Whether nobody steps the engine on once its last request has ended."""
+        return self._drain is not None
+
     def idle(self, timeout_s: float) -> None:
         """No request is left. Where nobody steps the engine until somebody asks for more, saves end now: vLLM forgets no prefix
         while blocks are held."""
@@ -84,6 +89,10 @@ class Pins:
         """What was held behind this pin was ordered of nobody."""
         for later in [pin for pin in self._pins if pin > number]:
             self._give_back(self._pins.pop(later))
+
+    def let_go(self, number: int) -> None:
+        """What was held under this number was ordered of nobody."""
+        self.end({number: self._ranks})
 
     def end(self, ended: Mapping[int, int]) -> None:
         """So many ranks have ended the saves of these numbers."""

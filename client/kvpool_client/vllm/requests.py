@@ -18,7 +18,8 @@ FURTHER_INPUTS = ("prompt_embeds", "mm_features")
 class Tracked:
     """One request. Invariant: `keys` has a key for each whole chunk whose block hashes were known at the last look.
 
-    `chunks_planned`: leading chunks that the pool has or that were put into a plan. `table`: its blocks in order, None while
+    `chunks_planned`: leading chunks that the pool has or that were put into a plan; `chunks_unplanned`: whole ones behind those
+    that a step with a load left for a later one. `table`: its blocks in order, None while
     they are not known. Each patience runs from the first time that the request was held back for that reason.
     `asked_tokens`: what the answer under way is about, behind `held_tokens`. `has_given_up`: no more questions for this
     request. `wishes`: what it says of its chunks, `wishing` what becomes of that; `announced` runs while it need not be
@@ -47,6 +48,7 @@ class Tracked:
         self.hashes: list[bytes] = []
         self.table: list[int] | None = None
         self.chunks_planned = 0
+        self.chunks_unplanned = 0
         self.save_chunks = save_chunks
         self.retry: Deadline | None = None
         self.held_tokens = 0

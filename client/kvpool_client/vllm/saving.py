@@ -2,8 +2,9 @@
 
 Invariant: a chunk is planned only when every token of it is known and computed by the end of the step. Its blocks are pinned
 from then on where they can be; where too many are, it is planned in a later step, if its request has one. With several shards
-a step that loads synchronously plans nothing until it is known to have gone well: one shard's failed load spoils what all of
-them compute, and only that shard knows. So does one in which another connector of a MultiConnector loads synchronously.
+a step that loads synchronously orders nothing before it is known to have gone well: one shard's failed load spoils what all of
+them compute, and only that shard knows. So does one in which another connector of a MultiConnector loads synchronously. What is
+pinned is held back until then, also where its request ends with the step; what cannot be is planned in a later step.
 The scheduler's thread.
 """
 
@@ -27,30 +28,51 @@ class SavePlanner:
         self._sights = sights
         self._is_sharded = geometry.layout.world * geometry.replicas > 1
         self._unconfirmed: set[int] = set()
+        self._held_back: list[SaveOrder] = []
 
     def plan(
         self, number: int, step: EngineStep, requests: Mapping[str, Tracked], loads: Sequence[LoadOrder]
     ) -> tuple[SaveOrder, ...]:
-        """The saves of step `number`."""
+        """The saves of step `number`, and those of earlier steps that were held back until now."""
         computed = dict(_computed_tokens(step, requests))
         if self._is_sharded and any(not order.is_async for order in loads):
             self._unconfirmed.add(number)
-        if self._unconfirmed:
+        if self._unconfirmed and not self._pins.are_possible:
+            for request_id, tokens in computed.items():
+                entry = requests[request_id]
+                entry.chunks_unplanned = max(0, self._chunks_whole(entry, tokens) - entry.chunks_planned)
             return ()
-        orders = []
-        for request_id, tokens in computed.items():
-            order = self._order(requests[request_id], tokens)
-            if order is not None:
-                orders.append(order)
-        return tuple(orders)
+        orders = [
+            order for name, tokens in computed.items() if (order := self._order(requests[name], tokens)) is not None
+        ]
+        if self._unconfirmed:
+            self._held_back += orders
+            return ()
+        held_back, self._held_back = self._held_back, []
+        return (*held_back, *orders)
 
     def hold(self, number: int) -> None:
         """Plan nothing until step `number` is known to have gone well."""
         self._unconfirmed.add(number)
 
-    def confirm(self, number: int) -> None:
-        """Step `number` has ended, and what failed in it is known."""
+    def confirm(self, number: int, requests: Mapping[str, Tracked], *, has_failed: bool) -> int:
+        """Step `number` has ended, and what failed in it is known. How many saves that rest on a failed load were given up.
+
+        After a failure all chunks are planned anew: those that were stored are found present.
+        """
         self._unconfirmed = {step for step in self._unconfirmed if step > number}
+        if not has_failed:
+            return 0
+        for entry in requests.values():
+            entry.chunks_planned = 0
+        return self.give_up()
+
+    def give_up(self) -> int:
+        """Let go of what is held back; how many saves those were."""
+        given_up, self._held_back = self._held_back, []
+        for order in given_up:
+            self._pins.let_go(order.pin)
+        return len(given_up)
 
     def plan_again(self, unsaved: Mapping[str, int], requests: Mapping[str, Tracked], patience: Deadline) -> None:
         """What other saves were just writing, from a chunk of a request on; for each until its `patience` has passed."""
@@ -68,9 +90,8 @@ class SavePlanner:
             entry.table = None
 
     def _order(self, entry: Tracked, computed: int) -> SaveOrder | None:
-        first = entry.chunks_planned
-        last = min(computed // self._geometry.chunk_tokens, entry.save_chunks)
-        if entry.table is None or entry.is_stale or last <= first:
+        first, last = entry.chunks_planned, self._chunks_whole(entry, computed)
+        if entry.table is None or last <= first:
             return None
         entry.extend_keys()
         self._sights.see(entry.take_unseen())
@@ -82,7 +103,7 @@ class SavePlanner:
         if end <= first or len(blocks) < (end - first) * size:
             return None
         pin = self._pins.take(blocks) if self._pins.are_possible else 0
-        entry.chunks_planned = end
+        entry.chunks_planned, entry.chunks_unplanned = end, 0
         return SaveOrder(
             request_id=entry.request.request_id,
             hashes=tuple(entry.hashes[:end]),
@@ -95,6 +116,11 @@ class SavePlanner:
             lora_name=str(getattr(getattr(entry.request, "lora_request", None), "lora_name", "")),
             pin=pin,
         )
+
+    def _chunks_whole(self, entry: Tracked, computed: int) -> int:
+        """Chunks to save that are computed; none where they must not be saved."""
+        can_be_saved = entry.table is not None and not entry.is_stale
+        return min(computed // self._geometry.chunk_tokens, entry.save_chunks) if can_be_saved else 0
 
 
 def _computed_tokens(step: EngineStep, requests: Mapping[str, Tracked]) -> Iterator[tuple[str, int]]:

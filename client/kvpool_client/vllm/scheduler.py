@@ -229,7 +229,8 @@ class SchedulerHalf:
         if not isinstance(report, StepReport):
             return
         self._times.end(report.step)
-        self._saving.confirm(report.step)
+        has_failed = report.failed_step > self._acknowledged or bool(output.invalid_block_ids)
+        self.tally.add("dropped_saves", self._saving.confirm(report.step, self._requests, has_failed=has_failed))
         self._pins.end(report.ended_saves)
         self._saving.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
         settled = self._unproven.settle(report.step)
@@ -254,10 +255,7 @@ class SchedulerHalf:
             if entry is not None:
                 # Asked for again it would fail again: this request computes from here on.
                 entry.has_given_up = True
-        if report.failed_step > self._acknowledged:
-            self._acknowledged = report.failed_step
-            for entry in self._requests.values():
-                entry.chunks_planned = 0
+        self._acknowledged = max(self._acknowledged, report.failed_step)
 
     def finished(self, request: EngineRequest) -> dict[str, object] | None:
         """The request has ended or was aborted. What is answered to its wishes, if it had any."""
@@ -268,7 +266,10 @@ class SchedulerHalf:
         if entry.is_loading:
             self._cancelled.append(request.request_id)
         self._give_back(entry)
+        self.tally.add("declined_chunks_beside-a-load", entry.chunks_unplanned)
         if not self._requests:
+            if self._pins.must_end_with_requests:
+                self.tally.add("dropped_saves", self._saving.give_up())
             self._pins.idle(self._settings.timeout_s)
         return self._envoy.end(entry, self._pins.when_ended)
 

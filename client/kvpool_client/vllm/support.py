@@ -130,6 +130,8 @@ TABLE = (
     ),
     Entry("shares chunks with other kinds of engine", "no: blocks are opaque"),
 )
+# What is counted where the table has no row for it.
+OTHER = "other"
 REMEDIES = {entry.code: entry.remedy for entry in TABLE if entry.code}
 
 
@@ -144,7 +146,7 @@ class Unserved(LayoutMismatch):
 
 def code_of(error: Exception) -> str:
     """What an error that keeps an engine from its pool is counted by."""
-    return error.code if isinstance(error, Unserved) else "other"
+    return error.code if isinstance(error, Unserved) else OTHER
 
 
 def support_table() -> str:

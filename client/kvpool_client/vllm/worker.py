@@ -23,6 +23,7 @@ from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
 from kvpool_client.vllm.saver import Saver
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally
+from kvpool_client.vllm.support import code_of
 
 
 class WorkerHalf:
@@ -74,8 +75,11 @@ class WorkerHalf:
     def __repr__(self) -> str:
         return f"<WorkerHalf step {self._plan.step}, {len(self._running)} loads, {self.pool!r}>"
 
-    def register(self, tensors: Mapping[str, Tensor]) -> None:
-        """The engine's KV. What does not fit leaves this rank without a pool, which the scheduler then hears of."""
+    def register(self, tensors: Mapping[str, Tensor]) -> bool:
+        """The engine's KV. What does not fit leaves this rank without a pool, which the scheduler then hears of.
+
+        Returns True: whatever became of it was said and counted.
+        """
         try:
             views = block_views(self._geometry, tensors)
             self.pool = self.pool or self._connect()
@@ -85,6 +89,8 @@ class WorkerHalf:
         except KVPoolError as error:
             self._off = str(error)
             self._border.complain("this worker has no pool", self._off)
+            self.tally.add(f"refusals_{code_of(error)}")
+        return True
 
     def begin(self, plan: StepPlan) -> None:
         """A step begins. What a step that never came to its end has left is given up."""

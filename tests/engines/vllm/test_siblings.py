@@ -71,3 +71,22 @@ def test_beside_a_connector_that_claims_everything_nothing_stays_held(
     tell(f"{REQUESTS} requests wait {delays[REQUESTS // 2] * 1e3:.2f} ms for an answer, p99 {delays[-2] * 1e3:.2f} ms")
     assert delays[-2] <= DELAY_S_P99
     wait_nothing_held(module_daemon)
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["in-one-process", "in-three-processes"])
+def test_a_second_child_of_kvpools_is_refused_in_one_line_and_the_first_one_serves(
+    in_process: bool, start_engine: StartEngine, module_daemon: Daemon, plain: Plain
+) -> None:
+    engine = start_engine(GROUPED, socket=module_daemon.socket, siblings=[None, None], in_process=in_process)
+    said = [line for line in engine.log().splitlines() if "connector of kvpool's already" in line]
+    assert len(said) == 1, said
+    assert "a second connector of kvpool's does nothing" in said[0]
+    assert "name kvpool once among the connectors" in said[0]
+    asked = prompts(first=2300 + 20 * in_process)
+    expected = plain(GROUPED).tokens(asked, 16)
+    for _ in range(3):
+        assert engine.tokens(asked, 16) == expected
+    shown = engine.ask("counters")
+    assert shown["kvpool_hit_tokens/dram"] >= loadable_tokens(asked)
+    assert shown["kvpool_refusals/second_child"] == 2, "the scheduler's half and the worker's"
+    wait_nothing_held(module_daemon)
