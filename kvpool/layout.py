@@ -26,6 +26,8 @@ STAGES_MAX = 64
 CHUNK_BYTES_MAX = 4 << 30
 _FINGERPRINT_VERSION = 1
 _FIELDS = 10
+# A Layout's fields as they travel and are kept.
+WireLayout = list[int | str | list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +160,9 @@ class Layout:
         counted = (len(self.stages), *self.stages) if self.stages else ()
         return struct.pack(f"<{len(counted)}I", *counted)
 
-    def to_wire(self) -> list[int | str | list[int]]:
-        """The fields as the handshake carries them; rank -1 stands for a scheduler, stages are left out where there are none."""
-        fields: list[int | str | list[int]] = [
+    def to_wire(self) -> WireLayout:
+        """The fields as the handshake carries them; rank -1 stands for a scheduler; no stages, no last field."""
+        fields: WireLayout = [
             self.layers,
             self.kv_heads,
             self.head_dim,

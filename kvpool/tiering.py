@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import kvpool_native
+from kvpool.layout import WireLayout
 from kvpool import failpoint
 from kvpool.clock import Clock
 from kvpool.config import Config, SsdConfig
@@ -37,7 +38,7 @@ from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
 log = logging.getLogger(__name__)
 
 # Opens the namespace of a model and a layout in wire form. Raises KVPoolError.
-OpenNamespace = Callable[[str, list[int | str]], Namespace]
+OpenNamespace = Callable[[str, WireLayout], Namespace]
 RESTORE_ROWS = 2048
 # Evicted chunks remembered for each that DRAM has room for. Measured on traces: with one the memory is too short to tell what
 # comes again, with four it is not.

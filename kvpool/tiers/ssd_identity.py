@@ -14,6 +14,7 @@ from pathlib import Path
 import msgpack
 
 import kvpool_native
+from kvpool.layout import WireLayout
 from kvpool import failpoint
 from kvpool.types import EPOCH_BYTES
 
@@ -25,7 +26,7 @@ _BODY_HEAD_BYTES = 32
 _NUMBER_BYTES_MAX = 9
 
 # A namespace as it is kept: model and layout in wire form.
-NamespaceRecord = tuple[str, list[int | str]]
+NamespaceRecord = tuple[str, WireLayout]
 
 
 @dataclass(frozen=True, slots=True)
