@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import kvpool_native
-from kvpool.layout import WireLayout
 from kvpool import failpoint
 from kvpool.clock import Clock
 from kvpool.config import Config, SsdConfig
@@ -27,6 +26,7 @@ from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.promotions import Promotions
 from kvpool.index.restore_rows import pack_restore_rows
 from kvpool.keys import namespace_fingerprint
+from kvpool.layout import WireLayout
 from kvpool.tiers.catalogue_rows import Row
 from kvpool.tiers.ssd import Recovered, SsdTier
 from kvpool.tiers.ssd_classes import SsdClasses

@@ -15,9 +15,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
-from kvpool.layout import WireLayout
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonSilent, DaemonUnreachable, ProtocolError, Refused
+from kvpool.layout import WireLayout
 from kvpool.ownership import fault_of_daemon, peer_of
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em

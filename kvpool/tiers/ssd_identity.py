@@ -14,8 +14,8 @@ from pathlib import Path
 import msgpack
 
 import kvpool_native
-from kvpool.layout import WireLayout
 from kvpool import failpoint
+from kvpool.layout import WireLayout
 from kvpool.types import EPOCH_BYTES
 
 MAGIC = b"KVPTIER1"

@@ -5,7 +5,7 @@ the engine at its first request (`assert self.intermediate_tensors is not None`,
 `v1/worker/gpu_model_runner.py`), with or without a connector: the buffer is made by the warm-up, which is left out then.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.engines.vllm.arena_bits import turn_bits
 from tests.engines.vllm.conftest import StartEngine, chunks_in_dram, loaded_tokens, wait_loaded
 from tests.engines.vllm.engine import CHUNK_TOKENS, Engine
 from tests.engines.vllm.prompts import loadable_tokens, prompts
-from tests.engines.vllm.tiny_models import GROUPED
+from tests.engines.vllm.tiny_models import GROUPED, Geometry
 
 STAGES = 2
 LAYERS = "3,1"
@@ -22,12 +22,12 @@ ASKED = prompts(first=2100)
 
 
 @pytest.fixture(scope="module")
-def start_stages(start_engine: StartEngine, module_daemon: Daemon) -> Iterator[StartEngine]:
+def start_stages(start_engine: StartEngine, module_daemon: Daemon) -> Callable[[], Engine]:
     """Starts engines of two stages, of three layers and one."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("VLLM_PP_LAYER_PARTITION", LAYERS)
 
-        def start() -> Engine:
+    def start() -> Engine:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("VLLM_PP_LAYER_PARTITION", LAYERS)
             return start_engine(
                 GROUPED,
                 socket=module_daemon.socket,
@@ -39,11 +39,11 @@ def start_stages(start_engine: StartEngine, module_daemon: Daemon) -> Iterator[S
                 compilation_config={"mode": 2, "backend": "eager"},
             )
 
-        yield start
+    return start
 
 
 @pytest.fixture(scope="module")
-def stages(start_stages: StartEngine) -> Engine:
+def stages(start_stages: Callable[[], Engine]) -> Engine:
     return start_stages()
 
 
@@ -61,7 +61,7 @@ def test_two_stages_load_what_they_computed(stages: Engine, module_daemon: Daemo
 
 
 def test_stages_say_what_an_engine_without_a_pool_says(
-    stages: Engine, plain: StartEngine, start_stages: StartEngine, module_daemon: Daemon
+    stages: Engine, plain: Callable[[Geometry], Engine], start_stages: Callable[[], Engine], module_daemon: Daemon
 ) -> None:
     """Computed by one engine, loaded by the next."""
     expected = plain(GROUPED).tokens(ASKED, 16)
