@@ -22,8 +22,12 @@ ITEM_BYTES = {
 }
 LAYERS_MAX = 1024
 WORLD_MAX = 1024
+STAGES_MAX = 64
 CHUNK_BYTES_MAX = 4 << 30
 _FINGERPRINT_VERSION = 1
+_FIELDS = 10
+# A Layout's fields as they travel and are kept.
+WireLayout = list[int | str | list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,9 @@ class Layout:
     `layers` × `planes` (2 for K and V, 1 for MLA) × `chunk_tokens` × `kv_heads` (on this rank) × `head_dim`
     items of `dtype`. `format` and `block_tokens` declare a packed engine layout: a block's bytes are opaque
     and chunks are shared only between engines that declare the same two. `rank=None` is a scheduler's
-    layout: it stands for all ranks of `world`.
+    layout: it stands for all ranks of `world`. `stages`: the layers of each pipeline stage, where the ranks of
+    `world` are those of one stage after the other; `layers` is then that of this rank's stage, and in a
+    scheduler's layout that of the longest.
 
     Raises InvalidArgument, naming the field, its value and what was expected.
     """
@@ -48,6 +54,7 @@ class Layout:
     world: int = 1
     format: str = ""
     block_tokens: int | None = None
+    stages: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_count("layers", self.layers, LAYERS_MAX)
@@ -64,6 +71,7 @@ class Layout:
         if not isinstance(self.format, str) or len(self.format.encode()) > 256:
             raise InvalidArgument(f"layout format is {self.format!r}, expected a string of at most 256 bytes")
         self._check_blocks()
+        self._check_stages()
         if self.chunk_bytes > CHUNK_BYTES_MAX:
             raise InvalidArgument(
                 f"layout makes chunks of {self.chunk_bytes} bytes, expected at most {CHUNK_BYTES_MAX}"
@@ -79,6 +87,25 @@ class Layout:
             raise InvalidArgument(
                 f"layout block_tokens is {self.block_tokens}, expected a divisor of chunk_tokens {self.chunk_tokens}"
             )
+
+    def _check_stages(self) -> None:
+        if self.stages == ():
+            return
+        if not isinstance(self.stages, tuple) or not 2 <= len(self.stages) <= STAGES_MAX:
+            raise InvalidArgument(
+                f"layout stages is {self.stages!r}, expected a tuple of 2..{STAGES_MAX} numbers of layers"
+            )
+        for layers in self.stages:
+            _check_count("stages", layers, LAYERS_MAX)
+        if self.world % len(self.stages):
+            raise InvalidArgument(f"layout world is {self.world}, expected a multiple of its {len(self.stages)} stages")
+        if self.layers != self._layers_of(self.rank):
+            raise InvalidArgument(
+                f"layout layers is {self.layers} of rank {self.rank}, expected {self._layers_of(self.rank)} by its stages"
+            )
+
+    def _layers_of(self, rank: int | None) -> int:
+        return max(self.stages) if rank is None else self.stages[rank * len(self.stages) // self.world]
 
     @property
     def token_plane_bytes(self) -> int:
@@ -107,10 +134,13 @@ class Layout:
 
     def for_rank(self, rank: int) -> "Layout":
         """The layout of one rank."""
-        return replace(self, rank=rank)
+        return replace(self, rank=rank, layers=self._layers_of(rank) if self.stages else self.layers)
 
     def fingerprint(self) -> bytes:
-        """Canonical bytes of every field: fixed-width numbers, length-prefixed strings, a version in front."""
+        """Canonical bytes of every field: fixed-width numbers, length-prefixed strings, a version in front.
+
+        Stages are behind all others, and only where there are any.
+        """
         assert self.rank is not None, "a scheduler's layout has one fingerprint for each rank"
         numbers = (
             _FINGERPRINT_VERSION,
@@ -124,11 +154,15 @@ class Layout:
             self.block_tokens or 0,
         )
         dtype, name = self.dtype.encode(), self.format.encode()
-        return struct.pack("<9I", *numbers) + _prefixed(dtype) + _prefixed(name)
+        return struct.pack("<9I", *numbers) + _prefixed(dtype) + _prefixed(name) + self._stage_bytes()
 
-    def to_wire(self) -> list[int | str]:
-        """The fields as the handshake carries them; rank -1 stands for a scheduler."""
-        return [
+    def _stage_bytes(self) -> bytes:
+        counted = (len(self.stages), *self.stages) if self.stages else ()
+        return struct.pack(f"<{len(counted)}I", *counted)
+
+    def to_wire(self) -> WireLayout:
+        """The fields as the handshake carries them; rank -1 stands for a scheduler; no stages, no last field."""
+        fields: WireLayout = [
             self.layers,
             self.kv_heads,
             self.head_dim,
@@ -140,13 +174,19 @@ class Layout:
             self.format,
             self.block_tokens or 0,
         ]
+        return [*fields, list(self.stages)] if self.stages else fields
 
     @classmethod
     def from_wire(cls, fields: object) -> "Layout":
         """The layout that a peer sent. Raises LayoutMismatch on anything but valid fields."""
-        if not isinstance(fields, list) or len(fields) != 10:
-            raise LayoutMismatch("layout in the handshake is not a list of 10 fields")
-        layers, kv_heads, head_dim, dtype, chunk_tokens, planes, rank, world, name, block_tokens = fields
+        if not isinstance(fields, list) or len(fields) not in (_FIELDS, _FIELDS + 1):
+            raise LayoutMismatch(
+                f"layout in the handshake is not a list of {_FIELDS} fields, or {_FIELDS + 1} with stages"
+            )
+        layers, kv_heads, head_dim, dtype, chunk_tokens, planes, rank, world, name, block_tokens = fields[:_FIELDS]
+        stages = fields[_FIELDS] if len(fields) > _FIELDS else []
+        if not isinstance(stages, list) or not (stages or len(fields) == _FIELDS):
+            raise LayoutMismatch("layout in the handshake has stages that are no list of numbers of layers")
         numbers = (layers, kv_heads, head_dim, chunk_tokens, planes, rank, world, block_tokens)
         if not all(_is_count(number) for number in numbers):
             raise LayoutMismatch("layout in the handshake has a field that should be an integer and is none")
@@ -164,6 +204,7 @@ class Layout:
                 world=world,
                 format=name,
                 block_tokens=block_tokens or None,
+                stages=tuple(stages),
             )
         except InvalidArgument as error:
             raise LayoutMismatch(str(error)) from error

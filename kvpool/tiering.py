@@ -26,6 +26,7 @@ from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.promotions import Promotions
 from kvpool.index.restore_rows import pack_restore_rows
 from kvpool.keys import namespace_fingerprint
+from kvpool.layout import WireLayout
 from kvpool.tiers.catalogue_rows import Row
 from kvpool.tiers.ssd import Recovered, SsdTier
 from kvpool.tiers.ssd_classes import SsdClasses
@@ -37,7 +38,7 @@ from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
 log = logging.getLogger(__name__)
 
 # Opens the namespace of a model and a layout in wire form. Raises KVPoolError.
-OpenNamespace = Callable[[str, list[int | str]], Namespace]
+OpenNamespace = Callable[[str, WireLayout], Namespace]
 RESTORE_ROWS = 2048
 # Evicted chunks remembered for each that DRAM has room for. Measured on traces: with one the memory is too short to tell what
 # comes again, with four it is not.

@@ -17,33 +17,9 @@ import torch
 from tests.daemon import wait_until
 from tests.fake_vllm import KVConnectorRole
 from tests.vllm_blocks import ScriptedBlocks
+from tests.vllm_config import caches_of, config_of, stage_spans
 from tests.vllm_request import BLOCK, Request
-from tests.vllm_specs import HEADS, NAMES, TOKEN_BYTES, WIDTH, FullAttentionSpec
-
-
-def caches_of(blocks: int, replicas: int = 1, spec: Any = None) -> Any:
-    """vLLM's KVCacheConfig."""
-    group = SimpleNamespace(layer_names=NAMES, kv_cache_spec=spec or FullAttentionSpec())
-    return SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group], kv_tp_replicas=replicas)
-
-
-def config_of(
-    socket: str, ranks: int = 1, rank: int = 0, *, weights: str = "seven", kv_role: str = "kv_both", **extra: Any
-) -> Any:
-    """vLLM's VllmConfig, as far as it is read."""
-    keys = {"kvpool.socket": socket, "kvpool.chunk_tokens": 2 * BLOCK}
-    keys.update({name.replace("__", "."): value for name, value in extra.items()})
-    commit = hashlib.sha1(weights.encode()).hexdigest()
-    hub = SimpleNamespace(to_dict=lambda: {"hidden_size": 16, "_name_or_path": "/anywhere"})
-    return SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(
-            kv_connector_extra_config=keys, kv_load_failure_policy="recompute", kv_role=kv_role
-        ),
-        parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=ranks),
-        model_config=SimpleNamespace(model="org/model", revision=commit, dtype="torch.uint8", hf_config=hub),
-        cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256", cache_dtype="auto"),
-        kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
-    )
+from tests.vllm_specs import HEADS, LAYERS, NAMES, TOKEN_BYTES, WIDTH
 
 
 class Blocks:
@@ -55,7 +31,9 @@ class Blocks:
 
 
 class ScriptedEngine:
-    """One engine with `ranks` workers. `budget`: tokens of a step; `on_layer` is called before each layer of a forward pass."""
+    """One engine with `ranks` workers for each of its `stages`, of so many layers. `budget`: tokens of a step; `on_layer` is
+    called before each layer of a forward pass.
+    """
 
     def __init__(
         self,
@@ -64,6 +42,7 @@ class ScriptedEngine:
         *,
         ranks: int = 1,
         replicas: int = 1,
+        stages: Sequence[int] = (LAYERS,),
         blocks: int = 64,
         budget: int = 4096,
         worker_specs: Mapping[int, Any] | None = None,
@@ -74,22 +53,25 @@ class ScriptedEngine:
         """`worker_specs`: what single workers are shown as the KV cache's spec in place of the scheduler's. `holds_blocks`: the
         connector can hold blocks. `is_speculative`: workers are asked what became of loads before the forward pass has ended.
         """
-        caches = caches_of(blocks, replicas)
+        spans = [range(first, end) for first, end in stage_spans(stages)]
+        caches = caches_of(blocks, replicas, layers=spans[0])
         self.budget = budget
         self.on_layer: Callable[[int], None] = lambda _layer: None
         self.on_asked: Callable[[], None] = lambda: None
         self.on_allocated: Callable[[], None] = lambda: None
-        self.scheduler = connector(config_of(socket, ranks, **extra), KVConnectorRole.SCHEDULER, caches)
+        self.scheduler = connector(config_of(socket, ranks, stages=stages, **extra), KVConnectorRole.SCHEDULER, caches)
         self.workers = []
-        self.kv: list[list[torch.Tensor]] = []
-        self.shards = [rank // replicas for rank in range(ranks)]
-        for rank in range(ranks):
-            shown = caches_of(blocks, replicas, (worker_specs or {}).get(rank))
-            worker = connector(config_of(socket, ranks, rank, **extra), KVConnectorRole.WORKER, shown)
-            tensors = [torch.full((blocks, HEADS, BLOCK, WIDTH), 255, dtype=torch.uint8) for _ in NAMES]
-            worker.register_kv_caches(dict(zip(NAMES, tensors, strict=True)))
+        self.kv: list[dict[int, torch.Tensor]] = []
+        self.shards = [rank % ranks // replicas for rank in range(ranks * len(stages))]
+        for rank in range(ranks * len(stages)):
+            layers = spans[rank // ranks]
+            shown = caches_of(blocks, replicas, (worker_specs or {}).get(rank), layers=layers)
+            config = config_of(socket, ranks, rank, stages=stages, **extra)
+            worker = connector(config, KVConnectorRole.WORKER, shown)
+            kv = {layer: torch.full((blocks, HEADS, BLOCK, WIDTH), 255, dtype=torch.uint8) for layer in layers}
+            worker.register_kv_caches({NAMES[layer]: tensor for layer, tensor in kv.items()})
             self.workers.append(worker)
-            self.kv.append(tensors)
+            self.kv.append(kv)
         self.requests: list[Request] = []
         self.blocks = ScriptedBlocks(blocks, self._overwrite, self._blocks_in_use)
         self.is_speculative = is_speculative
@@ -254,14 +236,15 @@ class ScriptedEngine:
         spoiled: dict[Request, bool] = dict.fromkeys(scheduled, False)
         for layer, name in enumerate(NAMES if scheduled else ()):
             self.on_layer(layer)
-            for worker in self.workers:
-                worker.wait_for_layer_load(name)
+            ranks = [rank for rank, layers in enumerate(self.kv) if layer in layers]
+            for rank in ranks:
+                self.workers[rank].wait_for_layer_load(name)
             for request in scheduled:
-                spoiled[request] |= not all(self._is_right(rank, layer, request) for rank in range(len(self.workers)))
-            for rank, worker in enumerate(self.workers):
+                spoiled[request] |= not all(self._is_right(rank, layer, request) for rank in ranks)
+            for rank in ranks:
                 for request, count in scheduled.items():
                     self._write(rank, layer, request, count, spoiled=spoiled[request])
-                worker.save_kv_layer(name, self.kv[rank][layer], None)
+                self.workers[rank].save_kv_layer(name, self.kv[rank][layer], None)
         self._spoiled = spoiled
         results = []
         for worker in self.workers:
@@ -360,7 +343,7 @@ class ScriptedEngine:
 
     def _overwrite(self, blocks: list[int]) -> None:
         for layers in self.kv:
-            for tensor in layers:
+            for tensor in layers.values():
                 tensor[blocks] = 254
 
     def _blocks_in_use(self) -> set[int]:

@@ -12,7 +12,7 @@ Control thread only. Invariant: one number for one (model, layout fingerprint) t
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,13 +107,13 @@ class Namespaces:
         return namespace
 
     def open_ranks(self, model: str, layout: Layout, user: int | None = None) -> dict[int, Namespace]:
-        """The namespaces of all ranks of a layout, or of none. `user`: whose share they count for, if anybody's.
+        """The namespaces of all ranks of a layout. `user`: whose share they count for, if anybody's.
 
-        Raises LayoutMismatch or Refused.
+        Raises LayoutMismatch or Refused, and has then made none, or some that nobody uses.
         """
         if user is not None and self._of_users.is_bounding:
             self._check_share(user, model, layout)
-            self._check_class_share(user, (layout.chunk_bytes, layout.layers))
+            self._check_class_share(user, _geometries_of(layout))
         known = self._of_ranks.get((model, layout))
         if known is not None:
             return known
@@ -121,8 +121,13 @@ class Namespaces:
         if not self.has_room_for(sum(self.find(model, rank_layout) is None for rank_layout in layouts.values())):
             raise _too_many()
         opened: dict[int, Namespace] = {}
-        for rank, rank_layout in layouts.items():
-            opened[rank] = self.open(model, rank_layout)
+        try:
+            for rank, rank_layout in layouts.items():
+                opened[rank] = self.open(model, rank_layout)
+                # In use, so that room for the next stage's chunks is not made of it.
+                self.join([opened[rank]])
+        finally:
+            self.leave(opened.values())
         if layout.rank is None:  # a thousand ranks take 10 ms, and whoever greets again asks again
             self._of_ranks[model, layout] = opened
         return opened
@@ -189,15 +194,16 @@ class Namespaces:
             if not self._give_back_some():
                 raise self._of_users.refusal(user, "models, layouts and ranks", len(own), NAMESPACES_MAX, of_others)
 
-    def _check_class_share(self, user: int, geometry: Geometry) -> None:
-        """That the user may keep chunks of this size open too. Raises Refused."""
+    def _check_class_share(self, user: int, geometries: Set[Geometry]) -> None:
+        """That the user may keep chunks of these sizes open too. Raises Refused."""
         while True:
             own = self._of_users.geometries_of(user)
-            of_others = self._size_classes.keys() - own - {geometry}
-            if geometry in own or self._of_users.may_keep(len(own) + 1, SIZE_CLASSES_MAX, len(of_others)):
+            wanted = len(own | geometries)
+            of_others = self._size_classes.keys() - own - geometries
+            if wanted == len(own) or self._of_users.may_keep(wanted, SIZE_CLASSES_MAX, len(of_others)):
                 return
             of_others &= {namespace.geometry for namespace in self._by_identity.values()}
-            if self._of_users.may_keep(len(own) + 1, SIZE_CLASSES_MAX, len(of_others)):
+            if self._of_users.may_keep(wanted, SIZE_CLASSES_MAX, len(of_others)):
                 return
             if not self._give_back_some():
                 raise self._of_users.refusal(user, "chunk sizes", len(own), SIZE_CLASSES_MAX, len(of_others))
@@ -268,6 +274,12 @@ class Namespaces:
                     "is served no more (kvpoolctl flush --model MODEL), or end connections that hold one in vain "
                     "(kvpoolctl connections)",
                 )
+
+
+def _geometries_of(layout: Layout) -> set[Geometry]:
+    """The sizes of chunks that the ranks of a layout have: one for each length of a stage."""
+    one_of_each = [layout.for_rank(rank) for rank in layout.ranks] if layout.stages else [layout]
+    return {(each.chunk_bytes, each.layers) for each in one_of_each}
 
 
 def _too_many() -> Refused:

@@ -99,4 +99,4 @@ def _sums(before: tuple[int, ...], chunks: list[int], unit: int) -> tuple[int, .
 
 def _chunk_bytes(session: EngineSession) -> int:
     """Payload of a chunk on every rank the session stands for: a scheduler looks all of them up at once."""
-    return session.layout.chunk_bytes * len(session.namespaces)
+    return sum(namespace.layout.chunk_bytes for namespace in session.namespaces.values())

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonSilent, DaemonUnreachable, ProtocolError, Refused
+from kvpool.layout import WireLayout
 from kvpool.ownership import fault_of_daemon, peer_of
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
@@ -232,9 +233,9 @@ class BlockingConnection:
             first = max(more) + 1
         return names
 
-    def layouts(self, model: str) -> list[list[int | str]]:
+    def layouts(self, model: str) -> list[WireLayout]:
         """The layouts in which a model has been served, in wire form: one for each rank."""
-        layouts: list[list[int | str]] = self.call(m.AskLayouts(model), m.Report).values["layouts"]
+        layouts: list[WireLayout] = self.call(m.AskLayouts(model), m.Report).values["layouts"]
         return layouts
 
     def retain(self, keys: bytes, priority: int, duration_s: float) -> bytes:

@@ -15,6 +15,7 @@ import msgpack
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.layout import WireLayout
 from kvpool.types import EPOCH_BYTES
 
 MAGIC = b"KVPTIER1"
@@ -25,7 +26,7 @@ _BODY_HEAD_BYTES = 32
 _NUMBER_BYTES_MAX = 9
 
 # A namespace as it is kept: model and layout in wire form.
-NamespaceRecord = tuple[str, list[int | str]]
+NamespaceRecord = tuple[str, WireLayout]
 
 
 @dataclass(frozen=True, slots=True)

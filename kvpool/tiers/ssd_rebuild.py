@@ -23,7 +23,7 @@ import kvpool_native
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
 from kvpool.keys import namespace_fingerprint
-from kvpool.layout import Layout
+from kvpool.layout import Layout, WireLayout
 from kvpool.tiers.catalogue_rows import Row
 from kvpool.tiers.ssd_flushed import floor_of, read_floors
 from kvpool.tiers.ssd_identity import Identity
@@ -90,7 +90,7 @@ def _numbers_by_fingerprint(identity: Identity) -> dict[bytes, int]:
     return numbers
 
 
-def _layout_of(model: str, wire: list[int | str]) -> Layout | None:
+def _layout_of(model: str, wire: WireLayout) -> Layout | None:
     try:
         return Layout.from_wire(wire)
     except KVPoolError as error:

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
-from kvpool.layout import CHUNK_BYTES_MAX, ITEM_BYTES, Layout
+from kvpool.layout import CHUNK_BYTES_MAX, ITEM_BYTES, STAGES_MAX, Layout
 
 PLAIN = Layout(layers=32, kv_heads=8, head_dim=128)
+STAGED = Layout(layers=3, kv_heads=8, head_dim=128, rank=None, world=6, stages=(3, 1, 2))
 PACKED = Layout(layers=4, kv_heads=2, head_dim=64, format="vllm-fp8", block_tokens=16, rank=1, world=2)
 
 
@@ -92,6 +93,7 @@ def test_a_scheduler_stands_for_every_rank() -> None:
         {"format": "vllm-fp8-b"},
         {"block_tokens": 32},
         {"format": "", "block_tokens": None},
+        {"stages": (4, 4)},
     ],
     ids=str,
 )
@@ -111,6 +113,7 @@ def test_no_field_is_left_out_of_the_fingerprint_cases() -> None:
         "world",
         "format",
         "block_tokens",
+        "stages",
     }
 
 
@@ -121,7 +124,11 @@ def test_the_fingerprint_has_fixed_bytes() -> None:
     assert PLAIN.fingerprint() == expected + b"\x08\x00\x00\x00bfloat16" + bytes(4)
 
 
-@pytest.mark.parametrize("layout", [PLAIN, PACKED, replace(PLAIN, rank=None, world=4)], ids=["plain", "packed", "all"])
+@pytest.mark.parametrize(
+    "layout",
+    [PLAIN, PACKED, replace(PLAIN, rank=None, world=4), STAGED, STAGED.for_rank(3)],
+    ids=["plain", "packed", "all", "stages", "stage"],
+)
 def test_the_wire_form_reads_back(layout: Layout) -> None:
     assert Layout.from_wire(layout.to_wire()) == layout
 
@@ -135,7 +142,66 @@ def test_a_wire_form_with_one_bad_field_is_refused(position: int, value: object)
         Layout.from_wire(wire)
 
 
-@pytest.mark.parametrize("wire", [None, [], (1,) * 10, [1] * 9, [1] * 11, {"layers": 1}, b"0123456789"])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        None,
+        0,
+        "12",
+        [],
+        [4],
+        [4, 0],
+        [4, True],
+        [4, -1],
+        [4, 1 << 70],
+        [4, [4]],
+        [4] * (STAGES_MAX + 1),
+        [4, 4, 4],
+        [5, 4],
+    ],
+    ids=str,
+)
+def test_a_wire_form_with_bad_stages_is_refused(stages: object) -> None:
+    wire = replace(PACKED, rank=1, world=2, stages=(4, 4)).to_wire()
+    assert Layout.from_wire(wire).stages == (4, 4)
+    for rank in (-1, 0):
+        with pytest.raises(LayoutMismatch):
+            Layout.from_wire([*wire[:6], rank, *wire[7:-1], stages])
+
+
+def test_stages_have_layers_of_their_own() -> None:
+    assert [STAGED.for_rank(rank).layers for rank in STAGED.ranks] == [3, 3, 1, 1, 2, 2]
+    assert STAGED.for_rank(2).chunk_bytes * 3 == STAGED.chunk_bytes == STAGED.for_rank(0).chunk_bytes
+    assert STAGED.for_rank(4).for_rank(0) == STAGED.for_rank(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers": 2}, "layers is 2 of rank None, expected 3"),
+        ({"rank": 5}, "layers is 3 of rank 5, expected 2"),
+        ({"world": 4}, "world is 4, expected a multiple of its 3"),
+        ({"stages": (3,)}, r"stages is \(3,\), expected a tuple of 2"),
+        ({"stages": [3, 1, 2]}, r"stages is \[3, 1, 2\], expected a tuple"),
+        ({"stages": (3, 0, 2)}, "stages is 0"),
+    ],
+    ids=str,
+)
+def test_stages_that_do_not_fit_are_refused_by_name(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        replace(STAGED, **change)
+
+
+def test_equal_numbers_of_layers_of_other_stages_are_other_chunks() -> None:
+    """Rank 2 has layers 2 and 3 of the one, 3 and 4 of the other."""
+    one, other = (
+        replace(PLAIN, layers=2, world=4, rank=None, stages=stages) for stages in ((1, 1, 2, 2), (1, 2, 2, 1))
+    )
+    assert one.for_rank(2).fingerprint() != other.for_rank(2).fingerprint()
+    assert one.for_rank(2).layers == other.for_rank(2).layers
+
+
+@pytest.mark.parametrize("wire", [None, [], (1,) * 10, [1] * 9, [1] * 11, [1] * 12, {"layers": 1}, b"0123456789"])
 def test_what_is_no_list_of_ten_is_refused(wire: object) -> None:
     with pytest.raises(LayoutMismatch):
         Layout.from_wire(wire)

@@ -142,3 +142,39 @@ def test_a_layout_of_many_ranks_is_looked_up_once() -> None:
     assert sorted(ranks) == list(range(100))
     assert namespaces.open_ranks("model", layout) is ranks
     assert namespaces.open_ranks("another", layout) is not ranks
+
+
+STAGED = replace(LAYOUT, layers=3, rank=None, world=4, stages=(3, 1))
+
+
+def test_each_stage_has_chunks_of_its_own_size() -> None:
+    tiers = Tiers()
+    opened = tiers.namespaces.open_ranks("m", STAGED)
+    assert [opened[rank].layout.layers for rank in range(4)] == [3, 3, 1, 1]
+    assert len({namespace.size_class for namespace in opened.values()}) == 2
+    assert tiers.namespaces.open_ranks("m", STAGED.for_rank(2)) == {2: opened[2]}
+    assert tiers.namespaces.verify() == []
+
+
+def test_room_for_one_stage_is_not_made_of_another() -> None:
+    """Of 64 sizes 63 are in use: the second stage's finds no room, and the first one's is given back after that only."""
+    tiers = Tiers()
+    for number in range(SIZE_CLASSES_MAX - 1):
+        tiers.namespaces.join([tiers.namespaces.open("m", replace(layout_of(2), layers=1 + number))])
+    with pytest.raises(Refused, match=f"chunks of {SIZE_CLASSES_MAX} sizes"):
+        tiers.namespaces.open_ranks("m", STAGED)
+    assert tiers.namespaces.verify() == []
+    single = tiers.namespaces.open_ranks("m", replace(STAGED, stages=(3, 3)))
+    assert len({namespace.size_class for namespace in single.values()}) == 1
+    assert all(tiers.namespaces.find("m", each.layout) is each for each in single.values())
+
+
+def test_all_sizes_of_a_users_stages_count_for_its_share() -> None:
+    tiers = Tiers()
+    namespaces = Namespaces(tiers.directory, user_share=0.5)
+    user = 1000
+    for number in range(SIZE_CLASSES_MAX // 2 - 1):
+        namespaces.join(namespaces.open_ranks("m", replace(layout_of(2), layers=1 + number), user).values(), user)
+    with pytest.raises(Refused, match="chunk sizes"):
+        namespaces.open_ranks("m", STAGED, user)
+    namespaces.open_ranks("m", replace(STAGED, stages=(3, 3)), user)

@@ -26,7 +26,8 @@ from kvpool_client.vllm import event_feed  # noqa: E402 - only where torch is
 from kvpool_client.vllm.event_feed import EventFeed  # noqa: E402 - likewise
 from tests.fake_vllm import KVConnectorRole  # noqa: E402 - likewise
 from tests.unit.vllm_setting import CHUNK, StartEngine, ask, prompt, start_engine  # noqa: E402 - likewise
-from tests.vllm_engine import ScriptedEngine, caches_of, config_of  # noqa: E402 - likewise
+from tests.vllm_config import caches_of, config_of  # noqa: E402 - likewise
+from tests.vllm_engine import ScriptedEngine  # noqa: E402 - likewise
 from tests.vllm_request import BLOCK, Request  # noqa: E402 - likewise
 
 __all__ = ["start_engine"]

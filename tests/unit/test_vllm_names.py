@@ -14,7 +14,7 @@ from kvpool_client.weights import directory_digest
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from tests.vllm_engine import config_of  # noqa: E402 - only where torch is
+from tests.vllm_config import config_of  # noqa: E402 - only where torch is
 
 pytestmark = pytest.mark.torch
 

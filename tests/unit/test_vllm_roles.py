@@ -118,10 +118,6 @@ def test_micro_batches_are_counted_anew_in_each_step() -> None:
 @pytest.mark.parametrize(
     ("parallel", "said"),
     [
-        (
-            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
-            "layers over ranks 0 to 3.*--pipeline-parallel-size",
-        ),
         ({"tensor_parallel_size": 4, "decode_context_parallel_size": 2}, "tokens over ranks 0 to 3.*--decode-context"),
         ({"tensor_parallel_size": 4, "prefill_context_parallel_size": 2}, "ranks 0 to 7.*--prefill-context-parallel"),
         (
@@ -129,6 +125,10 @@ def test_micro_batches_are_counted_anew_in_each_step() -> None:
             "ranks 8 to 15 cannot reach.*ranks 0 to 7.*--tensor-parallel-size 8",
         ),
         ({"tensor_parallel_size": 16, "nnodes": 4, "nnodes_within_dp": 2}, "2 nodes: ranks 8 to 15"),
+        (
+            {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "nnodes": 2},
+            "2 pipeline stages of 8 ranks run on 2 nodes: ranks 8 to 15 cannot reach.*--pipeline-parallel-size of 8 ranks",
+        ),
     ],
 )
 def test_ranks_that_cannot_be_served_are_named_at_the_start(parallel: dict[str, int], said: str) -> None:
@@ -139,6 +139,7 @@ def test_ranks_that_cannot_be_served_are_named_at_the_start(parallel: dict[str, 
 def test_data_parallel_nodes_of_their_own_are_served() -> None:
     check_placement(SimpleNamespace(tensor_parallel_size=8, nnodes=2, nnodes_within_dp=1))
     check_placement(SimpleNamespace(tensor_parallel_size=1))
+    check_placement(SimpleNamespace(tensor_parallel_size=4, pipeline_parallel_size=2, nnodes=2, nnodes_within_dp=1))
     assert strange_node(0, node_name(), node_name()) == ""
 
 

@@ -13,8 +13,9 @@ from kvpool_client.vllm.settings import Settings
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from tests.vllm_engine import HEADS, NAMES, TOKEN_BYTES, WIDTH, FullAttentionSpec, caches_of, config_of  # noqa: E402
+from tests.vllm_config import caches_of, config_of  # noqa: E402 - only where torch is
 from tests.vllm_request import BLOCK  # noqa: E402
+from tests.vllm_specs import HEADS, NAMES, TOKEN_BYTES, WIDTH, FullAttentionSpec  # noqa: E402 - likewise
 
 pytestmark = pytest.mark.torch
 
@@ -121,7 +122,7 @@ def test_everything_that_changes_bytes_is_in_the_format() -> None:
     [
         (caches_of(8, spec=SlidingWindowSpec()), {}, "SlidingWindowSpec"),
         (SimpleNamespace(num_blocks=8, kv_cache_groups=caches_of(8).kv_cache_groups * 2), {}, "hybrid"),
-        (None, {"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
+        (None, {"prefill_context_parallel_size": 2}, "prefill_context_parallel_size is 2"),
         (None, {"calculate_kv_scales": True}, "KV scales"),
     ],
 )

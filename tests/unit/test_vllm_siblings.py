@@ -221,7 +221,7 @@ def test_loads_run_between_steps_where_vllm_does_not_recover_from_others(
 ) -> None:
     from kvpool_client.vllm.settings import Settings
     from kvpool_client.vllm.sync_loads import served_loads
-    from tests.vllm_engine import config_of
+    from tests.vllm_config import config_of
 
     config = config_of("/x")
     vars(config).update(change)

@@ -13,7 +13,7 @@ from tests import fake_vllm
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from tests.vllm_engine import caches_of, config_of  # noqa: E402 - only where torch is
+from tests.vllm_config import caches_of, config_of  # noqa: E402 - only where torch is
 from tests.vllm_specs import FullAttentionSpec, specs_by_layer  # noqa: E402 - likewise
 
 pytestmark = pytest.mark.torch
@@ -44,6 +44,12 @@ def latent_on_a_plain_processor(config: Any, caches: Any) -> None:
     with_spec(MLAAttentionSpec())(config, caches)
 
 
+def with_a_draft_beside_the_last_stage(config: Any, _caches: Any) -> None:
+    """Of three layers that are all shown the first stage has one."""
+    vars(config.parallel_config).update(pipeline_parallel_size=2)
+    config.model_config.get_layers_start_end_indices = lambda parallel: (parallel.rank, 1 + 2 * parallel.rank)
+
+
 class Other:
     """A connector that the engine has already."""
 
@@ -58,7 +64,7 @@ def beside_another(config: Any, _caches: Any) -> None:
 
 
 REFUSED: dict[str, Callable[[Any, Any], None]] = {
-    "pipeline_parallel": on("parallel_config", pipeline_parallel_size=2),
+    "pipeline_parallel": with_a_draft_beside_the_last_stage,
     "context_parallel": on("parallel_config", decode_context_parallel_size=2),
     "several_nodes": on("parallel_config", tensor_parallel_size=16, nnodes=2),
     "unknown_weights": on("model_config", revision="main"),

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from kvpool.layout import Layout
 from kvpool_client.vllm.placement import check_placement
-from kvpool_client.vllm.support import Unserved
+from kvpool_client.vllm.stages import PIPELINE, stages_of
+from kvpool_client.vllm.support import REMEDIES, Unserved
 from kvpool_client.vllm.surface import CacheConfig, CacheSpec, EngineConfig
 
 # Every block of every token is kept for the whole life of a request by these alone.
@@ -50,8 +51,8 @@ class Tensor(Protocol):
 class Geometry:
     """How an engine's KV maps to chunks.
 
-    `layout`: of a scheduler, standing for all shards. `replicas`: ranks in a row that hold the same KV; one of them saves.
-    `hash_tokens`: tokens behind each of the engine's block hashes.
+    `layout`: of a scheduler, standing for all shards of all pipeline stages. `layer_names`: this process's stage's. `replicas`:
+    ranks in a row that hold the same KV; one of them saves. `hash_tokens`: tokens behind each of the engine's block hashes.
     """
 
     layout: Layout
@@ -109,20 +110,27 @@ def geometry_of(config: EngineConfig, caches: CacheConfig, chunk_tokens: int, fo
             "coarse_hashes",
             f"block hashes cover {hash_tokens} tokens, expected a divisor of the chunk's {chunk_tokens}",
         )
+    stages = stages_of(config, group.layer_names)
+    if stages and spec is not group.kv_cache_spec:
+        # A stage whose layers are alike may still differ from the others, which no process is shown.
+        raise Unserved(
+            "odd_blocks", "layers have blocks of several kinds in an engine of several stages", REMEDIES[PIPELINE]
+        )
     tensor_ranks = parallel.tensor_parallel_size
     replicas = _replicas(caches, kind, tensor_ranks)
     heads, width = _token_shape(spec.page_size_bytes, spec.block_size)
     layout = Layout(
-        layers=len(group.layer_names),
+        layers=max(stages, default=len(group.layer_names)),
         kv_heads=heads,
         head_dim=width,
         dtype="uint8",
         chunk_tokens=chunk_tokens,
         planes=1,
         rank=None,
-        world=tensor_ranks // replicas,
+        world=tensor_ranks // replicas * max(1, len(stages)),
         format=_format(config, caches, spec, form),
         block_tokens=spec.block_size,
+        stages=stages,
     )
     return Geometry(
         layout=layout,

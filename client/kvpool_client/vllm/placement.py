@@ -1,4 +1,4 @@
-"""Where ranks run: kvpool serves ranks that share one node's daemon, each with all the tokens of its heads.
+"""Where ranks run: kvpool serves ranks that share one node's daemon, each with all the tokens of its heads and layers.
 
 What the configuration says is refused at the start. What it does not say (Ray places ranks where it likes) each worker finds
 out from the first plan that reaches it, which names the scheduler's node: a node is one running kernel, whatever containers are
@@ -16,7 +16,6 @@ BOOT_ID_SHOWN = 8
 SEVERAL_NODES = "several_nodes"
 # What each size spreads over ranks that would otherwise hold the same, and how that is counted (see `support`).
 SPREAD = {
-    "pipeline_parallel_size": ("layers", "pipeline_parallel"),
     "decode_context_parallel_size": ("a sequence's tokens", "context_parallel"),
     "prefill_context_parallel_size": ("a sequence's tokens", "context_parallel"),
 }
@@ -41,14 +40,20 @@ def check_placement(parallel: object) -> None:
             everybody = ranks * (1 if name == "decode_context_parallel_size" else size)
             spread = f"spreads {what} over ranks 0 to {everybody - 1}"
             raise Unserved(code, f"{name} is {size}, which {spread}, expected 1")
+    stages = int(getattr(parallel, "pipeline_parallel_size", 1))
+    everybody = ranks * stages
     nodes = int(getattr(parallel, "nnodes_within_dp", getattr(parallel, "nnodes", 1)))
-    here = -(-ranks // max(1, nodes))
-    if nodes > 1 and here < ranks:
+    here = -(-everybody // max(1, nodes))
+    if nodes > 1 and here < everybody:
+        spread, sizes = "one tensor-parallel group runs", f"--tensor-parallel-size {here}"
+        if stages > 1:
+            spread = f"{stages} pipeline stages of {ranks} ranks run"
+            sizes = f"--tensor-parallel-size and --pipeline-parallel-size of {here} ranks together"
         raise Unserved(
             SEVERAL_NODES,
-            f"one tensor-parallel group runs on {nodes} nodes: ranks {here} to {ranks - 1} cannot reach the daemon of "
+            f"{spread} on {nodes} nodes: ranks {here} to {everybody - 1} cannot reach the daemon of "
             f"ranks 0 to {here - 1}, expected all on one node",
-            f"use --tensor-parallel-size {here}, and --data-parallel-size for the other nodes",
+            f"use {sizes}, and --data-parallel-size for the other nodes",
         )
 
 

@@ -32,6 +32,12 @@ TABLE = (
     Entry("KV that several ranks hold alike (MLA; fewer KV heads than ranks)", "yes, stored once"),
     Entry(
         "pipeline parallel",
+        "yes, on one node: each rank of each stage stores its layers, a prefix counts as far as every rank of every stage "
+        "has it; shared by engines of the same stages; `kvpool.load: sync` becomes `async` there",
+    ),
+    Entry(
+        "pipeline stages with other layers of KV than vLLM's division gives them (a draft model beside the last stage, layers "
+        "that use others' KV)",
         "no",
         "pipeline_parallel",
         "start vLLM without --pipeline-parallel-size, or with --tensor-parallel-size in its place",
@@ -44,11 +50,11 @@ TABLE = (
         "--tensor-parallel-size in their place",
     ),
     Entry(
-        "one tensor-parallel group on several nodes",
+        "one engine's tensor-parallel ranks or pipeline stages on several nodes",
         "no",
         "several_nodes",
-        "place the ranks of an engine on one node (--tensor-parallel-size at most a node's devices), and use "
-        "--data-parallel-size for other nodes",
+        "place the ranks of an engine on one node (--tensor-parallel-size times --pipeline-parallel-size at most a node's "
+        "devices), and use --data-parallel-size for other nodes",
     ),
     Entry("data parallel", "yes: replicas share chunks"),
     Entry("producer, consumer (`kv_role`), `do_remote_prefill`, children of MultiConnector", "yes, see above"),

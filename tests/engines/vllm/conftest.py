@@ -110,6 +110,11 @@ def loaded_tokens(daemon: Daemon) -> int:
     return int(daemon.stats()["usage.loaded_tokens"])
 
 
+def chunks_in_dram(daemon: Daemon) -> int:
+    """Chunks of all ranks."""
+    return int(daemon.stats()["dram.chunks"])
+
+
 def wait_loaded(daemon: Daemon, tokens: int) -> None:
     """Until engines have reported that they loaded so many tokens."""
     wait_until(lambda: loaded_tokens(daemon) >= tokens, f"{tokens} tokens are loaded, {loaded_tokens(daemon)} are")

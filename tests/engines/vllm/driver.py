@@ -40,10 +40,9 @@ class Driver:
             kv_events_config=None if events is None else KVEventsConfig(**events),
             model=options["model"],
             skip_tokenizer_init=True,
-            enforce_eager=True,
             disable_log_stats=False,
             kv_transfer_config=options["transfer"],
-            **{"distributed_executor_backend": "uni", **options["engine"]},
+            **{"enforce_eager": True, "distributed_executor_backend": "uni", **options["engine"]},
         )
         self._spent = ConnectorTime()
         self._unplugged: tuple[Any, Any] = (None, None)
