@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import kvpool_client as kv
+from kvpool.types import SERVICE_SOCKET
 from kvpool_client.torch import PagedPrefixCache, announced, gated, layout_of
 
 VOCABULARY, WIDTH, LAYERS, HEADS, HEAD_DIM = 256, 128, 6, 4, 32
@@ -108,7 +109,7 @@ class Engine:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--socket", default="/run/kvpool/kvpool.sock")
+    parser.add_argument("--socket", default=SERVICE_SOCKET)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--prompt-tokens", type=int, default=1500)
     arguments = parser.parse_args()
