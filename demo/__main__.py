@@ -8,12 +8,12 @@ from SSD alone, and half of the turns of the first act were sped up at least fou
 a neighbour on the machine may spoil one.
 """
 
-import argparse
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 from rich.console import Console
 
 from demo.node import Daemon, ProcessFailed, Worker
@@ -29,29 +29,39 @@ DRAM_CAPACITY = "1GiB"
 SSD_CAPACITY = "512MiB"
 
 
-def main() -> int:
-    """Run the demonstration; the exit code."""
-    options = _parser().parse_args()
+@click.command()
+@click.option(
+    "--prefix-tokens",
+    type=click.IntRange(min=1),
+    default=PREFIX_TOKENS,
+    show_default=True,
+    help="Tokens of system prompt and document; reuse ends at the last full chunk.",
+)
+@click.option(
+    "--documents", type=click.IntRange(min=1), default=DOCUMENTS, show_default=True, help="How many conversations."
+)
+def main(prefix_tokens: int, documents: int) -> None:
+    """Show what kvpool saves a torch engine."""
     console = make_console()
     plan = make_plan(
-        documents=options.documents,
-        prefix_tokens=options.prefix_tokens,
+        documents=documents,
+        prefix_tokens=prefix_tokens,
         chunk_tokens=CHUNK_TOKENS,
         answer_tokens=ANSWER_TOKENS,
         seed=SEED,
     )
     console.print(
-        f"{options.documents} conversations of {len(plan.conversations[0].questions)} turns about documents of this machine: "
-        f"a shared prefix of {options.prefix_tokens} tokens each, chunks of {CHUNK_TOKENS}"
+        f"{documents} conversations of {len(plan.conversations[0].questions)} turns about documents of this machine: "
+        f"a shared prefix of {prefix_tokens} tokens each, chunks of {CHUNK_TOKENS}"
     )
     with tempfile.TemporaryDirectory(prefix="kvpool-demo-") as name:
         try:
             rows = _perform(console, plan, Path(name))
         except ProcessFailed as error:
             console.print(f"FAILED: {error}", markup=False)
-            return 1
+            sys.exit(1)
     show(console, rows, ANSWER_TOKENS)
-    return 0 if judge(console, rows) else 1
+    sys.exit(0 if judge(console, rows) else 1)
 
 
 def _perform(console: Console, plan: Plan, directory: Path) -> list[Row]:
@@ -127,20 +137,5 @@ class _Stage:
         return Worker(name, self.directory, socket or self.daemon.socket, self.plan_path)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m demo", description="Show what kvpool saves a torch engine.")
-    parser.add_argument(
-        "--prefix-tokens",
-        type=int,
-        default=PREFIX_TOKENS,
-        metavar="N",
-        help=f"tokens of system prompt and document (default {PREFIX_TOKENS}; reuse ends at the last full chunk)",
-    )
-    parser.add_argument(
-        "--documents", type=int, default=DOCUMENTS, metavar="N", help=f"how many conversations (default {DOCUMENTS})"
-    )
-    return parser
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(prog_name="python -m demo")

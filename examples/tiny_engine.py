@@ -8,13 +8,14 @@ A small transformer with random weights from a fixed seed, its KV in blocks of t
 Not a server: no batches, no scheduler. With no daemon it prints the same tokens, later. One thread.
 """
 
-import argparse
 import time
 
+import click
 import torch
 from torch import nn
 
 import kvpool_client as kv
+from kvpool.types import SERVICE_SOCKET
 from kvpool_client.torch import PagedPrefixCache, announced, gated, layout_of
 
 VOCABULARY, WIDTH, LAYERS, HEADS, HEAD_DIM = 256, 128, 6, 4, 32
@@ -106,14 +107,16 @@ class Engine:
         return answer, first_s
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--socket", default="/run/kvpool/kvpool.sock")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--prompt-tokens", type=int, default=1500)
-    arguments = parser.parse_args()
-    prompt = torch.randint(VOCABULARY, (arguments.prompt_tokens,), generator=torch.Generator().manual_seed(2)).tolist()
-    engine = Engine(arguments.socket, arguments.device)
+@click.command()
+@click.option("--socket", default=SERVICE_SOCKET, show_default=True, help="The daemon's socket.")
+@click.option(
+    "--device", default="cuda" if torch.cuda.is_available() else "cpu", show_default=True, help="Where to compute."
+)
+@click.option("--prompt-tokens", default=1500, show_default=True, help="Length of the prompt.")
+def main(socket: str, device: str, prompt_tokens: int) -> None:
+    """A small torch engine with a pool behind it."""
+    prompt = torch.randint(VOCABULARY, (prompt_tokens,), generator=torch.Generator().manual_seed(2)).tolist()
+    engine = Engine(socket, device)
     answer, first_s = engine.generate(prompt, 12)
     print(f"first token after {first_s * 1e3:.0f} ms, {engine.reused} of {len(prompt)} prompt tokens reused")
     print("tokens:", *answer)

@@ -33,6 +33,7 @@ from kvpool.options import (
     write_budget_option,
 )
 from kvpool.path_options import directory, group, mode, secret_file
+from kvpool.types import SERVICE_SOCKET
 from kvpool.units import format_size, parse_size
 
 if sys.version_info >= (3, 11):
@@ -153,9 +154,9 @@ class Config:
 
 def default_socket() -> str:
     """Where daemon and commands meet without a configuration: the service's directory if this user can use it."""
-    service = Path("/run/kvpool")
+    service = Path(SERVICE_SOCKET).parent
     if service.is_dir() and os.access(service, os.W_OK):
-        return str(service / "kvpool.sock")
+        return SERVICE_SOCKET
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and Path(runtime).is_dir():
         return str(Path(runtime) / "kvpool" / "kvpool.sock")

@@ -204,4 +204,3 @@ def arm_from_environment() -> Callable[..., None]:
 # What is wrong with the variable; the daemon refuses to start with any.
 faults: list[str] = []
 reach: Callable[..., None] = arm_from_environment()
-is_armed = reach is not _do_nothing

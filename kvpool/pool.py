@@ -319,7 +319,7 @@ class Pool:
 
     def problems(self) -> list[str]:
         """Background threads that have ended before their work, one line each. Any thread."""
-        problems = [] if self._workers.is_healthy else ["transfer: a thread has died"]
+        problems = [] if self._workers.is_healthy else ["transfer: the outcome of a job was lost"]
         if self._prefault is not None and self._prefault.failure:
             problems.append(f"dram: pre-faulting ended early: {self._prefault.failure}")
         return problems + self.journal.problems() + (self._tiering.tier.problems() if self._tiering else [])

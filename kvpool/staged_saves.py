@@ -20,7 +20,7 @@ from kvpool.protocol import messages as m
 from kvpool.protocol import staging_messages as sm
 from kvpool.transfer.staged_copy import StagedCopy
 from kvpool.transfer.staging import StagingAreas
-from kvpool.transfer.workers import Urgency, Workers, call_later
+from kvpool.transfer.workers import Workers, call_later
 from kvpool.types import ConnectionId
 
 
@@ -106,7 +106,7 @@ class StagedSaves:
             else:
                 answer.set_result(m.Done())
 
-        if not self._workers.submit(job, lambda result: call_later(loop, finish, result), Urgency.SAVE):
+        if not self._workers.submit(job, lambda result: call_later(loop, finish, result)):
             end_copy(b"", self._clock.now_ns())
             raise Refused("busy", "too many jobs are waiting for the transfer threads: try again later")
         return answer

@@ -9,14 +9,18 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple, NewType
 
+import kvpool_native
+
 KEY_BYTES = 32
 EPOCH_BYTES = 16
 TOKEN_BYTES = 4
 DURATION_BYTES = 4
 PAGE_BYTES = 4096
+# Where the service of a node listens, and engines look for it when nothing else was said.
+SERVICE_SOCKET = "/run/kvpool/kvpool.sock"
 
 # What a chunk is kept with when nothing was said: the default of TensorRT-LLM's KvCacheRetentionConfig.
-DEFAULT_PRIORITY = 35
+DEFAULT_PRIORITY: int = kvpool_native.DEFAULT_PRIORITY
 PRIORITY_MAX = 100
 # On the wire: leave the chunk as it is kept.
 KEEP_PRIORITY = 255

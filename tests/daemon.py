@@ -18,6 +18,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import KVPoolError
+from kvpool.protocol import places
 from kvpool.protocol.blocking import BlockingConnection
 
 START_TIMEOUT_S = 20.0
@@ -114,10 +115,13 @@ class Daemon:
             return {name: value for section in connection.stats().values() for name, value in section.items()}
 
     def problems(self, *, deep: bool = True) -> list[str]:
-        """What `check` finds broken."""
+        """What `check` finds broken, and (`deep`) every bad chunk."""
         with self.admin() as connection:
-            report = connection.check(deep)
-        problems: list[str] = report["problems"]
+            report = connection.check()
+            problems: list[str] = report["problems"]
+            if deep:
+                found = places.read_all(connection.verify_bytes, places.every(report["tiers"]), sys.maxsize)
+                problems = [*problems, *places.problems_of(found)]
         return problems
 
     def _answers_or_died(self) -> bool:

@@ -14,6 +14,7 @@ from kvpool.keys import pack_scope
 from kvpool.layout import Layout
 from kvpool.types import Level, SaveState
 from tests.event_readers import Replica
+from tests.flushing import flush_whole
 
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=64, dtype="float16", chunk_tokens=8)
 SLOT = 4096
@@ -199,7 +200,7 @@ class Rig:
             self.retain(names, chance)
         else:
             directory = chance.choice((self.memory, self.files))
-            directory.flush(None, self.clock.now_ns() - chance.randrange(40) * 10**9)
+            flush_whole(directory, self.clock.now_ns() - chance.randrange(40) * 10**9)
 
     def demote_all(self) -> None:
         """Until the files have what memory has."""

@@ -58,7 +58,7 @@ class Lease:
 
     @property
     def cost_s(self) -> float:
-        """Estimated seconds to load all of it, as far as is known now."""
+        """Estimated seconds to load all of it, from what this Pool has copied so far: to be weighed against computing."""
         return self._estimate_s(self.chunks)
 
     @property

@@ -16,7 +16,7 @@ from kvpool.cli.bench_measure import latencies, median, timed_s
 from kvpool.errors import KVPoolError
 from kvpool.protocol import messages as m
 from kvpool.protocol.blocking import BlockingConnection
-from kvpool.types import KEY_BYTES, SaveState
+from kvpool.types import KEY_BYTES, TOKEN_BYTES, SaveState
 
 CHUNKS = 512
 BAR_US = 1500
@@ -24,7 +24,7 @@ CAPACITY_CHUNKS = 3 * CHUNKS
 SAMPLES, QUICK_SAMPLES = 200, 10
 WARM_UP = 4
 TIMEOUT_S = 10.0
-CRC_BYTES = TOKEN_BYTES = 4
+CRC_BYTES = 4
 CHUNK_BYTES = CRC_BYTES * LAYOUT.layers + TOKEN_BYTES * LAYOUT.chunk_tokens
 
 

@@ -16,6 +16,7 @@ from kvpool.cli.standard_output import end_with
 from kvpool.config import default_socket
 from kvpool.errors import DaemonSilent, DaemonUnreachable, KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
+from kvpool.types import SERVICE_SOCKET
 
 TIMEOUT_S = 10.0
 
@@ -66,7 +67,7 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="PATH",
         expose_value=False,
         callback=_note,
-        help="The daemon's socket (default: /run/kvpool/kvpool.sock, or this user's own).",
+        help=f"The daemon's socket (default: {SERVICE_SOCKET}, or this user's own).",
     )
     as_json = click.option(
         "--json", "is_json", is_flag=True, expose_value=False, callback=_note, help="Print one JSON document."

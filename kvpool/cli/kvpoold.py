@@ -1,4 +1,4 @@
-"""`kvpoold`: the command line of the daemon, with nothing else imported while it is read.
+"""`kvpoold`: the command line of the daemon, with nothing of the daemon imported while it is read.
 
 A SIGHUP means "read the configuration again" and ends no kvpoold: it is ignored before the daemon's modules are imported, which
 takes a third of a second, until `server.app` serves it, and again from there to the process's end. Main thread only.
@@ -6,24 +6,22 @@ takes a third of a second, until `server.app` serves it, and again from there to
 Exit codes: 0 stopped by a signal, 1 could not serve, 2 wrong usage or configuration.
 """
 
-import argparse
 import signal
 import sys
 
+import click
+
 from kvpool import __version__
 
-DESCRIPTION = """\
-The KV cache pool daemon of a node: keeps KV chunks of LLM engines in shared memory and serves them
-over a unix socket. Without a configuration file the built-in defaults serve a plain user."""
-
-EPILOG = """\
-examples:
+EPILOG = """\b
+Examples:
   kvpoold
         serve on the default socket with the built-in defaults
   kvpoold --config /etc/kvpool/kvpool.toml --set dram.capacity=64GiB --set log.level=debug
         a file's options, two of them overridden; the last --set of an option wins
 
-exit codes:
+\b
+Exit codes:
   0  stopped by SIGTERM or SIGINT      1  could not serve      2  wrong usage or configuration"""
 
 
@@ -35,31 +33,38 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Serve until stopped; the exit code."""
-    options = _parser().parse_args(arguments)
+    try:
+        code: int = command.main(arguments, prog_name="kvpoold", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:  # SIGINT before the daemon serves
+        return 1
+    return code
+
+
+@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--config", metavar="FILE", help="TOML file with options (default: built-in defaults).")
+@click.option(
+    "--set",
+    "overrides",
+    metavar="SECTION.KEY=VALUE",
+    multiple=True,
+    help="Override one option; may be given again; values as in the file, without quotes.",
+)
+@click.option(
+    "--rebuild",
+    is_flag=True,
+    help="Search the segment files of the SSD tier for chunks instead of trusting its catalogue (ssd.rebuild=true).",
+)
+@click.version_option(__version__, message="kvpoold %(version)s")
+def command(config: str | None, overrides: tuple[str, ...], rebuild: bool) -> int:
+    """The KV cache pool daemon of a node: keeps KV chunks of LLM engines in shared memory and serves them over a unix socket.
+    Without a configuration file the built-in defaults serve a plain user.
+    """
     from kvpool.cli.serving import serve  # takes a third of a second, which `kvpoold --help` has no use for
 
-    return serve(options.config, [*options.set, "ssd.rebuild=true"] if options.rebuild else options.set)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kvpoold", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", metavar="FILE", help="TOML file with options (default: built-in defaults)")
-    parser.add_argument(
-        "--set",
-        metavar="SECTION.KEY=VALUE",
-        action="append",
-        default=[],
-        help="override one option; may be given again; values as in the file, without quotes",
-    )
-    parser.add_argument(
-        "--rebuild",
-        action="store_true",
-        help="search the segment files of the SSD tier for chunks instead of trusting its catalogue (ssd.rebuild=true)",
-    )
-    parser.add_argument("--version", action="version", version=f"kvpoold {__version__}")
-    return parser
+    return serve(config, [*overrides, *(["ssd.rebuild=true"] if rebuild else [])])
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def check(options: Options, deep: bool) -> None:
     daemon serves on meanwhile; what is stored during the check may be left out.
     """
     with options.connect() as connection:
-        report = ask(lambda: connection.check(False))
+        report = ask(lambda: connection.check())
         problems: list[str] = report["problems"]
         found: dict[str, Any] = {}
         if deep:
@@ -71,7 +71,7 @@ def verify(options: Options, sample: int, tier: str | None, seed: int | None) ->
     """
     chosen = secrets.randbits(SEED_BITS) if seed is None else seed
     with options.connect() as connection:
-        tiers = ask(lambda: connection.check(False))["tiers"]
+        tiers = ask(lambda: connection.check())["tiers"]
         if tier is not None and tier not in tiers:
             fail(f"there is no tier {tier}, only {', '.join(tiers)}", EXIT_USAGE)
         wanted = tiers if tier is None else {tier: tiers[tier]}

@@ -32,7 +32,7 @@ from kvpool.index.events import CAUSES, EVENT_PAYLOAD_BYTES_MAX, NO_SCOPE, Chang
 from kvpool.index.fates import REFUSALS_PER_SAVE, Departure, Fates
 from kvpool.index.namespaces import Namespaces
 from kvpool.keys import Scope, namespace_fingerprint, split_scope
-from kvpool.types import KEY_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
+from kvpool.types import KEY_BYTES, TOKEN_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
 
 # A change takes 0.3 to 1 µs to write down, 2 where each is an event of its own (measured): with a part of a request beside them
 # a turn stays under a millisecond.
@@ -43,7 +43,6 @@ ANSWER_BYTES_MAX = 512 << 10
 PAGE_CHUNKS_MAX = 128
 WAITING_MAX = 256
 SNAPSHOT_END = -1
-TOKEN_BYTES = 4
 _ROW = struct.Struct("<32s32sIBBBBBB6x")
 _NO_KEY = bytes(KEY_BYTES)
 # Models whose corrupt chunks are counted, and those that `kvpoolctl info` names.

@@ -49,11 +49,11 @@ class Reserving:
     def advance(self, now_ns: int, *, may_wait: bool) -> Step:
         """Reserve the next part. WAIT (if it may) where only memory could serve that is being faulted in or written down."""
         first = self.chunks
-        evicted_before = self._directory.stats()["evicted_chunks"] if failpoint.is_armed else 0
+        evicted_before = self._directory.evicted_chunks
         reservation, states, offsets, generations = self._reserve(first, now_ns, may_wait=may_wait)
         self.reservation = ReservationId(reservation)
         failpoint.reach("daemon.reserve.after", failpoint.refused)
-        if failpoint.is_armed and self._directory.stats()["evicted_chunks"] > evicted_before:
+        if self._directory.evicted_chunks > evicted_before:
             failpoint.reach("daemon.evict.after", failpoint.refused)
         self.states += states
         self.offsets += offsets

@@ -9,7 +9,6 @@ import contextlib
 import select
 import socket
 import struct
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -21,7 +20,7 @@ from kvpool.layout import WireLayout
 from kvpool.ownership import fault_of_daemon, peer_of
 from kvpool.protocol import connection_messages as cm
 from kvpool.protocol import event_messages as em
-from kvpool.protocol import frames, hit_curve, places, versions
+from kvpool.protocol import frames, hit_curve, versions
 from kvpool.protocol import messages as m
 from kvpool.protocol import operator_messages as om
 from kvpool.protocol.event_columns import NamespaceNames, unpack_namespaces
@@ -242,20 +241,12 @@ class BlockingConnection:
         """Keep chunks of any model with a priority (duration 0: for good); a `RetainState` for each key."""
         return self.call(m.RetainKeys(keys, priority, float(duration_s)), m.Retained).states
 
-    def check(self, deep: bool, on_slice: places.Advance = lambda _chunks: None) -> dict[str, Any]:
-        """Recount invariants inside the daemon: `problems` (lines), `chunks` seen, by tier too (`tiers`).
-
-        `deep` has every chunk read, slice by slice: how many were `verified` by their bytes, and the `corrupt` ones, which
-        are dropped, and are problems too. `on_slice` hears of each slice.
-        """
-        report = self.call(m.Check(), m.Report).values
-        if not deep:
-            return report
-        found = places.read_all(self.verify_bytes, places.every(report["tiers"]), sys.maxsize, on_slice)
-        return {**report, **found, "problems": [*report["problems"], *places.problems_of(found)]}
+    def check(self) -> dict[str, Any]:
+        """Recount invariants inside the daemon: `problems` (lines), `chunks` seen, by tier too (`tiers`)."""
+        return dict(self.call(m.Check(), m.Report).values)
 
     def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
-        """Have a slice of chunks read; see `m.VerifyBytes`."""
+        """Have a slice of chunks read; see `m.VerifyBytes`. `places.read_all` asks for all of them."""
         return self.call(m.VerifyBytes(column, chunks), m.Report, SLICE_TIMEOUT_S + self._timeout_s).values
 
     def _receive_welcome(self, deadline: Deadline) -> m.Welcome:

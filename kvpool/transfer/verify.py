@@ -8,7 +8,7 @@ from functools import partial
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.transfer.workers import Urgency, Workers
+from kvpool.transfer.workers import Workers
 from kvpool.types import ChunkExtent
 
 
@@ -23,8 +23,8 @@ def find_corrupt(
 async def find_corrupt_on(
     workers: Workers, arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extents: tuple[ChunkExtent, ...]
 ) -> tuple[ChunkExtent, ...]:
-    """The same on a transfer thread. Raises Refused when too many checks are waiting."""
-    return await workers.run(partial(find_corrupt, arena, index, extents), Urgency.HOUSEKEEPING)
+    """The same on the thread of checks. Raises Refused when too many checks are waiting."""
+    return await workers.check(partial(find_corrupt, arena, index, extents))
 
 
 def _is_corrupt(arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extent: ChunkExtent) -> bool:

@@ -1,22 +1,23 @@
-"""A pool of named threads that run jobs and report each exactly once.
+"""Jobs of the daemon beside its control thread: two bounded pools of threads that report each job exactly once.
 
 Guarantees:
-1. `submit` never blocks: a full queue refuses.
-2. Jobs of a higher urgency start first; among equals the oldest does.
+1. Neither `submit` nor `check` blocks: where too many jobs wait, both refuse.
+2. Copies have their own threads and checks have one more: no copy waits for a check.
 3. Every accepted job is reported once: `done` is called with its result, or with the exception it ended in, or with
-   `Cancelled` when the pool stops first. It is called on a worker thread (on the stopping thread for cancelled jobs).
+   `Cancelled` when the pool stops first. It is called on the job's thread (on the stopping one for cancelled jobs).
 4. `stop` waits for running jobs and cancels waiting ones.
+5. A thread outlives whatever its jobs raise. Where a report itself raised, somebody may wait for ever: `is_healthy` says so.
 
-Lock order: `_lock` is the only lock and is never held while a job or a report runs.
+Lock order: `_lock`, then the locks of the executors. It is never held while a job or a report runs.
 """
 
 import asyncio
 import contextlib
-import heapq
 import logging
 import threading
 from collections.abc import Callable
-from enum import IntEnum
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from kvpool import failpoint
@@ -30,68 +31,49 @@ Report = Callable[[Result], None]
 Outcome = TypeVar("Outcome")
 
 
-class Urgency(IntEnum):
-    """Which jobs go first: loads before saves, both before housekeeping."""
-
-    LOAD = 0
-    SAVE = 1
-    HOUSEKEEPING = 2
-
-
 class Cancelled(KVPoolError):
     """The result of a job that the pool's end overtook."""
 
 
 class Workers:
-    """The transfer threads of one daemon."""
+    """The transfer threads of one daemon: `threads` that copy, and one that checks."""
 
     def __init__(self, threads: int, *, queue_size: int, name: str = "kvpool-transfer") -> None:
         assert threads > 0
         assert queue_size > 0
         self._lock = threading.Lock()
-        self._wake = threading.Condition(self._lock)
-        self._queue: list[tuple[int, int, Job, Report]] = []  # guarded by _lock
         self._queue_size = queue_size
-        self._submitted = 0  # guarded by _lock
+        self._waiting = 0  # guarded by _lock; accepted, and not begun
         self._is_stopping = False  # guarded by _lock
-        self.failed_jobs = 0  # guarded by _lock
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True) for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._lost_outcomes = 0  # guarded by _lock
+        self._copies = _started(threads, name)
+        self._checks = _started(1, f"{name}-check")
 
     def __repr__(self) -> str:
-        return f"<Workers {len(self._threads)} threads, {self.waiting} waiting>"
+        return f"<Workers {self.waiting} waiting>"
 
     @property
     def waiting(self) -> int:
         """Jobs that have not started."""
         with self._lock:
-            return len(self._queue)
+            return self._waiting
 
     @property
     def is_healthy(self) -> bool:
-        """Whether every thread lives, or has been told to end."""
+        """Whether every job that has ended was reported."""
         with self._lock:
-            return self._is_stopping or all(thread.is_alive() for thread in self._threads)
+            return self._lost_outcomes == 0
 
-    def submit(self, job: Job, done: Report, urgency: Urgency) -> bool:
-        """Queue a job. False when the queue is full or the pool stops; then `done` is never called."""
-        with self._lock:
-            if self._is_stopping or len(self._queue) >= self._queue_size:
-                return False
-            self._submitted += 1
-            heapq.heappush(self._queue, (urgency, self._submitted, job, done))
-            self._wake.notify()
-        return True
+    def submit(self, job: Job, done: Report) -> bool:
+        """Queue a copy. False when too many jobs wait or the pool stops; then `done` is never called."""
+        return self._submit(self._copies, job, done)
 
-    async def run(self, job: Callable[[], Outcome], urgency: Urgency) -> Outcome:
-        """Run a job and wait for it on the event loop. Raises what it raised, Refused when the queue is full."""
+    async def check(self, job: Callable[[], Outcome]) -> Outcome:
+        """Run a check and wait for it on the event loop. Raises what it raised, Refused when too many jobs wait."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
-        if not self.submit(job, lambda result: call_later(loop, _settle, answer, result), urgency):
+        if not self._submit(self._checks, job, lambda result: call_later(loop, _settle, answer, result)):
             raise Refused("busy", "too many jobs are waiting for the transfer threads: try again later")
         outcome: Outcome = await answer
         return outcome
@@ -100,37 +82,61 @@ class Workers:
         """End the threads. Idempotent."""
         with self._lock:
             self._is_stopping = True
-            dropped, self._queue = self._queue, []
-            self._wake.notify_all()
-        for _, _, _, done in dropped:
-            done(Cancelled("the transfer threads have stopped"))
-        for thread in self._threads:
-            thread.join()
+        for executor in (self._copies, self._checks):
+            executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._copies, self._checks):
+            executor.shutdown()
 
-    def _run(self) -> None:
-        while True:
+    def _submit(self, executor: ThreadPoolExecutor, job: Job, done: Report) -> bool:
+        with self._lock:
+            if self._is_stopping or self._waiting >= self._queue_size:
+                return False
+            self._waiting += 1
+            executor.submit(self._perform, job, done).add_done_callback(partial(self._finish, done))
+        return True
+
+    def _perform(self, job: Job, done: Report) -> None:
+        with self._lock:
+            self._waiting -= 1
+        result: Result
+        try:
+            failpoint.reach("daemon.transfer.job")
+            result = job()
+        except Exception as error:
+            log.exception("transfer job %r failed", job)
+            result = error
+        done(result)
+
+    def _finish(self, done: Report, future: "Future[None]") -> None:
+        """On the job's thread, or on the stopping one."""
+        if future.cancelled():
             with self._lock:
-                while not self._queue and not self._is_stopping:
-                    self._wake.wait()
-                if not self._queue:
-                    return
-                _, _, job, done = heapq.heappop(self._queue)
-            result: Result
-            try:
-                failpoint.reach("daemon.transfer.job")
-                result = job()
-            except Exception as error:
-                log.exception("transfer job %r failed", job)
-                with self._lock:
-                    self.failed_jobs += 1
-                result = error
-            done(result)
+                self._waiting -= 1
+            done(Cancelled("the transfer threads have stopped"))
+        elif (error := future.exception()) is not None:
+            log.error("the outcome of a transfer job is lost", exc_info=error)
+            with self._lock:
+                self._lost_outcomes += 1
 
 
 def call_later(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: object) -> None:
     """Have the event loop call something, from another thread; nothing if the loop has ended meanwhile."""
     with contextlib.suppress(RuntimeError):  # "Event loop is closed": the daemon has stopped, nobody waits
         loop.call_soon_threadsafe(call, *arguments)
+
+
+def _started(threads: int, name: str) -> ThreadPoolExecutor:
+    """An executor that has all its threads: one that the system has none left for is known now, and not at a request."""
+    executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    everybody = threading.Barrier(threads + 1)
+    try:
+        for _ in range(threads):
+            executor.submit(everybody.wait)
+    except RuntimeError:
+        everybody.abort()
+        raise
+    everybody.wait()
+    return executor
 
 
 def _settle(answer: "asyncio.Future[Any]", result: Result) -> None:

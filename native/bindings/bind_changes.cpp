@@ -134,7 +134,6 @@ void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
       .def("take", &take, "limit"_a,
            "(whether something before these was lost, rows of key, parent, namespace u32, kind, level, tiers, cause,\n"
            "priority, priority before, 6 unused bytes), the oldest first.")
-      .def("mark_gap", &ChangeFeed::mark_gap)
       .def("fileno", &ChangeFeed::fd, "Readable while changes wait that no `take` has seen.")
       .def_prop_ro("waiting", &ChangeFeed::waiting)
       .def_prop_ro("lost", &ChangeFeed::lost, "Changes forgotten since the start.");

@@ -10,7 +10,6 @@
 #include "bindings.h"
 #include "columns.h"
 #include "kvpool/directory.h"
-#include "kvpool/flush_walk.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -188,18 +187,7 @@ void bind_removal(nb::class_<Directory>& directory) {
           "Takes a bad chunk and its descendants out, where it has this generation and has landed; returns how many went.")
       .def(
           "discard", [](Directory& self, const nb::bytes& key) { return self.discard(one_key(key)); }, "key"_a,
-          "Takes a good chunk and its descendants out, counted as flushed; returns how many went.")
-      .def(
-          "flush",
-          [](Directory& self, std::optional<uint32_t> owner, uint64_t before_ns) {
-            std::optional<NamespaceId> only;
-            if (owner) {
-              only = known_namespace(self, *owner);
-            }
-            const FlushResult result = flush(self, only, before_ns);
-            return nb::make_tuple(result.chunks, result.bytes, result.skipped);
-          },
-          "namespace"_a.none(), "before_ns"_a, "(chunks, bytes, skipped because held).");
+          "Takes a good chunk and its descendants out, counted as flushed; returns how many went.");
 }
 
 void bind_checks(nb::class_<Directory>& directory) {
@@ -219,6 +207,7 @@ void bind_checks(nb::class_<Directory>& directory) {
 }  // namespace
 
 void bind_directory(nb::module_& module) {
+  module.attr("DEFAULT_PRIORITY") = DEFAULT_PRIORITY;
   module.attr("TOKEN_IDS_MAX") = TOKEN_IDS_MAX;
   module.attr("ARENA_BYTES_MAX") = ARENA_BYTES_MAX;
   module.attr("FILES_BYTES_MAX") = FILES_BYTES_MAX;
@@ -257,13 +246,6 @@ void bind_directory(nb::module_& module) {
       .def("records", &records, "cursor"_a, "limit"_a, "end"_a = UINT32_MAX,
            "(next cursor or 0, pin or 0, [(key, offset, generation, chunk_bytes, layers, namespace)]).")
       .def(
-          "namespace_counts",
-          [](const Directory& self, uint32_t owner) {
-            const NamespaceCounts counts = self.namespace_counts(known_namespace(self, owner));
-            return nb::make_tuple(counts.chunks, counts.bytes, counts.held, counts.writing, counts.zombies);
-          },
-          "namespace"_a, "(chunks, bytes) stored, how many of these are held, chunks being written, slots that are not free yet.")
-      .def(
           "tokens_of",
           [](const Directory& self, const nb::bytes& key) {
             const auto tokens = self.tokens_of(one_key(key));
@@ -273,8 +255,8 @@ void bind_directory(nb::module_& module) {
       .def("limit_token_ids", &Directory::limit_token_ids, "bytes"_a,
            "At most so many bytes of token ids from now on; chunks beyond that are kept without and counted.")
       .def("stats", &stats)
-      .def("bound_chains", &Directory::bound_chains, "chunks"_a, "No chain gets more chunks than this from now on.")
-      .def("is_behind", &Directory::is_behind, "Whether segments are still to be marked ready.");
+      .def_prop_ro("evicted_chunks", &Directory::evicted_chunks, "How many have left the pool; `stats` has it too, with all else.")
+      .def("bound_chains", &Directory::bound_chains, "chunks"_a, "No chain gets more chunks than this from now on.");
   bind_checks(directory);
   bind_holds(directory);
   bind_reservations(directory);

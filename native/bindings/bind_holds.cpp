@@ -162,11 +162,10 @@ void bind_reservations(nb::class_<Directory>& directory) {
            "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32\n"
            "[chunk][token], or none; `sources`, of a slower tier: the generations u64 that the faster one must still have.")
       .def("end_reservation", &Directory::end_reservation, "reservation"_a, "now_ns"_a)
-      .def("expire_reservation", &Directory::expire_reservation, "reservation"_a, "now_ns"_a)
       .def("end_part", &Directory::end_part, "reservation"_a, "limit"_a, "now_ns"_a,
            "The same as end_reservation for `limit` chunks; whether it has ended.")
       .def("expire_part", &Directory::expire_part, "reservation"_a, "limit"_a, "now_ns"_a,
-           "The same as expire_reservation for `limit` chunks; whether all of them are out of sight.")
+           "Takes `limit` chunks out of sight, whose slots nobody gets before the reservation ends; whether all of them are.")
       .def_prop_ro("used_bytes", &Directory::used_bytes, "Payload of all slots in use; `stats` has it too, with all else.");
 }
 

@@ -140,7 +140,6 @@ void bind_index_view(nb::module_& module) {
       .def("checksum_at", &IndexView::checksum_at, "offset"_a, "layer"_a)
       .def("covers", &IndexView::covers, "offset"_a, "layers"_a)
       .def_prop_ro("count", &IndexView::count)
-      .def_prop_ro("arena_bytes", &IndexView::arena_bytes)
       .def_prop_ro("epoch", [](const IndexView& index) {
         const std::string epoch = index.epoch();
         return nb::bytes(epoch.data(), epoch.size());

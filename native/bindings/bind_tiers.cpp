@@ -169,7 +169,6 @@ void bind_tiers(nb::class_<Directory>& directory) {
                    "Bytes in use that could not go without a write before: not of idle chunks saved or just being so.")
       .def("count_unsaved", &Directory::count_unsaved, "Stored chunks that the slower tier lacks.")
       .def("keys_of", &keys_of, "hold"_a, "The keys of a hold, packed.")
-      .def("release_untouched", &Directory::release_untouched, "hold"_a, "Ends a hold without counting as a use.")
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
            "While True nothing is evicted that no other tier has: NOT_READY instead.")
       .def("restore", &restore, "rows"_a, "now_ns"_a = 0,

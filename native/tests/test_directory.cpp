@@ -268,7 +268,7 @@ TEST(what_clients_map_is_compared_in_parts) {
 
 TEST(memory_that_is_not_ready_says_so) {
   Pool pool(16 * CHUNK, 1000, false);
-  EXPECT(pool.directory.is_behind());
+  EXPECT(pool.directory.arena().is_behind());
   EXPECT(all_are(pool.reserve({1}).states, SaveState::NOT_READY));
   pool.directory.mark_segment_ready(3);
   EXPECT(pool.reserve({1, 2, 3}).states == std::vector<uint8_t>({1, 1, 5}));

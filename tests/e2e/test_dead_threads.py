@@ -94,7 +94,7 @@ def test_a_dead_thread_is_unhealthy_everywhere(tmp_path: Path, thread: str, monk
         with daemon.admin() as admin:
             told = admin.info()
             assert (told["health"], told["problems"]) == ("unhealthy", [problem])
-            assert admin.check(False)["problems"] == [problem]
+            assert admin.check()["problems"] == [problem]
         command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "check", "--socket", daemon.socket]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=20)
         assert (ended.returncode, problem in ended.stdout) == (1, True)

@@ -65,7 +65,7 @@ class Subscriber:
         other.take_snapshot()
         self.follow()
         with self._daemon.admin() as admin:
-            counted = admin.check(False)["tiers"]
+            counted = admin.check()["tiers"]
         other.follow()
         if self.replica.last != other.replica.last:
             return False

@@ -24,7 +24,7 @@ def test_lookup_misses_what_was_never_stored(daemon: Daemon) -> None:
         hit = pool.lookup(pool.keys(tokens_of(1, 100)))
         assert (hit.chunks, hit.tokens, len(hit.tiers)) == (0, 0, 0)
         lease = pool.acquire(hit)
-        assert (lease.chunks, lease.tokens, lease.ticket()) == (0, 0, b"")
+        assert (lease.chunks, lease.tokens, lease.cost_s, lease.ticket()) == (0, 0, 0.0, b"")
         assert pool.load(lease, into=np.empty((0, SMALL.chunk_bytes), np.uint8)).wait() == kv.LoadResult(
             0, 0, "complete"
         )
@@ -47,6 +47,17 @@ def test_saved_chunks_are_loaded_by_another_pool(daemon: Daemon) -> None:
         assert_right_bytes(again, SMALL, loaded, into)
         assert store(reader, again).present == 10
     assert daemon.problems() == []
+
+
+def test_a_lease_estimates_its_load_by_its_bytes(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        tokens = tokens_of(9, 8 * 32)
+        keys = pool.keys(tokens)
+        store(pool, keys)
+        first = pool.lookup(pool.keys(tokens[: 2 * 32]))
+        with pool.acquire(first) as short, pool.acquire(pool.lookup(keys)) as long:
+            assert long.cost_s == pytest.approx(4 * short.cost_s)
+            assert short.cost_s > 0
 
 
 def test_lookup_finds_the_longest_prefix(daemon: Daemon) -> None:

@@ -243,7 +243,7 @@ def test_a_connection_that_ends_during_a_check_leaves_no_holds(tiered: Daemon, l
         wait_until(lambda: tiered.stats()["ssd.checks_under_way"] == 0, "SSD chunks are free again")
         wait_until(lambda: tiered.stats()["connections"] == 2, "the connections have ended")
         with tiered.admin() as admin:
-            assert admin.check(False)["problems"] == []
+            assert admin.check()["problems"] == []
             dropped = admin.flush(None, None)
             assert (dropped["chunks"], dropped["skipped"]) == (6 * CHAIN, 0)
 
@@ -251,7 +251,7 @@ def test_a_connection_that_ends_during_a_check_leaves_no_holds(tiered: Daemon, l
 def test_a_slice_is_bounded_whatever_is_asked(tiered: Daemon) -> None:
     with tiered.connect() as pool, tiered.admin() as admin:
         fill(tiered, pool, 6)
-        tiers = admin.check(False)["tiers"]
+        tiers = admin.check()["tiers"]
         assert {name: counts["chunks"] for name, counts in tiers.items()} == {"dram": 6 * CHAIN, "ssd": 6 * CHAIN}
         column = places.pack(list(places.every(tiers))[: m.PLACES_MAX])
         answer = admin.verify_bytes(column, m.PLACES_MAX)

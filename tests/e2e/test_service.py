@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvpool.protocol import places
 from kvpool.protocol.blocking import BlockingConnection
 from tests.daemon import Daemon, wait_until
 from tests.notify_socket import NotifySocket
@@ -21,22 +22,22 @@ UNIT = Path(__file__).parent.parent.parent / "configs" / "kvpoold.service"
 WATCHDOG_USEC = "300000"
 SILENCE_S = 1.0
 
-# The daemon with something wrong on demand. SIGUSR1: the control thread stops until SIGUSR2, or a transfer thread dies.
+# The daemon with something wrong on demand. SIGUSR1: the control thread stops until SIGUSR2, or a transfer job ends unreported.
 FAULTY_DAEMON = """
 import gc, os, signal, sys
 from kvpool.cli.kvpoold import run
-from kvpool.transfer.workers import Urgency, Workers
+from kvpool.transfer.workers import Workers
 
 def hang(*_):
     signal.sigwait({signal.SIGUSR2})
 
-def lose_thread(*_):
+def lose_outcome(*_):
     for entry in gc.get_objects():
         if isinstance(entry, Workers):
-            entry.submit(os.getpid, sys.exit, Urgency.LOAD)
+            entry.submit(os.getpid, sys.exit)
 
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-signal.signal(signal.SIGUSR1, {"hang": hang, "lose_thread": lose_thread}[sys.argv[1]])
+signal.signal(signal.SIGUSR1, {"hang": hang, "lose_outcome": lose_outcome}[sys.argv[1]])
 sys.exit(run(sys.argv[2:]))
 """
 
@@ -190,13 +191,13 @@ def test_a_control_thread_that_hangs_silences_the_watchdog(
 def test_a_lost_thread_silences_the_watchdog_although_engines_are_served(
     manager: NotifySocket, start_service: Callable[..., Service]
 ) -> None:
-    service = start_service(sys.executable, "-c", FAULTY_DAEMON, "lose_thread")
+    service = start_service(sys.executable, "-c", FAULTY_DAEMON, "lose_outcome")
     manager.wait_for("WATCHDOG=1")
     service.signal(signal.SIGUSR1)
     _assert_silence(manager)
     with service.admin() as admin:
         info = admin.info()
-    assert (info["health"], info["problems"]) == ("unhealthy", ["transfer: a thread has died"])
+    assert (info["health"], info["problems"]) == ("unhealthy", ["transfer: the outcome of a job was lost"])
     assert info["probe_age_s"] < 10, "it still probes"
 
 
@@ -250,7 +251,8 @@ def test_the_unit_allows_every_system_call_of_the_daemon(
     service = start_service(*traced)
     manager.wait_for("WATCHDOG=1", times=3)
     with service.admin() as admin:
-        admin.check(True)
+        every = places.every(admin.check()["tiers"])
+        places.read_all(admin.verify_bytes, every, sys.maxsize)
         pid = admin.info()["pid"]
     os.kill(pid, signal.SIGTERM)
     assert service.process is not None

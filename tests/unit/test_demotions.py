@@ -91,7 +91,7 @@ class Chain:
         """Leading chunks that are found below."""
         chunks, hold = self.slower.directory.acquire(self.namespace.id, self.keys)
         if hold:
-            self.slower.directory.release_untouched(hold)
+            self.slower.directory.release(hold, 3)
         return chunks
 
     def expect_ended(self, good: int) -> None:

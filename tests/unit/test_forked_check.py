@@ -73,7 +73,7 @@ def test_checks_beside_saves_find_nothing(start_daemon: Callable[..., Daemon]) -
     try:
         with daemon.admin() as admin:
             for _ in range(20):
-                report = admin.check(deep=False)
+                report = admin.check()
                 assert report["problems"] == []
     finally:
         is_over.set()

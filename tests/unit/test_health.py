@@ -13,7 +13,6 @@ from kvpool.server.health import Health
 from kvpool.server.probe import ProbeResult
 from kvpool.tiers.dram import DramTier, plan_geometry
 from kvpool.tiers.prefault import Prefault
-from kvpool.transfer.workers import Urgency
 from tests.daemon import wait_until
 
 
@@ -78,8 +77,8 @@ def test_a_failed_probe_is_a_problem_until_a_good_one(health: Health, clock: Fak
 def test_a_dead_thread_is_a_problem_whatever_the_probe_says(health: Health, pool: FakePool, clock: FakeClock) -> None:
     health.begin_serving()
     health.note_probe(_result(clock))
-    pool.broken = ["transfer: a thread has died"]
-    assert health.report().problems == ("transfer: a thread has died",)
+    pool.broken = ["transfer: the outcome of a job was lost"]
+    assert health.report().problems == ("transfer: the outcome of a job was lost",)
     assert not health.report().is_ready
 
 
@@ -127,13 +126,10 @@ def _die(result: object) -> None:
     raise SystemExit
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_the_pool_tells_of_a_dead_transfer_thread(real_pool: Pool) -> None:
+def test_the_pool_tells_of_a_lost_outcome(real_pool: Pool) -> None:
     assert real_pool.problems() == []
-    assert real_pool._workers.submit(os.getpid, _die, Urgency.LOAD)
-    wait_until(lambda: real_pool.problems() == ["transfer: a thread has died"], "the dead thread is told")
-    real_pool._workers.stop()
-    assert real_pool.problems() == [], "a thread that was told to end is no problem"
+    assert real_pool._workers.submit(os.getpid, _die)
+    wait_until(lambda: real_pool.problems() == ["transfer: the outcome of a job was lost"], "the lost outcome is told")
 
 
 def test_the_pool_tells_of_pre_faulting_that_ended_early(real_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

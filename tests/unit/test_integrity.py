@@ -4,6 +4,7 @@ import asyncio
 
 from kvpool.index.integrity import Integrity
 from kvpool.types import ChunkExtent, HoldId
+from tests.flushing import flush_whole
 from tests.journal_rig import LAYERS, LAYOUT, Rig, key
 
 
@@ -72,7 +73,7 @@ def test_a_report_about_what_has_not_landed_reads_and_drops_nothing() -> None:
         rig.store([1, 2])
         rig.demote()
         rig.demote()
-        rig.memory.flush(None, rig.tick())
+        flush_whole(rig.memory, rig.tick())
         column = key([1]) + key([1, 2])
         on_its_way, _, _, generations = rig.memory.promote(
             rig.namespace.id, rig.namespace.size_class, b"", column, rig.tick()

@@ -12,6 +12,7 @@ from kvpool.index.fates import Departure, Fates
 from kvpool.index.journal import SNAPSHOT_END
 from kvpool.types import KEY_BYTES, Cause, EventKind, Level, NamespaceId, SaveState
 from tests.event_readers import Replica
+from tests.flushing import flush_whole
 from tests.journal_rig import DRAM, SLOT, SSD, Rig, follow, key, take_snapshot, tokens_of
 
 
@@ -21,7 +22,7 @@ def test_chains_are_one_event_and_so_are_removals_and_these_come_before_the_next
     rig.store([1, 2, 4])
     rig.store([5])
     rig.journal.take_changes()
-    rig.memory.flush(None, rig.tick())
+    flush_whole(rig.memory, rig.tick())
     rig.store([6])
     created, *events = rig.journal.since(b"", -1).events
     assert (created.id, created.kind, created.capacities) == (0, EventKind.CREATED, (0, 400, 400, 0))
@@ -44,7 +45,7 @@ def test_a_move_between_tiers_is_an_update_of_each_chunk() -> None:
     rig.store([1, 2])
     rig.demote()
     rig.demote()
-    rig.memory.flush(None, rig.tick())
+    flush_whole(rig.memory, rig.tick())
     rig.promote([1, 2])
     updates = [event for event in rig.journal.since(b"", -1).events if event.kind == EventKind.UPDATED]
     assert [(event.tiers_before, event.tiers) for event in updates] == [
@@ -144,7 +145,7 @@ def test_a_chunk_has_a_place_in_each_tier_that_has_it_and_nowhere_else() -> None
     places = [directory.place_of(key(names)) for directory in (rig.memory, rig.files) for names in ([1], [1, 2])]
     assert all(generation > 0 and offset % SLOT == 0 for offset, generation in places)
     assert places[0] != places[1]
-    rig.memory.flush(None, rig.tick())
+    flush_whole(rig.memory, rig.tick())
     assert rig.memory.place_of(key([1])) == (0, 0)
     assert rig.files.place_of(key([1])) == places[2]
 
@@ -163,7 +164,7 @@ def test_every_fate_is_told() -> None:
     assert explain(key([1, 2])) | {"age_s": 5.0} == gone
     rig.store([3, 4, 5, 6])
     assert explain(key([1]))["reason"] == "own-class"
-    rig.memory.flush(None, rig.tick())
+    flush_whole(rig.memory, rig.tick())
     assert explain(key([3]))["reason"] == "flushed"
     states = rig.store([1, 2, 3, 4, 5, 6])
     assert SaveState.FULL in states

@@ -107,11 +107,11 @@ def test_health_and_readiness_are_two_things(serve: Callable[..., MetricsServer]
     assert (_get(server, "/healthz")[0], _get(server, "/readyz")[0]) == (200, 200)
     reports.append(HealthReport(False, True, (), None, None))
     assert (_get(server, "/healthz")[0], _get(server, "/readyz")[0]) == (200, 503)
-    reports.append(HealthReport(False, False, ("transfer: a thread has died",), 1.5, 0.1))
+    reports.append(HealthReport(False, False, ("transfer: the outcome of a job was lost",), 1.5, 0.1))
     status, answer = _get(server, "/healthz")
     document = json.loads(answer.partition("\r\n\r\n")[2])
     assert status == 503
-    assert document["problems"] == ["transfer: a thread has died"]
+    assert document["problems"] == ["transfer: the outcome of a job was lost"]
     assert (document["probe_age_s"], document["probe_latency_s"]) == (1.5, 0.1)
 
 

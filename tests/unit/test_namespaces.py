@@ -17,6 +17,7 @@ from kvpool.index.namespaces import (
 from kvpool.layout import Layout
 from kvpool.tiers.ssd_classes import SsdClasses
 from kvpool.types import EPOCH_BYTES
+from tests.flushing import flush_whole
 
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
 DRAM_BYTES = 16 * LAYOUT.chunk_bytes
@@ -89,7 +90,7 @@ def test_a_size_with_a_chunk_stays_until_the_chunk_has_gone() -> None:
     for layout in layouts[1:]:
         tiers.namespaces.open("m", layout)
     assert tiers.namespaces.find("m", layouts[0]) is first
-    tiers.directory.flush(first.id, 1 << 62)
+    flush_whole(tiers.directory, 1 << 62, [first.id])
     for layout in layouts[1:]:
         tiers.namespaces.join([tiers.namespaces.open("m", layout)])
     assert tiers.namespaces.find("m", layouts[0]) is None

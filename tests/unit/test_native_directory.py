@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool_native import Directory, DirectoryGeometry, IndexView, Mapping
+from tests.flushing import flush_whole
 
 PAGE = 4096
 CHUNK = 2 * PAGE
@@ -79,7 +80,6 @@ class Store:
 def test_geometry_is_planned_before_memory_is_mapped() -> None:
     plan = DirectoryGeometry.plan(1 << 30, 64 << 20, 1000)
     assert (plan.segment_bytes, plan.segments, plan.arena_bytes) == (64 << 20, 17, 17 * (64 << 20))
-    assert plan.capacity == 1 << 30
     assert plan.max_chunks == 1000
     assert plan.index_bytes % PAGE == 0
     with pytest.raises(ValueError, match="out of range"):
@@ -171,7 +171,8 @@ def test_what_was_stored_is_found_with_its_columns() -> None:
     assert store.view.covers(offset, LAYERS)
     assert store.view.epoch == store.epoch
     assert store.view.count == 3
-    assert store.directory.namespace_counts(store.namespace)[:2] == (3, 3 * CHUNK)
+    counts = store.directory.stats()
+    assert (counts["chunks"], counts["used_bytes"]) == (3, 3 * CHUNK)
     store.verify()
 
 
@@ -216,7 +217,7 @@ def test_held_chunks_are_never_victims() -> None:
 def test_zombie_slots_are_not_reused_before_their_writer_has_stopped() -> None:
     store = Store(2 * CHUNK)
     reservation, _, offsets, _ = store.reserve([1, 2])
-    assert store.directory.expire_reservation(reservation, store.tick())
+    assert store.directory.expire_part(reservation, 2, store.tick())
     assert store.directory.commit(reservation, 0, sums(2)) == bytes([EXPIRED] * 2)
     assert store.directory.stats()["zombies"] == 2
     assert store.store([3]) == bytes([FULL])
@@ -244,11 +245,11 @@ def test_pending_missing_parent_and_foreign_are_told_apart() -> None:
 
 def test_segments_that_are_not_ready_decline_as_such() -> None:
     store = Store(8 * CHUNK, ready=False)
-    assert store.directory.is_behind()
+    assert store.directory.stats()["ready_segments"] == 0
     assert store.reserve([1])[1] == bytes([NOT_READY])
     for segment in range(store.geometry.segments):
         store.directory.mark_segment_ready(segment)
-    assert not store.directory.is_behind()
+    assert store.directory.stats()["ready_segments"] == store.geometry.segments
     assert store.store([1]) == bytes([RESERVED])
     store.verify()
 
@@ -306,10 +307,10 @@ def test_flush_skips_what_is_held_and_what_is_young() -> None:
     middle = store.tick()
     store.store([3])
     _, hold = store.directory.acquire(store.namespace, key(1))
-    assert store.directory.flush(store.namespace, middle) == (1, CHUNK, 1)
-    assert store.directory.flush(None, FOREVER) == (1, CHUNK, 1)
+    assert flush_whole(store.directory, middle, [store.namespace]) == (1, CHUNK, 1)
+    assert flush_whole(store.directory, FOREVER) == (1, CHUNK, 1)
     assert store.directory.release(hold, store.tick())
-    assert store.directory.flush(None, FOREVER) == (1, CHUNK, 0)
+    assert flush_whole(store.directory, FOREVER) == (1, CHUNK, 0)
     assert store.directory.stats()["flushed_chunks"] == 3
     store.verify()
 

@@ -14,7 +14,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.pool import Pool
 from kvpool.protocol import messages as m
 from kvpool.protocol import staging_messages as sm
-from kvpool.transfer.workers import Job, Report, Urgency
+from kvpool.transfer.workers import Job, Report
 from kvpool.types import ConnectionId, SaveState
 from tests.daemon import SMALL
 from tests.parts import served
@@ -43,8 +43,7 @@ class HeldWorkers:
         self.jobs: list[tuple[Job, Report]] = []
         self.has_room = True
 
-    def submit(self, job: Job, done: Report, urgency: Urgency) -> bool:
-        assert urgency == Urgency.SAVE
+    def submit(self, job: Job, done: Report) -> bool:
         if self.has_room:
             self.jobs.append((job, done))
         return self.has_room

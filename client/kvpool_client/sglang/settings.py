@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from kvpool.errors import InvalidArgument
 from kvpool.keys import namespace_name
-from kvpool.types import PRIORITY_MAX
+from kvpool.types import PRIORITY_MAX, SERVICE_SOCKET
 
-SOCKET = "/run/kvpool/kvpool.sock"
 # The keys by which SGLang itself finds the backend; it takes its own prefetch keys out before.
 _SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1"}
 
@@ -23,7 +22,7 @@ class Settings:
     """
 
     model: str
-    socket: str = SOCKET
+    socket: str = SERVICE_SOCKET
     revision: str = ""
     salt: str = ""
     timeout_s: float = 1.0

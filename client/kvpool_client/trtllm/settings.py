@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
+from kvpool.types import SERVICE_SOCKET
 from kvpool_client.weights import digest_of, weights_of
 
 PREFIX = "TLLM_KVPOOL_"
-SOCKET = "/run/kvpool/kvpool.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Settings:
     tokens_per_block: int
     ranks: int
     format: str
-    socket: str = SOCKET
+    socket: str = SERVICE_SOCKET
     revision: str = ""
     salt: str = ""
     timeout_s: float = 0.5

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from kvpool.errors import ConfigError
+from kvpool.types import SERVICE_SOCKET
 
 PREFIX = "kvpool."
 # Reuses 97 % of what blocks of 16 tokens would at prompts of 300 to 1500 tokens, 256 reuses 86 % (docs/engines.md).
@@ -34,7 +35,7 @@ class Settings:
     model's chunks, for all.
     """
 
-    socket: str = "/run/kvpool/kvpool.sock"
+    socket: str = SERVICE_SOCKET
     chunk_tokens: int = 0
     timeout_s: float = 1.0
     wait_s: float = 0.2

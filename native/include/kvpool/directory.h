@@ -220,9 +220,9 @@ class Directory {
   [[nodiscard]] DirectoryStats stats() const noexcept;
   [[nodiscard]] uint64_t unsaved_bytes() const noexcept;  // in use, but for what was written below since its use, or just is
   [[nodiscard]] uint64_t used_bytes() const noexcept { return stats_.used_bytes; }  // `stats` has it too
+  [[nodiscard]] uint64_t evicted_chunks() const noexcept { return stats_.evicted_chunks; }  // and this
   [[nodiscard]] const SlotArena& arena() const noexcept { return arena_; }
   [[nodiscard]] const DirectoryGeometry& geometry() const noexcept { return geometry_; }
-  [[nodiscard]] bool is_behind() const noexcept { return arena_.is_behind(); }
 
   // Recounts everything from the records, holds, table and arena; one line per broken invariant. A forked child has nothing that
   // clients map: there `with_shared` is false, and `verify_shared` looks at that part by part, from a cursor (0: start) on; 0: done.
