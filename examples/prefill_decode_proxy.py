@@ -3,12 +3,14 @@
     python examples/prefill_decode_proxy.py http://localhost:8100 http://localhost:8200 [PORT]
 
 Each completion goes to the first engine for one token, which leaves the prompt's KV in the pool, and then to the second, which
-loads it from there. Whatever becomes of the first engine, the second one answers: what it does not find it computes.
+is told to wait a moment for the last of it, and loads it from there. Whatever becomes of the first engine, the second one
+answers: what it does not find it computes.
 """
 
 import http.client
 import json
 import sys
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 ONE_TOKEN = {"max_tokens": 1, "max_completion_tokens": 1, "stream": False, "stream_options": None}
@@ -27,12 +29,15 @@ class Proxy(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Have the prompt computed, then pass on what the second engine answers, as it comes."""
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
-            ask(sys.argv[1], self.path, json.dumps({**json.loads(body), **ONE_TOKEN}).encode(), PREFILL_S).read()
+            first = ask(sys.argv[1], self.path, json.dumps({**asked, **ONE_TOKEN}).encode(), PREFILL_S)
+            first.read()
+            if first.status == HTTPStatus.OK:
+                asked["kv_transfer_params"] = {"load": "wait", **(asked.get("kv_transfer_params") or {})}
         except (OSError, http.client.HTTPException) as error:
             self.log_message("the first engine: %s", error)
-        answer = ask(sys.argv[2], self.path, body)
+        answer = ask(sys.argv[2], self.path, json.dumps(asked).encode())
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.headers.get("Content-Type", "application/json"))
         self.end_headers()

@@ -4,17 +4,18 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kvpool_client as kv
 from kvpool_client.vllm.micro_batches import MicroBatches
 from kvpool_client.vllm.placement import check_placement, node_name, strange_node
-from tests.daemon import Daemon
+from tests.daemon import Daemon, wait_until
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
 from tests.unit.vllm_setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
-from tests.vllm_request import Request  # noqa: E402 - likewise
+from tests.vllm_request import BLOCK, Request  # noqa: E402 - likewise
 from tests.vllm_specs import LAYERS, NAMES  # noqa: E402 - likewise
 
 __all__ = ["start_engine"]
@@ -44,6 +45,60 @@ def test_a_consumer_loads_and_never_saves(start_engine: StartEngine, load: str) 
     assert ask(engine, "again", longer).external == 5 * CHUNK
     assert not engine.blocks.held
     assert not engine.scheduler.has_pending_push_work()
+
+
+def test_a_prompt_that_is_said_to_be_saved_elsewhere_is_waited_for_before_any_of_it_is_to_be_seen(
+    start_engine: StartEngine,
+) -> None:
+    engine, other = start_engine(kv_role="kv_consumer", kvpool__wait_s=60.0), start_engine(kv_role="kv_producer")
+    request = Request("told", list(TOKENS), kv_transfer_params={"load": "wait"})
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    ask(other, "part", TOKENS[: 3 * CHUNK + 1])
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False), "the rest is to come"
+    ask(other, "all", TOKENS)
+    wait_until(
+        lambda: engine.scheduler.get_num_new_matched_tokens(request, 0) == (5 * CHUNK, True), "the wait has ended"
+    )
+    assert counted(engine, "waits_for_another_save") == 1
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def test_what_nobody_saves_after_all_is_waited_for_no_longer_than_was_set(
+    start_engine: StartEngine, daemon: Daemon
+) -> None:
+    engine = start_engine(kvpool__wait_s=0.1)
+    ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
+    told = {"load": "wait"}
+    assert ask(engine, "told", TOKENS[: 4 * CHUNK + 1], kv_transfer_params=told).external == 3 * CHUNK
+    assert ask(engine, "nothing", prompt(7, 3 * CHUNK), kv_transfer_params=told).external == 0
+    assert counted(engine, "waits_for_another_save") == 2
+    assert ask(engine, "short", prompt(8, CHUNK // 2), kv_transfer_params=told).external == 0
+    engine.forget()
+    assert ask(engine, "all", TOKENS[: 4 * CHUNK + 1], kv_transfer_params=told).external == 4 * CHUNK
+    assert counted(engine, "waits_for_another_save") == 2, "nothing is missing of these"
+    daemon.kill()
+    wait_until(lambda: not engine.scheduler._scheduler.pool.connected, "the daemon is gone")
+    assert ask(engine, "alone", prompt(9, 3 * CHUNK), kv_transfer_params=told).external == 0
+    assert counted(engine, "waits_for_another_save") == 2, "nobody can save anything"
+
+
+@pytest.mark.parametrize("always_load", [True, False])
+def test_who_takes_every_hit_waits_for_saves_that_computing_would_outrun(
+    start_engine: StartEngine, *, always_load: bool
+) -> None:
+    engine = start_engine(kvpool__wait_s=60.0, kvpool__always_load=always_load)
+    half = engine.scheduler._scheduler
+    half._speeds.add_prefill(10_000_000, 0.001)
+    pool = engine.workers[0]._worker.pool
+    keys = pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
+    request = Request("waiting", list(TOKENS))
+    with pool.save(keys, from_=np.zeros((len(keys), pool.layout.chunk_bytes), np.uint8)):
+        engine.scheduler.get_num_new_matched_tokens(request, 0)
+        if always_load:
+            assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+        else:
+            wait_until(lambda: engine.scheduler.get_num_new_matched_tokens(request, 0) == (0, False), "it is computed")
+    engine.scheduler.request_finished_all_groups(request, ([],))
 
 
 def test_a_request_that_another_engine_fills_is_left_alone(start_engine: StartEngine, daemon: Daemon) -> None:

@@ -122,7 +122,7 @@ class SchedulerHalf:
             return nothing
         # One token at least is left to compute, and what is taken ends with a block.
         usable = (request.num_tokens - 1) // self._geometry.block_tokens * self._geometry.block_tokens
-        if entry.has_given_up or not entry.wishes.load or usable <= held_tokens:
+        if entry.has_given_up or entry.wishes.load == "none" or usable <= held_tokens:
             return nothing
         if entry.answer is None or entry.held_tokens != held_tokens or entry.answer_age.has_passed():
             hit = self._hit(entry, held_tokens, usable)
@@ -339,11 +339,14 @@ class SchedulerHalf:
         )
 
     def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
-        if self._stands_back or not self.pool.is_being_saved(entry.keys, chunks):
+        is_told = entry.wishes.load == "wait" and self.pool.connected
+        if self._stands_back or not (is_told or self.pool.is_being_saved(entry.keys, chunks)):
             return False
         if entry.patience_with_save is None:
-            missing = usable - chunks * self._geometry.chunk_tokens
-            limit_s = wait_limit_s(missing, speeds=self._speeds.speeds(), longest_s=self._settings.wait_s / 2)
+            limit_s = self._settings.wait_s / 2
+            if not (is_told or self._settings.always_load):
+                missing = usable - chunks * self._geometry.chunk_tokens
+                limit_s = wait_limit_s(missing, speeds=self._speeds.speeds(), longest_s=limit_s)
             entry.patience_with_save = Deadline(limit_s, self._clock)
             self.tally.add("waits_for_another_save")
         return not entry.patience_with_save.has_passed()

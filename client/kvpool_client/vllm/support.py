@@ -57,7 +57,10 @@ TABLE = (
         "devices), and use --data-parallel-size for other nodes",
     ),
     Entry("data parallel", "yes: replicas share chunks"),
-    Entry("producer, consumer (`kv_role`), `do_remote_prefill`, children of MultiConnector", "yes, see above"),
+    Entry(
+        "producer, consumer (`kv_role`), `do_remote_prefill`, children of MultiConnector",
+        "yes ([Roles](engines/vllm.md#roles))",
+    ),
     Entry(
         "a second connector of kvpool's in one engine (another child of a MultiConnector)",
         "no",
@@ -126,9 +129,12 @@ TABLE = (
     Entry("CUDA graphs", "yes; `kvpool.load: sync` asks vLLM for piecewise graphs"),
     Entry("V2 model runner, asynchronous scheduling", "yes; `kvpool.load: sync` becomes `async` there"),
     Entry("prefix caching of vLLM's own", "yes, blocks that it holds are left alone"),
-    Entry("retention, hints, announcements", "yes, in `kv_transfer_params`: see above"),
+    Entry(
+        "retention, hints, announcements",
+        "yes, in `kv_transfer_params` ([Retention and hints](engines/vllm.md#retention-and-hints))",
+    ),
     Entry("KV events of the pool in vLLM's stream", "yes, `kvpool.events`"),
-    Entry("metrics", "counters for Prometheus and in vLLM's log, hits by tier: see above"),
+    Entry("metrics", "counters for Prometheus and in vLLM's log, hits by tier ([Metrics](engines/vllm.md#metrics))"),
     Entry(
         "`reset_prefix_cache(reset_connector=True)`",
         "begins a new epoch of weights, in which this engine finds nothing stored before; with `kvpool.reset: node` the "

@@ -1,7 +1,7 @@
 """What a request wishes of the pool: its `kv_transfer_params`, read once, and what is answered.
 
     {"kv_hints": envelope, "retention": [{start, end, priority, duration}], "decode_priority", "decode_duration_s",
-     "save": "prompt" | "all" | true | false, "load": true | false}
+     "save": "prompt" | "all" | true | false, "load": true | false | "wait"}
 
 They come from whoever sends the request, so nothing in them is believed and nothing in them raises: what is wrong is an
 outcome with its reason, and the request is served as if it had not been said. Saves carry what concerns their own chunks; what
@@ -12,14 +12,12 @@ import reprlib
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from kvpool.types import TokenRange
 from kvpool_client.hints import DEMOTE, REJECTED, Action, Hints, Outcome, hints_of_transfer_params
 from kvpool_client.vllm.plan import Keeping
 from kvpool_client.vllm.surface import EngineRequest
-
-Chosen = TypeVar("Chosen")
 
 # Where the answer stands in the parameters that come back with a request's output. Not the name of an envelope: proxies hand
 # these parameters on to the next engine.
@@ -30,14 +28,15 @@ Outcomes = tuple[Outcome, ...]
 EVERY_TOKEN = 1 << 62
 # What a request may say of its saves and loads, and what that means; true is as if nothing had been said.
 SAVES: Mapping[object, str] = {"prompt": "prompt", "all": "all", True: "", False: "none"}
-LOADS: Mapping[object, bool] = {True: True, False: False}
+LOADS: Mapping[object, str] = {True: "", False: "none", "wait": "wait"}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestWishes:
     """What one request wishes. `ranges` and `output`: for its saves; `has_own`: some of them were said beside the envelope.
 
-    `save`: which of its chunks to save, "prompt", "all", "none", or nothing where it is not said; `load`: whether to load any.
+    `save`: which of its chunks to save, "prompt", "all", "none", or nothing where it is not said. `load`: "none" where none are
+    loaded, "wait" where whoever sends the request knows that all of its prompt is being saved, or nothing.
     """
 
     hints: Hints
@@ -46,7 +45,7 @@ class RequestWishes:
     prompt_tokens: int
     has_own: bool
     save: str = ""
-    load: bool = True
+    load: str = ""
 
     def __bool__(self) -> bool:
         """Whether anything was said, right or wrong."""
@@ -136,24 +135,22 @@ def wishes_of(request: EngineRequest) -> RequestWishes:
         wrong = Outcome("", BESIDE, REJECTED, f"kv_transfer_params is {type(params).__name__}, expected a map")
         return replace(NO_WISHES, hints=Hints("", (wrong,)))
     hints, ranges, output = hints_of_transfer_params(params)
-    save, save_fault = _switch(params, "save", SAVES, "")
-    load, load_fault = _switch(params, "load", LOADS, True)
+    save, save_fault = _switch(params, "save", SAVES)
+    load, load_fault = _switch(params, "load", LOADS)
     hints = replace(hints, actions=(*hints.actions, *save_fault, *load_fault))
     has_own = len(ranges) > len(hints.retention) or (output is not None and output is not hints.output)
     return RequestWishes(hints, ranges, output, int(request.num_prompt_tokens), has_own, save, load)
 
 
-def _switch(
-    params: Mapping[str, Any], name: str, known: Mapping[object, Chosen], default: Chosen
-) -> tuple[Chosen, tuple[Outcome, ...]]:
+def _switch(params: Mapping[str, Any], name: str, known: Mapping[object, str]) -> tuple[str, tuple[Outcome, ...]]:
     """What a request chooses, and what is wrong with how it says that."""
     said = params.get(name)
     if said is None:
-        return default, ()
+        return "", ()
     if isinstance(said, (str, bool)) and said in known:
         return known[said], ()
     choices = ", ".join(repr(choice) for choice in known)
-    return default, (Outcome("", name, REJECTED, f"{name} is {reprlib.repr(said)}, expected one of {choices}"),)
+    return "", (Outcome("", name, REJECTED, f"{name} is {reprlib.repr(said)}, expected one of {choices}"),)
 
 
 def _is_demotion(entry: Action | Outcome) -> bool:

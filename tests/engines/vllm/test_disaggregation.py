@@ -16,6 +16,7 @@ from tests.engines.vllm.tiny_models import GROUPED, Geometry
 
 TOKENS = 16
 LONG = 1900
+HIT_TOKENS = "vllm:kvpool_hit_tokens_total"
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +27,22 @@ def served(
     directory, path = tmp_path_factory.mktemp("servers"), model(GROUPED)
     transfer = {
         "kv_connector": "KVPoolConnector",
-        "kv_connector_module_path": "kvpool_client.vllm.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"kvpool.socket": module_daemon.socket, "kvpool.always_load": True},
+        "kv_connector_extra_config": {
+            "kvpool.socket": module_daemon.socket,
+            "kvpool.always_load": True,
+            "kvpool.wait_s": 20.0,  # and ten seconds for a save, on a machine that is busy with other things
+            "kvpool.timeout_s": 10.0,
+        },
     }
     own = ("--dtype", GROUPED.dtype)
     steps = ("--max-num-batched-tokens", str(CHUNK_TOKENS), "--max-num-seqs", "8")
     with ExitStack() as stack:
         prefill = stack.enter_context(vllm_server(path, directory / "prefill.log", transfer, *own, *steps))
         decode = stack.enter_context(vllm_server(path, directory / "decode.log", transfer, *own))
+        prefill.wait_up()
+        decode.wait_up()
         yield stack.enter_context(proxy_before(prefill, decode, directory / "proxy.log")), prefill, decode
 
 
@@ -47,13 +54,36 @@ def test_the_second_engine_computes_a_chunk_and_a_token_at_most(
 ) -> None:
     proxy, prefill, decode = served
     for number, length in enumerate((333, 700, 1500)):
-        asked = prompt(900 + number, length)
-        hits = decode.metric("vllm:kvpool_hit_tokens_total")
+        asked, hits = prompt(900 + number, length), decode.metric(HIT_TOKENS)
         assert proxy.complete(str(model(GROUPED)), asked, TOKENS) == plain(GROUPED).tokens([asked], TOKENS)[0]
-        computed = length - (decode.metric("vllm:kvpool_hit_tokens_total") - hits)
+        computed = length - (decode.metric(HIT_TOKENS) - hits)
         tell(f"of {length} tokens the second engine computed {computed:.0f}")
         assert computed <= CHUNK_TOKENS + 1
     assert prefill.metric("vllm:generation_tokens_total") == 3
+
+
+def test_the_second_engine_waits_for_what_the_first_is_still_saving(
+    served: tuple[Server, Server, Server],
+    module_daemon: Daemon,
+    plain: Callable[[Geometry], Engine],
+    model: Callable[[Geometry], Path],
+) -> None:
+    """The first has answered, and nothing of its prompt can be seen yet."""
+    proxy, _, decode = served
+    asked, answers = prompt(940, 700), []
+    client = threading.Thread(
+        target=lambda: answers.append(proxy.complete(str(model(GROUPED)), asked, TOKENS)), daemon=True
+    )
+    waits, hits = decode.metric("vllm:kvpool_waits_for_total"), decode.metric(HIT_TOKENS)
+    module_daemon.signal(signal.SIGSTOP)
+    client.start()
+    try:
+        wait_until(lambda: decode.metric("vllm:kvpool_waits_for_total") > waits, "the second engine waits")
+    finally:
+        module_daemon.signal(signal.SIGCONT)
+    client.join(120)
+    assert 700 - (decode.metric(HIT_TOKENS) - hits) <= CHUNK_TOKENS + 1
+    assert answers == plain(GROUPED).tokens([asked], TOKENS)
 
 
 def test_a_first_engine_that_dies_amid_a_prompt_costs_its_rest(
