@@ -231,7 +231,8 @@ class SchedulerHalf:
         self._times.end(report.step)
         self._saving.confirm(report.step)
         self._pins.end(report.ended_saves)
-        self._saving.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
+        if report.unsaved:
+            self._saving.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
         settled = self._unproven.settle(report.step)
         if output.invalid_block_ids:
             entries = [*self._requests.values(), *(load.entry for load in settled)]
@@ -256,8 +257,7 @@ class SchedulerHalf:
                 entry.has_given_up = True
         if report.failed_step > self._acknowledged:
             self._acknowledged = report.failed_step
-            for entry in self._requests.values():
-                entry.chunks_planned = 0
+            self._saving.plan_all_again(self._requests)
 
     def finished(self, request: EngineRequest) -> dict[str, object] | None:
         """The request has ended or was aborted. What is answered to its wishes, if it had any."""
