@@ -15,7 +15,7 @@ from kvpool_client.vllm.statistics import Tally
 class AbsentWorker:
     """See the module. `off` is why."""
 
-    loads_by_layer = saves_by_layer = False
+    loads_by_layer = saves_by_layer = is_quiet = False
 
     def __init__(self, off: str) -> None:
         self.tally = Tally()

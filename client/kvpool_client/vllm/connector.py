@@ -53,6 +53,9 @@ Answer = TypeVar("Answer")
 # Under vLLM's own name, because vLLM sets up logging for that alone.
 LOG = logging.getLogger("vllm.kvpool")
 
+# Time spent inside the connector is told with whatever else there is, or when it is so much: vLLM works on what it is told.
+TOLD_NS = NS_PER_S // 10
+
 # vLLM's names for where hits come from, by tier.
 HIT_SOURCES = {"hbm": "DEVICE", "dram": "HOST", "ssd": "DISK", "peer": "P2P"}
 
@@ -89,6 +92,7 @@ class ConnectorCalls:
         self._model, self._revision = "", ""
         self._refused = Tally()
         self._rank, self._micro_batches = 0, MicroBatches(1)
+        self._is_quiet, self._inside_ns = False, 0
         if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
             self._border.complain(
                 "kv_load_failure_policy is not 'recompute'", "a load that fails will fail its request"
@@ -298,7 +302,8 @@ class ConnectorCalls:
 
     def handle_preemptions(self, kv_connector_metadata: object) -> None:  # noqa: ARG002 - vLLM's interface
         """Blocks are about to be written by others: nothing of the step before reads them."""
-        self._of_worker("preemption", None, lambda half: half.drop_saves())
+        if not self._is_quiet:
+            self._of_worker("preemption", None, lambda half: half.drop_saves())
 
     def bind_connector_metadata(self, connector_metadata: object) -> None:
         """A step begins."""
@@ -307,10 +312,12 @@ class ConnectorCalls:
             self._micro_batches.begin()
             self._check_node(connector_metadata.node)
             self._of_worker("begin of a step", None, lambda half: half.begin(connector_metadata))
+            self._is_quiet = self._worker is not None and self._worker.is_quiet
 
     def start_load_kv(self, forward_context: object, **_kwargs: object) -> None:  # noqa: ARG002 - vLLM's interface
         """See WorkerHalf.start_loads."""
-        self._of_worker("starting loads", None, lambda half: half.start_loads())
+        if not self._is_quiet:
+            self._of_worker("starting loads", None, lambda half: half.start_loads())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """See WorkerHalf.wait_layer."""
@@ -325,20 +332,25 @@ class ConnectorCalls:
 
     def wait_for_save(self) -> None:
         """See WorkerHalf.end_forward."""
-        self._of_worker("end of a forward pass", None, lambda half: half.end_forward())
+        if not self._is_quiet:
+            self._of_worker("end of a forward pass", None, lambda half: half.end_forward())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:  # noqa: ARG002 - vLLM's interface
         """No request waits for its saves; loads that have ended since the last time."""
+        if self._is_quiet:
+            return None, None
         nobody: set[str] = set()
         return None, self._of_worker("ended loads", nobody, lambda half: half.take_finished()) or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """See WorkerHalf.take_bad_blocks."""
         none: set[int] = set()
-        return self._of_worker("load errors", none, lambda half: half.take_bad_blocks())
+        return none if self._is_quiet else self._of_worker("load errors", none, lambda half: half.take_bad_blocks())
 
     def build_connector_worker_meta(self) -> StepReport | None:
         """What the scheduler's half has to know of the step."""
+        if self._is_quiet and self._worker is not None:
+            return self._worker.report()
         return self._of_worker("report", None, lambda half: half.report())
 
     # --- both ---
@@ -346,7 +358,11 @@ class ConnectorCalls:
     def get_kv_connector_stats(self) -> KVPoolStats | None:
         """What was counted since the last time."""
         half, refused = self._scheduler or self._worker, self._refused.take()
-        counted = half.tally.take() if half is not None else None
+        if half is None or not (half.tally.has_news or self._inside_ns >= TOLD_NS):
+            return refused
+        half.tally.add("engine_seconds", self._inside_ns / NS_PER_S)
+        self._inside_ns = 0
+        counted = half.tally.take()
         return counted.aggregate(refused) if counted is not None and refused is not None else counted or refused
 
     def shutdown(self) -> None:
@@ -361,14 +377,14 @@ class ConnectorCalls:
 
     def _of_scheduler(self, what: str, default: Answer, ask: Callable[[SchedulerHalf], Answer]) -> Answer:
         half = self._scheduler
-        return default if half is None else self._timed(half.tally, what, default, lambda: ask(half))
+        return default if half is None else self._timed(what, default, lambda: ask(half))
 
     def _of_worker(self, what: str, default: Answer, ask: Callable[[WorkerHalf | AbsentWorker], Answer]) -> Answer:
         half = self._worker
-        return default if half is None else self._timed(half.tally, what, default, lambda: ask(half))
+        return default if half is None else self._timed(what, default, lambda: ask(half))
 
-    def _timed(self, tally: Tally, what: str, default: Answer, ask: Callable[[], Answer]) -> Answer:
+    def _timed(self, what: str, default: Answer, ask: Callable[[], Answer]) -> Answer:
         begun_ns = self._clock.now_ns()
         answer = self._border.call(what, default, ask)
-        tally.add("engine_seconds", (self._clock.now_ns() - begun_ns) / NS_PER_S)
+        self._inside_ns += self._clock.now_ns() - begun_ns
         return answer

@@ -73,6 +73,8 @@ class Envoy:
 
     def count(self) -> None:
         """Move what was counted on the other thread to the tally."""
+        if not self._counts:  # what is counted just now is moved the next time
+            return
         with self._lock:
             counts, self._counts = self._counts, {}
         for name, amount in counts.items():

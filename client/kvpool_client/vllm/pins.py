@@ -96,6 +96,8 @@ class Pins:
 
     def end(self, ended: Mapping[int, int]) -> None:
         """So many ranks have ended the saves of these numbers."""
+        if not ended:
+            return
         for number, ranks in ended.items():
             pin = self._pins.get(number)
             if pin is None:

@@ -60,6 +60,11 @@ class Saver:
         """Whether pinned orders are under way."""
         return bool(self._running or self._waiting or self._behind)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether orders are under way, or were, and this was not told yet."""
+        return bool(self._orders or self._open or self.is_busy or self._ended or self._unsaved)
+
     def use(self, pool: Pool, cache: Cache) -> None:
         """Where blocks are read and stored from now on."""
         self._memory = (pool, cache)

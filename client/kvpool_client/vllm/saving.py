@@ -8,7 +8,7 @@ pinned is held back until then, also where its request ends with the step; what 
 The scheduler's thread.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from kvpool.clock import Deadline
 from kvpool_client.vllm.geometry import Geometry
@@ -16,11 +16,14 @@ from kvpool_client.vllm.pins import Pins
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder
 from kvpool_client.vllm.requests import Tracked
 from kvpool_client.vllm.sights import Sights
-from kvpool_client.vllm.surface import EngineStep
+from kvpool_client.vllm.surface import EngineStep, RunningRequests
 
 
 class SavePlanner:
-    """Block tables of the running requests, kept step by step, and what to save of them."""
+    """Block tables of the running requests, kept step by step, and what to save of them.
+
+    Invariant: a scheduled request with chunks to save is in `_open`.
+    """
 
     def __init__(self, geometry: Geometry, pins: Pins, sights: Sights) -> None:
         self._geometry = geometry
@@ -29,12 +32,13 @@ class SavePlanner:
         self._is_sharded = geometry.layout.world * geometry.replicas > 1
         self._unconfirmed: set[int] = set()
         self._held_back: list[SaveOrder] = []
+        self._open: set[str] = set()
 
     def plan(
         self, number: int, step: EngineStep, requests: Mapping[str, Tracked], loads: Sequence[LoadOrder]
     ) -> tuple[SaveOrder, ...]:
         """The saves of step `number`, and those of earlier steps that were held back until now."""
-        computed = dict(_computed_tokens(step, requests))
+        computed = self._computed_tokens(step, requests)
         if self._is_sharded and any(not order.is_async for order in loads):
             self._unconfirmed.add(number)
         if self._unconfirmed and not self._pins.are_possible:
@@ -60,11 +64,13 @@ class SavePlanner:
 
         After a failure all chunks are planned anew: those that were stored are found present.
         """
-        self._unconfirmed = {step for step in self._unconfirmed if step > number}
+        if self._unconfirmed:
+            self._unconfirmed = {step for step in self._unconfirmed if step > number}
         if not has_failed:
             return 0
         for entry in requests.values():
             entry.chunks_planned = 0
+        self._open = set(requests)
         return self.give_up()
 
     def give_up(self) -> int:
@@ -83,11 +89,55 @@ class SavePlanner:
             entry.retry = entry.retry or patience
             if not entry.retry.has_passed():
                 entry.chunks_planned = min(entry.chunks_planned, chunk)
+                self._open.add(request_id)
 
     def forget_tables(self, requests: Mapping[str, Tracked]) -> None:
         """A step's block tables could not be read: those that it changed are wrong, so no request is saved by its old one."""
         for entry in requests.values():
             entry.table = None
+
+    def _computed_tokens(self, step: EngineStep, requests: Mapping[str, Tracked]) -> dict[str, int]:
+        """Brings the block tables up to date; how many tokens each scheduled request with chunks to save will have computed.
+
+        Others are not looked at: a forward pass has driven them out of the processor's caches, which costs more than the work.
+        """
+        computed = {}
+        for fresh in step.scheduled_new_reqs:
+            entry = requests.get(fresh.req_id)
+            if entry is not None:
+                entry.table = list(fresh.block_ids[0])
+                self._open.add(fresh.req_id)
+                computed[fresh.req_id] = fresh.num_computed_tokens + step.num_scheduled_tokens.get(fresh.req_id, 0)
+        running = step.scheduled_cached_reqs
+        self._extend_tables(running, requests)
+        if not self._open:
+            return computed
+        self._open.intersection_update(requests)
+        for place, request_id in enumerate(running.req_ids):
+            if request_id not in self._open:
+                continue
+            entry = requests[request_id]
+            if entry.chunks_planned < entry.save_chunks:
+                known = running.num_computed_tokens[place]
+                computed[request_id] = known + step.num_scheduled_tokens.get(request_id, 0)
+            else:
+                self._open.discard(request_id)
+        return computed
+
+    def _extend_tables(self, running: RunningRequests, requests: Mapping[str, Tracked]) -> None:
+        resumed = running.resumed_req_ids
+        self._open.update(resumed)
+        for place, blocks in enumerate(running.new_block_ids):
+            if blocks is None and not resumed:
+                continue
+            request_id = running.req_ids[place]
+            entry = requests.get(request_id)
+            if entry is None:
+                continue
+            if request_id in resumed:
+                entry.table = list(blocks[0]) if blocks is not None else None
+            elif blocks is not None and entry.table is not None:
+                entry.table += blocks[0]
 
     def _order(self, entry: Tracked, computed: int) -> SaveOrder | None:
         first, last = entry.chunks_planned, self._chunks_whole(entry, computed)
@@ -123,32 +173,13 @@ class SavePlanner:
         return min(computed // self._geometry.chunk_tokens, entry.save_chunks) if can_be_saved else 0
 
 
-def _computed_tokens(step: EngineStep, requests: Mapping[str, Tracked]) -> Iterator[tuple[str, int]]:
-    """Brings the block tables up to date; how many tokens each scheduled request with chunks to save will have computed."""
-    for fresh in step.scheduled_new_reqs:
-        entry = requests.get(fresh.req_id)
-        if entry is not None:
-            entry.table = list(fresh.block_ids[0])
-            yield fresh.req_id, fresh.num_computed_tokens + step.num_scheduled_tokens.get(fresh.req_id, 0)
-    running = step.scheduled_cached_reqs
-    for place, request_id in enumerate(running.req_ids):
-        entry = requests.get(request_id)
-        if entry is None:
-            continue
-        blocks = running.new_block_ids[place]
-        if request_id in running.resumed_req_ids:
-            entry.table = list(blocks[0]) if blocks is not None else None
-        elif blocks is not None and entry.table is not None:
-            entry.table += blocks[0]
-        if entry.chunks_planned < entry.save_chunks:
-            yield request_id, running.num_computed_tokens[place] + step.num_scheduled_tokens.get(request_id, 0)
-
-
 def has_strange_loads(step: EngineStep, asked: Mapping[str, int], own: Container[str]) -> bool:
     """Whether another connector loads in this step: a request begins with more tokens than vLLM held when it was asked about.
 
     `asked`: those tokens, of requests asked about since the last step; `own`: requests that this connector loads.
     """
+    if not asked:
+        return False
     running = step.scheduled_cached_reqs
     begun = [(fresh.req_id, fresh.num_computed_tokens) for fresh in step.scheduled_new_reqs]
     begun += [

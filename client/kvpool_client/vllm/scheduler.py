@@ -232,7 +232,8 @@ class SchedulerHalf:
         has_failed = report.failed_step > self._acknowledged or bool(output.invalid_block_ids)
         self.tally.add("dropped_saves", self._saving.confirm(report.step, self._requests, has_failed=has_failed))
         self._pins.end(report.ended_saves)
-        self._saving.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
+        if report.unsaved:
+            self._saving.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
         settled = self._unproven.settle(report.step)
         if output.invalid_block_ids:
             entries = [*self._requests.values(), *(load.entry for load in settled)]

@@ -6,8 +6,6 @@ Plain numbers by name, added by name; what is gathered between two steps travels
 from collections.abc import Iterator, Mapping
 
 Number = int | float
-# Time spent inside the connector is told with whatever else there is, or when it is so much.
-TOLD_SECONDS = 0.1
 
 
 class KVPoolStats:
@@ -60,10 +58,14 @@ class Tally:
         self.totals.add(name, amount)
         self._unsent.add(name, amount)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether anything was counted since the last time."""
+        return bool(self._unsent.data)
+
     def take(self) -> KVPoolStats | None:
-        """What was counted since the last time; None if nothing was, or little time alone: vLLM works on what it is given in
-        each step."""
-        if self._unsent.data.keys() <= {"engine_seconds"} and self._unsent.data.get("engine_seconds", 0) < TOLD_SECONDS:
+        """What was counted since the last time; None if nothing was."""
+        if not self.has_news:
             return None
         taken, self._unsent = self._unsent, KVPoolStats()
         return taken

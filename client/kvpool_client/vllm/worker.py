@@ -63,6 +63,8 @@ class WorkerHalf:
         self._is_settled = True
         # Whether anything is to be done at each layer of this step.
         self.loads_by_layer = self.saves_by_layer = False
+        # Whether nothing is to be done in this step, and nothing is under way or to be told: as in most steps that decode.
+        self.is_quiet = False
         self._saver = Saver(
             geometry,
             self.tally,
@@ -94,10 +96,21 @@ class WorkerHalf:
 
     def begin(self, plan: StepPlan) -> None:
         """A step begins. What a step that never came to its end has left is given up."""
+        is_asked = bool(plan.loads or plan.saves or plan.cancelled)
+        if self.is_quiet and not is_asked:
+            self._plan = plan
+            return
+        self.is_quiet = False
         self._settle_sync()
         self._plan, self._seen, self._is_settled = plan, set(), False
         self.saves_by_layer = any(not order.pin for order in plan.saves)
         self.loads_by_layer = not self._settings.is_async or any(not order.is_async for order in plan.loads)
+        # Where loads are synchronous each step also shows which layers the model waits for before loads are settled.
+        if self._settings.is_async and not (
+            is_asked or self._running or self._outcomes or self._bad_blocks or self._saver.has_work
+        ):
+            self.is_quiet = True
+            return
         self._saver.begin(plan.saves)
         for request_id in plan.cancelled:
             for fetch, _ in self._running:
@@ -164,6 +177,8 @@ class WorkerHalf:
 
     def report(self) -> StepReport:
         """What the scheduler's half has to know of this step."""
+        if self.is_quiet:
+            return StepReport(self._plan.step, self._failed_step, off=self._off)
         self._settle_sync()
         self._saver.poll()
         loads, self._outcomes = self._outcomes, {}
