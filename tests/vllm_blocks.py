@@ -27,6 +27,23 @@ class ScriptedBlocks:
         self.local: dict[bytes, int] = {}
         self._overwrite(self.free)
 
+    @property
+    def num_gpu_blocks(self) -> int:
+        """All blocks, the null block included."""
+        return len(self.blocks)
+
+    def get_num_free_blocks(self) -> int:
+        """Blocks without a reference."""
+        return len(self.blocks) - 1 - len(self._in_use() | set(self.held))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all prefixes, as vLLM does while no block has a reference; whether that was so."""
+        if self.get_num_free_blocks() != len(self.blocks) - 1:
+            return False
+        self._left.clear()
+        self.reset()
+        return True
+
     def touch(self, blocks: Sequence[int]) -> None:
         """Hold blocks of requests."""
         assert set(blocks) <= self._in_use() | set(self.local.values())

@@ -50,12 +50,13 @@ class Player:
     def __init__(self, engine: ScriptedEngine, chance: random.Random, bases: list[list[int]]) -> None:
         self.engine = engine
         self.prompts: list[tuple[list[int], str | None]] = []
+        self.resets = 0
         self._chance = chance
         self._bases = bases
 
     def play(self) -> None:
         """Something, and a step."""
-        moves = [self._arrive, self._arrive, self._preempt, self._abort, self._evict, self._fail]
+        moves = [self._arrive, self._arrive, self._preempt, self._abort, self._evict, self._fail, self._reset]
         if self._chance.random() < 0.6:
             self._chance.choice(moves)()
         self.engine.step()
@@ -93,6 +94,13 @@ class Player:
             if block not in in_use:
                 del blocks.local[value]
                 blocks.give_back([block], overwrite=True)
+
+    def _reset(self) -> None:
+        """vLLM's `reset_prefix_cache(reset_running_requests=True)`: what follows is written over everything."""
+        if all(request.state in ("running", "waiting", "preempted") for request in self.engine.requests):
+            for request in [each for each in self.engine.requests if each.state == "running"]:
+                self.engine.preempt(request)
+            self.resets += self.engine.blocks.reset_prefix_cache()
 
     def _fail(self) -> None:
         """A rank's next load finds its ticket used."""

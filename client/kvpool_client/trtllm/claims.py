@@ -25,9 +25,9 @@ from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
+from kvpool_client.shared_bytes import SharedBytes
 from kvpool_client.trtllm.plan import Geometry
 from kvpool_client.trtllm.settings import Settings
-from kvpool_client.trtllm.shared import SharedBytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,54 +6,20 @@ it has carried out. A rank that cannot open the memory (another node, another us
 
     page of a rank:  u64 bytes of the geometry, written last │ u64 has mapped │ u64 last sequence done │ … geometry at 64
 
-Made with memfd_create and opened through /proc: it has no name to guess, and is gone with its processes. Threads: each
-number has one writer; readers see it late, never torn (aligned words).
+Threads: each number has one writer; readers see it late, never torn (aligned words).
 """
 
-import mmap
-import os
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from kvpool_client.shared_bytes import SharedBytes
 from kvpool_client.trtllm.plan import Geometry
 
 BOARD_PAGE_BYTES = 4096
 _GEOMETRY_AT = 64
 _LENGTH, _HAS_MAPPED, _DONE = range(3)
-
-
-class SharedBytes:
-    """One mapping. `path` opens it in another process of the same user; `view` is its bytes."""
-
-    def __init__(self, fd: int, size: int, path: str) -> None:
-        """Takes `fd`. Raises OSError."""
-        self._fd = fd
-        self.path = path
-        self.view: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(fd, size), dtype=np.uint8)
-
-    @classmethod
-    def create(cls, name: str, size: int) -> "SharedBytes":
-        """New memory, zeroed; pages are taken when they are touched."""
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
-        os.ftruncate(fd, size)
-        return cls(fd, size, f"/proc/{os.getpid()}/fd/{fd}")
-
-    @classmethod
-    def attach(cls, path: str, size: int) -> "SharedBytes":
-        """Memory that another process made. Raises OSError, also when it is smaller than `size`."""
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        if os.fstat(fd).st_size < size:
-            os.close(fd)
-            raise OSError(f"{path} is smaller than {size} bytes")
-        return cls(fd, size, path)
-
-    def close(self) -> None:
-        """Close the descriptor; the mapping lives as long as somebody has a view of it. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 class Board:

@@ -24,11 +24,12 @@ from kvpool_client.pool import Pool
 from kvpool_client.refusals import Refusals
 from kvpool_client.retention import ranges_of_blocks
 from kvpool_client.save import Save
+from kvpool_client.shared_bytes import SharedBytes
 from kvpool_client.trtllm.claims import connect
 from kvpool_client.trtllm.pages import EnginePages, pages_of_layout, pages_of_tensor
 from kvpool_client.trtllm.plan import Geometry, LoadOrder, Plan, SaveOrder
 from kvpool_client.trtllm.settings import Settings
-from kvpool_client.trtllm.shared import Board, SharedBytes
+from kvpool_client.trtllm.shared import Board
 
 # Each save under way has a thread; beyond this many, further ones are declined (a guess).
 SAVES_MAX = 128

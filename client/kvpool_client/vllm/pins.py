@@ -3,14 +3,19 @@
 So a save is waited for by nobody: a request may end, be aborted or preempted meanwhile, and its blocks are given to others when
 the last rank has reported that the save has ended. At most PINNED_SHARE of the blocks are held.
 
+vLLM forgets no prefix while a block is held, so what is held alone is taken back before it tries (see `save_board`).
+
 Invariant: each block of `_held` has a reference for each pin that names it; a pin goes when `ranks` reports have come. The
 scheduler's thread.
 """
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvpool.clock import Clock
+from kvpool_client.vllm.save_board import SaveBoard
 from kvpool_client.vllm.surface import BlockPool
 
 # Of running requests a pin costs nothing; of those that have ended it keeps room from others (guess).
@@ -32,13 +37,17 @@ class Pin:
 
 
 class Pins:
-    """See the module. Without a block pool it holds nothing. `last`: the number of the last pin."""
+    """See the module. Without a block pool it holds nothing. `last`: the number of the last pin; `patience_s`: how long
+    saves are waited for where somebody waits for them.
+    """
 
-    def __init__(self, ranks: int, clock: Clock) -> None:
+    def __init__(self, ranks: int, clock: Clock, patience_s: float) -> None:
         self._ranks = ranks
+        self._patience_s = patience_s
         self._clock = clock
         self._pool: BlockPool | None = None
         self._drain: Drain | None = None
+        self._board: SaveBoard | None = None
         self._pins: dict[int, Pin] = {}
         self._held = 0
         self._calls: list[tuple[int, Callable[[], None]]] = []
@@ -56,21 +65,46 @@ class Pins:
         """Whether blocks can be held."""
         return self._pool is not None
 
+    @property
+    def board_path(self) -> str:
+        """Where the ranks are to say what their saves read; empty where nobody asks."""
+        return self._board.path if self._board is not None else ""
+
     def use(self, pool: BlockPool, drain: Drain | None) -> None:
         """Hold blocks in this pool from now on. `drain`: where nobody steps an idle engine."""
         self._pool = pool
         self._drain = drain
+        if drain is None and self._board is None:
+            with contextlib.suppress(OSError):  # without it vLLM's resets fail while saves are under way
+                self._board = SaveBoard(self._ranks)
+
+    def close(self) -> None:
+        """Close what the ranks write to."""
+        if self._board is not None:
+            self._board.close()
+
+    def free_for_reset(self) -> None:
+        """vLLM is about to forget its prefixes. Where saves alone hold blocks, those that read are waited for.
+
+        In this process all of them are, in others what has not begun is dropped.
+        """
+        if not self._pins or not self._are_alone():
+            return
+        if self._drain is not None:
+            self.end(self._drain(self._patience_s))
+        elif self._board is not None and self._board.take_back(self.last, self._patience_s, self._clock):
+            self.end(dict.fromkeys(self._pins, self._ranks))
 
     @property
     def must_end_with_requests(self) -> bool:
         """Whether nobody steps the engine on once its last request has ended."""
         return self._drain is not None
 
-    def idle(self, timeout_s: float) -> None:
+    def idle(self) -> None:
         """No request is left. Where nobody steps the engine until somebody asks for more, saves end now: vLLM forgets no prefix
         while blocks are held."""
         if self._drain is not None and self._pins:
-            self.end(self._drain(timeout_s))
+            self.end(self._drain(self._patience_s))
 
     def room(self) -> int:
         """How many more blocks may be held."""
@@ -123,6 +157,15 @@ class Pins:
         """Whether a pin is so young that waiting for it is better than preempting a request."""
         now_ns = self._clock.now_ns()
         return any(now_ns - pin.begun_ns < PATIENCE_NS for pin in self._pins.values())
+
+    def _are_alone(self) -> bool:
+        """Whether nobody else holds a block, as far as this pool says how many are free and who holds the others."""
+        assert self._pool is not None
+        held = Counter(block for pin in self._pins.values() for block in pin.block_ids)
+        free, count = getattr(self._pool, "get_num_free_blocks", None), getattr(self._pool, "num_gpu_blocks", None)
+        if callable(free) and count is not None and count - 1 - free() != len(held):  # the null block is never free
+            return False
+        return all(getattr(self._pool.blocks[block], "ref_cnt", pins) == pins for block, pins in held.items())
 
     def _give_back(self, pin: Pin) -> None:
         assert self._pool is not None

@@ -64,7 +64,7 @@ class StepPlan:
 
     `acknowledged`: the last step of which the scheduler knows that a load failed in it. What a worker computes between a
     failure and its acknowledgement may rest on KV that never came, and is not saved. `is_idle`: the step computes nothing.
-    `node`: where the scheduler runs.
+    `node`: where the scheduler runs. `board`: where save threads say what they read (see `save_board`), if anywhere.
     """
 
     step: int
@@ -74,6 +74,7 @@ class StepPlan:
     cancelled: tuple[str, ...] = ()
     is_idle: bool = False
     node: str = ""
+    board: str = ""
 
 
 NO_PLAN = StepPlan(0)

@@ -22,6 +22,7 @@ from kvpool_client.engine_mark import engine_mark
 from kvpool_client.pool import Pool
 from kvpool_client.vllm.geometry import Geometry
 from kvpool_client.vllm.plan import SaveOrder
+from kvpool_client.vllm.save_board import RankSaves
 from kvpool_client.vllm.statistics import Tally
 from kvpool_client.vllm.storing import Storing
 
@@ -43,6 +44,7 @@ class Saver:
         self._patience_s = patience_s
         self._clock = clock
         self._threads = ThreadPoolExecutor(SAVE_THREADS, thread_name_prefix="kvpool-save")
+        self.board = RankSaves()
         self._memory: tuple[Pool, Cache] | None = None
         self._orders: Sequence[SaveOrder] = ()
         self._open: list[Storing] | None = None
@@ -161,6 +163,7 @@ class Saver:
         self._threads.shutdown(wait=True, cancel_futures=True)
         for storing in [*self._waiting, *(storing for storing, _ in [*self._running, *self._behind])]:
             self._border.call("giving a save up", None, storing.abort)
+        self.board.close()
 
     def _opened(self, *, may_save: bool) -> list[Storing]:
         """The saves that end with this step, opened at the first layer that is ready."""
@@ -216,7 +219,11 @@ class Saver:
 
     def _carry_out(self, storing: Storing, mark: Callable[[], None] | None) -> bool:
         """Whether the order is over. On a save thread."""
-        is_on = not storing.is_late and (mark is None or self._did("waiting for the device", mark))
+        with self.board.reading(storing.order.pin) as may_read:
+            return self._carry_out_if(storing, mark, is_wanted=may_read and not storing.is_late)
+
+    def _carry_out_if(self, storing: Storing, mark: Callable[[], None] | None, *, is_wanted: bool) -> bool:
+        is_on = is_wanted and (mark is None or self._did("waiting for the device", mark))
         if not is_on or not self._did("opening a save", storing.open):
             storing.drop()
             return True

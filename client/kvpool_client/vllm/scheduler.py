@@ -17,6 +17,7 @@ from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
 from kvpool_client.vllm.envoy import Envoy
 from kvpool_client.vllm.event_feed import EventFeed
+from kvpool_client.vllm.forgetting import ask_before_reset
 from kvpool_client.vllm.geometry import Geometry
 from kvpool_client.vllm.identity import AdapterNames
 from kvpool_client.vllm.pins import Drain, Pins, can_be_held
@@ -78,7 +79,7 @@ class SchedulerHalf:
         self._asked: dict[str, int] = {}
         self._stands_back = False
         self._epoch = FIRST_EPOCH
-        self._pins = Pins(geometry.layout.world * geometry.replicas, self._clock)
+        self._pins = Pins(geometry.layout.world * geometry.replicas, self._clock, settings.timeout_s)
         self._sights = Sights(settings.save_after)
         self._saving = SavePlanner(geometry, self._pins, self._sights)
         self._unproven = UnprovenLoads()
@@ -98,6 +99,7 @@ class SchedulerHalf:
         self._evict = pool.evict_blocks
         if can_be_held(pool) and (is_stepped_while_idle or drain is not None):
             self._pins.use(pool, None if is_stepped_while_idle else drain)
+            ask_before_reset(pool, lambda: self._border.call("a reset of prefixes", None, self._pins.free_for_reset))
         else:
             self._border.complain("vLLM's blocks cannot be held", "each step waits until its chunks are saved")
 
@@ -217,7 +219,8 @@ class SchedulerHalf:
             self._pins.undo(pinned_before)
             self._saving.forget_tables(self._requests)
         is_idle = not step.num_scheduled_tokens
-        return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name())
+        board = self._pins.board_path
+        return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
 
     def ended(self, output: EngineOutput) -> None:
         """The workers have ended a step."""
@@ -271,7 +274,7 @@ class SchedulerHalf:
         if not self._requests:
             if self._pins.must_end_with_requests:
                 self.tally.add("dropped_saves", self._saving.give_up())
-            self._pins.idle(self._settings.timeout_s)
+            self._pins.idle()
         return self._envoy.end(entry, self._pins.when_ended)
 
     def has_saves(self) -> bool:
@@ -310,6 +313,7 @@ class SchedulerHalf:
             self._feed.stop()
         self._envoy.stop()
         self._asker.stop()
+        self._pins.close()
         self.pool.close()
 
     def _hit(self, entry: Tracked, held_tokens: int, usable: int) -> Hit | None:

@@ -45,6 +45,7 @@ class WorkerHalf:
         self._geometry = geometry
         self._settings = settings
         self._border = border
+        self._rank = rank
         self._replica = rank % geometry.replicas
         self._clock = clock or MonotonicClock()
         self._cache: Cache | None = None
@@ -103,6 +104,9 @@ class WorkerHalf:
         self.is_quiet = False
         self._settle_sync()
         self._plan, self._seen, self._is_settled = plan, set(), False
+        board = self._saver.board
+        if plan.board and not board.has_attached:
+            self._border.call("attaching to the scheduler's memory", None, lambda: board.attach(plan.board, self._rank))
         self.saves_by_layer = any(not order.pin for order in plan.saves)
         self.loads_by_layer = not self._settings.is_async or any(not order.is_async for order in plan.loads)
         # Where loads are synchronous each step also shows which layers the model waits for before loads are settled.

@@ -113,6 +113,14 @@ class Driver:
         """Empty the engine's own prefix cache."""
         return {"done": bool(self._llm.reset_prefix_cache())}
 
+    def forget_amid_saves(self, prompts: list[list[int]]) -> Answer:
+        """Empty the engine's own prefix cache as an update of weights does, right after prompts were computed."""
+        from vllm import SamplingParams
+
+        once = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], once, use_tqdm=False)
+        return {"done": bool(self._llm.reset_prefix_cache(reset_running_requests=True))}
+
     def preemptions(self) -> Answer:
         """How often the engine has preempted a request."""
         return {

@@ -113,3 +113,25 @@ def test_tokens_come_as_often_as_without_a_pool(
             tell(f"{kind}: p{percent} {np.median(values):.2f} ms {values.round(1).tolist()}{against}")
     assert ratio("pool", 99) <= 1.10
     assert ratio("slow", 99) <= 1.2
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["one-process", "processes"])
+def test_an_engine_forgets_its_prefixes_while_saves_are_under_way(
+    in_process: bool,
+    start_engine: StartEngine,
+    module_daemon: Daemon,
+    plain: Plain,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it does for an update of weights or before it sleeps, where an answer of False is an error of vLLM's."""
+    monkeypatch.setenv("KVPOOL_FAILPOINT", "client.save.after_reserve:*:delay(100ms)")
+    engine = start_engine(
+        GROUPED, socket=module_daemon.socket, in_process=in_process, settings={"kvpool.timeout_s": 5.0}
+    )
+    asked = [prompt(1300 + 10 * in_process + number, 300) for number in range(8)]
+    expected = plain(GROUPED).tokens(asked, 16)
+    for _ in range(3):
+        assert engine.ask("forget_amid_saves", prompts=asked)["done"]
+    assert engine.tokens(asked, 16) == expected
+    assert engine.tokens(asked, 16) == expected
+    assert not module_daemon.problems()
