@@ -218,16 +218,13 @@ class SchedulerHalf:
         if saves is None:
             self._pins.undo(pinned_before)
             self._saving.forget_tables(self._requests)
-        is_idle = not step.num_scheduled_tokens
-        board = self._pins.board_path
+        is_idle, board = not step.num_scheduled_tokens, self._pins.board_path
         return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
 
     def ended(self, output: EngineOutput) -> None:
         """The workers have ended a step."""
-        for request_id in output.finished_recving or ():
-            entry = self._requests.get(request_id)
-            if entry is not None:
-                entry.is_loading = False
+        for request_id in self._requests.keys() & (output.finished_recving or set()):
+            self._requests[request_id].is_loading = False
         report = output.kv_connector_worker_meta
         if not isinstance(report, StepReport):
             return
@@ -271,9 +268,8 @@ class SchedulerHalf:
             self._cancelled.append(request.request_id)
         self._give_back(entry)
         self.tally.add("declined_chunks_beside-a-load", entry.chunks_unplanned)
-        if not self._requests:
-            if self._pins.must_end_with_requests:
-                self.tally.add("dropped_saves", self._saving.give_up())
+        if not self._requests and self._pins.must_end_with_requests:
+            self.tally.add("dropped_saves", self._saving.give_up())
             self._pins.idle()
         return self._envoy.end(entry, self._pins.when_ended)
 
@@ -390,8 +386,9 @@ class SchedulerHalf:
             keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
             wishes = self._border.call("reading wishes", NO_WISHES, lambda: wishes_of(request))
             chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
-            may_save = self._role.may_save
-            save_tokens = wishes.save_tokens(self._settings.save, request.num_prompt_tokens) if may_save else 0
+            save_tokens = (
+                wishes.save_tokens(self._settings.save, request.num_prompt_tokens) if self._role.may_save else 0
+            )
             save_chunks = save_tokens // self._geometry.chunk_tokens
             entry = Tracked(request, keys, salt, adapter, chunk_hashes, wishes, save_chunks)
             entry.epoch = self._epoch

@@ -45,7 +45,7 @@ class WorkerHalf:
         self._geometry = geometry
         self._settings = settings
         self._border = border
-        self._rank = rank
+        self._rank = rank % (geometry.layout.world * geometry.replicas)
         self._replica = rank % geometry.replicas
         self._clock = clock or MonotonicClock()
         self._cache: Cache | None = None
