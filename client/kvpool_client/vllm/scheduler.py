@@ -84,8 +84,7 @@ class SchedulerHalf:
         self._saving = SavePlanner(geometry, self._pins, self._sights)
         self._unproven = UnprovenLoads()
         self._evict: Callable[[set[int]], object] = lambda _blocks: None
-        self._step = 0
-        self._acknowledged = 0
+        self._step = self._acknowledged = 0
         self._off = ""
 
     def __repr__(self) -> str:
