@@ -108,7 +108,7 @@ TABLE = (
         "KV scales that are calculated while serving (`calculate_kv_scales`)",
         "no",
         "calculated_scales",
-        "start vLLM without --calculate-kv-scales, with a model that has its scales or with --kv-cache-dtype auto",
+        "serve a model that brings its KV scales, or start vLLM with --kv-cache-dtype auto",
     ),
     Entry(
         "blocks that differ from layer to layer, or have gaps",

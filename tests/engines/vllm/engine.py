@@ -177,7 +177,7 @@ def tokens_of_answer(answer: dict[str, Any]) -> list[list[int]]:
 def _transfer(
     socket: str, settings: dict[str, object], siblings: list[dict[str, object] | None] | None
 ) -> dict[str, object]:
-    """What docs/engines.md tells an operator to give vLLM."""
+    """What docs/engines/vllm.md tells an operator to give vLLM."""
     policy = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
     own: dict[str, object] = {
         "kv_connector": "KVPoolConnector",

@@ -18,7 +18,7 @@ from tests.engines.vllm.prompts import prompt
 from tests.engines.vllm.server import Server, proxy_before, vllm_server
 from tests.engines.vllm.tiny_models import DEEP, Geometry
 
-GEOMETRY = replace(DEEP, name="half-as-deep", layers=6, dtype="float32")
+GEOMETRY = replace(DEEP, name="quarter-as-deep", layers=3, dtype="float32")
 PROMPT_TOKENS = 1500
 ROUNDS = 5
 TOKENS = 4

@@ -1,0 +1,67 @@
+"""The command lines of docs/ are such as vLLM takes, and options of vLLM that pages and remedies name are its own."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpool_client.vllm.settings import Settings
+from kvpool_client.vllm.support import REMEDIES
+from tests.engines.vllm.engine import ROOT
+
+# What vLLM and torch say of their own code when they are imported.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+PAGES = [ROOT / "docs" / "engines" / name for name in ("vllm.md", "disaggregation.md")]
+# Of other programs on these pages.
+STRANGERS = {"--socket", "--config"}
+SERVER = ["-m", "vllm.entrypoints.openai.api_server", "--model"]
+
+
+@pytest.fixture(scope="module")
+def parser() -> Any:
+    """vLLM's own, of everything about an engine. Imports vLLM into this process."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    parser.add_argument("--port")  # the server's
+    return parser
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """What the page's blocks have vLLM started with, as a shell reads it."""
+    told = "tell() { printf '%s\\0' \"$@\"; printf '\\n\\0'; }; kvpoold() { :; }; curl() { :; }; vllm() { tell vllm \"$@\"; }; "
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        if language:
+            continue
+        script = f'{told} python() {{ tell python "$@"; }}; {block}'
+        done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
+        for line in done.stdout.split("\n\0"):
+            words = line.rstrip("\0").split("\0")
+            if words[:2] == ["vllm", "serve"]:
+                yield ["--model", *words[2:]]
+            elif words[1:4] == SERVER:
+                yield words[3:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_commands_that_vllm_takes(page: Path, parser: Any) -> None:
+    found = list(commands(page))
+    assert len(found) >= 2
+    for words in found:
+        transfer = parser.parse_args(words).kv_transfer_config
+        assert transfer.kv_connector in ("KVPoolConnector", "MultiConnector")
+        children = transfer.kv_connector_extra_config.get("connectors", [])
+        own = [child["kv_connector_extra_config"] for child in children if child["kv_connector"] == "KVPoolConnector"]
+        (extra,) = own if children else [transfer.kv_connector_extra_config]
+        assert Settings.of(extra).socket == "/run/kvpool/kvpool.sock"
+
+
+def test_options_that_pages_and_remedies_name_are_vllms(parser: Any) -> None:
+    text = " ".join([*(page.read_text() for page in PAGES), *REMEDIES.values()])
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - STRANGERS
+    assert len(named) > 10
+    assert named <= set(parser._option_string_actions)
