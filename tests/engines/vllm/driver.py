@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 
 import kvpool_client as kv
 from kvpool import failpoint
+from tests.engines.vllm import step_costs
 
 Answer = dict[str, Any]
 STEPS_MAX = 20
@@ -91,24 +93,55 @@ class Driver:
             "gaps": [_least_gap(output.outputs[0].logprobs) for output in outputs] if with_gaps else [],
         }
 
-    def token_gaps(self, prompts: list[list[int]], tokens: int) -> Answer:
-        """The seconds between two tokens of a request, of all requests, which are given to the engine at once."""
+    def token_gaps(self, prompts: list[list[int]], tokens: int, copied_bytes: int = 0) -> Answer:
+        """The seconds between two tokens of a request, of all requests, which are given to the engine at once.
+
+        `wall`: by the clock; `gaps`: without the time for which others had the processors.
+
+        `copied_bytes`: what a thread beside the engine copies, by one plain copy, for each request that has been computed.
+        """
         from vllm import SamplingParams
 
         engine: Any = self._llm.llm_engine
         greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        source, target = np.ones(copied_bytes, np.uint8), np.zeros(copied_bytes * len(prompts), np.uint8)
         for number, prompt in enumerate(prompts):
             engine.add_request(f"gap-{number}", {"prompt_token_ids": prompt}, greedy)
-        last: dict[str, tuple[int, float]] = {}
-        gaps = []
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                now, count = time.perf_counter(), len(output.outputs[0].token_ids)
-                known, before = last.get(output.request_id, (0, now))
-                if known:
-                    gaps += [(now - before) / (count - known)] * (count - known)
-                last[output.request_id] = (count, now)
-        return {"gaps": gaps}
+        last: dict[str, tuple[int, np.ndarray]] = {}
+        gaps: list[np.ndarray] = []
+        with ThreadPoolExecutor(1) as copier:
+            while engine.has_unfinished_requests():
+                outputs = engine.step()
+                now = np.array([time.perf_counter(), step_costs.unhindered_seconds()])
+                for output in outputs:
+                    count = len(output.outputs[0].token_ids)
+                    known, before = last.get(output.request_id, (0, now))
+                    if known:
+                        gaps += [(now - before) / (count - known)] * (count - known)
+                    elif copied_bytes:
+                        place = len(last) * copied_bytes
+                        copier.submit(np.copyto, target[place : place + copied_bytes], source)
+                    last[output.request_id] = (count, now)
+        wall, unhindered = np.transpose(gaps).tolist()
+        return {"wall": wall, "gaps": unhindered}
+
+    def steps_in_turns(self, prompts: list[list[int]], rounds: int) -> Answer:
+        """See `step_costs`: of the steps that decode behind these prompts, when their saves have ended."""
+        from vllm import SamplingParams
+
+        engine: Any = self._llm.llm_engine
+        scheduler = engine.engine_core.engine_core.scheduler
+        endless = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True, detokenize=False)
+        names = [f"step-{number}" for number in range(len(prompts))]
+        for name, prompt in zip(names, prompts, strict=True):
+            engine.add_request(name, {"prompt_token_ids": prompt}, endless)
+        answered: set[str] = set()
+        while len(answered) < len(names) or scheduler.connector.has_pending_push_work():
+            answered |= {output.request_id for output in engine.step()}
+        costs = step_costs.steps_in_turns(engine, rounds)
+        engine.abort_request(names)
+        engine.step()
+        return costs
 
     def forget(self) -> Answer:
         """Empty the engine's own prefix cache."""

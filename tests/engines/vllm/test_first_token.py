@@ -15,6 +15,7 @@ from tests.daemon import Daemon
 from tests.engines.vllm.conftest import StartEngine, counted, wait_stored
 from tests.engines.vllm.engine import CHUNK_TOKENS, Engine
 from tests.engines.vllm.prompts import loadable_tokens, prompt
+from tests.engines.vllm.spread import median_bounds
 from tests.engines.vllm.tiny_models import DEEP
 
 PROMPT_TOKENS = 1500
@@ -134,12 +135,12 @@ def test_first_token_is_no_later_without_hits(pooled: Engine, tell: Tell) -> Non
                 without = answer
         ratios.append(with_pool["seconds"] / without["seconds"])
         cpu_ratios.append(with_pool["cpu_seconds"] / without["cpu_seconds"])
-        low, high = _median_bounds(ratios)
+        low, high = median_bounds(ratios)
         if len(ratios) >= PAIRS_MIN and (high <= OVERHEAD_MEANT or low > OVERHEAD_MEANT):
             break
     pooled.ask("plug", is_plugged=True)
     median, share = statistics.median(ratios), statistics.median(shares)
-    low, high = _median_bounds(ratios)
+    low, high = median_bounds(ratios)
     tell(
         f"without hits {median:.4f} x the time without the pool (meant: {OVERHEAD_MEANT}; 95 %: {low:.4f} to "
         f"{high:.4f}), processor time "
@@ -153,14 +154,6 @@ def test_first_token_is_no_later_without_hits(pooled: Engine, tell: Tell) -> Non
 
 def _copy_cpu_seconds(engine: Engine) -> float:
     return sum(float(pool["copy_cpu_seconds"]) for pool in engine.ask("pools")["pools"])
-
-
-def _median_bounds(values: list[float]) -> tuple[float, float]:
-    """Between which values the true median lies, 95 % of the time: order statistics, by the normal approximation."""
-    ordered = sorted(values)
-    reach = 0.98 * len(ordered) ** 0.5
-    low, high = round(len(ordered) / 2 - reach), round(len(ordered) / 2 + reach)
-    return ordered[max(low, 0)], ordered[min(high, len(ordered) - 1)]
 
 
 def _ms(seconds: list[float]) -> str:
