@@ -16,9 +16,9 @@ FUNCTION_LINES_MAX = 70
 
 PYTHON = sorted(
     path
-    for folder in ("kvpool", "client", "tests", "demo", "examples", "typings")
+    for folder in ("kvpool", "client", "tests", "demo", "examples")
     for path in (ROOT / folder).rglob("*.py*")
-    if path.suffix in (".py", ".pyi")
+    if path.suffix == ".py"
 )
 NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".h"))
 PRODUCT = [path for path in PYTHON if path.is_relative_to(ROOT / "kvpool") or path.is_relative_to(ROOT / "client")]
