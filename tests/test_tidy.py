@@ -184,10 +184,9 @@ def test_native_functions_are_short(path: Path) -> None:
 @pytest.mark.parametrize("path", PRODUCT, ids=_name)
 def test_public_functions_say_what_they_do(path: Path) -> None:
     for node in _nodes(path):
-        is_public = isinstance(
-            node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        ) and not node.name.startswith("_")
-        if is_public and not _is_nested(path, node):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        if not node.name.startswith("_") and not _is_nested(path, node):
             assert ast.get_docstring(node), f"{node.name} in line {node.lineno} has no docstring"
 
 
