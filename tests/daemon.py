@@ -109,7 +109,7 @@ class Daemon:
         """An operator's connection."""
         return BlockingConnection.admin(self.socket, 5.0)
 
-    def stats(self) -> dict[str, int | float | str]:
+    def stats(self) -> dict[str, Any]:
         """All statistics, sections joined."""
         with self.admin() as connection:
             return {name: value for section in connection.stats().values() for name, value in section.items()}

@@ -189,7 +189,7 @@ class Router:
         assert self._dealer is not None
         request = [b"", struct.pack(">Q", first)]
         self._dealer.send_multipart(request if topic is None else [*request, topic.encode()])
-        messages = []
+        messages: list[tuple[str, int, bytes]] = []
         while True:
             assert self._dealer.poll(int(timeout_s * 1000)), "the replay did not end in time"
             empty, name, number, payload = self._dealer.recv_multipart()

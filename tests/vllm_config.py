@@ -36,7 +36,9 @@ def config_of(
     def spans_by_rank(parallel: Any) -> tuple[int, int]:
         """Asked as vLLM's own is, with what it reads alone."""
         assert parallel.pipeline_parallel_size == len(stages)
-        return stage_spans(stages)[parallel.rank // parallel.tensor_parallel_size % parallel.pipeline_parallel_size]
+        stage = parallel.rank // parallel.tensor_parallel_size % parallel.pipeline_parallel_size
+        span: tuple[int, int] = stage_spans(stages)[stage]
+        return span
 
     keys = {"kvpool.socket": socket, "kvpool.chunk_tokens": 2 * BLOCK}
     keys.update({name.replace("__", "."): value for name, value in extra.items()})

@@ -98,7 +98,17 @@ class ScriptedEngine:
 
     def idle(self) -> None:
         """Step on without requests for as long as the connector has work."""
-        wait_until(lambda: not self.scheduler.has_pending_push_work() or self.step(), "the connector's work has ended")
+        if self.scheduler.has_pending_push_work():
+            self.step_until(lambda: not self.scheduler.has_pending_push_work(), "the connector's work has ended")
+
+    def step_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+        """Step, and on until the condition holds; fails with `what` after the time."""
+
+        def has_come() -> bool:
+            self.step()
+            return condition()
+
+        wait_until(has_come, what, timeout_s)
 
     def run(self, *requests: Request) -> None:
         """Until the requests have ended, and without others what the connector does behind them."""
@@ -143,7 +153,8 @@ class ScriptedEngine:
         return not any(request in self.requests for request in requests)
 
     def _schedule(self) -> tuple[dict[Request, int], Any]:
-        budget, scheduled = self.budget, {}
+        budget = self.budget
+        scheduled: dict[Request, int] = {}
         new, cached = [], SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[], num_computed_tokens=[])
         self._just_allocated: list[tuple[Request, bool]] = []
         for request in list(self.requests):

@@ -1,344 +1,719 @@
-"""The native module: its bindings' signatures. Columns are packed little endian; keys have 32 bytes each."""
+"""
+Native core of kvpool: key hashing, shared index, slot arena, checksummed copies.
+"""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping as _Mapping, Sequence
+from typing import Annotated, Any, overload
 
-import numpy as np
-import numpy.typing as npt
+import numpy
+from numpy.typing import NDArray
 
-# --- keys ---
 
-def hash_leaves(tokens: npt.NDArray[np.int32] | npt.NDArray[np.int64], chunk_tokens: int) -> bytes: ...
-def chain_keys(parent: bytes, leaves: bytes) -> bytes: ...
-def mix_leaf(leaf: bytes, payload: bytes) -> bytes: ...
-def derive_root(fields: list[bytes]) -> bytes: ...
-def blake3(data: bytes) -> bytes: ...
-def hash_lanes() -> str: ...
+@overload
+def hash_leaves(tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int) -> bytes:
+    """
+    Leaves of the full chunks of int32 or int64 tokens, 32 bytes each. GIL released.
+    """
 
-# --- memory ---
+@overload
+def hash_leaves(tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int) -> bytes: ...
+
+def chain_keys(parent: bytes, leaves: bytes) -> bytes:
+    """Keys of chunks that follow `parent`. GIL released."""
+
+def mix_leaf(leaf: bytes, payload: bytes) -> bytes:
+    """A leaf with content mixed in."""
+
+def derive_root(fields: list[bytes]) -> bytes:
+    """A root over length-prefixed fields."""
+
+def blake3(data: bytes) -> bytes:
+    """Plain BLAKE3 of 32 bytes. GIL released."""
+
+def hash_lanes() -> str:
+    """Vector width of leaf hashing: avx512, avx2 or scalar."""
+
+def keep_freed_memory(kept_bytes: int, block_bytes: int) -> bool:
+    """
+    Has the process keep freed memory for blocks of so many bytes at most; whether the C library can be told.
+    """
+
+def place_on_nodes(mapping: Mapping, nodes: Sequence[int], *, in_turns: bool) -> int:
+    """Where new pages come from; 0 or an errno."""
 
 class Mapping:
+    """A shared memory region, mapped for as long as this object lives."""
+
     @staticmethod
-    def create(name: str, size: int, *, hugetlb: bool = False) -> Mapping: ...
+    def create(name: str, size: int, hugetlb: bool = False) -> Mapping:
+        """A new zeroed region, sealed against resizing. Raises OSError."""
+
     @staticmethod
-    def attach(fd: int, size: int, *, writable: bool) -> Mapping: ...
-    def populate(self, offset: int, length: int) -> None: ...
-    def collapse(self, offset: int, length: int) -> bool: ...
-    def seal_read_only(self) -> None: ...
-    def view(self) -> npt.NDArray[np.uint8]: ...
+    def attach(fd: int, size: int, writable: bool) -> Mapping:
+        """Maps another process's region; the descriptor is duplicated."""
+
+    def populate(self, offset: int, length: int) -> None:
+        """Brings pages into memory, bytes unchanged. GIL released."""
+
+    def collapse(self, offset: int, length: int) -> bool:
+        """Asks for huge pages; returns whether they were made. GIL released."""
+
+    def seal_read_only(self) -> None:
+        """No new writable mapping from now on; existing ones keep their rights."""
+
+    def view(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """
+        All bytes as a numpy array that keeps the region mapped; do not write if not writable.
+        """
+
     @property
     def fd(self) -> int: ...
+
     @property
     def size(self) -> int: ...
+
     @property
     def writable(self) -> bool: ...
 
-def keep_freed_memory(kept_bytes: int, block_bytes: int) -> bool: ...
-def place_on_nodes(mapping: Mapping, nodes: list[int], *, in_turns: bool) -> int: ...
+    def __repr__(self) -> str: ...
 
 class IndexView:
+    """Read side of the shared index; a hit is a hint with a generation."""
+
     def __init__(self, mapping: Mapping) -> None: ...
-    def lookup(self, keys: bytes) -> tuple[int, bytes]: ...
-    def is_being_written(self, key: bytes) -> bool: ...
+
+    def lookup(self, keys: bytes) -> tuple[int, bytes]:
+        """
+        (chunks, levels): the run of readable chunks from the first key on, and each one's level. GIL released.
+        """
+
+    def is_being_written(self, key: bytes) -> bool:
+        """Whether somebody has reserved the chunk and not committed it yet."""
+
     def generation_at(self, offset: int) -> int: ...
+
     def checksum_at(self, offset: int, layer: int) -> int: ...
+
     def covers(self, offset: int, layers: int) -> bool: ...
+
     @property
     def count(self) -> int: ...
+
     @property
     def epoch(self) -> bytes: ...
 
-# --- directory ---
+DEFAULT_PRIORITY: int = 35
 
-DEFAULT_PRIORITY: int
-TOKEN_IDS_MAX: int
+TOKEN_IDS_MAX: int = 4096
+
+ARENA_BYTES_MAX: int = 4398046511104
+
+FILES_BYTES_MAX: int = 70368744177664
 
 class DirectoryGeometry:
+    """Sizes of a directory, before memory is mapped."""
+
     @staticmethod
     def plan(capacity: int, segment_bytes: int, max_chunks: int, further_entries: int = 0) -> DirectoryGeometry: ...
+
     @staticmethod
     def plan_files(segment_bytes: int, segments: int, max_chunks: int) -> DirectoryGeometry: ...
+
     @property
     def capacity(self) -> int: ...
+
     @property
     def max_chunks(self) -> int: ...
+
     @property
     def segment_bytes(self) -> int: ...
+
     @property
     def segments(self) -> int: ...
+
     @property
     def arena_bytes(self) -> int: ...
+
     @property
     def index_bytes(self) -> int: ...
 
 class Directory:
+    """What is stored, where, for whom. Control thread only."""
+
+    def __init__(self, arena: Mapping | None, index: Mapping, geometry: DirectoryGeometry, epoch: bytes, policy: str = 'lru', seed: bytes = ...) -> None: ...
+
     @staticmethod
-    def of_files(geometry: DirectoryGeometry, policy: str = "lru") -> Directory: ...
-    def attach_slower(self, slower: Directory) -> None: ...
-    def promote(
-        self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int
-    ) -> tuple[int, bytes, bytes, bytes]: ...
-    def landed(self, key: bytes, generation: int, tokens: bytes = b"") -> bool: ...
-    def fail_landing(self, key: bytes, generation: int) -> int: ...
-    def admit(self, admitted: int, least_chance: float = 0.0) -> None: ...
-    def knows_chances(self) -> bool: ...
-    def forget_written(self, cursor: int, looks: int) -> int: ...
-    def keep_ghosts(self, chunks: int) -> None: ...
-    def bound_chains(self, chunks: int) -> None: ...
-    def pin_unsaved(self, scan: int, order: int) -> tuple[int, int, bytes, int]: ...
-    def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = b"") -> tuple[int, int, bytes, int]: ...
-    def pin_chunk(self, hold: int, position: int) -> int: ...
-    def unpin(self, pin: int) -> bool: ...
-    @property
-    def unsaved_bytes(self) -> int: ...
-    def count_unsaved(self) -> int: ...
-    def keys_of(self, hold: int) -> bytes: ...
-    def protect_unsaved(self, is_protected: bool) -> None: ...
-    def restore(self, rows: bytes, now_ns: int = 0) -> bytes: ...
-    def cap_retained(self, share: float) -> None: ...
-    def retain(self, namespace: int, keys: bytes, priorities: bytes, durations_ms: bytes, now_ns: int) -> bytes: ...
-    def retention(self, key: bytes) -> tuple[int, int] | None: ...
-    def retentions(self, hold: int) -> tuple[bytes, bytes]: ...
-    def expire_retention(self, now_ns: int) -> None: ...
-    def next_lapse_ns(self) -> int | None: ...
-    def take_lapsed(self) -> bytes: ...
-    def finish_restore(self, generation: int = 0) -> None: ...
-    def begin_count(self) -> None: ...
-    @property
-    def counted(self) -> int: ...
-    def take_departed(self) -> bytes: ...
-    def __init__(
-        self,
-        arena: Mapping | None,
-        index: Mapping,
-        geometry: DirectoryGeometry,
-        epoch: bytes,
-        policy: str = "lru",
-        seed: bytes = b"",
-    ) -> None: ...
-    def add_class(
-        self, chunk_bytes: int, layers: int, has_place_below: bool = True, instead: int | None = None
-    ) -> int: ...
+    def of_files(geometry: DirectoryGeometry, policy: str = 'lru') -> Directory:
+        """The directory of a tier in files, which no client looks into."""
+
+    def add_class(self, chunk_bytes: int, layers: int, has_place_below: bool = True, instead: int | None = None) -> int:
+        """
+        The size class of such chunks, new or not. `instead`: a class without chunks that becomes it.
+        """
+
     def add_namespace(self) -> int: ...
+
     def mark_segment_ready(self, segment: int) -> None: ...
-    def acquire(self, namespace: int, keys: bytes, now_ns: int = 0, parent: bytes = b"") -> tuple[int, int]: ...
-    def extend(self, hold: int, keys: bytes, now_ns: int = 0) -> int: ...
-    def count_whole(self, hold: int) -> int: ...
-    def shorten(self, hold: int, chunks: int, now_ns: int) -> bool: ...
-    def acquire_leaves(
-        self, namespaces: Sequence[int], leaves: bytes, chunks: int, now_ns: int = 0
-    ) -> tuple[int, list[int]]: ...
-    def duplicate(self, hold: int) -> int: ...
-    def columns(self, hold: int) -> tuple[bytes, bytes, bytes]: ...
-    def key_of(self, hold: int, position: int) -> bytes: ...
-    def release(self, hold: int, now_ns: int) -> bool: ...
-    def release_part(self, hold: int, limit: int, now_ns: int) -> int: ...
-    def reserve(
-        self,
-        namespace: int,
-        size_class: int,
-        parent: bytes,
-        keys: bytes,
-        now_ns: int,
-        holder: int | None = None,
-        first: int = 0,
-        limit: int = ...,
-        may_wait: bool = False,
-    ) -> tuple[int, bytes, bytes, bytes]: ...
-    def reserve_more(
-        self, reservation: int, keys: bytes, now_ns: int, first: int = 0, limit: int = ..., may_wait: bool = False
-    ) -> tuple[int, bytes, bytes, bytes]: ...
-    def commit(
-        self,
-        reservation: int,
-        first: int,
-        checksums: bytes,
-        now_ns: int = 0,
-        tokens: bytes = b"",
-        sources: bytes = b"",
-    ) -> bytes: ...
-    def end_reservation(self, reservation: int, now_ns: int) -> bool: ...
-    def end_part(self, reservation: int, limit: int, now_ns: int) -> bool: ...
-    def expire_part(self, reservation: int, limit: int, now_ns: int) -> bool: ...
-    def drop(self, key: bytes, generation: int) -> int: ...
-    def discard(self, key: bytes) -> int: ...
-    def records(
-        self, cursor: int, limit: int, end: int = ...
-    ) -> tuple[int, int, list[tuple[bytes, int, int, int, int, int]]]: ...
-    def share_among_holders(self, share: float, user_share: float = 1.0) -> None: ...
-    def join_user(self, holder: int, user: int) -> None: ...
-    def leave_user(self, holder: int) -> None: ...
-    def affordable(self, holder: int, holds: Sequence[int], of: Sequence[int], wanted: int) -> int: ...
-    def charge(self, holds: Sequence[int], holder: int) -> bool: ...
-    def holders(self) -> list[tuple[int, int, int, int]]: ...
-    def is_empty_namespace(self, namespace: int) -> bool: ...
-    def held_namespaces(self) -> list[tuple[int, int, int, int]]: ...
-    def tokens_of(self, key: bytes) -> bytes: ...
-    def limit_token_ids(self, bytes: int) -> None: ...
+
+    def records(self, cursor: int, limit: int, end: int = 4294967295) -> tuple[int, int, list[tuple[bytes, int, int, int, int, int]]]:
+        """
+        (next cursor or 0, pin or 0, [(key, offset, generation, chunk_bytes, layers, namespace)]).
+        """
+
+    def tokens_of(self, key: bytes) -> bytes:
+        """Token ids of a chunk, i32; empty where none are known here."""
+
+    def limit_token_ids(self, bytes: int) -> None:
+        """
+        At most so many bytes of token ids from now on; chunks beyond that are kept without and counted.
+        """
+
     def stats(self) -> dict[str, Any]: ...
-    @property
-    def used_bytes(self) -> int: ...
-    @property
-    def evicted_chunks(self) -> int: ...
-    def verify(self, with_shared: bool = True) -> list[str]: ...
-    def verify_shared(self, cursor: int, limit: int) -> tuple[int, list[str]]: ...
-    def report_to(self, feed: ChangeFeed) -> None: ...
-    def runs_of(
-        self, rows: bytes, chunk_tokens: dict[int, int], payload_max: int
-    ) -> list[tuple[int, int, int, int, bytes, bytes, bytes, int, int, int, int, int, bytes]]: ...
-    def list_chunks(self, cursor: int, limit: int) -> tuple[int, bytes]: ...
-    def find(self, key: bytes) -> bytes: ...
-    def place_of(self, key: bytes) -> tuple[int, int]: ...
 
-CHANGE_BYTES: int
+    @property
+    def evicted_chunks(self) -> int:
+        """How many have left the pool; `stats` has it too, with all else."""
 
-def pack_ids(column: bytes) -> bytes: ...
+    def bound_chains(self, chunks: int) -> None:
+        """No chain gets more chunks than this from now on."""
+
+    def verify(self, with_shared: bool = True) -> list[str]:
+        """
+        One line per broken invariant. Without what clients map, which a forked child does not have.
+        """
+
+    def verify_shared(self, cursor: int, limit: int) -> tuple[int, list[str]]:
+        """(cursor to go on from or 0, lines): what clients map, a part at once."""
+
+    def acquire(self, namespace: int, keys: bytes, now_ns: int = 0, parent: bytes = ...) -> tuple[int, int]:
+        """
+        (chunks, hold) of the longest stored prefix; (0, 0) where there is none. Behind a parent that the caller holds:
+        of what follows it, and of that alone.
+        """
+
+    def extend(self, hold: int, keys: bytes, now_ns: int = 0) -> int:
+        """
+        Adds what is stored of the keys behind a hold's last chunk to it: how many chunks.
+        """
+
+    def count_whole(self, hold: int) -> int:
+        """How many leading chunks of a hold are not dropped."""
+
+    def shorten(self, hold: int, chunks: int, now_ns: int) -> bool:
+        """Leaves a hold its leading chunks."""
+
+    def acquire_leaves(self, namespaces: Sequence[int], leaves: bytes, chunks: int, now_ns: int = 0) -> tuple[int, list[int]]:
+        """
+        (chunks, holds), one for each rank, of the prefixes of `chunks` chunks that end in `leaves`, one key for each;
+        chunks is 0 and so are the holds unless all of them are stored whole.
+        """
+
+    def duplicate(self, hold: int) -> int:
+        """A new hold on the same chunks."""
+
+    def columns(self, hold: int) -> tuple[bytes, bytes, bytes]:
+        """
+        (offsets u64, generations u64, levels u8); level 255: the chunk was dropped.
+        """
+
+    def key_of(self, hold: int, position: int) -> bytes:
+        """The key of one chunk of a hold."""
+
+    def release(self, hold: int, now_ns: int) -> bool:
+        """Ends a hold; False where it is unknown."""
+
+    def release_part(self, hold: int, limit: int, now_ns: int) -> int:
+        """
+        The same for its last `limit` chunks: how many they are; fewer: it has ended.
+        """
+
+    def reserve(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, holder: int | None = None, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False) -> tuple[int, bytes, bytes, bytes]:
+        """
+        (reservation, states u8, offsets u64, generations u64) of the keys from `first` on; parent b"" is the root;
+        reservation 0: there is nothing to end. `holder`: whom it counts for, see `affordable`. Fewer states than keys:
+        the `limit` was reached, or (`may_wait`) the next chunk would be NOT_READY; then `reserve_more` goes on.
+        """
+
+    def reserve_more(self, reservation: int, keys: bytes, now_ns: int, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False) -> tuple[int, bytes, bytes, bytes]:
+        """The same for keys that follow a reservation's last chunk."""
+
+    def commit(self, reservation: int, first: int, checksums: bytes, now_ns: int = 0, tokens: bytes = ..., sources: bytes = ...) -> bytes:
+        """
+        States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32
+        [chunk][token], or none; `sources`, of a slower tier: the generations u64 that the faster one must still have.
+        """
+
+    def end_reservation(self, reservation: int, now_ns: int) -> bool: ...
+
+    def end_part(self, reservation: int, limit: int, now_ns: int) -> bool:
+        """The same as end_reservation for `limit` chunks; whether it has ended."""
+
+    def expire_part(self, reservation: int, limit: int, now_ns: int) -> bool:
+        """
+        Takes `limit` chunks out of sight, whose slots nobody gets before the reservation ends; whether all of them are.
+        """
+
+    @property
+    def used_bytes(self) -> int:
+        """Payload of all slots in use; `stats` has it too, with all else."""
+
+    def drop(self, key: bytes, generation: int) -> int:
+        """
+        Takes a bad chunk and its descendants out, where it has this generation and has landed; returns how many went.
+        """
+
+    def discard(self, key: bytes) -> int:
+        """
+        Takes a good chunk and its descendants out, counted as flushed; returns how many went.
+        """
+
+    def attach_slower(self, slower: Directory) -> None:
+        """
+        Has the slower tier's directory say here what it holds; both must be empty.
+        """
+
+    def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int) -> tuple[int, bytes, bytes, bytes]:
+        """
+        (hold, states u8, offsets u64, generations u64): slots to read the slower tier's chunks into; RESERVED ones
+        are to be read. The hold ends by `release`.
+        """
+
+    def landed(self, key: bytes, generation: int, tokens: bytes = ...) -> bool:
+        """
+        Makes a promoted chunk an ordinary one; False where it has gone meanwhile. `tokens`: its token ids, i32.
+        """
+
+    def fail_landing(self, key: bytes, generation: int) -> int:
+        """Takes a chunk that could not be read out, with what follows it."""
+
+    def admit(self, admitted: int, least_chance: float = 0.0) -> None:
+        """
+        These chunks are worth a place below from now on (0 all, 1 those with at least this chance of a use and those
+        touched twice, 2 those touched twice, 3 none), with what precedes them; others may be evicted unsaved.
+        """
+
+    def knows_chances(self) -> bool:
+        """Whether the policy has learned how likely chunks are to be used again."""
+
+    def forget_written(self, cursor: int, looks: int) -> int:
+        """
+        What gave way below since its last use is worth a place there once more: of the records from the cursor (0: the
+        start) on, no more than `looks`. Where to go on, 0 at the end.
+        """
+
+    def keep_ghosts(self, chunks: int) -> None:
+        """
+        Has evicted chunks remembered, about so many: what comes again counts as touched. Once.
+        """
+
+    @property
+    def unsaved_bytes(self) -> int:
+        """
+        Bytes in use that could not go without a write before: not of idle chunks saved or just being so.
+        """
+
+    def count_unsaved(self) -> int:
+        """Stored chunks that the slower tier lacks."""
+
+    def keys_of(self, hold: int) -> bytes:
+        """The keys of a hold, packed."""
+
+    def protect_unsaved(self, is_protected: bool) -> None:
+        """
+        While True nothing is evicted that no other tier has: NOT_READY instead.
+        """
+
+    def restore(self, rows: bytes, now_ns: int = 0) -> bytes:
+        """
+        Rows of key, parent, offset u64, generation u64, namespace u32, size class u32, priority u32, duration_ms u32;
+        ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.
+        """
+
+    def finish_restore(self, generation: int = 0) -> None:
+        """
+        Generations go on behind this one, or behind the greatest that was restored.
+        """
+
+    def begin_count(self) -> None:
+        """`counted` counts from now on."""
+
+    @property
+    def counted(self) -> int:
+        """Chunks here that were reserved since the last `begin_count`."""
+
+    def take_departed(self) -> bytes:
+        """The keys that left this slower tier since the last call, packed."""
+
+    def pin_unsaved(self, scan: int, order: int) -> tuple[int, int, bytes, int]:
+        """
+        (pin, chunks, parent, namespace): chunks of one chain that the slower tier lacks, behind `parent` (b"": the
+        root), ending in one of the first `scan` chunks; order 0: the coldest first, 1: the newest, 2: the worthiest; pin 0: none,
+        but `chunks` that gave way below with those before them, and maybe others behind.
+        """
+
+    def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = ...) -> tuple[int, int, bytes, int]:
+        """
+        The same of the longest stored prefix, or of what follows a parent; worth it or not.
+        """
+
+    def pin_chunk(self, hold: int, position: int) -> int:
+        """Pins one chunk of a hold; 0 where it is gone."""
+
+    def unpin(self, pin: int) -> bool:
+        """Ends a pin: its chunks count as unused. False where it is unknown."""
+
+    def cap_retained(self, share: float) -> None:
+        """
+        At most this share of the capacity is kept above the default priority from now on.
+        """
+
+    def retain(self, namespace: int, keys: bytes, priorities: bytes, durations_ms: bytes, now_ns: int) -> bytes:
+        """
+        Keeps chunks, stored or being written, with priorities (u8) for durations (u32, 0: for good) after their last
+        use, here and in the slower tier. Keys from the root on. A column of u8: 0 accepted, 1 clipped to the default,
+        2 absent.
+        """
+
+    def retention(self, key: bytes) -> tuple[int, int] | None:
+        """(priority, duration_ms) of a chunk; None where it is not here."""
+
+    def retentions(self, hold: int) -> tuple[bytes, bytes]:
+        """(priorities u8, durations_ms u32) of the chunks of a hold."""
+
+    def next_lapse_ns(self) -> int | None:
+        """
+        When `expire_retention` is to be called next; None: no priority can lapse.
+        """
+
+    def take_lapsed(self) -> bytes:
+        """
+        The keys of which the priority has lapsed in this slower tier since the last call, packed.
+        """
+
+    def expire_retention(self, now_ns: int) -> None:
+        """
+        Has priorities that have lasted their time fall back to the default, a bounded number of them.
+        """
+
+    def share_among_holders(self, share: float, user_share: float = 1.0) -> None:
+        """
+        A holder keeps at most this share of what the others leave of the capacity from being evicted, and a user with all
+        of its holders at most the other.
+        """
+
+    def join_user(self, holder: int, user: int) -> None:
+        """What the holder keeps counts for the user too, from now on."""
+
+    def leave_user(self, holder: int) -> None:
+        """
+        The holder has ended: what it keeps until that is given back counts on.
+        """
+
+    def affordable(self, holder: int, holds: Sequence[int], of: Sequence[int], wanted: int) -> int:
+        """
+        How many leading chunks of `wanted`, of each chain, the holder may keep. `holds`: what of each chain is here, 0 for
+        nothing; `of`: the size class of its chunks. What he keeps already costs nothing.
+        """
+
+    def charge(self, holds: Sequence[int], holder: int) -> bool:
+        """
+        Counts holds for a holder until they end; False where one is unknown or counts already.
+        """
+
+    def holders(self) -> list[tuple[int, int, int, int]]:
+        """
+        [(holder, reserved bytes, bytes of what may still be written, leased bytes at most)].
+        """
+
+    def is_empty_namespace(self, namespace: int) -> bool:
+        """Whether no chunk of it is here in any state."""
+
+    def held_namespaces(self) -> list[tuple[int, int, int, int]]:
+        """
+        [(namespace, chunks being written, slots that are not free yet, chunks that are held)] of those that have any.
+        """
+
+    def report_to(self, feed: ChangeFeed) -> None:
+        """Has every change from now on told to the feed."""
+
+    def runs_of(self, rows: bytes, chunk_tokens: _Mapping[int, int], payload_max: int) -> list[tuple[int, int, int, int, bytes, bytes, bytes, int, int, int, int, int, bytes]]:
+        """
+        Rows of the feed as runs that one event tells each: [(kind, kind of change, namespace, level, keys, parent or
+        nothing, token ids, tiers, tiers before, priority, priority before, cause, scope)]. `chunk_tokens`: by namespace.
+        Raises ValueError for rows that are none, KeyError for a namespace that is not in it.
+        """
+
+    def list_chunks(self, cursor: int, limit: int) -> tuple[int, bytes]:
+        """
+        (next cursor or 0, rows as the feed has them): the chunks that are here, as they are now.
+        """
+
+    def find(self, key: bytes) -> bytes:
+        """A row of the chunk, empty where it is not here."""
+
+    def place_of(self, key: bytes) -> tuple[int, int]:
+        """
+        (offset, generation) of the chunk's slot, as of now; generation 0: it is not here.
+        """
+
+CHANGE_BYTES: int = 80
 
 class ChangeFeed:
+    """
+    Chunks that come to tiers and leave them, in order. Control thread only.
+    """
+
     def __init__(self, capacity: int) -> None: ...
-    def take(self, limit: int) -> tuple[bool, bytes]: ...
-    def fileno(self) -> int: ...
+
+    def take(self, limit: int) -> tuple[bool, bytes]:
+        """
+        (whether something before these was lost, rows of key, parent, namespace u32, kind, level, tiers, cause,
+        priority, priority before, 6 unused bytes), the oldest first.
+        """
+
+    def fileno(self) -> int:
+        """Readable while changes wait that no `take` has seen."""
+
     @property
     def waiting(self) -> int: ...
+
     @property
-    def lost(self) -> int: ...
+    def lost(self) -> int:
+        """Changes forgotten since the start."""
 
-SAMPLED_SHARE: float
-
-class ReuseDistances:
-    def __init__(self, samples: int, horizon_bytes: int, rate_max: float, half_life_ns: int) -> None: ...
-    def observe(self, keys: bytes, chunk_bytes: int, now_ns: int) -> None: ...
-    def observe_hold(self, directory: Directory, hold: int, chunk_bytes: int, now_ns: int) -> None: ...
-    def hit_share(self, capacity: int) -> float: ...
-    @property
-    def rate(self) -> float: ...
-    @property
-    def sampled(self) -> int: ...
-    @property
-    def referenced_bytes(self) -> float: ...
-    def verify(self) -> list[str]: ...
-
-# --- ssd ---
-
-SSD_HEADER_BYTES: int
-ARENA_BYTES_MAX: int
-FILES_BYTES_MAX: int
-SSD_LAYERS_MAX: int
-GENERATION_END: int
-SSD_WRITE_BYTES: int
-
-CATALOGUE_ROW_BYTES: int
-
-def restoring_order(rows: bytes) -> bytes: ...
-def decode_ssd_header(page: bytes) -> tuple[bytes, bytes, bytes, bytes, int, int, int, bytes] | None: ...
-
-class SsdFiles:
-    @staticmethod
-    def open(path: str, segment_bytes: int, segments: int, wants_direct: bool) -> SsdFiles: ...
-    @property
-    def is_direct(self) -> bool: ...
-    def sync(self) -> None: ...
-
-class SsdQueue:
-    def __init__(
-        self, files: SsdFiles, arena: Mapping, index: Mapping, threads: int, jobs_max: int, wants_rings: bool = False
-    ) -> None: ...
-    def read(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int, urgency: int) -> int: ...
-    def write(
-        self,
-        rows: bytes,
-        epoch: bytes,
-        namespace: bytes,
-        layers: int,
-        layer_bytes: int,
-        index: IndexView,
-        tokens: Sequence[bytes] = (),
-    ) -> int: ...
-    def verify(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int) -> int: ...
-    def take_outcomes(self, limit: int = ...) -> list[tuple[int, int, int, int, bytes]]: ...
-    def fileno(self) -> int: ...
-    def stop(self, timeout_s: float) -> bool: ...
-    def longest_transfer_ns(self) -> int: ...
-    def stats(self) -> dict[str, int]: ...
-    def io(self) -> dict[str, int]: ...
-
-# --- copies ---
+def pack_ids(column: bytes) -> bytes:
+    """
+    A column of i32 as a msgpack array. Raises ValueError unless it is whole ids.
+    """
 
 class CacheView:
-    def __init__(
-        self,
-        bases: list[int],
-        *,
-        planes: int,
-        blocks: int,
-        plane_block_bytes: int,
-        plane_stride: int,
-        block_stride: int,
-        owner: object,
-    ) -> None: ...
+    """Where an engine keeps its blocks; keeps `owner` alive."""
+
+    def __init__(self, bases: Sequence[int], *, planes: int, blocks: int, plane_block_bytes: int, plane_stride: int, block_stride: int, owner: object) -> None: ...
 
 class LoadJob:
-    def wait_layer(self, layer: int, timeout_s: float) -> int: ...
+    """A load that runs from the start."""
+
+    def wait_layer(self, layer: int, timeout_s: float) -> int:
+        """1: in place, 0: the load ended before, -1: time is over. GIL released."""
+
     def wait(self, timeout_s: float) -> bool: ...
+
     def cancel(self) -> None: ...
+
     def done(self) -> bool: ...
+
     def chunks(self) -> int: ...
+
     def reason(self) -> int: ...
+
     def progress(self) -> int: ...
 
 class SaveJob:
-    def announce(self, layer: int) -> bool: ...
+    """A save that copies what is announced."""
+
+    def announce(self, layer: int) -> bool:
+        """False if the layer was announced before."""
+
     def announce_all(self) -> None: ...
-    def wait(self, timeout_s: float) -> bool: ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """
+        Whether everything announced was copied, or the job cancelled, within the time.
+        """
+
     def cancel(self) -> None: ...
+
     def is_cancelled(self) -> bool: ...
+
     def progress(self) -> int: ...
-    def checksums(self) -> bytes: ...
+
+    def checksums(self) -> bytes:
+        """CRC-32C as u32 [chunk][layer]; empty unless every layer was copied."""
 
 class CopyPool:
+    """Native threads that copy for one client."""
+
     def __init__(self, threads: int) -> None: ...
-    def load(
-        self,
-        view: CacheView,
-        arena: Mapping,
-        index: IndexView,
-        offsets: bytes,
-        generations: bytes,
-        block_ids: bytes,
-        layers: int,
-        layer_bytes: int,
-        verifies: bool,
-    ) -> LoadJob: ...
-    def save(
-        self,
-        view: CacheView,
-        arena: Mapping,
-        offsets: bytes,
-        block_ids: bytes,
-        layers: int,
-        layer_bytes: int,
-        first_layer: int = 0,
-    ) -> SaveJob: ...
+
+    def load(self, view: CacheView, arena: Mapping, index: IndexView, offsets: bytes, generations: bytes, block_ids: bytes, layers: int, layer_bytes: int, verifies: bool) -> LoadJob:
+        """
+        Starts a load. Columns: u64 offsets and generations, i64 block ids. ValueError for what lies outside.
+        """
+
+    def save(self, view: CacheView, arena: Mapping, offsets: bytes, block_ids: bytes, layers: int, layer_bytes: int, first_layer: int = 0) -> SaveJob:
+        """
+        Prepares a save of `layers` layers from `first_layer` on; nothing is copied before it is announced.
+        """
+
     def stop(self) -> None: ...
+
     def bytes_copied(self) -> int: ...
+
     def cpu_seconds(self) -> float: ...
 
-def extent_checksums(arena: Mapping, offset: int, layer_bytes: int, layers: int) -> bytes: ...
-def copy_extents(
-    target: Mapping, target_offsets: bytes, source: Mapping, source_offset: int, layers: int, layer_bytes: int
-) -> bytes: ...
-def copy_plain(target: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> None: ...
-def gather_plain(view: CacheView, block_ids: bytes, chunk_blocks: int, chunks: npt.NDArray[np.uint8]) -> None: ...
-def scatter_plain(view: CacheView, block_ids: bytes, chunk_blocks: int, chunks: npt.NDArray[np.uint8]) -> None: ...
-def crc32c(data: npt.NDArray[np.uint8] | bytes, init: int = 0) -> int: ...
-def crc_path() -> str: ...
-def tune_copies(piece_bytes: int | None = None) -> None: ...
-def copy_choices() -> dict[str, str | float]: ...
-def copy_variant_fault() -> str: ...
+def extent_checksums(arena: Mapping, offset: int, layer_bytes: int, layers: int) -> bytes:
+    """CRC-32C of each layer in place, u32. GIL released."""
+
+def copy_extents(target: Mapping, target_offsets: bytes, source: Mapping, source_offset: int, layers: int, layer_bytes: int) -> bytes:
+    """
+    Copies `layers` layers to each offset, which lie one behind the other in the source; the CRC-32C of what was stored, u32 [offset][layer]. GIL released. ValueError for what lies outside.
+    """
+
+def copy_plain(target: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], source: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """memcpy, GIL released: the floor of the benchmarks."""
+
+def gather_plain(view: CacheView, block_ids: bytes, chunk_blocks: int, chunks: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    memcpy of each piece into chunks that lie one behind the other, GIL released: a floor of the benchmarks.
+    """
+
+def scatter_plain(view: CacheView, block_ids: bytes, chunk_blocks: int, chunks: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """The way back, GIL released. ValueError for what lies outside."""
+
+def crc32c(data: NDArray[numpy.uint8] | bytes, init: int = 0) -> int:
+    """GIL released."""
+
+def crc_path() -> str:
+    """How checksums are computed: avx512, sse4.2 or table."""
+
+def tune_copies(piece_bytes: int | None = None) -> None:
+    """
+    Measures the variants of a copy for pieces of such a length, None: of every length. Once in a process.
+    """
+
+def copy_choices() -> dict[str, str | float]:
+    """
+    Which variant copies pieces of which length, and what it took to find out.
+    """
+
+def copy_variant_fault() -> str:
+    """What is wrong with KVPOOL_COPY_VARIANT; empty where nothing is."""
+
+CATALOGUE_ROW_BYTES: int = 120
+
+GENERATION_END: int = 4611686018427387904
+
+def restoring_order(rows: bytes) -> bytes:
+    """
+    Numbers (u32) of the good rows of 120 bytes, ancestors and recent ones first. GIL released.
+    """
+
+def decode_ssd_header(page: bytes) -> tuple[bytes, bytes, bytes, bytes, int, int, int, bytes] | None:
+    """
+    (epoch, key, parent, namespace, generation, layer_bytes, layers, token ids i32) of a slot's header page, or
+    None.
+    """
+
+SSD_HEADER_BYTES: int = 4096
+
+SSD_LAYERS_MAX: int = 986
+
+SSD_WRITE_BYTES: int = 4194304
+
+class SsdFiles:
+    """The segment files of an SSD tier."""
+
+    @staticmethod
+    def open(path: str, segment_bytes: int, segments: int, wants_direct: bool) -> SsdFiles:
+        """
+        Opens or makes the directory and its files; OSError names what is wrong. GIL released.
+        """
+
+    @property
+    def is_direct(self) -> bool: ...
+
+    def sync(self) -> None:
+        """
+        Has the disk keep what was written; OSError when it did not, which is final. GIL released.
+        """
+
+class SsdQueue:
+    """Threads that move chunks between segment files and the arena."""
+
+    def __init__(self, files: SsdFiles, arena: Mapping, index: Mapping, threads: int, jobs_max: int, wants_rings: bool = False) -> None: ...
+
+    def read(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int, urgency: int) -> int:
+        """
+        A job's number, 0 where the queue is full. Rows of 88 bytes: key, parent, file offset, arena offset,
+        generation. Layers are announced on the index as they land.
+        """
+
+    def write(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int, index: IndexView, tokens: Sequence[bytes] = []) -> int:
+        """
+        The same the other way; checksums are the index's. `tokens`: token ids, i32, of each row or of none; kept where
+        they fit the header.
+        """
+
+    def verify(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int) -> int:
+        """
+        Reads chunks and compares them with their checksums, after everything else; nothing is kept. Rows as for `read`,
+        any arena offset.
+        """
+
+    def take_outcomes(self, limit: int = 18446744073709551615) -> list[tuple[int, int, int, int, bytes]]:
+        """
+        [(job, chunk, status, bytes, token ids i32)], each chunk of each job once, `limit` at most.
+        """
+
+    def fileno(self) -> int:
+        """Readable while there are outcomes."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """
+        Ends the threads; False where I/O under way has not ended in time. GIL released.
+        """
+
+    def longest_transfer_ns(self) -> int:
+        """
+        For how long the transfer has been under way that was begun first; 0: none is.
+        """
+
+    def stats(self) -> dict[str, int]: ...
+
+    def io(self) -> dict[str, int]:
+        """
+        How many threads have a ring, the errno of a refusal, and whether what was moved differed once.
+        """
+
+SAMPLED_SHARE: float = 0.0625
+
+class ReuseDistances:
+    """What LRU of any size would hit, from a sample. Control thread only."""
+
+    def __init__(self, samples: int, horizon_bytes: int, rate_max: float, half_life_ns: int) -> None: ...
+
+    def observe(self, keys: bytes, chunk_bytes: int, now_ns: int) -> None:
+        """A request used these chunks, the root first."""
+
+    def observe_hold(self, directory: Directory, hold: int, chunk_bytes: int, now_ns: int) -> None:
+        """The same for the chunks of a hold."""
+
+    def hit_share(self, capacity: int) -> float: ...
+
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def sampled(self) -> int: ...
+
+    @property
+    def referenced_bytes(self) -> float: ...
+
+    def verify(self) -> list[str]:
+        """One line per broken invariant."""
 
 class FlushWalk:
-    def __init__(self, directory: Directory, namespaces: list[int] | None, before_ns: int) -> None: ...
+    """A flush in parts of what nobody holds. Control thread only."""
+
+    def __init__(self, directory: Directory, namespaces: Sequence[int] | None, before_ns: int) -> None: ...
+
+    def advance(self, limit: int) -> bool:
+        """Removes so many chunks at most. False at the end."""
+
     @property
-    def generation(self) -> int: ...
-    def advance(self, limit: int) -> bool: ...
-    def result(self) -> tuple[int, int, int]: ...
+    def generation(self) -> int:
+        """The latest one when the walk began."""
+
+    def result(self) -> tuple[int, int, int]:
+        """(chunks, bytes, skipped because held) so far; the last at the end."""

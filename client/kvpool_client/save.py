@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Literal, Protocol, overload
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
@@ -116,6 +116,14 @@ class Save:
         self._announced.add(layer)
         if self._run is not None and self._result is None and not self._is_inherited:
             self._run.announce(layer)
+
+    @overload
+    def commit(self, wait: Literal[True] = True) -> SaveResult:
+        """Copy, publish and wait."""
+
+    @overload
+    def commit(self, wait: bool) -> SaveResult | None:
+        """Copy and publish; wait if that is asked for."""
 
     def commit(self, wait: bool = True) -> SaveResult | None:
         """Copy the layers not announced and publish. When it returns a result, every client sees the stored chunks.

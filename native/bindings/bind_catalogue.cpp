@@ -1,5 +1,7 @@
 // Binding of the catalogue's restoring order. Rows cross packed.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 
 #include <vector>
 
@@ -28,17 +30,19 @@ nb::bytes order_of(const nb::bytes& rows) {
 
 // What a page says when it is a slot's header: (epoch, key, parent, namespace, generation, layer_bytes, layers,
 // token ids); else None.
-nb::object header_of(const nb::bytes& page) {
+using HeaderPage = std::tuple<nb::bytes, nb::bytes, nb::bytes, nb::bytes, uint64_t, uint64_t, size_t, nb::bytes>;
+
+std::optional<HeaderPage> header_of(const nb::bytes& page) {
   SsdHeader header{};
   if (page.size() != SSD_HEADER_BYTES) {
     throw nb::value_error("a header has 4096 bytes");
   }
   if (decode_ssd_header(static_cast<const uint8_t*>(page.data()), header) != SsdStatus::OK) {
-    return nb::none();
+    return std::nullopt;
   }
-  return nb::make_tuple(nb::bytes(header.pool_epoch, sizeof(header.pool_epoch)), nb::bytes(header.key, KEY_BYTES),
-                        nb::bytes(header.parent, KEY_BYTES), nb::bytes(header.name_space, sizeof(header.name_space)),
-                        header.generation, header.layer_bytes, header.layer_crcs.size(), pack(header.tokens));
+  return HeaderPage(nb::bytes(header.pool_epoch, sizeof(header.pool_epoch)), nb::bytes(header.key, KEY_BYTES),
+                    nb::bytes(header.parent, KEY_BYTES), nb::bytes(header.name_space, sizeof(header.name_space)),
+                    header.generation, header.layer_bytes, header.layer_crcs.size(), pack(header.tokens));
 }
 
 }  // namespace

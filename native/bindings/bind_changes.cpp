@@ -1,7 +1,9 @@
 // Bindings of the change feed and of what a directory tells of its chunks. Rows cross packed, 80 bytes each. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unordered_map.h>
+#include <nanobind/stl/vector.h>
 
 #include <cerrno>
 #include <cstring>
@@ -42,19 +44,19 @@ std::shared_ptr<ChangeFeed> make_feed(uint32_t capacity) {
   return feed;
 }
 
-nb::tuple take(ChangeFeed& feed, size_t limit) {
+std::tuple<bool, nb::bytes> take(ChangeFeed& feed, size_t limit) {
   require_rows(limit);
   std::vector<Change> rows(std::min(limit, feed.waiting()));
   bool has_gap = false;
   rows.resize(feed.take(rows.data(), rows.size(), has_gap));
-  return nb::make_tuple(has_gap, pack(rows));
+  return {has_gap, pack(rows)};
 }
 
-nb::tuple list(const Directory& directory, uint32_t cursor, size_t limit) {
+std::tuple<uint32_t, nb::bytes> list(const Directory& directory, uint32_t cursor, size_t limit) {
   require_rows(limit);
   std::vector<Change> rows;
   const uint32_t next = directory.list(cursor, limit, rows);
-  return nb::make_tuple(next, pack(rows));
+  return {next, pack(rows)};
 }
 
 nb::bytes raw_bytes(std::span<const int32_t> ids) { return nb::bytes(ids.data(), ids.size_bytes()); }
@@ -70,7 +72,11 @@ nb::bytes filled_bytes(size_t size, Fill fill) {
   return nb::steal<nb::bytes>(made);
 }
 
-nb::tuple tuple_of(const ChangeRun& run, std::span<const Change> rows, std::span<const ScopedIds> ids) {
+// (kind, kind of change, namespace, level, keys, parent, token ids, tiers, tiers before, priority, priority before, cause, scope)
+using RunTuple = std::tuple<uint8_t, uint8_t, uint32_t, uint8_t, nb::bytes, nb::bytes, nb::bytes, uint8_t, uint8_t, uint8_t, uint8_t,
+                            uint8_t, nb::bytes>;
+
+RunTuple tuple_of(const ChangeRun& run, std::span<const Change> rows, std::span<const ScopedIds> ids) {
   const Change& first = rows[run.first];
   const auto keys = filled_bytes((run.end - run.first) * KEY_BYTES, [&](char* out) {
     for (size_t index = run.first; index < run.end; ++index) {
@@ -84,13 +90,22 @@ nb::tuple tuple_of(const ChangeRun& run, std::span<const Change> rows, std::span
     }
   });
   const bool has_parent = run.kind != RunKind::REMOVED && first.parent != ChunkKey{};
-  return nb::make_tuple(static_cast<uint8_t>(run.kind), static_cast<uint8_t>(first.kind), first.owner, first.level, keys,
-                        nb::bytes(&first.parent, has_parent ? KEY_BYTES : 0), tokens, first.tiers, run.tiers_before,
-                        first.priority, first.priority_before, static_cast<uint8_t>(first.cause),
-                        raw_bytes(ids[run.first].scope));
+  return {static_cast<uint8_t>(run.kind),
+          static_cast<uint8_t>(first.kind),
+          first.owner,
+          first.level,
+          keys,
+          nb::bytes(&first.parent, has_parent ? KEY_BYTES : 0),
+          tokens,
+          first.tiers,
+          run.tiers_before,
+          first.priority,
+          first.priority_before,
+          static_cast<uint8_t>(first.cause),
+          raw_bytes(ids[run.first].scope)};
 }
 
-nb::list runs_of(const Directory& memory, const nb::bytes& packed_rows,
+std::vector<RunTuple> runs_of(const Directory& memory, const nb::bytes& packed_rows,
                  const std::unordered_map<uint32_t, uint32_t>& chunk_tokens, size_t payload_max) {
   if (packed_rows.size() % sizeof(Change) != 0) {
     throw nb::value_error("rows must be a multiple of 80 bytes");
@@ -103,9 +118,10 @@ nb::list runs_of(const Directory& memory, const nb::bytes& packed_rows,
     }
   }
   const ChangeRuns found = cut_runs(rows, memory, chunk_tokens, payload_max);
-  nb::list runs;
+  std::vector<RunTuple> runs;
+  runs.reserve(found.runs.size());
   for (const ChangeRun& run : found.runs) {
-    runs.append(tuple_of(run, rows, found.ids));
+    runs.push_back(tuple_of(run, rows, found.ids));
   }
   return runs;
 }
@@ -156,9 +172,9 @@ void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
           "key"_a, "A row of the chunk, empty where it is not here.")
       .def(
           "place_of",
-          [](const Directory& self, const nb::bytes& key) {
+          [](const Directory& self, const nb::bytes& key) -> std::tuple<uint64_t, uint64_t> {
             const auto place = self.place_of(one_key(key)).value_or(ChunkPlace{});
-            return nb::make_tuple(place.offset, place.generation);
+            return {place.offset, place.generation};
           },
           "key"_a, "(offset, generation) of the chunk's slot, as of now; generation 0: it is not here.");
 }

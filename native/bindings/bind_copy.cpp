@@ -255,7 +255,8 @@ void bind_copy(nb::module_& module) {
              "memcpy of each piece into chunks that lie one behind the other, GIL released: a floor of the benchmarks.");
   module.def("scatter_plain", &scatter_plain, "view"_a, "block_ids"_a, "chunk_blocks"_a, "chunks"_a,
              "The way back, GIL released. ValueError for what lies outside.");
-  module.def("crc32c", &buffer_crc, "data"_a, "init"_a = 0, "GIL released.");
+  module.def("crc32c", &buffer_crc, "data"_a, "init"_a = 0,
+             nb::sig("def crc32c(data: NDArray[numpy.uint8] | bytes, init: int = 0) -> int"), "GIL released.");
   module.def("crc_path", &crc32c_path, "How checksums are computed: avx512, sse4.2 or table.");
 }
 

@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <string>
@@ -58,16 +59,19 @@ Directory* make_file_directory(const DirectoryGeometry& geometry, const std::str
   return new Directory(nullptr, nullptr, geometry, nullptr, Tier::SSD, policy_named(policy));
 }
 
-nb::tuple records(Directory& directory, uint32_t cursor, uint32_t limit, uint32_t end) {
+// (key, offset, generation, chunk_bytes, layers, namespace)
+using RecordRow = std::tuple<nb::bytes, uint64_t, uint64_t, uint64_t, uint32_t, uint32_t>;
+
+std::tuple<uint32_t, HoldId, std::vector<RecordRow>> records(Directory& directory, uint32_t cursor, uint32_t limit, uint32_t end) {
   const RecordPage page = directory.records(cursor, limit, end);
-  nb::list rows;
+  std::vector<RecordRow> rows;
   for (const RecordId id : page.records) {
     const ChunkRecord& record = directory.record(id);
     const SizeClass& geometry = directory.arena().size_class(record.size_class);
-    rows.append(nb::make_tuple(nb::bytes(record.key.words, KEY_BYTES), uint64_t{record.page.value()} * PAGE_BYTES,
-                               record.generation, geometry.chunk_bytes, geometry.layers, record.owner.value()));
+    rows.emplace_back(nb::bytes(record.key.words, KEY_BYTES), uint64_t{record.page.value()} * PAGE_BYTES, record.generation,
+                      geometry.chunk_bytes, geometry.layers, record.owner.value());
   }
-  return nb::make_tuple(page.next, page.pin, rows);
+  return {page.next, page.pin, std::move(rows)};
 }
 
 nb::tuple histogram(const TimeHistogram& times) {
@@ -78,9 +82,9 @@ nb::tuple histogram(const TimeHistogram& times) {
   return nb::make_tuple(counts, times.sum_s());
 }
 
-nb::dict stats(const Directory& directory) {
+Fields stats(const Directory& directory) {
   const DirectoryStats counts = directory.stats();
-  nb::dict result;
+  Fields result;
   result["chunks"] = counts.chunks;
   result["places"] = directory.places();
   result["writing"] = counts.writing;
@@ -196,10 +200,10 @@ void bind_checks(nb::class_<Directory>& directory) {
            "One line per broken invariant. Without what clients map, which a forked child does not have.")
       .def(
           "verify_shared",
-          [](const Directory& self, uint64_t cursor, uint32_t limit) {
+          [](const Directory& self, uint64_t cursor, uint32_t limit) -> std::tuple<uint64_t, std::vector<std::string>> {
             std::vector<std::string> broken;
             const uint64_t next = self.verify_shared(cursor, std::max(limit, 1U), broken);
-            return nb::make_tuple(next, broken);
+            return {next, std::move(broken)};
           },
           "cursor"_a, "limit"_a, "(cursor to go on from or 0, lines): what clients map, a part at once.");
 }

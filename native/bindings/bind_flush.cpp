@@ -1,6 +1,7 @@
 // Bindings of flushes in parts. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -41,9 +42,9 @@ void bind_flush(nb::module_& module) {
       .def_prop_ro("generation", &FlushWalk::generation, "The latest one when the walk began.")
       .def(
           "result",
-          [](const FlushWalk& self) {
+          [](const FlushWalk& self) -> std::tuple<uint64_t, uint64_t, uint64_t> {
             const FlushResult& result = self.result();
-            return nb::make_tuple(result.chunks, result.bytes, result.skipped);
+            return {result.chunks, result.bytes, result.skipped};
           },
           "(chunks, bytes, skipped because held) so far; the last at the end.");
 }

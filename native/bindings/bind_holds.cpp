@@ -1,6 +1,7 @@
 // Bindings of holds and reservations. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
@@ -21,24 +22,23 @@ std::vector<NamespaceId> known_namespaces(const Directory& directory, const std:
   return ids;
 }
 
-nb::tuple held_chunks(const std::vector<Hold>& holds) {
+// (chunks, holds), one for each rank
+using HeldChunks = std::tuple<size_t, std::vector<HoldId>>;
+
+HeldChunks held_chunks(const std::vector<Hold>& holds) {
   std::vector<HoldId> ids;
   for (const Hold& hold : holds) {
     ids.push_back(hold.id);
   }
-  return nb::make_tuple(holds.front().chunks, ids);
+  return {holds.front().chunks, std::move(ids)};
 }
 
-nb::tuple acquire_leaves(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t n,
+HeldChunks acquire_leaves(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t n,
                          uint64_t now_ns) {
   if (owners.empty() || leaves.size() != owners.size() * KEY_BYTES) {
     throw nb::value_error("leaves must be one key of 32 bytes for each rank");
   }
   return held_chunks(directory.acquire_leaves(known_namespaces(directory, owners), packed_keys(leaves), n, now_ns));
-}
-
-nb::tuple packed_answer(const Reservation& answer) {
-  return nb::make_tuple(answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations));
 }
 
 // The packed keys from `first` on.
@@ -50,7 +50,7 @@ const uint8_t* keys_from(const nb::bytes& keys, size_t first) {
   return packed + first * KEY_BYTES;
 }
 
-nb::tuple reserve(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent, const nb::bytes& keys,
+PackedReservation reserve(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent, const nb::bytes& keys,
                   uint64_t now_ns, std::optional<uint32_t> holder, size_t first, size_t limit, bool may_wait) {
   if (size_class >= directory.arena().class_count()) {
     throw nb::index_error("unknown size class");
@@ -61,7 +61,7 @@ nb::tuple reserve(Directory& directory, uint32_t owner, uint32_t size_class, con
                                          {limit, may_wait}));
 }
 
-nb::tuple reserve_more(Directory& directory, HoldId reservation, const nb::bytes& keys, uint64_t now_ns, size_t first,
+PackedReservation reserve_more(Directory& directory, HoldId reservation, const nb::bytes& keys, uint64_t now_ns, size_t first,
                        size_t limit, bool may_wait) {
   const uint8_t* const packed = keys_from(keys, first);
   return packed_answer(
@@ -99,11 +99,12 @@ void bind_holds(nb::class_<Directory>& directory) {
   directory
       .def(
           "acquire",
-          [](Directory& self, uint32_t owner, const nb::bytes& keys, uint64_t now_ns, const nb::bytes& parent) {
+          [](Directory& self, uint32_t owner, const nb::bytes& keys, uint64_t now_ns,
+             const nb::bytes& parent) -> std::tuple<size_t, HoldId> {
             const uint8_t* first = packed_keys(keys);
             const NamespaceId known = known_namespace(self, owner);
             const Hold hold = self.acquire(known, first, keys.size() / KEY_BYTES, now_ns, key_or_none(parent));
-            return nb::make_tuple(hold.chunks, hold.id);
+            return {hold.chunks, hold.id};
           },
           "namespace"_a, "keys"_a, "now_ns"_a = 0, "parent"_a = nb::bytes(""),
           "(chunks, hold) of the longest stored prefix; (0, 0) where there is none. Behind a parent that the caller holds:\n"
@@ -129,10 +130,10 @@ void bind_holds(nb::class_<Directory>& directory) {
           "hold"_a, "A new hold on the same chunks.")
       .def(
           "columns",
-          [](const Directory& self, HoldId hold) {
+          [](const Directory& self, HoldId hold) -> std::tuple<nb::bytes, nb::bytes, nb::bytes> {
             const auto columns = self.columns(hold);
             require_known(columns.has_value());
-            return nb::make_tuple(pack(columns->offsets), pack(columns->generations), pack(columns->levels));
+            return {pack(columns->offsets), pack(columns->generations), pack(columns->levels)};
           },
           "hold"_a, "(offsets u64, generations u64, levels u8); level 255: the chunk was dropped.")
       .def(

@@ -72,7 +72,7 @@ nb::bytes mixed(const nb::bytes& leaf, const nb::bytes& payload) {
   return as_bytes(out);
 }
 
-nb::bytes root(const nb::list& fields) {
+nb::bytes root(const nb::typed<nb::list, nb::bytes>& fields) {
   std::string packed;
   for (const nb::handle field : fields) {
     const auto data = nb::cast<nb::bytes>(field);

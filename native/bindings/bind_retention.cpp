@@ -1,6 +1,7 @@
 // Bindings of retention: priorities and durations of chunks, as packed columns. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -40,7 +41,7 @@ nb::bytes retain(Directory& directory, uint32_t owner, const nb::bytes& keys, co
                                now_ns));
 }
 
-nb::tuple retentions(const Directory& directory, HoldId hold) {
+std::tuple<nb::bytes, nb::bytes> retentions(const Directory& directory, HoldId hold) {
   const auto kept = directory.retentions(hold);
   require_known(kept.has_value());
   std::vector<uint8_t> priorities;
@@ -49,7 +50,7 @@ nb::tuple retentions(const Directory& directory, HoldId hold) {
     priorities.push_back(each.priority);
     durations_ms.push_back(each.duration_ms);
   }
-  return nb::make_tuple(pack(priorities), nb::bytes(durations_ms.data(), durations_ms.size() * sizeof(uint32_t)));
+  return {pack(priorities), nb::bytes(durations_ms.data(), durations_ms.size() * sizeof(uint32_t))};
 }
 
 }  // namespace
@@ -71,9 +72,9 @@ void bind_retention(nb::class_<Directory>& directory) {
            "2 absent.")
       .def(
           "retention",
-          [](const Directory& self, const nb::bytes& key) -> nb::object {
+          [](const Directory& self, const nb::bytes& key) -> std::optional<std::tuple<uint8_t, uint32_t>> {
             const auto kept = self.retention(one_key(key));
-            return kept ? nb::object(nb::make_tuple(kept->priority, kept->duration_ms)) : nb::none();
+            return kept ? std::optional(std::tuple(kept->priority, kept->duration_ms)) : std::nullopt;
           },
           "key"_a, "(priority, duration_ms) of a chunk; None where it is not here.")
       .def("retentions", &retentions, "hold"_a, "(priorities u8, durations_ms u32) of the chunks of a hold.")

@@ -1,5 +1,6 @@
 // Bindings of what holders keep from being evicted. No logic.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -14,11 +15,14 @@ using namespace nb::literals;
 namespace kvpool {
 namespace {
 
-nb::list holders(Directory& directory) {
-  nb::list rows;
+using HolderRow = std::tuple<uint32_t, uint64_t, uint64_t, uint64_t>;
+using NamespaceRow = std::tuple<uint32_t, uint64_t, uint64_t, uint64_t>;
+
+std::vector<HolderRow> holders(Directory& directory) {
+  std::vector<HolderRow> rows;
   for (const auto& [number, account] : directory.holders().all()) {
     const HolderBytes& bytes = account.bytes;
-    rows.append(nb::make_tuple(number, bytes.reserved, bytes.zombies, bytes.leased - std::min(bytes.leased, account.twice)));
+    rows.emplace_back(number, bytes.reserved, bytes.zombies, bytes.leased - std::min(bytes.leased, account.twice));
   }
   return rows;
 }
@@ -29,12 +33,12 @@ bool is_empty_namespace(const Directory& directory, uint32_t number) {
   return counts.chunks + counts.held + counts.writing + counts.zombies == 0;
 }
 
-nb::list held_namespaces(const Directory& directory) {
-  nb::list rows;
+std::vector<NamespaceRow> held_namespaces(const Directory& directory) {
+  std::vector<NamespaceRow> rows;
   for (uint32_t number = 0; number < directory.namespaces(); ++number) {
     const NamespaceCounts counts = directory.namespace_counts(NamespaceId(number));
     if (counts.held + counts.writing + counts.zombies > 0) {
-      rows.append(nb::make_tuple(number, counts.writing, counts.zombies, counts.held));
+      rows.emplace_back(number, counts.writing, counts.zombies, counts.held);
     }
   }
   return rows;

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -137,18 +138,20 @@ uint64_t verify(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, 
   return queue.verify(std::move(chunks));
 }
 
-nb::list take_outcomes(SsdQueue& queue, size_t limit) {
-  nb::list rows;
+// (job, chunk, status, bytes, token ids)
+using OutcomeRow = std::tuple<uint64_t, uint32_t, uint8_t, uint64_t, nb::bytes>;
+
+std::vector<OutcomeRow> take_outcomes(SsdQueue& queue, size_t limit) {
+  std::vector<OutcomeRow> rows;
   for (const SsdOutcome& outcome : queue.take_outcomes(limit)) {
-    rows.append(nb::make_tuple(outcome.job, outcome.chunk, static_cast<uint8_t>(outcome.status), outcome.bytes,
-                               pack(outcome.tokens)));
+    rows.emplace_back(outcome.job, outcome.chunk, static_cast<uint8_t>(outcome.status), outcome.bytes, pack(outcome.tokens));
   }
   return rows;
 }
 
-nb::dict queue_stats(const SsdQueue& queue) {
+Counts queue_stats(const SsdQueue& queue) {
   const SsdQueueStats counts = queue.stats();
-  nb::dict result;
+  Counts result;
   result["waiting_demand"] = counts.waiting[0];
   result["waiting_promotion"] = counts.waiting[1];
   result["waiting_write_back"] = counts.waiting[2];
@@ -161,9 +164,9 @@ nb::dict queue_stats(const SsdQueue& queue) {
   return result;
 }
 
-nb::dict queue_io(const SsdQueue& queue) {
+Counts queue_io(const SsdQueue& queue) {
   const SsdQueueIo found = queue.io();
-  nb::dict result;
+  Counts result;
   result["threads"] = found.threads;
   result["rings"] = found.rings;
   result["ring_error"] = found.ring_error;

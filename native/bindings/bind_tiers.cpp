@@ -1,5 +1,6 @@
 // Bindings of what two tiers tell each other. Columns cross as packed little-endian bytes. No logic.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -20,22 +21,24 @@ std::optional<ChunkKey> parent_of(const nb::bytes& parent) {
   return parent.size() == 0 ? std::nullopt : std::optional(one_key(parent));
 }
 
-nb::tuple promote(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
-                  const nb::bytes& keys, uint64_t now_ns) {
+PackedReservation promote(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
+                          const nb::bytes& keys, uint64_t now_ns) {
   if (size_class >= directory.arena().class_count()) {
     throw nb::index_error("unknown size class");
   }
   const Reservation answer = directory.promote(known_namespace(directory, owner), ClassId(size_class), parent_of(parent),
                                                packed_keys(keys), keys.size() / KEY_BYTES, now_ns);
-  return nb::make_tuple(answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations));
+  return packed_answer(answer);
 }
 
-nb::tuple describe(const Directory& directory, Hold pin) {
+// (pin, chunks, parent, namespace)
+using PinTuple = std::tuple<HoldId, size_t, nb::bytes, uint32_t>;
+
+PinTuple describe(const Directory& directory, Hold pin) {
   const auto record = pin.id == 0 ? std::nullopt : directory.record_of(pin.id, 0);
   const ChunkRecord first = record ? directory.record(*record) : ChunkRecord{};
   const auto parent = directory.parent_key_of(pin.id);
-  return nb::make_tuple(pin.id, pin.chunks, parent ? nb::bytes(parent->words, KEY_BYTES) : nb::bytes(""),
-                        first.owner.value());
+  return {pin.id, pin.chunks, parent ? nb::bytes(parent->words, KEY_BYTES) : nb::bytes(""), first.owner.value()};
 }
 
 nb::bytes keys_of(const Directory& directory, HoldId hold) {

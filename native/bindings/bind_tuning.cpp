@@ -2,10 +2,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <variant>
 
 #include "bindings.h"
 #include "kvpool/copy_tuning.h"
@@ -58,8 +60,11 @@ std::string describe(CopyKind kind) {
   return text;
 }
 
-nb::dict choices() {
-  nb::dict told;
+// What is chosen, and seconds.
+using Choices = nb::typed<nb::dict, nb::str, std::variant<std::string, double>>;
+
+Choices choices() {
+  Choices told;
   told["copy_save"] = describe(CopyKind::SAVE);
   told["copy_load"] = describe(CopyKind::LOAD);
   told["copy_tuning_seconds"] = copy_tuning_seconds();

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstring>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "kvpool/directory.h"
@@ -18,6 +19,17 @@ static_assert(std::endian::native == std::endian::little);
 template <typename Word>
 [[nodiscard]] inline nanobind::bytes pack(const std::vector<Word>& words) {
   return nanobind::bytes(words.data(), words.size() * sizeof(Word));
+}
+
+// Statistics by name: numbers alone, or anything.
+using Counts = nanobind::typed<nanobind::dict, nanobind::str, int>;
+using Fields = nanobind::typed<nanobind::dict, nanobind::str, nanobind::any>;
+
+// (reservation or hold, states u8, offsets u64, generations u64)
+using PackedReservation = std::tuple<HoldId, nanobind::bytes, nanobind::bytes, nanobind::bytes>;
+
+[[nodiscard]] inline PackedReservation packed_answer(const Reservation& answer) {
+  return {answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations)};
 }
 
 [[nodiscard]] inline const uint8_t* packed_keys(const nanobind::bytes& keys) {

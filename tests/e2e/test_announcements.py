@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,8 @@ def fill(pool: kv.Pool, numbers: range) -> list[kv.KeyChain]:
 
 
 def levels(pool: kv.Pool, keys: kv.KeyChain) -> list[int]:
-    return pool.lookup(keys).tiers.tolist()
+    tiers: list[int] = pool.lookup(keys).tiers.tolist()
+    return tiers
 
 
 def only_on_ssd(daemon: Daemon, pool: kv.Pool, count: int) -> list[kv.KeyChain]:
@@ -173,7 +175,14 @@ def test_what_has_no_room_comes_up_when_there_is_some(start: Start) -> None:
 
 def test_a_scheduler_announces_for_all_ranks(start: Start) -> None:
     daemon = start(dram__announced_ttl="1h")
-    base = {"layers": 3, "kv_heads": 2, "head_dim": 16, "dtype": "float16", "chunk_tokens": 32, "world": 2}
+    base: dict[str, Any] = {
+        "layers": 3,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "dtype": "float16",
+        "chunk_tokens": 32,
+        "world": 2,
+    }
     ranks = [daemon.connect(kv.Layout(**base, rank=rank)) for rank in range(2)]
     with daemon.connect(kv.Layout(**base, rank=None)) as scheduler:
         tokens = tokens_of(9, CHAIN * 32)

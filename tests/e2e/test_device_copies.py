@@ -4,6 +4,8 @@ The CPU stands in for the device where torch sees no GPU: everything but the str
 the same on CUDA.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -30,14 +32,15 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return name
 
 
-def _layers(form: str, device: str, layout: kv.Layout = LAYOUT) -> list[object]:
+def _layers(form: str, device: str, layout: kv.Layout = LAYOUT) -> list[Any]:
     axes = {"kv_first": (2, BLOCKS), "block_first": (BLOCKS, 2), "mla": (BLOCKS,)}[form]
     shape = (*axes, 16, layout.kv_heads, layout.head_dim)
     return [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(layout.layers)]
 
 
 def _ids(seed: int, chunks: int) -> list[int]:
-    return np.random.default_rng(seed).permutation(BLOCKS)[: 2 * chunks].tolist()
+    ids: list[int] = np.random.default_rng(seed).permutation(BLOCKS)[: 2 * chunks].tolist()
+    return ids
 
 
 @in_both_write_modes

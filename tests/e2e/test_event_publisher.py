@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,10 @@ def publish(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable[...
 
 def last_blocks(router: Router) -> set[int]:
     return set(router.index.media.get("CPU", {}))
+
+
+def _has_published(daemon: Daemon, messages: int) -> bool:
+    return bool(daemon.stats()["events.published_messages"] == messages)
 
 
 @pytest.mark.parametrize("form", ["map", "positional"])
@@ -122,7 +127,7 @@ def test_kept_messages_are_bounded_and_what_is_missing_shows(publish: Callable[.
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:
         for number in range(8):
             store(pool, pool.keys(tokens_of(number, CHUNK)))
-            wait_until(lambda n=number: daemon.stats()["events.published_messages"] == n + 2, "it is published")
+            wait_until(partial(_has_published, daemon, number + 2), "it is published")
         assert [number for _, number, _ in router.replay(0)] == [6, 7, 8]
 
 
@@ -131,7 +136,7 @@ def test_a_router_that_comes_later_than_messages_reach_back_is_told_everything(p
     with daemon.connect() as pool:
         for number in range(8):
             store(pool, pool.keys(tokens_of(number, CHUNK * 3)))
-            wait_until(lambda n=number: daemon.stats()["events.published_messages"] == n + 2, "it is published")
+            wait_until(partial(_has_published, daemon, number + 2), "it is published")
         with router_of(daemon) as router:
             router.index.is_strict = False
 
@@ -150,7 +155,7 @@ def test_nothing_is_told_anew_where_that_is_not_wanted(publish: Callable[..., Da
     with daemon.connect() as pool, router_of(daemon, topic="none") as router:
         for number in range(3):
             store(pool, pool.keys(tokens_of(number, CHUNK)))
-            wait_until(lambda n=number: daemon.stats()["events.published_messages"] == n + 2, "it is published")
+            wait_until(partial(_has_published, daemon, number + 2), "it is published")
         for _ in range(3):
             assert len(router.replay(0)) == 1
         assert daemon.stats()["events.resyncs"] == 0

@@ -147,11 +147,12 @@ def test_a_daemon_that_stands_still_holds_no_thread_longer_than_its_own_time(dae
         print(taken[:4])
         assert taken[0][0] < LATEST_S
         wait_until(lambda: not pool.connected, "somebody has noticed")
-        for name, call in [
+        calls: list[tuple[str, Callable[[], object]]] = [
             ("release", leases[0].release),
             ("commit", half_way[0].commit),
             ("abort", half_way[1].abort),
-        ]:
+        ]
+        for name, call in calls:
             assert _timed(call) < LATEST_S, name
         daemon.signal(signal.SIGCONT)
         wait_until(lambda: pool.connected, "the client is back")

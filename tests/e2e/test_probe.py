@@ -81,7 +81,7 @@ def _flip(view: Any) -> Any:
     return Flipping()
 
 
-def _answering(kind: type, **fields: Any) -> Callable[[Any], Any]:
+def _answering(kind: type[Any], **fields: Any) -> Callable[[Any], Any]:
     return lambda answer: dataclasses.replace(answer, **fields) if isinstance(answer, kind) else answer
 
 
@@ -111,7 +111,7 @@ def test_a_wrong_byte_or_answer_is_found(
     probe = make_probe(daemon)
     probe.run()
     assert probe._session is not None
-    altered = Altered(getattr(probe._session, part), **{method: alter})
+    altered: Any = Altered(getattr(probe._session, part), **{method: alter})
     probe._session = dataclasses.replace(probe._session, **{part: altered})
     with pytest.raises(ProbeFailed, match=expected):
         probe.run()

@@ -34,7 +34,7 @@ def test_the_example_runs_as_it_stands(start_daemon: Callable[..., Daemon], monk
     monkeypatch.setattr(kv, "connect", connect_and_wait)
     chance = np.random.default_rng(1)
     first = [chance.integers(1, 1000, (2, BLOCKS, 16, 1, 8)).astype(np.uint16) for _ in range(2)]
-    loaded = []
+    loaded: list[int] = []
     for chunks in (2, 4, 4):  # a miss, the half, all of it
         layers = [np.zeros_like(layer) for layer in first] if loaded else [layer.copy() for layer in first]
         names: dict[str, Any] = {

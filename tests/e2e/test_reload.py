@@ -25,6 +25,10 @@ class Filed(Daemon):
         self.file = directory / "kvpool.toml"
         self.file.write_text(text)
 
+    def __enter__(self) -> "Filed":
+        super().__enter__()
+        return self
+
     def command(self) -> list[str]:
         return [*super().command(), f"--config={self.file}"]
 

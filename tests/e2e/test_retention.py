@@ -128,7 +128,14 @@ def test_retention_set_later_counts_from_then(small: Daemon) -> None:
 
 
 def test_a_scheduler_retains_on_every_rank(small: Daemon) -> None:
-    base = {"layers": 3, "kv_heads": 2, "head_dim": 16, "dtype": "float16", "chunk_tokens": 32, "world": 2}
+    base: dict[str, Any] = {
+        "layers": 3,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "dtype": "float16",
+        "chunk_tokens": 32,
+        "world": 2,
+    }
     tokens = tokens_of(9, CHAIN * 32)
     ranks = [small.connect(kv.Layout(**base, rank=rank)) for rank in range(2)]
     with small.connect(kv.Layout(**base, rank=None)) as scheduler:

@@ -45,19 +45,24 @@ def _restored(admin: BlockingConnection) -> tuple[str, int]:
     return str(stats["ssd.state"]), int(stats["ssd.restored_chunks"])
 
 
+def _has_restored_some(admin: BlockingConnection, seen: list[tuple[str, int]]) -> bool:
+    seen.append(_restored(admin))
+    return seen[-1][1] > 0
+
+
 def test_an_engine_is_served_while_chunks_are_restored(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     daemon = _tiered(start_daemon, tmp_path / "ssd")
     with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
         wait_connected(pool)
         seen: list[tuple[str, int]] = []
-        wait_until(lambda: seen.append(_restored(admin)) or seen[-1][1] > 0, "the first batch is restored")
+        wait_until(lambda: _has_restored_some(admin, seen), "the first batch is restored")
         assert seen[-1][0] == "starting"
         assert pool.retain(_keys(pool, 0), KEPT).accepted == CHAIN
         save = pool.save(_keys(pool, 1), from_=payload_of(_keys(pool, 1), TINY), retention=KEPT)
         assert save.commit().stored == CHAIN
         assert pool.retain(_keys(pool, 2), (kv.TokenRange(0, None, 0),)).accepted == CHAIN
-        assert admin.check(False)["problems"] == []
-        admin.check(True)  # finds that the records of nobody have no bytes
+        assert daemon.problems(deep=False) == []
+        daemon.problems()  # finds that the records of nobody have no bytes
         wait_until(lambda: _restored(admin)[0] == "ok", "all batches are restored")
         assert _restored(admin)[1] == RECORDS + CHAINS * CHAIN
         assert pool.lookup(_keys(pool, 0)).chunks == CHAIN
@@ -70,7 +75,7 @@ def test_what_is_flushed_while_chunks_are_restored_is_gone(start_daemon: Callabl
     with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
         wait_connected(pool)
         seen: list[tuple[str, int]] = []
-        wait_until(lambda: seen.append(_restored(admin)) or seen[-1][1] > 0, "the first batch is restored")
+        wait_until(lambda: _has_restored_some(admin, seen), "the first batch is restored")
         assert seen[-1][0] == "starting"
         flushed = int(admin.flush(None, None)["chunks"])
         assert flushed >= CHAINS * CHAIN

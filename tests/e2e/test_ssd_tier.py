@@ -119,9 +119,9 @@ def test_the_tier_takes_no_more_than_its_capacity(start_daemon: Callable[..., Da
         assert daemon.stats()["evicted_chunks"] == 200 * CHAIN - found, (
             "what neither tier has any more has left the pool"
         )
-        found = [load_right(pool, keys).chunks for keys in stored]
-        assert sum(found) < 200 * CHAIN
-        assert found[-1] == CHAIN
+        loaded = [load_right(pool, keys).chunks for keys in stored]
+        assert sum(loaded) < 200 * CHAIN
+        assert loaded[-1] == CHAIN
     files = [file for file in (tmp_path / "ssd").rglob("*") if file.is_file()]
     assert sum(file.stat().st_blocks * 512 for file in files) <= capacity
     assert all(stat.S_IMODE(file.stat().st_mode) & 0o077 == 0 for file in files)

@@ -54,7 +54,7 @@ class Engine(threading.Thread):
                 keys = pool.keys(tokens_of(1000 * self._number + prompt, CHUNKS * SMALL.chunk_tokens))
                 result = store(pool, keys)
                 acknowledged = 0
-                while acknowledged < CHUNKS and result.states[acknowledged] in (SaveState.STORED, SaveState.PRESENT):
+                while acknowledged < CHUNKS and result.states[acknowledged] in ("stored", "present"):
                     acknowledged += 1
                 self.saved.append((keys, acknowledged))
                 if {"stopping", "disconnected"} & set(result.reasons):

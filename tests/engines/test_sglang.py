@@ -183,7 +183,11 @@ def test_two_salts_and_two_models_never_share(daemon: Daemon, start: Start) -> N
     assert controller.backend.batch_exists(page_keys(10, 3)) == 0
     keys = page_keys(10, 3, salt="tenant-a")
     assert controller.backend.batch_exists(keys) == 3
-    others = [{"extra": {"salt": "other"}}, {"extra": {"revision": "2"}}, {"model_name": "tiny-2"}]
+    others: list[dict[str, Any]] = [
+        {"extra": {"salt": "other"}},
+        {"extra": {"revision": "2"}},
+        {"model_name": "tiny-2"},
+    ]
     for fields in [*others, {"pp_size": 2}, {"attn_cp_size": 2}, {"tp_size": 2}]:
         assert start(daemon, **fields).backend.batch_exists(keys) == 0, fields
     assert start(daemon, HostPool(layout="layer_first")).backend.batch_exists(keys) == 0

@@ -1,5 +1,6 @@
 """How many frames SGLang's batches cost, and what becomes of a batch of which a part is refused or the daemon knows nothing."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -83,9 +84,7 @@ def test_a_daemon_of_the_first_protocol_is_asked_page_by_page(
     _filled(controller, keys)
     session = controller.backend._store._pool._link.session
     assert isinstance(session, Session)
-    session.welcome = type(session.welcome)(
-        *[getattr(session.welcome, name) for name in type(session.welcome).__slots__][:-1], protocol=1
-    )
+    session.welcome = dataclasses.replace(session.welcome, protocol=1)
     frames.take()
     assert controller.backup(keys, range(5)) == 5
     calls, _ = frames.take()

@@ -42,13 +42,15 @@ def test_equal_engines_have_one_name_and_other_weights_another(tmp_path: Path) -
 
 @pytest.mark.parametrize("field", MODEL_FIELDS)
 def test_arguments_that_change_kv_are_in_the_name(field: str) -> None:
-    assert _revision(**{field: "fp8"}) != _revision()
-    assert _revision({"revision": "7"}, **{field: "fp8"}) != _revision({"revision": "7"})
+    changed: dict[str, Any] = {field: "fp8"}
+    assert _revision(**changed) != _revision()
+    assert _revision({"revision": "7"}, **changed) != _revision({"revision": "7"})
 
 
 @pytest.mark.parametrize("field", ["context_length", "served_model_name", "mem_fraction_static", "port"])
 def test_arguments_that_change_no_kv_are_not(field: str) -> None:
-    assert _revision(**{field: "7"}) == _revision()
+    changed: dict[str, Any] = {field: "7"}
+    assert _revision(**changed) == _revision()
 
 
 def test_random_weights_are_named_by_their_seed() -> None:

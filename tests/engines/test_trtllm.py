@@ -236,7 +236,7 @@ def test_two_salts_two_adapters_and_two_models_never_share(daemon: Daemon, start
     assert engine.answer(PROMPT, cache_salt="a")[0] == 0
     assert engine.answer(PROMPT, cache_salt="b")[0] == 0
     assert engine.answer(PROMPT)[0] == 0
-    lora = {"lora_task_id": 3, "lora_weights": np.arange(64, dtype=np.float32)}
+    lora: dict[str, Any] = {"lora_task_id": 3, "lora_weights": np.arange(64, dtype=np.float32)}
     assert engine.answer(PROMPT, **lora)[0] == 0
     assert engine.answer(PROMPT, cache_salt="a", **lora)[0] == 0
     assert engine.answer(PROMPT, cache_salt="a")[0] == 28
@@ -268,10 +268,11 @@ def test_what_the_runtime_does_not_take_is_given_back(daemon: Daemon, start: Sta
     engine = start(daemon)
     engine.answer(PROMPT)
     free = _stats(engine)["staging_slots_free"]
-    for end in (
+    ends: tuple[Callable[[Request], object], ...] = (
         lambda it: engine.scheduler.cancel_load(it, 0, 28),
         lambda it: engine.scheduler.request_finished(it, []),
-    ):
+    )
+    for end in ends:
         request = Request(1000, list(PROMPT), 1)
         assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (28, False)
         assert _stats(engine)["staging_slots_free"] == free - 7

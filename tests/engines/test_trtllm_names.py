@@ -48,8 +48,9 @@ def test_a_directorys_weights_are_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["dtype", "quant_config", "model_kwargs", "kv_dtype"])
 def test_what_changes_kv_beside_the_weights_is_in_the_name(field: str) -> None:
-    assert _settings(**{field: "fp8"}).revision != _settings().revision
-    assert _settings(**{field: "fp8"}).revision == _settings(**{field: "fp8"}).revision
+    changed: dict[str, Any] = {field: "fp8"}
+    assert _settings(**changed).revision != _settings().revision
+    assert _settings(**changed).revision == _settings(**changed).revision
 
 
 def test_a_model_of_the_hub_is_named_by_the_commit_that_is_cached(tmp_path: Path) -> None:
@@ -104,7 +105,8 @@ def test_an_adapter_whose_weights_nobody_sees_is_left_alone_and_said_once(
 ) -> None:
     engine = start_trtllm(daemon)
     with caplog.at_level(logging.WARNING):
-        for fields in ({}, {}, {"py_lora_path": str(tmp_path)}, {"py_lora_path": "/no/such"}):
+        engines: tuple[dict[str, Any], ...] = ({}, {}, {"py_lora_path": str(tmp_path)}, {"py_lora_path": "/no/such"})
+        for fields in engines:
             assert engine.answer(PROMPT, lora_task_id=3, **fields)[0] == 0
     assert daemon.stats()["dram.chunks"] == 0
     assert engine.scheduler.half.stats()["refused_lora"] == 4

@@ -96,7 +96,7 @@ def _is_open_or_dead(daemon: Daemon) -> bool:
     if daemon.process.poll() is not None:
         return True
     with contextlib.suppress(KVPoolError, OSError):
-        return daemon.stats()["ssd.state"] == "ok"
+        return bool(daemon.stats()["ssd.state"] == "ok")
     return False
 
 

@@ -63,7 +63,7 @@ def test_a_catalogue_on_a_full_disk_rests_until_there_is_room(
 
                 def has_given_up() -> bool:
                     client.turn()
-                    return daemon.stats()["ssd.state"] == "readonly"
+                    return bool(daemon.stats()["ssd.state"] == "readonly")
 
                 wait_until(has_given_up, "the catalogue cannot grow", BACK_WITHIN_S)
                 with daemon.admin() as admin:
@@ -88,7 +88,12 @@ def test_a_smaller_capacity_takes_less_of_the_disk(start_daemon: StartDaemon, tm
     large = start_daemon(**tier_options(path, capacity=2 * CAPACITY, policy="lru"), **options)
     wait_open(large)
     with Traffic(large, 1, chains=CHAINS), DramClient(large, first_chain=5000) as client:
-        wait_until(lambda: (client.turn(), int(large.stats()["ssd.chunks"]))[1] > 200, "chunks are written")
+
+        def has_written() -> bool:
+            client.turn()
+            return int(large.stats()["ssd.chunks"]) > 200
+
+        wait_until(has_written, "chunks are written")
     assert large.stop() == 0
     assert directory_bytes(path) <= 2 * CAPACITY
     small = start_daemon(**tier_options(path, capacity=CAPACITY), **options)

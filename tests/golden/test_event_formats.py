@@ -7,6 +7,7 @@
 import ast
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def _payloads(form: EventForm) -> bytes:
     )
 
 
-FORMS = {
+FORMS: dict[str, Callable[[], bytes]] = {
     "events_map.bin": lambda: _payloads(EventForm()),
     "events_map_blocks.bin": lambda: _payloads(EventForm(block_tokens=2)),
     "events_positional.bin": lambda: _payloads(EventForm(is_positional=True)),

@@ -54,7 +54,7 @@ def test_a_client_of_version_1_is_served_as_ever(start_daemon: Callable[..., Dae
             os.close(fd)
         assert len(fds) == 2
         assert _shape(_body(welcome)[2]) == _shape(_body(SESSION[1][1])[2])
-        ticket = {}
+        ticket: dict[object, object] = {}
         for (_, request), (_, answered) in zip(SESSION[2::2], SESSION[3::2], strict=True):
             kind, sequence, values = _body(request)
             values = [ticket.get(value, value) if isinstance(value, bytes) else value for value in values]

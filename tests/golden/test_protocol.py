@@ -90,7 +90,7 @@ def test_the_newest_version_that_both_speak_is_chosen(oldest: int, newest: int, 
 @pytest.mark.parametrize("record", [m.Reserved(1, b"", b"", b"", b""), m.Committed(b"")])
 def test_a_peer_of_version_1_is_told_states_that_it_knows(record: m.Reserved | m.Committed) -> None:
     states = bytes(state for state in SaveState if state is not SaveState.OTHER)
-    values = [states if name == "states" else getattr(record, name) for name in type(record).__slots__]
+    values: list[Any] = [states if name == "states" else getattr(record, name) for name in type(record).__slots__]
     frame = versions.encode_for(type(record)(*values), 1, 1)
     told = m.decode_as(type(record), frames.decode(frame[frames.LENGTH.size :])[2]).states
     assert told[:14] == bytes(range(14))

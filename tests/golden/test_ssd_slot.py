@@ -36,7 +36,12 @@ def _written_slot(directory: Path, tokens: bytes = b"") -> bytes:
     row = KEY + PARENT + words
     assert queue.write(row, EPOCH, NAMESPACE, LAYERS, LAYER_BYTES, kvpool_native.IndexView(index), [tokens])
     outcomes: list[tuple[int, int, int, int, bytes]] = []
-    wait_until(lambda: bool(outcomes.extend(queue.take_outcomes()) or outcomes), "the slot is written")
+
+    def has_outcomes() -> bool:
+        outcomes.extend(queue.take_outcomes())
+        return bool(outcomes)
+
+    wait_until(has_outcomes, "the slot is written")
     assert [status for _, _, status, _, _ in outcomes] == [0]
     assert queue.stop(10.0)
     segment_file = (directory / "tier" / "segment-000000.kvs").read_bytes()

@@ -22,10 +22,38 @@ from tests.hostile.raw_clients import key_of
 RECORDS: tuple[type[Any], ...] = tuple(
     record for module in (m, em, sm, om, one_way) for record in vars(module).values() if hasattr(record, "KIND")
 )
-ANSWERS = (m.Hello, m.Welcome, m.Failure, m.Done, m.Leased, m.Ticket, m.Reserved, m.Committed, m.Report, sm.Staging)
+ANSWERS: tuple[type[Any], ...] = (
+    m.Hello,
+    m.Welcome,
+    m.Failure,
+    m.Done,
+    m.Leased,
+    m.Ticket,
+    m.Reserved,
+    m.Committed,
+    m.Report,
+    sm.Staging,
+)
 ANSWERS += (m.Retained, m.Announced, em.Events, em.SnapshotPage, em.NamespaceList)
 REQUESTS = tuple(record for record in RECORDS if record not in ANSWERS)
-BOUNDARIES = (0, 1, 2, 3, 31, 127, 128, 255, 256, 4096, 65535, 65536, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32)
+BOUNDARIES: tuple[int, ...] = (
+    0,
+    1,
+    2,
+    3,
+    31,
+    127,
+    128,
+    255,
+    256,
+    4096,
+    65535,
+    65536,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+)
 BOUNDARIES += ((1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -32, -33, -128, -(1 << 31), -(1 << 63))
 KEYS = tuple(key_of(number) for number in range(24))
 LENGTHS = (0, 1, 3, 4, 7, 8, 12, 24, 31, 32, 33, 64, 96, 4095, 4096, 4097)

@@ -10,6 +10,7 @@ import socket
 import struct
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ def answers_until_eof(raw: socket.socket) -> list[tuple[int, int, list[object]]]
     return answers
 
 
-def next_answer(raw: socket.socket) -> tuple[int, int, list[object]]:
+def next_answer(raw: socket.socket) -> tuple[int, int, list[Any]]:
     """The next frame, read byte for byte as long as it says it is."""
     (length,) = frames.LENGTH.unpack(_exactly(raw, frames.LENGTH.size))
     return frames.decode(_exactly(raw, length))

@@ -1,5 +1,7 @@
 """Batches that ask for more than an answer holds, that carry what no batch may, or a part of which is refused."""
 
+from typing import Any
+
 import msgpack
 import pytest
 
@@ -19,7 +21,7 @@ def body_of(request: object) -> bytes:
 LEAVES = body_of(m.AcquireLeaves(bytes(KEY_BYTES), m.LEAF_CHUNKS_MAX))
 MAPS = msgpack.packb([m.Acquire.KIND, 0, [{}] * 3400])
 
-BAD = {
+BAD: dict[str, tuple[list[Any], str]] = {
     "none": ([], "a batch has 0 requests, expected 1..256"),
     "too many": ([body_of(m.End(1))] * 257, "a batch has 257 requests, expected 1..256"),
     "no bytes": ([7], "a request of int, expected bytes"),

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def _flood(raw: socket.socket, data: bytes) -> None:
             raw.send(data)
 
 
-REQUESTS = {
+REQUESTS: dict[str, Callable[[bytes], Any]] = {
     "reserve what is there": lambda keys: m.Reserve(keys[-2 * KEY_BYTES : -KEY_BYTES], keys[-KEY_BYTES:]),
     "lease a wrong length": lambda keys: m.AcquireLeaves(keys[-KEY_BYTES:], CHAIN - 1),
     "announce": lambda keys: m.Announce(keys),
@@ -62,7 +63,8 @@ def test_requests_about_a_long_chain_leave_others_their_turn(daemon: Daemon, nam
             raw.setblocking(False)
         data = m.encode(REQUESTS[name](keys), 1)
         data *= max(1, (64 << 10) // len(data))
-        quiet_ms, flooded_ms = [], []
+        quiet_ms: list[float] = []
+        flooded_ms: list[float] = []
         for number in range(ROUNDS + 40):
             for raw in floods if number >= 40 else ():
                 _flood(raw, data)

@@ -6,6 +6,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def room_for() -> Iterator[Callable[[int], int]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def _ask_all(clients: list[socket.socket], requests: list[bytes]) -> list[list[object]]:
+def _ask_all(clients: list[socket.socket], requests: list[bytes]) -> list[list[Any]]:
     """One request on each connection, all under way at once; the answers' fields."""
     for raw, request in zip(clients, requests, strict=True):
         raw.sendall(request)

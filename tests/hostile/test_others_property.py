@@ -142,7 +142,7 @@ def test_anothers_lease_cannot_be_kept_alive(start_daemon: Callable[..., Daemon]
 
         def renew_and_look() -> bool:
             hostile.call(m.Renew(struct.pack("<Q", lease)), m.Done)
-            return daemon.stats()["leases"] == 0
+            return bool(daemon.stats()["leases"] == 0)
 
         wait_until(renew_and_look, "the lease ends whatever another connection says")
         assert daemon.stats()["expired_leases"] == 1

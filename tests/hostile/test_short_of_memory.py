@@ -78,8 +78,9 @@ def test_a_daemon_short_of_memory_refuses_or_ends_and_gives_no_wrong_byte(
                 assert set(read_back(good, keys_of(0, 200))) <= {True}
             if daemon.process.poll() is not None:
                 break
-    wait_until(lambda: daemon.process.poll() is not None or _is_serving(daemon), "it serves or has ended", 20.0)
-    code = daemon.process.poll()
+    process = daemon.process
+    wait_until(lambda: process.poll() is not None or _is_serving(daemon), "it serves or has ended", 20.0)
+    code = process.poll()
     print(f"spare {spare_bytes}: {sorted(outcomes)}, exit code {code}")
     if code is None:
         resource.prlimit(pid_of(daemon), resource.RLIMIT_AS, (hard, hard))

@@ -109,7 +109,8 @@ FLOODS = {
 def test_a_flood_of_requests_leaves_others_their_turn(daemon: Daemon, name: str) -> None:
     floods = [raw_engine(daemon) for _ in range(3)]
     data = FLOODS[name] * max(1, (256 << 10) // len(FLOODS[name]))
-    quiet_ms, flooded_ms = [], []
+    quiet_ms: list[float] = []
+    flooded_ms: list[float] = []
     with engine(daemon) as good:
         store(good, keys_of(0, 16))
         for number in range(60):

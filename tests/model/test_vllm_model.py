@@ -133,7 +133,7 @@ def options_of(chance: random.Random) -> dict[str, object]:
 def end(player: Player) -> None:
     """Every request ends, and so does what the connector does behind them."""
     engine = player.engine
-    wait_until(lambda: engine.step() is None and not engine.requests, "the requests have ended", 60.0)
+    engine.step_until(lambda: not engine.requests, "the requests have ended", 60.0)
     engine.idle()
     assert not engine.blocks.held
     assert engine.wrong_reads == 0

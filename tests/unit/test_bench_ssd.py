@@ -1,5 +1,6 @@
 """What `bench ssd` computes from its rounds, which sizes it takes, and where it refuses to measure."""
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_what_a_raw_pass_writes_another_one_reads(disk: Path) -> None:
 def test_memory_is_no_disk(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_disk, "MEMORY_FILE_SYSTEMS", {file_system(disk)})
     monkeypatch.setenv("XDG_CACHE_HOME", str(disk / "cache"))
-    monkeypatch.setattr(bench_disk.tempfile, "tempdir", str(disk))
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
     assert not has_disk(None)
     with pytest.raises(InvalidArgument, match="is memory and no disk"), disk_folder(str(disk), 0):
         pass

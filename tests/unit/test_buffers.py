@@ -28,7 +28,8 @@ def _block_address(geometry: PagedGeometry, layer: int, plane: int, block: int) 
 
 
 def _address(array: Array) -> int:
-    return array.__array_interface__["data"][0]
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 @pytest.mark.parametrize("tail", [(3, 4), (12,), (4, 3), (1, 12, 1)])

@@ -20,7 +20,7 @@ from tests.daemon import wait_until
 
 MAP_BYTES = 1 << 20
 WAIT_S = 10.0
-NAMESPACE = ("model", [1, 2, "bfloat16"])
+NAMESPACE: tuple[str, list[int | str | list[int]]] = ("model", [1, 2, "bfloat16"])
 
 
 def key_of(number: int) -> bytes:
@@ -211,7 +211,7 @@ def test_a_bad_row_is_left_out_and_the_others_are_found(
     with lmdb.open(str(tmp_path / "catalogue"), max_dbs=4) as environment:
         table = environment.open_db(b"chunks")
         with environment.begin(write=True) as transaction:
-            value = bytearray(transaction.get(key_of(1), db=table))
+            value = bytearray(transaction.get(key_of(1), db=table) or b"")
             value[40] ^= 1
             transaction.put(key_of(1), bytes(value), db=table)
             transaction.put(b"short", b"row", db=table)
@@ -366,7 +366,9 @@ def test_an_identity_with_any_bit_changed_is_none(tmp_path: Path) -> None:
 
 
 def test_an_identity_keeps_the_newest_namespaces_when_there_are_too_many(tmp_path: Path) -> None:
-    many = {number: ("m" * 200, [number]) for number in range(1, 2000)}
+    many: dict[int, tuple[str, list[int | str | list[int]]]] = {
+        number: ("m" * 200, [number]) for number in range(1, 2000)
+    }
     write_identity(tmp_path, Identity(new_epoch(), many))
     found = read_identity(tmp_path)
     assert found is not None

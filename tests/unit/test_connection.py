@@ -22,7 +22,7 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = bytearray()
-        self.is_reading = True
+        self.reads = True
         self.has_ended = False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -38,13 +38,13 @@ class Transport(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """Read no more."""
-        assert self.is_reading
-        self.is_reading = False
+        assert self.reads
+        self.reads = False
 
     def resume_reading(self) -> None:
         """Read on."""
-        assert not self.is_reading
-        self.is_reading = True
+        assert not self.reads
+        self.reads = True
 
     def can_write_eof(self) -> bool:
         """It can."""
@@ -115,12 +115,12 @@ def test_many_requests_at_once_are_served_for_a_turn_each_time() -> None:
         in_turn = 2 * TURN_NS // SLICE_NS
         connection.data_received(_requests(0, 3 * in_turn + 1))
         assert len(transport.answers) == in_turn
-        assert not transport.is_reading
+        assert not transport.reads
         await _turns(1)
         assert len(transport.answers) == 2 * in_turn
         await _turns(3)
         assert [sequence for _, sequence, _ in transport.answers] == list(range(3 * in_turn + 1))
-        assert transport.is_reading
+        assert transport.reads
 
     asyncio.run(run())
 
@@ -134,10 +134,10 @@ def test_who_waits_for_a_turn_is_read_no_further() -> None:
         flood.data_received(_requests(0, 3))
         later.data_received(_requests(0, 1))
         assert not transport.answers
-        assert not transport.is_reading, "what it sends on stays in its socket"
+        assert not transport.reads, "what it sends on stays in its socket"
         await _turns(2)
         assert len(transport.answers) == 1
-        assert transport.is_reading
+        assert transport.reads
 
     asyncio.run(run())
 
@@ -192,11 +192,11 @@ def test_a_request_that_waits_holds_the_later_ones_back() -> None:
         connection, transport = _connection(lambda request: gate if request.lease == 1 else m.Done())
         connection.data_received(_requests(0, 4))
         assert [sequence for _, sequence, _ in transport.answers] == [0]
-        assert not transport.is_reading
+        assert not transport.reads
         gate.set_result(m.Done())
         await _turns(2)
         assert [sequence for _, sequence, _ in transport.answers] == [0, 1, 2, 3]
-        assert transport.is_reading
+        assert transport.reads
 
     asyncio.run(run())
 
@@ -208,10 +208,10 @@ def test_a_peer_that_does_not_read_is_served_no_more_until_it_does() -> None:
         connection.data_received(_requests(0, 3))
         await _turns(3)
         assert transport.answers == []
-        assert not transport.is_reading
+        assert not transport.reads
         connection.resume_writing()
         assert len(transport.answers) == 3
-        assert transport.is_reading
+        assert transport.reads
 
     asyncio.run(run())
 
@@ -228,7 +228,7 @@ def test_what_is_sent_one_way_is_served_in_its_place_and_never_answered() -> Non
     async def run() -> None:
         connection, transport = _connection(handler)
         connection._handlers[one_way.DropLease.KIND] = (one_way.DropLease, handler)
-        frames = [
+        frames: list[m.Release | one_way.DropLease] = [
             m.Release(1),
             one_way.DropLease(2),
             one_way.DropLease(3),
@@ -267,7 +267,7 @@ def test_after_a_bad_frame_the_rest_is_read_but_not_served() -> None:
         connection.data_received(_requests(4, 2))
         await _turns(3)
         assert [kind for kind, _, _ in transport.answers] == [m.Done.KIND, m.Done.KIND, m.Failure.KIND]
-        assert transport.is_reading
+        assert transport.reads
         assert transport.has_ended
 
     asyncio.run(run())
@@ -317,7 +317,7 @@ def test_one_whose_serving_raises_ends_alone_and_the_pass_goes_on(caplog: pytest
         assert (kind, code) == (m.Failure.KIND, "internal")
         assert "AttributeError" in str(text)
         assert bad_transport.has_ended
-        assert bad_transport.is_reading, "until the peer has closed it"
+        assert bad_transport.reads, "until the peer has closed it"
         assert [verb.failed for verb in bad._times.verbs().values() if verb.failed] == [1]
 
     asyncio.run(run())

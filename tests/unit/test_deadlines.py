@@ -1,11 +1,11 @@
 """When the control thread is woken for priorities that lapse: in time, not too often, and never for nothing."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
-from kvpool.index import deadlines
 from kvpool.index.deadlines import BACKLOG_NS, LAPSE_INTERVAL_NS, Lapses
 
 SECOND_NS = 10**9
@@ -75,7 +75,7 @@ class FakeDirectory:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
     made = FakeLoop()
-    monkeypatch.setattr(deadlines.asyncio, "get_running_loop", lambda: made)
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: made)
     return made
 
 

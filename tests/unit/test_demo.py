@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import kvpool_client as kv
+from kvpool_client import Pool
 from tests.daemon import wait_connected
 from tests.fake_pool import FakePool
 from tests.payload import assert_right_bytes, load_all, store, tokens_of
@@ -55,7 +56,7 @@ def pool() -> Iterator[FakePool]:
 def _answer(model: Any, pool: FakePool, prompt: list[int] = PROMPT, seed: int = 1, count: int = 12) -> Answer:
     """A fresh engine's answer: other blocks, nothing in them."""
     kv = _paged_kv(seed)
-    engine = Engine(model, kv, PagedPrefixCache(pool, kv.layers, BLOCK), step_tokens=CHUNK)
+    engine = Engine(model, kv, PagedPrefixCache(cast(Pool, pool), kv.layers, BLOCK), step_tokens=CHUNK)
     return engine.answer(prompt, count)
 
 

@@ -30,7 +30,7 @@ class Allocations(TorchDispatchMode):
     """Bytes that operations of this thread take anew, and how often each was called."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
         self.bytes = 0
         self.calls: dict[str, int] = {}
 
@@ -134,9 +134,14 @@ def test_a_load_takes_block_ids_on_the_device_and_nothing_else(seed: int) -> Non
 
 
 def test_a_pool_makes_one_ring_for_a_device_and_one_side_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    made: list[Any] = []
     real = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: made.append(args[0]) or real(*args, **kwargs))
+
+    def noted(*arguments: Any, **more: Any) -> Any:
+        made.append(arguments[0])
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(torch, "empty", noted)
     copies, caches = Copies(_layout(2), 1), [_cache("kv_first"), _cache("block_first")]
     try:
         sides = [copies.side_of(cache) for cache in [*caches, *caches]]

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
@@ -33,7 +33,7 @@ class RigSource:
         self.rig = rig
         self.fails = False
         self.late_pages = 0
-        self.between = lambda: None
+        self.between: Callable[[], object] = lambda: None
 
     def _names(self) -> NamespaceNames:
         return {one.id: (one.model, one.layout) for one in self.rig.namespaces.all()}

@@ -56,6 +56,7 @@ def shared() -> Iterator[MetricsServer]:
 
 
 def _connect(server: MetricsServer) -> socket.socket:
+    assert isinstance(server.address, LoopbackAddress)
     return socket.create_connection((server.address.host, server.address.port), timeout=10.0)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,11 +209,11 @@ def test_a_stopped_pool_cancels_what_is_asked_of_it(store: Store) -> None:
     assert pool.cpu_seconds() >= 0
 
 
-def refused(pool: kvpool_native.CopyPool, store: Store, engine: Engine, **wrong: object) -> None:
+def refused(pool: kvpool_native.CopyPool, store: Store, engine: Engine, **wrong: Any) -> None:
     ids = some_ids(8)
     offsets = store.reserve(2)
     store.commit(bytes(2 * LAYERS * 4))
-    arguments: dict[str, object] = {
+    arguments: dict[str, Any] = {
         "view": engine.view,
         "arena": store.arena,
         "offsets": offsets,

@@ -343,7 +343,7 @@ def test_random_requests_agree_with_a_dict(steps: list[tuple[int, int]]) -> None
     holds: dict[int, list[int]] = {}
     evicted = 0
     for verb, number in steps:
-        names = []
+        names: list[int] = []
         while number:
             names.insert(0, number)
             number //= 3

@@ -2,6 +2,7 @@
 
 import random
 import struct
+from typing import Any
 
 import blake3
 import numpy as np
@@ -67,7 +68,8 @@ def test_a_token_beyond_32_bits_is_refused(token: int) -> None:
 
 
 def test_other_token_arrays_are_refused() -> None:
-    for tokens in (np.zeros(512, np.float32), np.zeros(512, np.uint8), np.zeros((2, 256), np.int32)):
+    others: tuple[Any, ...] = (np.zeros(512, np.float32), np.zeros(512, np.uint8), np.zeros((2, 256), np.int32))
+    for tokens in others:
         with pytest.raises(TypeError):
             kvpool_native.hash_leaves(tokens, CHUNK_TOKENS)
     with pytest.raises(TypeError):

@@ -1,6 +1,7 @@
 """How a capacity is cut in segment files, up to the largest that the core takes."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ TIB = 1 << 40
 DESCRIPTORS = 20_000
 
 
-def _config(capacity: int, **changes: int) -> SsdConfig:
+def _config(capacity: int, **changes: Any) -> SsdConfig:
     return replace(load_config(None, ["ssd.path=/disk", f"ssd.capacity={capacity}"]).ssd, **changes)
 
 

@@ -1,7 +1,7 @@
 """The torch adapter over a fake pool: what is restored, what is left to compute, and what happens when less comes."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -37,8 +37,13 @@ def pool() -> Iterator[FakePool]:
     fake.close()
 
 
+def _prefix(pool: FakePool, layers: list[Any]) -> PagedPrefixCache:
+    return PagedPrefixCache(cast(kv.Pool, pool), layers, BLOCK)
+
+
 def _tokens(count: int) -> list[int]:
-    return np.random.default_rng(1).integers(0, 1000, count).tolist()
+    tokens: list[int] = np.random.default_rng(1).integers(0, 1000, count).tolist()
+    return tokens
 
 
 def _table(seed: int, count: int = 40) -> Any:
@@ -48,7 +53,7 @@ def _table(seed: int, count: int = 40) -> Any:
 def _stored(pool: FakePool, tokens: list[int]) -> tuple[list[Any], Any]:
     """An engine's layers and block table, whose KV for `tokens` is in the pool."""
     layers, table = _layers(), _table(1)
-    assert PagedPrefixCache(pool, layers, BLOCK).store(tokens, table).commit().stored == len(tokens) // CHUNK
+    assert _prefix(pool, layers).store(tokens, table).commit().stored == len(tokens) // CHUNK
     return layers, table
 
 
@@ -66,11 +71,11 @@ def test_tensors_of_another_form_have_no_layout(layers: list[Any]) -> None:
 
 def test_tensors_that_do_not_fit_the_layout_are_refused(pool: FakePool) -> None:
     with pytest.raises(kv.LayoutMismatch, match="layer"):
-        PagedPrefixCache(pool, _layers()[1:], BLOCK)
+        _prefix(pool, _layers()[1:])
 
 
 def test_an_empty_pool_restores_nothing(pool: FakePool) -> None:
-    with PagedPrefixCache(pool, _layers(), BLOCK).restore(_tokens(100), _table(1)) as restored:
+    with _prefix(pool, _layers()).restore(_tokens(100), _table(1)) as restored:
         assert restored.tokens == 0
         assert restored.wait_layer(0)
         assert restored.prefill(lambda start: start) == 0
@@ -78,7 +83,7 @@ def test_an_empty_pool_restores_nothing(pool: FakePool) -> None:
 
 
 def test_an_empty_prompt_restores_nothing(pool: FakePool) -> None:
-    with PagedPrefixCache(pool, _layers(), BLOCK).restore([], []) as restored:
+    with _prefix(pool, _layers()).restore([], []) as restored:
         assert restored.tokens == 0
 
 
@@ -87,7 +92,7 @@ def test_stored_kv_is_restored_into_other_blocks(pool: FakePool, form: str) -> N
     tokens = _tokens(5 * CHUNK + 3)
     layers, table = _stored(pool, tokens)
     target, other = _layers(form), _table(2)
-    with PagedPrefixCache(pool, target, BLOCK).restore(torch.tensor(tokens), other.tolist()) as restored:
+    with _prefix(pool, target).restore(torch.tensor(tokens), other.tolist()) as restored:
         assert restored.tokens == 5 * CHUNK
         for number in range(LAYERS):
             assert restored.wait_layer(number)
@@ -100,7 +105,7 @@ def test_stored_kv_is_restored_into_other_blocks(pool: FakePool, form: str) -> N
 def test_one_token_is_always_left_to_compute(pool: FakePool, more: int) -> None:
     tokens = _tokens(4 * CHUNK + more)
     _stored(pool, tokens)
-    with PagedPrefixCache(pool, _layers(), BLOCK).restore(tokens, _table(2)) as restored:
+    with _prefix(pool, _layers()).restore(tokens, _table(2)) as restored:
         assert restored.tokens == (4 if more else 3) * CHUNK
 
 
@@ -110,7 +115,7 @@ def test_held_tokens_are_not_loaded_again(pool: FakePool) -> None:
     target, other = _layers(), _table(2)
     before = target[0].clone()
     held = CHUNK + 2 * BLOCK
-    with PagedPrefixCache(pool, target, BLOCK).restore(tokens, other, held) as restored:
+    with _prefix(pool, target).restore(tokens, other, held) as restored:
         assert restored.tokens == 4 * CHUNK
         assert all(restored.wait_layer(number) for number in range(LAYERS))
     first = held // BLOCK
@@ -121,7 +126,7 @@ def test_held_tokens_are_not_loaded_again(pool: FakePool) -> None:
 def test_nothing_is_leased_when_the_engine_holds_more(pool: FakePool) -> None:
     tokens = _tokens(4 * CHUNK + 1)
     _stored(pool, tokens)
-    with PagedPrefixCache(pool, _layers(), BLOCK).restore(tokens, _table(2), 4 * CHUNK) as restored:
+    with _prefix(pool, _layers()).restore(tokens, _table(2), 4 * CHUNK) as restored:
         assert restored.tokens == 4 * CHUNK
     assert pool.loads == []
 
@@ -129,11 +134,11 @@ def test_nothing_is_leased_when_the_engine_holds_more(pool: FakePool) -> None:
 @pytest.mark.parametrize("held", [3, -BLOCK, 5 * CHUNK])
 def test_held_tokens_that_are_no_blocks_of_the_prompt_are_refused(pool: FakePool, held: int) -> None:
     with pytest.raises(kv.InvalidArgument, match="held_tokens"):
-        PagedPrefixCache(pool, _layers(), BLOCK).restore(_tokens(5 * CHUNK), _table(1), held)
+        _prefix(pool, _layers()).restore(_tokens(5 * CHUNK), _table(1), held)
 
 
 def test_a_short_block_table_is_refused(pool: FakePool) -> None:
-    prefix = PagedPrefixCache(pool, _layers(), BLOCK)
+    prefix = _prefix(pool, _layers())
     with pytest.raises(kv.InvalidArgument, match="at least 8"):
         prefix.restore(_tokens(2 * CHUNK + 1), _table(1, 7))
     with pytest.raises(kv.InvalidArgument, match="at least 8"):
@@ -144,7 +149,7 @@ def test_a_lease_that_comes_back_empty_restores_nothing(pool: FakePool) -> None:
     tokens = _tokens(3 * CHUNK)
     _stored(pool, tokens)
     pool.lose_leases = True
-    with PagedPrefixCache(pool, _layers(), BLOCK).restore(tokens, _table(2)) as restored:
+    with _prefix(pool, _layers()).restore(tokens, _table(2)) as restored:
         assert restored.tokens == 0
 
 
@@ -155,7 +160,7 @@ def test_a_shorter_load_says_so_once_and_where_to_begin(pool: FakePool, layer: i
     layers, table = _stored(pool, tokens)
     pool.fail_at = (chunk, layer)
     target, other = _layers(), _table(2)
-    with PagedPrefixCache(pool, target, BLOCK).restore(tokens, other) as restored:
+    with _prefix(pool, target).restore(tokens, other) as restored:
         assert [restored.wait_layer(number) for number in range(layer + 1)] == [True] * layer + [False]
         assert (restored.tokens, restored.reason) == (chunk * CHUNK, "checksum")
         assert all(restored.wait_layer(number) for number in range(LAYERS))
@@ -169,7 +174,7 @@ def test_a_shorter_load_never_falls_behind_what_the_engine_holds(pool: FakePool)
     _stored(pool, tokens)
     pool.fail_at, pool.fail_reason = (0, 1), "gone"
     held = CHUNK + BLOCK
-    with PagedPrefixCache(pool, _layers(), BLOCK).restore(tokens, _table(2), held) as restored:
+    with _prefix(pool, _layers()).restore(tokens, _table(2), held) as restored:
         assert not all(restored.wait_layer(number) for number in range(2))
         assert (restored.tokens, restored.reason) == (held, "gone")
 
@@ -187,7 +192,7 @@ def test_prefill_runs_again_from_the_right_token(pool: FakePool) -> None:
         model(torch.zeros(1))
         return start
 
-    with PagedPrefixCache(pool, _layers(), BLOCK).restore(tokens, _table(2)) as restored, gated(restored, modules):
+    with _prefix(pool, _layers()).restore(tokens, _table(2)) as restored, gated(restored, modules):
         assert restored.prefill(forward) == 3 * CHUNK
     assert starts == [5 * CHUNK, 3 * CHUNK]
     model(torch.zeros(1))
@@ -198,7 +203,7 @@ def test_a_gated_module_does_not_run_on_missing_kv(pool: FakePool) -> None:
     _stored(pool, tokens)
     pool.fail_at = (1, 0)
     module = torch.nn.Linear(1, 1)
-    restored = PagedPrefixCache(pool, _layers(), BLOCK).restore(tokens, _table(2))
+    restored = _prefix(pool, _layers()).restore(tokens, _table(2))
     ended = pytest.raises(PrefixShortened, match="layer 0 ended at token 32: checksum")
     with restored, gated(restored, [module]), ended:
         module(torch.zeros(1))
@@ -208,7 +213,7 @@ def test_a_gated_module_does_not_run_on_missing_kv(pool: FakePool) -> None:
 def test_an_exception_cancels_the_load_and_releases_the_lease(pool: FakePool) -> None:
     tokens = _tokens(2 * CHUNK + 1)
     _stored(pool, tokens)
-    restored = PagedPrefixCache(pool, _layers(), BLOCK).restore(tokens, _table(2))
+    restored = _prefix(pool, _layers()).restore(tokens, _table(2))
     with pytest.raises(KeyError), restored:
         raise KeyError("the engine's own")
     assert (pool.loads[0].reason, restored.tokens, pool.open_leases) == ("cancelled", 0, 0)
@@ -216,7 +221,7 @@ def test_an_exception_cancels_the_load_and_releases_the_lease(pool: FakePool) ->
 
 def test_layers_are_announced_as_their_modules_have_run(pool: FakePool) -> None:
     layers, tokens = _layers(), _tokens(2 * CHUNK)
-    save = PagedPrefixCache(pool, layers, BLOCK).store(tokens, _table(1))
+    save = _prefix(pool, layers).store(tokens, _table(1))
     modules = [torch.nn.Identity() for _ in range(LAYERS)]
     with announced(save, modules):
         for number, module in enumerate(modules):
@@ -229,7 +234,7 @@ def test_layers_are_announced_as_their_modules_have_run(pool: FakePool) -> None:
 
 
 def test_an_exception_while_announcing_aborts_the_save(pool: FakePool) -> None:
-    save = PagedPrefixCache(pool, _layers(), BLOCK).store(_tokens(2 * CHUNK), _table(1))
+    save = _prefix(pool, _layers()).store(_tokens(2 * CHUNK), _table(1))
     with pytest.raises(KeyError), announced(save, []):
         raise KeyError("the engine's own")
     assert pool.saves[0].is_aborted
@@ -238,8 +243,9 @@ def test_an_exception_while_announcing_aborts_the_save(pool: FakePool) -> None:
 
 def test_salt_and_adapter_keep_prefixes_apart(pool: FakePool) -> None:
     tokens = _tokens(2 * CHUNK + 1)
-    prefix = PagedPrefixCache(pool, _layers(), BLOCK)
+    prefix = _prefix(pool, _layers())
     prefix.store(tokens, _table(1), adapter="lora-1", salt=b"tenant").commit()
-    for arguments, expected in (({}, 0), ({"adapter": "lora-1", "salt": b"tenant"}, 2 * CHUNK)):
+    owned: dict[str, Any] = {"adapter": "lora-1", "salt": b"tenant"}
+    for arguments, expected in (({}, 0), (owned, 2 * CHUNK)):
         with prefix.restore(tokens, _table(2), **arguments) as restored:
             assert restored.tokens == expected

@@ -6,6 +6,7 @@ Every byte that the scripted engine reads is checked (`wrong_reads`), so each te
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,9 +182,9 @@ def test_a_preempted_request_comes_back_through_the_pool(start_engine: StartEngi
     engine = start_engine(kvpool__load=load)
     request = Request("preempted", prompt(1, 4 * CHUNK + 1), new_tokens=200)
     engine.requests.append(request)
-    wait_until(lambda: engine.step() is None and counted(engine, "saved_chunks") == 5, "a decoded chunk is stored")
+    engine.step_until(lambda: counted(engine, "saved_chunks") == 5, "a decoded chunk is stored")
     engine.preempt(request)
-    wait_until(lambda: engine.step() is None and len(request.offers) > 1, "it is taken up again")
+    engine.step_until(lambda: len(request.offers) > 1, "it is taken up again")
     assert request.external >= 5 * CHUNK
     engine.abort(request)
 
@@ -198,7 +199,7 @@ def test_an_aborted_load_frees_its_blocks_once_it_has_ended(start_engine: StartE
     while request.state == "waiting":
         engine.step()
     engine.abort(request)
-    wait_until(lambda: engine.step() is None and request not in engine.requests, "the load has ended")
+    engine.step_until(lambda: request not in engine.requests, "the load has ended")
     assert ask(engine, "warm", tokens).external == 4 * CHUNK
     wait_until(lambda: daemon.stats()["leases"] == 0, "no lease is left")
 
@@ -263,8 +264,8 @@ def test_the_class_is_made_when_it_is_asked_for_and_derives_from_vllms_base() ->
     with fake_vllm.installed():
         from kvpool_client.vllm import connector
 
-        made = connector.KVPoolConnector
-        assert made is connector.KVPoolConnector
+        made: Any = connector.KVPoolConnector
+        assert made == connector.KVPoolConnector
         assert issubclass(made, (fake_vllm.KVConnectorBase_V1,))
         assert issubclass(made, fake_vllm.SupportsHMA)
         assert not made.__abstractmethods__

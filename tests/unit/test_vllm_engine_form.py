@@ -135,6 +135,7 @@ def test_devices_and_backends_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_pat
     package = write_package(tmp_path / "vllm")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
-    forms = [engine_form(config("cuda", name), FullAttentionSpec()) for name in ("FLASH", "FLASHINFER")]
+    spec: Any = FullAttentionSpec()
+    forms = [engine_form(config("cuda", name), spec) for name in ("FLASH", "FLASHINFER")]
     assert forms[0] != forms[1]
     assert all(form.startswith("cuda/") and cache_code(package) in form for form in forms)

@@ -3,6 +3,7 @@
 import logging
 import signal
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def test_a_corrupt_chunk_and_all_behind_it_are_computed_again(start_engine: Star
     take = engine.workers[0].get_block_ids_with_load_errors
 
     def noted() -> set[int]:
-        found = take()
+        found: set[int] = take()
         bad.extend(found)
         return found
 
@@ -62,6 +63,10 @@ def test_a_corrupt_chunk_and_all_behind_it_are_computed_again(start_engine: Star
     assert ask(engine, "again", TOKENS).external == 5 * CHUNK
 
 
+def _has_other_epoch(pool: kv.Pool, epoch: bytes) -> bool:
+    return pool.connected and pool.epoch != epoch
+
+
 def lose_next_lease(engine: ScriptedEngine, rank: int = 0) -> None:
     """The next ticket is worth nothing on this rank, while every chunk stays where it is."""
     pool = engine.workers[rank]._worker.pool
@@ -69,7 +74,8 @@ def lose_next_lease(engine: ScriptedEngine, rank: int = 0) -> None:
 
     def lost(ticket: bytes) -> kv.Lease:
         pool.claim = claim
-        return claim(b"forged" + ticket)
+        lease: kv.Lease = claim(b"forged" + ticket)
+        return lease
 
     pool.claim = lost
 
@@ -151,7 +157,7 @@ def test_a_daemon_restarted_between_lookup_and_load_gets_no_wrong_bytes(
         daemon.kill()
         daemon.start()
         for half in (engine.scheduler._scheduler, engine.workers[0]._worker):
-            wait_until(lambda half=half: bool(half.pool.connected and half.pool.epoch != epoch), "a new epoch")
+            wait_until(partial(_has_other_epoch, half.pool, epoch), "a new epoch")
 
     epoch = engine.scheduler._scheduler.pool.epoch
     engine.on_allocated = restart
@@ -187,7 +193,8 @@ def test_a_scheduler_is_told_to_ask_later_while_the_answer_is_out(start_engine: 
     engine = start_engine(kvpool__wait_s=5.0)
     ask(engine, "cold", TOKENS)
     half = engine.scheduler._scheduler
-    ask_daemon, answers = half._asker.ask, []
+    ask_daemon = half._asker.ask
+    answers: list[Any] = []
 
     def late(hit: kv.Hit) -> Any:
         answers.append((hit, Future()))
@@ -208,7 +215,10 @@ def reserved_by_another(engine: ScriptedEngine, keys_of: list[int], have: int) -
     """Another engine's save of TOKENS, reserved from chunk `have` on and not committed."""
     pool = engine.workers[0]._worker.pool
     keys = pool.keys_from_hashes(Request("keys", keys_of).block_hashes, BLOCK, salt=b"")
-    return pool.save(keys, from_=np.zeros((len(keys) - have, pool.layout.chunk_bytes), np.uint8), first_chunk=have)
+    save: kv.Save = pool.save(
+        keys, from_=np.zeros((len(keys) - have, pool.layout.chunk_bytes), np.uint8), first_chunk=have
+    )
+    return save
 
 
 def test_chunks_that_another_engine_is_saving_are_waited_for(start_engine: StartEngine) -> None:
@@ -241,7 +251,7 @@ def failing_load(engine: ScriptedEngine, chunk: int) -> Request:
     engine.forget()
     request = Request("failed", list(TOKENS), new_tokens=3)
     engine.requests.append(request)
-    wait_until(lambda: engine.step() is None and engine.recomputed == 1, "the load has failed")
+    engine.step_until(lambda: engine.recomputed == 1, "the load has failed")
     return request
 
 
@@ -274,7 +284,7 @@ def test_a_request_that_shares_blocks_of_a_load_under_way_waits_for_it(start_eng
     # The lease of the second may be there before that of the first: it is let in only beside the first one's load.
     engine._ask = lambda request: (request is not second or first.num_computed > 0) and admit(request)  # type: ignore[method-assign]
     engine.requests += [first, apart, second]
-    wait_until(lambda: engine.step() is None and first.num_computed > 0, "the first one runs")
+    engine.step_until(lambda: first.num_computed > 0, "the first one runs")
     assert apart.num_computed > 0
     assert second.num_computed == 0
     engine.run(first, second, apart)

@@ -39,7 +39,8 @@ def fail_next_load(engine: ScriptedEngine, rank: int) -> None:
 
     def lost(ticket: bytes) -> kv.Lease:
         pool.claim = claim
-        return claim(b"forged" + ticket)
+        lease: kv.Lease = claim(b"forged" + ticket)
+        return lease
 
     pool.claim = lost
 

@@ -129,8 +129,14 @@ def test_a_layer_is_announced_when_its_last_micro_batch_has_written_it(start_eng
     engine = start_engine(holds_blocks=False)
     worker = engine.workers[0]
     worker._micro_batches = MicroBatches(2, lambda: True)
-    save_layer, announced = worker._worker.save_layer, []
-    worker._worker.save_layer = lambda name: announced.append(name) or save_layer(name)
+    save_layer = worker._worker.save_layer
+    announced: list[str] = []
+
+    def noted(name: str) -> None:
+        announced.append(name)
+        save_layer(name)
+
+    worker._worker.save_layer = noted
     halves = worker.save_kv_layer
 
     def first_half_is_early(name: str, layer: Any, metadata: Any) -> None:

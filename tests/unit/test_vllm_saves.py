@@ -4,6 +4,7 @@ while requests end, are aborted or preempted. A fresh engine then reads what was
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -65,11 +66,16 @@ def test_each_chunk_of_a_batch_that_shares_a_prefix_is_stored_once(
         assert ask(fresh, f"warm-{number}", ids).external == len(ids) // CHUNK * CHUNK
 
 
+def _has_left(engine: ScriptedEngine, request: Request) -> bool:
+    return request not in engine.requests
+
+
 def reserved_by_another(engine: ScriptedEngine) -> kv.Save:
     """Another engine's save of TOKENS' first two chunks, reserved and not committed."""
     pool = engine.workers[0]._worker.pool
     keys = pool.keys_from_hashes(Request("keys", TOKENS[: 2 * CHUNK]).block_hashes, BLOCK, salt=b"")
-    return pool.save(keys, from_=np.zeros((2, pool.layout.chunk_bytes), np.uint8))
+    save: kv.Save = pool.save(keys, from_=np.zeros((2, pool.layout.chunk_bytes), np.uint8))
+    return save
 
 
 @pytest.mark.parametrize("holds_blocks", [True, False])
@@ -80,10 +86,10 @@ def test_what_another_engine_is_just_writing_is_stored_when_that_is_given_up(
     request = Request("cold", list(TOKENS), new_tokens=200)
     with reserved_by_another(engine) as save:
         engine.arrive(request)
-        wait_until(lambda: engine.step() is None and request.generated > 3, "it computes meanwhile")
+        engine.step_until(lambda: request.generated > 3, "it computes meanwhile")
         assert counted(engine, "saved_chunks") == 0
         save.abort()
-    wait_until(lambda: engine.step() is None and counted(engine, "saved_chunks") == 5, "all of it is stored")
+    engine.step_until(lambda: counted(engine, "saved_chunks") == 5, "all of it is stored")
     engine.abort(request)
     engine.idle()
     assert ask(start_engine(), "warm", TOKENS).external == 5 * CHUNK
@@ -107,7 +113,7 @@ def test_a_request_computes_and_ends_while_its_save_is_under_way(
     engine = start_engine(kvpool__timeout_s=20.0)
     request = Request("cold", list(TOKENS), new_tokens=3)
     engine.arrive(request)
-    wait_until(lambda: engine.step() is None and request not in engine.requests, "it has ended")
+    engine.step_until(lambda: request not in engine.requests, "it has ended")
     assert engine.scheduler.has_pending_push_work()
     assert len(engine.blocks.held) == 10
     gate.set()
@@ -126,7 +132,7 @@ def test_blocks_of_a_save_under_way_are_given_to_nobody(
     engine = start_engine(kvpool__timeout_s=20.0, blocks=24, ranks=ranks, kvpool__save="prompt")
     request = Request("gone", list(TOKENS), new_tokens=1 if how == "end" else 9)
     engine.arrive(request)
-    wait_until(lambda: engine.step() is None and request.num_computed + request.generated > 0, "it computes")
+    engine.step_until(lambda: request.num_computed + request.generated > 0, "it computes")
     if how == "preempt":
         engine.preempt(request)
         engine.requests.remove(request)  # it is taken up again when the others have ended
@@ -135,7 +141,7 @@ def test_blocks_of_a_save_under_way_are_given_to_nobody(
     others = [Request(f"other-{number}", prompt(30 + number, 5 * BLOCK), new_tokens=2) for number in range(2)]
     for other in others:
         engine.arrive(other)
-        wait_until(lambda other=other: engine.step() is None and other not in engine.requests, "another one has ended")  # type: ignore[misc]
+        engine.step_until(partial(_has_left, engine, other), "another one has ended")
     gate.set()
     engine.idle()
     if how == "preempt":
@@ -149,7 +155,7 @@ def test_a_save_that_is_slow_is_dropped_and_counted(start_engine: StartEngine, g
     engine = start_engine(kvpool__timeout_s=0.2, kvpool__save="prompt")
     requests = [Request(f"cold-{number}", prompt(number, 3 * CHUNK + 1), new_tokens=2) for number in range(4)]
     engine.arrive(*requests)
-    wait_until(lambda: engine.step() is None and not engine.requests, "they have ended")
+    engine.step_until(lambda: not engine.requests, "they have ended")
     late = [storing for storing, _ in engine.workers[0]._worker._saver._running]
     wait_until(lambda: all(storing.is_late for storing in late), "the saves are late")
     gate.set()
@@ -176,12 +182,12 @@ def test_no_more_blocks_are_held_than_a_share_and_the_rest_is_saved_later(
     engine = start_engine(blocks=14, kvpool__timeout_s=20.0, kvpool__save="prompt")
     request = Request("cold", list(TOKENS), new_tokens=6)
     engine.arrive(request)
-    wait_until(lambda: engine.step() is None and request.generated > 0, "its prompt is computed")
+    engine.step_until(lambda: request.generated > 0, "its prompt is computed")
     assert len(engine.blocks.held) == 6
     gate.set()
-    wait_until(lambda: engine.step() is None and counted(engine, "saved_chunks") == 5, "all of it is stored")
+    engine.step_until(lambda: counted(engine, "saved_chunks") == 5, "all of it is stored")
     assert engine.blocks.held_most <= 7
-    wait_until(lambda: engine.step() is None and request not in engine.requests, "it has ended")
+    engine.step_until(lambda: request not in engine.requests, "it has ended")
 
 
 def test_an_engine_that_nobody_steps_while_it_is_idle_ends_its_saves_with_its_last_request(
@@ -199,7 +205,7 @@ def test_an_engine_that_nobody_steps_while_it_is_idle_ends_its_saves_with_its_la
         engine = started[0]
         first, last = Request("first", list(TOKENS)), Request("last", prompt(7, 4 * CHUNK), new_tokens=3)
         engine.arrive(first, last)
-        wait_until(lambda: engine.step() is None and last not in engine.requests, "they have ended")
+        engine.step_until(lambda: last not in engine.requests, "they have ended")
         assert not engine.blocks.held
         assert engine.blocks.held_most > 0
         assert counted(engine, "saved_chunks") == 9
@@ -263,7 +269,8 @@ def test_a_speculative_engine_hears_of_a_failed_load_in_its_step(start_engine: S
 
     def lost(ticket: bytes) -> kv.Lease:
         pool.claim = claim
-        return claim(b"forged" + ticket)
+        lease: kv.Lease = claim(b"forged" + ticket)
+        return lease
 
     pool.claim = lost
     longer = TOKENS + prompt(2, 3 * CHUNK)
@@ -314,7 +321,8 @@ def test_a_consumer_holds_no_block(start_engine: StartEngine) -> None:
 def test_a_plan_that_fails_holds_no_block(start_engine: StartEngine) -> None:
     engine = start_engine()
     planner = engine.scheduler._scheduler._saving
-    order, made = planner._order, []
+    order = planner._order
+    made: list[object] = []
 
     def failing(*arguments: object) -> object:
         if made:

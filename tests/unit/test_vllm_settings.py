@@ -133,14 +133,15 @@ def test_what_cannot_be_kept_is_named(caches: Any, config: dict[str, Any], said:
 
 def test_blocks_are_seen_in_the_order_of_memory() -> None:
     geometry = shape()
-    heads_inside = torch.arange(8 * BLOCK * TOKEN_BYTES, dtype=torch.int64).to(torch.uint8)
+    heads_inside: Any = torch.arange(8 * BLOCK * TOKEN_BYTES, dtype=torch.int64).to(torch.uint8)
     permuted = heads_inside.view(8, BLOCK, HEADS, WIDTH).transpose(
         1, 2
     )  # logical [B, H, N, C], tokens outermost in memory
-    views = block_views(geometry, dict.fromkeys(NAMES, permuted))
+    views: Any = block_views(geometry, dict.fromkeys(NAMES, permuted))
     assert torch.equal(views[0].reshape(-1), heads_inside)
     halves = heads_inside.view(16, HEADS, BLOCK // 2, WIDTH)  # the backend's blocks are half as large
-    assert torch.equal(block_views(geometry, dict.fromkeys(NAMES, halves))[0].reshape(-1), heads_inside)
+    halved: Any = block_views(geometry, dict.fromkeys(NAMES, halves))
+    assert torch.equal(halved[0].reshape(-1), heads_inside)
     layers_inside = torch.zeros((8, 3, HEADS, BLOCK, WIDTH), dtype=torch.uint8)
     inner = block_views(geometry, dict.fromkeys(NAMES, layers_inside[:, 1]))[0]
     assert inner.stride()[0] == 3 * BLOCK * TOKEN_BYTES

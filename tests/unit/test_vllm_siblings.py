@@ -182,7 +182,7 @@ def test_a_step_in_which_another_connector_loads_is_saved_when_it_has_gone_well(
     if fails:
         worker.get_block_ids_with_load_errors = lambda: bad() | set(request.table[: taken // BLOCK])
     else:
-        engine._ask = filling(engine, request, taken)  # type: ignore[method-assign]
+        engine._ask = filling(engine, request, taken)  # type: ignore[method-assign,assignment]
     engine.step()
     assert counted(engine, "waits_for_another_connectors_load") == 1
     assert counted(engine, "saved_chunks") == 0

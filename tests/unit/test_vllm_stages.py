@@ -85,7 +85,8 @@ def test_stages_are_found_on_disk_by_another_life_of_the_daemon(
 
 def keys_of(engine: ScriptedEngine, rank: int) -> kv.KeyChain:
     pool = engine.workers[rank]._worker.pool
-    return pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
+    keys: kv.KeyChain = pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
+    return keys
 
 
 def corrupt(engine: ScriptedEngine, rank: int, chunk: int) -> None:
@@ -105,7 +106,8 @@ def test_a_chunk_that_one_rank_of_one_stage_does_not_have_is_no_hit(start_engine
     def first_two(keys: kv.KeyChain, cache: kv.Cache, block_ids: Any, **more: Any) -> kv.Save:
         saved.append(keys)
         blocks = list(block_ids)[: 2 * 2] if len(saved) == 1 else block_ids
-        return save(keys, cache, blocks, **({**more, "chunks": 2} if len(saved) == 1 else more))
+        made: kv.Save = save(keys, cache, blocks, **({**more, "chunks": 2} if len(saved) == 1 else more))
+        return made
 
     engine.workers[rank]._worker.pool.save = first_two
     ask(engine, "cold", TOKENS)
@@ -143,7 +145,13 @@ def test_a_load_that_fails_at_one_stage_is_reported_and_computed(
     else:
         pool = engine.workers[rank]._worker.pool
         claim = pool.claim
-        pool.claim = lambda ticket: setattr(pool, "claim", claim) or claim(b"forged" + ticket)
+
+        def lost(ticket: bytes) -> kv.Lease:
+            pool.claim = claim
+            lease: kv.Lease = claim(b"forged" + ticket)
+            return lease
+
+        pool.claim = lost
     longer = TOKENS + prompt(2, 3 * CHUNK)
     request = ask(engine, "failing", longer, new_tokens=2 * CHUNK + 2)
     assert request.offers[0] == 5 * CHUNK
@@ -168,9 +176,9 @@ def test_an_aborted_load_leaves_nothing_leased_on_any_stage(start_engine: StartE
     engine.forget()
     request = Request("aborted", list(TOKENS))
     engine.arrive(request)
-    wait_until(lambda: engine.step() is None and request.state == "loading", "it loads")
+    engine.step_until(lambda: request.state == "loading", "it loads")
     engine.abort(request)
-    wait_until(lambda: engine.step() is None and not engine.requests, "it is gone")
+    engine.step_until(lambda: not engine.requests, "it is gone")
     wait_until(lambda: daemon.stats()["leases"] == 0 and daemon.stats()["tickets"] == 0, "nothing is leased")
     assert ask(engine, "next", TOKENS).external == 5 * CHUNK
 
@@ -187,9 +195,7 @@ def test_blocks_are_held_until_every_stage_has_saved_them(start_engine: StartEng
     late.report = held_back
     request = Request("cold", list(TOKENS))
     engine.arrive(request)
-    wait_until(
-        lambda: engine.step() is None and any(said.ended_saves for said in reports), "the second stage has saved"
-    )
+    engine.step_until(lambda: any(said.ended_saves for said in reports), "the second stage has saved")
     assert engine.blocks.held
     late.report = lambda: reports.pop(0) if reports else report()
     engine.idle()

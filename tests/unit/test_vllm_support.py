@@ -99,7 +99,8 @@ def test_a_refusal_names_its_remedy_and_is_counted(code: str, role: Any, caplog:
 
         config, caches = config_of("/nowhere"), caches_of(8)
         REFUSED[code](config, caches)
-        made = connector.KVPoolConnector(config, role, caches)
+        make: Any = connector.KVPoolConnector
+        made = make(config, role, caches)
         words = "does nothing" if code == one_child.CODE else "runs without a pool"
         said = "".join(record.getMessage() for record in caplog.records if words in record.getMessage())
         told = made.get_kv_connector_stats()

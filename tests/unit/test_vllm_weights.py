@@ -65,7 +65,7 @@ def test_a_request_that_runs_through_a_reset_is_saved_under_neither(start_engine
     engine.step()
     assert engine.scheduler.reset_cache()
     engine.run(request)
-    wait_until(lambda: engine.step() is None and counted(engine, "saved_chunks") > 0, "what was under way is saved")
+    engine.step_until(lambda: counted(engine, "saved_chunks") > 0, "what was under way is saved")
     assert counted(engine, "saved_chunks") == 1
     assert ask(engine, "new", TOKENS).external == 0
     assert ask(start_engine(), "old", TOKENS).external == CHUNK

@@ -211,7 +211,7 @@ def test_parameters_of_other_connectors_say_nothing(start_engine: StartEngine) -
 def test_more_directives_than_may_be_are_rejected_and_the_save_goes_on(start_engine: StartEngine) -> None:
     many = [{"start": 0, "end": 1 + place, "priority": 40} for place in range(DIRECTIVES_MAX)]
     hints = envelope(*[("kv.retain", {"directives": many}) for _ in range(ACTIONS_MAX)])
-    wishes = wishes_of(SimpleNamespace(kv_transfer_params={"kv_hints": hints}, num_prompt_tokens=9))  # type: ignore[arg-type]
+    wishes = wishes_of(SimpleNamespace(kv_transfer_params={"kv_hints": hints}, num_prompt_tokens=9))
     assert len(wishes.ranges) == DIRECTIVES_MAX
     request = ask(start_engine(), "many", prompt(1, 2 * CHUNK + 1), kv_transfer_params={"kv_hints": hints})
     assert [status for _, status in statuses(request)[1:]] == ["rejected"] * (ACTIONS_MAX - 1)
@@ -226,7 +226,7 @@ def test_a_save_is_told_of_the_ranges_that_touch_it_alone() -> None:
         ],
         "decode_priority": 4,
     }
-    wishes = wishes_of(SimpleNamespace(kv_transfer_params=params, num_prompt_tokens=40))  # type: ignore[arg-type]
+    wishes = wishes_of(SimpleNamespace(kv_transfer_params=params, num_prompt_tokens=40))
     first, second, last = (wishes.keeping(*span) for span in ((0, 8), (8, 16), (32, 48)))
     assert first is not None
     assert second is not None

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_what_waits_is_bounded_and_reported_in_order(workers: Workers, gate: Gat
     reports: list[object] = []
     assert workers.submit(gate, reports.append)
     assert gate.has_begun.wait(END_S)
-    assert [workers.submit(lambda number=number: number, reports.append) for number in (1, 2, 3)] == [True, True, False]
+    assert [workers.submit(partial(int, number), reports.append) for number in (1, 2, 3)] == [True, True, False]
     assert workers.waiting == 2
     gate.may_end.set()
     wait_until(lambda: len(reports) == 3, "all that was accepted is reported")

@@ -24,7 +24,7 @@ def start_engine(daemon: Daemon) -> Iterator[StartEngine]:
         from kvpool_client.vllm import connector
 
         def start(**options: Any) -> ScriptedEngine:
-            arguments = {"kvpool__load": "async", "kvpool__always_load": True, "kvpool__wait_s": 5.0}
+            arguments: dict[str, Any] = {"kvpool__load": "async", "kvpool__always_load": True, "kvpool__wait_s": 5.0}
             arguments.update({"kvpool__save": "all", **options})
             engine = ScriptedEngine(connector.KVPoolConnector, arguments.pop("socket", daemon.socket), **arguments)
             stack.callback(engine.close)
@@ -41,7 +41,8 @@ def prompt(first: int, count: int) -> list[int]:
 
 def counted(engine: ScriptedEngine, name: str) -> float:
     halves = [engine.scheduler._scheduler, *(worker._worker for worker in engine.workers)]
-    return sum(half.tally.totals.data.get(name, 0) for half in halves)
+    total: float = sum(half.tally.totals.data.get(name, 0) for half in halves)
+    return total
 
 
 def ask(engine: ScriptedEngine, name: str, tokens: list[int], **more: Any) -> Request:

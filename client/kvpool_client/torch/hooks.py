@@ -4,7 +4,7 @@
 native wait; it copies nothing. The thread that runs the model's forward.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -14,7 +14,7 @@ from kvpool_client.torch.restored import PrefixShortened, Restored
 
 
 @contextmanager
-def gated(restored: Restored, modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+def gated(restored: Restored, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Within the context each module waits for its layer just before it runs, so layer i computes while i+1 is copied.
 
     A forward whose layer came out shorter raises PrefixShortened, which `Restored.prefill` answers.
@@ -36,7 +36,7 @@ def gated(restored: Restored, modules: Sequence[torch.nn.Module]) -> Iterator[No
 
 
 @contextmanager
-def announced(save: Save, modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+def announced(save: Save, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Within the context the save gets each layer right after its module ran: layer i is copied while i+1 computes.
 
     Requires: one forward pass, the last one that writes to the saved chunks. An exception aborts the save; otherwise

@@ -213,7 +213,11 @@ class Driver:
             return waits[1](load, *args)
 
         kv.Load.wait_layer, kv.Load.wait = wait_layer, wait  # type: ignore[method-assign,assignment]
-        self._restore_waits = lambda: (setattr(kv.Load, "wait_layer", waits[0]), setattr(kv.Load, "wait", waits[1]))
+
+        def restore_waits() -> None:
+            kv.Load.wait_layer, kv.Load.wait = waits  # type: ignore[method-assign]
+
+        self._restore_waits = restore_waits
         return {}
 
     def has_struck(self) -> Answer:
@@ -236,7 +240,7 @@ class Driver:
         """Take the connector out of the engine, which then runs as if it had none, or put it back. Between requests."""
         from vllm.distributed.kv_transfer import kv_transfer_state as state
 
-        scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+        scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
         if (scheduler.connector is not None) != is_plugged:
             halves = (scheduler.connector, state._KV_CONNECTOR_AGENT)
             (scheduler.connector, state._KV_CONNECTOR_AGENT), self._unplugged = self._unplugged, halves
@@ -294,7 +298,7 @@ def _watch_pools() -> list[kv.Pool]:
         make(pool, *args, **more)
         pools.append(pool)
 
-    kv.Pool.__init__ = noting  # type: ignore[method-assign]
+    kv.Pool.__init__ = noting  # type: ignore[method-assign,assignment]
     return pools
 
 
@@ -304,7 +308,11 @@ def _take_every_hit() -> None:
     from kvpool_client import worth
 
     speeds = worth.SpeedBook.speeds
-    worth.SpeedBook.speeds = lambda book: replace(speeds(book), prefill_tokens_per_s=0.0)  # type: ignore[method-assign]
+
+    def unknown(self: worth.SpeedBook) -> worth.Speeds:
+        return replace(speeds(self), prefill_tokens_per_s=0.0)
+
+    worth.SpeedBook.speeds = unknown  # type: ignore[method-assign]
 
 
 def _least_gap(steps: list[dict[int, Any]]) -> float:

@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,10 @@ class Sized:
         return warm, self.first_token(ids)
 
 
+def _has_stored(daemon: Daemon, tokens: int) -> bool:
+    return int(daemon.stats()["usage.stored_tokens"]) >= tokens
+
+
 def main(count: int) -> None:
     lengths = np.random.default_rng(1).integers(300, 1501, count).tolist()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -73,7 +78,7 @@ def main(count: int) -> None:
                 stored = int(daemon.stats()["usage.stored_tokens"])
                 one.cold.append(one.first_token(ids))
                 wanted = stored + (length - 1) // one.size * one.size
-                wait_until(lambda wanted=wanted: int(daemon.stats()["usage.stored_tokens"]) >= wanted, "it is stored")
+                wait_until(partial(_has_stored, daemon, wanted), "it is stored")
             turns = [[one.turn(ids) for one in sized] for _ in range(TURNS)]
             for place, one in enumerate(sized):
                 one.warm.append(statistics.median(turn[place][0] for turn in turns))

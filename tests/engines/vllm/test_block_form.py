@@ -69,4 +69,5 @@ def test_a_block_that_is_packed_otherwise_has_another_form(
 
 def test_latent_attention_is_told_by_the_code_of_its_backends(parts: tuple[Any, Any]) -> None:
     config, spec = parts
-    assert "/code-" in engine_form(config, MLAAttentionSpec(spec.dtype))
+    latent: Any = MLAAttentionSpec(spec.dtype)
+    assert "/code-" in engine_form(config, latent)

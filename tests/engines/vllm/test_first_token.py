@@ -117,7 +117,10 @@ def test_first_token_is_no_later_without_hits(pooled: Engine, tell: Tell) -> Non
 
     Measured: an engine without the pool and its twin, 60 pairs, differ by 5 to 9 %, whatever lies where in their memory.
     """
-    ratios, cpu_ratios, shares, copying = [], [], [], []
+    ratios: list[float] = []
+    cpu_ratios: list[float] = []
+    shares: list[float] = []
+    copying: list[float] = []
     while len(ratios) < PAIRS_MAX:
         ids = prompt(3000 + len(ratios), PROMPT_TOKENS)
         with_pool: dict[str, float] = {}

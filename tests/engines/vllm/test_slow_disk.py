@@ -77,7 +77,7 @@ def test_a_slow_disk_costs_two_requests_and_then_nothing(
 
 def _learn(engine: Engine, plain: Engine, asked: list[list[int]]) -> list[float]:
     """Seconds of the requests that were loaded before the first one was declined."""
-    seconds = []
+    seconds: list[float] = []
     for ids in asked:
         declined = engine.ask("counters").get(DECLINED, 0)
         loaded = counted(engine, "loaded_chunks")
