@@ -31,7 +31,7 @@ def start_stages(start_engine: StartEngine, module_daemon: Daemon) -> Callable[[
             return start_engine(
                 GROUPED,
                 socket=module_daemon.socket,
-                settings={"kvpool.always_load": True},
+                settings={"kvpool.always_load": True, "kvpool.wait_s": 10.0, "kvpool.timeout_s": 10.0},
                 in_process=False,
                 pipeline_parallel_size=STAGES,
                 distributed_executor_backend="mp",
