@@ -148,7 +148,7 @@ class Chains:
                 continue
             if step is Step.DONE or not may_wait:
                 return
-            deadline = deadline or Deadline(ROOM_WAIT_S)
+            deadline = deadline or Deadline(ROOM_WAIT_S, self.clock)
             may_wait = make_room() and not deadline.has_passed()
             if may_wait:
                 yield self.room.wait(deadline.remaining_s())

@@ -28,6 +28,9 @@ class MonotonicClock:
 class Deadline:
     """A point in monotonic time by which something must have ended.
 
+    A component that has a clock hands it over. Without one it is the machine's, which is right where a thread waits meanwhile
+    for what keeps real time: a socket, a disk, a child process, another thread.
+
     Invariant: `remaining_s()` never rises and never falls below 0.
     """
 

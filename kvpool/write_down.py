@@ -35,7 +35,7 @@ async def write_down(
     the write budget.
     """
     tiering.directory.begin_count()
-    await _write_all(tiering, clock, Deadline(timeout_s), is_more_coming, is_forced=is_forced)
+    await _write_all(tiering, clock, Deadline(timeout_s, clock), is_more_coming, is_forced=is_forced)
     is_certain = await _make_certain(tiering)
     return tiering.directory.counted, is_certain
 

@@ -206,6 +206,7 @@ class App:
             host=socket.gethostname(),
             socket_mode=self._config.server.socket_mode,
             wall_time_s=wall_time_s,
+            clock=self._clock,
         )
         self._pool.journal.listen(publisher.wake, publisher.stats, publisher.problems)
         self._pool.namespaces.on_opened = publisher.wake
@@ -341,7 +342,7 @@ class App:
         failpoint.reach("daemon.drain.begin")
         started_ns = self._clock.now_ns()
         self._pool.chains.is_stopping = True
-        deadline = Deadline(self._config.server.stop_timeout)
+        deadline = Deadline(self._config.server.stop_timeout, self._clock)
         writing = asyncio.ensure_future(
             self._pool.write_down(self._config.ssd.stop_timeout, lambda: len(self._roster) > 0 or self._pool.is_ending)
         )
@@ -366,7 +367,7 @@ class App:
         """What has been answered is sent; who does not read it is not waited for."""
         for member in self._roster:
             member.connection.close()
-        deadline = Deadline(LAST_ANSWERS_S)
+        deadline = Deadline(LAST_ANSWERS_S, self._clock)
         while len(self._roster) and not deadline.has_passed():
             await asyncio.sleep(DRAIN_POLL_S)
         for member in self._roster:

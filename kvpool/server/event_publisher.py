@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import zmq
 
+from kvpool.clock import Clock
 from kvpool.event_options import EventsConfig
 from kvpool.protocol.event_columns import NamespaceNames
 from kvpool.protocol.event_frames import Batch, EventForm, WireEvent, batches
@@ -64,6 +65,7 @@ class EventPublisher:
         host: str,
         socket_mode: int,
         wall_time_s: Callable[[], float],
+        clock: Clock,
     ) -> None:
         """Raises OSError or ConfigError; then nothing is left bound."""
         self._source = source
@@ -71,8 +73,8 @@ class EventPublisher:
         self._host = host
         self._wall_time_s = wall_time_s
         self._form = EventForm(is_positional=config.format == "positional", block_tokens=config.block_tokens)
-        self._retelling = Retelling(config.retell_interval)
-        self._sockets = EventSockets(config, socket_mode)
+        self._retelling = Retelling(config.retell_interval, clock)
+        self._sockets = EventSockets(config, socket_mode, clock)
         self.publish_endpoint = self._sockets.publish_endpoint
         self.replay_endpoint = self._sockets.replay_endpoint
         self._numbers: dict[str, int] = {}

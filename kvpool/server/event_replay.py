@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvpool.clock import Deadline
+from kvpool.clock import Clock, Deadline
 
 Message = tuple[bytes, bytes, bytes]
 NUMBER = struct.Struct(">Q")
@@ -93,7 +93,8 @@ class Replays:
     PEERS_MAX.
     """
 
-    def __init__(self, kept: KeptMessages, send: Callable[[bytes, Message | None], bool]) -> None:
+    def __init__(self, kept: KeptMessages, send: Callable[[bytes, Message | None], bool], clock: Clock) -> None:
+        self._clock = clock
         self._kept = kept
         self._send = send
         self._replays: dict[bytes, Replay] = {}
@@ -128,7 +129,7 @@ class Replays:
         if self._replays.pop(peer, None) is not None:
             self.unsent_replays += 1
         kept = self._kept
-        self._replays[peer] = Replay(peer, number, topic, kept.first, kept.end, Deadline(STALLED_S))
+        self._replays[peer] = Replay(peer, number, topic, kept.first, kept.end, Deadline(STALLED_S, self._clock))
 
     def go_on(self) -> int:
         """Send what peers take now; how many messages that was."""
@@ -137,9 +138,9 @@ class Replays:
             count = self._go_on_with(replay)
             sent += count
             if count:
-                replay.until = Deadline(STALLED_S)
+                replay.until = Deadline(STALLED_S, self._clock)
             elif replay.until.has_passed() and self._replays.pop(replay.peer, None) is not None:
-                self._stalled[replay.peer] = Deadline(HELD_S)
+                self._stalled[replay.peer] = Deadline(HELD_S, self._clock)
                 self.unsent_replays += 1
         self._retry_ms = RETRY_MS_MIN if sent else min(RETRY_MS_MAX, 2 * self._retry_ms)
         return sent

@@ -10,7 +10,7 @@ One thread, the publisher's.
 from collections import OrderedDict, deque
 from enum import Enum
 
-from kvpool.clock import Deadline
+from kvpool.clock import Clock, Deadline
 
 RETELLS_AT_ONCE = 3
 PEERS_KNOWN_MAX = 1024
@@ -28,7 +28,8 @@ class Due(Enum):
 class Retelling:
     """What is wanted and what is allowed. `interval_s` 0: nothing is told anew because somebody wants it."""
 
-    def __init__(self, interval_s: float) -> None:
+    def __init__(self, interval_s: float, clock: Clock) -> None:
+        self._clock = clock
         self._interval_s = interval_s
         self._span_s = RETELLS_AT_ONCE * interval_s
         self._told: deque[Deadline] = deque(maxlen=RETELLS_AT_ONCE)
@@ -39,14 +40,14 @@ class Retelling:
     def note_newcomer(self) -> None:
         """Somebody has come who missed what was told before, or a topic whose beginning some take to clear all topics."""
         if self._settled is None:
-            self._settled = Deadline(SETTLE_S)
+            self._settled = Deadline(SETTLE_S, self._clock)
 
     def note_lost(self, peer: bytes) -> None:
         """A peer has asked for messages that are not kept any more."""
         last = self._peers.get(peer)
         if not self._interval_s or (last is not None and not last.has_passed()):
             return
-        self._peers[peer] = Deadline(self._span_s)
+        self._peers[peer] = Deadline(self._span_s, self._clock)
         self._peers.move_to_end(peer)
         if len(self._peers) > PEERS_KNOWN_MAX:
             self._peers.popitem(last=False)
@@ -60,7 +61,7 @@ class Retelling:
             self._is_wanted |= self._interval_s > 0
         if self._is_wanted and self._may_tell():
             self._is_wanted = False
-            self._told.append(Deadline(self._span_s))
+            self._told.append(Deadline(self._span_s, self._clock))
             return Due.EVERYTHING
         return Due.MARK if has_come else Due.NOTHING
 

@@ -23,6 +23,7 @@ import zmq
 from zmq.utils import z85
 
 from kvpool.addresses import ZmqAddress
+from kvpool.clock import Clock
 from kvpool.errors import ConfigError
 from kvpool.event_options import EventsConfig
 from kvpool.ownership import is_served, make_place
@@ -43,7 +44,7 @@ class EventSockets:
     to, since somebody looked last.
     """
 
-    def __init__(self, config: EventsConfig, socket_mode: int) -> None:
+    def __init__(self, config: EventsConfig, socket_mode: int, clock: Clock) -> None:
         """Raises OSError, naming the option, when an address cannot be bound, ConfigError for keys that are none."""
         assert config.publish is not None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
@@ -56,7 +57,7 @@ class EventSockets:
         self.refused_clients = 0
         self.bad_requests = 0
         self.kept = KeptMessages(config.replay_messages, config.buffer)
-        self._replays = Replays(self.kept, self._replay_to)
+        self._replays = Replays(self.kept, self._replay_to, clock)
         self.lost: set[bytes] = set()
         self.subscribed: set[bytes] = set()
         try:

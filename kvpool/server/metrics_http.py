@@ -157,7 +157,7 @@ class _BoundedServer(WSGIServer):
         """Accept, at a bounded pace. Out of descriptors the listener stays readable: then it pauses instead of turning."""
         if len(self._paces) == PACE_REQUESTS:
             self._pause.wait(self._paces[0].remaining_s())
-        self._paces.append(Deadline(PACE_S))
+        self._paces.append(Deadline(PACE_S, self._clock))
         try:
             request, client_address = super().get_request()
         except OSError:

@@ -9,7 +9,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpool.clock import wall_time_s
+from kvpool.clock import MonotonicClock, wall_time_s
 from kvpool.config import load_config
 from kvpool.event_options import EventsConfig
 from kvpool.layout import Layout
@@ -61,7 +61,7 @@ def _config(**options: str) -> EventsConfig:
 def publisher() -> Iterator[EventPublisher]:
     """A publisher that is driven by hand: its thread is never started."""
     made = EventPublisher(
-        _config(), RigSource(Rig()), host="host", socket_mode=0o600, wall_time_s=wall_time_s  # type: ignore[arg-type]
+        _config(), RigSource(Rig()), host="host", socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock()  # type: ignore[arg-type]
     )  # fmt: skip
     yield made
     made.stop()
@@ -107,7 +107,7 @@ def test_routers_know_what_is_stored_after_gaps_too(seed: int) -> None:
     rig = Rig()
     source = RigSource(rig)
     publisher = EventPublisher(
-        _config(replay_messages="100000"), source, host="", socket_mode=0o600, wall_time_s=wall_time_s  # type: ignore[arg-type]
+        _config(replay_messages="100000"), source, host="", socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock()  # type: ignore[arg-type]
     )  # fmt: skip
     try:
         for _ in range(6):
@@ -159,7 +159,7 @@ def test_a_read_that_fails_is_counted_and_everything_is_told_anew() -> None:
     rig = Rig()
     source = RigSource(rig)
     publisher = EventPublisher(
-        _config(), source, host="host", socket_mode=0o600, wall_time_s=wall_time_s  # type: ignore[arg-type]
+        _config(), source, host="host", socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock()  # type: ignore[arg-type]
     )  # fmt: skip
     rig.store([1, 2])
     source.fails = True
@@ -202,7 +202,7 @@ def test_what_cannot_be_bound_leaves_nothing_behind() -> None:
         with pytest.raises(OSError, match=f"events.replay tcp://127.0.0.1:{port} cannot be bound"):
             EventPublisher(
                 _config(replay=f"tcp://127.0.0.1:{port}"), RigSource(Rig()),  # type: ignore[arg-type]
-                host="", socket_mode=0o600, wall_time_s=wall_time_s,
+                host="", socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock(),
             )  # fmt: skip
     finally:
         context.destroy(linger=0)

@@ -5,7 +5,6 @@ import pytest
 from kvpool.server import event_replay, event_retelling
 from kvpool.server.event_replay import NUMBER, PEERS_MAX, KeptMessages, Message, Replays
 from kvpool.server.event_retelling import RETELLS_AT_ONCE, Due, Retelling
-from tests.daemon import wait_until
 
 
 def _message(number: int, topic: bytes = b"a", size: int = 10) -> Message:
@@ -27,6 +26,24 @@ class Peers:
         self.room[peer] -= 1
         self.taken.setdefault(peer, []).append(message)
         return True
+
+
+class StandingClock:
+    """Stands still but where somebody says so."""
+
+    def __init__(self) -> None:
+        self._ns = 0
+
+    def now_ns(self) -> int:
+        return self._ns
+
+    def pass_s(self, seconds: float) -> None:
+        self._ns += int(seconds * 1e9)
+
+
+@pytest.fixture
+def clock() -> StandingClock:
+    return StandingClock()
 
 
 def test_kept_messages_are_bounded_in_number_and_in_bytes() -> None:
@@ -56,16 +73,20 @@ def test_what_was_lost_is_known_for_each_topic() -> None:
     assert kept.has_lost(0, None)
 
 
-def test_a_peer_that_takes_nothing_keeps_no_other_waiting_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_takes_nothing_keeps_no_other_waiting_and_is_given_up(clock: StandingClock) -> None:
     kept, peers = KeptMessages(1000, 1 << 20), Peers()
     for number in range(600):
         kept.append(_message(number))
-    monkeypatch.setattr(event_replay, "STALLED_S", 0.02)
-    replays = Replays(kept, peers.send)
+    replays = Replays(kept, peers.send, clock)
     peers.room = {b"slow": 3, b"good": 1 << 20}
     replays.begin(b"slow", 0, None)
     replays.begin(b"good", 500, b"a")
-    wait_until(lambda: replays.go_on() == 0 and len(replays) == 0, "both have ended")
+    while replays.go_on():
+        pass
+    assert len(replays) == 1
+    clock.pass_s(event_replay.STALLED_S)
+    assert replays.go_on() == 0
+    assert len(replays) == 0
     assert [NUMBER.unpack(message[1])[0] for message in peers.taken[b"good"] if message] == list(range(500, 600))
     assert peers.taken[b"good"][-1] is None
     assert len(peers.taken[b"slow"]) == 3
@@ -75,29 +96,31 @@ def test_a_peer_that_takes_nothing_keeps_no_other_waiting_and_is_given_up(monkey
     assert replays.wait_ms is None
 
 
-def test_peers_are_bounded_and_who_has_stalled_counts_until_it_has_surely_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_are_bounded_and_who_has_stalled_counts_until_it_has_surely_gone(clock: StandingClock) -> None:
     kept, peers = KeptMessages(10, 1 << 20), Peers()
     kept.append(_message(0))
-    monkeypatch.setattr(event_replay, "STALLED_S", 0.0)
-    monkeypatch.setattr(event_replay, "HELD_S", 0.05)
-    replays = Replays(kept, peers.send)
+    replays = Replays(kept, peers.send, clock)
     for number in range(PEERS_MAX):
         peers.room[bytes([number])] = 0
         assert replays.has_room
         replays.begin(bytes([number]), 0, None)
     assert not replays.has_room
+    clock.pass_s(event_replay.STALLED_S)
     replays.go_on()
     assert len(replays) == 0
     assert not replays.has_room
     assert replays.wait_ms is not None
-    wait_until(lambda: replays.has_room, "their connections have ended")
+    clock.pass_s(event_replay.HELD_S / 2)
+    assert not replays.has_room
+    clock.pass_s(event_replay.HELD_S / 2)
+    assert replays.has_room, "their connections have ended"
 
 
-def test_a_peer_that_asks_again_or_goes_ends_what_it_had_asked_for() -> None:
+def test_a_peer_that_asks_again_or_goes_ends_what_it_had_asked_for(clock: StandingClock) -> None:
     kept, peers = KeptMessages(10, 1 << 20), Peers()
     for number in range(4):
         kept.append(_message(number))
-    replays = Replays(kept, peers.send)
+    replays = Replays(kept, peers.send, clock)
     peers.room[b"p"] = 0
     replays.begin(b"p", 0, None)
     replays.begin(b"p", 3, None)
@@ -113,11 +136,11 @@ def test_a_peer_that_asks_again_or_goes_ends_what_it_had_asked_for() -> None:
     assert replays.unsent_replays == 2
 
 
-def test_messages_that_go_while_they_are_replayed_are_passed_over() -> None:
+def test_messages_that_go_while_they_are_replayed_are_passed_over(clock: StandingClock) -> None:
     kept, peers = KeptMessages(4, 1 << 20), Peers()
     for number in range(4):
         kept.append(_message(number))
-    replays = Replays(kept, peers.send)
+    replays = Replays(kept, peers.send, clock)
     peers.room[b"p"] = 1
     replays.begin(b"p", 0, None)
     replays.go_on()
@@ -129,8 +152,8 @@ def test_messages_that_go_while_they_are_replayed_are_passed_over() -> None:
     assert peers.taken[b"p"] == [_message(0), _message(3), None]
 
 
-def test_one_peer_makes_others_listen_again_once_and_many_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    retelling = Retelling(interval_s=100.0)
+def test_one_peer_makes_others_listen_again_once_and_many_a_few_times(clock: StandingClock) -> None:
+    retelling = Retelling(100.0, clock)
     assert retelling.take() == Due.NOTHING
     told = 0
     for _ in range(50):
@@ -142,8 +165,8 @@ def test_one_peer_makes_others_listen_again_once_and_many_a_few_times(monkeypatc
         told += retelling.take() == Due.EVERYTHING
     assert told == RETELLS_AT_ONCE
     assert len(retelling._peers) <= event_retelling.PEERS_KNOWN_MAX
-    monkeypatch.setattr(event_retelling, "SETTLE_S", 0.0)
     retelling.note_newcomer()
+    clock.pass_s(event_retelling.SETTLE_S)
     assert retelling.take() == Due.MARK
     assert retelling.take() == Due.NOTHING
     wait_ms = retelling.wait_ms
@@ -151,20 +174,21 @@ def test_one_peer_makes_others_listen_again_once_and_many_a_few_times(monkeypatc
     assert 200_000 < wait_ms <= 300_001
 
 
-def test_who_comes_is_told_after_a_moment_with_all_who_come_in_it() -> None:
-    retelling = Retelling(interval_s=100.0)
+def test_who_comes_is_told_after_a_moment_with_all_who_come_in_it(clock: StandingClock) -> None:
+    retelling = Retelling(100.0, clock)
     for _ in range(5):
         retelling.note_newcomer()
     assert retelling.take() == Due.NOTHING
-    wait_until(lambda: retelling.take() == Due.EVERYTHING, "the moment is over")
+    clock.pass_s(event_retelling.SETTLE_S)
+    assert retelling.take() == Due.EVERYTHING
     assert retelling.take() == Due.NOTHING
     assert retelling.wait_ms is None
 
 
-def test_nothing_is_told_anew_where_the_interval_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_retelling, "SETTLE_S", 0.0)
-    retelling = Retelling(interval_s=0.0)
+def test_nothing_is_told_anew_where_the_interval_is_zero(clock: StandingClock) -> None:
+    retelling = Retelling(0.0, clock)
     retelling.note_lost(b"p")
     retelling.note_newcomer()
+    clock.pass_s(event_retelling.SETTLE_S)
     assert retelling.take() == Due.MARK
     assert retelling.take() == Due.NOTHING

@@ -28,7 +28,7 @@ def saves_under_way(engine: ScriptedEngine) -> list[Request]:
     """Requests that have ended, whose saves wait at the gate: two have begun, the others not."""
     requests = [Request(f"cold-{number}", prompt(number, 3 * CHUNK + 1), new_tokens=2) for number in range(REQUESTS)]
     engine.arrive(*requests)
-    wait_until(lambda: engine.step() is None and not engine.requests, "they have ended")
+    engine.step_until(lambda: not engine.requests, "they have ended")
     assert engine.blocks.held
     return requests
 
@@ -73,7 +73,7 @@ def test_a_reset_beside_requests_drops_no_save(start_engine: StartEngine, gate: 
     requests = saves_under_way(engine)
     running = Request("running", prompt(60, 2 * CHUNK + 1), new_tokens=50)
     engine.arrive(running)
-    wait_until(lambda: engine.step() is None and running.generated > 0, "it computes")
+    engine.step_until(lambda: running.generated > 0, "it computes")
     assert not engine.blocks.reset_prefix_cache()
     gate.set()
     engine.abort(running)
@@ -85,7 +85,12 @@ def test_a_reset_beside_requests_drops_no_save(start_engine: StartEngine, gate: 
 def test_a_pool_without_a_reset_is_left_as_it_is() -> None:
     assert not ask_before_reset(SimpleNamespace(), lambda: None)
     asked: list[str] = []
-    pool = SimpleNamespace(reset_prefix_cache=lambda: asked.append("reset") or True)
+
+    def reset_prefix_cache() -> bool:
+        asked.append("reset")
+        return True
+
+    pool = SimpleNamespace(reset_prefix_cache=reset_prefix_cache)
     assert ask_before_reset(pool, lambda: asked.append("question"))
     assert pool.reset_prefix_cache()
     assert asked == ["question", "reset"]
@@ -106,5 +111,6 @@ def test_of_a_rank_that_has_not_attached_nothing_is_known(tmp_path: Path) -> Non
             assert may_read is expected
     with pytest.raises(OSError, match="No such file"):
         RankSaves().attach(str(tmp_path / "none"), 0)
-    for each in (board, *ranks):
-        each.close()
+    for rank in ranks:
+        rank.close()
+    board.close()
