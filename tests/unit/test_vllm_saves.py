@@ -190,11 +190,10 @@ def test_no_more_blocks_are_held_than_a_share_and_the_rest_is_saved_later(
     def are_stored() -> bool:
         """One step when nothing is being copied: the request has few of them."""
         under_way = [future for worker in engine.workers for _, future in worker._worker._saver._running]
-        return (
-            all(future.done() for future in under_way)
-            and engine.step() is None
-            and counted(engine, "saved_chunks") == 5
-        )
+        if not all(future.done() for future in under_way):
+            return False
+        engine.step()
+        return counted(engine, "saved_chunks") == 5
 
     wait_until(are_stored, "all of it is stored")
     assert engine.blocks.held_most <= 7
