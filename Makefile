@@ -69,7 +69,7 @@ demo: setup
 # Torch computes in one thread a process: more of them than cores wait for one another (test_demo.py and test_torch_engine.py
 # without the demonstration, beside other work: 27 and 38 s of CPU with two threads, 10 with one).
 WORKERS ?= 2
-# How often a failed test runs again. Continuous integration sets 1, for machines that others use too; see tests/reruns.py.
+# How often a failed test runs again. Continuous integration sets 1, for machines that others use too; see tests/rigs/reruns.py.
 RERUNS ?= 0
 PYTEST = $(RUN_TREE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns $(RERUNS)
 
@@ -107,7 +107,7 @@ test-aarch64: $(VENV)/.tools
 	@scripts/test-aarch64 $(abspath $(BIN)/cmake) $(abspath $(BIN)/ctest) $(abspath $(BIN)/ninja)
 
 test-faults: setup
-	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest --reruns $(RERUNS) tests/faults tests/e2e/test_ssd_restart_time.py tests/e2e/test_stop_rate.py
+	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest --reruns $(RERUNS) tests/faults tests/e2e/ssd/test_ssd_restart_time.py tests/e2e/life/test_stop_rate.py
 
 test-hostile: setup
 	KVPOOL_CAMPAIGN=1 $(RUN_TREE) $(BIN)/python -m pytest --reruns $(RERUNS) tests/hostile -rA
@@ -141,7 +141,7 @@ SGLANG ?= sglang==0.5.23
 test-sglang: setup
 	mkdir -p build/sglang
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest build/sglang "$(SGLANG)"
-	KVPOOL_SGLANG_WHEEL="$$(ls -t $(CURDIR)/build/sglang/sglang-*.whl | head -1)" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/test_sglang_wheel.py tests/golden/test_engine_interfaces.py
+	KVPOOL_SGLANG_WHEEL="$$(ls -t $(CURDIR)/build/sglang/sglang-*.whl | head -1)" $(RUN_TREE) $(BIN)/python -m pytest tests/engines/sglang/test_wheel.py tests/golden/test_engine_interfaces.py
 
 # Without clang the same targets run with a driver that makes random inputs.
 SECONDS ?= 30
@@ -169,7 +169,7 @@ check: lint stubs test-native
 	$(RUN_TREE) $(BIN)/python -m pytest tests/test_tidy.py
 
 docs: setup
-	$(RUN_TREE) $(BIN)/python -m kvpool.server.metrics_page > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
+	$(RUN_TREE) $(BIN)/python -m kvpool.server.metrics.page > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md
 	$(RUN_TREE) $(BIN)/python -m kvpool_client.vllm.support docs/engines.md
 
 bench: setup

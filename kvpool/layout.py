@@ -1,7 +1,7 @@
 """The geometry of a chunk and its fingerprint.
 
 A Layout says how many bytes a chunk has and how they are cut; it does not know where an engine
-keeps them (that is `kvpool_client.buffers`). Invariant: two Layouts with the same fingerprint
+keeps them (that is `kvpool_client.copying.buffers`). Invariant: two Layouts with the same fingerprint
 store the same bytes for the same KV. Immutable; any thread.
 """
 

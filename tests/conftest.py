@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import WRITE_MODES, Daemon
+from tests.rigs.daemon import WRITE_MODES, Daemon
 
-pytest_plugins = ["tests.reruns"]
+pytest_plugins = ["tests.rigs.reruns"]
 
 # A property of a test whose value is a line of the section `campaigns`. Properties reach the end of a run from every worker.
 CAMPAIGN_LINE = "campaign"

@@ -23,62 +23,44 @@ PYTHON = sorted(
 NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".h"))
 PRODUCT = [path for path in PYTHON if path.is_relative_to(ROOT / "kvpool") or path.is_relative_to(ROOT / "client")]
 
-BASE = {
+FOLDER_FILES_MAX = 12
+BASE = {"types", "errors", "units", "layout", "keys", "clock", "failpoint", "ownership", "escaping"}
+# Which rooms of `kvpool` may import which: the layers of ARCHITECTURE.md from the ground up, base being open to all.
+LAYERS: dict[str, set[str]] = {
+    "config": set(),
+    "router_events": set(),
+    "protocol": {"router_events"},
+    "index": {"config"},
+    "journal": {"config", "index"},
+    "tiers": {"config", "index"},
+    "transfer": set(),
+    "checks": {"index", "tiers", "transfer"},
+    "tiering": {"config", "index", "tiers", "checks"},
+    "pool": {"config", "protocol", "index", "journal", "tiers", "transfer", "checks", "tiering"},
+    "sim": {"config", "index", "tiers", "tiering", "pool"},
+    "server": {"config", "protocol", "router_events", "index", "journal", "tiers", "tiering", "pool"},
+    "bench": {"config", "protocol", "pool", "sim"},
+    "cli": {"config", "protocol", "router_events", "server", "sim", "bench"},
+}
+CLIENT_MAY_IMPORT = {
     "types",
     "errors",
-    "units",
     "layout",
     "keys",
     "clock",
-    "config",
     "failpoint",
-    "addresses",
-    "options",
-    "path_options",
-    "ownership",
-    "event_options",
-    "escaping",
+    "protocol",
+    "router_events",
+    "__version__",
 }
-# Who may import whom inside `kvpool`: the layers of ARCHITECTURE.md, base being open to all.
-LAYERS = {
-    "protocol": {"protocol"},
-    "index": {"index"},
-    "tiers": {"tiers"},
-    "transfer": {"transfer"},
-    "report": {"tiers"},
-    "descriptor_room": {"tiers"},
-    "tiering": {"index", "tiers"},
-    "hinting": {"protocol", "index", "tiering"},
-    "staged_saves": {"protocol", "index", "transfer"},
-    "write_down": {"tiering"},
-    "chains": {"protocol", "index", "tiering", "hinting"},
-    "lease_verbs": {"protocol", "index", "chains"},
-    "pool": {
-        "protocol",
-        "index",
-        "tiers",
-        "transfer",
-        "tiering",
-        "hinting",
-        "chains",
-        "lease_verbs",
-        "write_down",
-        "staged_saves",
-        "report",
-    },
-    "sim": {"sim", "index", "tiers", "tiering"},
-    "server": {"server", "pool", "protocol", "index", "descriptor_room"},
-    "cli": {"cli", "server", "protocol", "pool", "sim"},
-}
-CLIENT_MAY_IMPORT = {"types", "errors", "layout", "keys", "clock", "failpoint", "protocol", "__version__"}
 NAMES_REFUSED = {"utils", "helpers", "common", "misc", "manager"}
 # Each of these counts what it catches, logs it once with its context, and keeps the rest alive.
 BROAD_EXCEPT_ALLOWED = {
     "kvpool/transfer/workers.py",
-    "kvpool/server/connection.py",
-    "kvpool/server/turns.py",
-    "client/kvpool_client/border.py",
-    "kvpool/server/event_publisher.py",
+    "kvpool/server/connections/connection.py",
+    "kvpool/server/connections/turns.py",
+    "client/kvpool_client/engines/failure_guard.py",
+    "kvpool/server/events/publisher.py",
 }
 NATIVE_FUNCTION = re.compile(
     r"\s*(?!namespace|struct|class|enum|union|extern|if|for|while|switch|else|do\b|\}).*\).*\{"
@@ -132,12 +114,78 @@ def test_imports_go_down_only(path: Path) -> None:
         else:
             assert top not in {"demo", "tests"}, f"imports {module}"
             own = relative[1] if len(relative) > 1 else ""
-            if own != "cli":
+            if own not in {"cli", "bench"}:
                 assert top != "kvpool_client", f"imports {module}"
             if top == "kvpool" and own not in BASE | {"__init__"}:
-                assert _part(module, name) in LAYERS[own] | BASE | {"__version__"}, f"imports {module}"
+                assert _part(module, name) in {own} | LAYERS[own] | BASE | {"__version__"}, f"imports {module}"
             if top == "kvpool" and own in BASE:
                 assert _part(module, name) in BASE, f"imports {module}"
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[1:] if parts[0] == "client" else parts).removesuffix(".__init__")
+
+
+def _runs_at_import(path: Path) -> Iterator[tuple[str, str]]:
+    """What a module imports as it is imported itself: nothing in functions, nothing for type checkers alone."""
+    waiting = list(ast.parse(_text(path)).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            is_for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            waiting += (
+                [] if is_for_checkers else [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt)]
+            )
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    modules = {_module(path): path for path in PRODUCT}
+    needs = {
+        name: {
+            target
+            for module, imported in _runs_at_import(path)
+            for target in ([f"{module}.{imported}"] if f"{module}.{imported}" in modules else [module])
+            if target in modules and not name.startswith(f"{target}.")
+        }
+        for name, path in modules.items()
+    }
+    while free := [name for name, others in needs.items() if not others & needs.keys()]:
+        for name in free:
+            del needs[name]
+    assert not needs, "these import one another"
+
+
+def _folders() -> list[Path]:
+    return sorted({path.parent for path in [*PYTHON, *NATIVE]})
+
+
+@pytest.mark.parametrize("folder", _folders(), ids=_name)
+def test_a_folder_is_seen_at_a_glance(folder: Path) -> None:
+    """At most twelve files; in the core twelve headers, each with the sources that implement it."""
+    names = {path.name for path in [*PYTHON, *NATIVE] if path.parent == folder} - {"__init__.py"}
+    headers = {name for name in names if name.endswith(".h")}
+    counted = headers if len(headers) > 2 else {name for name in names if not name.startswith("bind_")}
+    assert len(counted) <= FOLDER_FILES_MAX, f"{len(counted)} files"
+
+
+def test_headers_stand_beside_their_sources() -> None:
+    sources = {path.stem: path.parent for path in NATIVE if path.suffix == ".cpp"}
+    for path in NATIVE:
+        if path.suffix == ".h" and "tests" not in path.parts:
+            assert sources.get(path.stem, path.parent) == path.parent, f"{_name(path)} and its source are apart"
+
+
+def test_unit_tests_are_found_by_package() -> None:
+    rooms = {path.name for path in (ROOT / "kvpool").iterdir() if path.is_dir()}
+    adapters = {path.name for path in (ROOT / "client" / "kvpool_client").iterdir() if path.is_dir()}
+    found = {path.name for path in (ROOT / "tests" / "unit").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    # `words` is what stands in kvpool/ itself, `client` the client's own verbs and `native` the bindings.
+    assert found - rooms - adapters == {"words", "client", "native"}
 
 
 @pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=_name)
@@ -221,7 +269,7 @@ def test_nothing_dangerous_is_used(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PRODUCT, ids=_name)
 def test_time_and_chance_come_from_their_owners(path: Path) -> None:
-    if _name(path) in CLOCK_ALLOWED or _name(path).startswith(("kvpool/cli/bench", "kvpool/cli/operate")):
+    if _name(path) in CLOCK_ALLOWED or _name(path).startswith(("kvpool/bench/", "kvpool/cli/commands/operate")):
         pytest.skip("this module is where time is read or measured")
     for module, name in _imports(path):
         assert module not in {"random"}, "imports random"
@@ -248,4 +296,15 @@ def test_the_client_is_thin() -> None:
     foreign -= {"sitecustomize", "usercustomize", "distutils-precedence", "cython_runtime"}
     assert not foreign
     parts = {name.split(".")[1] for name in loaded if name.startswith("kvpool.")}
-    assert parts <= {"types", "errors", "layout", "keys", "clock", "protocol", "failpoint", "units", "ownership"}
+    assert parts <= {
+        "types",
+        "errors",
+        "layout",
+        "keys",
+        "clock",
+        "protocol",
+        "router_events",
+        "failpoint",
+        "units",
+        "ownership",
+    }

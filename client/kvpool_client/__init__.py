@@ -7,9 +7,9 @@ from kvpool import __version__
 from kvpool.errors import InvalidArgument, KVPoolError, LayoutMismatch
 from kvpool.layout import Layout
 from kvpool.types import Event, EventKind, Level, StoredChunk, TokenRange
-from kvpool_client.cache import Cache
+from kvpool_client.copying.cache import Cache
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
-from kvpool_client.hints import HintReport
+from kvpool_client.hints.envelope import HintReport
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load

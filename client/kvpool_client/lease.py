@@ -18,8 +18,8 @@ import numpy.typing as npt
 from kvpool import failpoint
 from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
-from kvpool.protocol import messages as m
-from kvpool_client.session import Session
+from kvpool.protocol.records import messages as m
+from kvpool_client.connection.session import Session
 
 if TYPE_CHECKING:
     from kvpool_client.load import Load

@@ -18,9 +18,9 @@ from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument
 from kvpool.types import LoadReason
+from kvpool_client.connection.stall import Stall
 from kvpool_client.lease import Lease
 from kvpool_client.results import LoadResult
-from kvpool_client.stall import Stall
 
 
 class LoadRun(Protocol):

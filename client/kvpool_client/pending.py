@@ -8,7 +8,7 @@ import threading
 
 from kvpool.clock import Deadline
 from kvpool.types import KEY_BYTES
-from kvpool_client.session import Session
+from kvpool_client.connection.session import Session
 
 # Looked at this often at first, and half as often again each time up to the last: a save takes a millisecond or a forward pass.
 FIRST_LOOK_S = 0.0005

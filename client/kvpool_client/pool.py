@@ -17,29 +17,29 @@ from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.keys import DEFAULT_DOMAIN, namespace_name, pack_scope
 from kvpool.layout import Layout
-from kvpool.protocol import messages as m
+from kvpool.protocol.records import messages as m
 from kvpool.types import KEY_BYTES, LoadReason, TokenRange
 from kvpool_client.arguments import check_connect, check_index, check_keys
-from kvpool_client.cache import Cache
-from kvpool_client.copies import Copies
-from kvpool_client.counters import Counters
-from kvpool_client.device_arena import PinnedBytes
-from kvpool_client.device_blocks import DeviceBlocks
+from kvpool_client.connection.counters import Counters
+from kvpool_client.connection.lease_fetcher import Leasing
+from kvpool_client.connection.link import Link
+from kvpool_client.connection.roots import Roots
+from kvpool_client.connection.session import Session
+from kvpool_client.copying.cache import Cache
+from kvpool_client.copying.copies import Copies
+from kvpool_client.copying.device_arena import PinnedBytes
+from kvpool_client.copying.device_blocks import DeviceBlocks
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart, read_events, read_snapshot
-from kvpool_client.hints import HintReport, parse_hints
+from kvpool_client.hints.envelope import HintReport, parse_hints
+from kvpool_client.hints.hint_client import Wishing
 from kvpool_client.key_chain import Extra, KeyChain
 from kvpool_client.lease import Lease
-from kvpool_client.leasing import Leasing
-from kvpool_client.link import Link
 from kvpool_client.load import Load, LoadRun
 from kvpool_client.results import AnnounceResult, Hit, LoadResult, RetainResult
 from kvpool_client.retention import plan_retention
-from kvpool_client.roots import Roots
 from kvpool_client.save import Save
 from kvpool_client.saving import Saving
 from kvpool_client.separate_chunks import SeparateChunks
-from kvpool_client.session import Session
-from kvpool_client.wishing import Wishing
 
 _NO_TIERS = np.empty(0, np.uint8)
 

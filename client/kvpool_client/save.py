@@ -17,13 +17,13 @@ from typing import Literal, Protocol, overload
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
-from kvpool.protocol import messages as m
+from kvpool.protocol.records import messages as m
 from kvpool.types import SaveState
-from kvpool_client.batching import call_each
+from kvpool_client.connection.batching import call_each
+from kvpool_client.connection.session import Session
+from kvpool_client.connection.stall import Stall
 from kvpool_client.pending import PendingChunks
 from kvpool_client.results import SaveResult, save_state_of
-from kvpool_client.session import Session
-from kvpool_client.stall import Stall
 
 
 class SaveRun(Protocol):

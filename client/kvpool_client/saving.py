@@ -12,18 +12,18 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import DaemonUnreachable, KVPoolError, Refused
 from kvpool.layout import Layout
-from kvpool.protocol import messages as m
+from kvpool.protocol.records import messages as m
 from kvpool.types import KEY_BYTES, SaveState
-from kvpool_client.batching import call_each
-from kvpool_client.copies import Copies, EngineBlocks
-from kvpool_client.counters import Counters
+from kvpool_client.connection.batching import call_each
+from kvpool_client.connection.counters import Counters
+from kvpool_client.connection.link import Link
+from kvpool_client.connection.session import Session
+from kvpool_client.copying.copies import Copies, EngineBlocks
 from kvpool_client.key_chain import KeyChain
-from kvpool_client.link import Link
 from kvpool_client.pending import PendingChunks
 from kvpool_client.results import save_state_of
 from kvpool_client.retention import Wishes
 from kvpool_client.save import Save, SaveRun
-from kvpool_client.session import Session
 
 
 class Saving:

@@ -11,12 +11,12 @@ from kvpool import failpoint
 from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
 from kvpool.types import TokenRange
-from kvpool_client.batching import drop_leases
-from kvpool_client.cache import Cache
-from kvpool_client.copies import Copies
+from kvpool_client.connection.batching import drop_leases
+from kvpool_client.connection.lease_fetcher import Leasing
+from kvpool_client.copying.cache import Cache
+from kvpool_client.copying.copies import Copies
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
-from kvpool_client.leasing import Leasing
 from kvpool_client.results import Hit, SaveResult
 from kvpool_client.retention import plan_retention
 from kvpool_client.save import Save, publish_each

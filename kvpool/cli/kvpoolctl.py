@@ -13,7 +13,7 @@ import click
 from kvpool import __version__
 from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, fail
 from kvpool.cli.standard_output import end_with
-from kvpool.config import default_socket
+from kvpool.config.config import default_socket
 from kvpool.errors import DaemonSilent, DaemonUnreachable, KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.types import SERVICE_SOCKET
@@ -105,16 +105,16 @@ def cli(context: click.Context) -> None:
 def load_commands() -> click.Group:
     """The whole command. Its commands register themselves when their modules are imported."""
     # They import this module, so it cannot import them at the top.
-    importlib.import_module("kvpool.cli.operate")
-    importlib.import_module("kvpool.cli.connections")
-    importlib.import_module("kvpool.cli.steer")
-    importlib.import_module("kvpool.cli.retain")
-    importlib.import_module("kvpool.cli.verify")
-    importlib.import_module("kvpool.cli.events")
-    importlib.import_module("kvpool.cli.why")
-    importlib.import_module("kvpool.cli.bench")
-    importlib.import_module("kvpool.cli.simulate")
-    importlib.import_module("kvpool.cli.mrc")
+    importlib.import_module("kvpool.cli.commands.operate")
+    importlib.import_module("kvpool.cli.commands.connections")
+    importlib.import_module("kvpool.cli.commands.steer")
+    importlib.import_module("kvpool.cli.commands.retain")
+    importlib.import_module("kvpool.cli.commands.verify")
+    importlib.import_module("kvpool.cli.commands.events")
+    importlib.import_module("kvpool.cli.commands.why")
+    importlib.import_module("kvpool.cli.commands.bench")
+    importlib.import_module("kvpool.cli.commands.simulate")
+    importlib.import_module("kvpool.cli.commands.mrc")
     return cli
 
 

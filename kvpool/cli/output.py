@@ -4,10 +4,8 @@ Nothing here talks to a daemon. Main thread of a command only.
 """
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -15,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvpool.errors import InvalidArgument
 from kvpool.escaping import escaped
 from kvpool.units import format_size
 
@@ -64,13 +61,6 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, columns_max: i
         for row in rows:
             table.add_row(*(Text(_plain(row[key])) for key in keys))
     Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
-
-
-def check_writable(option: str, path: Path) -> None:
-    """That the file an option names can be written, before anything is measured for it. Raises InvalidArgument."""
-    folder = path.parent
-    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise InvalidArgument(f"{option} is {str(path)!r}, expected a file that can be written in a folder that exists")
 
 
 def fail(message: str, code: int) -> NoReturn:

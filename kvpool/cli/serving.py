@@ -13,7 +13,7 @@ import uvloop
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.config import Config, load_config
+from kvpool.config.config import Config, load_config
 from kvpool.errors import ConfigError, SocketInUse
 from kvpool.escaping import escaped
 from kvpool.protocol.frames import FRAME_BYTES_MAX

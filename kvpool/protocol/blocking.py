@@ -18,12 +18,12 @@ from kvpool.clock import Deadline
 from kvpool.errors import DaemonSilent, DaemonUnreachable, ProtocolError, Refused
 from kvpool.layout import WireLayout
 from kvpool.ownership import fault_of_daemon, peer_of
-from kvpool.protocol import connection_messages as cm
-from kvpool.protocol import event_messages as em
 from kvpool.protocol import frames, hit_curve, versions
-from kvpool.protocol import messages as m
-from kvpool.protocol import operator_messages as om
-from kvpool.protocol.event_columns import NamespaceNames, unpack_namespaces
+from kvpool.protocol.records import connections as cm
+from kvpool.protocol.records import events as em
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import operator as om
+from kvpool.router_events.columns import NamespaceNames, unpack_namespaces
 
 Answer = TypeVar("Answer")
 # The daemon gives a slice up before.

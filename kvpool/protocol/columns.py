@@ -6,7 +6,7 @@ Pure functions; any thread.
 import numpy as np
 
 from kvpool.errors import ProtocolError
-from kvpool.protocol import messages as m
+from kvpool.protocol.records import messages as m
 from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, KEY_BYTES, PRIORITY_MAX
 
 LEASE_BYTES = 8

@@ -1,7 +1,7 @@
 """Frames: a 4-byte little-endian length and that many bytes of msgpack.
 
     frame   := length:u32 body
-    body    := msgpack array [kind, sequence, field, …]      kind names the record, see `messages`
+    body    := msgpack array [kind, sequence, field, …]      kind names the record, see `records`
 
 The length is checked before a byte of the body is decoded; extension types, maps with keys other than strings and
 arrays or maps over the limits are refused by the decoder, and so is a frame of more than ITEMS_MAX items in all of its

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvpool.errors import ProtocolError, Refused
-from kvpool.protocol.messages import PLACES_MAX
+from kvpool.protocol.records.messages import PLACES_MAX
 from kvpool.types import Level
 
 _WORD = np.dtype("<u8")

@@ -13,11 +13,12 @@ from dataclasses import MISSING, fields, replace
 from typing import Any, TypeVar
 
 from kvpool.errors import Refused
-from kvpool.protocol import batch_messages as bm
-from kvpool.protocol import connection_messages as cm
-from kvpool.protocol import frames, one_way
-from kvpool.protocol import messages as m
-from kvpool.protocol import operator_messages as om
+from kvpool.protocol import frames
+from kvpool.protocol.records import batch as bm
+from kvpool.protocol.records import connections as cm
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
+from kvpool.protocol.records import operator as om
 from kvpool.types import SaveState
 
 OLDEST = 1

@@ -20,35 +20,35 @@ from typing import TYPE_CHECKING, Any
 import kvpool_native
 from kvpool import __version__, failpoint
 from kvpool.clock import Deadline, MonotonicClock, wall_time_s
-from kvpool.config import Config
-from kvpool.descriptor_room import fit_connections, raise_limit
+from kvpool.config.config import Config
 from kvpool.errors import ConfigError, Refused
 from kvpool.keys import domain_key
 from kvpool.layout import Layout
-from kvpool.pool import Pool
-from kvpool.protocol import messages as m
+from kvpool.pool.pool import Pool
 from kvpool.protocol import versions
-from kvpool.server.connection import Connection, Handlers
-from kvpool.server.connection_requests import connection_handlers, end_connection
-from kvpool.server.health import Health
-from kvpool.server.input_budget import InputBudget
-from kvpool.server.local_socket import Admission, LocalSocket, Peer
+from kvpool.protocol.records import messages as m
+from kvpool.server.connections.connection import Connection, Handlers
+from kvpool.server.connections.input_budget import InputBudget
+from kvpool.server.connections.local_socket import Admission, LocalSocket, Peer
+from kvpool.server.connections.refusal_log import RefusalLog
+from kvpool.server.connections.requests import connection_handlers, end_connection
+from kvpool.server.connections.roster import Roster
+from kvpool.server.connections.turns import Turns
+from kvpool.server.descriptor_room import fit_connections, raise_limit
+from kvpool.server.health.health import Health
+from kvpool.server.health.supervision import Supervision
+from kvpool.server.health.systemd import ServiceManager
+from kvpool.server.metrics.measurements import LoopReader, Snapshot
+from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.operators import Operators
-from kvpool.server.refusal_log import RefusalLog
 from kvpool.server.reload import Reload
-from kvpool.server.request_times import RequestTimes
-from kvpool.server.roster import Roster
 from kvpool.server.service import ConnectionCounts, admin_handlers, engine_handlers
-from kvpool.server.snapshot import LoopReader, Snapshot
-from kvpool.server.supervision import Supervision
-from kvpool.server.systemd import ServiceManager
-from kvpool.server.turns import Turns
 from kvpool.types import ConnectionId
 from kvpool.units import format_size
 
 if TYPE_CHECKING:
-    from kvpool.server.event_publisher import EventPublisher
-    from kvpool.server.metrics_http import MetricsServer
+    from kvpool.server.events.publisher import EventPublisher
+    from kvpool.server.metrics.http import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class App:
             or not config.events.curve_clients_file
         ):
             return None
-        from kvpool.server.event_sockets import read_client_keys  # as above: only where events are published
+        from kvpool.server.events.sockets import read_client_keys  # as above: only where events are published
 
         return read_client_keys(config.events.curve_clients_file)
 
@@ -179,9 +179,9 @@ class App:
         if not server.has_metrics:
             return
         # The Prometheus library costs a start 50 ms and 3 MiB: only where somebody asks for metrics.
-        from kvpool.server.metrics_answers import SNAPSHOT_TIMEOUT_S, make_app
-        from kvpool.server.metrics_collector import make_registry
-        from kvpool.server.metrics_http import MetricsServer
+        from kvpool.server.metrics.answers import SNAPSHOT_TIMEOUT_S, make_app
+        from kvpool.server.metrics.collector import make_registry
+        from kvpool.server.metrics.http import MetricsServer
 
         loop = asyncio.get_running_loop()
         snapshots = LoopReader(loop, self._take_snapshot, SNAPSHOT_TIMEOUT_S)
@@ -196,8 +196,8 @@ class App:
         if events.publish is None:
             return None
         # ZMQ costs a start 30 ms and its own thread: only where somebody wants events published.
-        from kvpool.server.event_publisher import EventPublisher
-        from kvpool.server.event_source import EventSource
+        from kvpool.server.events.publisher import EventPublisher
+        from kvpool.server.events.source import EventSource
 
         source = EventSource(asyncio.get_running_loop(), self._pool.journal, self._pool.namespaces)
         publisher = EventPublisher(

@@ -6,7 +6,7 @@ chunks, no flush of others', no one else's events. Pure; any thread.
 """
 
 from kvpool.errors import Refused
-from kvpool.server.local_socket import Peer
+from kvpool.server.connections.local_socket import Peer
 
 ROOT = 0
 

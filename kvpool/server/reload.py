@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from kvpool.config import Config
+from kvpool.config.config import Config
 from kvpool.errors import ConfigError
 from kvpool.units import format_duration
 

@@ -12,17 +12,18 @@ from typing import Any
 
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
-from kvpool.pool import Pool
-from kvpool.protocol import batch_messages as bm
-from kvpool.protocol import hit_curve, one_way
-from kvpool.protocol import messages as m
-from kvpool.protocol import staging_messages as sm
-from kvpool.server.audit import audited
-from kvpool.server.batches import serve_batch
-from kvpool.server.connection import Answer, Handler, Handlers, WithDescriptor
-from kvpool.server.event_requests import admin_event_handlers, engine_event_handlers
-from kvpool.server.forked_check import check_in_child
-from kvpool.server.local_socket import Peer
+from kvpool.pool.pool import Pool
+from kvpool.protocol import hit_curve
+from kvpool.protocol.records import batch as bm
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
+from kvpool.protocol.records import staging as sm
+from kvpool.server.connections.audit import audited
+from kvpool.server.connections.batches import serve_batch
+from kvpool.server.connections.connection import Answer, Handler, Handlers, WithDescriptor
+from kvpool.server.connections.local_socket import Peer
+from kvpool.server.events.requests import admin_event_handlers, engine_event_handlers
+from kvpool.server.health.forked_check import check_in_child
 from kvpool.server.reload import Reload
 from kvpool.server.steering import steering_handlers
 

@@ -5,13 +5,13 @@ Control thread only.
 
 from functools import partial
 
-from kvpool.config import OPTIONS
+from kvpool.config.config import OPTIONS
 from kvpool.errors import ConfigError, InvalidArgument, Refused
-from kvpool.protocol import messages as m
-from kvpool.protocol import operator_messages as om
-from kvpool.server.audit import audit, audited
-from kvpool.server.connection import Handler
-from kvpool.server.local_socket import Peer
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import operator as om
+from kvpool.server.connections.audit import audit, audited
+from kvpool.server.connections.connection import Handler
+from kvpool.server.connections.local_socket import Peer
 from kvpool.server.reload import Reload
 
 LOG_LEVEL = "log.level"

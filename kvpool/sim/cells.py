@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import kvpool_native
 from kvpool.clock import MonotonicClock
-from kvpool.config import Config
+from kvpool.config.config import Config
 from kvpool.sim.node import CHUNK_BYTES, SimulatedNode
 from kvpool.sim.oracles import belady_hits, lru_hits
 from kvpool.sim.workload import Workload

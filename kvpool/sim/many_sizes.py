@@ -11,16 +11,16 @@ from typing import cast
 import numpy as np
 
 import kvpool_native
-from kvpool.config import load_config
+from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
-from kvpool.index.writing import CHECKSUM_BYTES, Writing
 from kvpool.layout import Layout
+from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writing
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.sim.node import SEED, VirtualClock
-from kvpool.tiering import Tiering
-from kvpool.tiers.dram import plan_geometry
-from kvpool.tiers.ssd import SsdTier
+from kvpool.tiering.tiering import Tiering
+from kvpool.tiers.dram.tier import plan_geometry
+from kvpool.tiers.ssd.tier import SsdTier
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, ConnectionId, SaveState
 
 SEGMENT_BYTES = 64 << 20

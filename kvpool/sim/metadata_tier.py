@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 
 import kvpool_native
-from kvpool.tiers.ssd_plan import OUTCOMES_AT_ONCE
-from kvpool.tiers.ssd_status import SsdStatus
+from kvpool.tiers.ssd.plan import OUTCOMES_AT_ONCE
+from kvpool.tiers.ssd.status import SsdStatus
 from kvpool.types import KEY_BYTES
 
 # Key, parent, place in the files, place in the arena, generation: see `index.slower.pack_moves`.

@@ -13,18 +13,18 @@ from typing import cast
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
-from kvpool.config import Config
+from kvpool.config.config import Config
 from kvpool.errors import KVPoolError
-from kvpool.index.admission import Admission
 from kvpool.index.namespaces import Namespaces
-from kvpool.index.reading import Grant, Reading
 from kvpool.index.sessions import EngineSession
-from kvpool.index.writing import CHECKSUM_BYTES, Places, Writing
 from kvpool.layout import Layout
+from kvpool.pool.readers.readers import Grant, Reading
+from kvpool.pool.writers.writers import CHECKSUM_BYTES, Places, Writing
 from kvpool.sim.metadata_tier import MetadataTier
-from kvpool.tiering import Tiering
-from kvpool.tiers.dram import plan_geometry
-from kvpool.tiers.ssd import SsdTier
+from kvpool.tiering.admission import Admission
+from kvpool.tiering.tiering import Tiering
+from kvpool.tiers.dram.tier import plan_geometry
+from kvpool.tiers.ssd.tier import SsdTier
 from kvpool.types import EPOCH_BYTES, KEY_BYTES, ConnectionId, Level, SaveState
 
 # A simulated chunk is as small as a slot can be: sizes are counts of blocks.

@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
-#include "kvpool/copy_tuning.h"
-#include "kvpool/crc32c.h"
-#include "kvpool/extent_copy.h"
+#include "copy/copy_tuning.h"
+#include "checksum/crc32c.h"
+#include "copy/extent_copy.h"
 
 using namespace kvpool;
 

@@ -7,8 +7,8 @@
 
 #include "bindings.h"
 #include "columns.h"
-#include "kvpool/catalogue_order.h"
-#include "kvpool/ssd_format.h"
+#include "records/catalogue_order.h"
+#include "ssd/ssd_format.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -13,10 +13,10 @@
 
 #include "bindings.h"
 #include "columns.h"
-#include "kvpool/change_feed.h"
-#include "kvpool/change_runs.h"
-#include "kvpool/directory.h"
-#include "kvpool/packed_ids.h"
+#include "records/change_feed.h"
+#include "directory/change_runs.h"
+#include "directory/directory.h"
+#include "hash/packed_ids.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -10,12 +10,12 @@
 #include <string>
 
 #include "bindings.h"
-#include "kvpool/copy_checks.h"
-#include "kvpool/copy_pool.h"
-#include "kvpool/crc32c.h"
-#include "kvpool/load_job.h"
-#include "kvpool/plain_copy.h"
-#include "kvpool/save_job.h"
+#include "copy/copy_checks.h"
+#include "copy/copy_pool.h"
+#include "checksum/crc32c.h"
+#include "copy/load_job.h"
+#include "copy/plain_copy.h"
+#include "copy/save_job.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -9,7 +9,7 @@
 
 #include "bindings.h"
 #include "columns.h"
-#include "kvpool/flush_walk.h"
+#include "directory/flush_walk.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

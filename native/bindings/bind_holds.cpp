@@ -6,7 +6,7 @@
 
 #include "bindings.h"
 #include "columns.h"
-#include "kvpool/directory.h"
+#include "directory/directory.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "bindings.h"
-#include "kvpool/key_hash.h"
+#include "hash/key_hash.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -10,10 +10,10 @@
 #include <string>
 
 #include "bindings.h"
-#include "kvpool/chunk_table.h"
-#include "kvpool/freed_memory.h"
-#include "kvpool/memory.h"
-#include "kvpool/numa.h"
+#include "shared_index/chunk_table.h"
+#include "base/freed_memory.h"
+#include "base/memory.h"
+#include "base/numa.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -7,7 +7,7 @@
 
 #include "bindings.h"
 #include "columns.h"
-#include "kvpool/reuse_distances.h"
+#include "eviction/reuse_distances.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

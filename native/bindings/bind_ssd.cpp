@@ -10,7 +10,7 @@
 
 #include "bindings.h"
 #include "columns.h"
-#include "kvpool/ssd_queue.h"
+#include "ssd/ssd_queue.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -10,8 +10,8 @@
 #include <variant>
 
 #include "bindings.h"
-#include "kvpool/copy_tuning.h"
-#include "kvpool/crc32c.h"
+#include "copy/copy_tuning.h"
+#include "checksum/crc32c.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

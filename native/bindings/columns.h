@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kvpool/directory.h"
+#include "directory/directory.h"
 
 namespace kvpool {
 

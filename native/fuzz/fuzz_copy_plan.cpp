@@ -1,7 +1,7 @@
 // Plans of loads and saves with any numbers: what the checks let through, the jobs can run; the rest never runs.
-#include "copy_setting.h"
+#include "tests/copy/copy_setting.h"
 #include "fuzz_input.h"
-#include "kvpool/copy_checks.h"
+#include "copy/copy_checks.h"
 
 using namespace kvpool;
 using kvpool::fuzzing::Input;

@@ -1,8 +1,8 @@
 // Any sequence of requests to the directory, with any keys and ids, while a slower tier is restored: the invariants of both hold,
 // and nothing stays held.
-#include "directory_pool.h"
+#include "tests/directory_pool.h"
 #include "fuzz_input.h"
-#include "kvpool/flush_walk.h"
+#include "directory/flush_walk.h"
 
 using namespace kvpool;
 using kvpool::fuzzing::Input;

@@ -1,6 +1,6 @@
 // A reader of an index that says anything: it may answer anything, but ends, and touches nothing outside.
 #include "fuzz_input.h"
-#include "kvpool/chunk_table.h"
+#include "shared_index/chunk_table.h"
 
 using namespace kvpool;
 using kvpool::fuzzing::Input;

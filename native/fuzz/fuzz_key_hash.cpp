@@ -1,6 +1,6 @@
 // Key hashing over any tokens, extras and fields: the same keys whatever the width of the tokens and of the vectors.
 #include "fuzz_input.h"
-#include "kvpool/key_hash.h"
+#include "hash/key_hash.h"
 
 using namespace kvpool;
 using kvpool::fuzzing::Input;

@@ -1,7 +1,7 @@
 // The header page of a slot on disk, which may hold anything: it decodes to what encodes to the same page, or to a reason.
 #include "fuzz_input.h"
-#include "kvpool/crc32c.h"
-#include "kvpool/ssd_format.h"
+#include "checksum/crc32c.h"
+#include "ssd/ssd_format.h"
 
 using namespace kvpool;
 using kvpool::fuzzing::Input;

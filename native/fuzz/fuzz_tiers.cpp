@@ -1,8 +1,8 @@
 // Any sequence of moves between two tiers, with keys that a client chooses: the invariants of both hold, and nothing stays held.
 #include "fuzz_input.h"
 
-#include "directory_tiers.h"
-#include "kvpool/flush_walk.h"
+#include "tests/directory/directory_tiers.h"
+#include "directory/flush_walk.h"
 
 using namespace kvpool;
 using kvpool::fuzzing::Input;

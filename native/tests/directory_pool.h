@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "kvpool/directory.h"
+#include "directory/directory.h"
 
 namespace kvpool::testing {
 

@@ -1,7 +1,7 @@
 // Keys chosen so that their probes begin at one slot of a table: what somebody can do who reads the table's seed.
 #pragma once
 
-#include "kvpool/keyed_hash.h"
+#include "hash/keyed_hash.h"
 
 namespace kvpool::testing {
 

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import Daemon, wait_until
-from tests.engines import sglang_standin
+from tests.engines.sglang import standin as sglang_standin
+from tests.rigs.daemon import Daemon, wait_until
 
 
 @pytest.fixture
 def start_trtllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Starts TensorRT-LLM's executors on a daemon; `warm=False` leaves out the engine's own warm-up."""
     pytest.importorskip("torch", reason="the torch extra is not installed")
-    from tests.engines.trtllm_interface import installed
-    from tests.engines.trtllm_standin import Executor
+    from tests.engines.trtllm.interface import installed
+    from tests.engines.trtllm.standin import Executor
 
     engines = []
     with installed() as tools:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvpool_client as kv
-from tests.daemon import Daemon, wait_until
+from tests.rigs.daemon import Daemon, wait_until
 
 SIZES = (16, 32, 64, 128, 256)
 BLOCK = 16

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CAMPAIGN_LINE
-from tests.faults import fault_filesystem as faulty
+from tests.faults.rigs import fault_filesystem as faulty
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import SMALL, Daemon, wait_until
-from tests.faults.workload import CHAIN, chain_tokens
-from tests.payload import assert_right_bytes, load_all, store
+from tests.faults.rigs.workload import CHAIN, chain_tokens
+from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.payload import assert_right_bytes, load_all, store
 
 ROOT = Path(__file__).parent.parent.parent
 AT_ONCE = 6
@@ -24,7 +24,7 @@ ENDLESS = "1000000"
 
 def _start_worker(daemon: Daemon) -> "subprocess.Popen[bytes]":
     paths = os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.faults.workload", daemon.socket, ENDLESS]
+    command = [sys.executable, "-m", "tests.faults.rigs.workload", daemon.socket, ENDLESS]
     return subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -42,7 +42,7 @@ def _forked_workers(daemon: Daemon, lives_s: list[float]) -> list[int]:
 
 
 def _be_worker(socket: str, life_s: float) -> None:
-    from tests.faults import workload  # in the child alone
+    from tests.faults.rigs import workload  # in the child alone
 
     signal.setitimer(signal.ITIMER_REAL, life_s)
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))

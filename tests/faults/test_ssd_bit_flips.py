@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import SMALL, Daemon, wait_until
-from tests.faults.damage import flip_anywhere, flip_in_slots
-from tests.faults.tiered import (
+from tests.faults.rigs.damage import flip_anywhere, flip_in_slots
+from tests.faults.rigs.tiered import (
     CAPACITY,
     DEAD_S_MAX,
     StartDaemon,
@@ -20,7 +19,8 @@ from tests.faults.tiered import (
     tier_options,
     wait_open,
 )
-from tests.faults.traffic import CHAIN, Tally, fill, load_chains
+from tests.faults.rigs.traffic import CHAIN, Tally, fill, load_chains
+from tests.rigs.daemon import SMALL, Daemon, wait_until
 
 CHAINS = 60
 FLIPS_A_ROUND = 40

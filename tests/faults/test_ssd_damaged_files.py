@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Daemon, wait_until
-from tests.faults.damage import PAGE_BYTES, replace_with
-from tests.faults.tiered import (
+from tests.faults.rigs.damage import PAGE_BYTES, replace_with
+from tests.faults.rigs.tiered import (
     CAPACITY,
     StartDaemon,
     assert_sound,
@@ -19,7 +18,8 @@ from tests.faults.tiered import (
     tier_options,
     wait_open,
 )
-from tests.faults.traffic import DramClient, fill, load_chains
+from tests.faults.rigs.traffic import DramClient, fill, load_chains
+from tests.rigs.daemon import Daemon, wait_until
 
 CHAINS = 60
 LENGTHS = ("90%", "50%", "10%", "0", "1", "4095", "4097", "8192", "12289", "all but 1", "all but 4096")

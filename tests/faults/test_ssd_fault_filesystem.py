@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvpool.tiers.ssd_corruption import REST_S
-from tests.daemon import Daemon, wait_connected, wait_until
-from tests.faults.fault_filesystem import FaultFilesystem
-from tests.faults.power_cut import cut_and_restore
-from tests.faults.tiered import StartDaemon, assert_sound, is_dead, restart, tier_options, wait_open
-from tests.faults.traffic import CHAIN, DramClient, Tally, Traffic, chain_of, load_chains
-from tests.payload import store
+from kvpool.tiers.ssd.corruption import REST_S
+from tests.faults.rigs.fault_filesystem import FaultFilesystem
+from tests.faults.rigs.power_cut import cut_and_restore
+from tests.faults.rigs.tiered import StartDaemon, assert_sound, is_dead, restart, tier_options, wait_open
+from tests.faults.rigs.traffic import CHAIN, DramClient, Tally, Traffic, chain_of, load_chains
+from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.payload import store
 
 CHAINS = 150
 DRAM_CHUNKS = 96

@@ -5,10 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Daemon, wait_until
-from tests.faults.disks import loop_disk, small_disk
-from tests.faults.tiered import CAPACITY, StartDaemon, assert_sound, directory_bytes, restart, tier_options, wait_open
-from tests.faults.traffic import DramClient, Traffic, load_chains
+from tests.faults.rigs.disks import loop_disk, small_disk
+from tests.faults.rigs.tiered import (
+    CAPACITY,
+    StartDaemon,
+    assert_sound,
+    directory_bytes,
+    restart,
+    tier_options,
+    wait_open,
+)
+from tests.faults.rigs.traffic import DramClient, Traffic, load_chains
+from tests.rigs.daemon import Daemon, wait_until
 
 CHAINS = 480
 BACK_WITHIN_S = 20.0

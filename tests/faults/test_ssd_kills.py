@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Daemon
-from tests.faults.tiered import (
+from tests.faults.rigs.tiered import (
     CAPACITY,
     DEAD_S_MAX,
     StartDaemon,
@@ -18,7 +17,8 @@ from tests.faults.tiered import (
     tier_options,
     wait_open,
 )
-from tests.faults.traffic import Tally, Traffic, load_chains
+from tests.faults.rigs.traffic import Tally, Traffic, load_chains
+from tests.rigs.daemon import Daemon
 
 # Twice what the tier has room for, so that it evicts too.
 CHAINS = 300

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.disks import loop_disk
-from tests.faults.power_cut import cut_and_restore
-from tests.faults.tiered import StartDaemon, assert_sound, tier_options, wait_open
-from tests.faults.traffic import Tally
+from tests.faults.rigs.disks import loop_disk
+from tests.faults.rigs.power_cut import cut_and_restore
+from tests.faults.rigs.tiered import StartDaemon, assert_sound, tier_options, wait_open
+from tests.faults.rigs.traffic import Tally
 
 # Room for everything that is written in one life: what a checkpoint covered is not evicted for something newer.
 CAPACITY = 64 << 20

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.daemon import SMALL, Daemon, spawn, wait_until
-from tests.payload import assert_right_bytes, load_all, store, tokens_of
+from tests.rigs.daemon import SMALL, Daemon, spawn, wait_until
+from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
 
 CHUNKS = 24
 CAPACITY = f"{CHUNKS * SMALL.chunk_bytes}B"

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import kvpool_native
-from kvpool.tiers import catalogue_rows, ssd_identity
-from kvpool.tiers.catalogue_rows import Row
-from kvpool.tiers.ssd_identity import Identity
+from kvpool.tiers.ssd.catalogue import identity as ssd_identity
+from kvpool.tiers.ssd.catalogue import rows as catalogue_rows
+from kvpool.tiers.ssd.catalogue.identity import Identity
+from kvpool.tiers.ssd.catalogue.rows import Row
 
 HERE = Path(__file__).parent
 ROW = Row(

@@ -1,7 +1,7 @@
 """The interfaces of engines that the adapters are written for: recorded, compared where an engine is at hand, and kept to.
 
 An engine is at hand in its own environment (`make test-engines`, `make test-engines-latest`) or as a wheel (`make
-test-sglang`). What has changed there is read, the adapter follows, and `tests/engine_interfaces.py` writes the file anew.
+test-sglang`). What has changed there is read, the adapter follows, and `tests/rigs/engine_interfaces.py` writes the file anew.
 """
 
 import ast
@@ -10,8 +10,8 @@ import inspect
 import pytest
 
 from kvpool_client.vllm.connector import ConnectorCalls
-from tests.engine_interfaces import INTERFACES, methods_of, recorded, recorded_version, signatures
-from tests.engines import trtllm_interface
+from tests.engines.trtllm import interface as trtllm_interface
+from tests.rigs.engine_interfaces import INTERFACES, methods_of, recorded, recorded_version, signatures
 
 
 @pytest.mark.parametrize("engine", INTERFACES)

@@ -1,7 +1,7 @@
 """Golden files of every form in which events are told: a changed file is a changed format.
 
 `python -m tests.golden.test_event_formats` writes them. A reader of the wire that shares no code with the daemon is in
-`tests/router.py`, and reads the same bytes here.
+`tests/rigs/events/router.py`, and reads the same bytes here.
 """
 
 import ast
@@ -15,13 +15,13 @@ import pytest
 import kvpool_native
 from kvpool.keys import salt_tag
 from kvpool.layout import Layout
-from kvpool.protocol.block_hashes import block_hashes, blocks_of
-from kvpool.protocol.event_columns import pack_events, unpack_events
-from kvpool.protocol.event_frames import EventForm, batches
-from kvpool.protocol.trtllm_events import trtllm_event
+from kvpool.router_events.block_hashes import block_hashes, blocks_of
+from kvpool.router_events.columns import pack_events, unpack_events
+from kvpool.router_events.trtllm_format import trtllm_event
+from kvpool.router_events.vllm_format import EventForm, batches
 from kvpool.types import Cause, Event, EventKind, Level
-from tests import router
-from tests.router import decode
+from tests.rigs.events import router
+from tests.rigs.events.router import decode
 
 HERE = Path(__file__).parent
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=4)

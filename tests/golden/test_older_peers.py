@@ -12,13 +12,13 @@ import pytest
 
 import kvpool_client as kv
 import kvpool_native
-from kvpool.protocol import event_messages as em
 from kvpool.protocol import frames, versions
-from kvpool.protocol import messages as m
-from kvpool.tiers.dram import plan_geometry
-from tests.daemon import SMALL, Daemon, wait_until
+from kvpool.protocol.records import events as em
+from kvpool.protocol.records import messages as m
+from kvpool.tiers.dram.tier import plan_geometry
 from tests.golden import wire
-from tests.payload import payload_of, store, tokens_of
+from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.payload import payload_of, store, tokens_of
 
 SESSION = wire.session_of("session_1.txt")
 TIMEOUT_S = 5.0

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from kvpool.errors import Refused
-from kvpool.protocol import event_columns, frames, versions
-from kvpool.protocol import messages as m
-from kvpool.protocol.event_columns import pack_events
-from kvpool.server.request_times import VERBS
+from kvpool.protocol import frames, versions
+from kvpool.protocol.records import messages as m
+from kvpool.router_events import columns as event_columns
+from kvpool.router_events.columns import pack_events
+from kvpool.server.metrics.request_times import VERBS
 from kvpool.types import Cause, Event, EventKind, RetainState, SaveState
 from kvpool_client.results import RetainResult, SaveResult, save_state_of
 from tests.golden import wire

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 import kvpool_native
-from tests.daemon import wait_until
+from tests.rigs.daemon import wait_until
 
 GOLDEN = Path(__file__).parent / "ssd_slot_header.bin"
 GOLDEN_TOKENS = Path(__file__).parent / "ssd_slot_header_tokens.bin"

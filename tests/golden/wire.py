@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 def records() -> list[type[Any]]:
     """Every kind of frame, by its number."""
     found = set()
-    for module in pkgutil.iter_modules(kvpool.protocol.__path__, "kvpool.protocol."):
+    for module in pkgutil.walk_packages(kvpool.protocol.__path__, "kvpool.protocol."):
         named = vars(importlib.import_module(module.name)).values()
         found |= {value for value in named if isinstance(value, type) and hasattr(value, "KIND")}
     return sorted(found, key=lambda record: int(record.KIND))

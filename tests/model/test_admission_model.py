@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from kvpool.config import load_config
-from kvpool.index.admission import NS_PER_DAY, Admitted
+from kvpool.config.config import load_config
 from kvpool.sim.node import CHUNK_BYTES, POLICIES, SimulatedNode
+from kvpool.tiering.admission import NS_PER_DAY, Admitted
 from kvpool_native import SSD_HEADER_BYTES
 
 SLOT_BYTES = CHUNK_BYTES + SSD_HEADER_BYTES

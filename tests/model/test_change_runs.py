@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from kvpool.index.events import EVENT_PAYLOAD_BYTES_MAX, Change, ChangeKind, Run
+from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX, Change, ChangeKind, Run
 from kvpool.keys import SCOPE_BYTES_MAX, pack_scope, split_scope
 from kvpool.types import KEY_BYTES, Cause, Event, EventKind, Level
-from tests.journal_rig import LAYOUT, Rig, key, sums
+from tests.rigs.events.journal_rig import LAYOUT, Rig, key, sums
 
 ROW = struct.Struct("<32s32sIBBBBBB6x")
 TOKEN_BYTES = 4 * LAYOUT.chunk_tokens

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool.keys import split_scope
-from tests.event_readers import Replica
-from tests.journal_rig import Rig, follow, take_snapshot, tokens_of
+from tests.rigs.events.journal_rig import Rig, follow, take_snapshot, tokens_of
+from tests.rigs.events.readers import Replica
 
 
 def assert_everything_is_known(rig: Rig, replica: Replica) -> None:
@@ -47,8 +47,8 @@ def test_a_subscriber_is_right_over_gaps_restarts_and_whatever_happens(seed: int
     """A small buffer and feed, so that there are gaps; daemons that begin anew over a warm disk; pages of a few chunks."""
     chance, replica = random.Random(seed), Replica()
     with pytest.MonkeyPatch().context() as patch:
-        patch.setattr("kvpool.index.journal.PAGE_CHUNKS_MAX", chance.randrange(1, 9))
-        patch.setattr("kvpool.index.journal.FEED_CHANGES_MAX", chance.choice((8, 65_536)))
+        patch.setattr("kvpool.journal.journal.PAGE_CHUNKS_MAX", chance.randrange(1, 9))
+        patch.setattr("kvpool.journal.journal.FEED_CHANGES_MAX", chance.choice((8, 65_536)))
         rig = Rig(buffer="64KiB")
         rig.journal._log._bytes_max = chance.choice((2000, 65_536))
         incarnation = rig.epoch
@@ -127,7 +127,7 @@ def test_a_snapshot_taken_while_events_go_on_leads_to_what_is_stored(seed: int) 
         rig.random_step(chance)
     pages = pytest.MonkeyPatch()
     with pages.context() as patch:
-        patch.setattr("kvpool.index.journal.PAGE_CHUNKS_MAX", chance.randrange(1, 5))
+        patch.setattr("kvpool.journal.journal.PAGE_CHUNKS_MAX", chance.randrange(1, 5))
         assert take_snapshot(rig, replica, between=lambda: rig.random_step(chance))
     follow(rig, replica)
     assert_everything_is_known(rig, replica)

@@ -18,11 +18,11 @@ import numpy as np
 import kvpool_client as kv
 import kvpool_native
 from kvpool.clock import MonotonicClock
-from kvpool.config import load_config
+from kvpool.config.config import load_config
 from kvpool.errors import KVPoolError
 from kvpool.index.parts import PART_CHUNKS
-from kvpool.pool import Pool
-from kvpool.protocol import messages as m
+from kvpool.pool.pool import Pool
+from kvpool.protocol.records import messages as m
 from kvpool.types import KEY_BYTES, ConnectionId, Level, SaveState
 
 LAYOUT = kv.Layout(layers=1, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=64)

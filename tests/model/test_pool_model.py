@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from tests.daemon import SMALL, Daemon, wait_until
-from tests.payload import assert_right_bytes, load_all, payload_of, tokens_of
+from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.payload import assert_right_bytes, load_all, payload_of, tokens_of
 
 CHUNKS = 40
 STEPS = 120

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 import pytest
 
 import kvpool_client as kv
-from tests.daemon import Daemon, wait_until
+from tests.rigs.daemon import Daemon, wait_until
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.vllm.storing import Storing  # noqa: E402 - only where torch is
-from tests.unit.vllm_setting import CHUNK, StartEngine, counted, start_engine  # noqa: E402 - likewise
-from tests.vllm_engine import ScriptedEngine  # noqa: E402 - likewise
-from tests.vllm_request import Request  # noqa: E402 - likewise
+from kvpool_client.vllm.worker.storing import Storing  # noqa: E402 - only where torch is
+from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
+from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import CHUNK, StartEngine, counted, start_engine  # noqa: E402 - likewise
 
 __all__ = ["start_engine"]
 pytestmark = pytest.mark.torch

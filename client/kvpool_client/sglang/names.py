@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from kvpool.errors import LayoutMismatch
+from kvpool_client.engines.weights import digest_of, weights_of
 from kvpool_client.sglang.settings import Settings
-from kvpool_client.weights import digest_of, weights_of
 
 # Of SGLang's arguments, those that change KV without changing the weights' files or the pages' shapes.
 MODEL_FIELDS = (

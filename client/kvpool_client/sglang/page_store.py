@@ -17,14 +17,14 @@ from kvpool.clock import Deadline
 from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.types import TokenRange
-from kvpool_client.border import ENGINE_FAILURES, Border
-from kvpool_client.cache import Cache
-from kvpool_client.hints import Outcome
+from kvpool_client.copying.cache import Cache
+from kvpool_client.engines.failure_guard import ENGINE_FAILURES, Border
+from kvpool_client.engines.refusals import Refusals
+from kvpool_client.hints.envelope import Outcome
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.pool import Pool
-from kvpool_client.refusals import Refusals
 from kvpool_client.save import Save
 from kvpool_client.sglang.host_pages import HostPages, Shard, describe_host_pool
 from kvpool_client.sglang.page_wishes import hints_of, page_wishes

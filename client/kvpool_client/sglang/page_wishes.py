@@ -8,7 +8,7 @@ does not, only what is said of the whole prompt counts. Pure functions; any thre
 from collections.abc import Mapping
 
 from kvpool.types import TokenRange
-from kvpool_client.hints import Hints, parse_hints
+from kvpool_client.hints.envelope import Hints, parse_hints
 
 _NAMES = ("kv_hints", "kv_hint", "router_hint")
 NOTHING: tuple[TokenRange, ...] = ()

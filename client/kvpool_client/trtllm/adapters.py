@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import kvpool_native
-from kvpool_client.weights import digest_of, directory_digest
+from kvpool_client.engines.weights import digest_of, directory_digest
 
 ADAPTERS_MAX = 4096
 CONFIGURATION = "adapter_config.json"

@@ -20,12 +20,12 @@ import numpy.typing as npt
 from kvpool.clock import Deadline
 from kvpool.layout import Layout
 from kvpool.types import Level
-from kvpool_client.cache import SKIP_BLOCK, Cache
+from kvpool_client.copying.cache import SKIP_BLOCK, Cache
+from kvpool_client.engines.shared_bytes import SharedBytes
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
-from kvpool_client.shared_bytes import SharedBytes
 from kvpool_client.trtllm.plan import Geometry
 from kvpool_client.trtllm.settings import Settings
 

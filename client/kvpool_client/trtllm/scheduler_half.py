@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kvpool_client.border import ENGINE_FAILURES, Border
-from kvpool_client.refusals import Refusals
+from kvpool_client.engines.failure_guard import ENGINE_FAILURES, Border
+from kvpool_client.engines.refusals import Refusals
 from kvpool_client.trtllm.adapters import Adapters
 from kvpool_client.trtllm.claims import NO_CLAIM, Claim, Claims
 from kvpool_client.trtllm.plan import LoadOrder, Plan, SaveOrder

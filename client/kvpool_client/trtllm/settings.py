@@ -11,7 +11,7 @@ from typing import Any
 
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.types import SERVICE_SOCKET
-from kvpool_client.weights import digest_of, weights_of
+from kvpool_client.engines.weights import digest_of, weights_of
 
 PREFIX = "TLLM_KVPOOL_"
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvpool_client.shared_bytes import SharedBytes
+from kvpool_client.engines.shared_bytes import SharedBytes
 from kvpool_client.trtllm.plan import Geometry
 
 BOARD_PAGE_BYTES = 4096

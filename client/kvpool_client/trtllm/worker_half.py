@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from kvpool.layout import Layout
-from kvpool_client.border import ENGINE_FAILURES, Border
-from kvpool_client.cache import Cache
-from kvpool_client.device_arena import PinnedBytes
-from kvpool_client.device_blocks import DeviceBlocks
+from kvpool_client.copying.cache import Cache
+from kvpool_client.copying.device_arena import PinnedBytes
+from kvpool_client.copying.device_blocks import DeviceBlocks
+from kvpool_client.engines.failure_guard import ENGINE_FAILURES, Border
+from kvpool_client.engines.refusals import Refusals
+from kvpool_client.engines.shared_bytes import SharedBytes
 from kvpool_client.pool import Pool
-from kvpool_client.refusals import Refusals
 from kvpool_client.retention import ranges_of_blocks
 from kvpool_client.save import Save
-from kvpool_client.shared_bytes import SharedBytes
 from kvpool_client.trtllm.claims import connect
 from kvpool_client.trtllm.pages import EnginePages, pages_of_layout, pages_of_tensor
 from kvpool_client.trtllm.plan import Geometry, LoadOrder, Plan, SaveOrder

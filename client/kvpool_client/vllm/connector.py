@@ -17,22 +17,20 @@ from kvpool.clock import NS_PER_S, MonotonicClock
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.keys import namespace_name
 from kvpool.layout import Layout
-from kvpool_client.border import Border
+from kvpool_client.engines.failure_guard import Border
 from kvpool_client.pool import Pool, connect
 from kvpool_client.vllm import one_child, plugin
-from kvpool_client.vllm.absent import AbsentWorker
-from kvpool_client.vllm.engine_form import engine_form
-from kvpool_client.vllm.engine_process import is_stepped_while_idle, worker_here
 from kvpool_client.vllm.event_feed import EventFeed
 from kvpool_client.vllm.flushing import flush_model
-from kvpool_client.vllm.geometry import Geometry, Tensor, geometry_of, one_spec
-from kvpool_client.vllm.identity import model_and_revision
-from kvpool_client.vllm.micro_batches import MicroBatches
-from kvpool_client.vllm.placement import SEVERAL_NODES, node_name, strange_node
+from kvpool_client.vllm.identity.engine_form import engine_form
+from kvpool_client.vllm.identity.engine_process import is_stepped_while_idle, worker_here
+from kvpool_client.vllm.identity.geometry import Geometry, Tensor, geometry_of, one_spec
+from kvpool_client.vllm.identity.identity import model_and_revision
+from kvpool_client.vllm.identity.placement import SEVERAL_NODES, node_name, strange_node
+from kvpool_client.vllm.identity.role import Role
 from kvpool_client.vllm.plan import StepPlan, StepReport
 from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
-from kvpool_client.vllm.role import Role
-from kvpool_client.vllm.scheduler import SchedulerHalf
+from kvpool_client.vllm.scheduler.scheduler import SchedulerHalf
 from kvpool_client.vllm.settings import PREFIX, Settings
 from kvpool_client.vllm.statistics import KVPoolStats, Number, Tally
 from kvpool_client.vllm.support import OTHER, code_of
@@ -45,8 +43,10 @@ from kvpool_client.vllm.surface import (
     EngineRequest,
     EngineStep,
 )
-from kvpool_client.vllm.sync_loads import served_loads
-from kvpool_client.vllm.worker import WorkerHalf
+from kvpool_client.vllm.worker.micro_batches import MicroBatches
+from kvpool_client.vllm.worker.off import AbsentWorker
+from kvpool_client.vllm.worker.sync_loads import served_loads
+from kvpool_client.vllm.worker.worker import WorkerHalf
 
 Answer = TypeVar("Answer")
 

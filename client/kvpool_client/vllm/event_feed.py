@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
-from kvpool.protocol.event_columns import NamespaceNames
-from kvpool.protocol.event_frames import EventForm, TokenIds, WireEvent, batches
-from kvpool.protocol.snapshot_order import SnapshotOrder
+from kvpool.router_events.columns import NamespaceNames
+from kvpool.router_events.snapshot_order import SnapshotOrder
+from kvpool.router_events.vllm_format import EventForm, TokenIds, WireEvent, batches
 from kvpool.types import Event, StoredChunk
-from kvpool_client.border import Border
+from kvpool_client.engines.failure_guard import Border
 from kvpool_client.events import BEGINNING, EventMark
 from kvpool_client.pool import Pool
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.clock import Clock, Deadline
-from kvpool_client.shared_bytes import SharedBytes
+from kvpool_client.engines.shared_bytes import SharedBytes
 
 PAGE_BYTES = 4096
 # Far longer than a store waits in a processor before others see it.

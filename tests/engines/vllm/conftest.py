@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import Daemon, wait_until
-from tests.engines.vllm.engine import Engine
-from tests.engines.vllm.prompts import prompts
-from tests.engines.vllm.tiny_models import GROUPED, Geometry, write_model
-from tests.faults import fault_filesystem as faulty
+from tests.engines.vllm.rigs.engine import Engine
+from tests.engines.vllm.rigs.prompts import prompts
+from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry, write_model
+from tests.faults.rigs import fault_filesystem as faulty
+from tests.rigs.daemon import Daemon, wait_until
 
 _LINES = pytest.StashKey[list[str]]()
 StartEngine = Callable[..., Engine]

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.daemon import Daemon, wait_until
-from tests.engines.vllm.engine import Engine
-from tests.engines.vllm.prompts import prompt
-from tests.engines.vllm.tiny_models import DEEP, write_model
+from tests.engines.vllm.rigs.engine import Engine
+from tests.engines.vllm.rigs.prompts import prompt
+from tests.engines.vllm.rigs.tiny_models import DEEP, write_model
+from tests.rigs.daemon import Daemon, wait_until
 
 SIZES = (64, 256)
 TURNS = 3

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvpool_client.vllm.engine_form import engine_form
+from kvpool_client.vllm.identity.engine_form import engine_form
 
 # What vLLM and torch say of their own code when they are imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

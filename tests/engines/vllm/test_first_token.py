@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.daemon import Daemon
 from tests.engines.vllm.conftest import StartEngine, counted, wait_stored
-from tests.engines.vllm.engine import CHUNK_TOKENS, Engine
-from tests.engines.vllm.prompts import loadable_tokens, prompt
-from tests.engines.vllm.spread import median_bounds
-from tests.engines.vllm.tiny_models import DEEP
+from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
+from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt
+from tests.engines.vllm.rigs.spread import median_bounds
+from tests.engines.vllm.rigs.tiny_models import DEEP
+from tests.rigs.daemon import Daemon
 
 PROMPT_TOKENS = 1500
 ROUNDS = 5

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.daemon import Daemon, wait_until
 from tests.engines.vllm.conftest import StartEngine, loaded_tokens, wait_loaded
-from tests.engines.vllm.engine import CHUNK_TOKENS
-from tests.engines.vllm.prompts import loadable_tokens, prompts
-from tests.engines.vllm.tiny_models import LATENT
+from tests.engines.vllm.rigs.engine import CHUNK_TOKENS
+from tests.engines.vllm.rigs.prompts import loadable_tokens, prompts
+from tests.engines.vllm.rigs.tiny_models import LATENT
+from tests.rigs.daemon import Daemon, wait_until
 
 REASON = "the engine runs without a pool: the engine computes MLA without prefix caching"
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.support import REMEDIES
-from tests.engines.vllm.engine import ROOT
+from tests.engines.vllm.rigs.engine import ROOT
 
 # What vLLM and torch say of their own code when they are imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.daemon import Daemon
 from tests.engines.vllm.conftest import StartEngine, counted, loaded_tokens, wait_loaded
-from tests.engines.vllm.engine import CHUNK_TOKENS, Engine
-from tests.engines.vllm.prompts import loadable_tokens, prompt, prompts
-from tests.engines.vllm.tiny_models import BRAIN, FULL, GROUPED, Geometry
+from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
+from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt, prompts
+from tests.engines.vllm.rigs.tiny_models import BRAIN, FULL, GROUPED, Geometry
+from tests.rigs.daemon import Daemon
 
 ANSWER = 90
 BRAIN_ANSWER = 4

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.daemon import Daemon, wait_until
 from tests.engines.vllm.conftest import StartEngine, counted, wait_served, wait_stored
-from tests.engines.vllm.engine import CHUNK_TOKENS, Engine
-from tests.engines.vllm.prompts import loadable_tokens, prompt
-from tests.engines.vllm.spread import median_bounds
-from tests.engines.vllm.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
+from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt
+from tests.engines.vllm.rigs.spread import median_bounds
+from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.rigs.daemon import Daemon, wait_until
 
 Plain = Callable[[Geometry], Engine]
 REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 32, 512, 48

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.daemon import Daemon
 from tests.engines.vllm.conftest import StartEngine, counted, wait_stored
-from tests.engines.vllm.engine import CHUNK_TOKENS, Engine, tokens_of_answer
-from tests.engines.vllm.prompts import loadable_tokens, prompt, prompts
-from tests.engines.vllm.tiny_models import GROUPED, STRANGER, Geometry
+from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine, tokens_of_answer
+from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt, prompts
+from tests.engines.vllm.rigs.tiny_models import GROUPED, STRANGER, Geometry
+from tests.rigs.daemon import Daemon
 
 Plain = Callable[[Geometry], Engine]
 ROUNDS = 4

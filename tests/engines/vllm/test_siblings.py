@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Daemon, wait_until
 from tests.engines.vllm.conftest import StartEngine, counted
-from tests.engines.vllm.engine import CHUNK_TOKENS, Engine
-from tests.engines.vllm.prompts import loadable_tokens, prompt, prompts
-from tests.engines.vllm.tiny_models import GROUPED, Geometry
+from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
+from tests.engines.vllm.rigs.prompts import loadable_tokens, prompt, prompts
+from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.rigs.daemon import Daemon, wait_until
 
 Plain = Callable[[Geometry], Engine]
 STUB: dict[str, object] = {
     "kv_connector": "ClaimingStub",
-    "kv_connector_module_path": "tests.engines.vllm.claiming_stub",
+    "kv_connector_module_path": "tests.engines.vllm.rigs.claiming_stub",
 }
 REQUESTS = 100
 # What a request may wait for the pool's answer while another connector has claimed it.

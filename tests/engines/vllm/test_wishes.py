@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvpool.protocol.event_columns import unpack_chunks, unpack_events
+from kvpool.router_events.columns import unpack_chunks, unpack_events
 from kvpool.types import DEFAULT_PRIORITY, EventKind, StoredChunk
-from tests.daemon import Daemon, wait_until
 from tests.engines.vllm.conftest import StartEngine
-from tests.engines.vllm.engine import BLOCK_TOKENS, CHUNK_TOKENS, Engine, tokens_of_answer
-from tests.engines.vllm.prompts import prompt
-from tests.engines.vllm.tiny_models import GROUPED, Geometry
-from tests.router import Index, Router
+from tests.engines.vllm.rigs.engine import BLOCK_TOKENS, CHUNK_TOKENS, Engine, tokens_of_answer
+from tests.engines.vllm.rigs.prompts import prompt
+from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.events.router import Index, Router
 
 Plain = Callable[[Geometry], Engine]
 # Requests that run at once; the others wait.

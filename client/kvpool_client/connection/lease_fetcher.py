@@ -1,0 +1,97 @@
+"""Leases from the daemon: for a hit, or for a ticket.
+
+A round trip, or two where some of the hit has gone since the lookup. Whatever fails on the daemon's side is an empty lease.
+Any thread.
+"""
+
+from collections.abc import Callable, Sequence
+
+from kvpool import failpoint
+from kvpool.clock import Deadline
+from kvpool.errors import KVPoolError
+from kvpool.layout import Layout
+from kvpool.protocol.records import messages as m
+from kvpool.types import KEY_BYTES
+from kvpool_client.connection.batching import call_each
+from kvpool_client.connection.counters import Counters
+from kvpool_client.connection.link import Link
+from kvpool_client.connection.session import Session
+from kvpool_client.lease import Lease
+from kvpool_client.results import Hit
+
+TICKET_BYTES_MAX = 256
+_NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
+
+
+class Leasing:
+    """Asks for the leases of one Pool."""
+
+    def __init__(
+        self, layout: Layout, link: Link, counters: Counters, estimate_s: Callable[[int], float], timeout_s: float
+    ) -> None:
+        self._layout = layout
+        self._link = link
+        self._counters = counters
+        self._estimate_s = estimate_s
+        self._timeout_s = timeout_s
+        self._chunks_max = m.KEYS_MAX // len(layout.ranks)
+
+    def acquire(self, hit: Hit) -> Lease:
+        """A hit's chunks, or the longest prefix of them that is still there; see `Pool.acquire`."""
+        session = self._link.session
+        chunks = min(hit.chunks, self._chunks_max)
+        if session is None or not chunks:
+            return self._lease(None, _NO_LEASE)
+        columns = hit.keys.columns()
+        end = chunks * KEY_BYTES
+        left_s = self._timeout_s
+        if chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
+            deadline = Deadline(left_s)
+            leaves = b"".join(column[end - KEY_BYTES : end] for column in columns)
+            leased = self._ask(session, m.AcquireLeaves(leaves, chunks), left_s)
+            left_s = deadline.remaining_s()
+            if leased is None or leased.chunks or left_s < self._timeout_s / 2:
+                return self._lease(session, leased or _NO_LEASE)
+        return self._lease(session, self._ask(session, _acquire(hit, chunks), left_s) or _NO_LEASE)
+
+    def acquire_each(self, hits: Sequence[Hit]) -> list[Lease]:
+        """A lease for each hit, all in one round trip."""
+        session = self._link.session
+        wanted = [number for number, hit in enumerate(hits) if 0 < hit.chunks <= self._chunks_max]
+        leased = dict.fromkeys(range(len(hits)), _NO_LEASE)
+        if session is not None and wanted:
+            requests = [_acquire(hits[number]) for number in wanted]
+            try:
+                answers = call_each(session, requests, m.Leased)
+                failpoint.reach("client.acquire.after", failpoint.unreachable)
+                leased.update({number: answer for number, answer in zip(wanted, answers, strict=True) if answer})
+            except KVPoolError as error:
+                self._link.note_failure(session, error)
+        self._counters.count("acquired_chunks", sum(answer.chunks for answer in leased.values()))
+        return [self._lease(session, leased[number]) for number in range(len(hits))]
+
+    def claim(self, ticket: bytes) -> Lease:
+        """The lease that a ticket stands for."""
+        session = self._link.session
+        if session is None or not 0 < len(ticket) <= TICKET_BYTES_MAX:
+            return self._lease(None, _NO_LEASE)
+        return self._lease(session, self._ask(session, m.Claim(ticket), self._timeout_s) or _NO_LEASE)
+
+    def _ask(self, session: Session, request: m.Acquire | m.AcquireLeaves | m.Claim, left_s: float) -> m.Leased | None:
+        """What the daemon leases; None where it does not answer."""
+        try:
+            leased = session.call(request, m.Leased, left_s)
+            failpoint.reach("client.acquire.after", failpoint.unreachable)
+        except KVPoolError as error:
+            self._link.note_failure(session, error)
+            return None
+        self._counters.count("acquired_chunks", leased.chunks)
+        return leased
+
+    def _lease(self, session: Session | None, leased: m.Leased) -> Lease:
+        return Lease(session if leased.chunks else None, leased, layout=self._layout, estimate_s=self._estimate_s)
+
+
+def _acquire(hit: Hit, chunks: int | None = None) -> m.Acquire:
+    end = (hit.chunks if chunks is None else chunks) * KEY_BYTES
+    return m.Acquire(b"".join(column[:end] for column in hit.keys.columns()))

@@ -1,0 +1,223 @@
+"""Keeps a Pool connected: a background thread that notices the daemon's end and reconnects.
+
+    CONNECTED ──socket hangs up / a request fails──► AWAY ──every RETRY_S──► CONNECTED (new epoch)
+                                                     AWAY ──refused──► twice as long, REFUSED_RETRY_S_MAX at most
+    any ──close──► CLOSED
+
+The caller's threads never wait for it: while the daemon is away every request is answered at once without it. It also
+says to the daemon that the leases of running loads are in use, and, at most once a second, what the Pool has done.
+Lock: `_lock` guards the session, the set of leases and when to renew them; it is never held across a connection attempt
+or a request.
+"""
+
+import contextlib
+import os
+import select
+import threading
+import weakref
+
+import numpy as np
+
+from kvpool import failpoint
+from kvpool.clock import Deadline
+from kvpool.errors import KVPoolError, LayoutMismatch, Refused
+from kvpool.layout import Layout
+from kvpool.protocol import usage
+from kvpool.protocol.records import messages as m
+from kvpool_client.connection.counters import Counters
+from kvpool_client.connection.session import Session
+
+RETRY_S = 0.1
+# Whom a daemon refuses it will mostly refuse again.
+REFUSED_RETRY_S_MAX = 5.0
+REPORT_INTERVAL_S = 1.0
+RENEW_FRACTION = 1 / 3
+
+
+class Link:
+    """The connection of one Pool, over all daemons' lives."""
+
+    def __init__(self, path: str, model: str, layout: Layout, timeout_s: float, counters: Counters) -> None:
+        """Tries to connect once. Raises LayoutMismatch if the daemon cannot take the layout; nothing else."""
+        self._path = path
+        self._model = model
+        self._layout = layout
+        self._timeout_s = timeout_s
+        self._counters = counters
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._session: Session | None = None  # guarded by _lock
+        self._leases_in_use: dict[int, int] = {}  # guarded by _lock
+        self._renewal = Deadline(0.0)  # guarded by _lock
+        self._report_pause = Deadline(0.0)
+        self._is_closed = False
+        self._retry_s = RETRY_S
+        self.reconnects = 0
+        self.last_error = ""
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self._try_connect()
+        except LayoutMismatch:
+            self._close_pipe()
+            raise
+        _forget_in_children(self)
+        self._thread = threading.Thread(target=self._run, name="kvpool-link", daemon=True)
+        self._thread.start()
+
+    @property
+    def session(self) -> Session | None:
+        """The living session, or None while the daemon is away, after close, and in a forked child."""
+        session = self._session
+        return session if session is not None and session.is_alive else None
+
+    def lost(self) -> None:
+        """A request found the session ended: look for the daemon again now."""
+        self._wake()
+
+    def note_failure(self, session: Session, error: KVPoolError) -> None:
+        """A request on this session failed: count it, and look for the daemon again where the session has ended."""
+        self._counters.count("failed_requests", 1)
+        self.last_error = str(error)
+        if not session.is_alive:
+            self.lost()
+
+    def use_lease(self, lease_id: int) -> None:
+        """A load of this lease begins: renew it until `unuse_lease`."""
+        with self._lock:
+            self._leases_in_use[lease_id] = self._leases_in_use.get(lease_id, 0) + 1
+            is_first = len(self._leases_in_use) == 1
+            if is_first:
+                self._renewal = Deadline(0.0)
+        if is_first:
+            self._wake()
+
+    def unuse_lease(self, lease_id: int) -> None:
+        """A load of this lease has ended."""
+        with self._lock:
+            count = self._leases_in_use.get(lease_id, 0) - 1
+            if count > 0:
+                self._leases_in_use[lease_id] = count
+            else:
+                self._leases_in_use.pop(lease_id, None)
+
+    def close(self) -> None:
+        """End the session and the thread. Idempotent."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        self._wake()
+        self._thread.join()
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            self._send_report(session)
+            session.end()
+        self._close_pipe()
+
+    def abandon_in_child(self) -> None:
+        """After fork, in the child: let the parent's socket go."""
+        session = self._session
+        self._session = None
+        if session is not None:
+            session.abandon_in_child()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            session = self.session
+            if session is None:
+                self._wait(None, self._retry_s)
+                if not self._is_closed:
+                    with contextlib.suppress(LayoutMismatch):  # a daemon with a smaller arena: it may be replaced
+                        self._try_connect()
+                continue
+            if self._wait(session, self._pause_s()):
+                session.end()
+            else:
+                self._renew(session)
+                self._report(session)
+
+    def _try_connect(self) -> None:
+        try:
+            failpoint.reach("client.connect.before")
+            session = Session(self._path, self._model, self._layout, self._timeout_s, on_end=self._wake)
+        except Refused as error:
+            self.last_error = str(error)
+            is_leaving = error.code == "stopping"  # the next one may be there soon
+            self._retry_s = RETRY_S if is_leaving else min(2 * self._retry_s, REFUSED_RETRY_S_MAX)
+            if error.code == "layout":
+                raise LayoutMismatch(str(error)) from error
+            return
+        except (KVPoolError, OSError) as error:
+            self.last_error = str(error)
+            self._retry_s = RETRY_S
+            return
+        self._retry_s = RETRY_S
+        with self._lock:
+            previous, self._session = self._session, session
+            self._leases_in_use.clear()
+        if previous is not None:
+            previous.end()
+            self.reconnects += 1
+
+    def _pause_s(self) -> float:
+        """Until something may have to be said. What is to report is looked at, so that counting wakes nobody."""
+        with self._lock:
+            return min(REPORT_INTERVAL_S, self._renewal.remaining_s() if self._leases_in_use else REPORT_INTERVAL_S)
+
+    def _renew(self, session: Session) -> None:
+        with self._lock:
+            if not self._renewal.has_passed():
+                return
+            self._renewal = Deadline(session.welcome.lease_ttl_s * RENEW_FRACTION)
+            leases = np.array(list(self._leases_in_use), dtype="<u8")
+        with contextlib.suppress(KVPoolError):  # the next wait sees the session's end
+            failpoint.reach("client.renew.before", failpoint.unreachable)
+            for first in range(0, len(leases), m.RENEWALS_MAX):
+                session.call(m.Renew(leases[first : first + m.RENEWALS_MAX].tobytes()), m.Done)
+
+    def _report(self, session: Session) -> None:
+        if session.send_waiting() and self._report_pause.has_passed() and self._send_report(session):
+            self._report_pause = Deadline(REPORT_INTERVAL_S)
+
+    def _send_report(self, session: Session) -> bool:
+        counts = self._counters.take_unsent()
+        if counts and not session.notify(m.Usage(usage.pack(counts))):
+            self._counters.put_back(counts)
+        return bool(counts)
+
+    def _wait(self, session: Session | None, timeout_s: float) -> bool:
+        """Until woken or the time is over; True when the session's socket has hung up."""
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        fd = session.fileno() if session is not None else -1
+        if fd >= 0:
+            poll.register(fd, select.POLLRDHUP)
+        events = dict(poll.poll(timeout_s * 1000))
+        if self._wake_read in events:
+            with contextlib.suppress(BlockingIOError):  # another wake-up has emptied it
+                os.read(self._wake_read, 4096)
+        return bool(events.get(fd, 0) & (select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL))
+
+    def _wake(self) -> None:
+        """Have the thread look again, also when whoever asked last has ended the session."""
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: it is awake already
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"w")
+
+    def _close_pipe(self) -> None:
+        with self._lock:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
+
+
+def _forget_in_children(link: Link) -> None:
+    """Have forked children let go of the link's socket, so that its end is seen when the parent ends."""
+    reference = weakref.ref(link)
+
+    def abandon() -> None:
+        living = reference()
+        if living is not None:
+            living.abandon_in_child()
+
+    os.register_at_fork(after_in_child=abandon)

@@ -1,0 +1,250 @@
+"""One life of the connection to a daemon: the socket, the shared memory that came with it, the epoch.
+
+A session ends once and for good: when the daemon goes, when an answer is late, when the Pool closes. A new daemon
+means a new session. Memory stays mapped for as long as a running copy needs it, whatever becomes of the session.
+
+Any thread may call it. `_turn` is held for a round trip, never while anything else is waited for: threads take turns, and
+waiting for one counts against the caller's own time, up to TURN_FRACTION of it, so that who gets a turn late still gives the
+daemon a while. A request that is not answered in time ends the session at once for those that wait. What needs no answer
+waits for nobody: it goes into `_outbox`, which is sent before the next request and as soon as the turn is free.
+Lock: `_state` guards what `end` does once, and the running saves.
+An ended session writes no more: `end` stops running saves before the connection ends, because the daemon reuses reserved
+slots then. Only saves by copy are stopped after it: they write to staging memory, and may be waiting for an answer.
+"""
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import kvpool_native
+from kvpool import failpoint
+from kvpool.clock import Deadline
+from kvpool.errors import DaemonUnreachable, KVPoolError, ProtocolError, Refused
+from kvpool.layout import Layout
+from kvpool.protocol import versions
+from kvpool.protocol.blocking import BlockingConnection
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
+from kvpool.protocol.records import staging as sm
+from kvpool.types import EPOCH_BYTES
+
+Answer = TypeVar("Answer")
+# Of a caller's time, what it waits for other threads' requests at most.
+TURN_FRACTION = 0.5
+# Refusals after which the daemon reads nothing more from the connection.
+ENDING_CODES = ("protocol", "disconnected")
+
+
+class Stoppable(Protocol):
+    """A save that can be ended; when `cancel` returns it writes no more."""
+
+    def cancel(self) -> None:
+        """End the save."""
+        ...
+
+
+class Session:
+    """A handshaken connection with the arena and the index mapped.
+
+    Invariant: once `is_alive` is False it stays so, and when `end` has returned no save of this session runs.
+    """
+
+    def __init__(
+        self, path: str, model: str, layout: Layout, timeout_s: float, on_end: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_end` is called once, on the thread that ends the session. Raises KVPoolError or OSError: nothing is left."""
+        self._on_end = on_end
+        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, model, layout.to_wire())
+        self._pid = os.getpid()
+        self._timeout_s = timeout_s
+        self._turn = threading.Lock()
+        self._state = threading.Lock()
+        self._saves: weakref.WeakSet[Stoppable] = weakref.WeakSet()  # guarded by _state
+        self._has_ended = False  # guarded by _state
+        self._is_alive = True
+        self._outbox: deque[bytes] = deque()  # any thread appends, the turn's holder takes
+        self._connection = BlockingConnection(path, hello, timeout_s)  # guarded by _turn, but for `hang_up`
+        try:
+            failpoint.reach("client.connect.after_welcome")
+            self.welcome = self._connection.welcome
+            self.arena, self.index = self._map()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Session {self.welcome.epoch.hex()[:8]} {'alive' if self.is_alive else 'ended'}>"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests can still be answered. False in a forked child."""
+        return self._is_alive and os.getpid() == self._pid
+
+    @property
+    def epoch(self) -> bytes:
+        """Which life of the daemon this is: 16 bytes."""
+        return self.welcome.epoch
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for waiting on its end; -1 when ended."""
+        return self._connection.fileno()
+
+    def call(self, request: object, answer: type[Answer], timeout_s: float | None = None) -> Answer:
+        """One round trip. Raises DaemonUnreachable (no answer in time: the session has ended, but where only other threads'
+        requests took that long) or Refused (it goes on)."""
+        return self._round_trip(
+            self._timeout_s if timeout_s is None else timeout_s,
+            lambda left_s: self._connection.call(request, answer, left_s),
+        )
+
+    def open_staging(self) -> kvpool_native.Mapping:
+        """The connection's staging memory, mapped. One round trip. Raises as `call` does."""
+        record, fd = self._round_trip(
+            self._timeout_s,
+            lambda left_s: self._connection.call_for_descriptor(sm.OpenStaging(), sm.Staging, left_s),
+        )
+        try:
+            return kvpool_native.Mapping.attach(fd, record.staging_bytes, writable=True)
+        except (ValueError, OSError, RuntimeError) as error:
+            raise DaemonUnreachable(f"the daemon's staging memory cannot be mapped: {error}") from error
+        finally:
+            os.close(fd)
+
+    def notify(self, record: object) -> bool:
+        """Send a record that is never answered, before every later request; waits for nobody. False: it never will be sent."""
+        if not self.is_alive:
+            return False
+        self._outbox.append(m.encode(record, 0))
+        return self.send_waiting() or self.is_alive
+
+    def drop_lease(self, lease: int) -> None:
+        """Have the daemon end a lease. Waits for nobody, unless the daemon's version answers; raises as `call` does."""
+        if self.welcome.protocol < versions.SINCE[one_way.DropLease]:
+            self.call(m.Release(lease), m.Done)
+        else:
+            self.notify(one_way.DropLease(lease))
+
+    def drop_reservation(self, reservation: int) -> None:
+        """Have the daemon end a reservation, to which nothing is written any more; as `drop_lease`."""
+        if self.welcome.protocol < versions.SINCE[one_way.DropReservation]:
+            self.call(m.End(reservation), m.Done)
+        else:
+            self.notify(one_way.DropReservation(reservation))
+
+    def send_waiting(self) -> bool:
+        """Send what waits in the outbox, unless a round trip is under way: its end does. Whether nothing waits any more."""
+        while self._outbox and self.is_alive and self._turn.acquire(blocking=False):
+            is_over = is_full = False
+            try:
+                while self._outbox and not is_full:
+                    is_full = not self._connection.notify(self._outbox[0])
+                    if not is_full:
+                        self._outbox.popleft()
+            except DaemonUnreachable:
+                is_over = True
+            self._leave(is_over)
+            if is_full:
+                break
+        return not self._outbox
+
+    def adopt_save(self, run: Stoppable) -> bool:
+        """Have `end` stop this save. False when the session has ended: then the caller stops it."""
+        with self._state:
+            if self._has_ended:
+                return False
+            self._saves.add(run)
+            return True
+
+    def end(self) -> None:
+        """Stop running saves and end the connection. Idempotent; any thread; waits for no answer."""
+        with self._state:
+            if self._has_ended:
+                return
+            self._has_ended = True
+            self._is_alive = False
+            saves = list(self._saves)
+        if self.welcome.staging_bytes:
+            self._connection.hang_up()
+        for run in saves:
+            run.cancel()
+        self._connection.hang_up()
+        with self._turn:
+            self._connection.close()
+        self._on_end()
+
+    def abandon_in_child(self) -> None:
+        """In a forked child: let go of the parent's socket without a word. The mappings are not inherited."""
+        self._is_alive = False
+        fd = self._connection.fileno()
+        if fd >= 0:
+            os.close(fd)
+
+    def _round_trip(self, limit_s: float, call: Callable[[float], Answer]) -> Answer:
+        left_s = self._take_turn(limit_s)
+        is_over = True
+        try:
+            if self._outbox:
+                left_s = self._send_before(left_s)
+            answer = call(left_s)
+            is_over = False
+        except Refused as error:
+            is_over = error.code in ENDING_CODES
+            raise
+        except (DaemonUnreachable, ProtocolError) as error:
+            raise DaemonUnreachable(str(error)) from error
+        finally:
+            self._leave(is_over)
+        if self._outbox:
+            self.send_waiting()
+        return answer
+
+    def _take_turn(self, limit_s: float) -> float:
+        """Wait for the turn; what is left of the caller's time. Raises DaemonUnreachable."""
+        if not self.is_alive:
+            raise DaemonUnreachable("the connection to the daemon has ended")
+        left_s = limit_s
+        if not self._turn.acquire(blocking=False):
+            deadline = Deadline(limit_s)
+            if not self._turn.acquire(timeout=limit_s * TURN_FRACTION):
+                raise DaemonUnreachable("other threads' requests took all the time there was")
+            left_s = deadline.remaining_s()
+        if not self._is_alive:
+            self._turn.release()
+            raise DaemonUnreachable("the connection to the daemon has ended")
+        return left_s
+
+    def _leave(self, is_over: bool) -> None:
+        """Give the turn back; where the connection can be used no more, whoever waits for it sees so."""
+        if is_over:
+            self._is_alive = False
+        self._turn.release()
+        if is_over:
+            self.end()
+
+    def _send_before(self, left_s: float) -> float:
+        """Send what waits, the turn being held, however long the daemon takes to read it; what is left of the time."""
+        deadline = Deadline(left_s)
+        while self._outbox:
+            self._connection.send(self._outbox[0], deadline)
+            self._outbox.popleft()
+        return deadline.remaining_s()
+
+    def _map(self) -> tuple[kvpool_native.Mapping, kvpool_native.IndexView]:
+        if len(self.welcome.epoch) != EPOCH_BYTES:
+            raise ProtocolError(f"epoch has {len(self.welcome.epoch)} bytes, expected {EPOCH_BYTES}")
+        fds = self._connection.fds
+        if len(fds) != 2:
+            raise ProtocolError(f"the welcome came with {len(fds)} descriptors, expected 2")
+        try:
+            is_writable = not self.welcome.staging_bytes
+            arena = kvpool_native.Mapping.attach(fds[0], self.welcome.arena_bytes, writable=is_writable)
+            index = kvpool_native.Mapping.attach(fds[1], self.welcome.index_bytes, writable=False)
+            return arena, kvpool_native.IndexView(index)
+        except (ValueError, OSError, RuntimeError) as error:
+            raise KVPoolError(f"the daemon's shared memory cannot be mapped: {error}") from error
+        finally:
+            while fds:
+                os.close(fds.pop())

@@ -1,0 +1,1 @@
+"""Copies between engine memory and the pool: buffers, devices, staging."""

@@ -1,0 +1,122 @@
+"""An engine's registered KV: the arrays, kept alive, and the native view of them.
+
+Immutable after `register`; any thread. Survives restarts of the daemon, because it knows nothing of it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+import kvpool_native
+from kvpool.errors import InvalidArgument
+from kvpool.layout import Layout
+from kvpool_client.copying.buffers import PagedGeometry, contiguous_address, describe_layers
+
+SKIP_BLOCK = -1
+
+
+class Cache:
+    """Paged KV of one engine. `block_tokens`, `blocks`, `form` and `device` are what was registered."""
+
+    def __init__(self, layers: Sequence[object], layout: Layout, *, block_tokens: int, form: str) -> None:
+        """Raises InvalidArgument or LayoutMismatch, naming the layer and what was expected.
+
+        The first of a process with pieces of such a length has the copy's variants measured, some 5 ms.
+        """
+        if fault := kvpool_native.copy_variant_fault():
+            raise InvalidArgument(fault)
+        self._layers = list(layers)
+        self.layout = layout
+        self.geometry: PagedGeometry = describe_layers(self._layers, layout, block_tokens, form)
+        self.view = paged_view(self.geometry, self._layers)
+        if self.device == "cpu":
+            kvpool_native.tune_copies(self.geometry.plane_block_bytes)
+
+    def __repr__(self) -> str:
+        return f"<Cache {self.blocks} blocks of {self.block_tokens} tokens, {self.form} on {self.device}>"
+
+    @property
+    def layers(self) -> Sequence[object]:
+        """The registered arrays."""
+        return self._layers
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in each layer."""
+        return self.geometry.blocks
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in a block."""
+        return self.geometry.block_tokens
+
+    @property
+    def form(self) -> str:
+        """kv_first | block_first | packed."""
+        return self.geometry.form
+
+    @property
+    def device(self) -> str:
+        """Where the arrays are: cpu, cuda:0, …"""
+        return self.geometry.device
+
+    @property
+    def blocks_per_chunk(self) -> int:
+        """Blocks that a chunk covers."""
+        return self.layout.chunk_tokens // self.block_tokens
+
+    def checked_block_ids(self, block_ids: object, chunks: int, *, may_skip: bool) -> npt.NDArray[np.int64]:
+        """Block ids of `chunks` chunks as int64. Raises InvalidArgument for a wrong length, range or repetition."""
+        ids = _as_ids(block_ids)
+        expected = chunks * self.blocks_per_chunk
+        if len(ids) != expected:
+            raise InvalidArgument(
+                f"block_ids has {len(ids)} ids, expected {expected} for {chunks} chunks of {self.blocks_per_chunk} blocks"
+            )
+        lowest = SKIP_BLOCK if may_skip else 0
+        if len(ids) and (int(ids.min()) < lowest or int(ids.max()) >= self.blocks):
+            raise InvalidArgument(
+                f"block_ids reach from {int(ids.min())} to {int(ids.max())}, expected {lowest}..{self.blocks - 1}"
+            )
+        return ids
+
+
+def paged_view(geometry: PagedGeometry, owner: object) -> kvpool_native.CacheView:
+    """The native view of paged KV; it keeps `owner`, the arrays, alive."""
+    return kvpool_native.CacheView(
+        bases=list(geometry.addresses),
+        planes=geometry.planes,
+        blocks=geometry.blocks,
+        plane_block_bytes=geometry.plane_block_bytes,
+        plane_stride=geometry.plane_stride,
+        block_stride=geometry.block_stride,
+        owner=owner,
+    )
+
+
+def contiguous_view(array: object, layout: Layout, *, is_target: bool) -> tuple[kvpool_native.CacheView, int]:
+    """The native view of an array [chunks, chunk_bytes], one block for each chunk, and its number of chunks."""
+    address, chunks = contiguous_address(array, layout, is_target=is_target)
+    view = kvpool_native.CacheView(
+        bases=[address + layer * layout.layer_bytes for layer in range(layout.layers)],
+        planes=1,
+        blocks=chunks,
+        plane_block_bytes=layout.layer_bytes,
+        plane_stride=0,
+        block_stride=layout.chunk_bytes,
+        owner=array,
+    )
+    return view, chunks
+
+
+def _as_ids(block_ids: object) -> npt.NDArray[np.int64]:
+    try:
+        ids = np.asarray(block_ids)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InvalidArgument(f"block_ids is {type(block_ids).__name__}, expected integers: {error}") from error
+    if ids.size == 0:
+        return np.empty(0, np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise InvalidArgument(f"block_ids has shape {ids.shape} of {ids.dtype}, expected one dimension of integers")
+    return np.ascontiguousarray(ids, dtype=np.int64)

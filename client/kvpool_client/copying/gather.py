@@ -1,0 +1,175 @@
+"""Filling a window of staging memory with layers of chunks: by the native threads, or by a device's own copies.
+
+A piece of a save is some layers of some chunks; in the window they lie chunk by chunk, layer by layer. Copies per byte: one.
+Any thread; one piece's methods on one thread.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+import kvpool_native
+from kvpool.layout import Layout
+from kvpool_client.copying.device_blocks import DeviceBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`layers` layers from `first_layer` on, of `chunks` chunks from `first_chunk` on."""
+
+    first_chunk: int
+    chunks: int
+    first_layer: int
+    layers: int
+
+    @property
+    def extents(self) -> int:
+        """Layers of chunks."""
+        return self.chunks * self.layers
+
+
+class Gathering(Protocol):
+    """A piece on its way into a window: the native save job, or what a device has done."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within the time."""
+        ...
+
+    def is_cancelled(self) -> bool:
+        """Whether it ended without all its bytes."""
+        ...
+
+    def progress(self) -> int:
+        """Extents in the window so far."""
+        ...
+
+    def cancel(self) -> None:
+        """End it; when it returns the window is written no more, and engine memory read no more."""
+        ...
+
+    def checksums(self) -> bytes:
+        """CRC-32C of what was put in the window, u32 [chunk][layer]. Only after everything was."""
+        ...
+
+
+class Gatherer(Protocol):
+    """The engine memory of one save."""
+
+    def announce(self, layer: int) -> None:
+        """The layer's bytes may be read, after what the engine has queued so far."""
+        ...
+
+    def begin(self, piece: Piece, offset: int) -> Gathering:
+        """Start on a piece, into the window at `offset`."""
+        ...
+
+
+class HostGatherer:
+    """Engine memory that the CPU reads: the native threads do the work."""
+
+    def __init__(
+        self,
+        threads: kvpool_native.CopyPool,
+        view: kvpool_native.CacheView,
+        staging: kvpool_native.Mapping,
+        layout: Layout,
+        block_ids: npt.NDArray[np.int64],
+        chunks: int,
+    ) -> None:
+        self._threads = threads
+        self._view = view
+        self._staging = staging
+        self._layout = layout
+        self._block_ids = block_ids.reshape(chunks, -1)
+
+    def announce(self, layer: int) -> None:
+        """Nothing to note: what the engine has written is there."""
+
+    def begin(self, piece: Piece, offset: int) -> Gathering:
+        """Start on a piece, into the window at `offset`."""
+        ids = self._block_ids[piece.first_chunk : piece.first_chunk + piece.chunks]
+        job = self._threads.save(
+            self._view,
+            self._staging,
+            _column(offset, piece, self._layout).tobytes(),
+            np.ascontiguousarray(ids).tobytes(),
+            piece.layers,
+            self._layout.layer_bytes,
+            piece.first_layer,
+        )
+        job.announce_all()
+        return job
+
+
+class DeviceGatherer:
+    """Engine memory on a device: each layer crosses the bus into the window, and is checksummed there."""
+
+    def __init__(
+        self,
+        blocks: DeviceBlocks,
+        staging: kvpool_native.Mapping,
+        layout: Layout,
+        block_ids: npt.NDArray[np.int64],
+        chunks: int,
+    ) -> None:
+        self._blocks = blocks
+        self._staging = staging
+        self._layout = layout
+        self._block_ids = block_ids.reshape(chunks, -1)
+        self._marks: dict[int, Any] = {}  # each is written before its layer is announced to the save's thread
+
+    def announce(self, layer: int) -> None:
+        """Remember what the engine has queued so far."""
+        self._marks[layer] = self._blocks.after_engine()
+
+    def begin(self, piece: Piece, offset: int) -> Gathering:
+        """Bring a piece into the window at `offset`; it is there when this returns, unless the device refuses."""
+        size = self._layout.layer_bytes
+        starts = _column(offset, piece, self._layout)
+        ids = np.ascontiguousarray(self._block_ids[piece.first_chunk : piece.first_chunk + piece.chunks].reshape(-1))
+        try:
+            for number in range(piece.layers):
+                layer = piece.first_layer + number
+                self._blocks.gather(layer, (starts + number * size).tolist(), size, ids, self._marks[layer])
+        except RuntimeError:  # the device refuses: the save is given up, nothing is published
+            return _Gathered(0, None)
+        sums = (
+            kvpool_native.extent_checksums(self._staging, int(start), size, piece.layers) for start in starts.tolist()
+        )
+        return _Gathered(piece.extents, b"".join(sums))
+
+
+class _Gathered:
+    """A piece that is over. Has the methods of `Gathering`."""
+
+    def __init__(self, extents: int, checksums: bytes | None) -> None:
+        self._extents = extents
+        self._checksums = checksums
+
+    def wait(self, timeout_s: float) -> bool:
+        """It has ended."""
+        del timeout_s
+        return True
+
+    def is_cancelled(self) -> bool:
+        """Whether the device refused."""
+        return self._checksums is None
+
+    def progress(self) -> int:
+        """Extents in the window."""
+        return self._extents
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+    def checksums(self) -> bytes:
+        """CRC-32C of what lies in the window."""
+        assert self._checksums is not None
+        return self._checksums
+
+
+def _column(offset: int, piece: Piece, layout: Layout) -> npt.NDArray[np.uint64]:
+    """Where each chunk's layers begin in the window, u64."""
+    return np.uint64(offset) + np.arange(piece.chunks, dtype="<u8") * np.uint64(piece.layers * layout.layer_bytes)

@@ -1,0 +1,1 @@
+"""Hints about chunks: retention requests, announcements, orchestrators' envelopes."""

@@ -1,0 +1,175 @@
+"""What a Pool says about chunks: keep these, these will be asked for soon, these will not; and orchestrators' hints.
+
+Each wish is a round trip that waits for nothing but its answer; what takes several begins none behind half of the Pool's
+time. Whatever fails on the daemon's side is absent, never an exception. Any thread.
+"""
+
+import numpy as np
+
+from kvpool import failpoint
+from kvpool.clock import Deadline
+from kvpool.errors import KVPoolError
+from kvpool.layout import Layout
+from kvpool.protocol.records import messages as m
+from kvpool.types import KEY_BYTES, RetainState, TokenRange
+from kvpool_client.connection.counters import Counters
+from kvpool_client.connection.link import Link
+from kvpool_client.hints.envelope import (
+    ACCEPTED,
+    CLIPPED,
+    DEMOTE,
+    PREFETCH,
+    REJECTED,
+    Action,
+    HintReport,
+    Hints,
+    Outcome,
+)
+from kvpool_client.key_chain import KeyChain
+from kvpool_client.results import AnnounceResult, RetainResult
+from kvpool_client.retention import Wishes, plan_retention
+
+_AWAY = "the daemon is away"
+_LATE = "the daemon did not answer in time"
+
+
+class Wishing:
+    """Carries the wishes of one Pool to the daemon, for every rank that the Pool stands for."""
+
+    def __init__(self, layout: Layout, link: Link, counters: Counters, timeout_s: float) -> None:
+        self._layout = layout
+        self._link = link
+        self._counters = counters
+        self._timeout_s = timeout_s
+        ranks = len(layout.ranks)
+        self._chunks_max = m.KEYS_MAX // ranks
+        self._wishes_max = max(1, m.WISHES_MAX // ranks)
+
+    def retain(self, keys: KeyChain, wishes: Wishes, deadline: Deadline | None = None) -> RetainResult:
+        """Keep the covered chunks so; one round trip for each WISHES_MAX of them on all ranks."""
+        deadline = deadline or Deadline(self._timeout_s)
+        covered = wishes.covered
+        columns = [np.frombuffer(column, f"V{KEY_BYTES}") for column in keys.columns()]
+        states = b""
+        for first in range(0, len(covered), self._wishes_max):
+            chosen = covered[first : first + self._wishes_max]
+            request = m.Retain(
+                b"".join(column[chosen].tobytes() for column in columns),
+                wishes.priorities[chosen].tobytes(),
+                wishes.durations_ms[chosen].astype("<u4").tobytes(),
+            )
+            states += self._ask(request, len(chosen), deadline)
+        result = RetainResult.of(len(keys), covered.tolist(), states)
+        self._counters.count("retained_chunks", result.accepted)
+        self._counters.count("clipped_chunks", result.clipped)
+        return result
+
+    def demote(
+        self, keys: KeyChain, first_chunk: int = 0, end_chunk: int | None = None, deadline: Deadline | None = None
+    ) -> RetainResult:
+        """Write the chunks before `end_chunk` down, and let those from `first_chunk` on leave DRAM first."""
+        deadline = deadline or Deadline(self._timeout_s)
+        end = min(len(keys) if end_chunk is None else end_chunk, self._chunks_max)
+        covered = range(min(first_chunk, end), end)
+        states = b""
+        for first in covered[:: self._wishes_max]:
+            last = min(first + self._wishes_max, end)
+            column = b"".join(column[: last * KEY_BYTES] for column in keys.columns())
+            states += self._ask(m.Demote(column, first), last - first, deadline)
+        result = RetainResult.of(len(keys), covered, states)
+        self._counters.count("demoted_chunks", result.accepted)
+        return result
+
+    def announce(
+        self, keys: KeyChain, end_chunk: int | None = None, deadline: Deadline | None = None
+    ) -> AnnounceResult:
+        """Say that the chunks before `end_chunk` will be asked for soon."""
+        named = len(keys) if end_chunk is None else min(end_chunk, len(keys))
+        asked = min(named, self._chunks_max)
+        session = self._link.session
+        left_s = self._timeout_s if deadline is None else deadline.remaining_s()
+        if session is None or not asked or left_s < self._timeout_s / 2:
+            return AnnounceResult(0, 0, named)
+        try:
+            failpoint.reach("client.announce.before", failpoint.unreachable)
+            column = b"".join(column[: asked * KEY_BYTES] for column in keys.columns())
+            answer = session.call(m.Announce(column), m.Announced, left_s)
+        except KVPoolError as error:
+            self._link.note_failure(session, error)
+            return AnnounceResult(0, 0, named)
+        self._counters.count("announced_chunks", answer.chunks)
+        return AnnounceResult(answer.chunks, answer.clipped, named - answer.chunks - answer.clipped)
+
+    def hint(self, hints: Hints, keys: KeyChain, prompt_tokens: int | None) -> HintReport:
+        """Carry each action out; what became of them, and what saves of the same request should be given."""
+        deadline = Deadline(self._timeout_s)
+        outcomes = [
+            entry if isinstance(entry, Outcome) else self._act(entry, keys, prompt_tokens, deadline)
+            for entry in hints.actions
+        ]
+        for outcome in outcomes:
+            self._counters.count(f"hints_{outcome.status}", 1)
+        output = hints.output
+        return HintReport(
+            hints.message_id,
+            tuple(outcomes),
+            hints.retention,
+            output.priority if output is not None else None,
+            output.duration_s if output is not None else None,
+        )
+
+    def _act(self, action: Action, keys: KeyChain, prompt_tokens: int | None, deadline: Deadline) -> Outcome:
+        if self._link.session is None:
+            return action.ended(REJECTED, _AWAY)
+        if deadline.remaining_s() < self._timeout_s / 2:
+            return action.ended(REJECTED, _LATE)
+        if action.verb == PREFETCH:
+            return self._prefetch(action, keys, deadline)
+        if action.verb == DEMOTE:
+            first, end = self._chunks_of(action.ranges[0], keys)
+            return _outcome_of(action, self.demote(keys, first, end, deadline))
+        wishes = plan_retention(
+            action.ranges,
+            chunks=len(keys),
+            chunk_tokens=self._layout.chunk_tokens,
+            prompt_tokens=prompt_tokens,
+            decode_priority=action.output.priority if action.output and prompt_tokens is not None else None,
+            decode_duration_s=action.output.duration_s if action.output and prompt_tokens is not None else None,
+        )
+        return _outcome_of(action, self.retain(keys, wishes, deadline))
+
+    def _prefetch(self, action: Action, keys: KeyChain, deadline: Deadline) -> Outcome:
+        _, end = self._chunks_of(action.ranges[0], keys)
+        result = self.announce(keys, end, deadline)
+        if result.clipped:
+            return action.ended(CLIPPED, f"{result.clipped} chunks are beyond what may be announced")
+        if not result.announced:
+            return action.ended(REJECTED, "nothing of it is stored")
+        return action.ended(ACCEPTED, f"{result.absent} chunks are not stored" if result.absent else "")
+
+    def _chunks_of(self, span: TokenRange, keys: KeyChain) -> tuple[int, int]:
+        """The first chunk that a range touches, and the first behind it."""
+        size = self._layout.chunk_tokens
+        end = len(keys) if span.end is None else min(len(keys), -(-span.end // size))
+        return span.start // size, end
+
+    def _ask(self, request: m.Retain | m.Demote, count: int, deadline: Deadline) -> bytes:
+        absent = bytes([RetainState.ABSENT]) * count
+        session = self._link.session
+        left_s = deadline.remaining_s()
+        if session is None or left_s < self._timeout_s / 2:
+            return absent
+        try:
+            failpoint.reach("client.retain.before", failpoint.unreachable)
+            states = session.call(request, m.Retained, left_s).states
+        except KVPoolError as error:
+            self._link.note_failure(session, error)
+            return absent
+        return states
+
+
+def _outcome_of(action: Action, result: RetainResult) -> Outcome:
+    absent = f"{result.absent} chunks are not stored yet" if result.absent else ""
+    if result.clipped:
+        return action.ended(CLIPPED, f"{result.clipped} chunks stay at the default priority: its share is full")
+    return action.ended(CLIPPED if action.note else ACCEPTED, absent)

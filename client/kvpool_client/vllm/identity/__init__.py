@@ -1,0 +1,1 @@
+"""Which KV this is: the model, its geometry, the ranks that share it."""

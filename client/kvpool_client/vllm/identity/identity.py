@@ -1,0 +1,224 @@
+"""Which model this is: the name and the revision under which its chunks are kept.
+
+KV of equal tokens differs with the weights, so beside the model's own name stands a digest of all that changes it: the model's
+configuration, and its weights, by a sample of every tensor where they lie in a directory, by the commit where they are of the
+Hub, or by the name that an operator gives them. Two random models of one shape therefore never meet, nor do a model and its
+fine-tuned successor in the same place. What changes no KV is not in it: places, branches, lengths, how tokens are generated.
+Hardware, block sizes and formats are not here either; these are the layout's.
+
+Reads files once, at the engine's start. Any thread.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import kvpool_native
+from kvpool_client.engines.weights import digest_of, directory_digest
+from kvpool_client.vllm.identity.length_facts import length_facts
+from kvpool_client.vllm.support import REMEDIES, Unserved
+from kvpool_client.vllm.surface import EngineConfig, LoraRequest
+
+NAME_CHARACTERS_MAX = 300
+# What of vLLM's model configuration changes KV without changing the model's own configuration.
+MODEL_FIELDS = (
+    "architecture",
+    "code_revision",
+    "dtype",
+    "quantization",
+    "quantization_config",
+    "override_attention_dtype",
+)
+# What says how images and sound become tokens' inputs.
+MEDIA_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
+TUNING = "attn_temperature_tuning"
+# What of a model's own configuration changes no KV: where it lies and how it is used. vLLM writes the last two there itself,
+# in workers alone (see `length_facts`).
+IRRELEVANT = {
+    "_name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "architectures",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "use_cache",
+    "return_dict",
+    "output_attentions",
+    "output_hidden_states",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "max_model_len",
+    TUNING,
+}
+# A sub-model's configuration is told by this end of its key. The same words elsewhere (quantization, say) may mean KV.
+SUB_MODEL, NO_SUB_MODEL = "_config", "quantization_config"
+ADAPTER_CONFIGURATION = "adapter_config.json"
+ADAPTERS_MAX = 4096
+LIFE = os.urandom(16).hex()
+COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+# Weights that come from a place of their own, whatever the model's name says.
+ELSEWHERE = ("tensorizer_uri",)
+UNKNOWN = "unknown_weights"
+
+
+def model_and_revision(config: EngineConfig, named: str = "") -> tuple[str, str]:
+    """The pool's name for the model, and what tells its weights and settings from others.
+
+    `named`: the operator's name for it (`kvpool.model`). Raises LayoutMismatch where nothing says which weights these are.
+    """
+    model = config.model_config
+    name = str(getattr(model, "model", ""))
+    values = _configuration_of(getattr(model, "hf_config", None))
+    overrides, media = getattr(model, "hf_overrides", None), getattr(model, "multimodal_config", None)
+    facts: dict[str, object] = {
+        **{field: str(getattr(model, field, None)) for field in MODEL_FIELDS},
+        **{field: str(getattr(media, field, None)) for field in MEDIA_FIELDS},
+        "configuration": _kept(values),
+        "overrides": _kept(overrides) if isinstance(overrides, Mapping) else "",
+        "length": length_facts(values, getattr(model, "max_model_len", None)),
+        "tuning": _generation_tuning(model),
+        "weights": _weights_of(config, named),
+        "draft": _draft_of(config),
+        "hashes": str(getattr(config.cache_config, "prefix_caching_hash_algo", "")),
+    }
+    short = "/".join(name.rstrip("/").rsplit("/", 2)[-2:])
+    return (named or short)[-NAME_CHARACTERS_MAX:], digest_of(facts)
+
+
+def _generation_tuning(model: object) -> list[object]:
+    """Llama 4's attention is tuned by a word of the generation's configuration, its own or the one given to vLLM."""
+    given = getattr(model, "override_generation_config", None)
+    path = Path(str(getattr(model, "model", ""))) / "generation_config.json"
+    try:
+        own = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError):
+        own = {}
+    said = [values.get(TUNING) for values in (own, given) if isinstance(values, Mapping)]
+    return [value for value in said if value is not None]
+
+
+def adapter_name(lora: LoraRequest | None) -> str:
+    """What separates the chunks of a LoRA adapter: its name, its place, its weights and what scales them; empty without one.
+
+    An adapter whose files are not here has chunks of this process's life alone: nothing says which weights they are of.
+    """
+    if lora is None:
+        return ""
+    path = Path(str(getattr(lora, "lora_path", "")))
+    weights, scaled = directory_digest(path), path / ADAPTER_CONFIGURATION
+    facts = {
+        "name": lora.lora_name,
+        "path": str(path),
+        "weights": weights or f"{LIFE} {getattr(lora, 'lora_int_id', 0)}",
+        "configuration": kvpool_native.blake3(scaled.read_bytes()).hex() if scaled.is_file() else "",
+    }
+    return digest_of(facts)
+
+
+class AdapterNames:
+    """The names of adapters, each read again when its files have changed. One thread."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[object, ...], str] = {}
+
+    def __repr__(self) -> str:
+        return f"<AdapterNames of {len(self._names)}>"
+
+    def of(self, lora: LoraRequest | None) -> str:
+        """See `adapter_name`."""
+        if lora is None:
+            return ""
+        path = str(getattr(lora, "lora_path", ""))
+        known = (lora.lora_name, path, getattr(lora, "lora_int_id", 0), *_stamps(Path(path)))
+        if known not in self._names:
+            if len(self._names) >= ADAPTERS_MAX:
+                self._names.clear()
+            self._names[known] = adapter_name(lora)
+        return self._names[known]
+
+
+def _stamps(path: Path) -> list[tuple[str, int, int]]:
+    """What shows that an adapter's files are others than before."""
+    try:
+        found = [entry for entry in os.scandir(path) if entry.is_file()]
+        return sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in found)
+    except OSError:
+        return []
+
+
+def _weights_of(config: EngineConfig, named: str) -> str:
+    """What tells these weights from others: a sample of them, or the commit that they come from, or the operator's word."""
+    model, load = config.model_config, getattr(config, "load_config", None)
+    name = str(getattr(model, "model", ""))
+    if str(getattr(load, "load_format", "")).endswith("dummy"):
+        return f"dummy {getattr(model, 'seed', None)}"
+    extra = getattr(load, "model_loader_extra_config", None)
+    elsewhere = [extra[key] for key in ELSEWHERE if key in extra] if isinstance(extra, Mapping) else []
+    elsewhere += [uri] if (uri := getattr(model, "model_weights", "")) else []
+    if elsewhere:
+        if named:
+            return f"{elsewhere[0]}"
+        raise Unserved(UNKNOWN, f"the weights come from {elsewhere[0]!r}, where they may change unseen")
+    path = Path(name)
+    if path.exists():
+        digest = directory_digest(path)
+        if not digest and not named:
+            raise Unserved(UNKNOWN, f"no weights in {name!r} tell one version of the model from another")
+        return digest
+    commit = _commit_of(model)
+    if not commit and not named:
+        revision = getattr(model, "revision", None)
+        said = f"revision {str(revision)!r}, which may move," if revision else "nothing"
+        raise Unserved(
+            UNKNOWN,
+            f"{said} says which weights of {name!r} are served, expected a commit",
+            f"give vLLM --revision with the commit's 40 digits, or {REMEDIES[UNKNOWN]}",
+        )
+    return f"{name} {commit}"
+
+
+def _commit_of(model: object) -> str:
+    """The commit that a model of the Hub comes from; empty where that is not known.
+
+    huggingface_hub's ResolvedRevision is as a string what was asked for, and has the commit beside it. A configuration that
+    has its own place has its own commit, which says nothing of the weights.
+    """
+    revision = getattr(model, "revision", None)
+    has_own_place = getattr(model, "hf_config_path", None) not in (None, getattr(model, "model", None))
+    known = (
+        getattr(revision, "resolved", None),
+        None if has_own_place else getattr(getattr(model, "hf_config", None), "_commit_hash", None),
+        revision,
+    )
+    return next((str(commit) for commit in known if COMMIT.fullmatch(str(commit))), "")
+
+
+def _draft_of(config: EngineConfig) -> str:
+    """The draft model whose KV may lie beside the model's. A wrong one costs guesses and changes no token: a place will do."""
+    draft = getattr(getattr(config, "speculative_config", None), "draft_model_config", None)
+    name = str(getattr(draft, "model", ""))
+    if draft is None or name == str(getattr(config.model_config, "model", "")):
+        return ""
+    return directory_digest(Path(name)) or f"{name} {_commit_of(draft)}"
+
+
+def _configuration_of(hf_config: object) -> Mapping[str, object]:
+    if hf_config is None:
+        return {}
+    as_dict = getattr(hf_config, "to_dict", None)
+    values: Mapping[str, object] = as_dict() if callable(as_dict) else vars(hf_config)
+    return values
+
+
+def _kept(value: object, *, is_model: bool = True) -> object:
+    """A configuration without what changes no KV, and without what is not set: a new release knows more of such fields."""
+    if not isinstance(value, Mapping):
+        return value
+    dropped = IRRELEVANT if is_model else ()
+    entries = sorted((str(key), entry) for key, entry in value.items() if entry is not None and key not in dropped)
+    return {key: _kept(entry, is_model=key.endswith(SUB_MODEL) and key != NO_SUB_MODEL) for key, entry in entries}

@@ -1,0 +1,1 @@
+"""The scheduler's half of the vLLM connector."""

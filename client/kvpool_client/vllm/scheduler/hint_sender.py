@@ -1,0 +1,136 @@
+"""What the scheduler's half has the daemon told without waiting for it: wishes of requests, announcements of those that wait.
+
+    request arrives ──► its wishes ──► outcomes, which come back with the request's output
+            │ not asked for when a step was planned ──► announced, and again while it waits
+            └─ ended ──► its demotions
+
+At most ERRANDS_MAX wait for the errands' thread. What does not fit is counted and left out: nothing needs it.
+Invariant: an errand's answer is set, or cancelled, whatever becomes of the daemon. The scheduler's thread, but for that one.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from itertools import islice
+
+from kvpool.clock import Clock, Deadline
+from kvpool_client.engines.failure_guard import Border
+from kvpool_client.hints.envelope import ACCEPTED, CLIPPED, REJECTED, Outcome
+from kvpool_client.key_chain import KeyChain
+from kvpool_client.pool import Pool
+from kvpool_client.vllm.scheduler.background_queue import Errands
+from kvpool_client.vllm.scheduler.request_hints import BESIDE, Outcomes, RequestWishes, Wishing
+from kvpool_client.vllm.scheduler.requests import Tracked
+from kvpool_client.vllm.statistics import Tally
+
+ERRANDS_MAX = 256
+# Of the requests that wait, the first so many are announced: what is behind them has time.
+ANNOUNCED_MAX = 32
+# Half the time for which the daemon minds an announcement by default.
+ANNOUNCED_S = 15.0
+
+
+class Envoy:
+    """See the module."""
+
+    def __init__(self, pool: Pool, tally: Tally, border: Border, clock: Clock) -> None:
+        self._pool = pool
+        self._tally = tally
+        self._border = border
+        self._clock = clock
+        self._errands = Errands("kvpool-envoy", "telling the daemon", ERRANDS_MAX, border)
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}  # guarded by _lock
+
+    def __repr__(self) -> str:
+        return f"<Envoy {self._errands!r}>"
+
+    def begin(self, entry: Tracked) -> None:
+        """A request has arrived: what it wishes of chunks that are stored, or are to come up."""
+        wishes = entry.wishes
+        if not wishes:
+            return
+        answer: Future[Outcomes] = Future()
+        entry.wishing = Wishing(wishes, answer)
+        self._send(lambda: self._carry_out(wishes, entry.keys, answer), answer)
+
+    def announce(self, waiting: Iterable[Tracked]) -> None:
+        """These requests wait, in this order: their chunks will be asked for soon."""
+        for entry in islice(waiting, ANNOUNCED_MAX):
+            if len(entry.keys) and entry.announced.has_passed():
+                entry.announced = Deadline(ANNOUNCED_S, self._clock)
+                self._send(lambda keys=entry.keys: self._announce(keys))  # type: ignore[misc]  # bound now
+
+    def end(self, entry: Tracked, when_saved: Callable[[Callable[[], None]], None]) -> dict[str, object] | None:
+        """A request has ended: what is answered to its wishes. `when_saved` calls when its saves have ended too."""
+        if entry.wishing is None:
+            return None
+        demotions = entry.wishes.at_the_end
+        if demotions.actions:
+            keys = entry.keys
+            when_saved(lambda: self._send(lambda: self._note(self._pool.hint(demotions, keys).outcomes)))
+        return entry.wishing.told()
+
+    def count(self) -> None:
+        """Move what was counted on the other thread to the tally."""
+        if not self._counts:  # what is counted just now is moved the next time
+            return
+        with self._lock:
+            counts, self._counts = self._counts, {}
+        for name, amount in counts.items():
+            self._tally.add(name, amount)
+
+    def stop(self) -> None:
+        """End the thread; errands not begun are dropped."""
+        self._errands.stop()
+
+    def _send(self, run: Callable[[], None], answer: Future[Outcomes] | None = None) -> None:
+        def drop() -> None:
+            self._add("dropped_errands", 1)
+            if answer is not None:
+                answer.cancel()
+
+        self._errands.send(run, drop)
+
+    def _carry_out(self, wishes: RequestWishes, keys: KeyChain, answer: Future[Outcomes]) -> None:
+        outcomes: Outcomes = ()
+        try:
+            hints = wishes.at_once
+            if hints.actions:
+                outcomes = self._pool.hint(hints, keys, prompt_tokens=wishes.prompt_tokens).outcomes
+            if wishes.has_own:
+                # Behind the hints, because what is said beside an envelope counts more than what is in it.
+                outcomes = (*outcomes, self._retain(wishes, keys))
+        finally:
+            answer.set_result(outcomes)
+        self._note(outcomes)
+
+    def _retain(self, wishes: RequestWishes, keys: KeyChain) -> Outcome:
+        keeping = wishes.keeping_of_all()
+        result = self._pool.retain(
+            keys,
+            keeping.retention,
+            prompt_tokens=keeping.prompt_tokens,
+            decode_priority=keeping.decode_priority,
+            decode_duration_s=keeping.decode_duration_s,
+        )
+        self._add("retained_chunks", result.accepted)
+        if result.clipped:
+            reason = f"{result.clipped} chunks stay at the default priority: its share is full"
+            return Outcome("", BESIDE, CLIPPED, reason)
+        absent = f"{result.absent} chunks are not stored yet" if result.absent else ""
+        return Outcome("", BESIDE, ACCEPTED, absent)
+
+    def _announce(self, keys: KeyChain) -> None:
+        self._add("announced_chunks", self._pool.announce(keys).announced)
+
+    def _note(self, outcomes: Outcomes) -> None:
+        for outcome in outcomes:
+            self._add(f"wishes_{outcome.status}", 1)
+            if outcome.status == REJECTED:
+                what = outcome.action_type or "envelope"
+                self._border.complain("a wish of a request was rejected", f"{what}: {outcome.reason}")
+
+    def _add(self, name: str, amount: int) -> None:
+        with self._lock:
+            self._counts[name] = self._counts.get(name, 0) + amount

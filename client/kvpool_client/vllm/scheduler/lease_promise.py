@@ -1,0 +1,72 @@
+"""Asking the daemon without waiting for it: a lease and its tickets, fetched on a thread of their own.
+
+    asked ──granted in time──► Promise ──► its tickets travel to the workers
+      └──late, refused, away──► nothing         └──of no use any more──► its tickets are given back
+
+A scheduler decides thousands of times a second and must not hang on a daemon that does. One thread asks, in order, for all
+requests; at most QUESTIONS_MAX wait. Invariant: every lease that was acquired is released here; tickets that nobody
+claims and nobody gives back end by their time to live.
+"""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from kvpool_client.engines.failure_guard import Border
+from kvpool_client.pool import Pool
+from kvpool_client.results import Hit
+from kvpool_client.vllm.scheduler.background_queue import Errands
+
+# Questions and what is given back.
+QUESTIONS_MAX = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Leading chunks that can be loaded with `tickets`, one for each replica. `tiers`: the level of each chunk."""
+
+    chunks: int
+    tickets: tuple[bytes, ...]
+    tiers: bytes
+
+
+NOTHING = Promise(0, (), b"")
+Answer = Future[Promise]
+
+
+class Asker:
+    """Fetches promises from a scheduler's Pool."""
+
+    def __init__(self, pool: Pool, replicas: int, border: Border) -> None:
+        self._pool = pool
+        self._replicas = replicas
+        self._errands = Errands("kvpool-ask", "asking the daemon", QUESTIONS_MAX, border)
+
+    def ask(self, hit: Hit) -> Answer:
+        """Begin to fetch; a full queue or an ended asker answers NOTHING at once."""
+        answer: Answer = Future()
+        self._errands.send(lambda: self._fetch(hit, answer), lambda: answer.set_result(NOTHING))
+        return answer
+
+    def give_back(self, answer: Answer) -> None:
+        """Nobody loads with this answer: its tickets hold nothing any more. A full queue leaves them to their time to live."""
+        self._errands.send(lambda: self._end_tickets(answer), lambda: None)
+
+    def stop(self) -> None:
+        """End the thread; questions not asked yet are answered with NOTHING."""
+        self._errands.stop()
+
+    def _fetch(self, hit: Hit, answer: Answer) -> None:
+        promise = NOTHING
+        try:
+            with self._pool.acquire(hit) as lease:
+                tickets = tuple(lease.ticket() for _ in range(self._replicas)) if lease.chunks else ()
+                if tickets and all(tickets):
+                    promise = Promise(lease.chunks, tickets, lease.tiers.tobytes())
+        finally:
+            answer.set_result(promise)
+
+    def _end_tickets(self, answer: Answer) -> None:
+        """Behind the question itself, on its thread: the answer is there."""
+        is_there = answer.done() and not answer.cancelled()
+        for ticket in answer.result(0).tickets if is_there else ():
+            self._pool.claim(ticket)

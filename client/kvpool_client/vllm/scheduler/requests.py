@@ -1,0 +1,130 @@
+"""What the scheduler's half remembers of one request, from its first question to its end. One thread."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvpool.clock import Deadline
+from kvpool_client.key_chain import KeyChain
+from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, hash_in_epoch
+from kvpool_client.vllm.scheduler.lease_promise import Answer
+from kvpool_client.vllm.scheduler.request_hints import RequestWishes, Wishing
+from kvpool_client.vllm.surface import EngineRequest
+
+# What makes KV depend on more than token ids, salt and adapter: such tokens would mislead whoever goes by them.
+FURTHER_INPUTS = ("prompt_embeds", "mm_features")
+
+
+class Tracked:
+    """One request. Invariant: `keys` has a key for each whole chunk whose block hashes were known at the last look.
+
+    `chunks_planned`: leading chunks that the pool has or that were put into a plan; `chunks_unplanned`: whole ones behind those
+    that a step with a load left for a later one. `table`: its blocks in order, None while
+    they are not known. Each patience runs from the first time that the request was held back for that reason.
+    `asked_tokens`: what the answer under way is about, behind `held_tokens`. `has_given_up`: no more questions for this
+    request. `wishes`: what it says of its chunks, `wishing` what becomes of that; `announced` runs while it need not be
+    announced again. `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while what another save was just
+    writing is planned again.
+    `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: others have begun, nothing of it is saved.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        keys: KeyChain,
+        salt: bytes,
+        adapter: str,
+        chunk_hashes: int,
+        wishes: RequestWishes,
+        save_chunks: int,
+    ) -> None:
+        self.request = request
+        self.keys = keys
+        self.wishes = wishes
+        self.wishing: Wishing | None = None
+        self.announced = Deadline(0.0)
+        self.salt = salt
+        self.adapter = adapter
+        self.hashes: list[bytes] = []
+        self.table: list[int] | None = None
+        self.chunks_planned = 0
+        self.chunks_unplanned = 0
+        self.save_chunks = save_chunks
+        self.retry: Deadline | None = None
+        self.held_tokens = 0
+        self.asked_tokens = 0
+        self.answer: Answer | None = None
+        self.answer_age = Deadline(0.0)
+        self.patience_with_save: Deadline | None = None
+        self.patience_with_daemon: Deadline | None = None
+        self.is_loading = False
+        self.has_given_up = False
+        self.hit_sources: dict[str, int] = {}
+        self.epoch = FIRST_EPOCH
+        self.is_stale = False
+        self._preemptions_at_allocation: int | None = None
+        self._chunk_hashes = chunk_hashes
+        self._seen = 0
+
+    def __repr__(self) -> str:
+        return f"<Tracked {self.request.request_id} {len(self.hashes)} chunks, {self.chunks_planned} planned>"
+
+    def extend_keys(self) -> None:
+        """Take in the chunks that have become whole: the last block hash of each stands for it."""
+        known = self.request.block_hashes
+        fresh = [
+            hash_in_epoch(self.epoch, bytes(known[place]))
+            for place in range(
+                (len(self.hashes) + 1) * self._chunk_hashes - 1,
+                len(known) // self._chunk_hashes * self._chunk_hashes,
+                self._chunk_hashes,
+            )
+        ]
+        if fresh:
+            self.keys.append_hashes(fresh)
+            self.hashes += fresh
+
+    def take_unseen(self) -> list[bytes]:
+        """The chunks' hashes that were not taken before."""
+        fresh = self.hashes[self._seen :]
+        self._seen = len(self.hashes)
+        return fresh
+
+    def token_ids(self, first: int, end: int) -> bytes:
+        """Tokens `first` up to `end`, i32; none where they do not say what the KV is of."""
+        if any(
+            getattr(self.request, name, None) is not None and len(getattr(self.request, name))
+            for name in FURTHER_INPUTS
+        ):
+            return b""
+        tokens = np.asarray(self.request.all_token_ids[first:end], np.int32)
+        return tokens.tobytes() if len(tokens) == end - first else b""
+
+    def note_allocation(self, request: EngineRequest) -> None:
+        """vLLM has given the request blocks."""
+        self._preemptions_at_allocation = getattr(request, "num_preemptions", None)
+
+    def has_come_back(self, request: EngineRequest) -> bool:
+        """Whether it had blocks, and is asked for again without a preemption: somebody's load has failed.
+
+        Offered another asynchronous load, it may stand first in vLLM's queue for ever: vLLM keeps room for requests behind it,
+        whose blocks it frees only when their turn comes.
+        """
+        known = getattr(request, "num_preemptions", None)
+        return known is not None and known == self._preemptions_at_allocation
+
+    def forget_answer(self) -> None:
+        """Whatever was asked for is used, or of no use any more."""
+        self.answer = None
+        self.patience_with_save = self.patience_with_daemon = None
+
+
+def is_looked_up(request: EngineRequest) -> bool:
+    """Whether the pool is asked for a request.
+
+    Not where another engine sends its KV (prefill/decode disaggregation): the connector that fetches it takes the mark away
+    afterwards, and then the request is like any other.
+    """
+    params = getattr(request, "kv_transfer_params", None)
+    is_filled_elsewhere = isinstance(params, Mapping) and bool(params.get("do_remote_prefill"))
+    return not is_filled_elsewhere and not getattr(request, "skip_reading_prefix_cache", False)

@@ -1,0 +1,190 @@
+"""Which chunks a step completes, and may be saved when its forward pass has run.
+
+Invariant: a chunk is planned only when every token of it is known and computed by the end of the step. Its blocks are pinned
+from then on where they can be; where too many are, it is planned in a later step, if its request has one. With several shards
+a step that loads synchronously orders nothing before it is known to have gone well: one shard's failed load spoils what all of
+them compute, and only that shard knows. So does one in which another connector of a MultiConnector loads synchronously. What is
+pinned is held back until then, also where its request ends with the step; what cannot be is planned in a later step.
+The scheduler's thread.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+
+from kvpool.clock import Deadline
+from kvpool_client.vllm.identity.geometry import Geometry
+from kvpool_client.vllm.plan import LoadOrder, SaveOrder
+from kvpool_client.vllm.scheduler.pins import Pins
+from kvpool_client.vllm.scheduler.requests import Tracked
+from kvpool_client.vllm.scheduler.sights import Sights
+from kvpool_client.vllm.surface import EngineStep, RunningRequests
+
+
+class SavePlanner:
+    """Block tables of the running requests, kept step by step, and what to save of them.
+
+    Invariant: a scheduled request with chunks to save is in `_open`.
+    """
+
+    def __init__(self, geometry: Geometry, pins: Pins, sights: Sights) -> None:
+        self._geometry = geometry
+        self._pins = pins
+        self._sights = sights
+        self._is_sharded = geometry.layout.world * geometry.replicas > 1
+        self._unconfirmed: set[int] = set()
+        self._held_back: list[SaveOrder] = []
+        self._open: set[str] = set()
+
+    def plan(
+        self, number: int, step: EngineStep, requests: Mapping[str, Tracked], loads: Sequence[LoadOrder]
+    ) -> tuple[SaveOrder, ...]:
+        """The saves of step `number`, and those of earlier steps that were held back until now."""
+        computed = self._computed_tokens(step, requests)
+        if self._is_sharded and any(not order.is_async for order in loads):
+            self._unconfirmed.add(number)
+        if self._unconfirmed and not self._pins.are_possible:
+            for request_id, tokens in computed.items():
+                entry = requests[request_id]
+                entry.chunks_unplanned = max(0, self._chunks_whole(entry, tokens) - entry.chunks_planned)
+            return ()
+        orders = [
+            order for name, tokens in computed.items() if (order := self._order(requests[name], tokens)) is not None
+        ]
+        if self._unconfirmed:
+            self._held_back += orders
+            return ()
+        held_back, self._held_back = self._held_back, []
+        return (*held_back, *orders)
+
+    def hold(self, number: int) -> None:
+        """Plan nothing until step `number` is known to have gone well."""
+        self._unconfirmed.add(number)
+
+    def confirm(self, number: int, requests: Mapping[str, Tracked], *, has_failed: bool) -> int:
+        """Step `number` has ended, and what failed in it is known. How many saves that rest on a failed load were given up.
+
+        After a failure all chunks are planned anew: those that were stored are found present.
+        """
+        if self._unconfirmed:
+            self._unconfirmed = {step for step in self._unconfirmed if step > number}
+        if not has_failed:
+            return 0
+        for entry in requests.values():
+            entry.chunks_planned = 0
+        self._open = set(requests)
+        return self.give_up()
+
+    def give_up(self) -> int:
+        """Let go of what is held back; how many saves those were."""
+        given_up, self._held_back = self._held_back, []
+        for order in given_up:
+            self._pins.let_go(order.pin)
+        return len(given_up)
+
+    def plan_again(self, unsaved: Mapping[str, int], requests: Mapping[str, Tracked], patience: Deadline) -> None:
+        """What other saves were just writing, from a chunk of a request on; for each until its `patience` has passed."""
+        for request_id, chunk in unsaved.items():
+            entry = requests.get(request_id)
+            if entry is None:
+                continue
+            entry.retry = entry.retry or patience
+            if not entry.retry.has_passed():
+                entry.chunks_planned = min(entry.chunks_planned, chunk)
+                self._open.add(request_id)
+
+    def forget_tables(self, requests: Mapping[str, Tracked]) -> None:
+        """A step's block tables could not be read: those that it changed are wrong, so no request is saved by its old one."""
+        for entry in requests.values():
+            entry.table = None
+
+    def _computed_tokens(self, step: EngineStep, requests: Mapping[str, Tracked]) -> dict[str, int]:
+        """Brings the block tables up to date; how many tokens each scheduled request with chunks to save will have computed.
+
+        Others are not looked at: a forward pass has driven them out of the processor's caches, which costs more than the work.
+        """
+        computed = {}
+        for fresh in step.scheduled_new_reqs:
+            entry = requests.get(fresh.req_id)
+            if entry is not None:
+                entry.table = list(fresh.block_ids[0])
+                self._open.add(fresh.req_id)
+                computed[fresh.req_id] = fresh.num_computed_tokens + step.num_scheduled_tokens.get(fresh.req_id, 0)
+        running = step.scheduled_cached_reqs
+        self._extend_tables(running, requests)
+        if not self._open:
+            return computed
+        self._open.intersection_update(requests)
+        for place, request_id in enumerate(running.req_ids):
+            if request_id not in self._open:
+                continue
+            entry = requests[request_id]
+            if entry.chunks_planned < entry.save_chunks:
+                known = running.num_computed_tokens[place]
+                computed[request_id] = known + step.num_scheduled_tokens.get(request_id, 0)
+            else:
+                self._open.discard(request_id)
+        return computed
+
+    def _extend_tables(self, running: RunningRequests, requests: Mapping[str, Tracked]) -> None:
+        resumed = running.resumed_req_ids
+        self._open.update(resumed)
+        for place, blocks in enumerate(running.new_block_ids):
+            if blocks is None and not resumed:
+                continue
+            request_id = running.req_ids[place]
+            entry = requests.get(request_id)
+            if entry is None:
+                continue
+            if request_id in resumed:
+                entry.table = list(blocks[0]) if blocks is not None else None
+            elif blocks is not None and entry.table is not None:
+                entry.table += blocks[0]
+
+    def _order(self, entry: Tracked, computed: int) -> SaveOrder | None:
+        first, last = entry.chunks_planned, self._chunks_whole(entry, computed)
+        if entry.table is None or last <= first:
+            return None
+        entry.extend_keys()
+        self._sights.see(entry.take_unseen())
+        end = first + self._sights.ready(entry.hashes[first:last])
+        size = self._geometry.chunk_blocks
+        if self._pins.are_possible:
+            end = min(end, first + self._pins.room() // size)
+        blocks = entry.table[first * size : end * size]
+        if end <= first or len(blocks) < (end - first) * size:
+            return None
+        pin = self._pins.take(blocks) if self._pins.are_possible else 0
+        entry.chunks_planned, entry.chunks_unplanned = end, 0
+        return SaveOrder(
+            request_id=entry.request.request_id,
+            hashes=tuple(entry.hashes[:end]),
+            salt=entry.salt,
+            adapter=entry.adapter,
+            first_chunk=first,
+            block_ids=tuple(blocks),
+            tokens=entry.token_ids(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
+            keeping=entry.wishes.keeping(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
+            lora_name=str(getattr(getattr(entry.request, "lora_request", None), "lora_name", "")),
+            pin=pin,
+        )
+
+    def _chunks_whole(self, entry: Tracked, computed: int) -> int:
+        """Chunks to save that are computed; none where they must not be saved."""
+        can_be_saved = entry.table is not None and not entry.is_stale
+        return min(computed // self._geometry.chunk_tokens, entry.save_chunks) if can_be_saved else 0
+
+
+def has_strange_loads(step: EngineStep, asked: Mapping[str, int], own: Container[str]) -> bool:
+    """Whether another connector loads in this step: a request begins with more tokens than vLLM held when it was asked about.
+
+    `asked`: those tokens, of requests asked about since the last step; `own`: requests that this connector loads.
+    """
+    if not asked:
+        return False
+    running = step.scheduled_cached_reqs
+    begun = [(fresh.req_id, fresh.num_computed_tokens) for fresh in step.scheduled_new_reqs]
+    begun += [
+        (name, running.num_computed_tokens[place])
+        for place, name in enumerate(running.req_ids)
+        if name in running.resumed_req_ids
+    ]
+    return any(name in asked and tokens > asked[name] and name not in own for name, tokens in begun)

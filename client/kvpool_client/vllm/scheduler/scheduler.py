@@ -1,0 +1,400 @@
+"""The scheduler's half: what of a prompt the pool has, what of it is worth taking, and what the workers are to do.
+
+It moves no bytes and has no KV. A lookup reads shared memory; the one round trip that turns a hit into a promise runs on
+the asker's thread, and a request is held back no longer than `wait_s`, half for it. With several shards a prefix counts only as
+far as every shard has it. Invariant: what was told to vLLM as found is in the next plan as a load, whatever has become of it.
+The scheduler's thread.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as LateError
+from dataclasses import replace
+
+from kvpool.clock import Clock, Deadline, MonotonicClock
+from kvpool_client.engines.failure_guard import Border
+from kvpool_client.engines.load_cost import SpeedBook, wait_limit_s
+from kvpool_client.pool import Pool
+from kvpool_client.results import Hit
+from kvpool_client.vllm.event_feed import EventFeed
+from kvpool_client.vllm.identity.geometry import Geometry
+from kvpool_client.vllm.identity.identity import AdapterNames
+from kvpool_client.vllm.identity.placement import node_name
+from kvpool_client.vllm.identity.role import BOTH, Role
+from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, new_epoch
+from kvpool_client.vllm.plan import LoadOrder, StepPlan, StepReport
+from kvpool_client.vllm.scheduler.forgetting import ask_before_reset
+from kvpool_client.vllm.scheduler.hint_sender import Envoy
+from kvpool_client.vllm.scheduler.lease_promise import NOTHING, Asker, Promise
+from kvpool_client.vllm.scheduler.pins import Drain, Pins, can_be_held
+from kvpool_client.vllm.scheduler.request_hints import NO_WISHES, wishes_of
+from kvpool_client.vllm.scheduler.requests import Tracked, is_looked_up
+from kvpool_client.vllm.scheduler.save_plan import SavePlanner, has_strange_loads
+from kvpool_client.vllm.scheduler.sights import Sights
+from kvpool_client.vllm.scheduler.step_times import StepTimes
+from kvpool_client.vllm.scheduler.unverified_loads import UnprovenLoad, UnprovenLoads, blocks_from_the_first_bad
+from kvpool_client.vllm.settings import Settings
+from kvpool_client.vllm.statistics import Tally, by_level, sources_of
+from kvpool_client.vllm.surface import BlockPool, EngineBlocks, EngineOutput, EngineRequest, EngineStep
+
+# How long one question may keep the scheduler itself; an answer usually takes a tenth of a millisecond.
+PATIENCE_S = 0.005
+# The same where another connector takes what this one offers: requests are held back for nothing then.
+PATIENCE_BEHIND_OTHERS_S = 0.001
+# A promise older than this is asked for anew: well below the shortest time to live that makes sense for leases (guess).
+PROMISE_S = 5.0
+
+
+class SchedulerHalf:
+    """See the module. `pool` is a scheduler's Pool, standing for all shards; `feed`: where the pool's events come from."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        geometry: Geometry,
+        settings: Settings,
+        border: Border,
+        *,
+        feed: EventFeed | None = None,
+        role: Role = BOTH,
+        clock: Clock | None = None,
+    ) -> None:
+        self.pool = pool
+        self.tally = Tally()
+        self._geometry = geometry
+        self._settings = settings
+        self._border = border
+        self._role = role
+        self._clock = clock or MonotonicClock()
+        self._asker = Asker(pool, geometry.replicas, border)
+        self._speeds = SpeedBook()
+        self._times = StepTimes(self._speeds, self._clock)
+        self._feed = feed
+        self._envoy = Envoy(pool, self.tally, border, self._clock)
+        self._requests: dict[str, Tracked] = {}
+        self._waiting: dict[str, Tracked] = {}
+        self._adapters = AdapterNames()
+        self._loads: list[LoadOrder] = []
+        self._cancelled: list[str] = []
+        self._asked: dict[str, int] = {}
+        self._stands_back = False
+        self._epoch = FIRST_EPOCH
+        self._pins = Pins(geometry.layout.world * geometry.replicas, self._clock, settings.timeout_s)
+        self._sights = Sights(settings.save_after)
+        self._saving = SavePlanner(geometry, self._pins, self._sights)
+        self._unproven = UnprovenLoads()
+        self._evict: Callable[[set[int]], object] = lambda _blocks: None
+        self._step = self._acknowledged = 0
+        self._off = ""
+
+    def __repr__(self) -> str:
+        return f"<SchedulerHalf {len(self._requests)} requests, step {self._step}, {self.pool!r}>"
+
+    def bind_blocks(self, pool: BlockPool, *, drain: Drain | None, is_stepped_while_idle: bool) -> None:
+        """vLLM's blocks. `drain` ends saves of a worker in this process; `is_stepped_while_idle`: an idle engine steps.
+
+        Where blocks cannot be held, or nobody would hear that saves have ended, a step waits for its saves.
+        """
+        self._evict = pool.evict_blocks
+        if can_be_held(pool) and (is_stepped_while_idle or drain is not None):
+            self._pins.use(pool, None if is_stepped_while_idle else drain)
+            ask_before_reset(pool, lambda: self._border.call("a reset of prefixes", None, self._pins.free_for_reset))
+        else:
+            self._border.complain("vLLM's blocks cannot be held", "each step waits until its chunks are saved")
+
+    def arrived(self, request: EngineRequest) -> None:
+        """A request is new, and waits until it is asked for."""
+        entry = self._track(request)
+        if self._settings.announce and self._role.may_load and is_looked_up(request):
+            self._waiting[request.request_id] = entry
+
+    def matched_tokens(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
+        """Tokens behind `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
+        nothing = (0, False)
+        self._waiting.pop(request.request_id, None)
+        self._asked[request.request_id] = held_tokens
+        if self._unproven.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
+            self.tally.add("waits_for_a_shared_load")
+            return None, False
+        if self._off or not (self._role.may_load and is_looked_up(request)):
+            return nothing
+        entry = self._track(request)
+        if entry.has_come_back(request):
+            return nothing
+        # One token at least is left to compute, and what is taken ends with a block.
+        usable = (request.num_tokens - 1) // self._geometry.block_tokens * self._geometry.block_tokens
+        if entry.has_given_up or entry.wishes.load == "none" or usable <= held_tokens:
+            return nothing
+        if entry.answer is None or entry.held_tokens != held_tokens or entry.answer_age.has_passed():
+            hit = self._hit(entry, held_tokens, usable)
+            if hit is None:
+                return None, False
+            if entry.answer is not None:
+                self._asker.give_back(entry.answer)
+            entry.held_tokens = held_tokens
+            entry.asked_tokens = hit.tokens - held_tokens
+            entry.answer = self._asker.ask(hit) if hit.tokens > held_tokens else None
+            entry.answer_age = Deadline(PROMISE_S, self._clock)
+            if entry.answer is None:
+                return nothing
+        promise = self._promise(entry)
+        if promise is None:
+            return None, False
+        tokens = min(promise.chunks * self._geometry.chunk_tokens, usable) - held_tokens
+        return (tokens, self._settings.is_async) if tokens > 0 else nothing
+
+    def allocated(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> None:
+        """vLLM has given the request blocks, and counts on `tokens` of the pool's (0: none, or the second call of a load)."""
+        is_done = self._border.call("allocation", False, lambda: self._note_allocation(request, blocks, tokens))
+        if not is_done and tokens > 0:
+            # vLLM waits for this load: the worker is to say that none of the blocks came.
+            table = tuple(blocks.get_block_ids()[0])
+            self._loads.append(LoadOrder(request.request_id, (), 0, 1, table, b"", self._settings.is_async))
+
+    def _note_allocation(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> bool:
+        entry = self._track(request)
+        entry.note_allocation(request)
+        entry.hit_sources = {}
+        if tokens <= 0:
+            if not entry.is_loading:
+                self._stands_back = self._stands_back or entry.answer is not None
+                self._give_back(entry)
+            return True
+        promise = self._promise(entry) or NOTHING
+        self._stands_back = False
+        entry.forget_answer()
+        entry.is_loading = self._settings.is_async
+        first, end = entry.held_tokens, entry.held_tokens + tokens
+        size = self._geometry.chunk_tokens
+        # Without a promise the order still names every block, so that the worker can say that they never came.
+        chunks = promise.chunks or -(-end // size)
+        table = blocks.get_block_ids()[0]
+        low, high = first // self._geometry.block_tokens, end // self._geometry.block_tokens
+        places = range(first // size * self._geometry.chunk_blocks, chunks * self._geometry.chunk_blocks)
+        tiers = promise.tiers[first // size :]
+        order = LoadOrder(
+            request_id=request.request_id,
+            tickets=promise.tickets,
+            first_chunk=first // size,
+            chunks=chunks,
+            block_ids=tuple(table[place] if low <= place < high else -1 for place in places),
+            tiers=tiers,
+            is_async=self._settings.is_async,
+        )
+        self._loads.append(order)
+        if not order.is_async:
+            place = first // self._geometry.hash_tokens
+            self._unproven.add(UnprovenLoad(self._step + 1, place, bytes(request.block_hashes[place]), entry))
+        self.tally.add("hit_tokens", tokens)
+        entry.hit_sources = sources_of(tiers, tokens, first % size, size)
+        for name, amount in entry.hit_sources.items():
+            self.tally.add(f"hit_tokens_{name}", amount)
+        return True
+
+    def hit_sources(self, request: EngineRequest) -> dict[str, int]:
+        """Tokens of the last load by the name of the tier that they come from."""
+        entry = self._requests.get(request.request_id)
+        return entry.hit_sources if entry is not None else {}
+
+    def plan(self, step: EngineStep) -> StepPlan:
+        """What the workers are to do in this step."""
+        self._step += 1
+        self._unproven.begin(self._step)
+        loads, self._loads = tuple(self._loads), []
+        cancelled, self._cancelled = tuple(self._cancelled), []
+        self._times.begin(self._step, step, has_loads=any(not order.is_async for order in loads))
+        if not self._off:
+            self._envoy.announce(self._waiting.values())
+        self._envoy.count()
+        pinned_before = self._pins.last
+        asked, self._asked = self._asked, {}
+        if has_strange_loads(step, asked, {order.request_id for order in loads}):
+            self.tally.add("waits_for_another_connectors_load")
+            self._saving.hold(self._step)
+        saves = self._border.call(
+            "planning saves", None, lambda: self._saving.plan(self._step, step, self._requests, loads)
+        )
+        if saves is None:
+            self._pins.undo(pinned_before)
+            self._saving.forget_tables(self._requests)
+        is_idle, board = not step.num_scheduled_tokens, self._pins.board_path
+        return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
+
+    def ended(self, output: EngineOutput) -> None:
+        """The workers have ended a step."""
+        for request_id in self._requests.keys() & (output.finished_recving or set()):
+            self._requests[request_id].is_loading = False
+        report = output.kv_connector_worker_meta
+        if not isinstance(report, StepReport):
+            return
+        self._times.end(report.step)
+        has_failed = report.failed_step > self._acknowledged or bool(output.invalid_block_ids)
+        self.tally.add("dropped_saves", self._saving.confirm(report.step, self._requests, has_failed=has_failed))
+        self._pins.end(report.ended_saves)
+        if report.unsaved:
+            self._saving.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
+        settled = self._unproven.settle(report.step)
+        if output.invalid_block_ids:
+            entries = [*self._requests.values(), *(load.entry for load in settled)]
+            self._evict(blocks_from_the_first_bad(entries, set(output.invalid_block_ids)))
+        if report.off and not self._off:
+            self._off = report.off
+            self._border.complain("the workers have no pool", report.off)
+        for request_id, outcome in report.loads.items():
+            size = self._geometry.layout.chunk_bytes
+            if outcome.is_complete or outcome.reason == "timeout":
+                # What did not come in time says at least how slow it was.
+                self._speeds.add_load(outcome.tiers, size, outcome.seconds)
+            if outcome.is_complete:
+                continue
+            self.tally.add(f"failed_loads_{outcome.reason}")
+            self._border.complain(
+                f"a load failed: {outcome.reason}", f"{outcome.chunks} of {outcome.wanted} chunks came"
+            )
+            entry = self._requests.get(request_id)
+            if entry is not None:
+                # Asked for again it would fail again: this request computes from here on.
+                entry.has_given_up = True
+        self._acknowledged = max(self._acknowledged, report.failed_step)
+
+    def finished(self, request: EngineRequest) -> dict[str, object] | None:
+        """The request has ended or was aborted. What is answered to its wishes, if it had any."""
+        self._waiting.pop(request.request_id, None)
+        entry = self._requests.pop(request.request_id, None)
+        if entry is None:
+            return None
+        if entry.is_loading:
+            self._cancelled.append(request.request_id)
+        self._give_back(entry)
+        self.tally.add("declined_chunks_beside-a-load", entry.chunks_unplanned)
+        if not self._requests and self._pins.must_end_with_requests:
+            self.tally.add("dropped_saves", self._saving.give_up())
+            self._pins.idle()
+        return self._envoy.end(entry, self._pins.when_ended)
+
+    def has_saves(self) -> bool:
+        """Whether the engine is to step on because the end of saves has to be heard of."""
+        return bool(self._pins)
+
+    def may_soon_free_blocks(self) -> bool:
+        """Whether waiting for saves to end is better than preempting a request."""
+        return self._pins.may_soon_end()
+
+    def take_events(self) -> list[object]:
+        """What is new in the pool, as the engine's own events; waits for nothing."""
+        return self._feed.take() if self._feed is not None else []
+
+    def renew(self) -> bool:
+        """The weights are others from now on: nothing of the old ones is found, and nothing under way is taken for the new.
+
+        Requests that were not scheduled yet begin anew, the others are neither loaded nor saved. True.
+        """
+        self._epoch = new_epoch()
+        self._loads = [replace(order, tickets=()) for order in self._loads]
+        for request_id, entry in list(self._requests.items()):
+            self._give_back(entry)
+            if entry.table is None and not entry.is_loading:
+                del self._requests[request_id]
+                self._waiting.pop(request_id, None)
+                continue
+            entry.is_stale = entry.has_given_up = True
+            if entry.is_loading:
+                self._cancelled.append(request_id)
+        return True
+
+    def close(self) -> None:
+        """End the threads and the Pool."""
+        if self._feed is not None:
+            self._feed.stop()
+        self._envoy.stop()
+        self._asker.stop()
+        self._pins.close()
+        self.pool.close()
+
+    def _hit(self, entry: Tracked, held_tokens: int, usable: int) -> Hit | None:
+        """What to take of what is there; None while chunks that are just being saved are worth waiting for."""
+        size = self._geometry.chunk_tokens
+        wanted = -(-usable // size)
+        hit = self.pool.lookup(entry.keys)
+        chunks = min(hit.chunks, wanted)
+        self.tally.add("lookups")
+        if chunks < min(wanted, len(entry.keys)) and self._is_worth_waiting(entry, chunks, usable):
+            return None
+        entry.chunks_planned = hit.chunks
+        first = held_tokens // size
+        offered = hit.tiers[first:chunks].tobytes()
+        taken = len(offered) if self._settings.always_load else self._worthwhile(offered)
+        for name, tokens in by_level("declined_tokens_slower_than_computing", offered[taken:], size):
+            self.tally.add(name, tokens)
+        chunks = first + taken if taken else 0
+        return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys)
+
+    def _worthwhile(self, levels: bytes) -> int:
+        layout = self._geometry.layout
+        return self._speeds.take(
+            levels,
+            chunk_bytes=layout.chunk_bytes,
+            chunk_tokens=layout.chunk_tokens,
+            now_ns=self._clock.now_ns(),
+        )
+
+    def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
+        is_told = entry.wishes.load == "wait" and self.pool.connected
+        if self._stands_back or not (is_told or self.pool.is_being_saved(entry.keys, chunks)):
+            return False
+        if entry.patience_with_save is None:
+            limit_s = self._settings.wait_s / 2
+            if not (is_told or self._settings.always_load):
+                missing = usable - chunks * self._geometry.chunk_tokens
+                limit_s = wait_limit_s(missing, speeds=self._speeds.speeds(), longest_s=limit_s)
+            entry.patience_with_save = Deadline(limit_s, self._clock)
+            self.tally.add("waits_for_another_save")
+        return not entry.patience_with_save.has_passed()
+
+    def _promise(self, entry: Tracked) -> Promise | None:
+        """What the daemon has promised; NOTHING where it is too late for that, None while there is time left."""
+        if entry.answer is None:
+            return NOTHING
+        try:
+            return entry.answer.result(PATIENCE_BEHIND_OTHERS_S if self._stands_back else PATIENCE_S)
+        except LateError:
+            if entry.patience_with_daemon is None:
+                wait_s = 0.0 if self._stands_back else self._settings.wait_s / 2
+                entry.patience_with_daemon = Deadline(wait_s, self._clock)
+                self.tally.add("waits_for_the_daemon")
+            if not entry.patience_with_daemon.has_passed():
+                return None
+        except CancelledError:
+            pass
+        self.tally.add("declined_tokens_late_answer", entry.asked_tokens)
+        self._give_back(entry)
+        entry.has_given_up = True
+        return NOTHING
+
+    def _give_back(self, entry: Tracked) -> None:
+        """The answer under way, if any, is of no use."""
+        if entry.answer is not None:
+            self._asker.give_back(entry.answer)
+        entry.forget_answer()
+
+    def _track(self, request: EngineRequest) -> Tracked:
+        entry = self._requests.get(request.request_id)
+        if entry is None:
+            salt = str(getattr(request, "cache_salt", None) or "").encode("utf-8", "surrogatepass")
+            adapter = self._adapters.of(getattr(request, "lora_request", None))
+            keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
+            wishes = self._border.call("reading wishes", NO_WISHES, lambda: wishes_of(request))
+            chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
+            save_tokens = (
+                wishes.save_tokens(self._settings.save, request.num_prompt_tokens) if self._role.may_save else 0
+            )
+            save_chunks = save_tokens // self._geometry.chunk_tokens
+            entry = Tracked(request, keys, salt, adapter, chunk_hashes, wishes, save_chunks)
+            entry.epoch = self._epoch
+            self._requests[request.request_id] = entry
+            entry.extend_keys()
+            self._sights.see(entry.take_unseen())
+            self._envoy.begin(entry)
+        entry.request = request
+        entry.extend_keys()
+        return entry

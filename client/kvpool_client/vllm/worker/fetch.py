@@ -1,0 +1,113 @@
+"""One load order on one rank: claimed, under way, ended.
+
+    ORDERED ──begin──► CLAIMED ──finish──► ENDED (LoadOutcome)
+        └──cancel, an empty claim──► ENDED with nothing
+
+Whatever happens, `finish` gives an outcome, the lease is released, and no byte is written to the blocks afterwards. One
+thread at a time, but for `cancel`. Lock: `_lock` guards the load and whether it is wanted; never held across a wait.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvpool.clock import NS_PER_S, Clock
+from kvpool_client.copying.cache import Cache
+from kvpool_client.lease import Lease
+from kvpool_client.load import Load
+from kvpool_client.pool import Pool
+from kvpool_client.vllm.plan import LoadOrder, LoadOutcome
+
+
+class Fetch:
+    """See the module."""
+
+    def __init__(self, order: LoadOrder, *, replica: int, clock: Clock) -> None:
+        self.order = order
+        self._ticket = order.tickets[replica] if replica < len(order.tickets) else b""
+        self._clock = clock
+        self._spent_ns = 0
+        self._lease: Lease | None = None
+        self._lock = threading.Lock()
+        self._load: Load | None = None  # guarded by _lock
+        self._is_wanted = True  # guarded by _lock
+        self._waited: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<Fetch {self.order.request_id} chunks {self.order.first_chunk}..{self.order.chunks}>"
+
+    @property
+    def request_id(self) -> str:
+        """Whose load it is."""
+        return self.order.request_id
+
+    def begin(self, pool: Pool, cache: Cache) -> None:
+        """Claim the lease and start copying; returns when it runs. An empty claim leaves nothing to wait for."""
+        if not self._ticket:
+            return
+        with self._spending():
+            self._lease = pool.claim(self._ticket)
+            if self._lease.chunks != self.order.chunks:
+                return
+            load = pool.load(self._lease, cache, self.order.block_ids, first_chunk=self.order.first_chunk)
+        with self._lock:
+            self._load = load
+            is_wanted = self._is_wanted
+        if not is_wanted:
+            load.cancel()
+
+    def wait_layer(self, layer: int) -> bool:
+        """Until the layer is in place in every block; False where it is not to come."""
+        load = self._load
+        self._waited.add(layer)
+        with self._spending():
+            return load is not None and load.wait_layer(layer) and load.chunks_so_far >= self.order.chunks
+
+    def has_waited_for(self, layers: int) -> bool:
+        """Whether somebody has waited for every layer."""
+        return len(self._waited) >= layers
+
+    def cancel(self) -> None:
+        """End the load: nobody wants it any more."""
+        with self._lock:
+            self._is_wanted = False
+            load = self._load
+        if load is not None:
+            load.cancel()
+
+    def finish(self) -> LoadOutcome:
+        """Until the load has ended. The outcome; the lease is released."""
+        load, wanted = self._load, self.order.chunks
+        if load is None:
+            chunks, reason = 0, "gone" if self._is_wanted else "cancelled"
+        else:
+            with self._spending():
+                result = load.wait()
+            chunks, reason = result.chunks, result.reason
+        self.release()
+        return LoadOutcome(wanted, chunks, reason, self._spent_ns / NS_PER_S, self.order.tiers)
+
+    @contextmanager
+    def _spending(self) -> Iterator[None]:
+        """Counts the time. What a forward pass computes between two layers is not the load's."""
+        begun_ns = self._clock.now_ns()
+        try:
+            yield
+        finally:
+            self._spent_ns += self._clock.now_ns() - begun_ns
+
+    def release(self) -> None:
+        """Give the lease back. Idempotent."""
+        if self._lease is not None:
+            self._lease.release()
+
+    def blocks_without(self, outcome: LoadOutcome) -> set[int]:
+        """The blocks that were to be written and hold nothing good: the first failed chunk's and all behind it."""
+        chunk_blocks = len(self.order.block_ids) // max(1, self.order.chunks - self.order.first_chunk)
+        good = max(0, outcome.chunks - self.order.first_chunk) * chunk_blocks
+        return {block for block in self.order.block_ids[good:] if block >= 0}
+
+
+def failed(order: LoadOrder, reason: str) -> LoadOutcome:
+    """The outcome of an order that was not carried out."""
+    return LoadOutcome(order.chunks, 0, reason, 0.0, order.tiers)

@@ -1,0 +1,89 @@
+"""The worker's half where this rank cannot keep KV: it loads and saves nothing, and says so.
+
+The scheduler's half plans for all ranks, and vLLM waits for what was planned. So every order that reaches this rank ends here:
+a load as failed, its blocks as never filled, a save as ended. Invariant: each order is answered once, in its step.
+Has the methods of `worker.WorkerHalf`. The thread that runs the model.
+"""
+
+from collections.abc import Mapping
+
+from kvpool_client.vllm.identity.geometry import Tensor
+from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
+from kvpool_client.vllm.statistics import Tally
+
+
+class AbsentWorker:
+    """See the module. `off` is why."""
+
+    loads_by_layer = saves_by_layer = is_quiet = False
+
+    def __init__(self, off: str) -> None:
+        self.tally = Tally()
+        self._off = off
+        self._plan = NO_PLAN
+        self._outcomes: dict[str, LoadOutcome] = {}
+        self._finished: set[str] = set()
+        self._bad_blocks: set[int] = set()
+        self._failed_step = 0
+        self._ended: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<AbsentWorker step {self._plan.step}, {self._off!r}>"
+
+    def register(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Nothing is done with them. True: why was said and counted before."""
+        del tensors
+        return True
+
+    def begin(self, plan: StepPlan) -> None:
+        """A step begins: what it is to load never comes."""
+        self._plan = plan
+        for order in plan.loads:
+            self._outcomes[order.request_id] = LoadOutcome(order.chunks, 0, "no-pool", 0.0, order.tiers)
+            self._bad_blocks.update(block for block in order.block_ids if block >= 0)
+            self._failed_step = plan.step
+            self.tally.add("short_loads_no-pool")
+            if order.is_async:
+                self._finished.add(order.request_id)
+        for save in plan.saves:
+            if save.pin:
+                self._ended[save.pin] = 1
+
+    def start_loads(self) -> None:
+        """They have failed already."""
+
+    def wait_layer(self, name: str) -> None:
+        """Nothing comes."""
+
+    def save_layer(self, name: str) -> None:
+        """Nothing is saved."""
+
+    def end_forward(self) -> None:
+        """Nothing is under way."""
+
+    def drop_saves(self) -> None:
+        """There are none."""
+
+    def drain(self, timeout_s: float) -> dict[int, int]:
+        """Pinned saves that were ordered since the last time: each ended at once."""
+        del timeout_s
+        ended, self._ended = self._ended, {}
+        return ended
+
+    def take_finished(self) -> set[str]:
+        """Requests whose asynchronous load was ordered since the last time."""
+        taken, self._finished = self._finished, set()
+        return taken
+
+    def take_bad_blocks(self) -> set[int]:
+        """Blocks that a load was to fill, since the last time."""
+        taken, self._bad_blocks = self._bad_blocks, set()
+        return taken
+
+    def report(self) -> StepReport:
+        """Why this rank is off, and what became of its orders."""
+        loads, self._outcomes = self._outcomes, {}
+        return StepReport(self._plan.step, self._failed_step, loads, self._off, self.drain(0.0))
+
+    def close(self) -> None:
+        """Nothing to end."""

@@ -1,0 +1,123 @@
+"""One save order on one rank: opened, copied, published, and tried again where another save was just writing its chunks.
+
+    ORDERED ──open──► OPEN ──commit──► ENDED
+                        ▲      └──chunks of it are just being written──► WAITING ──their writer has ended, open──┐
+                        └────────────────────────────────────────────────────┼───────────────────────────────────┘
+                                                                             └──late──► ENDED, the rest declined
+
+Requests that arrive together and share a prefix are saved together: the first one writes what they share, and what the others
+have behind it can be stored only when that is. Invariant: a chunk is asked for again only after its writer has ended; what
+was counted is what became of each chunk in the end. One thread at a time.
+"""
+
+import numpy as np
+
+from kvpool.clock import Clock, Deadline
+from kvpool_client.copying.cache import Cache
+from kvpool_client.pool import Pool
+from kvpool_client.results import SaveResult
+from kvpool_client.save import Save
+from kvpool_client.vllm.identity.geometry import Geometry
+from kvpool_client.vllm.plan import Keeping, SaveOrder
+
+NOTHING_SAID = Keeping((), 0)
+# What another writer is the reason for: its own chunks, and those behind them.
+WAITS_FOR_ANOTHER = {"pending", "no-parent"}
+
+
+class Storing:
+    """See the module. `patience_s`: from now on, how long another writer is waited for, and the order's turn at all."""
+
+    def __init__(
+        self, order: SaveOrder, geometry: Geometry, pool: Pool, cache: Cache, *, patience_s: float, clock: Clock
+    ) -> None:
+        self.order = order
+        self.counts: dict[str, int] = {}
+        self._geometry = geometry
+        self._pool = pool
+        self._cache = cache
+        self._deadline = Deadline(patience_s, clock)
+        self._settled = 0
+        self._save: Save | None = None
+        self._declined: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Storing {self.order.request_id} from chunk {self.next_chunk}>"
+
+    @property
+    def next_chunk(self) -> int:
+        """The first chunk, from the root on, of which nothing has become yet."""
+        return self.order.first_chunk + self._settled
+
+    @property
+    def is_late(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self._deadline.has_passed()
+
+    def open(self) -> None:
+        """Reserve slots for what is not settled. One round trip."""
+        order, size, first = self.order, self._geometry.chunk_tokens, self.next_chunk
+        keeping = order.keeping or NOTHING_SAID
+        keys = self._pool.keys_from_hashes(
+            order.hashes[:first], size, salt=order.salt, adapter=order.adapter, adapter_name=order.lora_name or None
+        )
+        ids = np.frombuffer(order.tokens, "<i4")[self._settled * size :] if order.tokens else None
+        keys.append_hashes(order.hashes[first:], ids)
+        self._save = self._pool.save(
+            keys,
+            self._cache,
+            order.block_ids[self._settled * self._geometry.chunk_blocks :],
+            first_chunk=first,
+            retention=keeping.retention,
+            prompt_tokens=keeping.prompt_tokens,
+            decode_priority=keeping.decode_priority,
+            decode_duration_s=keeping.decode_duration_s,
+        )
+
+    def layer(self, layer: int) -> None:
+        """The engine has written a layer of an order that is open: its bytes may be read."""
+        assert self._save is not None
+        self._save.layer(layer)
+
+    def commit(self) -> bool:
+        """Copy what is not copied, and publish. False where another writer has to end before the rest can be stored."""
+        assert self._save is not None
+        result = self._save.commit()
+        assert result is not None
+        self._count("saved_chunks", result.stored)
+        self._count("present_chunks", result.present)
+        self._count("clipped_chunks", result.clipped)
+        self._declined = dict(result.reasons)
+        if "pending" in self._declined and self._declined.keys() <= WAITS_FOR_ANOTHER:
+            self._settled += _kept(result)
+            return False
+        self._end()
+        return True
+
+    def waits_for_another(self) -> bool:
+        """Whether the chunks that another save was writing are still being written."""
+        return self._save is not None and self._save.has_pending()
+
+    def drop(self) -> None:
+        """It was not begun, or not again."""
+        self._count("dropped_saves", 1)
+        self._end()
+
+    def abort(self) -> None:
+        """Give it up: when this returns none of its blocks is read any more."""
+        if self._save is not None:
+            self._save.abort()
+        self._end()
+
+    def _end(self) -> None:
+        for reason, count in self._declined.items():
+            self._count(f"declined_chunks_{reason}", count)
+        self._declined = {}
+
+    def _count(self, name: str, amount: int) -> None:
+        self.counts[name] = self.counts.get(name, 0) + amount
+
+
+def _kept(result: SaveResult) -> int:
+    """Leading chunks that the pool has now."""
+    return next((number for number, state in enumerate(result.states) if state == "declined"), len(result.states))

@@ -1,0 +1,30 @@
+"""Loads within a step (`kvpool.load: sync`), where vLLM recovers from one that fails: not everywhere.
+
+After a failed synchronous load vLLM takes back the tokens that it had counted. With its V2 model runner it takes them back from
+a copy that the device does not read, and with asynchronous scheduling or pipeline stages further steps are planned before they
+are taken back.
+Either way tokens would rest on KV that never came, so loads run between steps there. Reads the configuration alone. Any thread.
+"""
+
+from dataclasses import replace
+
+from kvpool_client.vllm.identity.stages import stage_count
+from kvpool_client.vllm.settings import Settings
+from kvpool_client.vllm.surface import EngineConfig
+
+
+def broken_recovery(config: EngineConfig) -> str:
+    """Why vLLM does not recover from a synchronous load that fails; empty where it does."""
+    if getattr(getattr(config, "scheduler_config", None), "async_scheduling", False):
+        return "vLLM schedules asynchronously (--no-async-scheduling would allow it)"
+    if stage_count(config.parallel_config) > 1:
+        return "vLLM plans further steps while one is in its pipeline (without --pipeline-parallel-size it is allowed)"
+    if getattr(config, "use_v2_model_runner", False):
+        return "vLLM runs its V2 model runner (VLLM_USE_V2_MODEL_RUNNER=0 would allow it)"
+    return ""
+
+
+def served_loads(settings: Settings, config: EngineConfig) -> tuple[Settings, str]:
+    """The settings with a kind of load that vLLM recovers from, and why it is another one than was asked for."""
+    reason = "" if settings.is_async else broken_recovery(config)
+    return (replace(settings, load="async"), reason) if reason else (settings, "")

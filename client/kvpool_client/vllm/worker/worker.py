@@ -1,0 +1,255 @@
+"""The worker's half: loads into and saves from this rank's blocks, as the plan of each step says.
+
+Asynchronous loads run on threads of their own between steps; synchronous ones start before the forward pass, which waits
+for one layer at a time, and are settled by whichever call first asks what became of them: with a speculative configuration vLLM
+asks before the forward pass has ended. Saves are the saver's. Invariants: every order is answered once, with an outcome;
+after a failed load nothing is saved until a plan acknowledges the failure, because what was computed since may rest on KV
+that never came; what nobody waited for counts as failed.
+
+The thread that runs the model, but for the load threads.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from kvpool.clock import Clock, MonotonicClock
+from kvpool.errors import KVPoolError
+from kvpool_client.copying.cache import Cache
+from kvpool_client.engines.failure_guard import Border
+from kvpool_client.pool import Pool
+from kvpool_client.vllm.identity.geometry import Geometry, Tensor, block_views
+from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
+from kvpool_client.vllm.settings import Settings
+from kvpool_client.vllm.statistics import Tally
+from kvpool_client.vllm.support import code_of
+from kvpool_client.vllm.worker.fetch import Fetch, failed
+from kvpool_client.vllm.worker.saver import Saver
+
+
+class WorkerHalf:
+    """See the module. `connect` gives the Pool of this rank's shard, once the engine's tensors are known."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Pool],
+        geometry: Geometry,
+        settings: Settings,
+        border: Border,
+        *,
+        rank: int,
+        clock: Clock | None = None,
+    ) -> None:
+        self.tally = Tally()
+        self.pool: Pool | None = None
+        self._connect = connect
+        self._geometry = geometry
+        self._settings = settings
+        self._border = border
+        self._rank = rank % (geometry.layout.world * geometry.replicas)
+        self._replica = rank % geometry.replicas
+        self._clock = clock or MonotonicClock()
+        self._cache: Cache | None = None
+        self._off = "no KV caches were registered"
+        self._layers = {name: number for number, name in enumerate(geometry.layer_names)}
+        self._threads = ThreadPoolExecutor(settings.load_threads, thread_name_prefix="kvpool-load")
+        self._plan = NO_PLAN
+        self._running: list[tuple[Fetch, Future[LoadOutcome]]] = []
+        self._sync: list[Fetch] = []
+        self._outcomes: dict[str, LoadOutcome] = {}
+        self._bad_blocks: set[int] = set()
+        self._failed_step = 0
+        # Layers of which it was seen that the model waits for them before a load is settled; the others are waited for at once.
+        self._trusted: set[int] = set()
+        self._seen: set[int] = set()
+        self._is_settled = True
+        # Whether anything is to be done at each layer of this step.
+        self.loads_by_layer = self.saves_by_layer = False
+        # Whether nothing is to be done in this step, and nothing is under way or to be told: as in most steps that decode.
+        self.is_quiet = False
+        self._saver = Saver(
+            geometry,
+            self.tally,
+            border,
+            is_writer=self._replica == 0,
+            patience_s=settings.timeout_s,
+            clock=self._clock,
+        )
+
+    def __repr__(self) -> str:
+        return f"<WorkerHalf step {self._plan.step}, {len(self._running)} loads, {self.pool!r}>"
+
+    def register(self, tensors: Mapping[str, Tensor]) -> bool:
+        """The engine's KV. What does not fit leaves this rank without a pool, which the scheduler then hears of.
+
+        Returns True: whatever became of it was said and counted.
+        """
+        try:
+            views = block_views(self._geometry, tensors)
+            self.pool = self.pool or self._connect()
+            self._cache = self.pool.register(views, block_tokens=self._geometry.block_tokens)
+            self._saver.use(self.pool, self._cache)
+            self._off = ""
+        except KVPoolError as error:
+            self._off = str(error)
+            self._border.complain("this worker has no pool", self._off)
+            self.tally.add(f"refusals_{code_of(error)}")
+        return True
+
+    def begin(self, plan: StepPlan) -> None:
+        """A step begins. What a step that never came to its end has left is given up."""
+        is_asked = bool(plan.loads or plan.saves or plan.cancelled)
+        if self.is_quiet and not is_asked:
+            self._plan = plan
+            return
+        self.is_quiet = False
+        self._settle_sync()
+        self._plan, self._seen, self._is_settled = plan, set(), False
+        board = self._saver.board
+        if plan.board and not board.has_attached:
+            self._border.call("attaching to the scheduler's memory", None, lambda: board.attach(plan.board, self._rank))
+        self.saves_by_layer = any(not order.pin for order in plan.saves)
+        self.loads_by_layer = not self._settings.is_async or any(not order.is_async for order in plan.loads)
+        # Where loads are synchronous each step also shows which layers the model waits for before loads are settled.
+        if self._settings.is_async and not (
+            is_asked or self._running or self._outcomes or self._bad_blocks or self._saver.has_work
+        ):
+            self.is_quiet = True
+            return
+        self._saver.begin(plan.saves)
+        for request_id in plan.cancelled:
+            for fetch, _ in self._running:
+                if fetch.request_id == request_id:
+                    self._border.call("cancelling a load", None, fetch.cancel)
+
+    def start_loads(self) -> None:
+        """Begin the plan's loads: synchronous ones run when this returns, asynchronous ones are handed over."""
+        for order in self._plan.loads:
+            fetch = Fetch(order, replica=self._replica, clock=self._clock)
+            if order.is_async:
+                self._running.append((fetch, self._threads.submit(self._carry_out, fetch)))
+                continue
+            self._sync.append(fetch)
+            self._border.call("starting a load", None, lambda fetch=fetch: self._begin(fetch))  # type: ignore[misc]  # bound now
+            for layer in range(len(self._layers)):
+                if layer not in self._trusted:
+                    self._wait(fetch, layer)
+
+    def wait_layer(self, name: str) -> None:
+        """Before the forward pass reads a layer: until the synchronous loads have brought it, or have failed."""
+        layer = self._layers.get(name)
+        if layer is None:
+            return
+        self._seen.add(layer)
+        for fetch in self._sync:
+            self._wait(fetch, layer)
+
+    def save_layer(self, name: str) -> None:
+        """The forward pass has written a layer: its bytes may be read."""
+        layer = self._layers.get(name)
+        if layer is not None and self._plan.saves:
+            self._saver.layer(layer, may_save=self._may_save())
+
+    def end_forward(self) -> None:
+        """The forward pass has ended: publish what is to be saved with it, or give it up."""
+        self._settle_sync()
+        self._saver.end_step(may_save=self._may_save())
+
+    def take_finished(self) -> set[str]:
+        """Requests whose asynchronous load has ended, well or not, since the last time."""
+        self._settle_sync()
+        # A step without tokens has nothing to do but to see what has ended, and is followed by the next one at once. So it
+        # waits a moment, instead of taking the interpreter from the threads that load and save; who arrives waits no longer.
+        if self._plan.is_idle:
+            self._saver.wait_a_moment(future for _, future in self._running)
+        # Looked at once each: a load that ends meanwhile is for the next time.
+        are_done = [future.done() for _, future in self._running]
+        ended = [pair for pair, is_done in zip(self._running, are_done, strict=True) if is_done]
+        self._running = [pair for pair, is_done in zip(self._running, are_done, strict=True) if not is_done]
+        for fetch, future in ended:
+            error = future.exception()
+            if error is not None:
+                self._border.complain(f"a load failed: {type(error).__name__}", str(error))
+                fetch.release()
+            self._settle(fetch, failed(fetch.order, "error") if error is not None else future.result())
+        return {fetch.request_id for fetch, _ in ended}
+
+    def take_bad_blocks(self) -> set[int]:
+        """Blocks that a load was to fill and did not, since the last time."""
+        self._settle_sync()
+        taken, self._bad_blocks = self._bad_blocks, set()
+        return taken
+
+    def report(self) -> StepReport:
+        """What the scheduler's half has to know of this step."""
+        if self.is_quiet:
+            return StepReport(self._plan.step, self._failed_step, off=self._off)
+        self._settle_sync()
+        self._saver.poll()
+        loads, self._outcomes = self._outcomes, {}
+        return StepReport(
+            step=self._plan.step,
+            failed_step=self._failed_step,
+            loads=loads,
+            off=self._off,
+            ended_saves=self._saver.take_ended(),
+            unsaved=self._saver.take_unsaved(),
+        )
+
+    def drop_saves(self) -> None:
+        """Give up saves of a step that has not ended. Blocks that are not pinned are read no more when it returns."""
+        self._saver.drop()
+
+    def drain(self, timeout_s: float) -> dict[int, int]:
+        """Until every pinned save has ended, or time is over: those that have."""
+        self._saver.drain(timeout_s)
+        return self._saver.take_ended()
+
+    def close(self) -> None:
+        """End loads, saves, threads and the Pool."""
+        for fetch in [*self._sync, *(fetch for fetch, _ in self._running)]:
+            fetch.cancel()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._saver.close()
+        if self.pool is not None:
+            self.pool.close()
+
+    def _begin(self, fetch: Fetch) -> None:
+        if self.pool is not None and self._cache is not None:
+            fetch.begin(self.pool, self._cache)
+
+    def _carry_out(self, fetch: Fetch) -> LoadOutcome:
+        self._begin(fetch)
+        return fetch.finish()
+
+    def _wait(self, fetch: Fetch, layer: int) -> None:
+        if not self._border.call("waiting for a layer", False, lambda: fetch.wait_layer(layer)):
+            self._failed_step = self._plan.step
+
+    def _settle_sync(self) -> None:
+        """End the synchronous loads of this step, at the first call. What the model has waited for by then is trusted."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        loads, self._sync = self._sync, []
+        for fetch in loads:
+            outcome = self._border.call("ending a load", failed(fetch.order, "error"), fetch.finish)
+            if outcome.is_complete and not fetch.has_waited_for(len(self._layers)):
+                self._trusted = set()
+                self._seen = set()
+                self._border.complain("the model does not wait for its layers, loads are waited for at once")
+                outcome = failed(fetch.order, "not-waited-for")
+            self._settle(fetch, outcome)
+        self._trusted |= self._seen
+
+    def _settle(self, fetch: Fetch, outcome: LoadOutcome) -> None:
+        self._outcomes[fetch.request_id] = outcome
+        self.tally.add("loads")
+        self.tally.add("loaded_chunks", max(0, outcome.chunks - fetch.order.first_chunk))
+        self.tally.add("load_seconds", outcome.seconds)
+        if not outcome.is_complete:
+            self.tally.add(f"short_loads_{outcome.reason}")
+            self._bad_blocks |= fetch.blocks_without(outcome)
+            self._failed_step = self._plan.step
+
+    def _may_save(self) -> bool:
+        return self._failed_step <= self._plan.acknowledged

@@ -1,0 +1,1 @@
+"""The benchmarks of `kvpoolctl bench`, one file a measurement."""

@@ -1,0 +1,1 @@
+"""`bench replay`: a trace through a live daemon."""

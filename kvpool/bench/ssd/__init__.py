@@ -1,0 +1,1 @@
+"""`bench ssd`: the SSD tier against the disk it is on."""

@@ -1,0 +1,1 @@
+"""`bench turns`: work that could hold up the control thread."""

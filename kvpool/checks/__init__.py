@@ -1,0 +1,1 @@
+"""Bytes compared with their checksums, and books recounted."""

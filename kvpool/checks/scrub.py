@@ -1,0 +1,168 @@
+"""The operator's reading of what is stored: a slice of chunks at a time, in every tier.
+
+Who asks names places in the order in which they are to be looked at: all of a tier one after the other are a full check,
+drawn ones a sample. Nothing is remembered between two slices, so a check ends when nobody asks for the next one. Each
+chunk has a pin while it is read, also when who asked has gone meanwhile; no slice begins while PINNED_CHUNKS_MAX have one.
+
+It is no use of a chunk, and changes nothing about which goes next.
+
+Control thread only; the bytes are read by `Integrity` and `Comparisons`. Invariant: every pin that a slice takes is given to
+one of these two, which give it back.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import kvpool_native
+from kvpool.checks.dram_check import Integrity
+from kvpool.checks.ssd_checksum_jobs import Compared, Comparisons
+from kvpool.errors import Refused
+from kvpool.index.namespaces import Namespaces
+from kvpool.types import ChunkExtent, HoldId, Level, NamespaceId
+
+SLICE_CHUNKS = 16
+SLICE_BYTES = 64 << 20
+PINNED_CHUNKS_MAX = 8 * SLICE_CHUNKS
+# A guess: what a disk that does nothing else needs for a slice, a hundred times.
+SLICE_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class BadChunk:
+    """A chunk that is not what it claims to be, or could not be read."""
+
+    level: Level
+    key: bytes
+    fault: str
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What a slice came to: places looked at, chunks and bytes read there, and which were bad."""
+
+    looked_at: int
+    chunks: int
+    bytes: int
+    bad: list[BadChunk]
+
+    def to_report(self) -> dict[str, Any]:
+        """As plain values."""
+        bad = [
+            {"tier": one.level.name.lower(), "key": one.key.hex(), "fault": one.fault, "dropped": one.dropped}
+            for one in self.bad
+        ]
+        return {"looked_at": self.looked_at, "chunks": self.chunks, "bytes": self.bytes, "bad": bad}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    level: Level
+    pin: HoldId
+    key: bytes
+    offset: int
+    generation: int
+    namespace: NamespaceId
+    layers: int
+    size: int
+
+
+class Scrub:
+    """Reads slices. `comparisons`: those of the SSD tier, where there is one."""
+
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        integrity: Integrity,
+        namespaces: Namespaces,
+        comparisons: Comparisons | None,
+    ) -> None:
+        self._directories = {Level.DRAM: directory}
+        if comparisons is not None:
+            self._directories[Level.SSD] = comparisons.slower.directory
+        self._integrity = integrity
+        self._namespaces = namespaces
+        self._comparisons = comparisons
+        self.verified_chunks = 0
+
+    def __repr__(self) -> str:
+        return f"<Scrub {self.pinned_chunks} chunks pinned>"
+
+    @property
+    def pinned_chunks(self) -> int:
+        """Chunks that are being read."""
+        return self._integrity.pins + (self._comparisons.pins if self._comparisons else 0)
+
+    def tiers(self) -> dict[str, dict[str, int]]:
+        """By tier: how many chunks it has, and at how many places they may be."""
+        return {
+            level.name.lower(): {name: directory.stats()[name] for name in ("chunks", "places")}
+            for level, directory in self._directories.items()
+        }
+
+    async def read(self, places: Iterable[tuple[int, int]], chunks_max: int) -> Slice:
+        """Read the chunks at places (level, number), `chunks_max` at most, and no more than a slice may have.
+
+        Raises Refused when too much is being read, or the SSD tier cannot be.
+        """
+        if self.pinned_chunks >= PINNED_CHUNKS_MAX:
+            raise Refused("busy", f"{self.pinned_chunks} chunks are being read by other checks: try again later")
+        looked_at, pinned = self._pin(places, min(chunks_max, SLICE_CHUNKS))
+        # Every pin is somebody's from here on: nothing is awaited before.
+        started = [self._start(entry) for entry in pinned if entry.level is not Level.DRAM]
+        slow = [comparison for comparison in started if comparison is not None]
+        fast = asyncio.shield(self._check([entry for entry in pinned if entry.level is Level.DRAM]))
+        try:
+            corrupt, compared = await asyncio.wait_for(_settled(fast, slow), SLICE_WAIT_S)
+        except asyncio.TimeoutError as error:
+            raise Refused("busy", f"not read within {SLICE_WAIT_S:.0f} s: engines keep the disk busy") from error
+        if len(slow) < len(started):
+            raise Refused("busy", "the ssd tier cannot be read just now: its state is in the statistics")
+        self.verified_chunks += len(pinned)
+        bad = [BadChunk(Level.DRAM, key, "bad_checksum", dropped) for key, dropped in corrupt.items()]
+        bad += [BadChunk(Level.SSD, one.key, one.fault, one.dropped) for one in compared if one.fault]
+        return Slice(looked_at, len(pinned), sum(entry.size for entry in pinned), bad)
+
+    def _pin(self, places: Iterable[tuple[int, int]], chunks_max: int) -> tuple[int, list[_Pinned]]:
+        pinned: list[_Pinned] = []
+        looked_at = size = 0
+        for level, place in places:
+            if len(pinned) == chunks_max or size >= SLICE_BYTES:
+                break
+            looked_at += 1
+            directory = self._directories.get(Level(level))
+            pin, rows = (0, []) if directory is None else directory.records(place, 1, place + 1)[1:]
+            for key, offset, generation, _, layers, owner in rows:
+                namespace = NamespaceId(owner)
+                chunk_bytes = self._namespaces.by_id(namespace).layout.chunk_bytes
+                size += chunk_bytes
+                pinned.append(
+                    _Pinned(Level(level), HoldId(pin), key, offset, generation, namespace, layers, chunk_bytes)
+                )
+        return looked_at, pinned
+
+    def _check(self, pinned: list[_Pinned]) -> "asyncio.Task[dict[bytes, int]]":
+        extents = tuple(
+            ChunkExtent(entry.key, entry.generation, entry.offset, entry.size // entry.layers, entry.layers)
+            for entry in pinned
+        )
+        return self._integrity.check_pinned(extents, partial(self._unpin, pinned))
+
+    def _start(self, entry: _Pinned) -> "asyncio.Future[Compared] | None":
+        assert self._comparisons is not None
+        return self._comparisons.start(
+            entry.key, entry.pin, offset=entry.offset, generation=entry.generation, namespace=entry.namespace
+        )
+
+    def _unpin(self, pinned: list[_Pinned]) -> None:
+        for entry in pinned:
+            self._directories[entry.level].unpin(entry.pin)
+
+
+async def _settled(
+    fast: "asyncio.Future[dict[bytes, int]]", slow: "list[asyncio.Future[Compared]]"
+) -> tuple[dict[bytes, int], list[Compared]]:
+    return await fast, [await comparison for comparison in slow]

@@ -1,0 +1,391 @@
+"""`kvpoolctl bench`: measures a daemon through the public client, against floors taken in the same run.
+
+Without --socket it starts a daemon of its own and stops it afterwards. Prints medians with their spread; never a figure
+without its floor. What is measured is in `kvpool.bench`. Here are the commands and the document
+that they write. Main thread only.
+"""
+
+import json
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from kvpool import __version__
+from kvpool.bench.copy import bench_copy
+from kvpool.bench.daemon import MeasuredDaemon, found_daemon, own_daemon
+from kvpool.bench.disk import has_disk
+from kvpool.bench.footprint import bench_footprint, default_capacity
+from kvpool.bench.lookup import bench_lookup
+from kvpool.bench.replay.client import replay_layout
+from kvpool.bench.replay.replay import (
+    QUICK_REQUESTS,
+    TRACES_VARIABLE,
+    ReplayOptions,
+    bench_replay,
+    named_traces,
+    parse_capacity,
+)
+from kvpool.bench.rpc import bench_rpc
+from kvpool.bench.ssd.footprint import bench_ssd_chunks, parse_chunks
+from kvpool.bench.ssd.parts import DEFAULT_SIZE, bench_ssd, parse_total
+from kvpool.bench.turns.turns import bench_turns
+from kvpool.cli.kvpoolctl import EXIT_CODES, Options, cli, common_options
+from kvpool.cli.machine import describe_machine
+from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, EXIT_USAGE, fail, print_json, print_table
+from kvpool.config.path_options import check_writable
+from kvpool.errors import DaemonUnreachable, InvalidArgument, KVPoolError
+from kvpool.sim.traces import Trace, TraceError
+from kvpool.units import parse_size
+
+CAPACITY_BYTES = 2 << 30
+DEFAULT_CLIENTS = 2
+DEFAULT_CHUNK_BYTES = 64 << 10
+DEFAULT_CAPACITY = "10%"
+
+Row = dict[str, Any]
+# Called once for each step done, with the number of steps there are.
+Advance = Callable[[int], None]
+Bench = Callable[[MeasuredDaemon, bool, Advance], Sequence[Row]]
+
+# What runs on one daemon, one kind after the other.
+KINDS: dict[str, tuple[Bench, str]] = {
+    "copy": (bench_copy, "save and load, per copying thread, against memcpy of the same bytes"),
+    "lookup": (bench_lookup, "keys and lookup of a 128k-token prompt"),
+    "rpc": (bench_rpc, "acquire and commit of 512 chunks and a hit of 8192 tokens against a raw socket's round trip"),
+}
+SSD_CHUNKS_TITLE = "what chunks on disk cost in memory"
+TURNS_TITLE = "what long work takes of the control thread in one turn"
+FOOTPRINT_TITLE = "what an idle daemon costs, and how soon it serves"
+REPLAY_TITLE = "a trace's requests with real bytes, all of them checked"
+
+
+class Report:
+    """Rows as they are measured: printed at once, or kept for the JSON document. Invariant: `rows` holds all of them."""
+
+    def __init__(self, options: Options, command: str, out: str | None) -> None:
+        self.rows: list[Row] = []
+        self._is_json = options.is_json
+        self._command = command
+        self._out = out
+        # Before anything is measured: the load is that of others, and a file that cannot be written costs no time.
+        self._machine = describe_machine()
+        if out is not None:
+            check_writable("--out", Path(out))
+
+    def measure(self, name: str, title: str, run: Callable[[Advance], Sequence[Row]]) -> None:
+        """Run one kind under a progress bar, and print its rows."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        times = (TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(*columns, *times, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(f"bench {name}", total=None)
+            rows = list(run(lambda total: progress.update(task, advance=1, total=total)))
+        self.rows += rows
+        if not self._is_json:
+            print_table(f"{name}: {title}", [_readable(row) for row in rows])
+
+    def note(self, text: str) -> None:
+        """Something to know that is no figure."""
+        click.echo(text, err=self._is_json)
+
+    def finish(self) -> None:
+        """Write the document where it was asked for."""
+        document = {
+            "command": f"bench {self._command}",
+            "version": __version__,
+            "machine": self._machine,
+            "rows": self.rows,
+        }
+        if self._is_json:
+            print_json(document)
+        if self._out is not None:
+            Path(self._out).write_text(json.dumps(document, indent=2) + "\n")
+
+
+def bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --quick and --out, and what every command has."""
+    quick = click.option("--quick", is_flag=True, help="Few rounds: shows that it works, proves nothing.")
+    out = click.option(
+        "--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the JSON document to FILE too."
+    )
+    return quick(out(common_options(click.pass_obj(command))))
+
+
+traces_argument = click.argument("traces", nargs=-1, metavar="[TRACE]...", type=click.Path(dir_okay=False))
+
+
+def _epilog(*examples: str) -> str:
+    lines = "\n".join(f"  {example}" for example in examples)
+    return f"\b\nExamples:\n{lines}\n\n{EXIT_CODES}"
+
+
+@cli.group(epilog=_epilog("kvpoolctl bench copy", "kvpoolctl --json bench rpc --out rpc.json"))
+def bench() -> None:
+    """Measure against floors of the same run on the same cores.
+
+    Ratios are what counts: each figure stands beside its floor and its spread. Without --socket a daemon of its own is
+    started and stopped.
+    """
+    # A plain end would leave the daemon's directory behind; this way leaving is the same as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench copy", "kvpoolctl bench copy --quick --json"))
+@bench_options
+def copy(options: Options, quick: bool, out: str | None) -> None:
+    """Save and load, for each copying thread, against memcpy of the same bytes."""
+    with _reporting(options, "copy", out) as report:
+        _measure_kinds(report, options, ["copy"], is_quick=quick)
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench lookup", "kvpoolctl bench lookup --quick --json"))
+@bench_options
+def lookup(options: Options, quick: bool, out: str | None) -> None:
+    """Keys and lookup of a 128k-token prompt, against SHA-256 and a dict."""
+    with _reporting(options, "lookup", out) as report:
+        _measure_kinds(report, options, ["lookup"], is_quick=quick)
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench rpc", "kvpoolctl bench rpc --quick --json"))
+@bench_options
+def rpc(options: Options, quick: bool, out: str | None) -> None:
+    """Acquire and commit of 512 chunks and a hit of 8192 tokens, against a raw socket's round trip."""
+    with _reporting(options, "rpc", out) as report:
+        _measure_kinds(report, options, ["rpc"], is_quick=quick)
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench footprint", "kvpoolctl bench footprint --ssd-chunks 4M"))
+@click.option(
+    "--capacity", metavar="SIZE", help="The arena (default: 16GiB, or what the machine can spare of it; --quick: 1GiB)."
+)
+@click.option("--ssd-chunks", metavar="COUNT", help="What so many chunks on disk cost in memory, such as 4M, instead.")
+@bench_options
+def footprint(options: Options, capacity: str | None, ssd_chunks: str | None, quick: bool, out: str | None) -> None:
+    """What an idle daemon costs in memory and CPU time, and how soon it serves.
+
+    Starts daemons of its own; --socket has no meaning here.
+    """
+    if options.socket is not None:
+        fail("footprint starts daemons of its own: leave --socket out", EXIT_USAGE)
+    with _reporting(options, "footprint", out) as report:
+        if ssd_chunks is not None:
+            count = parse_chunks(ssd_chunks)
+            report.measure("footprint", SSD_CHUNKS_TITLE, lambda advance: bench_ssd_chunks(count, advance))
+            return
+        size = default_capacity(quick) if capacity is None else parse_size(capacity)
+        report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench turns", "kvpoolctl bench turns --quick --json"))
+@bench_options
+def turns(options: Options, quick: bool, out: str | None) -> None:
+    """What commits, a demotion of everything and requests about the longest chains take of the control thread.
+
+    Runs the daemon's own classes without bytes in this process; --socket has no meaning here.
+    """
+    if options.socket is not None:
+        fail("turns asks no daemon: leave --socket out", EXIT_USAGE)
+    with _reporting(options, "turns", out) as report:
+        report.measure("turns", TURNS_TITLE, lambda advance: bench_turns(quick, advance))
+
+
+path_option = click.option(
+    "--path",
+    metavar="FOLDER",
+    help="Where on a disk to work, in a fresh folder (default: the user's cache, or TMPDIR).",
+)
+
+
+@bench.command(epilog=_epilog("kvpoolctl bench ssd", "kvpoolctl bench ssd --path /mnt/nvme --size 1GiB --json"))
+@path_option
+@click.option("--size", metavar="SIZE", help=f"Bytes of one pass, 8MiB or more (default: {DEFAULT_SIZE}).")
+@bench_options
+def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: str | None) -> None:
+    """The SSD tier against raw I/O past the page cache: rates, the read tail, the first layer, reopening.
+
+    Starts daemons of its own; --socket has no meaning here. The fresh folder is removed at the end. A file system in
+    memory is refused: it says nothing about a disk. Chunk sizes that --size has not two of are left out.
+    """
+    if options.socket is not None:
+        fail("ssd starts daemons of its own: leave --socket out", EXIT_USAGE)
+    with _reporting(options, "ssd", out) as report:
+        bench_ssd(path, parse_total(size, is_quick=quick), quick, report.measure)
+
+
+@bench.command(
+    epilog=_epilog(
+        "kvpoolctl bench replay conversation_trace.jsonl.gz --capacity 10%",
+        f"{TRACES_VARIABLE}=traces kvpoolctl bench replay --quick --json",
+    )
+)
+@traces_argument
+@click.option("--clients", type=click.IntRange(1, 64), default=DEFAULT_CLIENTS, help="Client processes (default: 2).")
+@click.option("--chunk-bytes", metavar="SIZE", default="64KiB", help="Bytes of a chunk (default: 64KiB).")
+@click.option(
+    "--capacity", metavar="SIZE|SHARE", help="The daemon's DRAM, or its share of the unique bytes (default: 10%)."
+)
+@click.option(
+    "--ssd-ratio",
+    type=click.FloatRange(0.0, 1000.0),
+    default=0.0,
+    metavar="R",
+    help="An SSD tier with R times the capacity, in the folder of --path; 0: DRAM alone (default: 0).",
+)
+@path_option
+@click.option(
+    "--requests", type=click.IntRange(min=1), metavar="N", help="Replay the first N (default: about a minute's)."
+)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="An option of the daemon that is started.")
+@click.option(
+    "--settled", is_flag=True, help="One client; a request waits until nothing moves between the tiers, as in simulate."
+)
+@click.option("--times", metavar="FILE", help="Write when each request began, for simulate --times (with --settled).")
+@click.option(
+    "--salt", default="", metavar="TEXT", help="Find the chunks of an earlier run with this salt (default: a new one)."
+)
+@bench_options
+def replay(
+    options: Options,
+    traces: tuple[str, ...],
+    clients: int,
+    chunk_bytes: str,
+    capacity: str | None,
+    ssd_ratio: float,
+    path: str | None,
+    requests: int | None,
+    settled: bool,
+    times: str | None,
+    overrides: tuple[str, ...],
+    salt: str,
+    quick: bool,
+    out: str | None,
+) -> None:
+    """Replay request traces through a daemon, with real bytes, every one of which is checked.
+
+    TRACE is a file of JSON lines as Mooncake publishes them (.jsonl, .jsonl.gz) or a numpy archive (.npz). Without one the
+    files of the folder that KVPOOL_TRACES names are taken. A wrong byte ends the command with exit code 1.
+    """
+    if options.socket is not None and (capacity is not None or ssd_ratio or overrides):
+        name = "--ssd-ratio" if ssd_ratio else "--set" if overrides else "--capacity"
+        fail(f"{name} is for a daemon of the benchmark's own: leave it or --socket out", EXIT_USAGE)
+    with _reporting(options, "replay", out) as report:
+        named = named_traces(traces)
+        if not named:
+            fail(f"name traces, or the folder they are in by {TRACES_VARIABLE}=FOLDER", EXIT_USAGE)
+        asked = ReplayOptions(
+            clients=1 if settled else clients,
+            chunk_bytes=parse_size(chunk_bytes),
+            capacity=capacity or DEFAULT_CAPACITY,
+            requests=QUICK_REQUESTS if quick and requests is None else requests,
+            salt=salt,
+            socket=options.socket,
+            ssd_ratio=ssd_ratio,
+            path=path,
+            is_settled=settled,
+            times=times,
+            overrides=overrides,
+        )
+        if times is not None and not (settled and len(named) == 1):
+            fail("--times is for one trace with --settled", EXIT_USAGE)
+        replay_layout(asked.chunk_bytes, Trace.block_tokens)
+        parse_capacity(asked.capacity, 1)
+        _measure_replay(report, named, asked)
+
+
+@bench.command("all", epilog=_epilog("kvpoolctl bench all", "kvpoolctl bench all traces/*.jsonl.gz --out bench.json"))
+@traces_argument
+@bench_options
+def all_kinds(options: Options, traces: tuple[str, ...], quick: bool, out: str | None) -> None:
+    """All of them; replay where a TRACE is named, or a folder of them by KVPOOL_TRACES."""
+    with _reporting(options, "all", out) as report:
+        named = named_traces(traces)
+        _measure_kinds(report, options, list(KINDS), is_quick=quick)
+        if options.socket is None:
+            size = default_capacity(quick)
+            report.measure("footprint", FOOTPRINT_TITLE, lambda advance: bench_footprint(size, quick, advance))
+            _measure_ssd(report, is_quick=quick)
+        else:
+            report.note("footprint and ssd are left out: they start daemons of their own, and --socket names one")
+        if named:
+            requests = QUICK_REQUESTS if quick else None
+            asked = ReplayOptions(DEFAULT_CLIENTS, DEFAULT_CHUNK_BYTES, DEFAULT_CAPACITY, requests, "", options.socket)
+            _measure_replay(report, named, asked)
+        else:
+            report.note(f"replay is left out: name traces, or the folder they are in by {TRACES_VARIABLE}=FOLDER")
+
+
+@contextmanager
+def _reporting(options: Options, command: str, out: str | None) -> Iterator[Report]:
+    """A report that is finished at the end; what goes wrong ends the command with its exit code."""
+    try:
+        report = Report(options, command, out)
+        yield report
+        report.finish()
+    except (TraceError, InvalidArgument) as error:
+        fail(str(error), EXIT_USAGE)
+    except DaemonUnreachable as error:
+        fail(str(error), EXIT_UNREACHABLE)
+    except KVPoolError as error:
+        fail(str(error), EXIT_FAILURE)
+    wrong = [row for row in report.rows if row.get("wrong_bytes")]
+    for row in wrong:
+        what = row.get("trace") or f"ssd {row['part']}"
+        click.echo(f"kvpoolctl: {what}: {row['wrong_bytes']} wrong bytes, in chunks:", err=True)
+        for key in row.get("wrong_keys", ()):
+            click.echo(f"  {key}", err=True)
+    if wrong:
+        fail("wrong bytes came back: this daemon must not be used", EXIT_FAILURE)
+
+
+def _measure_kinds(report: Report, options: Options, kinds: Sequence[str], *, is_quick: bool) -> None:
+    with _daemon(options) as daemon:
+        for name in kinds:
+            run, title = KINDS[name]
+            report.measure(name, title, lambda advance, run=run: run(daemon, is_quick, advance))  # type: ignore[misc]
+
+
+def _measure_ssd(report: Report, *, is_quick: bool) -> None:
+    if has_disk(None):
+        bench_ssd(None, parse_total(None, is_quick=is_quick), is_quick, report.measure)
+    else:
+        report.note("ssd is left out: the user's folders are in memory; name a disk by bench ssd --path FOLDER")
+
+
+def _measure_replay(report: Report, traces: Sequence[Trace], asked: ReplayOptions) -> None:
+    """Each trace in turn, up to the first that brings wrong bytes back: no figure counts after that."""
+    for trace in traces:
+        report.measure(
+            "replay",
+            REPLAY_TITLE,
+            lambda advance, trace=trace: [bench_replay(trace, asked, advance)],  # type: ignore[misc]
+        )
+        if report.rows[-1]["wrong_bytes"]:
+            return
+
+
+@contextmanager
+def _daemon(options: Options) -> Iterator[MeasuredDaemon]:
+    """The daemon to measure: the one that was named, or one started for this run."""
+    if options.socket is not None:
+        yield found_daemon(options.socket)
+        return
+    with own_daemon(CAPACITY_BYTES) as daemon:
+        yield daemon
+
+
+def _readable(row: Row) -> Row:
+    """A row for people: spreads as `low..high`, counts by reason as words; keys of wrong chunks are told apart."""
+    readable = {}
+    for name, value in row.items():
+        if "spread" in name:
+            value = f"{value[0]:g}..{value[1]:g}"
+        elif isinstance(value, dict):
+            value = ", ".join(f"{count} {reason}" for reason, count in value.items()) or "none"
+        if name != "wrong_keys":
+            readable[name] = value
+    return readable

@@ -1,0 +1,367 @@
+"""`kvpoolctl simulate`: what a trace would hit in a pool of a given size, with the daemon's own decisions and no bytes.
+
+Holds the command, what its options mean, and the rows it prints. The simulation is in `kvpool.sim`; no daemon is asked.
+Main thread only.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from kvpool import __version__
+from kvpool.cli.hit_plot import plot_hit_rates, require_plot
+from kvpool.cli.kvpoolctl import Options, cli, common_options, epilog
+from kvpool.cli.machine import describe_machine
+from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_table
+from kvpool.config.path_options import check_writable
+from kvpool.errors import ConfigError, InvalidArgument, KVPoolError
+from kvpool.sim.cells import Bounds, Cell, Outcome
+from kvpool.sim.node import POLICIES
+from kvpool.sim.runner import TAILS, Result, Simulation, SimulationSettings, Work
+from kvpool.sim.traces import BLOCK_TOKENS, Trace, TraceError
+from kvpool.sim.workload import Workload
+from kvpool.units import format_size, parse_size
+
+DEFAULT_CAPACITIES = "1%,2%,5%,10%,20%"
+DEFAULT_KV_BYTES = "128KiB"  # of a token
+TIERS = ("dram", "dram,ssd")
+PROCESSES_MAX = 256
+# Blocks are bounded by what the native table can name.
+BLOCKS_MAX = 1 << 28
+SHARE_MAX = 10.0
+# What of a daemon's configuration has a meaning without bytes.
+HEEDED = ("ssd.admission", "ssd.write_budget", "ssd.watermark", "ssd.write_through")
+# Columns of the table for people stand side by side.
+COLUMNS_MAX = 14
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked, for every trace. `ssd_capacity` is used where it is given, else `ssd_ratio`; 0: no such tier."""
+
+    capacities: tuple[str, ...]
+    policies: tuple[str, ...]
+    ssd_ratio: float
+    ssd_capacity: str | None
+    processes: int
+    requests: int | None
+    tails: str
+    block_bytes: int
+    overrides: tuple[str, ...]
+    times: str | None = None
+
+
+def parse_blocks(text: str, unique: int, block_bytes: int) -> int:
+    """Blocks of a capacity: `5%` or `0.05` of the unique ones, `20000` of them, or a size such as `64GiB`.
+
+    Raises InvalidArgument.
+    """
+    try:
+        share = parse_share(text)
+        if share is not None:
+            blocks = max(1, int(share * unique))
+        else:
+            blocks = int(text) if text.isdecimal() else parse_size(text) // block_bytes
+    except ValueError as error:  # InvalidArgument is one
+        raise InvalidArgument(
+            f"capacity {text!r} is none, expected a share such as 5% or 0.05, a number of blocks, or a size such as 64GiB"
+        ) from error
+    if not 0 < blocks <= BLOCKS_MAX:
+        raise InvalidArgument(
+            f"capacity {text!r} is {blocks} blocks of {format_size(block_bytes)} ({unique} are unique), "
+            f"expected 1 to {BLOCKS_MAX}"
+        )
+    return blocks
+
+
+def parse_share(text: str) -> float | None:
+    """The share of the unique blocks that a capacity such as `5%` or `0.05` names; None for one that names no share.
+
+    Raises ValueError.
+    """
+    if text.endswith("%"):
+        share = float(text[:-1]) / 100
+    elif "." in text and text[-1].isdigit():
+        share = float(text)
+    else:
+        return None
+    if not 0.0 < share <= SHARE_MAX:
+        raise ValueError(f"share {share}")
+    return share
+
+
+def simulate_trace(path: str, asked: Asked, progress: Progress) -> list[Row]:
+    """Rows of one trace, by capacity and policy. Raises TraceError, InvalidArgument, or KVPoolError when a process fails."""
+    settings = SimulationSettings(path, asked.requests, asked.tails, asked.block_bytes, asked.overrides, asked.times)
+    name = Trace(Path(path)).name
+    settings.config()  # what is wrong in it is said before the trace is read
+    task = progress.add_task(f"read {name}", total=None)
+    workload = settings.workload()
+    cells = _cells(asked, workload)
+    works: list[Work] = [*cells, *dict.fromkeys(cell.blocks for cell in cells)]
+    progress.update(task, description=f"simulate {name}", total=len(works))
+    results: dict[Work, Result] = {}
+    for work, result in Simulation(settings, workload).run_all(works, asked.processes):
+        results[work] = result
+        progress.update(task, advance=1)
+    return [_row(name, workload, cell, share, results) for cell, share in cells.items()]
+
+
+def _cells(asked: Asked, workload: Workload) -> dict[Cell, float]:
+    """Each cell with its share of the unique blocks, as it was asked for."""
+    cells = {}
+    for text in asked.capacities:
+        blocks = parse_blocks(text, workload.unique, asked.block_bytes)
+        ssd_blocks = max(1, int(asked.ssd_ratio * blocks)) if asked.ssd_ratio else 0
+        if asked.ssd_capacity is not None:
+            ssd_blocks = parse_blocks(asked.ssd_capacity, workload.unique, asked.block_bytes)
+        if ssd_blocks > BLOCKS_MAX:
+            raise InvalidArgument(
+                f"the SSD tier has {ssd_blocks} blocks beside {blocks} of capacity {text!r}, expected {BLOCKS_MAX} at most"
+            )
+        share = parse_share(text) or blocks / workload.unique
+        cells.update({Cell(policy, blocks, ssd_blocks): round(share, 6) for policy in asked.policies})
+    return cells
+
+
+def _row(name: str, workload: Workload, cell: Cell, share: float, results: dict[Work, Result]) -> Row:
+    outcome, bounds = results[cell], results[cell.blocks]
+    assert isinstance(outcome, Outcome)
+    assert isinstance(bounds, Bounds)
+    references = workload.references
+    hits = outcome.hits_dram + outcome.hits_ssd
+    return {
+        "trace": name,
+        "policy": cell.policy,
+        "capacity_fraction": share,
+        "capacity_blocks": cell.dram_blocks,
+        "ssd_capacity_blocks": cell.ssd_blocks,
+        "requests": workload.requests,
+        "references": references,
+        "unique_blocks": workload.unique,
+        "hit_blocks_dram": outcome.hits_dram,
+        "hit_blocks_ssd": outcome.hits_ssd,
+        "hit_rate": round(hits / references, 6),
+        "hit_rate_dram": round(outcome.hits_dram / references, 6),
+        "hit_rate_ssd": round(outcome.hits_ssd / references, 6),
+        "belady_hit_rate": round(bounds.belady_hits / references, 6),
+        "lru_hit_rate": round(bounds.lru_hits / references, 6),
+        "of_belady": round(hits / bounds.belady_hits, 6) if bounds.belady_hits else None,
+        "delta_lru_points": round(100 * (hits - bounds.lru_hits) / references, 4),
+        "ssd_blocks_written": outcome.ssd_blocks_written,
+        "us_per_reference": round(outcome.seconds / references * 1e6, 3),
+        "holes": outcome.holes,
+    }
+
+
+def _readable(row: Row, block_bytes: int) -> Row:
+    readable = {
+        "policy": row["policy"],
+        "DRAM": f"{100 * row['capacity_fraction']:.3g}%",
+        "blocks": row["capacity_blocks"],
+        "size": format_size(row["capacity_blocks"] * block_bytes),
+        "hit": _percent(row["hit_rate"]),
+    }
+    if row["ssd_capacity_blocks"]:
+        readable["from DRAM"] = _percent(row["hit_rate_dram"])
+        readable["from SSD"] = _percent(row["hit_rate_ssd"])
+        readable["blocks to SSD"] = row["ssd_blocks_written"]
+        readable["to SSD"] = format_size(row["ssd_blocks_written"] * block_bytes)
+    return {
+        **readable,
+        "optimum": _percent(row["belady_hit_rate"]),
+        "of optimum": "-" if row["of_belady"] is None else f"{100 * row['of_belady']:.1f}%",
+        "to LRU, points": f"{row['delta_lru_points']:+.2f}",
+        "us/reference": f"{row['us_per_reference']:.2f}",
+        "holes": row["holes"],
+    }
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.2f}%"
+
+
+def _print_rows(rows: list[Row], block_bytes: int) -> None:
+    first = rows[0]
+    title = (
+        f"{first['trace']}: {first['requests']} requests, {first['references']} block references, "
+        f"{first['unique_blocks']} unique blocks of {format_size(block_bytes)}"
+    )
+    print_table(title, [_readable(row, block_bytes) for row in rows], columns_max=COLUMNS_MAX)
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        shares = [row["of_belady"] for row in rows if row["policy"] == policy and row["of_belady"] is not None]
+        if shares:
+            score = 100 * sum(shares) / len(shares)
+            click.echo(f"{policy}: {score:.1f} % of the optimum's hits, mean of {len(shares)} capacities")
+
+
+@cli.command(
+    epilog=epilog(
+        "kvpoolctl simulate conversation_trace.jsonl.gz --capacity 1%,2%,5% --png hits.png",
+        "kvpoolctl simulate ours.jsonl --capacity 64GiB,128GiB --token-bytes 160KiB --tiers dram,ssd --json",
+    )
+)
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...", type=click.Path(dir_okay=False))
+@click.option(
+    "--capacity",
+    default=DEFAULT_CAPACITIES,
+    metavar="LIST",
+    help=f"DRAM: shares of the unique blocks, blocks, or sizes, by comma (default: {DEFAULT_CAPACITIES}).",
+)
+@click.option("--tiers", type=click.Choice(TIERS), default=TIERS[0], help="Which tiers there are (default: dram).")
+@click.option(
+    "--ssd-ratio",
+    type=click.FloatRange(1.0, 1000.0),
+    default=8.0,
+    metavar="R",
+    help="SSD capacity for each block of DRAM's, with --tiers dram,ssd (default: 8).",
+)
+@click.option("--ssd-capacity", metavar="C", help="SSD capacity, like one entry of --capacity, instead of a ratio.")
+@click.option(
+    "--policy", metavar="LIST", help=f"Eviction policies of DRAM, by comma: {', '.join(POLICIES)} (default: all)."
+)
+@click.option(
+    "--token-bytes",
+    default=DEFAULT_KV_BYTES,
+    metavar="SIZE",
+    help=f"KV of a token, all layers and ranks: makes blocks of sizes (default: {DEFAULT_KV_BYTES}).",
+)
+@click.option(
+    "--tails",
+    type=click.Choice(TAILS),
+    default=TAILS[0],
+    help=f"Partial blocks at the ends of prompts: asked for and never stored, stored, or left out (default: {TAILS[0]}).",
+)
+@click.option("--requests", type=click.IntRange(min=1), metavar="N", help="The first N requests alone (default: all).")
+@click.option(
+    "--times", metavar="FILE", help="When requests come: a file of bench replay --times (default: the trace's)."
+)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=f"A daemon's option: {', '.join(HEEDED)}.")
+@click.option(
+    "--processes", type=click.IntRange(1, PROCESSES_MAX), metavar="N", help="At once (default: one for each core)."
+)
+@click.option("--png", type=click.Path(dir_okay=False), metavar="FILE", help="Draw hit rate against capacity.")
+@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the JSON document to FILE too.")
+@common_options
+@click.pass_obj
+def simulate(
+    options: Options,
+    traces: tuple[str, ...],
+    capacity: str,
+    tiers: str,
+    ssd_ratio: float,
+    ssd_capacity: str | None,
+    policy: str | None,
+    token_bytes: str,
+    tails: str,
+    requests: int | None,
+    times: str | None,
+    overrides: tuple[str, ...],
+    processes: int | None,
+    png: str | None,
+    out: str | None,
+) -> None:
+    """What request traces would hit in a pool of a given size: the daemon's own decisions, without bytes or waiting.
+
+    TRACE is a file of JSON lines as Mooncake publishes them (.jsonl, .jsonl.gz) or a numpy archive (.npz). Rates are of block
+    references. Beside each stand the hits of the optimum that knows the future and those of leaf-first LRU, with as many
+    blocks as all tiers have together. docs/sizing.md shows how to choose a size, and how to make a trace of your own.
+    """
+    if options.socket is not None:
+        fail("simulate asks no daemon: leave --socket out", EXIT_USAGE)
+    if times is not None and len(traces) > 1:
+        fail("--times is for one trace", EXIT_USAGE)
+    if ssd_capacity is not None and tiers == TIERS[0]:
+        fail("--ssd-capacity goes with --tiers dram,ssd", EXIT_USAGE)
+    try:
+        for option, file in (("--png", png), ("--out", out)):
+            if file is not None:
+                check_writable(option, Path(file))
+        if png is not None:
+            require_plot()
+        asked = Asked(
+            capacities=_listed("--capacity", capacity),
+            policies=_policies(policy),
+            ssd_ratio=0.0 if tiers == TIERS[0] else ssd_ratio,
+            ssd_capacity=ssd_capacity,
+            processes=processes or len(os.sched_getaffinity(0)),
+            requests=requests,
+            tails=tails,
+            block_bytes=_token_bytes(token_bytes) * BLOCK_TOKENS,
+            overrides=_heeded(overrides),
+            times=times,
+        )
+        rows = _simulate_all(traces, asked, is_json=options.is_json, out=out)
+        if png is not None:
+            plot_hit_rates(rows, Path(png))
+    except (TraceError, InvalidArgument, ConfigError) as error:
+        fail(str(error), EXIT_USAGE)
+    except KVPoolError as error:
+        fail(str(error), EXIT_FAILURE)
+    if any(row["holes"] for row in rows):
+        fail("the index was found broken: see holes", EXIT_FAILURE)
+
+
+def _simulate_all(traces: Sequence[str], asked: Asked, *, is_json: bool, out: str | None) -> list[Row]:
+    document: dict[str, Any] = {
+        "command": "simulate",
+        "version": __version__,
+        "machine": describe_machine(),
+        "rows": [],
+    }
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    for path in traces:
+        console = Console(stderr=True)
+        with Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal) as progress:
+            rows = simulate_trace(path, asked, progress)
+        document["rows"] += rows
+        if not is_json:
+            _print_rows(rows, asked.block_bytes)
+    if is_json:
+        print_json(document)
+    if out is not None:
+        Path(out).write_text(json.dumps(document, indent=2) + "\n")
+    return list(document["rows"])
+
+
+def _listed(option: str, text: str) -> tuple[str, ...]:
+    entries = tuple(entry.strip() for entry in text.split(","))
+    if not all(entries):
+        raise InvalidArgument(f"{option} is {text!r}, expected entries with a comma between them")
+    return entries
+
+
+def _policies(text: str | None) -> tuple[str, ...]:
+    chosen = POLICIES if text is None else _listed("--policy", text)
+    for name in chosen:
+        if name not in POLICIES:
+            raise InvalidArgument(f"--policy has {name!r}, expected {', '.join(POLICIES)}")
+    return chosen
+
+
+def _token_bytes(text: str) -> int:
+    try:
+        size = parse_size(text)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"--token-bytes: {error}") from error
+    if not size:
+        raise InvalidArgument(f"--token-bytes is {text!r}, expected more than none")
+    return size
+
+
+def _heeded(overrides: tuple[str, ...]) -> tuple[str, ...]:
+    for override in overrides:
+        name = override.partition("=")[0].strip()
+        if name not in HEEDED:
+            raise InvalidArgument(f"--set {name} has no meaning in a simulation, expected one of {', '.join(HEEDED)}")
+    return overrides

@@ -1,0 +1,1 @@
+"""The daemon's configuration: its file, its options, what each may be."""

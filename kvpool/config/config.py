@@ -1,0 +1,364 @@
+"""The daemon's configuration: a TOML file, overridden by `--set section.key=value`, over built-in defaults.
+
+Validated whole before anything is constructed: a bad configuration is refused with every fault at once, each naming the
+option, its value and what was expected. The result is frozen; whoever has a Config has a valid one.
+
+Each option is described once, in `OPTIONS`; `configs/kvpool.toml` explains them to operators, and a test holds the two
+together.
+"""
+
+import difflib
+import errno
+import os
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kvpool_native
+from kvpool.config.addresses import LoopbackAddress, parse_loopback
+from kvpool.config.event_options import EVENT_OPTIONS, EventsConfig, check_events
+from kvpool.config.options import (
+    DailyWrites,
+    Option,
+    choice_option,
+    count_option,
+    duration_option,
+    flag_option,
+    share_option,
+    size_option,
+    write_budget_option,
+)
+from kvpool.config.path_options import directory, group, mode, secret_file
+from kvpool.errors import ConfigError, InvalidArgument
+from kvpool.types import SERVICE_SOCKET
+from kvpool.units import format_size, parse_size
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SSD_CAPACITY_MIN = 16 << 20
+CONFIG_BYTES_MAX = 1 << 20
+SOCKET_PATH_BYTES_MAX = 107 - len(".lock")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Section `server`; durations in seconds."""
+
+    socket: str
+    socket_mode: int
+    metrics: LoopbackAddress | None
+    metrics_socket: str
+    lease_ttl: float
+    reservation_ttl: float
+    max_connections: int
+    user_share: float
+    max_leases: int
+    max_reservations: int
+    max_chain_chunks: int
+    handshake_timeout: float
+    stop_timeout: float
+    probe_interval: float
+    domain_secret_file: str
+    admin_group: int | None
+    keep_token_ids: bool
+    write_mode: str
+    staging: int
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether metrics and health can be asked for over HTTP."""
+        return self.metrics is not None or bool(self.metrics_socket)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Staging memory of each connection; 0: clients write what they have reserved in place."""
+        return self.staging if self.write_mode == "copy" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class DramConfig:
+    """Section `dram`; sizes in bytes, durations in seconds."""
+
+    capacity: int
+    segment: int
+    max_chunks: int
+    huge_pages: str
+    numa: str
+    prefault: bool
+    prefault_threads: int
+    verify: str
+    policy: str
+    token_ids: int
+    connection_share: float
+    retained_share: float
+    announced_share: float
+    announced_ttl: float
+    allow_overcommit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SsdConfig:
+    """Section `ssd`; sizes in bytes, durations in seconds. Capacity 0: no such tier."""
+
+    path: str
+    create: bool
+    capacity: int
+    segment: int
+    max_chunks: int
+    direct: bool
+    io: str
+    threads: int
+    watermark: float
+    write_through: bool
+    admission: str
+    write_budget: DailyWrites
+    checkpoint_interval: float
+    stall_timeout: float
+    stop_timeout: float
+    rebuild: bool
+
+    @property
+    def write_budget_bytes(self) -> int:
+        """Bytes that may be written in a day; 0: no bound."""
+        return self.write_budget.bytes_per_day(self.capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Section `log`."""
+
+    level: str
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Every option of a daemon."""
+
+    server: ServerConfig
+    dram: DramConfig
+    ssd: SsdConfig
+    events: EventsConfig
+    log: LogConfig
+
+    @property
+    def shortest_ttl(self) -> float:
+        """Seconds in which something may expire at the earliest."""
+        return min(self.server.lease_ttl, self.server.reservation_ttl, self.dram.announced_ttl)
+
+
+def default_socket() -> str:
+    """Where daemon and commands meet without a configuration: the service's directory if this user can use it."""
+    service = Path(SERVICE_SOCKET).parent
+    if service.is_dir() and os.access(service, os.W_OK):
+        return SERVICE_SOCKET
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and Path(runtime).is_dir():
+        return str(Path(runtime) / "kvpool" / "kvpool.sock")
+    return f"/tmp/kvpool-{os.getuid()}/kvpool.sock"  # noqa: S108 - the directory is this user's own
+
+
+def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a file (None: built-in defaults alone) and overrides; the last one of an option wins.
+
+    Raises ConfigError with every fault.
+    """
+    faults: list[str] = []
+    values = {name: option.default for name, option in OPTIONS.items()}
+    written: dict[str, Any] = {**values, **_read_file(path, faults), **_read_overrides(overrides, faults)}
+    parsed: dict[str, Any] = {}
+    for name, value in written.items():
+        option = OPTIONS[name]
+        try:
+            parsed[name] = option.parse(value)
+        except (InvalidArgument, ValueError, TypeError, LookupError, ArithmeticError, AttributeError):
+            faults.append(f"{name} is {value!r}, expected {option.expected}")
+    if not faults:
+        _check_together(parsed, faults)
+    if faults:
+        raise ConfigError(faults)
+    sections = {
+        "server": ServerConfig,
+        "dram": DramConfig,
+        "ssd": SsdConfig,
+        "events": EventsConfig,
+        "log": LogConfig,
+    }
+    built = {
+        section: kind(**{name.split(".")[1]: value for name, value in parsed.items() if name.startswith(f"{section}.")})
+        for section, kind in sections.items()
+    }
+    return Config(**built)
+
+
+def _read_file(path: str | None, faults: list[str]) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        tables = tomllib.loads(_content_of(path))
+    except OSError as error:
+        faults.append(f"config file {path} cannot be read: {error.strerror}")
+        return {}
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # no text, no TOML, a number of thousands of digits, nested without end
+        faults.append(f"config file {path} is no TOML: {error}")
+        return {}
+    return _known(_flatten(tables), faults)
+
+
+def _content_of(path: str) -> str:
+    """What a file has. Raises OSError, also for what is no file or far too large: nothing may hold a reload up."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        content = file.read(CONFIG_BYTES_MAX + 1)
+    if len(content) > CONFIG_BYTES_MAX:
+        raise OSError(errno.EFBIG, f"it has more than {CONFIG_BYTES_MAX} bytes")
+    return content.decode()
+
+
+def _read_overrides(overrides: Sequence[str], faults: list[str]) -> dict[str, Any]:
+    values = {}
+    for override in overrides:
+        name, separator, value = override.partition("=")
+        if not separator:
+            faults.append(f"--set {override}: expected section.key=value")
+            continue
+        values.update(_known({name.strip(): value.strip()}, faults))
+    return values
+
+
+def _flatten(tables: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {}
+    for section, table in tables.items():
+        if isinstance(table, Mapping):
+            flat.update({f"{section}.{key}": value for key, value in table.items()})
+        else:
+            flat[section] = table
+    return flat
+
+
+def _known(values: Mapping[str, Any], faults: list[str]) -> dict[str, Any]:
+    for name in values:
+        if name not in OPTIONS:
+            nearest = difflib.get_close_matches(name, OPTIONS, n=1)
+            hint = f", did you mean {nearest[0]}?" if nearest else ""
+            faults.append(f"{name} is no option{hint}")
+    return {name: value for name, value in values.items() if name in OPTIONS}
+
+
+def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
+    if parsed["dram.segment"] > parsed["dram.capacity"] and parsed["dram.segment"] != parse_size(
+        OPTIONS["dram.segment"].default
+    ):
+        faults.append(
+            f"dram.segment is {format_size(parsed['dram.segment'])}, "
+            f"expected at most dram.capacity {format_size(parsed['dram.capacity'])}"
+        )
+
+    if parsed["ssd.capacity"] and not parsed["ssd.path"]:
+        faults.append(f"ssd.path is '', expected a directory because ssd.capacity is {parsed['ssd.capacity']}")
+    if 0 < parsed["ssd.capacity"] < SSD_CAPACITY_MIN:
+        faults.append(f"ssd.capacity is {parsed['ssd.capacity']}, expected 0 or at least {SSD_CAPACITY_MIN}")
+    check_events(parsed, faults)
+    _check_places(parsed, faults)
+
+
+def _socket_path(value: Any) -> str:
+    path = value or default_socket() if isinstance(value, str) else ""
+    if not path.startswith("/") or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX or "\0" in path:
+        raise InvalidArgument(path)
+    return path
+
+
+def _check_places(parsed: Mapping[str, Any], faults: list[str]) -> None:
+    """Sockets of the file system each have a place of their own, and so have the files beside the first."""
+    socket_path = parsed["server.socket"]
+    taken = {f"{socket_path}{suffix}": "server.socket" for suffix in ("", ".new", ".lock")}
+    for name in ("server.metrics_socket", "events.publish", "events.replay"):
+        place = str(parsed[name] or "").removeprefix("ipc://")
+        if place.startswith("/") and taken.setdefault(place, name) != name:
+            faults.append(f"{name} is {place}, expected another place than that of {taken[place]}")
+
+
+def _numa(value: Any) -> str:
+    text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+    if text not in ("default", "interleave") and not (text.isascii() and text.isdecimal() and int(text) < 1024):
+        raise InvalidArgument(repr(value))
+    return text
+
+
+def _metrics_path(value: Any) -> str:
+    return "" if value == "" else _socket_path(value)
+
+
+OPTIONS: dict[str, Option] = {
+    "server.socket": Option(
+        _socket_path, "", f"an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes (empty: the default place)"
+    ),
+    "server.socket_mode": Option(mode, "0660", "octal rights for owner and group, such as 0660"),
+    "server.metrics": Option(
+        parse_loopback, "off", 'a loopback address and port such as "127.0.0.1:9469" or "[::1]:9469", or "off"'
+    ),
+    "server.metrics_socket": Option(
+        _metrics_path, "", f"an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes (empty: no such socket)"
+    ),
+    "server.lease_ttl": duration_option("10ms", "1d", "30s"),
+    "server.reservation_ttl": duration_option("10ms", "1d", "60s"),
+    "server.max_connections": count_option(1, 100_000, 1024),
+    "server.user_share": share_option("0.75"),
+    "server.max_leases": count_option(1, 1_000_000, 4096),
+    "server.max_reservations": count_option(1, 4096, 64),
+    "server.max_chain_chunks": count_option(1, 1 << 20, 16384),
+    "server.handshake_timeout": duration_option("10ms", "1m", "5s"),
+    "server.stop_timeout": duration_option("0s", "1h", "10s"),
+    "server.probe_interval": duration_option("0s", "1h", "10s"),
+    "server.domain_secret_file": Option(
+        secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: the default domain)"
+    ),
+    "server.admin_group": Option(group, "", "the name of a group of this machine, or its number (empty: none)"),
+    "server.keep_token_ids": flag_option("true"),
+    "server.write_mode": choice_option("in-place", "copy"),
+    "server.staging": size_option("64KiB", "16GiB", "64MiB"),
+    "dram.capacity": size_option("64KiB", f"{kvpool_native.ARENA_BYTES_MAX >> 40}TiB", "1GiB"),
+    "dram.segment": size_option("4KiB", "16GiB", "64MiB"),
+    "dram.max_chunks": count_option(0, 1 << 28, 0),
+    "dram.huge_pages": choice_option("auto", "hugetlb", "collapse", "off"),
+    "dram.numa": Option(_numa, "default", "default, interleave or the number of a NUMA node"),
+    "dram.prefault": flag_option("true"),
+    "dram.prefault_threads": count_option(1, 64, 2),
+    "dram.verify": choice_option("always", "cold"),
+    "dram.policy": choice_option("class-queues", "lru"),
+    "dram.token_ids": size_option("0B", "4TiB", "0B"),
+    "dram.connection_share": share_option("0.5"),
+    "dram.retained_share": share_option("0.3"),
+    "dram.announced_share": share_option("0.25"),
+    "dram.announced_ttl": duration_option("10ms", "1h", "30s"),
+    "dram.allow_overcommit": flag_option("false"),
+    "ssd.path": Option(directory, "", "an absolute path of a directory (needed where ssd.capacity is not 0)"),
+    "ssd.create": flag_option("false"),
+    "ssd.capacity": size_option("0B", f"{kvpool_native.FILES_BYTES_MAX >> 40}TiB", "0B"),
+    "ssd.segment": size_option("64KiB", "64GiB", "1GiB"),
+    "ssd.max_chunks": count_option(0, 1 << 28, 0),
+    "ssd.direct": flag_option("true"),
+    "ssd.io": choice_option("auto", "io_uring", "threads"),
+    "ssd.threads": count_option(1, 64, 4),
+    "ssd.watermark": share_option("0.5"),
+    "ssd.write_through": flag_option("false"),
+    "ssd.admission": choice_option("all", "second-touch"),
+    "ssd.write_budget": write_budget_option("0B", "8192TiB", "0B", least_writes=0.001, most_writes=1000),
+    "ssd.checkpoint_interval": duration_option("100ms", "1h", "5s"),
+    "ssd.stall_timeout": duration_option("100ms", "1h", "10s"),
+    "ssd.stop_timeout": duration_option("0s", "24h", "10m"),
+    "ssd.rebuild": flag_option("false"),
+    **EVENT_OPTIONS,
+    "log.level": choice_option("info", "debug", "warning", "error"),
+}

@@ -1,0 +1,66 @@
+"""Section `events` of the configuration: its options, what they make, and what must not go together. See `config`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvpool.config.addresses import ZmqAddress, parse_zmq
+from kvpool.config.options import Option, choice_option, count_option, duration_option, flag_option, size_option
+from kvpool.config.path_options import readable_file, secret_file, topic
+
+
+@dataclass(frozen=True, slots=True)
+class EventsConfig:
+    """Section `events`; sizes in bytes. `block_tokens` 0: a chunk is one block."""
+
+    publish: ZmqAddress | None
+    replay: ZmqAddress | None
+    topic: str
+    format: str
+    block_tokens: int
+    buffer: int
+    fates: int
+    hwm: int
+    replay_messages: int
+    retell_interval: float
+    insecure: bool
+    curve_secret_file: str
+    curve_clients_file: str
+
+
+def check_events(parsed: Mapping[str, Any], faults: list[str]) -> None:
+    """Add what is wrong with the values of these options together."""
+    if bool(parsed["events.curve_secret_file"]) != bool(parsed["events.curve_clients_file"]):
+        faults.append("events.curve_secret_file and events.curve_clients_file: expected both or none")
+    if parsed["events.replay"] and not parsed["events.publish"]:
+        faults.append(f"events.replay is {parsed['events.replay']}, expected off because events.publish is")
+    for name in ("events.publish", "events.replay"):
+        address = parsed[name]
+        fault = address.fault_without_keys(parsed["events.insecure"]) if address else ""
+        if fault and not parsed["events.curve_secret_file"]:
+            faults.append(f"{name} is {address}, {fault}")
+
+
+_ZMQ_EXPECTED = (
+    '"ipc:///run/kvpool/events", with CURVE keys an address of a host such as "tcp://192.0.2.7:5557", or "off"'
+)
+
+EVENT_OPTIONS: dict[str, Option] = {
+    "events.publish": Option(parse_zmq, "off", _ZMQ_EXPECTED),
+    "events.replay": Option(parse_zmq, "off", _ZMQ_EXPECTED),
+    "events.topic": Option(
+        topic, "kv@{host}@{model}", "printable text in which only {host} and {model} stand in braces"
+    ),
+    "events.format": choice_option("map", "positional"),
+    "events.block_tokens": count_option(0, 4096, 0),
+    "events.buffer": size_option("64KiB", "16GiB", "16MiB"),
+    "events.fates": count_option(16, 10_000_000, 65_536),
+    "events.hwm": count_option(1, 1_000_000, 1000),
+    "events.replay_messages": count_option(1, 1_000_000, 1000),
+    "events.retell_interval": duration_option("0s", "1d", "1m"),
+    "events.insecure": flag_option("false"),
+    "events.curve_secret_file": Option(
+        secret_file, "", "a regular file of the daemon's user with rights 0600 or less (empty: no keys)"
+    ),
+    "events.curve_clients_file": Option(readable_file, "", "a file of public keys, one to a line (empty: no keys)"),
+}

@@ -1,0 +1,1 @@
+"""What happened to which chunk: the event log and the history of chunks."""

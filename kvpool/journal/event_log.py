@@ -1,0 +1,185 @@
+"""The event log: what happened to chunks, in order, for whoever reads along; bounded, the oldest forgotten first.
+
+What was forgotten is seen as a gap in the ids; who meets one has to take a snapshot. A run of changes is one event; which
+changes are joined to runs the native module decides (`native/directory/change_runs.h`).
+
+Not here: where changes come from (`journal`), how events look to others (`protocol.trtllm_events`, `protocol.event_frames`).
+Control thread only; no clock is read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvpool.keys import Scope, split_scope
+from kvpool.types import Cause, Event, EventKind
+
+# What an event and its entry in the log take besides keys and tokens (measured: 390 bytes).
+EVENT_BYTES = 400
+# No event is joined beyond this, so that any event fits a frame and a message.
+EVENT_PAYLOAD_BYTES_MAX = 64 << 10
+NO_SCOPE = Scope()
+CAUSES = tuple(cause for cause in Cause if cause is not Cause.OTHER)  # by their codes
+assert all(cause == code for code, cause in enumerate(CAUSES))
+_KINDS = tuple(EventKind)
+assert all(kind == code for code, kind in enumerate(_KINDS))
+
+
+class ChangeKind:
+    """The native module's codes of what a change is."""
+
+    ARRIVED = 0
+    LEFT = 1
+    PRIORITY = 2
+
+
+class Change(NamedTuple):
+    """A row of the native feed. `parent` of the first chunk of a prompt is zeros; `tiers` are those after the change."""
+
+    key: bytes
+    parent: bytes
+    namespace: int
+    kind: int
+    level: int
+    tiers: int
+    cause: int
+    priority: int
+    priority_before: int
+
+
+class Run(NamedTuple):
+    """Changes that one event tells, as the native module gives them. `change_kind` and `level` are those of each.
+
+    `parent` is empty for the first chunk of a prompt; `scope` is packed, see `kvpool.keys`.
+    """
+
+    kind: int
+    change_kind: int
+    namespace: int
+    level: int
+    keys: bytes
+    parent: bytes
+    tokens: bytes
+    tiers: int
+    tiers_before: int
+    priority: int
+    priority_before: int
+    cause: int
+    scope: bytes
+
+    def event(self, number: int) -> Event:
+        """What it is under an event's number."""
+        return Event(
+            number,
+            _KINDS[self.kind],
+            self.namespace,
+            self.keys,
+            self.parent,
+            self.tokens,
+            self.tiers,
+            self.tiers_before,
+            self.priority,
+            self.priority_before,
+            CAUSES[self.cause],
+            (),
+            *(split_scope(self.scope, 0)[1] if self.scope else NO_SCOPE),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EventSlice:
+    """Some events in a row. `last`: the id to go on from; `oldest`: the first id that is kept.
+
+    Behind a gap there are none: a snapshot has to be taken.
+    """
+
+    events: tuple[Event, ...]
+    last: int
+    oldest: int
+    is_gap: bool
+
+    def events_until(self, last: int) -> "EventSlice":
+        """The same up to an id: what came later must not be applied before a snapshot page that does not know of it."""
+        kept = tuple(event for event in self.events if event.id <= last)
+        return EventSlice(kept, min(self.last, last), self.oldest, self.is_gap)
+
+
+class EventLog:
+    """The latest events, by id.
+
+    Invariant: `_events` holds exactly the ids `oldest` up to `next_id`, and `_bytes` is what they take, at most
+    `bytes_max` unless there is a single one.
+    """
+
+    def __init__(self, bytes_max: int, capacities: Sequence[int]) -> None:
+        self._bytes_max = bytes_max
+        self._events: dict[int, Event] = {}
+        self.oldest = 0
+        self._bytes = 0
+        self.next_id = 0
+        self.dropped_events = 0
+        self.gaps = 0
+        self.append(Event(0, EventKind.CREATED, capacities=tuple(capacities)))
+
+    def __repr__(self) -> str:
+        return f"<EventLog {self.oldest}..{self.next_id - 1}, {self._bytes} bytes>"
+
+    @property
+    def events(self) -> int:
+        """Events that can be read."""
+        return len(self._events)
+
+    @property
+    def used_bytes(self) -> int:
+        """What they take."""
+        return self._bytes
+
+    def append(self, event: Event) -> None:
+        """Take the next event; the oldest ones make room."""
+        assert event.id == self.next_id
+        self._events[self.next_id] = event
+        self.next_id += 1
+        self._bytes += _size_of(event)
+        while self._bytes > self._bytes_max and len(self._events) > 1:
+            self._bytes -= _size_of(self._events.pop(self.oldest))
+            self.oldest += 1
+            self.dropped_events += 1
+
+    def open_gap(self) -> None:
+        """Something happened that no event tells: nobody can go on from before it."""
+        self.dropped_events += len(self._events)
+        self.gaps += 1
+        self._events.clear()
+        self._bytes = 0
+        self.next_id += 1
+        self.oldest = self.next_id
+
+    def since(self, last: int, bytes_max: int) -> EventSlice:
+        """The events behind id `last` (-1: from the first), as many as fit, at least one where there is any."""
+        if not self.oldest - 1 <= last < self.next_id:
+            return EventSlice((), self.next_id - 1, self.oldest, is_gap=True)
+        chosen: list[Event] = []
+        size, at = 0, last + 1
+        while at < self.next_id:
+            event = self._events[at]
+            size += _size_of(event)
+            if chosen and size > bytes_max:
+                break
+            chosen.append(event)
+            at += 1
+        return EventSlice(tuple(chosen), at - 1, self.oldest, is_gap=False)
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        problems = []
+        if list(self._events) != list(range(self.oldest, self.next_id)):
+            problems.append(f"events: the log does not hold exactly {self.oldest} to {self.next_id}")
+        if self._bytes != sum(_size_of(event) for event in self._events.values()):
+            problems.append("events: the log miscounts its bytes")
+        if self._bytes > self._bytes_max and len(self._events) > 1:
+            problems.append(f"events: the log takes {self._bytes} bytes, {self._bytes_max} are allowed")
+        return problems
+
+
+def _size_of(event: Event) -> int:
+    return EVENT_BYTES + len(event.keys) + len(event.tokens) + len(event.adapter)

@@ -1,0 +1,390 @@
+"""The journal: everything that is told of chunks that come and go. One for all tiers of a daemon.
+
+Takes the changes that the directories report, which native code joins to runs, writes each run into the event log as an event,
+remembers what became of chunks, and answers who asks: for events since an id, for a snapshot page by page, for the fate of a
+key. A subscriber that falls behind, or one that comes while a whole tier is being restored, meets a gap; then it takes a
+snapshot:
+
+    page k is what the pool has at `as_of`; between pages events go on. Who applies the events up to `as_of` and then the
+    page's rows, page after page, has after the last one exactly what the pool has.
+
+Invariants: changes are taken in their order, CHANGES_PER_TURN at a time, and nothing waits for a subscriber; every answer
+is given when no change waits, or else holds nothing that a waiting change could contradict.
+
+Control thread only. `watch` has the event loop call it when there are changes; without it, `take_changes` does.
+"""
+
+import asyncio
+import struct
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+import kvpool_native
+from kvpool.clock import NS_PER_S, Clock
+from kvpool.config.event_options import EventsConfig
+from kvpool.escaping import escaped
+from kvpool.index.namespaces import Namespaces
+from kvpool.journal.chunk_history import REFUSALS_PER_SAVE, Departure, Fates
+from kvpool.journal.event_log import (
+    CAUSES,
+    EVENT_PAYLOAD_BYTES_MAX,
+    NO_SCOPE,
+    Change,
+    ChangeKind,
+    EventLog,
+    EventSlice,
+    Run,
+)
+from kvpool.keys import Scope, namespace_fingerprint, split_scope
+from kvpool.types import KEY_BYTES, TOKEN_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
+
+# A change takes 0.3 to 1 µs to write down, 2 where each is an event of its own (measured): with a part of a request beside them
+# a turn stays under a millisecond.
+CHANGES_PER_TURN = 256
+# Of the native feed, 80 bytes each: what may happen in one call of the directories without a gap.
+FEED_CHANGES_MAX = 65_536
+ANSWER_BYTES_MAX = 512 << 10
+PAGE_CHUNKS_MAX = 128
+WAITING_MAX = 256
+SNAPSHOT_END = -1
+_ROW = struct.Struct("<32s32sIBBBBBB6x")
+_NO_KEY = bytes(KEY_BYTES)
+# Models whose corrupt chunks are counted, and those that `kvpoolctl info` names.
+CORRUPT_MODELS_MAX = 256
+CORRUPT_NAMED = 8
+# Where a row has its namespace, in words.
+_ROW_WORDS, _NAMESPACE_WORD = _ROW.size // 4, 2 * KEY_BYTES // 4
+assert _ROW.size == kvpool_native.CHANGE_BYTES
+
+
+class Headers(Protocol):
+    """What slots on disk say of their chunks: the tier's, as the journal needs it."""
+
+    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[list[bytes]]":
+        """Have headers read, by key, fingerprint of the namespace, offset and generation: token ids and scope of each."""
+        ...
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPage:
+    """Some chunks that the pool has at event `as_of`; `cursor` asks for more, SNAPSHOT_END when there are none.
+
+    `words`: what is being read from disk of the chunks at `lacking`, whose token ids are not in memory. A chunk's token ids
+    never change, so that it does not matter when they come.
+    """
+
+    chunks: tuple[StoredChunk, ...]
+    as_of: int
+    cursor: int
+    lacking: tuple[int, ...] = ()
+    words: "Future[list[bytes]] | None" = None
+
+    def with_words(self, words: Sequence[bytes], chunk_tokens: Callable[[int], int]) -> "SnapshotPage":
+        """The page with what was read. `chunk_tokens`: of a namespace."""
+        chunks = list(self.chunks)
+        for at, packed in zip(self.lacking, words, strict=True):
+            chunk = chunks[at]
+            tokens, scope = split_scope(packed, TOKEN_BYTES * chunk_tokens(chunk.namespace))
+            chunks[at] = chunk._replace(tokens=tokens, adapter=scope.adapter, salt_tag=scope.salt_tag)
+        return SnapshotPage(tuple(chunks), self.as_of, self.cursor)
+
+
+class Journal:
+    """See above. `incarnation` names this life of the daemon; `tiers`: each one's directory and the chunks it has room for."""
+
+    def __init__(
+        self,
+        incarnation: bytes,
+        tiers: Mapping[Level, tuple[kvpool_native.Directory, int]],
+        namespaces: Namespaces,
+        clock: Clock,
+        config: EventsConfig,
+        headers: Headers | None = None,
+    ) -> None:
+        """`headers`: of the SSD tier, where token ids are to be read back from it."""
+        self.incarnation = incarnation
+        self._headers = headers
+        self._directories = {level: directory for level, (directory, _) in tiers.items()}
+        self._namespaces = namespaces
+        self._clock = clock
+        self._feed = kvpool_native.ChangeFeed(FEED_CHANGES_MAX)
+        for directory in self._directories.values():
+            directory.report_to(self._feed)
+        self._log = EventLog(config.buffer, [tiers[level][1] if level in tiers else 0 for level in Level])
+        self._fates = Fates(config.fates)
+        self._corrupt: Counter[str] = Counter()  # dropped chunks, by model
+        self._chunk_tokens: dict[int, int] = {}  # by namespace
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn: asyncio.Handle | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._listeners: list[Callable[[], None]] = []
+        self._counted: list[Callable[[], dict[str, int]]] = []
+        self._troubled: list[Callable[[], list[str]]] = []
+
+    def __repr__(self) -> str:
+        return f"<Journal {self._log!r}, {self._feed.waiting} changes wait>"
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the loop see to changes from now on, until `close`."""
+        self._loop = loop
+        loop.add_reader(self._feed.fileno(), self._take_turn)
+
+    def close(self) -> None:
+        """Let go of the loop. What waits for events is answered."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._feed.fileno())
+            if self._turn is not None:
+                self._turn.cancel()
+            self._loop = None
+        self._wake()
+
+    def listen(
+        self, listener: Callable[[], None], stats: Callable[[], dict[str, int]], problems: Callable[[], list[str]]
+    ) -> None:
+        """Have `listener` called, on the control thread, whenever there are new events. It must not wait.
+
+        `stats` are its counters, and `problems` what is wrong with it, on any thread: here both are told too.
+        """
+        self._listeners.append(listener)
+        self._counted.append(stats)
+        self._troubled.append(problems)
+
+    def take_changes(self) -> None:
+        """Write down the changes that wait, CHANGES_PER_TURN at most."""
+        before = self._log.next_id
+        has_gap, rows = self._feed.take(CHANGES_PER_TURN)
+        if has_gap:
+            self._log.open_gap()
+        if rows:
+            numbers = set(np.frombuffer(rows, "<u4")[_NAMESPACE_WORD::_ROW_WORDS].tolist())
+            sizes = {number: self._tokens_of_a_chunk(number) for number in numbers}
+            now_ns = self._clock.now_ns()
+            for run in self._directories[Level.DRAM].runs_of(rows, sizes, EVENT_PAYLOAD_BYTES_MAX):
+                self._write(Run._make(run), now_ns)
+        if self._log.next_id != before:
+            self._wake()
+
+    def keep_up(self) -> bool:
+        """Write down what waits before more is evicted: token ids go with the chunks in DRAM. Whether that took a turn."""
+        waiting = self._feed.waiting
+        if waiting:
+            self.take_changes()
+        return waiting >= CHANGES_PER_TURN
+
+    def forget_namespaces(self) -> None:
+        """Numbers of namespaces serve others from now on: nothing that names them is kept. Readers meet a gap."""
+        while self._feed.waiting:
+            self._feed.take(CHANGES_PER_TURN)
+        self._log.open_gap()
+        self._fates.clear()
+        self._chunk_tokens.clear()
+        self._wake()
+
+    def note_refusals(self, keys: bytes, states: bytes, namespace: NamespaceId) -> None:
+        """Remember why chunks of a save were not taken. `states`: a `SaveState` for each of `keys`."""
+        codes = np.frombuffer(states, np.uint8)
+        refused = np.flatnonzero((codes != SaveState.PRESENT) & (codes != SaveState.RESERVED))[
+            :REFUSALS_PER_SAVE
+        ].tolist()
+        if refused:
+            named = [keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in refused]
+            self._fates.note_refusals(named, [SaveState(states[at]) for at in refused], self._clock.now_ns(), namespace)
+
+    def since(self, incarnation: bytes, last: int) -> EventSlice:
+        """Events behind id `last` of an incarnation (empty: this one, whichever it is)."""
+        self.take_changes()
+        if incarnation not in (b"", self.incarnation):
+            return EventSlice((), self._log.next_id - 1, self._log.oldest, is_gap=True)
+        return self._log.since(last, ANSWER_BYTES_MAX)
+
+    async def wait_for_events(self, last: int, timeout_s: float) -> None:
+        """Until there is an event behind id `last`, or the time is over; at once where too many wait already."""
+        if self._log.next_id - 1 > last or len(self._waiting) >= WAITING_MAX:
+            return
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(news)
+        try:
+            await asyncio.wait_for(news, timeout_s)
+        except asyncio.TimeoutError:
+            return
+        finally:
+            self._waiting.discard(news)
+
+    def snapshot(self, cursor: int, *, is_urgent: bool = False) -> SnapshotPage:
+        """Chunks from a cursor on (0: the first page). A page may be empty and yet not the last.
+
+        `is_urgent`: what has to be read from disk for it goes first.
+        """
+        self.take_changes()
+        levels = sorted(self._directories)
+        number, place = divmod(cursor, 1 << 32)
+        if cursor < 0 or number >= len(levels):
+            return SnapshotPage((), self._log.next_id - 1, SNAPSHOT_END)
+        if self._feed.waiting:  # what is stored now lies behind what the log says: ask again
+            return SnapshotPage((), self._log.next_id - 1, cursor)
+        next_place, rows = self._directories[levels[number]].list_chunks(place, self._page_chunks())
+        chunks = tuple(self._stored(Change(*row)) for row in _ROW.iter_unpack(rows))
+        following = number << 32 | next_place
+        if not next_place:
+            following = number + 1 << 32 if number + 1 < len(levels) else SNAPSHOT_END
+        page = SnapshotPage(chunks, self._log.next_id - 1, following)
+        if levels[number] != Level.SSD or self._headers is None:
+            return page
+        return self._with_ids_asked_for(page, self._headers, is_urgent=is_urgent)
+
+    def chunk_tokens(self, namespace: int) -> int:
+        """How many token ids each chunk of a namespace has."""
+        return self._namespaces.by_id(NamespaceId(namespace)).layout.chunk_tokens
+
+    def explain(self, key: bytes) -> dict[str, Any]:
+        """What is known of a chunk, for people: whether and where it is stored, or what became of it."""
+        self.take_changes()
+        for directory in self._directories.values():
+            row = directory.find(key)
+            if row:
+                stored = self._stored(Change(*_ROW.unpack(row)))
+                return {
+                    "fate": "stored",
+                    "tiers": [level.name.lower() for level in levels_in(stored.tiers)],
+                    "priority": stored.priority,
+                    "model": self._model(stored.namespace),
+                    "has_parent": bool(stored.parent),
+                }
+        return self._explain_absence(key)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        counted = {name: count for stats in self._counted for name, count in stats().items()}
+        return {
+            "events.written": self._log.next_id - self._log.gaps,
+            "events.kept": self._log.events,
+            "events.kept_bytes": self._log.used_bytes,
+            "events.dropped": self._log.dropped_events,
+            "events.gaps": self._log.gaps,
+            "events.lost_changes": self._feed.lost,
+            "events.fates": len(self._fates),
+            **(self._headers.stats() if self._headers is not None else {}),
+            **counted,
+        }
+
+    def problems(self) -> list[str]:
+        """What is wrong with who listens, one line each. Any thread."""
+        return [problem for problems in self._troubled for problem in problems()]
+
+    def info(self) -> dict[str, str]:
+        """Whose chunks were found corrupt and dropped, with what hung on them: models, and how many of each."""
+        named = (f"{escaped(model)}:{count}" for model, count in self._corrupt.most_common(CORRUPT_NAMED))
+        return {"corrupt_chunks_of": ",".join(named)} if self._corrupt else {}
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        return self._log.verify()
+
+    def _write(self, run: Run, now_ns: int) -> None:
+        self._log.append(run.event(self._log.next_id))
+        keys = [run.keys[at : at + KEY_BYTES] for at in range(0, len(run.keys), KEY_BYTES)]
+        if run.change_kind == ChangeKind.ARRIVED:
+            self._fates.forget(keys)
+            return
+        namespace = NamespaceId(run.namespace)
+        if run.cause == Cause.DROPPED:
+            self._note_corrupt(namespace, len(keys))
+        if not run.tiers:
+            self._fates.note_departures(keys, Departure(now_ns, CAUSES[run.cause], run.level, run.priority, namespace))
+
+    def _note_corrupt(self, namespace: NamespaceId, chunks: int) -> None:
+        model = self._model(namespace)
+        if model in self._corrupt or len(self._corrupt) < CORRUPT_MODELS_MAX:
+            self._corrupt[model] += chunks
+
+    def _take_turn(self) -> None:
+        self.take_changes()
+        if self._feed.waiting and self._loop is not None and self._turn is None:
+            self._turn = self._loop.call_soon(self._take_next_turn)
+
+    def _take_next_turn(self) -> None:
+        self._turn = None
+        self._take_turn()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, set()
+        for news in waiting:
+            if not news.done():
+                news.set_result(None)
+        for listener in self._listeners:
+            listener()
+
+    def _page_chunks(self) -> int:
+        """So many that their token ids fit an answer."""
+        longest = max((namespace.layout.chunk_tokens for namespace in self._namespaces.all()), default=1)
+        row_bytes = _ROW.size + 4 * min(longest, kvpool_native.TOKEN_IDS_MAX)
+        return max(1, min(PAGE_CHUNKS_MAX, ANSWER_BYTES_MAX // row_bytes))
+
+    def _stored(self, row: Change) -> StoredChunk:
+        parent = b"" if row.parent == _NO_KEY else row.parent
+        words = self._directories[Level.DRAM].tokens_of(row.key)
+        tokens, scope = self._split(words, row.namespace)
+        return StoredChunk(row.key, parent, row.namespace, row.tiers, row.priority, tokens, *scope)
+
+    def _split(self, words: bytes, namespace: int) -> tuple[bytes, Scope]:
+        token_bytes = TOKEN_BYTES * self._tokens_of_a_chunk(namespace)
+        if not words or len(words) == token_bytes:
+            return words, NO_SCOPE
+        return split_scope(words, token_bytes)
+
+    def _tokens_of_a_chunk(self, namespace: int) -> int:
+        tokens = self._chunk_tokens.get(namespace)
+        if tokens is None:
+            tokens = self._chunk_tokens[namespace] = self.chunk_tokens(namespace)
+        return tokens
+
+    def _with_ids_asked_for(self, page: SnapshotPage, headers: Headers, *, is_urgent: bool) -> SnapshotPage:
+        """Has the token ids read that memory lacks."""
+        lacking = tuple(at for at, chunk in enumerate(page.chunks) if not chunk.tokens)
+        if not lacking:
+            return page
+        fingerprints = {number: self._fingerprint(number) for number in {page.chunks[at].namespace for at in lacking}}
+        place_of = self._directories[Level.SSD].place_of
+        chunks = (page.chunks[at] for at in lacking)
+        places = [(chunk.key, fingerprints[chunk.namespace], *place_of(chunk.key)) for chunk in chunks]
+        words = headers.ask(places, is_urgent=is_urgent)
+        return SnapshotPage(page.chunks, page.as_of, page.cursor, lacking, words)
+
+    def _explain_absence(self, key: bytes) -> dict[str, Any]:
+        departure, refusal = self._fates.departure(key), self._fates.refusal(key)
+        if refusal is not None and (departure is None or refusal.at_ns > departure.at_ns):
+            return {
+                "fate": "declined",
+                "reason": refusal.state.reason,
+                "age_s": self._age_s(refusal.at_ns),
+                "model": self._model(refusal.namespace),
+            }
+        if departure is None:
+            return {"fate": "unknown"}
+        return {
+            "fate": "removed",
+            "reason": departure.cause.name.lower().replace("_", "-"),
+            "tier": Level(departure.level).name.lower(),
+            "priority": departure.priority,
+            "age_s": self._age_s(departure.at_ns),
+            "model": self._model(departure.namespace),
+        }
+
+    def _model(self, namespace: int) -> str:
+        return self._namespaces.by_id(NamespaceId(namespace)).model
+
+    def _age_s(self, at_ns: int) -> float:
+        return round((self._clock.now_ns() - at_ns) / NS_PER_S, 3)
+
+    def _fingerprint(self, namespace: int) -> bytes:
+        found = self._namespaces.by_id(NamespaceId(namespace))
+        return namespace_fingerprint(found.model, found.layout)

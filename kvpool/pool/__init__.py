@@ -1,0 +1,1 @@
+"""The pool: the verbs that a connection may ask. Composes everything below."""

@@ -1,0 +1,219 @@
+"""Announcements: chunks that somebody says he will ask for soon, kept in DRAM or brought there, until he has.
+
+A look-ahead over an engine's queue. What is announced is held like a lease, without a right to read: chunks in DRAM stay, those
+below are promoted behind all urgent reads, and where DRAM has no room for them just now it is tried again when something has
+moved. It ends when its announcer acquires the chunks, when its time is over, or with its connection.
+
+Bounded by bytes: `bytes_max` for all, and one connection has at most half of what the others leave, so that whoever announces
+everything leaves room for everybody else. Control thread only; `now_ns` is an argument.
+
+Invariant: `_of_owner` names every announcement; `_bytes` is the sum of their sizes; each of its holds is in exactly one.
+"""
+
+from dataclasses import dataclass
+
+import kvpool_native
+from kvpool import failpoint
+from kvpool.index.parts import Parts, Step
+from kvpool.index.sessions import EngineSession
+from kvpool.pool.readers.acquiring import Acquiring
+from kvpool.tiering.promotions import Promotions
+from kvpool.types import KEY_BYTES, ConnectionId, HoldId
+
+# Of one connection; what a hold costs beyond its chunks is small, but each is looked at when its connection acquires.
+ANNOUNCEMENTS_MAX = 64
+# Announcements tried again when something has moved: a guess that keeps the control thread quick.
+RETRIES = 8
+# Chunks that are looked up in one go.
+FOUND_AT_ONCE = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Announcement:
+    """`chunks` leading chunks of `keys` (rank-major) for `session`; `is_whole`: all of them are in DRAM or on their way."""
+
+    session: EngineSession
+    keys: bytes
+    chunks: int
+    size: int
+    deadline_ns: int
+    acquiring: Acquiring
+    is_whole: bool = False
+    is_over: bool = False
+
+    @property
+    def holds(self) -> list[HoldId]:
+        """What it has in the DRAM directory."""
+        return self.acquiring.holds
+
+    @property
+    def leaf(self) -> bytes:
+        """The first rank's last key: it names all that precede it."""
+        return self.keys[(self.chunks - 1) * KEY_BYTES : self.chunks * KEY_BYTES]
+
+
+class Announcements:
+    """All announcements of the daemon."""
+
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        view: kvpool_native.IndexView,
+        promotions: Promotions | None,
+        *,
+        bytes_max: int,
+        ttl_ns: int,
+    ) -> None:
+        self._directory = directory
+        self._view = view
+        self._promotions = promotions
+        self._bytes_max = bytes_max
+        self._ttl_ns = ttl_ns
+        self._of_owner: dict[ConnectionId, list[Announcement]] = {}
+        self._bytes = 0
+        self.announced_chunks = 0
+        self.clipped_chunks = 0
+
+    def __repr__(self) -> str:
+        return f"<Announcements {len(self)}, {self._bytes} of {self._bytes_max} bytes>"
+
+    def __len__(self) -> int:
+        return sum(len(entries) for entries in self._of_owner.values())
+
+    @property
+    def holds(self) -> int:
+        """Holds that announcements have in the DRAM directory."""
+        return sum(len(entry.holds) for entries in self._of_owner.values() for entry in entries)
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether DRAM had no room for some of what is announced."""
+        return any(not entry.is_whole for entries in self._of_owner.values() for entry in entries)
+
+    def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
+        """Bytes that each connection has announced."""
+        return {
+            owner: {"announced_bytes": sum(entry.size for entry in entries)}
+            for owner, entries in self._of_owner.items()
+        }
+
+    def change_ttl(self, ttl_ns: int) -> None:
+        """Have announcements that are made from now on be kept for another time."""
+        self._ttl_ns = ttl_ns
+
+    def find(self, session: EngineSession, keys: bytes) -> Parts[int]:
+        """How many leading chunks of `keys` are stored, on every rank."""
+        length = len(keys) // len(session.namespaces)
+        found = length // KEY_BYTES
+        for start in range(0, len(keys), length):
+            column, seen, count = keys[start : start + length], 0, 0
+            while seen == count and seen < found:
+                count += self._view.lookup(column[seen * KEY_BYTES : (seen + FOUND_AT_ONCE) * KEY_BYTES])[0]
+                seen += FOUND_AT_ONCE
+                yield None
+            found = min(found, count)
+        return found
+
+    def announce(self, session: EngineSession, keys: bytes, found: int, now_ns: int) -> Announcement | None:
+        """Protect the first `found` chunks of `keys`, as far as the bounds go, beginning with `take_part`. None: no room."""
+        failpoint.reach("daemon.announce.before", failpoint.refused)
+        ranks = len(session.namespaces)
+        length = len(keys) // ranks
+        columns = [keys[rank * length : (rank + 1) * length] for rank in range(ranks)]
+        for entry in list(self._of_owner.get(session.connection, ())):
+            if columns[0][(entry.chunks - 1) * KEY_BYTES : entry.chunks * KEY_BYTES] == entry.leaf:
+                self._end(entry, now_ns)  # said again, or more of it
+        chunk_bytes = sum(namespace.layout.chunk_bytes for namespace in session.namespaces.values())
+        is_full = len(self._of_owner.get(session.connection, ())) >= ANNOUNCEMENTS_MAX
+        chunks = 0 if is_full else min(found, self._room_of(session.connection) // chunk_bytes)
+        self.clipped_chunks += found - chunks
+        if not chunks:
+            return None
+        wanted = b"".join(column[: chunks * KEY_BYTES] for column in columns)
+        acquiring = Acquiring(self._directory, self._promotions, session, wanted, is_urgent=False)
+        entry = Announcement(session, wanted, chunks, chunks * chunk_bytes, now_ns + self._ttl_ns, acquiring)
+        self._of_owner.setdefault(session.connection, []).append(entry)
+        self._bytes += entry.size
+        self.announced_chunks += chunks
+        return entry
+
+    def take_part(self, entry: Announcement, now_ns: int) -> Step:
+        """Hold the next part of an announcement. WAIT where DRAM has no room for it now.
+
+        Done, it has fewer chunks than before where some are gone, or another namespace's. One without any ends.
+        """
+        if entry.is_whole or entry.is_over:
+            return Step.DONE
+        step = entry.acquiring.advance(now_ns)
+        if step is Step.DONE:
+            entry.is_whole = True
+            if entry.acquiring.chunks < entry.chunks:
+                self._cut(entry, entry.acquiring.chunks, now_ns)
+        return step
+
+    def to_advance(self) -> list[Announcement]:
+        """Those to be tried again when something has moved."""
+        return [entry for entries in self._of_owner.values() for entry in entries if not entry.is_whole][:RETRIES]
+
+    def note_use(self, owner: ConnectionId, hold: HoldId, chunks: int, now_ns: int) -> None:
+        """A connection has leased `chunks` chunks under this hold: what it had announced of them ends."""
+        for entry in [entry for entry in self._of_owner.get(owner, ()) if entry.chunks <= chunks]:
+            if self._directory.key_of(hold, entry.chunks - 1) == entry.leaf:
+                self._end(entry, now_ns)
+
+    def drop_owner(self, owner: ConnectionId, now_ns: int) -> None:
+        """End every announcement of a connection."""
+        for entry in list(self._of_owner.get(owner, ())):
+            self._end(entry, now_ns)
+
+    def expire(self, now_ns: int) -> None:
+        """End what has outlived its time."""
+        for entry in [entry for entries in self._of_owner.values() for entry in entries]:
+            if entry.deadline_ns <= now_ns:
+                self._end(entry, now_ns)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return {
+            "announcements": len(self),
+            "announced_bytes": self._bytes,
+            "announced_chunks": self.announced_chunks,
+            "announced_chunks_clipped": self.clipped_chunks,
+        }
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        entries = [entry for entries in self._of_owner.values() for entry in entries]
+        problems = []
+        if sum(entry.size for entry in entries) != self._bytes or self._bytes > self._bytes_max:
+            problems.append(f"announcements: {self._bytes} of {self._bytes_max} bytes are counted, not what there is")
+        holds = [hold for entry in entries for hold in entry.holds]
+        if len(holds) != len(set(holds)):
+            problems.append("announcements: a hold is in two of them")
+        return problems
+
+    def _room_of(self, owner: ConnectionId) -> int:
+        """Bytes that a connection may still announce: half of what the others leave is its own."""
+        own = sum(entry.size for entry in self._of_owner.get(owner, ()))
+        return max(0, (self._bytes_max - (self._bytes - own)) // 2 - own)
+
+    def _cut(self, entry: Announcement, chunks: int, now_ns: int) -> None:
+        """Of the announcement only this much is left."""
+        length = len(entry.keys) // len(entry.session.namespaces)
+        columns = [entry.keys[at : at + length] for at in range(0, len(entry.keys), length)]
+        size = entry.size // entry.chunks * chunks
+        self._bytes -= entry.size - size
+        self.announced_chunks -= entry.chunks - chunks
+        entry.keys = b"".join(column[: chunks * KEY_BYTES] for column in columns)
+        entry.chunks, entry.size = chunks, size
+        if not chunks:
+            self._end(entry, now_ns)
+
+    def _end(self, entry: Announcement, now_ns: int) -> None:
+        owner = entry.session.connection
+        self._of_owner[owner].remove(entry)
+        if not self._of_owner[owner]:
+            del self._of_owner[owner]
+        self._bytes -= entry.size
+        entry.is_over = True
+        entry.acquiring.end(now_ns)

@@ -1,0 +1,136 @@
+"""What ends by itself: leases, tickets, reservations and announcements at their deadlines, priorities after their durations.
+
+Wakes the control thread for what is pending and for nothing else: an idle daemon that keeps nothing for a time is never
+woken. Decides nothing: who owns a thing ends it. Control thread only.
+
+Invariants: while anything lives that can expire, a look at it is scheduled, within a second; while a priority
+can lapse, and since `look` was called, a tick is scheduled for when it may.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import kvpool_native
+from kvpool import failpoint
+from kvpool.clock import NS_PER_S, Clock
+from kvpool.pool.readers.readers import Reading
+from kvpool.pool.writers.writers import Writing
+
+EXPIRY_FRACTION = 0.25
+EXPIRY_S_MAX = 1.0
+# Lapses are told so late at most: a wake-up for each of many priorities would cost more than it tells.
+LAPSE_INTERVAL_NS = 100_000_000
+# What one tick leaves over, because it does no more than a bounded number, the next one does after whoever waits.
+BACKLOG_NS = 1_000_000
+
+
+class Expiry:
+    """Looks at deadlines now and then. `expire_further`: ends what is over elsewhere; whether anything is left there."""
+
+    def __init__(
+        self, shortest_s: float, reading: Reading, writing: Writing, clock: Clock, expire_further: Callable[[], bool]
+    ) -> None:
+        self.change_shortest(shortest_s)
+        self._reading = reading
+        self._writing = writing
+        self._clock = clock
+        self._expire_further = expire_further
+        self._next: asyncio.TimerHandle | None = None
+        self._more: asyncio.Handle | None = None
+
+    def change_shortest(self, shortest_s: float) -> None:
+        """Look as often as that is needed for what lives for so long, from the next look on."""
+        self._interval_s = min(EXPIRY_S_MAX, shortest_s * EXPIRY_FRACTION)
+
+    def schedule(self) -> None:
+        """Look at deadlines again later; nothing is scheduled while nothing can expire."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_later(self._interval_s, self._look)
+
+    def cancel(self) -> None:
+        """Look no more."""
+        for handle in (self._next, self._more):
+            if handle is not None:
+                handle.cancel()
+
+    def go_on(self) -> None:
+        """End more leases and reservations after whoever waits, where too many were over to end them at once."""
+        if self._more is None and (self._reading.is_behind or self._writing.is_behind):
+            self._more = asyncio.get_running_loop().call_soon(self._end_more)
+
+    def _end_more(self) -> None:
+        self._more = None
+        now_ns = self._clock.now_ns()
+        if self._reading.is_behind:
+            self._reading.expire(now_ns)
+        self._writing.go_on(now_ns)
+        self.go_on()
+
+    def _look(self) -> None:
+        self._next = None
+        failpoint.reach("daemon.expire.before")
+        now_ns, are_left = self._clock.now_ns(), True
+        try:
+            self._reading.expire(now_ns)
+            self._writing.expire(now_ns)
+            self._writing.end_overdue(now_ns)
+            self.go_on()
+            are_left = self._expire_further()
+        finally:  # whatever fails in one look, the next one comes
+            if are_left or self._reading.leases or self._reading.tickets or self._writing.reservations:
+                self.schedule()
+
+
+class SlowerTier(Protocol):
+    """What lapses ask of the tier below."""
+
+    @property
+    def directory(self) -> kvpool_native.Directory:
+        """Which chunks it holds."""
+        ...
+
+    def remember_lapsed(self) -> None:
+        """Have lapses outlive the daemon."""
+        ...
+
+
+class Lapses:
+    """Has priorities fall back when their time is over, in every tier."""
+
+    def __init__(self, directory: kvpool_native.Directory, slower: SlowerTier | None, clock: Clock) -> None:
+        self._directories = [directory, *([slower.directory] if slower else [])]
+        self._slower = slower
+        self._clock = clock
+        self._next: asyncio.TimerHandle | None = None
+        self._due_ns = 0  # of `_next`
+        self._last_ns = 0
+
+    def look(self) -> None:
+        """Schedule a tick for the next priority that may lapse: to be called when any was set."""
+        due = [at_ns for each in self._directories if (at_ns := each.next_lapse_ns()) is not None]
+        if not due:
+            return
+        now_ns = self._clock.now_ns()
+        is_backlog = min(due) <= self._last_ns
+        due_ns = max(min(due), now_ns + BACKLOG_NS, 0 if is_backlog else self._last_ns + LAPSE_INTERVAL_NS)
+        if self._next is not None:
+            if self._due_ns <= due_ns:
+                return
+            self._next.cancel()
+        self._due_ns = due_ns
+        self._next = asyncio.get_running_loop().call_later((due_ns - now_ns) / NS_PER_S, self._tick)
+
+    def cancel(self) -> None:
+        """Tick no more."""
+        if self._next is not None:
+            self._next.cancel()
+
+    def _tick(self) -> None:
+        self._next = None
+        self._last_ns = self._clock.now_ns()
+        for directory in self._directories:
+            directory.expire_retention(self._last_ns)
+        if self._slower is not None:
+            self._slower.remember_lapsed()
+        self.look()

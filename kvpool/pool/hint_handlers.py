@@ -1,0 +1,200 @@
+"""What is said about chunks rather than done with them: keep these, these will be asked for soon, these will not.
+
+Joins retention and announcements (`index`) with the tiers. The pool owns one; what a connection may ask of it are its public
+verbs. None of them waits for a disk. Control thread only.
+
+Invariant: while an announcement lives, the pool's expiry is scheduled.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import kvpool_native
+from kvpool.clock import NS_PER_S, Clock
+from kvpool.config.config import Config
+from kvpool.errors import ProtocolError
+from kvpool.index.namespaces import Namespaces
+from kvpool.index.parts import PART_CHUNKS, Parts, Step, part_chunks
+from kvpool.index.sessions import EngineSession
+from kvpool.journal.journal import Journal
+from kvpool.pool.announcements import Announcement, Announcements
+from kvpool.pool.readers.readers import Reading
+from kvpool.pool.writers.retention import Retention, part_of
+from kvpool.protocol import columns
+from kvpool.protocol.records import messages as m
+from kvpool.tiering.tiering import Tiering
+from kvpool.types import DURATION_BYTES, KEY_BYTES, PRIORITY_MAX, ConnectionId, LeaseId, RetainState
+
+LAYOUTS_MAX = 256  # a frame has room for a few thousand items
+DURATION_S_MAX = ((1 << 32) - 1) / 1000
+
+
+class Hinting:
+    """See the module. `on_due`: schedules the pool's expiry; `on_retained`: priorities may lapse that were set now."""
+
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        view: kvpool_native.IndexView,
+        namespaces: Namespaces,
+        tiering: Tiering | None,
+        journal: Journal,
+        clock: Clock,
+        config: Config,
+        *,
+        on_due: Callable[[], None],
+        on_retained: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._namespaces = namespaces
+        self._tiering = tiering
+        self._journal = journal
+        self._on_due = on_due
+        self._on_retained = on_retained
+        self._retention = Retention(directory, tiering.demotions if tiering else None, tiering)
+        self._announcements = Announcements(
+            directory,
+            view,
+            tiering.promotions if tiering else None,
+            bytes_max=int(config.dram.capacity * config.dram.announced_share),
+            ttl_ns=int(config.dram.announced_ttl * NS_PER_S),
+        )
+
+    @property
+    def holds(self) -> int:
+        """Holds that announcements have in the DRAM directory."""
+        return self._announcements.holds
+
+    def change_ttl(self, ttl_ns: int) -> None:
+        """Have announcements that are made from now on be kept for another time."""
+        self._announcements.change_ttl(ttl_ns)
+
+    def retain(self, session: EngineSession, request: m.Retain) -> Parts[m.Retained]:
+        """Keep chunks with other priorities from now on, on every rank the session stands for."""
+        ranks = len(session.namespaces)
+        columns.check_keys(request.keys, ranks=ranks)
+        chunks = len(request.keys) // KEY_BYTES // ranks
+        columns.check_wishes(chunks, ranks=ranks)
+        columns.check_retention(request.priorities, request.durations, chunks)
+        states = b""
+        while True:
+            part = slice(len(states), len(states) + part_chunks(ranks))
+            keys = part_of(request.keys, ranks, part)
+            durations = request.durations[part.start * DURATION_BYTES : part.stop * DURATION_BYTES]
+            priorities = request.priorities[part]
+            states += self._retention.retain(session, keys, priorities, durations, self._clock.now_ns())
+            self._on_retained()
+            if len(states) == chunks:
+                return m.Retained(states)
+            yield None
+
+    def demote(self, session: EngineSession, request: m.Demote) -> Parts[m.Retained]:
+        """Write chunks down, and have DRAM give them up first."""
+        ranks = len(session.namespaces)
+        columns.check_keys(request.keys, ranks=ranks)
+        chunks = len(request.keys) // KEY_BYTES // ranks
+        if not 0 <= request.first < chunks:
+            raise ProtocolError(f"first is {request.first}, expected 0..{chunks - 1}")
+        columns.check_wishes(chunks - request.first, ranks=ranks)
+        states = b""
+        for start in range(0, chunks, part_chunks(ranks)):
+            parent = part_of(request.keys, ranks, slice(start - 1, start)) if start else b""
+            keys = part_of(request.keys, ranks, slice(start, start + part_chunks(ranks)))
+            states += self._retention.demote(session, parent, keys, request.first - start, self._clock.now_ns())
+            self._on_retained()
+            yield None
+        return m.Retained(states)
+
+    def announce(self, session: EngineSession, request: m.Announce) -> Parts[m.Announced]:
+        """Protect chunks that will be asked for soon, and have those of the slower tier come up."""
+        columns.check_keys(request.keys, ranks=len(session.namespaces))
+        found = yield from self._announcements.find(session, request.keys)
+        entry = self._announcements.announce(session, request.keys, found, self._clock.now_ns())
+        if entry is None:
+            return m.Announced(0, found)
+        clipped = found - entry.chunks
+        self._on_due()
+        while self._take_part(entry) is Step.MORE:
+            yield None
+        if self._tiering is not None and self._announcements.are_waiting:
+            self._tiering.make_room()
+        return m.Announced(entry.chunks, clipped)
+
+    def retain_keys(self, request: m.RetainKeys) -> Awaitable[m.Retained]:
+        """Keep chunks of whatever namespace with one priority: an operator's order, which lets others in between."""
+        columns.check_keys(request.keys, ranks=1)
+        count = len(request.keys) // KEY_BYTES
+        columns.check_wishes(count, ranks=1)
+        if not 0 <= request.priority <= PRIORITY_MAX or not 0.0 <= request.duration_s <= DURATION_S_MAX:
+            expected = f"0..{PRIORITY_MAX} and 0..{DURATION_S_MAX:.0f}"
+            raise ProtocolError(
+                f"priority is {request.priority} and duration_s {request.duration_s}, expected {expected}"
+            )
+        return self._retain_everywhere(request.keys, request.priority, -int(-request.duration_s * 1000 // 1))
+
+    def layouts(self, request: m.AskLayouts) -> m.Report:
+        """The first layouts in which a model has been served: with them an operator makes the keys of a prompt."""
+        entries = self._namespaces.of_model(request.model)[:LAYOUTS_MAX]
+        return m.Report({"layouts": [entry.layout.to_wire() for entry in entries]})
+
+    def note_retained(self, keys: bytes, states: bytes) -> None:
+        """A save has said with what these chunks are to be kept."""
+        self._retention.remember_below(keys, states)
+        self._on_retained()
+
+    def note_lease(self, session: EngineSession, reading: Reading, lease_id: int) -> None:
+        """A connection has leased what it may have announced."""
+        if not len(self._announcements):
+            return
+        lease = reading.find(session, LeaseId(lease_id))
+        assert lease is not None
+        hold = next(iter(lease.holds.values()))
+        self._announcements.note_use(session.connection, hold, lease.chunks, self._clock.now_ns())
+
+    def note_room(self) -> None:
+        """Something has moved between the tiers, or memory is there that was not."""
+        for entry in self._announcements.to_advance() if self._tiering is not None else ():
+            self._take_part(entry)
+
+    def drop_owner(self, connection: ConnectionId) -> None:
+        """End every announcement of a connection."""
+        self._announcements.drop_owner(connection, self._clock.now_ns())
+
+    def expire(self) -> bool:
+        """End announcements whose time is over. Whether any are left."""
+        self._announcements.expire(self._clock.now_ns())
+        self.note_room()
+        return len(self._announcements) > 0
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return self._announcements.stats()
+
+    def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
+        """What each connection has, by name."""
+        return self._announcements.count_by_owner()
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        return self._announcements.verify()
+
+    def _take_part(self, entry: Announcement) -> Step:
+        self._journal.keep_up()
+        with self._tiering.protecting(True) if self._tiering else contextlib.nullcontext():
+            return self._announcements.take_part(entry, self._clock.now_ns())
+
+    async def _retain_everywhere(self, keys: bytes, priority: int, duration_ms: int) -> m.Retained:
+        count = len(keys) // KEY_BYTES
+        states = bytearray([RetainState.ABSENT]) * count
+        for namespace in self._namespaces.all():
+            absent = [number for number, state in enumerate(states) if state == RetainState.ABSENT]
+            for start in range(0, len(absent), PART_CHUNKS):
+                part = absent[start : start + PART_CHUNKS]
+                named = b"".join(keys[number * KEY_BYTES : (number + 1) * KEY_BYTES] for number in part)
+                found = self._retention.retain_in(namespace, named, priority, duration_ms, self._clock.now_ns())
+                for number, state in zip(part, found, strict=True):
+                    states[number] = state
+                self._on_retained()
+                await asyncio.sleep(0)
+        return m.Retained(bytes(states))

@@ -1,0 +1,399 @@
+"""The pool: composes index, tiers and transfer into the verbs that a connection may ask.
+
+Decides on the native directory, which is also what clients read; moves no payload itself. Control thread only, but
+for the jobs it hands to the pre-fault and transfer threads, which come back through the event loop.
+
+Invariant: every hold in the directory is in exactly one lease, ticket, announcement or promotion; every pin is of a demotion
+or a check under way.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import kvpool_native
+from kvpool import failpoint
+from kvpool.checks.checksums import find_corrupt_on
+from kvpool.checks.dram_check import Integrity
+from kvpool.checks.recount import compare_counts, compare_shared
+from kvpool.checks.scrub import Scrub
+from kvpool.clock import NS_PER_S, Clock
+from kvpool.config.config import Config
+from kvpool.index.miss_ratio_curve import Reuse
+from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.index.parts import Parts
+from kvpool.index.sessions import EngineSession
+from kvpool.index.usage import Traffic
+from kvpool.journal.journal import Journal
+from kvpool.layout import Layout
+from kvpool.pool.chains import Chains
+from kvpool.pool.deadlines import Expiry, Lapses
+from kvpool.pool.flush import FlushOrder, flush
+from kvpool.pool.hint_handlers import Hinting
+from kvpool.pool.lease_verbs import LeaseVerbs
+from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection
+from kvpool.pool.readers.readers import Reading
+from kvpool.pool.report import (
+    Sections,
+    find_shortcomings,
+    render_info,
+    render_ssd_classes,
+    render_ssd_info,
+    render_stats,
+    warn_of_small_ssd,
+)
+from kvpool.pool.write_down import write_down
+from kvpool.pool.writers.staged_saves import StagedSaves
+from kvpool.pool.writers.writers import Writing
+from kvpool.protocol import places, usage
+from kvpool.tiering.tiering import Tiering
+from kvpool.tiering.waiting_room import Room
+from kvpool.tiers.dram.prefault import Prefault
+from kvpool.tiers.dram.tier import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry
+from kvpool.tiers.ssd.flushed import remember_flushed
+from kvpool.tiers.ssd.plan import SsdPlan, plan_ssd
+from kvpool.tiers.ssd.tier import SsdTier
+from kvpool.transfer.workers import Workers, call_later
+from kvpool.types import EPOCH_BYTES, ConnectionId, Level, Measurements
+
+log = logging.getLogger(__name__)
+
+TRANSFER_THREADS = 2
+TRANSFER_QUEUE_SIZE = 1024
+_Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, and whose share they count for
+
+
+class Pool:
+    """Everything one daemon stores, and for whom."""
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self._clock = clock
+        self._config = config
+        self._started_ns = clock.now_ns()
+        self.epoch = os.urandom(EPOCH_BYTES)
+        ssd = plan_ssd(config.ssd) if config.ssd.capacity else None
+        self.geometry = plan_geometry(
+            config.dram.capacity, config.dram.segment, config.dram.max_chunks, ssd.max_chunks if ssd else 0
+        )
+        check_memory_fits(config.dram, ssd.max_chunks if ssd else 0)
+        self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages, numa=config.dram.numa)
+        self._directory = kvpool_native.Directory(
+            self._dram.arena, self._dram.index, self.geometry, self.epoch, config.dram.policy
+        )
+        server = config.server
+        bound(self._directory, config.dram, server.max_chain_chunks, server.user_share)
+        is_staged = server.staging_bytes > 0
+        self._dram.seal(is_arena_read_only=is_staged)
+        self.namespaces, self._joined = Namespaces(self._directory, server.user_share), dict[ConnectionId, _Joined]()
+        self._room = Room()
+        self._tiering = self._make_tiering(ssd) if ssd else None
+        promotions = self._tiering.promotions if self._tiering else None
+        lease_ttl_ns, write_ttl_ns = int(server.lease_ttl * NS_PER_S), int(server.reservation_ttl * NS_PER_S)
+        self.reuse = Reuse(self._directory, dram_bytes=config.dram.capacity, ssd_bytes=config.ssd.capacity)
+        self._reading = Reading(
+            self._directory, lease_ttl_ns, server.max_leases, promotions, self.reuse, on_behind=self._end_more
+        )
+        self._writing = Writing(
+            self._directory,
+            write_ttl_ns,
+            server.max_reservations,
+            self.reuse,
+            is_staged=is_staged,
+            on_behind=self._end_more,
+        )
+        self._traffic = Traffic()
+        self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
+        self.staged = StagedSaves(self._writing, self._dram.arena, self._workers, clock, server.staging_bytes)
+        self._prefault: Prefault | None = None
+        self._index_view = view = kvpool_native.IndexView(self._dram.index)
+        self._integrity = Integrity(self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view))
+        comparisons = self._tiering.comparisons if self._tiering else None
+        self._scrub = Scrub(self._directory, self._integrity, self.namespaces, comparisons)
+        self.journal = self._make_journal()
+        self._expiry = Expiry(config.shortest_ttl, self._reading, self._writing, clock, lambda: self.hints.expire())
+        self._lapses = Lapses(self._directory, self._tiering, clock)
+        self.hints = Hinting(
+            self._directory,
+            view,
+            self.namespaces,
+            self._tiering,
+            self.journal,
+            clock,
+            config,
+            on_due=self._expiry.schedule,
+            on_retained=self._lapses.look,
+        )
+        self.chains = Chains(
+            self._reading,
+            self._writing,
+            self._tiering,
+            self.journal,
+            self.hints,
+            self._expiry,
+            self._traffic,
+            self._room,
+            clock,
+            keeps_token_ids=server.keep_token_ids,
+        )
+        self.leases = LeaseVerbs(self._reading, self.chains, self._expiry, self._integrity, clock)
+
+    def reconfigure(self, config: Config) -> None:
+        """Go on with another configuration, which differs in what can change meanwhile alone."""
+        self._config = config
+        self._reading.change_ttl(int(config.server.lease_ttl * NS_PER_S))
+        self._writing.change_ttl(int(config.server.reservation_ttl * NS_PER_S))
+        self.hints.change_ttl(int(config.dram.announced_ttl * NS_PER_S))
+        self._expiry.change_shortest(config.shortest_ttl)
+        if self._tiering is not None:
+            self._tiering.change_admission(config.ssd)
+
+    async def start(self) -> None:
+        """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
+        self.journal.watch(asyncio.get_running_loop())
+        if self._tiering is not None:
+            if warning := warn_of_small_ssd(self._config):
+                log.warning("%s", warning)
+            self._tiering.start_opening(lambda model, wire: self.namespaces.open(model, Layout.from_wire(wire)))
+        if not self._config.dram.prefault:
+            for segment in range(self.geometry.segments):
+                self._directory.mark_segment_ready(segment)
+            return
+        loop = asyncio.get_running_loop()
+        first = await loop.run_in_executor(None, self._dram.prefault_next)
+        assert first == 0
+        self._directory.mark_segment_ready(first)
+        self._prefault = Prefault(
+            self._dram,
+            self._config.dram.prefault_threads,
+            lambda segment: call_later(loop, self._mark_ready, segment),
+        )
+
+    async def stop(self) -> bool:
+        """End the threads; False where one is left waiting for a disk. Chunks in DRAM alone are gone with the process."""
+        self._expiry.cancel()
+        self._lapses.cancel()
+        self.journal.close()
+        loop = asyncio.get_running_loop()
+        has_ended = self._tiering is None or await self._tiering.close()
+        if self._prefault is not None:
+            await loop.run_in_executor(None, self._prefault.stop)
+        await loop.run_in_executor(None, self._workers.stop)
+        return has_ended
+
+    async def write_down(
+        self, timeout_s: float, is_more_coming: Callable[[], bool] | None = None, *, is_forced: bool = True
+    ) -> dict[str, int]:
+        """Have the SSD tier keep what DRAM alone has, as far as the time goes: `chunks` written, and those `left`.
+
+        `is_more_coming`: of a stop, while saves are still ending. `is_forced`: beyond the write budget. `durable`: a power cut
+        now would take none of the pool's chunks: none is left, and what is on disk is certain there.
+        """
+        count, is_synced = 0, True
+        if self._tiering is not None:
+            count, is_synced = await write_down(
+                self._tiering, self._clock, timeout_s, is_more_coming, is_forced=is_forced
+            )
+        return {"chunks": count, "left": (left := self._directory.count_unsaved()), "durable": is_synced and not left}
+
+    def fds(self) -> tuple[int, int]:
+        """The descriptors an engine gets: arena, index."""
+        return self._dram.arena.fd, self._dram.index.fd
+
+    def page_use(self) -> PageUse:
+        """What backs the arena."""
+        return self._dram.page_use(is_settling=self._prefault is not None and self._prefault.is_working)
+
+    def on_overdue(self, end: Callable[[ConnectionId], None]) -> None:
+        """Have `end` called for connections that hold slots of a reservation which expired a whole time ago."""
+        self._writing.on_overdue = end
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is under way that a stop should wait for."""
+        return self._writing.reservations > 0
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether what connections have left behind still holds chunks."""
+        return self._reading.is_behind or self._writing.is_behind
+
+    def open_namespaces(self, model: str, layout: Layout, user: int | None = None) -> dict[int, Namespace]:
+        """The namespaces of a model and layout, by rank; made where they are new. Raises LayoutMismatch or Refused.
+
+        `user`: whose share they will count for; None: nobody's.
+        """
+        check_chunk_fits(layout.chunk_bytes, self._config.dram.capacity)
+        self.staged.check_layout(layout)
+        return self.namespaces.open_ranks(model, layout, user)
+
+    def open_session(
+        self, connection: ConnectionId, model: str, layout: Layout, user: int | None = None
+    ) -> EngineSession:
+        """What an engine's requests carry along. `user`: whose share what it keeps counts for as well; None: nobody's."""
+        namespaces = self.open_namespaces(model, layout, user)
+        if user is not None:
+            self._directory.join_user(connection, user)
+        self._joined[connection] = namespaces, user
+        self.namespaces.join(namespaces.values(), user)
+        return EngineSession(connection, layout, model, namespaces, int(self._config.server.lease_ttl * NS_PER_S))
+
+    def count_usage(self, session: EngineSession, column: bytes) -> None:
+        """Add what a client says it did. Raises ProtocolError."""
+        self._traffic.count_report(session, usage.unpack(column))
+
+    def drop_connection(self, connection: ConnectionId) -> None:
+        """A connection has ended: its leases and reservations end with it."""
+        failpoint.reach("daemon.connection.ended")
+        now_ns = self._clock.now_ns()
+        self._reading.drop_owner(connection, now_ns)
+        self._expiry.go_on()
+        self._writing.drop_owner(connection, now_ns)
+        self.staged.drop_owner(connection)
+        self.hints.drop_owner(connection)
+        self._directory.leave_user(connection)
+        namespaces, user = self._joined.pop(connection, ({}, None))
+        self.namespaces.leave(namespaces.values(), user)
+
+    def end_reading(self, connection: ConnectionId) -> None:
+        """End a connection's leases and announcements before it has ended: nothing is written by them."""
+        self._reading.drop_owner(connection, self._clock.now_ns())
+        self._expiry.go_on()
+        self.hints.drop_owner(connection)
+
+    def held_by_connection(self) -> dict[int, dict[str, int]]:
+        """What each connection holds, by name: leases, reservations, and the bytes of slots that they keep from others."""
+        return held_by_connection(self._directory, self._reading, self._writing, self.hints)
+
+    def info(self) -> dict[str, Any]:
+        """What the daemon is and uses."""
+        info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
+        return info | (render_ssd_info(self._config, self._tiering.tier) if self._tiering else {}) | self.journal.info()
+
+    def stats(self, connections: dict[str, int]) -> Sections:
+        """Counters by section; names never change their meaning."""
+        return render_stats(self._config, self.measure(connections))
+
+    def measure(self, connections: dict[str, int]) -> Measurements:
+        """Everything that is counted, at one moment; nothing of it changes afterwards."""
+        server = {**connections, "uptime_s": int(self._uptime_s()), "transfer_waiting": self._workers.waiting}
+        index = {
+            **self._reading.stats(),
+            **self._writing.stats(),
+            **self.staged.stats(),
+            **self._integrity.stats(),
+            "namespaces": len(self.namespaces),
+            "verified_chunks": self._scrub.verified_chunks,
+            **self.hints.stats(),
+        }
+        pages = self.page_use()
+        return Measurements(
+            server=server,
+            index=index,
+            directory=self._directory.stats(),
+            capacity_bytes=self._config.dram.capacity,
+            resident_bytes=pages.resident_bytes,
+            huge_bytes=pages.huge_bytes,
+            is_settling=pages.is_settling,
+            models=self._traffic.models(),
+            failures=self._traffic.failures(),
+            events=self.journal.stats(),
+            ssd={} if self._tiering is None else self._tiering.stats(),
+            ssd_classes=[] if self._tiering is None else render_ssd_classes(self._tiering.directory),
+            held=count_held(self._directory, self.namespaces),
+        )
+
+    def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> Parts[dict[str, int]]:
+        """Drop what nobody holds, of one model or all, unused for a time or at any age; see `flush`. Raises Refused."""
+        failpoint.reach("daemon.flush.before", failpoint.refused)
+        tiers = dict(zip(("dram", "ssd"), self._directories(), strict=False))
+        order = FlushOrder(model, older_than_s, tier, self._clock.now_ns())
+        remember = partial(remember_flushed, self._tiering.tier.plan.path) if self._tiering else None
+        return flush(tiers, self._index_view, self.namespaces, order, self._note_flushed, remember)
+
+    def discard(self, key: bytes) -> None:
+        """Drop a chunk that its only user wants no more, held or not; nothing where it is gone."""
+        self._directory.discard(key)
+
+    def problems(self) -> list[str]:
+        """Background threads that have ended before their work, one line each. Any thread."""
+        problems = [] if self._workers.is_healthy else ["transfer: the outcome of a job was lost"]
+        if self._prefault is not None and self._prefault.failure:
+            problems.append(f"dram: pre-faulting ended early: {self._prefault.failure}")
+        return problems + self.journal.problems() + (self._tiering.tier.problems() if self._tiering else [])
+
+    def shortcomings(self) -> list[str]:
+        """What is missing of what was configured, and a restart would not mend, one line each. Any thread."""
+        return find_shortcomings(None if self._tiering is None else self._tiering.tier)
+
+    def verify(self, *, with_shared: bool = True) -> dict[str, Any]:
+        """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier.
+
+        Takes as long as there are chunks (a second for a million): a daemon has a child process do it, which cannot see what
+        clients map, and looks at that itself (`verify_shared`).
+        """
+        problems = self._directory.verify(with_shared) + self._reading.verify() + self._writing.verify()
+        problems += self.hints.verify() + self.namespaces.verify() + self.journal.verify()
+        holds, pins = self._reading.holds + self.hints.holds, self._integrity.pins
+        if self._tiering is not None:
+            holds, pins = holds + self._tiering.holds, pins + self._tiering.pins
+            problems += self._tiering.verify(with_shared=with_shared)
+        problems += compare_counts(self._directory, holds, pins)
+        tiers = self._scrub.tiers()
+        return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
+
+    def verify_shared(self) -> Parts[list[str]]:
+        """Compare records and what clients map, a part at once: broken invariants, one line each."""
+        return compare_shared(self._directories())
+
+    async def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
+        """Read a slice of the chunks at places; see `m.VerifyBytes`. Raises ProtocolError or Refused."""
+        return (await self._scrub.read(places.unpack(column), chunks)).to_report()
+
+    def _directories(self) -> list[kvpool_native.Directory]:
+        return [self._directory, *([self._tiering.directory] if self._tiering is not None else [])]
+
+    def _note_flushed(self) -> None:
+        self.journal.keep_up()
+        if self._tiering is not None:
+            self._tiering.forget_departed()
+
+    def _uptime_s(self) -> float:
+        return (self._clock.now_ns() - self._started_ns) / NS_PER_S
+
+    def _make_tiering(self, plan: SsdPlan) -> Tiering:
+        tier = SsdTier(plan, self._dram.arena, self._dram.index)
+        self.namespaces.below = tier.directory
+        return Tiering(
+            self._directory,
+            tier,
+            self.namespaces,
+            self._clock,
+            self._config,
+            max_chunks=self.geometry.max_chunks,
+            on_settled=self._note_room,
+        )
+
+    def _make_journal(self) -> Journal:
+        tiers, headers = {Level.DRAM: (self._directory, self.geometry.max_chunks)}, None
+        if self._tiering is not None:
+            tiers[Level.SSD] = (self._tiering.directory, self._tiering.tier.plan.max_chunks)
+            headers = self._tiering.tier.headers if self._config.server.keep_token_ids else None
+        journal = Journal(self.epoch, tiers, self.namespaces, self._clock, self._config.events, headers)
+        self.namespaces.on_numbers_reused = journal.forget_namespaces
+        return journal
+
+    def _end_more(self) -> None:
+        self._expiry.go_on()
+
+    def _mark_ready(self, segment: int) -> None:
+        self._directory.mark_segment_ready(segment)
+        self._note_room()
+
+    def _note_room(self) -> None:
+        """Chunks or segments have moved: whoever waits for room looks again."""
+        self._room.note()
+        self.hints.note_room()
+        self._lapses.look()

@@ -1,0 +1,1 @@
+"""What readers ask: leases and tickets on stored chunks."""

@@ -1,0 +1,240 @@
+"""What a reader may ask: leases and tickets on stored chunks, over the holds of the native directory.
+
+Joins the directory, which protects chunks, with the records of who asked and until when. It schedules nothing and
+speaks no protocol; `now_ns` is an argument. Control thread only.
+
+Invariant: every hold that a reader has in the directory is in exactly one lease or ticket, is just being taken for one, or is
+just ending. Those of leases and tickets count there for the connection of the lease, or for all tickets together: these may
+outlive who issued them.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from weakref import WeakSet
+
+import numpy as np
+
+import kvpool_native
+from kvpool import failpoint
+from kvpool.errors import Refused
+from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST, HELD_CHUNKS_MAX, Lease, Leases
+from kvpool.index.miss_ratio_curve import Reuse
+from kvpool.index.parts import Step
+from kvpool.index.sessions import EngineSession
+from kvpool.pool.readers.acquiring import Acquiring
+from kvpool.tiering.promotions import Promotions
+from kvpool.types import ConnectionId, HoldId, LeaseId
+
+
+class Grant(NamedTuple):
+    """A lease as its holder sees it: columns of u64 offsets and generations, u8 tiers. `lease` 0: nothing was leased."""
+
+    lease: int
+    chunks: int
+    offsets: bytes
+    generations: bytes
+    tiers: bytes
+
+
+# Whom the holds of tickets count for: no connection has this number.
+TICKETS = 0
+NOTHING = Grant(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
+
+
+class Reading:
+    """All readers of the daemon. `leases_max` bounds the leases of one connection."""
+
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        ttl_ns: int,
+        leases_max: int,
+        promotions: Promotions | None = None,
+        reuse: Reuse | None = None,
+        on_behind: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_behind` has `expire` called soon; without it every hold is ended at once."""
+        self._directory = directory
+        self._promotions = promotions
+        self._reuse = reuse
+        self._leases = Leases(ttl_ns)
+        self._leases_max = leases_max
+        self._on_behind = on_behind
+        self._acquiring: WeakSet[Acquiring] = WeakSet()
+        self._ending: deque[HoldId] = deque()
+
+    def __repr__(self) -> str:
+        return f"<Reading {self.leases} leases, {self.tickets} tickets>"
+
+    def change_ttl(self, ttl_ns: int) -> None:
+        """Have leases and tickets live for another time; a connection's leases no shorter than it was told."""
+        self._leases.change_ttl(ttl_ns)
+
+    @property
+    def leases(self) -> int:
+        """Leases that live."""
+        return len(self._leases)
+
+    @property
+    def tickets(self) -> int:
+        """Tickets that somebody may still claim."""
+        return self._leases.tickets
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `expire` has more to end than it ends at once."""
+        return self._leases.is_behind or bool(self._ending)
+
+    @property
+    def holds(self) -> int:
+        """Holds in the directory that are of leases and tickets, or are just being taken or ending."""
+        taken = sum(len(acquiring.holds) for acquiring in self._acquiring)
+        return self._leases.hold_count() + taken + len(self._ending)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return {"leases": self.leases, "tickets": self.tickets, "expired_leases": self._leases.expired_leases}
+
+    def find(self, session: EngineSession, lease: int) -> Lease | None:
+        """The lease, if it lives and is the session's."""
+        return self._leases.find(LeaseId(lease), session.connection)
+
+    def begin(self, session: EngineSession, keys: bytes) -> Acquiring:
+        """A lease of the longest present prefix of `keys`, on every rank, to be taken in parts. Raises Refused."""
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        self._check_room(session)
+        acquiring = Acquiring(self._directory, self._promotions, session, keys, holder=session.connection)
+        self._acquiring.add(acquiring)
+        return acquiring
+
+    def grant(self, session: EngineSession, acquiring: Acquiring, now_ns: int) -> Grant:
+        """A lease of what has been taken."""
+        return self._grant_acquired(session, acquiring.chunks, list(acquiring.take()), now_ns)
+
+    def acquire(self, session: EngineSession, keys: bytes, now_ns: int, *, may_wait: bool) -> Grant | None:
+        """All parts at once. None where DRAM has no room for all that a slower tier has (and `may_wait`). Raises Refused."""
+        acquiring = self.begin(session, keys)
+        while (step := acquiring.advance(now_ns)) is Step.MORE:
+            pass
+        if step is Step.WAIT and may_wait:
+            acquiring.end(now_ns)
+            return None
+        return self.grant(session, acquiring, now_ns)
+
+    def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int, now_ns: int) -> Grant:
+        """Lease the `chunks` chunks that end in `leaves`, one key for each rank: all of them or nothing. Raises Refused."""
+        failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
+        self._check_room(session)
+        acquired, holds = self._directory.acquire_leaves(session.namespace_ids, leaves, chunks, now_ns)
+        if self._affordable(session.connection, session, holds, acquired) < acquired:
+            self._end_holds([HoldId(hold) for hold in holds], now_ns)
+            return NOTHING
+        return self._grant_acquired(session, acquired, holds, now_ns)
+
+    def release(self, session: EngineSession, lease: int, now_ns: int) -> None:
+        """End a lease; nothing where it had ended before."""
+        failpoint.reach("daemon.release.before", failpoint.refused)
+        self._end_holds(self._leases.release(LeaseId(lease), session.connection), now_ns)
+
+    def renew(self, session: EngineSession, leases: list[int], now_ns: int) -> None:
+        """Count leases as used now."""
+        for lease in leases:
+            self._leases.renew(LeaseId(lease), session.connection, now_ns)
+
+    def issue_ticket(self, session: EngineSession, lease_id: int, now_ns: int) -> bytes:
+        """A ticket on a lease, a hold of its own for each rank; empty where the lease has ended or there is no room."""
+        failpoint.reach("daemon.ticket.before_issue", failpoint.refused)
+        lease = self.find(session, lease_id)
+        if lease is None or not self._leases.has_room_for_ticket(lease.owner, lease.chunks * len(lease.holds)):
+            return b""
+        self._leases.renew(lease.id, session.connection, now_ns)
+        if self._affordable(TICKETS, session, list(lease.holds.values()), lease.chunks) < lease.chunks:
+            return b""
+        holds = {rank: HoldId(self._directory.duplicate(hold)) for rank, hold in lease.holds.items()}
+        self._directory.charge(list(holds.values()), TICKETS)
+        return self._leases.issue_ticket(session.identity, lease.owner, lease.chunks, holds, now_ns)
+
+    def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Grant:
+        """A lease from a ticket, for the session's rank, once; a scheduler, which has none, ends it. Raises Refused."""
+        failpoint.reach("daemon.ticket.before_claim", failpoint.refused)
+        entry = self._leases.find_ticket(ticket)
+        rank = session.layout.rank
+        if entry is None or entry.identity != session.identity:
+            return NOTHING
+        if rank is None:
+            self._end_holds(self._leases.end_ticket(ticket), now_ns)
+            return NOTHING
+        if rank not in entry.holds:
+            return NOTHING
+        self._check_room(session)
+        chunks = entry.chunks
+        held = [entry.holds[rank]]
+        if self._directory.affordable(session.connection, held, [session.own.size_class], chunks) < chunks:
+            return NOTHING
+        of_ticket = self._leases.take_from_ticket(ticket, rank)
+        hold = HoldId(self._directory.duplicate(of_ticket))
+        self._directory.release(of_ticket, now_ns)
+        return self._grant(session, chunks, {rank: hold}, now_ns)
+
+    def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
+        """End every lease of a connection; where there are many (`is_behind`), `expire` ends the others."""
+        self._end_holds(self._leases.drop_owner(connection), now_ns)
+
+    def expire(self, now_ns: int) -> None:
+        """End what has outlived its time or its connection, a bounded part of it."""
+        self._end_holds([], now_ns)
+        if not self._ending:
+            self._end_holds(self._leases.expire(now_ns), now_ns)
+
+    def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
+        """What each connection has, by name."""
+        return self._leases.count_by_owner()
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        return self._leases.verify() + (self._reuse.verify() if self._reuse is not None else [])
+
+    def _grant_acquired(self, session: EngineSession, chunks: int, holds: list[int], now_ns: int) -> Grant:
+        if not chunks:
+            return NOTHING
+        if self._reuse is not None:
+            sizes = [namespace.layout.chunk_bytes for namespace in session.namespaces.values()]
+            self._reuse.note_lease([(HoldId(hold), size) for hold, size in zip(holds, sizes, strict=True)], now_ns)
+        by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
+        grant = self._grant(session, chunks, by_rank, now_ns)
+        failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
+        return grant
+
+    def _grant(self, session: EngineSession, chunks: int, holds: dict[int, HoldId], now_ns: int) -> Grant:
+        lease = self._leases.grant(session.connection, chunks, holds, now_ns, least_ttl_ns=session.lease_ttl_ns)
+        self._directory.charge(list(holds.values()), session.connection)
+        rank = session.layout.rank
+        if rank is None:
+            levels = [np.frombuffer(self._directory.columns(hold)[2], np.uint8) for hold in holds.values()]
+            return Grant(lease.id, chunks, b"", b"", np.maximum.reduce(levels).tobytes())
+        offsets, generations, tiers = self._directory.columns(holds[rank])
+        return Grant(lease.id, chunks, offsets, generations, tiers)
+
+    def _affordable(self, holder: int, session: EngineSession, holds: Sequence[int], chunks: int) -> int:
+        classes = [namespace.size_class for namespace in session.namespaces.values()]
+        return self._directory.affordable(holder, holds, classes, chunks)
+
+    def _end_holds(self, holds: list[HoldId], now_ns: int) -> None:
+        """End these after those that wait for their end, as far as that goes at once."""
+        self._ending.extend(holds)
+        left = ENDED_AT_ONCE if self._on_behind else sys.maxsize
+        while self._ending and left > 0:
+            ended = self._directory.release_part(self._ending[0], left, now_ns)
+            if ended < left:
+                self._ending.popleft()
+            left -= ended + ENDED_COST
+        if self._ending and self._on_behind is not None:
+            self._on_behind()
+
+    def _check_room(self, session: EngineSession) -> None:
+        if self._leases.count_of(session.connection) >= self._leases_max:
+            raise Refused("full", f"this connection has server.max_leases = {self._leases_max} leases")
+        if not self._leases.has_room_for(session.connection):
+            raise Refused("full", f"this connection's leases and tickets hold {HELD_CHUNKS_MAX} chunks or more")

@@ -1,0 +1,1 @@
+"""What writers ask: reservations, commits, saves by copy."""

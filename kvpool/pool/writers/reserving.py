@@ -1,0 +1,95 @@
+"""Slots for the chunks of one save, reserved part by part.
+
+Holds no reservation of a connection: whoever began it makes one of what it has, or ends it. Control thread only; `now_ns` is an
+argument. Invariant: `reservation` is the directory's, or 0 while it holds nothing; the columns have a row for each of the first
+`chunks` keys.
+"""
+
+import kvpool_native
+from kvpool import failpoint
+from kvpool.index.parts import PART_CHUNKS, Step
+from kvpool.index.sessions import EngineSession
+from kvpool.pool.writers.retention import keep
+from kvpool.types import DURATION_BYTES, KEY_BYTES, ReservationId, RetainState, SaveState
+
+HAVE_SLOTS = (SaveState.PRESENT, SaveState.RESERVED)
+
+
+class Reserving:
+    """See the module. `wishes`: priorities and durations to keep chunks with, new or present, or nothing; see `m.Reserve`."""
+
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        session: EngineSession,
+        parent: bytes,
+        keys: bytes,
+        wishes: tuple[bytes, bytes] = (b"", b""),
+    ) -> None:
+        self._directory = directory
+        self._own = session.own
+        self._connection = session.connection
+        self._parent = parent
+        self.keys = keys
+        self._wishes = wishes
+        self.reservation = ReservationId(0)
+        self.states = bytearray()
+        self.offsets = bytearray()
+        self.generations = bytearray()
+        self.retained = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<Reserving {self.chunks} of {len(self.keys) // KEY_BYTES} chunks>"
+
+    @property
+    def chunks(self) -> int:
+        """Keys that are answered."""
+        return len(self.states)
+
+    def advance(self, now_ns: int, *, may_wait: bool) -> Step:
+        """Reserve the next part. WAIT (if it may) where only memory could serve that is being faulted in or written down."""
+        first = self.chunks
+        evicted_before = self._directory.evicted_chunks
+        reservation, states, offsets, generations = self._reserve(first, now_ns, may_wait=may_wait)
+        self.reservation = ReservationId(reservation)
+        failpoint.reach("daemon.reserve.after", failpoint.refused)
+        if self._directory.evicted_chunks > evicted_before:
+            failpoint.reach("daemon.evict.after", failpoint.refused)
+        self.states += states
+        self.offsets += offsets
+        self.generations += generations
+        if self._wishes[0]:
+            self.retained += self._retain(first, states, now_ns)
+        if self.chunks * KEY_BYTES == len(self.keys):
+            return Step.DONE
+        return Step.MORE if len(states) == PART_CHUNKS else Step.WAIT
+
+    def take(self) -> ReservationId:
+        """The reservation, which is the caller's from now on."""
+        taken, self.reservation = self.reservation, ReservationId(0)
+        return taken
+
+    def _reserve(self, first: int, now_ns: int, *, may_wait: bool) -> tuple[int, bytes, bytes, bytes]:
+        if self.reservation:
+            return self._directory.reserve_more(self.reservation, self.keys, now_ns, first, PART_CHUNKS, may_wait)
+        own, holder = self._own, self._connection
+        return self._directory.reserve(
+            own.id, own.size_class, self._parent, self.keys, now_ns, holder, first, PART_CHUNKS, may_wait
+        )
+
+    def _retain(self, first: int, states: bytes, now_ns: int) -> bytes:
+        kept = 0
+        while kept < len(states) and states[kept] in HAVE_SLOTS:
+            kept += 1
+        if not kept:
+            return bytes([RetainState.ABSENT]) * len(states)
+        priorities, durations = self._wishes
+        answer = keep(
+            self._directory,
+            self._own.id,
+            self.keys[first * KEY_BYTES : (first + kept) * KEY_BYTES],
+            priorities[first : first + kept],
+            durations[first * DURATION_BYTES : (first + kept) * DURATION_BYTES],
+            now_ns,
+        )
+        return answer + bytes([RetainState.ABSENT]) * (len(states) - kept)

@@ -1,0 +1,112 @@
+"""Saves by copy: staging memory for connections, and copies from it into the slots they have reserved.
+
+Joins the reservations with the transfer threads; the pool owns it. What the daemon publishes has the checksums of the bytes
+it has stored. Control thread only; copies come back through the event loop.
+
+Invariant: for every copy under way its reservation counts one, so no slot is given to anybody else while it is written.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import kvpool_native
+from kvpool.clock import Clock
+from kvpool.errors import LayoutMismatch, ProtocolError, Refused
+from kvpool.index.sessions import EngineSession
+from kvpool.layout import Layout
+from kvpool.pool.writers.writers import Writing
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import staging as sm
+from kvpool.transfer.staged_copy import StagedCopy
+from kvpool.transfer.staging import StagingAreas
+from kvpool.transfer.workers import Workers, call_later
+from kvpool.types import ConnectionId
+
+
+class StagedSaves:
+    """The saves of all connections that go through staging; none do where `staging_bytes` is 0."""
+
+    def __init__(
+        self, writing: Writing, arena: kvpool_native.Mapping, workers: Workers, clock: Clock, staging_bytes: int
+    ) -> None:
+        self._writing = writing
+        self._arena = arena
+        self._workers = workers
+        self._clock = clock
+        self._areas = StagingAreas(staging_bytes)
+
+    def __repr__(self) -> str:
+        return f"<StagedSaves {self._areas!r}>"
+
+    @property
+    def staging_bytes(self) -> int:
+        """The size of one connection's staging memory."""
+        return self._areas.size_bytes
+
+    def check_layout(self, layout: Layout) -> None:
+        """Raises LayoutMismatch where not even one layer of a chunk fits staging."""
+        if self.staging_bytes and layout.layer_bytes > self.staging_bytes:
+            raise LayoutMismatch(
+                f"a layer of a chunk of this layout has {layout.layer_bytes} bytes, "
+                f"server.staging is {self.staging_bytes}: no chunk can be saved"
+            )
+
+    def open(self, session: EngineSession) -> tuple[sm.Staging, int]:
+        """The connection's staging memory: the answer, and the descriptor that goes with it. Raises Refused."""
+        if not self.staging_bytes:
+            raise Refused("mode", "server.write_mode is in-place: reserved slots are written where they lie")
+        try:
+            area = self._areas.open(session.connection)
+        except OSError as error:
+            raise Refused("full", f"no staging memory can be had: {error}") from error
+        return sm.Staging(area.size), area.fd
+
+    def copy(self, session: EngineSession, request: sm.CopyStaged) -> "m.Done | asyncio.Future[m.Done]":
+        """Copy layers out of staging into reserved slots. Raises ProtocolError for what lies outside, Refused."""
+        area = self._areas.find(session.connection)
+        if area is None:
+            raise Refused("staging", "this connection has no staging memory: ask for it first")
+        layout = session.own.layout
+        if not 0 < request.chunks <= m.KEYS_MAX or not 0 < request.layers <= layout.layers:
+            raise ProtocolError(f"copy of {request.chunks} chunks and {request.layers} layers")
+        chunks = range(request.first_chunk, request.first_chunk + request.chunks)
+        layers = range(request.first_layer, request.first_layer + request.layers)
+        if not 0 <= request.offset <= area.size - len(chunks) * len(layers) * layout.layer_bytes:
+            raise ProtocolError(
+                f"copy of {len(chunks)} chunks from offset {request.offset} of {area.size} bytes of staging"
+            )
+        begun = self._writing.begin_copy(session, request.reservation, chunks, layers, self._clock.now_ns())
+        if begun is None:
+            return m.Done()
+        reservation, slots = begun
+        targets = tuple(slot + layers.start * layout.layer_bytes for slot in slots)
+        job = StagedCopy(self._arena, targets, area, request.offset, len(layers), layout.layer_bytes)
+        return self._start(job, partial(self._writing.end_copy, reservation, chunks, layers))
+
+    def drop_owner(self, connection: ConnectionId) -> None:
+        """A connection has ended: its staging memory goes."""
+        self._areas.drop(connection)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return self._areas.stats()
+
+    def _start(self, job: StagedCopy, end_copy: Callable[[bytes, int], None]) -> "asyncio.Future[m.Done]":
+        """Run a copy on a transfer thread; the answer comes after `end_copy` has had its checksums, or none."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[m.Done] = loop.create_future()
+
+        def finish(result: object) -> None:
+            end_copy(result if isinstance(result, bytes) else b"", self._clock.now_ns())
+            if answer.done():
+                return  # its connection has ended
+            if isinstance(result, BaseException):
+                answer.set_exception(result)
+            else:
+                answer.set_result(m.Done())
+
+        if not self._workers.submit(job, lambda result: call_later(loop, finish, result)):
+            end_copy(b"", self._clock.now_ns())
+            raise Refused("busy", "too many jobs are waiting for the transfer threads: try again later")
+        return answer

@@ -1,0 +1,289 @@
+"""What a writer may ask: reserve, commit, end, over the slots of the native directory.
+
+Joins the directory, which makes room and publishes, with the records of who writes and until when. What a connection
+reserves counts there for it, until it says that it writes no more or is gone. It schedules nothing and speaks no protocol;
+`now_ns` is an argument. Control thread only.
+
+Invariant: every reservation in the directory is in `Reservations`, with the same number, or just being made or ended.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import kvpool_native
+from kvpool import failpoint
+from kvpool.errors import ProtocolError, Refused
+from kvpool.index.miss_ratio_curve import Reuse
+from kvpool.index.parts import Step
+from kvpool.index.reservations import Reservation, Reservations
+from kvpool.index.sessions import EngineSession
+from kvpool.index.staged_slots import StagedSlots
+from kvpool.journal.token_columns import check_tokens, with_scope
+from kvpool.pool.writers.endings import Endings
+from kvpool.pool.writers.reserving import Reserving
+from kvpool.types import ConnectionId, ReservationId, SaveState
+
+CHECKSUM_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """A reservation as its holder sees it: u8 states, columns of u64 offsets and generations. Id 0: nothing to write.
+
+    `retained`: a `RetainState` for each chunk where something was said of retention, else empty.
+    """
+
+    reservation: int
+    states: bytes
+    offsets: bytes
+    generations: bytes
+    retained: bytes
+
+
+class Writing:
+    """All writers of the daemon. `reservations_max` bounds the reservations of one connection."""
+
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        ttl_ns: int,
+        reservations_max: int,
+        reuse: Reuse | None = None,
+        *,
+        is_staged: bool = False,
+        on_behind: Callable[[], None] | None = None,
+    ) -> None:
+        """`is_staged`: clients write staging memory, and the daemon copies from there. `on_behind`: see `Endings`."""
+        self._directory = directory
+        self._reuse = reuse
+        self._reservations = Reservations(ttl_ns)
+        self._reservations_max = reservations_max
+        self._endings = Endings(directory, on_behind)
+        self._is_staged = is_staged
+        self.on_overdue: Callable[[ConnectionId], None] = lambda _connection: None  # its slots are nobody's for long
+        self.expired_reservations = 0
+
+    def __repr__(self) -> str:
+        return f"<Writing {self.reservations} reservations>"
+
+    def change_ttl(self, ttl_ns: int) -> None:
+        """Have reservations that are made from now on last for another time."""
+        self._reservations.change_ttl(ttl_ns)
+
+    @property
+    def reservations(self) -> int:
+        """Reservations under way, expired ones whose writer has not been heard of included."""
+        return len(self._reservations)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return {"reservations": self.reservations, "expired_reservations": self.expired_reservations}
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `go_on` has more to end than it ends at once."""
+        return self._endings.are_left
+
+    def begin(
+        self, session: EngineSession, parent: bytes, keys: bytes, wishes: tuple[bytes, bytes] = (b"", b"")
+    ) -> Reserving:
+        """Slots for new chunks, to be reserved in parts. `wishes`: see `Reserving`. Raises Refused."""
+        if self._reservations.count_of(session.connection) >= self._reservations_max:
+            limit = self._reservations_max
+            raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
+        failpoint.reach("daemon.reserve.before", failpoint.refused)
+        return Reserving(self._directory, session, parent, keys, wishes)
+
+    def make(self, session: EngineSession, reserving: Reserving, now_ns: int) -> Places:
+        """A reservation of what has been reserved."""
+        layout = session.own.layout
+        reserved = reserving.states.count(SaveState.RESERVED)
+        states, offsets = bytes(reserving.states), bytes(reserving.offsets)
+        if self._reuse is not None:
+            self._reuse.note_save(reserving.keys, layout.chunk_bytes, now_ns)
+        if not reserved:
+            self.give_up(reserving, now_ns)  # what is present was merely touched
+        reservation = reserving.take()
+        if reserved:
+            self._reservations.add(
+                reservation,
+                session.connection,
+                chunks=reserved,
+                layers=layout.layers,
+                now_ns=now_ns,
+                staged=StagedSlots(states, offsets, layout.layers) if self._is_staged else None,
+            )
+        return Places(reservation, states, offsets, bytes(reserving.generations), bytes(reserving.retained))
+
+    def give_up(self, reserving: Reserving, now_ns: int) -> None:
+        """Whoever began it goes: what it reserved ends."""
+        reservation = reserving.take()
+        if reservation:
+            self._endings.end(reservation, reserving.chunks, now_ns)
+
+    def reserve(
+        self,
+        session: EngineSession,
+        parent: bytes,
+        keys: bytes,
+        now_ns: int,
+        *,
+        may_wait: bool,
+        wishes: tuple[bytes, bytes] = (b"", b""),
+    ) -> Places | None:
+        """All parts at once; None where only memory could serve that is being faulted in or written down. Raises Refused."""
+        reserving = self.begin(session, parent, keys, wishes)
+        while (step := reserving.advance(now_ns, may_wait=may_wait)) is Step.MORE:
+            pass
+        if step is Step.WAIT:
+            self.give_up(reserving, now_ns)
+            return None
+        return self.make(session, reserving, now_ns)
+
+    def check_commit(
+        self, session: EngineSession, reservation_id: int, checksums: bytes, tokens: bytes, scope: bytes
+    ) -> int:
+        """How many chunks a commit is about. Raises ProtocolError for columns that do not fit, or fit no reservation."""
+        chunk_checksum_bytes = CHECKSUM_BYTES * session.own.layout.layers
+        count, rest = divmod(len(checksums), chunk_checksum_bytes)
+        if rest or not count:
+            raise ProtocolError(f"checksums have {len(checksums)} bytes, expected a multiple of {chunk_checksum_bytes}")
+        check_tokens(tokens, scope, count, session.own.layout.chunk_tokens)
+        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        if reservation is not None and reservation.committed + count > reservation.chunks:
+            raise ProtocolError(f"commit of {reservation.committed + count} chunks, {reservation.chunks} are reserved")
+        return count
+
+    def commit(
+        self,
+        session: EngineSession,
+        reservation_id: int,
+        checksums: bytes,
+        tokens: bytes,
+        now_ns: int,
+        scope: bytes = b"",
+    ) -> bytes:
+        """Publish the next chunks of a reservation; a state for each. `tokens`: all their token ids, or none; `scope`: what
+        is kept behind those of each.
+
+        Raises ProtocolError, see `check_commit`.
+        """
+        count = self.check_commit(session, reservation_id, checksums, tokens, scope)
+        tokens = with_scope(tokens, scope, session.own.layout.chunk_tokens)
+        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        if reservation is None:
+            return bytes([SaveState.EXPIRED]) * count
+        if reservation.deadline_ns <= now_ns:
+            self.expire(now_ns)
+        if reservation.is_expired:
+            return bytes([SaveState.EXPIRED]) * count
+        if reservation.copies:
+            raise ProtocolError("commit while a copy into the reservation's slots is under way")
+        failpoint.reach("daemon.commit.before_publish", failpoint.refused)
+        states = self._publish(reservation, checksums, now_ns, tokens)
+        reservation.committed += count
+        if reservation.committed == reservation.chunks:
+            self._end(reservation, now_ns)
+        failpoint.reach("daemon.commit.after_publish", failpoint.refused)
+        return states
+
+    def begin_copy(
+        self, session: EngineSession, reservation_id: int, chunks: range, layers: range, now_ns: int
+    ) -> tuple[Reservation, tuple[int, ...]] | None:
+        """Where the daemon may write these layers of these reserved chunks; None where the reservation is no more.
+
+        The slots are nobody else's until `end_copy`, whatever becomes of the reservation and its connection. Raises
+        ProtocolError for chunks that are not reserved or are published already.
+        """
+        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        if reservation is not None and reservation.deadline_ns <= now_ns:
+            self.expire(now_ns)
+        if reservation is None or reservation.is_expired:
+            return None
+        assert reservation.staged is not None
+        if not reservation.committed <= chunks.start < chunks.stop <= reservation.chunks:
+            raise ProtocolError(
+                f"copy of chunks {chunks.start}..{chunks.stop - 1}, "
+                f"{reservation.committed} to {reservation.chunks - 1} are reserved and not published"
+            )
+        if not 0 <= layers.start < layers.stop <= reservation.layers:
+            raise ProtocolError(f"copy of layers {layers.start}..{layers.stop - 1}, a chunk has {reservation.layers}")
+        reservation.copies += 1
+        reservation.staged.clear(chunks.start, len(chunks), layers.start, len(layers))
+        return reservation, reservation.staged.offsets(chunks.start, len(chunks))
+
+    def end_copy(self, reservation: Reservation, chunks: range, layers: range, checksums: bytes, now_ns: int) -> None:
+        """A copy is over; `checksums` of what it stored, u32 [chunk][layer], or none where it failed."""
+        assert reservation.copies > 0
+        assert reservation.staged is not None
+        reservation.copies -= 1
+        reservation.staged.note(chunks.start, layers.start, len(layers), checksums)
+        if reservation.is_ending and not reservation.copies:
+            self._end(reservation, now_ns)
+
+    def end(self, session: EngineSession, reservation_id: int, now_ns: int) -> None:
+        """Give up what was not committed; its writer has said that it writes no more."""
+        failpoint.reach("daemon.end.before", failpoint.refused)
+        reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
+        if reservation is not None:
+            self._end(reservation, now_ns)
+
+    def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
+        """End every reservation of a connection; where they are long (`is_behind`), `go_on` ends the others."""
+        for reservation in self._reservations.of_owner(connection):
+            self._end(reservation, now_ns, is_asked=False)
+
+    def expire(self, now_ns: int) -> None:
+        """Take what has outlived its time out of sight, a bounded part at once; its slots wait for their writer's word."""
+        for reservation in self._reservations.expire(now_ns):
+            self._endings.expire(reservation.id, reservation.chunks, now_ns)
+            self.expired_reservations += 1
+
+    def end_overdue(self, now_ns: int) -> None:
+        """Have the connections ended whose writers say nothing long after their time. Not from within a request of theirs."""
+        for connection in self._reservations.overdue(now_ns):
+            self.on_overdue(connection)
+
+    def is_ending(self, reservation_id: int) -> bool:
+        """Whether a reservation has ended, and its slots are not free yet."""
+        return self._endings.is_ending(ReservationId(reservation_id))
+
+    def go_on_with(self, reservation_id: int, now_ns: int) -> None:
+        """End more of one that has ended."""
+        self._endings.go_on_with(ReservationId(reservation_id), now_ns)
+
+    def go_on(self, now_ns: int) -> None:
+        """End more of what has ended or expired."""
+        self._endings.go_on(now_ns)
+
+    def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
+        """What each connection has, by name."""
+        return self._reservations.count_by_owner()
+
+    def verify(self) -> list[str]:
+        """Broken invariants, one line each."""
+        return self._reservations.verify()
+
+    def _publish(self, reservation: Reservation, checksums: bytes, now_ns: int, tokens: bytes) -> bytes:
+        """Publish the next chunks; of slots that the daemon fills, those that were copied whole, with its own checksums."""
+        first, staged = reservation.committed, reservation.staged
+        if staged is None:
+            return self._directory.commit(reservation.id, first, checksums, now_ns, tokens)
+        row = CHECKSUM_BYTES * reservation.layers
+        count = len(checksums) // row
+        # Behind a chunk that is not whole nothing can be found: it would have no parent.
+        whole = staged.count_whole(first, checksums)
+        states = b""
+        if whole:
+            named = tokens[: len(tokens) // count * whole]
+            states = self._directory.commit(reservation.id, first, checksums[: whole * row], now_ns, named)
+        behind = count - whole - 1
+        return states + bytes([SaveState.CHECKSUM] * (whole < count) + [SaveState.NO_PARENT] * max(0, behind))
+
+    def _end(self, reservation: Reservation, now_ns: int, *, is_asked: bool = True) -> None:
+        if reservation.copies:
+            reservation.is_ending = reservation.is_expired = True
+            self._endings.expire(reservation.id, reservation.chunks, now_ns)
+            return
+        self._reservations.end(reservation)
+        self._endings.end(reservation.id, reservation.chunks, now_ns, is_asked=is_asked)

@@ -1,0 +1,32 @@
+"""The records that carry many requests at once, for engines whose chunks do not form one chain: each has its own answer.
+
+What each asks and is answered is as in `messages`; one that is refused takes nothing from the others. Any thread.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvpool.protocol.records import messages as m
+
+BATCH_MAX = 256  # requests in one Batch
+BATCH_LEAF_CHUNKS_MAX = 20_000  # chunks that are leased by leaves in one Batch: the answers fit a frame
+BATCH_BYTES_MAX = 900_000  # of all requests in one Batch: it fits a frame
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests of the kinds in BATCHED, each the body of a frame. Served in order; answered by Batched."""
+
+    KIND: ClassVar[int] = 60
+    requests: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """An answer for each request of a Batch, the body of a frame: its own, or a Failure."""
+
+    KIND: ClassVar[int] = 61
+    answers: list[Any]
+
+
+BATCHED = frozenset(record.KIND for record in (m.Acquire, m.AcquireLeaves, m.Reserve, m.Commit, m.End))

@@ -1,0 +1,365 @@
+"""The records that travel: one frozen dataclass for each kind of frame.
+
+A record's fields are its wire fields in order, and each has one fixed type; `codec` reads and writes them.
+Columns are packed little endian: keys 32 bytes each, offsets and generations u64, states, tiers and priorities u8, checksums
+and durations (in milliseconds, 0: for good) u32.
+Requests carry a sequence number that the answer repeats; those of `one_way`, and `Usage`, are never answered. Any thread.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvpool.protocol.records.codec import decode_as as decode_as
+from kvpool.protocol.records.codec import encode as encode
+from kvpool.protocol.records.codec import values_of as values_of
+
+MAGIC = b"KVPL"
+PROTOCOL_VERSION = 2  # the newest that is spoken; see `versions`
+KEYS_MAX = 28_000  # with what retention says of each they still fit a frame
+LEAF_CHUNKS_MAX = 4096  # chunks, of all ranks, that are leased at once by their leaves
+WISHES_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each is looked at on the control thread
+RENEWALS_MAX = 4096
+COMMIT_BYTES_MAX = 900_000
+PLACES_MAX = 512
+
+ROLE_ENGINE = "engine"
+ROLE_ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first frame of a connection: it speaks the versions `oldest` to `version`. An admin sends an empty layout."""
+
+    KIND: ClassVar[int] = 1
+    magic: bytes
+    version: int
+    role: str
+    model: str
+    layout: list[Any]
+    oldest: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The daemon's answer to Hello; an engine gets arena and index by descriptors. `staging_bytes` 0: it writes in place.
+    `protocol`: the version that both speak from now on."""
+
+    KIND: ClassVar[int] = 2
+    epoch: bytes
+    version: str
+    domain: bytes
+    arena_bytes: int
+    index_bytes: int
+    lease_ttl_s: float
+    reservation_ttl_s: float
+    verify: str
+    keeps_tokens: bool
+    staging_bytes: int
+    protocol: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A refusal. After code `protocol` the daemon reads nothing more from the connection."""
+
+    KIND: ClassVar[int] = 3
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A request was carried out and has nothing to tell."""
+
+    KIND: ClassVar[int] = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Lease the longest present prefix of `keys`; rank-major when the layout stands for several ranks."""
+
+    KIND: ClassVar[int] = 10
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireLeaves:
+    """Lease the `chunks` chunks that end in `leaves`, a key for each rank. Answered by Leased: all of them or nothing.
+
+    Nothing for more than LEAF_CHUNKS_MAX. A chunk key names its whole prefix; when it is not whole now, Acquire finds the rest.
+    """
+
+    KIND: ClassVar[int] = 17
+    leaves: bytes
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """What was leased. `lease` 0: nothing. A scheduler's lease carries no offsets."""
+
+    KIND: ClassVar[int] = 11
+    lease: int
+    chunks: int
+    offsets: bytes
+    generations: bytes
+    tiers: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """End a lease. Answered by Done, also when it had ended before."""
+
+    KIND: ClassVar[int] = 12
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Say that leases are in use. `leases` is a column of u64, RENEWALS_MAX at most. Answered by Done."""
+
+    KIND: ClassVar[int] = 13
+    leases: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class IssueTicket:
+    """Ask for a ticket on a lease."""
+
+    KIND: ClassVar[int] = 14
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A ticket; empty when the lease has ended."""
+
+    KIND: ClassVar[int] = 15
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Turn a ticket into a lease for the connection's rank; a scheduler ends it. Answered by Leased."""
+
+    KIND: ClassVar[int] = 16
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Reserve slots for chunks `keys`, whose first one follows `parent` (empty: the first chunk of a prompt).
+
+    `priorities` and `durations`: what to keep each chunk with, new or present (KEEP_PRIORITY: as it is); both empty: all so.
+    """
+
+    KIND: ClassVar[int] = 20
+    parent: bytes
+    keys: bytes
+    priorities: bytes = b""
+    durations: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """States (`SaveState`), offsets and generations, one for each key asked. `reservation` 0: nothing to write.
+
+    `retained`: a `RetainState` for each key where the request said something of retention, else empty.
+    """
+
+    KIND: ClassVar[int] = 21
+    reservation: int
+    states: bytes
+    offsets: bytes
+    generations: bytes
+    retained: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Publish the next reserved chunks of a reservation, in order.
+
+    `checksums`: u32 [chunk][layer], compared with the daemon's own where it has copied from staging. `tokens`: i32
+    [chunk][token], or empty. `scope`: of all of them, see `kvpool.keys`.
+    """
+
+    KIND: ClassVar[int] = 22
+    reservation: int
+    checksums: bytes
+    tokens: bytes
+    scope: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A `SaveState` for each chunk of the Commit: STORED, EXPIRED, NO_PARENT or CHECKSUM."""
+
+    KIND: ClassVar[int] = 23
+    states: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End a reservation: what was not committed is given up, and its writer writes no more. Answered by Done."""
+
+    KIND: ClassVar[int] = 24
+    reservation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCorrupt:
+    """A leased chunk's checksum did not match. The daemon looks itself and drops a bad chunk before Done."""
+
+    KIND: ClassVar[int] = 25
+    lease: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a client did since its last report; see `usage` for the column. Never answered."""
+
+    KIND: ClassVar[int] = 26
+    counts: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """Keep stored chunks with these from now on, WISHES_MAX keys at most, rank-major as in Acquire. Answered by Retained."""
+
+    KIND: ClassVar[int] = 50
+    keys: bytes
+    priorities: bytes
+    durations: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """A `RetainState` for each key of one rank: the worst of the ranks'."""
+
+    KIND: ClassVar[int] = 51
+    states: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Chunks that will be asked for soon; `keys` rank-major as in Acquire. Answered by Announced, before anything is read."""
+
+    KIND: ClassVar[int] = 52
+    keys: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """How many leading chunks are protected or on their way, and how many more were found and clipped."""
+
+    KIND: ClassVar[int] = 53
+    chunks: int
+    clipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demote:
+    """Chunks that will not be asked for soon: write them down, and let DRAM give up those from the `first` one on first.
+
+    `keys`: whole prefixes, rank-major as in Acquire, of which WISHES_MAX from `first` on at most. Answered by Retained.
+    """
+
+    KIND: ClassVar[int] = 54
+    keys: bytes
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskInfo:
+    """What the daemon is and uses. Answered by Report."""
+
+    KIND: ClassVar[int] = 30
+
+
+@dataclass(frozen=True, slots=True)
+class AskStats:
+    """Counters by section. Answered by Report."""
+
+    KIND: ClassVar[int] = 31
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Drop chunks: of `model`, in `tier` (both: empty for any), unused for `older_than_s` seconds (negative: any).
+
+    Answered by Report.
+    """
+
+    KIND: ClassVar[int] = 32
+    model: str
+    older_than_s: float
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteDown:
+    """Have the SSD tier keep what DRAM alone has, and checkpoint, within `timeout_s`. Answered by Report.
+
+    `is_forced`: whatever is left of the write budget.
+    """
+
+    KIND: ClassVar[int] = 36
+    timeout_s: float
+    is_forced: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Recount every invariant; says too where `VerifyBytes` may look. Answered by Report."""
+
+    KIND: ClassVar[int] = 33
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyBytes:
+    """Read the chunks at `places` (see `places`; PLACES_MAX at most) in that order, a slice of them and `chunks` at most.
+
+    Answered by Report, which says at how many of the places it has looked.
+    """
+
+    KIND: ClassVar[int] = 37
+    places: bytes
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskHitCurve:
+    """What LRU of these sizes would hit of what is asked for; see `hit_curve` for the column. Answered by Report."""
+
+    KIND: ClassVar[int] = 47
+    capacities: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AskLayouts:
+    """The layouts in which a model has been served, in wire form. Answered by Report."""
+
+    KIND: ClassVar[int] = 55
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetainKeys:
+    """As Retain, by an operator: chunks of any namespace, one priority and duration (in seconds, 0: for good) for all.
+
+    Answered by Retained.
+    """
+
+    KIND: ClassVar[int] = 56
+    keys: bytes
+    priority: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An answer for people: a map of plain values."""
+
+    KIND: ClassVar[int] = 34
+    values: dict[str, Any]

@@ -1,0 +1,1 @@
+"""KV cache events as routers read them: formats, block hashes, the order of a snapshot."""

@@ -1,0 +1,69 @@
+"""Puts the chunks of a snapshot in an order in which parents come before children, while events go on.
+
+Pages come in the order of places in memory, which says nothing of chains. A chunk whose parent has not been told waits for it;
+what happens to it meanwhile is noted, so that what is told late is what is true then. At most `waiting_max` wait: then the
+oldest ones are told before their parents, which a reader may not understand and gets right when they go.
+
+One thread. Invariant: `_waiting` holds exactly the chunks in the lists of `_children`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from kvpool.router_events.block_hashes import block_hash
+from kvpool.types import Event, EventKind, StoredChunk
+
+
+class SnapshotOrder:
+    """The chunks of one snapshot, from its first page to its last."""
+
+    def __init__(self, waiting_max: int) -> None:
+        self._waiting_max = waiting_max
+        self._told: set[int] = set()  # by the end of their keys: a tenth of the memory, and a mistake costs only order
+        # Not a plain dict: see `admit`, which takes the oldest entries one by one; a dict looks for each from its beginning.
+        self._waiting: OrderedDict[bytes, StoredChunk] = OrderedDict()
+        self._children: dict[bytes, list[bytes]] = {}
+
+    def admit(self, chunks: Iterable[StoredChunk]) -> list[StoredChunk]:
+        """Take a page; what can be told now, in order."""
+        ready: list[StoredChunk] = []
+        for chunk in chunks:
+            if chunk.parent and block_hash(chunk.parent) not in self._told:
+                self._waiting[chunk.key] = chunk
+                self._children.setdefault(chunk.parent, []).append(chunk.key)
+            else:
+                self._tell(chunk, ready)
+        while len(self._waiting) > self._waiting_max:
+            self._tell(self._waiting.popitem(last=False)[1], ready)
+        return ready
+
+    def note(self, events: Iterable[Event]) -> None:
+        """Events have happened since the page that was taken last."""
+        for event in events:
+            for key in event.chunks:
+                chunk = self._waiting.get(key)
+                if event.kind == EventKind.STORED:
+                    self._told.add(block_hash(key))
+                if chunk is None:
+                    continue
+                if event.kind == EventKind.UPDATED:
+                    self._waiting[key] = chunk._replace(tiers=event.tiers, tokens=chunk.tokens or event.tokens)
+                else:
+                    del self._waiting[key]
+
+    def rest(self) -> list[StoredChunk]:
+        """What still waits when the last page has been taken: their parents came as events."""
+        rest, self._waiting = list(self._waiting.values()), OrderedDict()
+        return rest
+
+    def _tell(self, chunk: StoredChunk, ready: list[StoredChunk]) -> None:
+        """Tell a chunk and whatever has waited for it; without recursion, since chains are long."""
+        todo = [chunk]
+        while todo:
+            now = todo.pop()
+            ready.append(now)
+            self._told.add(block_hash(now.key))
+            for key in self._children.pop(now.key, ()):
+                follower = self._waiting.pop(key, None)
+                if follower is not None:
+                    todo.append(follower)

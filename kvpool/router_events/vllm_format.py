@@ -1,0 +1,183 @@
+"""Events as routers read them: the messages of vLLM's KV events, in three frames [topic, number, payload].
+
+    payload := msgpack [time in seconds, [event, …], data-parallel rank]      number := u64, big endian, from 0 for each topic
+    event   := map {"type": "BlockStored", …}  or  array ["BlockStored", …], see `_stored`
+
+A chunk is one block or, with `block_tokens`, as many as it has of that size; each tier is a medium. An event that gains a tier
+is a BlockStored there, one that loses a tier a BlockRemoved; other updates have no word here. Chunks whose token ids are not
+known are not told: no router could use them. Of a model over several ranks rank 0 stands for all.
+
+An adapter is `lora_name`, and stands in `extra_keys` as it does in vLLM's; a salt's tag stands behind it for the first block
+of a prompt, where vLLM has the salt itself, and in maps as `cache_salt` of every event, as Dynamo reads it.
+
+Invariant: no message names a block twice as stored, and none takes more than MESSAGE_BYTES_MAX unless it has a single event.
+Any thread; time is an argument.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+import kvpool_native
+from kvpool.layout import Layout
+from kvpool.router_events.block_hashes import block_hash, blocks_of, hashes_of
+from kvpool.types import Event, EventKind, Level, StoredChunk
+
+MEDIA = {Level.HBM: "GPU", Level.DRAM: "CPU", Level.SSD: "STORAGE", Level.PEER: "EXTERNAL"}
+MESSAGE_BYTES_MAX = 64 << 10
+MESSAGE_EVENTS_MAX = 256
+# Bytes of a token, of a block's hash and of the rest of an event, encoded: estimates from above.
+_TOKEN_BYTES, _HASH_BYTES, _EVENT_BYTES = 5, 9, 200
+
+WireEvent = dict[str, Any] | list[Any]
+# Finds the model and the layout of a namespace.
+NamespaceOf = Callable[[int], tuple[str, Layout]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Token ids of an event, a column of i32: a thousand numbers of Python's for each kilobyte would keep the control thread
+    from its requests. A list for who needs one in this process."""
+
+    column: bytes
+
+    def __len__(self) -> int:
+        return len(self.column) // 4
+
+    def tolist(self) -> list[int]:
+        """The ids."""
+        ids: list[int] = np.frombuffer(self.column, "<i4").tolist()
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class EventForm:
+    """How events are told."""
+
+    is_positional: bool = False
+    block_tokens: int = 0
+
+    def events_of(self, event: Event, layout: Layout) -> list[WireEvent]:
+        """What one event is to a router; nothing where it has no word for it."""
+        if event.kind == EventKind.CREATED or layout.rank != 0:
+            return []
+        blocks = blocks_of(layout.chunk_tokens, self.block_tokens)
+        told: list[WireEvent] = []
+        if event.tokens:
+            told += [self._stored(event, layout.chunk_tokens, blocks, MEDIA[level]) for level in event.gained]
+        return told + [self._removed(event, blocks, MEDIA[level]) for level in event.lost]
+
+    def chunk_events(self, chunk: StoredChunk, layout: Layout) -> list[WireEvent]:
+        """What a chunk of a snapshot is to a router."""
+        event = Event(0, EventKind.STORED, keys=chunk.key, parent=chunk.parent, tokens=chunk.tokens, tiers=chunk.tiers)
+        return self.events_of(event._replace(adapter=chunk.adapter, salt_tag=chunk.salt_tag), layout)
+
+    def all_cleared(self) -> WireEvent:
+        """Nothing of what was told before counts any more."""
+        return ["AllBlocksCleared"] if self.is_positional else {"type": "AllBlocksCleared"}
+
+    def _stored(self, event: Event, chunk_tokens: int, blocks: int, medium: str) -> WireEvent:
+        hashes = hashes_of(event.keys, blocks)
+        parent = block_hash(event.parent) if event.parent else None
+        tokens = TokenIds(event.tokens)
+        size = chunk_tokens // blocks
+        adapter, salt, extra = event.adapter or None, event.salt_tag.hex(), _extra_keys(event, len(hashes))
+        if self.is_positional:
+            positional = ["BlockStored", hashes, parent, tokens, size, None, medium, adapter]
+            return [*positional, extra] if extra else positional
+        stored: dict[str, Any] = {
+            "type": "BlockStored",
+            "block_hashes": hashes,
+            "parent_block_hash": parent,
+            "token_ids": tokens,
+            "block_size": size,
+            "lora_id": None,
+            "medium": medium,
+            "lora_name": adapter,
+        }
+        if extra:
+            stored["extra_keys"] = extra
+        if salt:
+            stored["cache_salt"] = salt
+        return stored
+
+    def _removed(self, event: Event, blocks: int, medium: str) -> WireEvent:
+        hashes = hashes_of(event.keys, blocks)
+        if self.is_positional:
+            return ["BlockRemoved", hashes, medium]
+        return {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Events of one message, and its topic."""
+
+    topic: str
+    events: tuple[WireEvent, ...]
+
+    def payload(self, wall_time_s: float) -> bytes:
+        """The third frame."""
+        packer = msgpack.Packer(use_bin_type=True)
+        pieces = [packer.pack_array_header(3), packer.pack(wall_time_s), packer.pack_array_header(len(self.events))]
+        for event in self.events:
+            is_map = isinstance(event, Mapping)
+            pieces.append(packer.pack_map_header(len(event)) if is_map else packer.pack_array_header(len(event)))
+            values = (part for item in event.items() for part in item) if isinstance(event, Mapping) else event
+            pieces += [_packed(packer, value) for value in values]
+        pieces.append(packer.pack(0))
+        return b"".join(pieces)
+
+
+def batches(told: Iterable[tuple[str, list[WireEvent]]]) -> list[Batch]:
+    """Cuts what is told under topics into messages, in its order."""
+    done: list[Batch] = []
+    events: list[WireEvent] = []
+    stored: set[int] = set()
+    topic, size = "", 0
+    for name, news in told:
+        for event in news:
+            hashes, event_bytes = _stored_hashes(event), _bytes_of(event)
+            is_full = size + event_bytes > MESSAGE_BYTES_MAX or len(events) == MESSAGE_EVENTS_MAX
+            if events and (name != topic or is_full or stored & hashes):
+                done.append(Batch(topic, tuple(events)))
+                events, size, stored = [], 0, set()
+            topic = name
+            events.append(event)
+            size += event_bytes
+            stored |= hashes
+    if events:
+        done.append(Batch(topic, tuple(events)))
+    return done
+
+
+def _packed(packer: msgpack.Packer, value: object) -> bytes:
+    packed: bytes = kvpool_native.pack_ids(value.column) if isinstance(value, TokenIds) else packer.pack(value)
+    return packed
+
+
+def _extra_keys(event: Event, blocks: int) -> list[list[str] | None] | None:
+    """What besides tokens tells each block from others; None where nothing does."""
+    if not event.adapter and not event.salt_tag:
+        return None
+    every = [event.adapter] if event.adapter else []
+    first = [*every, event.salt_tag.hex()] if event.salt_tag and not event.parent else every
+    return [first or None, *[every or None] * (blocks - 1)]
+
+
+def _stored_hashes(event: WireEvent) -> set[int]:
+    kind = event["type"] if isinstance(event, Mapping) else event[0]
+    if kind != "BlockStored":
+        return set()
+    return set(event["block_hashes"] if isinstance(event, Mapping) else event[1])
+
+
+def _bytes_of(event: WireEvent) -> int:
+    values = event.values() if isinstance(event, Mapping) else event
+    tokens = sum(len(value) for value in values if isinstance(value, TokenIds))
+    hashes, extra = ([value for value in values if isinstance(value, list)] + [[], []])[:2]
+    size = _EVENT_BYTES + _HASH_BYTES * len(hashes) + _TOKEN_BYTES * tokens
+    names = [name for block in extra for name in block or ()] + [name for name in values if isinstance(name, str)]
+    return size + _HASH_BYTES * len(extra) + sum(_HASH_BYTES + len(name.encode()) for name in names)

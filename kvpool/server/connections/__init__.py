@@ -1,0 +1,1 @@
+"""Connections of engines and operators: accepting, turns, requests, bounds."""

@@ -1,0 +1,364 @@
+"""One engine's or operator's connection after its handshake.
+
+Reads frames, dispatches each to the pool, writes the answers in order, none to the records of `one_way`. How long each took,
+from its dispatch to its answer, goes into RequestTimes. A request that has to wait (for memory that is
+being faulted in, for a deep check) is answered later; the connection reads and serves nothing more until then, nor while
+the peer does not read its answers: there is never more than one request under way, and such a peer only stops itself. One
+that sends many requests at once is served in turns with everybody else (see `turns`), and so is a request in parts (see
+`index.parts`).
+
+Control thread only. Life of a connection:
+
+    OPEN ──EOF──► CLOSED
+      └──bad frame──► DRAINING ──EOF──► CLOSED
+
+In DRAINING nothing is read as a request any more, but the socket stays until the peer has closed it: only then is it
+certain that nobody writes into slots that the peer had reserved.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from kvpool import failpoint
+from kvpool.clock import Clock
+from kvpool.errors import KVPoolError, ProtocolError, Refused
+from kvpool.index.parts import Parts
+from kvpool.protocol import versions
+from kvpool.protocol.frames import FrameReader
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records.one_way import UNANSWERED
+from kvpool.server.connections.turns import Turns
+from kvpool.server.metrics.request_times import RequestTimes
+from kvpool.types import ConnectionId
+
+log = logging.getLogger(__name__)
+
+Answer = object
+Handler = Callable[[Any], Answer | Awaitable[Answer] | Parts[Answer]]
+Handlers = dict[int, tuple[type[Any], Handler]]
+# Payload bytes. The smallest answer has 7, and the event loop keeps up to 800 for each that waits (measured): 7 MiB in all.
+WRITE_BUFFER_BYTES_MAX = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class WithDescriptor:
+    """An answer that a file descriptor goes with; whoever made it keeps its own."""
+
+    record: object
+    fd: int
+
+
+@dataclass(slots=True)
+class _Request:
+    """One under way: its `parts` still to be served, where it has any."""
+
+    kind: int
+    sequence: int
+    started_ns: int
+    parts: Parts[Answer] | None = None
+
+
+class Connection(asyncio.Protocol):
+    """The asyncio protocol of one connection. `handlers` maps a request's kind to its record and its handler."""
+
+    def __init__(
+        self,
+        connection_id: ConnectionId,
+        handlers: Handlers,
+        *,
+        clock: Clock,
+        turns: Turns,
+        times: RequestTimes,
+        on_closed: Callable[[ConnectionId], None],
+        on_protocol_error: Callable[[], None],
+        on_failed: Callable[[BaseException], None],
+        on_unfinished: Callable[[ConnectionId, int], None] = lambda _connection, _unfinished: None,
+        version: int = versions.NEWEST,
+    ) -> None:
+        """`on_unfinished`: told of how many bytes of the next request are here, while the rest is not. `version`: of the
+        protocol, as the handshake has chosen it."""
+        self.id = connection_id
+        self._handlers = handlers
+        self._clock = clock
+        self._turns = turns
+        self._times = times
+        self._on_closed = on_closed
+        self._on_protocol_error = on_protocol_error
+        self._on_failed = on_failed
+        self._on_unfinished = on_unfinished
+        self._unfinished = 0  # as it was told last
+        self._version = version
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._waiting: asyncio.Future[Any] | None = None
+        self._request: _Request | None = None
+        self._kind = 0  # of the request that was begun last
+        self.used_ns = 0
+        self.is_waiting = False
+        self._is_reading = True
+        self._is_peer_reading = True
+        self._is_draining = False
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.id} {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """`open`, `ending` (see DRAINING above) or `closed`."""
+        return "closed" if self._transport is None else "ending" if self._is_draining else "open"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The event loop gives the transport."""
+        # uvloop's transports have the interface without being subclasses of it.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes arrived."""
+        if self._is_draining:
+            return
+        self._reader.add(data)
+        self._turns.ask(self)
+        if self.is_waiting:
+            self._read(is_wanted=False)  # until it has had its turn: what waits is no more than one read
+
+    def eof_received(self) -> bool:
+        """The peer writes no more; nothing can be answered usefully either."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection has ended: everything it held goes."""
+        del error
+        self._transport = None
+        self._give_request_up()
+        self._on_closed(self.id)
+
+    def pause_writing(self) -> None:
+        """The peer does not read its answers: serve no more of its requests."""
+        self._is_peer_reading = False
+        self._read(is_wanted=self._is_draining)
+
+    def resume_writing(self) -> None:
+        """The peer reads again."""
+        self._is_peer_reading = True
+        if self._waiting is None:
+            self._turns.ask(self)
+
+    def close(self) -> None:
+        """End the connection after what has been written is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection at once, whether or not its peer reads."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def end(self, reason: str, *, is_writer: bool) -> None:
+        """Serve no more; say why. A writer's socket stays until it has closed it: only then does it surely write no more."""
+        if self._transport is None or self._is_draining:
+            return
+        self._give_request_up()
+        self._drain_with(m.Failure("disconnected", reason))
+        if not is_writer:
+            self.abort()
+
+    def fail(self, error: Exception) -> None:
+        """Serving has raised outside of a request's handler, as where an answer cannot be encoded.
+
+        Ends as after a bad frame: the peer may still write into slots.
+        """
+        try:
+            failure = self._failure_of(error, self._kind)
+            self._give_request_up()
+            self._drain_with(failure)
+        except Exception as further:
+            log.error("connection %d is aborted", self.id, exc_info=further)
+            self.abort()
+
+    def serve(self, until_ns: int) -> bool:
+        """Serve what has arrived, until then; read on once nothing of it is left. Whether more may be there."""
+        has_time = True
+        while has_time:
+            if self._waiting is not None or not self._is_peer_reading:
+                self._read(is_wanted=False)
+                return False
+            if self._transport is None or self._is_draining or not (self._serve_part() or self._serve_next()):
+                self._read(is_wanted=True)
+                self._note_unfinished()
+                return False
+            has_time = self._clock.now_ns() < until_ns
+        self._read(is_wanted=False)
+        return True
+
+    def _serve_next(self) -> bool:
+        """Serve the next request, or its first part. False where none has arrived whole, or what has arrived is none."""
+        request = _Request(0, 0, self._clock.now_ns())
+        try:
+            frame = self._reader.next()
+            if frame is None:
+                return False
+            request.kind, request.sequence, values = frame
+            self._kind = request.kind
+            record, handler = self._handler_of(request.kind)
+            failpoint.reach("daemon.request.before", failpoint.refused)
+            answer = handler(versions.decode_from(record, values, self._version))
+        except ProtocolError as error:
+            self._drain(error)
+            return False
+        except Exception as error:
+            answer = self._failure_to(request, error)
+        if isinstance(answer, Generator):
+            request.parts = answer
+            self._request = request
+            return self._serve_part()
+        if isinstance(answer, Awaitable):
+            self._await(answer, partial(self._answer_late, request))
+        else:
+            self._answer(request, answer)
+        return True
+
+    def _give_request_up(self) -> None:
+        """End the request under way, whether it waits or has parts left; nothing answers it."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._request is not None and self._request.parts is not None:
+            self._request.parts.close()
+        self._request = None
+
+    def _serve_part(self) -> bool:
+        """Serve the next part of the request under way. False where there is none, or it was against the protocol."""
+        request = self._request
+        if request is None or request.parts is None:
+            return False
+        try:
+            awaited = next(request.parts)
+        except StopIteration as end:
+            self._request = None
+            self._answer(request, end.value)
+        except ProtocolError as error:
+            self._request = None
+            self._drain(error)
+            return False
+        except Exception as error:
+            self._request = None
+            self._answer(request, self._failure_to(request, error))
+        else:
+            if awaited is not None:
+                self._await(awaited, self._go_on)
+        return True
+
+    def _note_unfinished(self) -> None:
+        unfinished = self._reader.waiting
+        if unfinished != self._unfinished:
+            self._unfinished = unfinished
+            self._on_unfinished(self.id, unfinished)
+
+    def _handler_of(self, kind: int) -> tuple[type[Any], Handler]:
+        entry = self._handlers.get(kind)
+        if entry is None:
+            raise ProtocolError(f"frame of kind {kind} has no place on this connection")
+        return entry
+
+    def _await(self, awaited: Awaitable[Any], on_done: "Callable[[asyncio.Future[Any]], None]") -> None:
+        # The task is the answer itself: one around it, ended before its first step, would leave it never awaited.
+        self._waiting = asyncio.ensure_future(awaited)
+        self._waiting.add_done_callback(on_done)
+
+    def _failure_to(self, request: _Request, error: Exception) -> m.Failure:
+        if isinstance(error, KVPoolError):
+            self._times.add_refusal(request.kind)
+            if isinstance(error, Refused):
+                return m.Failure(error.code, error.message)
+            return m.Failure("refused", str(error))
+        return self._failure_of(error, request.kind)
+
+    def _failure_of(self, error: BaseException, kind: int) -> m.Failure:
+        self._times.add_failure(kind)
+        log.error("request of kind %d on connection %d failed", kind, self.id, exc_info=error)
+        if isinstance(error, MemoryError):
+            self._on_failed(error)  # it may have struck between two steps that belong together
+        return m.Failure("internal", f"{type(error).__name__}: {error}")
+
+    def _answer(self, request: _Request, answer: Answer) -> None:
+        self._times.add(request.kind, self._clock.now_ns() - request.started_ns)
+        if request.kind not in UNANSWERED:
+            self._send(answer, request.sequence)
+
+    def _answer_late(self, request: _Request, answered: "asyncio.Future[Answer]") -> None:
+        self._waiting = None
+        if answered.cancelled():
+            return
+        error = answered.exception()
+        if error is None:
+            self._answer(request, answered.result())
+        elif isinstance(error, Exception):
+            self._answer(request, self._failure_to(request, error))
+        else:
+            self._answer(request, self._failure_of(error, request.kind))
+        self._turns.ask(self)
+
+    def _go_on(self, awaited: "asyncio.Future[Any]") -> None:
+        """What the request under way waited for is there, or came to nothing: it looks for itself."""
+        self._waiting = None
+        if not awaited.cancelled():
+            awaited.exception()
+            self._turns.ask(self)
+
+    def _read(self, *, is_wanted: bool) -> None:
+        if is_wanted == self._is_reading or self._transport is None or self._transport.is_closing():
+            return
+        self._is_reading = is_wanted
+        if is_wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _send(self, answer: Answer, sequence: int) -> None:
+        if self._transport is None or self._is_draining:
+            return
+        try:
+            failpoint.reach("daemon.answer.before_send")
+        except OSError as error:
+            log.warning("connection %d ends: %s", self.id, error)
+            self._transport.abort()
+            return
+        if isinstance(answer, WithDescriptor):
+            self._pass_descriptor(self._transport, answer, sequence)
+        else:
+            self._transport.write(versions.encode_for(answer, sequence, self._version))
+
+    def _pass_descriptor(self, transport: asyncio.Transport, answer: WithDescriptor, sequence: int) -> None:
+        """Send past the transport, which knows no descriptors: only while nothing waits in it."""
+        if transport.get_write_buffer_size():
+            transport.write(m.encode(m.Failure("busy", "answers are waiting to be read: read them first"), sequence))
+            return
+        frame = m.encode(answer.record, sequence)
+        try:
+            with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sender:
+                is_sent = socket.send_fds(sender, [frame], [answer.fd]) == len(frame)
+        except OSError as error:
+            log.warning("connection %d ends: %s", self.id, error)
+            is_sent = False
+        if not is_sent:
+            transport.abort()
+
+    def _drain(self, error: ProtocolError) -> None:
+        self._on_protocol_error()
+        log.warning("connection %d is refused: %s", self.id, error)
+        self._drain_with(m.Failure("protocol", str(error)))
+
+    def _drain_with(self, failure: m.Failure) -> None:
+        self._send(failure, 0)
+        self._is_draining = True  # nothing is sent behind that
+        self._reader = FrameReader()
+        self._note_unfinished()
+        self._read(is_wanted=True)
+        if self._transport is not None and self._transport.can_write_eof():
+            self._transport.write_eof()

@@ -1,0 +1,284 @@
+"""The unix socket that local engines and operators use: binding, accepting, the handshake.
+
+The socket's end is made under a name of its own and renamed to its place once the daemon serves: whoever can
+see the socket can use it. A stale socket is replaced, a live one refuses the second daemon. Who is at the other end
+the kernel says (SO_PEERCRED), never a message. The daemon sends descriptors and accepts none.
+
+Control thread only. Bounds: who gets no place is refused (see `roster`), `handshake_timeout_s` for the first frame.
+"""
+
+import asyncio
+import errno
+import fcntl
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from kvpool import failpoint
+from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused, SocketInUse
+from kvpool.ownership import is_served, make_place, peer_of
+from kvpool.protocol import frames, versions
+from kvpool.protocol.records import messages as m
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+HELLO_BYTES_MAX = 4096
+_SO_PEERGROUPS = 59  # Python has no name for it
+_GROUPS_BYTES_MAX = 1024  # as much as Python asks the kernel for
+_ACCEPT_PAUSE_S = 0.1
+_ACCEPT_MAY_FAIL_WITH = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who the kernel says was at the other end when it connected. `groups`: the supplementary ones, where they can be told."""
+
+    pid: int
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The answer to a hello: the welcome, and the descriptors to pass with it."""
+
+    welcome: m.Welcome
+    fds: tuple[int, ...]
+
+
+class Places(Protocol):
+    """Connections that may be open or in a handshake at a time."""
+
+    def begin(self, peer: Peer) -> None:
+        """Count a peer's connection from now on. Raises Refused."""
+
+    def end(self, peer: Peer) -> None:
+        """Its handshake has failed."""
+
+
+# Decides on a hello (raises Refused), and takes the handshaken socket over.
+Admit = Callable[[m.Hello, Peer], Admission]
+Adopt = Callable[[socket.socket, m.Hello, Peer], Coroutine[None, None, None]]
+# Told of the peer, a code and the reason.
+OnRefused = Callable[[Peer, str, str], None]
+
+
+class LocalSocket:
+    """The listening socket of one daemon.
+
+    Invariant: while `_listener` is bound, `_lock_fd` holds an exclusive lock on the file beside the socket, so that
+    of two daemons started at once exactly one serves.
+    """
+
+    def __init__(self, path: str, *, mode: int, handshake_timeout_s: float, on_refused: OnRefused) -> None:
+        """Take the place of the socket. `on_refused` hears of each handshake that was refused or failed.
+
+        Raises SocketInUse, ConfigError (a stranger's directory) or OSError (one of no use).
+        """
+        self._path = path
+        self._mode = mode
+        self.handshake_timeout_s = handshake_timeout_s
+        self._on_refused = on_refused
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting: asyncio.Task[None] | None = None
+        self.refused_connections = 0
+        if fault := make_place(path):  # who finds the socket there would find a stranger's
+            raise ConfigError([f"server.socket cannot be there: {fault}"])
+        self._lock_fd = _lock(path)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            self._bind()
+        except BaseException:
+            self._listener.close()
+            os.close(self._lock_fd)
+            raise
+
+    def start(
+        self,
+        admit: Admit,
+        adopt: Adopt,
+        places: Places,
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        """Show the socket and accept. `adopt` keeps the place that a connection has.
+
+        `on_failed` is told when nobody can be accepted any more.
+        """
+        self._listener.listen(BACKLOG)
+        os.rename(_unpublished(self._path), self._path)
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(admit, adopt, places, on_failed))
+
+    async def stop(self) -> None:
+        """Accept nobody any more and take the socket away."""
+        for task in [self._accepting, *self._handshakes]:
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._listener.close()
+        for path in (self._path, _unpublished(self._path)):
+            Path(path).unlink(missing_ok=True)
+        os.close(self._lock_fd)
+
+    def _bind(self) -> None:
+        if _answers(self._path):
+            raise SocketInUse(f"a daemon already serves {self._path}: stop it, or set server.socket to another path")
+        unpublished = _unpublished(self._path)
+        Path(unpublished).unlink(missing_ok=True)
+        self._listener.bind(unpublished)
+        os.chmod(unpublished, self._mode)
+
+    async def _accept(
+        self,
+        admit: Admit,
+        adopt: Adopt,
+        places: Places,
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        is_pausing = False
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(self._listener)
+            except (OSError, MemoryError) as error:
+                # Out of descriptors or memory: those who are connected are served on, new ones wait in the backlog.
+                if isinstance(error, OSError) and error.errno not in _ACCEPT_MAY_FAIL_WITH:
+                    on_failed(error)
+                    return
+                if not is_pausing:
+                    log.warning("accepting pauses: %s", error)
+                is_pausing = True
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            is_pausing = False
+            try:
+                peer = _identify(accepted)
+            except OSError as error:
+                log.info("an accepted connection had gone: %s", error)
+                accepted.close()
+                continue
+            try:
+                places.begin(peer)
+            except Refused as error:
+                self._refuse_full(accepted, peer, error)
+                continue
+            task = loop.create_task(self._handshake(accepted, peer, places, admit, adopt))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    def _refuse_full(self, accepted: socket.socket, peer: Peer, refusal: Refused) -> None:
+        self.refused_connections += 1
+        self._on_refused(peer, refusal.code, str(refusal))
+        with accepted:
+            try:
+                accepted.send(m.encode(m.Failure("busy", str(refusal)), 0))
+            except OSError as error:
+                log.debug("a refused connection had gone: %s", error)
+
+    async def _handshake(self, accepted: socket.socket, peer: Peer, places: Places, admit: Admit, adopt: Adopt) -> None:
+        is_adopted = False
+        try:
+            try:
+                hello = await asyncio.wait_for(_receive_hello(accepted), self.handshake_timeout_s)
+                admission = admit(hello, peer)
+                version = versions.choose(hello.oldest, hello.version)
+                sent = versions.encode_for(replace(admission.welcome, protocol=version), 0, version)
+                failpoint.reach("daemon.handshake.before_welcome")
+                # The first send on a fresh socket takes these few bytes whole.
+                if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
+                    raise ProtocolError("the welcome did not fit the socket's buffer")
+            except BaseException:
+                places.end(peer)
+                raise
+            await adopt(accepted, hello, peer)
+            failpoint.reach("daemon.handshake.after_welcome")
+            is_adopted = True
+        except (Refused, LayoutMismatch, ProtocolError) as error:
+            self._answer_refusal(accepted, peer, error)
+        except (OSError, asyncio.TimeoutError) as error:
+            self.refused_connections += 1
+            self._on_refused(peer, "failed", str(error) or "no hello in time")
+        finally:
+            if not is_adopted:
+                accepted.close()
+
+    def _answer_refusal(self, accepted: socket.socket, peer: Peer, error: Exception) -> None:
+        self.refused_connections += 1
+        code = (
+            error.code if isinstance(error, Refused) else "layout" if isinstance(error, LayoutMismatch) else "protocol"
+        )
+        reason = str(error).removeprefix(f"{code}: ")
+        self._on_refused(peer, code, reason)
+        try:
+            accepted.send(m.encode(m.Failure(code, reason), 0))
+        except OSError as gone:
+            log.debug("a refused connection had gone: %s", gone)
+
+
+async def _receive_hello(accepted: socket.socket) -> m.Hello:
+    loop = asyncio.get_running_loop()
+    buffer = b""
+    needed = frames.LENGTH.size
+    while len(buffer) < needed:
+        data = await loop.sock_recv(accepted, needed - len(buffer))
+        if not data:
+            raise ProtocolError("the peer closed the connection before its hello")
+        buffer += data
+        if len(buffer) == frames.LENGTH.size == needed:
+            (length,) = frames.LENGTH.unpack(buffer)
+            if not 2 <= length <= HELLO_BYTES_MAX:
+                raise ProtocolError(f"hello announces {length} bytes, expected 2..{HELLO_BYTES_MAX}")
+            needed += length
+    kind, _, values = frames.decode(buffer[frames.LENGTH.size :])
+    if kind != m.Hello.KIND:
+        raise ProtocolError(f"the first frame is of kind {kind}, expected a hello")
+    hello = versions.decode_of_any(m.Hello, values)
+    if hello.magic != m.MAGIC:
+        raise ProtocolError("the hello does not carry the magic of kvpool")
+    versions.choose(hello.oldest, hello.version)
+    return hello
+
+
+def _identify(accepted: socket.socket) -> Peer:
+    pid, uid, gid = peer_of(accepted)
+    return Peer(pid, uid, gid, _groups_of(accepted))
+
+
+def _groups_of(accepted: socket.socket) -> tuple[int, ...]:
+    try:
+        packed = accepted.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES_MAX)
+    except OSError:  # a kernel before 4.13, or a process in more groups than that: none of them counts
+        return ()
+    return tuple(group for (group,) in struct.iter_unpack("I", packed))
+
+
+def _unpublished(path: str) -> str:
+    return f"{path}.new"
+
+
+def _lock(path: str) -> int:
+    fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise SocketInUse(f"a daemon already serves {path} (it holds {path}.lock)") from error
+    return fd
+
+
+def _answers(path: str) -> bool:
+    """Whether something accepts connections at `path`. Raises SocketInUse if the path is something else's file."""
+    if not os.path.lexists(path):
+        return False
+    if not Path(path).is_socket():
+        raise SocketInUse(f"{path} exists and is no socket: move it away, or set server.socket to another path")
+    try:
+        return is_served(path)
+    except OSError:  # it is there, and does not take our connection
+        return True

@@ -1,0 +1,76 @@
+"""Handlers of an operator's requests about connections: who is there, what each holds, and that one ends.
+
+The handlers hold no state of their own. Control thread only.
+"""
+
+import logging
+from typing import Any
+
+from kvpool.clock import NS_PER_S, Clock
+from kvpool.pool.pool import Pool
+from kvpool.protocol.records import connections as cm
+from kvpool.protocol.records import messages as m
+from kvpool.server.connections.audit import audit
+from kvpool.server.connections.connection import Handlers
+from kvpool.server.connections.input_budget import InputBudget
+from kvpool.server.connections.local_socket import Peer
+from kvpool.server.connections.roster import Member, Roster
+from kvpool.types import ConnectionId
+
+log = logging.getLogger(__name__)
+
+# Those that hold the most: so many rows of this size fit the items of a frame (`frames.ITEMS_MAX`).
+ROWS_MAX = 200
+
+
+def connection_handlers(pool: Pool, roster: Roster, budget: InputBudget, clock: Clock, asker: Peer) -> Handlers:
+    """The requests. `asker`: the operator whose connection it is."""
+    return {
+        cm.AskConnections.KIND: (cm.AskConnections, lambda _: _list(pool, roster, budget, clock)),
+        cm.Disconnect.KIND: (cm.Disconnect, lambda request: _disconnect(pool, roster, request, asker)),
+    }
+
+
+def end_connection(pool: Pool, member: Member, reason: str) -> None:
+    """Have a connection end. Its leases end now; slots that it may still write stay its own until its peer has closed."""
+    if member.connection.state != "open":
+        return  # it has been told before, and has not closed yet
+    log.warning("connection %d of pid %d ends: %s", member.connection.id, member.peer.pid, reason)
+    pool.end_reading(member.connection.id)
+    member.connection.end(reason, is_writer=not pool.staged.staging_bytes and member.role == m.ROLE_ENGINE)
+
+
+def _list(pool: Pool, roster: Roster, budget: InputBudget, clock: Clock) -> m.Report:
+    held, now_ns = pool.held_by_connection(), clock.now_ns()
+    rows = [_row(member, held, budget, now_ns) for member in roster]
+    rows.sort(key=lambda row: (-row["held_bytes"], row["id"]))
+    return m.Report({"connections": rows[:ROWS_MAX], "left_out": max(0, len(rows) - ROWS_MAX)})
+
+
+def _row(member: Member, held: dict[int, dict[str, int]], budget: InputBudget, now_ns: int) -> dict[str, Any]:
+    connection = member.connection
+    holds = held.get(connection.id, {})
+    sizes = {name: holds.get(name, 0) for name in ("leased_bytes", "reserved_bytes", "zombie_bytes", "announced_bytes")}
+    return {
+        "id": connection.id,
+        "pid": member.peer.pid,
+        "uid": member.peer.uid,
+        "role": member.role,
+        "model": member.model,
+        "rank": member.rank,
+        "age_s": round((now_ns - member.since_ns) / NS_PER_S, 1),
+        "leases": holds.get("leases", 0),
+        "reservations": holds.get("reservations", 0),
+        "held_bytes": sum(sizes.values()),
+        **sizes,
+        "unread_bytes": budget.of(connection.id),
+        "state": connection.state,
+    }
+
+
+def _disconnect(pool: Pool, roster: Roster, request: cm.Disconnect, asker: Peer) -> m.Report:
+    audit(asker, "disconnect", connection=request.connection)
+    member = roster.find(ConnectionId(request.connection))
+    if member is not None:
+        end_connection(pool, member, f"an operator asked for it (pid {asker.pid}, uid {asker.uid})")
+    return m.Report({"disconnected": member is not None})

@@ -1,0 +1,113 @@
+"""Connection roster: who is connected or just connecting, and how many connections a user may have.
+
+A user is a uid as the kernel says it (SO_PEERCRED). Beyond `max_connections`, OPERATOR_CONNECTIONS more are kept for operators
+(see `operators`): they get in when engines have taken all the others. One user has at most `user_share` of the
+connections that the other users leave.
+
+Control thread only. Invariants: `_of_user` counts the connections in `_entries` and those in a handshake; a connection is in
+one of the two alone.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from kvpool.clock import Clock
+from kvpool.errors import Refused
+from kvpool.layout import Layout
+from kvpool.protocol.records import messages as m
+from kvpool.server.connections.connection import Connection
+from kvpool.server.connections.local_socket import Peer
+from kvpool.types import ConnectionId
+
+OPERATOR_CONNECTIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One connection and who is at its other end. `rank` None: a scheduler, over all ranks, or an operator."""
+
+    connection: Connection
+    peer: Peer
+    role: str
+    model: str
+    rank: int | None
+    since_ns: int
+
+
+class Roster:
+    """All connections of one daemon. `is_operator`: who may have one of those kept for operators."""
+
+    def __init__(
+        self,
+        max_connections: int,
+        user_share: float,
+        clock: Clock,
+        is_operator: Callable[[Peer], bool],
+    ) -> None:
+        self._max = max_connections
+        self._user_share = user_share
+        self._clock = clock
+        self._is_operator = is_operator
+        self._members: dict[ConnectionId, Member] = {}
+        self._of_user: Counter[int] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<Roster {len(self._members)} of {self._max} connections>"
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._members.values()))
+
+    def find(self, connection: ConnectionId) -> Member | None:
+        """A connection's member, if it is open."""
+        return self._members.get(connection)
+
+    def begin(self, peer: Peer) -> None:
+        """A peer may say hello: its connection counts from now on. Raises Refused where it may not."""
+        used = self._of_user.total()
+        if used >= self._max + (OPERATOR_CONNECTIONS if self._is_operator(peer) else 0):
+            raise self._full()
+        own = self._of_user[peer.uid]
+        limit = max(1, int(self._user_share * (self._max - (used - own))))
+        if own >= limit and not self._is_operator(peer):
+            raise Refused(
+                "busy",
+                f"uid {peer.uid} has {own} connections, all that one user may have now (server.user_share is "
+                f"{self._user_share:g}, server.max_connections {self._max})",
+            )
+        self._of_user[peer.uid] += 1
+
+    def check_role(self, peer: Peer, role: str) -> None:
+        """Raises Refused for a connection that is kept for operators and wants to be none."""
+        del peer
+        if role != m.ROLE_ADMIN and self._of_user.total() > self._max:
+            raise self._full()
+
+    def end(self, peer: Peer) -> None:
+        """A connection that had begun, and was not added, has ended."""
+        self._of_user[peer.uid] -= 1
+        if not self._of_user[peer.uid]:
+            del self._of_user[peer.uid]
+
+    def add(self, connection: Connection, peer: Peer, hello: m.Hello) -> None:
+        """A handshake has ended well: the connection that had begun is open."""
+        rank = Layout.from_wire(hello.layout).rank if hello.role == m.ROLE_ENGINE else None
+        self._members[connection.id] = Member(connection, peer, hello.role, hello.model, rank, self._clock.now_ns())
+
+    def remove(self, connection: ConnectionId) -> Member | None:
+        """A connection has ended."""
+        member = self._members.pop(connection, None)
+        if member is not None:
+            self.end(member.peer)
+        return member
+
+    def count_roles(self) -> dict[str, int]:
+        """Open connections by role."""
+        roles = Counter(member.role for member in self._members.values())
+        return {role: roles[role] for role in (m.ROLE_ENGINE, m.ROLE_ADMIN)}
+
+    def _full(self) -> Refused:
+        return Refused("busy", f"server.max_connections is {self._max} and all are in use")

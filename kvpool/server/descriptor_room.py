@@ -1,0 +1,46 @@
+"""How many connections the process's limit of file descriptors has room for. Main thread, at the start."""
+
+import logging
+import resource
+
+from kvpool.config.config import Config
+from kvpool.errors import ConfigError
+from kvpool.tiers.ssd.plan import plan_ssd
+
+log = logging.getLogger(__name__)
+
+# The daemon's own: memory, sockets, pipes, logs, its catalogue, connections of HTTP and ZMQ. A running one has 30 to 60.
+OWN_DESCRIPTORS = 192
+CONNECTIONS_MIN = 8
+
+
+def raise_limit() -> int:
+    """Raise the process's limit as far as it may be raised; the limit then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def fit_connections(config: Config, limit: int) -> int:
+    """`server.max_connections`, or as many as a limit of descriptors has room for beside the segment files, which is warned of.
+
+    Raises ConfigError where hardly any has room.
+    """
+    segments = plan_ssd(config.ssd).segments if config.ssd.capacity else 0
+    each = 2 if config.server.staging_bytes else 1
+    wanted = config.server.max_connections
+    needed = OWN_DESCRIPTORS + segments + each * wanted
+    if needed <= limit:
+        return wanted
+    fitting = (limit - OWN_DESCRIPTORS - segments) // each
+    what = (
+        f"server.max_connections is {wanted}, which takes {needed} file descriptors with {segments} segment files, "
+        f"and the process may have {limit} (LimitNOFILE= of the unit, ulimit -n)"
+    )
+    if fitting < min(CONNECTIONS_MIN, wanted):
+        raise ConfigError([f"{what}: raise the limit, or ssd.segment"])
+    log.warning(
+        "%s: %d connections are served at a time; raise the limit, or lower server.max_connections", what, fitting
+    )
+    return fitting

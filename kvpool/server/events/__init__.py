@@ -1,0 +1,1 @@
+"""The event publisher for routers, and requests about events."""

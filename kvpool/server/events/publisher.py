@@ -1,0 +1,277 @@
+"""The event publisher: tells routers over ZMQ what is stored, removed and moved, as it happens.
+
+A thread of its own. It reads the journal as any subscriber does, so that the control thread never waits for it: where it falls
+behind it meets a gap, and so do routers whose numbers jump. After a gap everything is told anew:
+
+    AllBlocksCleared under every topic, then what a snapshot has, parents before children, events going on in between
+
+So it is, as often as `event_retelling` allows, for routers that have just come or ask for messages that are not kept any more.
+
+The first message of every topic is AllBlocksCleared, as soon as the model has a namespace here: what an earlier life of the
+daemon told counts no more.
+
+Threads: the control thread makes it, calls `wake` and reads `stats`; everything else happens on the thread `kvpool-events`,
+which owns the sockets from `start` on. Bounds: the log behind it, `hwm` messages for a subscriber, what `event_replay` keeps
+for those who ask again, ORPHANS_MAX chunks of a snapshot that wait for their parents.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+import zmq
+
+from kvpool.clock import Clock
+from kvpool.config.event_options import EventsConfig
+from kvpool.router_events.columns import NamespaceNames
+from kvpool.router_events.snapshot_order import SnapshotOrder
+from kvpool.router_events.vllm_format import Batch, EventForm, WireEvent, batches
+from kvpool.server.events.replay import NUMBER
+from kvpool.server.events.retelling import Due, Retelling
+from kvpool.server.events.sockets import EventSockets
+from kvpool.server.events.source import EventSource, NamedEvents
+from kvpool.server.health.probe import PROBE_MODEL
+from kvpool.server.metrics.measurements import LoopStalled
+from kvpool.types import StoredChunk
+
+log = logging.getLogger(__name__)
+
+POLL_MS = 60_000
+RETRY_MS = 200
+# After the first news, before they are read: the requests that make them are answered first, because both need the interpreter
+# (a commit of 512 chunks took three times as long without, measured).
+LINGER_S = 0.01
+STOP_TIMEOUT_S = 5.0
+ORPHANS_MAX = 65_536
+# Twice as many as there can be namespaces: models come and go in a daemon's life.
+TOPICS_MAX = 8192
+# A snapshot that is overtaken by gaps so often is begun again later.
+SNAPSHOT_ATTEMPTS = 3
+# An id behind which no log can go on: the next read is a gap, and everything is told anew.
+NOWHERE = -2
+
+Told = list[tuple[str, list[WireEvent]]]
+
+
+class EventPublisher:
+    """One daemon's publisher. Bound from its making on, at work between `start` and `stop`."""
+
+    def __init__(
+        self,
+        config: EventsConfig,
+        source: EventSource,
+        *,
+        host: str,
+        socket_mode: int,
+        wall_time_s: Callable[[], float],
+        clock: Clock,
+    ) -> None:
+        """Raises OSError or ConfigError; then nothing is left bound."""
+        self._source = source
+        self._topic = config.topic
+        self._host = host
+        self._wall_time_s = wall_time_s
+        self._form = EventForm(is_positional=config.format == "positional", block_tokens=config.block_tokens)
+        self._retelling = Retelling(config.retell_interval, clock)
+        self._sockets = EventSockets(config, socket_mode, clock)
+        self.publish_endpoint = self._sockets.publish_endpoint
+        self.replay_endpoint = self._sockets.replay_endpoint
+        self._numbers: dict[str, int] = {}
+        self._last = -1
+        self._messages = self._events = self._replayed = self._resyncs = self._errors = 0
+        self._is_stopping = False
+        self._is_woken = False
+        self._is_behind = True
+        self._pause = threading.Event()  # never set
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._sockets.poller.register(self._wake_fd, zmq.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="kvpool-events", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<EventPublisher {self.publish_endpoint}, {self._messages} messages>"
+
+    def start(self) -> None:
+        """Begin to publish."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There are new events. Any thread; never waits."""
+        if not self._is_woken and not self._is_stopping:
+            self._is_woken = True
+            os.eventfd_write(self._wake_fd, 1)
+
+    def stop(self) -> None:
+        """End the thread and the sockets. Blocks for at most STOP_TIMEOUT_S; not on the loop."""
+        self._is_stopping = True
+        os.eventfd_write(self._wake_fd, 1)
+        if self._thread.ident is not None:
+            self._thread.join(STOP_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self._sockets.close()
+            os.close(self._wake_fd)
+
+    def let_in(self, clients: frozenset[bytes]) -> None:
+        """Let routers with these keys connect from now on, and no others. Any thread."""
+        self._sockets.clients = clients
+
+    def problems(self) -> list[str]:
+        """Whether the thread has died, in a line. Any thread."""
+        has_died = self._thread.ident is not None and not self._thread.is_alive() and not self._is_stopping
+        return ["events: the thread of the publisher has died"] if has_died else []
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name. Any thread: each is a number at some moment."""
+        return {
+            "events.published_messages": self._messages,
+            "events.published": self._events,
+            "events.replayed_messages": self._replayed,
+            "events.resyncs": self._resyncs,
+            "events.late_headers": self._source.late_pages,
+            "events.publish_errors": self._errors,
+            "events.refused_clients": self._sockets.refused_clients,
+            "events.bad_requests": self._sockets.bad_requests,
+            "events.unsent_replays": self._sockets.unsent_replays,
+        }
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._turn_safely()
+
+    def _turn_safely(self) -> None:
+        try:
+            self._turn()
+        except Exception:
+            self._errors += 1
+            if self._errors == 1:
+                log.exception("an event could not be published; further ones like it are counted, not logged")
+            self._last, self._is_behind = NOWHERE, False
+            self._pause.wait(RETRY_MS / 1e3)
+
+    def _turn(self) -> None:
+        """Wait for work and do some of it."""
+        waits = [wait for wait in (POLL_MS, self._sockets.wait_ms, self._retelling.wait_ms) if wait is not None]
+        ready = dict(self._sockets.poller.poll(0 if self._is_behind else min(waits)))
+        if self._wake_fd in ready:
+            # In this order: a wake between the two would be read away with its flag left up, and no other one would be written.
+            os.eventfd_read(self._wake_fd)
+            self._is_woken = False
+            if not self._is_behind and not self._is_stopping:
+                self._pause.wait(LINGER_S)
+            self._is_behind = True
+        self._serve()
+        due = self._retelling.take()
+        if due == Due.EVERYTHING:
+            self._last, self._is_behind = NOWHERE, True
+        elif due == Due.MARK:
+            self._send_marks()
+        if self._is_behind and not self._is_stopping:
+            try:
+                self._is_behind = self._publish_some()
+            except LoopStalled as error:
+                log.warning("events wait: %s", error)
+                self._sockets.poller.poll(RETRY_MS)
+
+    def _serve(self) -> None:
+        self._replayed += self._sockets.serve()
+        subscribed, self._sockets.subscribed = self._sockets.subscribed, set()
+        if any(topic.encode().startswith(tuple(subscribed)) for topic in self._numbers):
+            self._retelling.note_newcomer()
+        lost, self._sockets.lost = self._sockets.lost, set()
+        for peer in lost:
+            self._retelling.note_lost(peer)
+
+    def _publish_some(self) -> bool:
+        """Publish what is new, as much as one read gives. Whether there may be more."""
+        found = self._read_events()
+        if found.slice.is_gap:
+            self._resync()
+        else:
+            self._tell_events(found)
+        return bool(found.slice.is_gap or found.slice.events)
+
+    def _resync(self) -> None:
+        """Tell everything anew. Where the log is overtaken even so, the next turn begins again."""
+        for _ in range(SNAPSHOT_ATTEMPTS):
+            self._resyncs += 1
+            if self._tell_snapshot():
+                return
+
+    def _tell_snapshot(self) -> bool:
+        """Whether it was told to its end, without another gap."""
+        self._send([(topic, [self._form.all_cleared()]) for topic in self._numbers])
+        order, names = SnapshotOrder(ORPHANS_MAX), NamespaceNames()
+        cursor, is_first = 0, True
+        while cursor >= 0 and not self._is_stopping:
+            found = self._source.snapshot(cursor)
+            if is_first:
+                self._last, is_first = found.page.as_of, False
+            while self._last < found.page.as_of:
+                news = self._read_events()
+                if news.slice.is_gap:
+                    return False
+                happened = news.slice.events_until(found.page.as_of)
+                order.note(happened.events)
+                self._tell_events(NamedEvents(happened, news.namespaces))
+            names.update(found.namespaces)
+            self._tell_chunks(order.admit(found.page.chunks), names)
+            self._serve()
+            cursor = found.page.cursor
+        self._tell_chunks(order.rest(), names)
+        return True
+
+    def _tell_events(self, found: NamedEvents) -> None:
+        told: Told = []
+        for event in found.slice.events:
+            name = found.namespaces.get(event.namespace)
+            if name is not None and name[0] != PROBE_MODEL:
+                told.append((self._topic_of(name[0]), self._form.events_of(event, name[1])))
+        self._send(told)
+        self._last = found.slice.last
+
+    def _tell_chunks(self, chunks: list[StoredChunk], names: NamespaceNames) -> None:
+        told: Told = []
+        for chunk in chunks:
+            model, layout = names[chunk.namespace]
+            if model != PROBE_MODEL:
+                told.append((self._topic_of(model), self._form.chunk_events(chunk, layout)))
+        self._send(told)
+
+    def _topic_of(self, model: str) -> str:
+        return self._topic.format(host=self._host, model=model)
+
+    def _read_events(self) -> NamedEvents:
+        """What is new, after the topics of models that are have begun."""
+        found = self._source.since(self._last)
+        for model in found.models - {PROBE_MODEL}:
+            self._begin(self._topic_of(model))
+        return found
+
+    def _begin(self, topic: str) -> None:
+        if topic not in self._numbers:
+            if len(self._numbers) == TOPICS_MAX:
+                # Its numbers begin anew, with AllBlocksCleared, when it is needed again.
+                del self._numbers[next(iter(self._numbers))]
+            if self._numbers:
+                self._retelling.note_newcomer()
+            self._numbers[topic] = 0
+            self._send_batch(Batch(topic, (self._form.all_cleared(),)))
+
+    def _send(self, told: Told) -> None:
+        for batch in batches(told):
+            self._begin(batch.topic)
+            self._send_batch(batch)
+
+    def _send_batch(self, batch: Batch) -> None:
+        number = self._numbers.pop(batch.topic)
+        self._numbers[batch.topic] = number + 1  # now the last one: the first is the one that is quiet for longest
+        message = (batch.topic.encode(), NUMBER.pack(number), batch.payload(self._wall_time_s()))
+        self._sockets.kept.append(message)
+        self._sockets.send(message)
+        self._messages += 1
+        self._events += len(batch.events)
+
+    def _send_marks(self) -> None:
+        """No event, under the latest number of every topic: who has come sees what it lacks, others have seen that number."""
+        for topic, number in self._numbers.items():
+            self._sockets.send((topic.encode(), NUMBER.pack(number - 1), Batch(topic, ()).payload(self._wall_time_s())))

@@ -1,0 +1,153 @@
+"""What a connection may ask about chunks that come and go: events, snapshots, fates, the names of namespaces.
+
+An engine hears of its own namespaces alone and never waits; an operator hears of all and may wait for the next event. The
+handlers hold no state of their own. Control thread only.
+"""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Collection, Sequence
+from concurrent.futures import Future
+from functools import partial
+from operator import attrgetter
+
+from kvpool.errors import ProtocolError
+from kvpool.index.namespaces import Namespace
+from kvpool.index.sessions import EngineSession
+from kvpool.journal.journal import SnapshotPage
+from kvpool.layout import Layout
+from kvpool.pool.pool import Pool
+from kvpool.protocol.records import events as em
+from kvpool.protocol.records import messages as m
+from kvpool.router_events import columns as event_columns
+from kvpool.server.connections.connection import Answer, Handler
+from kvpool.server.events.source import HEADERS_TIMEOUT_S
+from kvpool.types import EPOCH_BYTES, KEY_BYTES, Event, NamespaceId
+
+WAIT_S_MAX = 30.0
+# With `journal.ANSWER_BYTES_MAX` of events they fit a frame.
+NAMESPACES_BYTES_MAX = 512 << 10
+# Fields of a namespace besides its model's name.
+_NAMESPACE_BYTES = 400
+
+
+def engine_event_handlers(pool: Pool, session: EngineSession) -> dict[type, Handler]:
+    """The requests of an engine."""
+    return {
+        em.AskEvents: partial(_events_at_once, pool, session),
+        em.AskSnapshot: partial(_snapshot, pool, session),
+    }
+
+
+def admin_event_handlers(pool: Pool) -> dict[type, Handler]:
+    """The requests of an operator."""
+    return {
+        em.AskEvents: partial(_events_or_wait, pool),
+        em.AskSnapshot: partial(_snapshot, pool, None),
+        em.AskFates: partial(_fates, pool),
+        em.AskNamespaces: partial(_list_namespaces, pool),
+    }
+
+
+def _events_at_once(pool: Pool, session: EngineSession | None, request: em.AskEvents) -> em.Events:
+    if len(request.incarnation) not in (0, EPOCH_BYTES):
+        raise ProtocolError(f"incarnation has {len(request.incarnation)} bytes, expected none or {EPOCH_BYTES}")
+    found = pool.journal.since(request.incarnation, request.last)
+    own = None if session is None else session.namespace_ids
+    events = [event for event in found.events if own is None or event.namespace < 0 or event.namespace in own]
+    told = events[: _nameable(pool, events)]
+    return em.Events(
+        pool.journal.incarnation,
+        found.last if len(told) == len(events) else told[-1].id,
+        found.oldest,
+        found.is_gap,
+        event_columns.pack_events(told),
+        _names(pool, {event.namespace for event in told}),
+    )
+
+
+def _nameable(pool: Pool, events: Sequence[Event]) -> int:
+    """How many events, from the first on, name no more namespaces than fit an answer; at least one where there is any."""
+    named: set[int] = set()
+    size = 0
+    for count, event in enumerate(events):
+        if event.namespace < 0 or event.namespace in named:
+            continue
+        named.add(event.namespace)
+        size += _name_bytes(pool.namespaces.by_id(NamespaceId(event.namespace)))
+        if size > NAMESPACES_BYTES_MAX and count:
+            return count
+    return len(events)
+
+
+def _events_or_wait(pool: Pool, request: em.AskEvents) -> Answer | Awaitable[Answer]:
+    if math.isnan(request.wait_s) or not 0.0 <= request.wait_s <= WAIT_S_MAX:
+        return m.Failure("argument", f"wait_s is {request.wait_s}, expected 0 to {WAIT_S_MAX:g}")
+    answer = _events_at_once(pool, None, request)
+    if not request.wait_s or answer.is_gap or answer.last > request.last:
+        return answer
+    return _events_later(pool, request)
+
+
+async def _events_later(pool: Pool, request: em.AskEvents) -> Answer:
+    await pool.journal.wait_for_events(request.last, request.wait_s)
+    return _events_at_once(pool, None, request)
+
+
+def _snapshot(
+    pool: Pool, session: EngineSession | None, request: em.AskSnapshot
+) -> em.SnapshotPage | Awaitable[em.SnapshotPage]:
+    page = pool.journal.snapshot(request.cursor)
+    return _page(pool, session, page) if page.words is None else _page_later(pool, session, page, page.words)
+
+
+async def _page_later(
+    pool: Pool, session: EngineSession | None, page: SnapshotPage, reading: "Future[list[bytes]]"
+) -> em.SnapshotPage:
+    """The page with the token ids that the disk gives in time; without them where it does not."""
+    with contextlib.suppress(asyncio.TimeoutError):  # ids are not known: so the page says
+        words = await asyncio.wait_for(asyncio.wrap_future(reading), HEADERS_TIMEOUT_S)
+        page = page.with_words(words, pool.journal.chunk_tokens)
+    return _page(pool, session, page)
+
+
+def _page(pool: Pool, session: EngineSession | None, page: SnapshotPage) -> em.SnapshotPage:
+    own = None if session is None else session.namespace_ids
+    chunks = [chunk for chunk in page.chunks if own is None or chunk.namespace in own]
+    return em.SnapshotPage(
+        pool.journal.incarnation,
+        page.as_of,
+        page.cursor,
+        event_columns.pack_chunks(chunks),
+        _names(pool, {chunk.namespace for chunk in chunks}),
+    )
+
+
+def _fates(pool: Pool, request: em.AskFates) -> Answer:
+    count, rest = divmod(len(request.keys), KEY_BYTES)
+    if rest or not 0 < count <= em.FATES_MAX:
+        raise ProtocolError(
+            f"keys column has {len(request.keys)} bytes, expected 32 for each of 1 to {em.FATES_MAX} keys"
+        )
+    keys = [request.keys[at : at + KEY_BYTES] for at in range(0, len(request.keys), KEY_BYTES)]
+    return m.Report({"fates": [{"key": key.hex(), **pool.journal.explain(key)} for key in keys]})
+
+
+def _list_namespaces(pool: Pool, request: em.AskNamespaces) -> Answer:
+    names: dict[int, tuple[str, Layout]] = {}
+    size = 0
+    for namespace in sorted(pool.namespaces.all(), key=attrgetter("id")):
+        if namespace.id >= request.first and size < NAMESPACES_BYTES_MAX:
+            names[namespace.id] = (namespace.model, namespace.layout)
+            size += _name_bytes(namespace)
+    return em.NamespaceList(event_columns.pack_namespaces(names))
+
+
+def _name_bytes(namespace: Namespace) -> int:
+    return len(namespace.model.encode()) + _NAMESPACE_BYTES
+
+
+def _names(pool: Pool, numbers: Collection[int]) -> bytes:
+    found = [pool.namespaces.by_id(NamespaceId(number)) for number in sorted(numbers) if number >= 0]
+    return event_columns.pack_namespaces({one.id: (one.model, one.layout) for one in found})

@@ -1,0 +1,251 @@
+"""The publisher's ZMQ sockets: where they are bound, who may connect, and what is asked at replay.
+
+XPUB, which is PUB to whoever connects, sends messages and waits for nobody: a subscriber that does not read loses what lies
+beyond the high-water mark. It says what is subscribed to. ROUTER hands out messages again:
+
+    ask     [b"", number]           or [b"", number, topic]       number := u64, big endian: the first one wanted
+    answer  [b"", topic, number, payload] for each that is kept, then [b"", b"", -1 as 8 bytes, b""]
+
+With keys both speak CURVE, and a ZAP handler of our own lets in exactly the keys of the clients file. Messages from outside are
+bounded by REQUEST_BYTES_MAX before they are read, and one that is no request is counted and dropped.
+
+One thread: whoever made the sockets hands them over before it starts.
+"""
+
+import binascii
+import errno
+import os
+import stat
+import struct
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from kvpool.clock import Clock
+from kvpool.config.addresses import ZmqAddress
+from kvpool.config.event_options import EventsConfig
+from kvpool.errors import ConfigError
+from kvpool.ownership import is_served, make_place
+from kvpool.server.events.replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, KeptMessages, Message, Replays
+
+END_OF_REPLAY = struct.pack(">q", -1)
+REQUEST_BYTES_MAX = 4096
+REQUESTS_WAITING_MAX = 64
+CURVE_KEY_CHARACTERS = 40
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+_ZAP_REQUEST_FRAMES = 7
+
+
+class EventSockets:
+    """XPUB, and where it is wanted ROUTER, bound. `close` ends them.
+
+    `kept` has the messages that can be asked for again; `lost` those who asked for others, and `subscribed` what was subscribed
+    to, since somebody looked last.
+    """
+
+    def __init__(self, config: EventsConfig, socket_mode: int, clock: Clock) -> None:
+        """Raises OSError, naming the option, when an address cannot be bound, ConfigError for keys that are none."""
+        assert config.publish is not None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._secret = _read_secret_key(config.curve_secret_file) if config.curve_secret_file else b""
+        # Replaced as a whole, by any thread.
+        self.clients = read_client_keys(config.curve_clients_file) if config.curve_clients_file else frozenset()
+        self._zap: zmq.Socket[bytes] | None = None
+        self._replay: zmq.Socket[bytes] | None = None
+        self.poller = zmq.Poller()
+        self.refused_clients = 0
+        self.bad_requests = 0
+        self.kept = KeptMessages(config.replay_messages, config.buffer)
+        self._replays = Replays(self.kept, self._replay_to, clock)
+        self.lost: set[bytes] = set()
+        self.subscribed: set[bytes] = set()
+        try:
+            if self._secret:
+                self._zap = self._context.socket(zmq.REP)
+                self._zap.bind(_ZAP_ENDPOINT)
+                self.poller.register(self._zap, zmq.POLLIN)
+            self._publish = self._bound(zmq.XPUB, "events.publish", config.publish, config.hwm, socket_mode)
+            self.poller.register(self._publish, zmq.POLLIN)
+            if config.replay is not None:
+                self._replay = self._bound(zmq.ROUTER, "events.replay", config.replay, PEER_MESSAGES_MAX, socket_mode)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def publish_endpoint(self) -> str:
+        """Where subscribers connect."""
+        return _endpoint_of(self._publish)
+
+    @property
+    def replay_endpoint(self) -> str:
+        """Where messages can be asked for again; empty where they cannot."""
+        return "" if self._replay is None else _endpoint_of(self._replay)
+
+    @property
+    def unsent_replays(self) -> int:
+        """Replays that ended early: the peer had gone, did not read, or asked for something else."""
+        return self._replays.unsent_replays
+
+    @property
+    def wait_ms(self) -> int | None:
+        """In how long there may be something to do that the poller does not tell of; None: in no time."""
+        return self._replays.wait_ms
+
+    def send(self, message: Message) -> None:
+        """Give a message to every subscriber that has room for it."""
+        self._publish.send_multipart(message, zmq.NOBLOCK)
+
+    def serve(self) -> int:
+        """Answer who has asked for messages again or wants to be let in. Returns how many messages were handed out."""
+        if self._zap is not None:
+            while self._zap.poll(0):
+                self._zap.send_multipart(self._judge(self._zap.recv_multipart()))
+        for _ in range(REQUESTS_WAITING_MAX):
+            if not self._publish.poll(0):
+                break
+            self._note_subscription(self._publish.recv_multipart())
+        if self._replay is None:
+            return 0
+        for _ in range(REQUESTS_WAITING_MAX):
+            if not self._replays.has_room or not self._replay.poll(0):
+                break
+            self._take_request(self._replay.recv_multipart())
+        replayed = self._replays.go_on()
+        self.poller.register(self._replay, zmq.POLLIN if self._replays.has_room else 0)
+        return replayed
+
+    def close(self) -> None:
+        """Close everything at once; nothing is waited for."""
+        self._context.destroy(linger=0)
+
+    def _bound(
+        self, kind: int, option: str, address: ZmqAddress, high_water_mark: int, socket_mode: int
+    ) -> "zmq.Socket[bytes]":
+        made = self._context.socket(kind)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.SNDHWM, high_water_mark)
+        made.setsockopt(zmq.RCVHWM, REQUESTS_WAITING_MAX)
+        made.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)
+        made.setsockopt(zmq.IPV6, int("[" in address.endpoint))
+        if kind == zmq.ROUTER:
+            made.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            # Who does not read does not answer these either, and is disconnected with what waits for it.
+            made.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
+            made.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(HEARTBEAT_S * 1000))
+        else:
+            made.setsockopt(zmq.XPUB_VERBOSE, 1)
+        if self._secret:
+            made.setsockopt(zmq.CURVE_SERVER, 1)
+            made.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
+            made.setsockopt(zmq.ZAP_DOMAIN, b"kvpool")
+        _bind(made, option, address, socket_mode, is_guarded=bool(self._secret))
+        return made
+
+    def _judge(self, request: list[bytes]) -> list[bytes]:
+        """The answer of the ZAP handler (RFC 27): 200 for a key that is known, 400 for anything else."""
+        identity = request[1] if len(request) > 1 else b""
+        is_known = len(request) == _ZAP_REQUEST_FRAMES and request[5] == b"CURVE" and request[6] in self.clients
+        self.refused_clients += not is_known
+        status = [b"200", b"OK"] if is_known else [b"400", b"no such key"]
+        return [b"1.0", identity, *status, b"", b""]
+
+    def _note_subscription(self, frames: list[bytes]) -> None:
+        """XPUB tells of each: 1, or 0 where it ends, and the beginning of topics. Subscribers can send other things too."""
+        if len(frames) != 1 or frames[0][:1] not in (b"\0", b"\1"):
+            self.bad_requests += 1
+        elif frames[0][:1] == b"\1":
+            self.subscribed.add(frames[0][1:])
+
+    def _take_request(self, request: list[bytes]) -> None:
+        is_request = 3 <= len(request) <= 4 and request[1] == b"" and len(request[2]) == NUMBER.size
+        if not is_request:
+            self.bad_requests += 1
+            return
+        peer, (first,) = request[0], NUMBER.unpack(request[2])
+        topic = request[3] if len(request) == 4 else None
+        if self.kept.has_lost(first, topic):
+            self.lost.add(peer)
+        self._replays.begin(peer, first, topic)
+
+    def _replay_to(self, peer: bytes, message: Message | None) -> bool:
+        assert self._replay is not None
+        frames = (b"", END_OF_REPLAY, b"") if message is None else message
+        try:
+            self._replay.send_multipart([peer, b"", *frames], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            raise ConnectionResetError(error.errno, "the peer has gone") from error
+        return True
+
+
+def _bind(made: "zmq.Socket[bytes]", option: str, address: ZmqAddress, socket_mode: int, *, is_guarded: bool) -> None:
+    """A socket of the file system is made with its rights: nobody can connect before they are there."""
+    path = address.endpoint.removeprefix("ipc://") if address.endpoint.startswith("ipc://") else ""
+    if path:
+        fault = make_place(path, is_private=True)
+        if fault and not is_guarded:
+            raise ConfigError([f"{option} is {address}, where others could put a socket of their own: {fault}"])
+        _check_free(option, path)
+    umask = os.umask(0o777 & ~socket_mode) if path else None
+    try:
+        made.bind(address.endpoint)
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, f"{option} {address} cannot be bound: {error.strerror}") from error
+    finally:
+        if umask is not None:
+            os.umask(umask)
+    if path:
+        os.chmod(path, socket_mode)
+
+
+def _check_free(option: str, path: str) -> None:
+    """ZMQ takes away whatever lies where it binds. Raises ConfigError for what is no socket, OSError for one that serves."""
+    if not os.path.lexists(path):
+        return
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise ConfigError(
+            [f"{option} is ipc://{path}, which exists and is no socket: move it away, or choose another path"]
+        )
+    if is_served(path):
+        raise OSError(
+            errno.EADDRINUSE, f"{option} ipc://{path} is served by another process: stop it, or choose another path"
+        )
+
+
+def _endpoint_of(bound: "zmq.Socket[bytes]") -> str:
+    endpoint = bound.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return endpoint.rstrip(b"\0").decode()
+
+
+def _read_secret_key(path: str) -> bytes:
+    text = Path(path).read_bytes().strip()
+    _check_key(text, "events.curve_secret_file", path)
+    return text
+
+
+def read_client_keys(path: str) -> frozenset[bytes]:
+    """The public keys of the routers that may connect. Raises ConfigError."""
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError([f"events.curve_clients_file is {path!r}, which cannot be read: {error.strerror}"]) from error
+    keys = [line.strip() for line in lines]
+    keys = [key for key in keys if key]
+    for key in keys:
+        _check_key(key, "events.curve_clients_file", path)
+    if not keys:
+        raise ConfigError([f"events.curve_clients_file is {path!r}, which has no key: nobody could connect"])
+    return frozenset(z85.decode(key) for key in keys)
+
+
+def _check_key(text: bytes, option: str, path: str) -> None:
+    try:
+        is_key = len(text) == CURVE_KEY_CHARACTERS and len(z85.decode(text)) == 32
+    except (ValueError, KeyError, struct.error, binascii.Error):
+        is_key = False
+    if not is_key:
+        raise ConfigError([f"{option} is {path!r}, which has a line that is no key of 40 characters in Z85"])

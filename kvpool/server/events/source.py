@@ -1,0 +1,92 @@
+"""What a thread beside the control thread reads of the journal: events, snapshot pages, and the namespaces that they name.
+
+Each read hops to the control thread, is answered there within a turn of the loop, and waits with a deadline. One thread at a
+time, never the loop's own.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+
+from kvpool.index.namespaces import Namespaces
+from kvpool.journal.event_log import EventSlice
+from kvpool.journal.journal import Journal, SnapshotPage
+from kvpool.router_events.columns import NamespaceNames
+from kvpool.server.metrics.measurements import LoopReader
+from kvpool.types import NamespaceId
+
+READ_TIMEOUT_S = 5.0
+# A page of headers takes 10 ms or so; a disk that hangs must not keep events from routers.
+HEADERS_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class NamedEvents:
+    """Events, and the namespaces that they name. `models`: all, where one of the `opened` is new since the last read."""
+
+    slice: EventSlice
+    namespaces: NamespaceNames
+    models: frozenset[str] = frozenset()
+    opened: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPage:
+    """A page of a snapshot, and the namespaces that it names."""
+
+    page: SnapshotPage
+    namespaces: NamespaceNames
+
+    def chunk_tokens(self, namespace: int) -> int:
+        """How many token ids each chunk of a namespace has."""
+        return self.namespaces[namespace][1].chunk_tokens
+
+
+class EventSource:
+    """The journal as another thread sees it. A read that came too late is repeated from where it was."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, journal: Journal, namespaces: Namespaces) -> None:
+        self._journal = journal
+        self._namespaces = namespaces
+        self._last = -1
+        self._cursor = 0
+        self._opened = 0
+        self.late_pages = 0
+        self._events = LoopReader(loop, self._read_events, READ_TIMEOUT_S)
+        self._pages = LoopReader(loop, self._read_page, READ_TIMEOUT_S)
+
+    def since(self, last: int) -> NamedEvents:
+        """The events behind id `last`. Raises LoopStalled."""
+        self._last = last
+        found = self._events.read()
+        self._opened = found.opened
+        return found
+
+    def snapshot(self, cursor: int) -> NamedPage:
+        """A page of a snapshot, with the token ids that the disk gives in time. Raises LoopStalled."""
+        self._cursor = cursor
+        found = self._pages.read()
+        if found.page.words is None:
+            return found
+        try:
+            words = found.page.words.result(HEADERS_TIMEOUT_S)
+        except FutureTimeoutError:
+            self.late_pages += 1
+            return found
+        return NamedPage(found.page.with_words(words, found.chunk_tokens), found.namespaces)
+
+    def _read_events(self) -> NamedEvents:
+        found = self._journal.since(b"", self._last)
+        names = self._names(event.namespace for event in found.events)
+        opened = self._namespaces.opened
+        models = frozenset(one.model for one in self._namespaces.all()) if opened != self._opened else frozenset()
+        return NamedEvents(found, names, models, opened)
+
+    def _read_page(self) -> NamedPage:
+        page = self._journal.snapshot(self._cursor, is_urgent=True)
+        return NamedPage(page, self._names(chunk.namespace for chunk in page.chunks))
+
+    def _names(self, numbers: Iterable[int]) -> NamespaceNames:
+        found = {number: self._namespaces.by_id(NamespaceId(number)) for number in set(numbers) if number >= 0}
+        return {number: (one.model, one.layout) for number, one in found.items()}

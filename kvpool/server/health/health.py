@@ -1,0 +1,128 @@
+"""Whether the daemon can do its work, from what was seen and not from its being there.
+
+    STARTING ──begin_serving, first probe good──► READY ──begin_draining──► DRAINING
+                                                   │ ▲
+                         problem: probe, thread    ▼ │ the problem has gone
+                                                UNHEALTHY        (from any state)
+
+READY is DEGRADED while something is missing that was configured and a restart would not bring (an SSD tier that cannot be
+opened): what is left serves, nobody restarts it, and the problem is named wherever problems are.
+
+Gathers three things: whether the daemon serves, whether its background threads live, and how the last self-probe ended
+and when. A probe that has not ended for a long time is a problem too. Nothing is tested here and nobody is told.
+
+Any thread may call it. Lock: `_lock`, never held across a call.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvpool.clock import NS_PER_S, Clock
+from kvpool.server.health.probe import STEP_TIMEOUT_S, STEPS_MAX, ProbeResult
+
+PROBE_INTERVAL_S = 10.0
+# Three probes fit in a watchdog's interval: one that fails because the machine stalled does not end the daemon.
+PROBES_PER_WATCHDOG = 3
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """One look. `is_healthy`: no problems but shortcomings. `is_ready`: serves, is healthy, its last probe, if any, was good.
+
+    `probe_age_s` and `probe_latency_s` are of the last probe that ended; None where none has.
+    """
+
+    is_ready: bool
+    is_healthy: bool
+    problems: tuple[str, ...]
+    probe_age_s: float | None
+    probe_latency_s: float | None
+
+
+class Health:
+    """The health of one daemon.
+
+    `problems_of_pool` may be called from any thread, and so may `shortcomings_of_pool`: what a restart would not mend.
+    A self-probe is wanted (`probe_interval_s`) when a service manager watches, or every `kept_every_s` when health can be asked
+    from outside; without either nothing wakes an idle daemon.
+    """
+
+    def __init__(
+        self,
+        problems_of_pool: Callable[[], list[str]],
+        clock: Clock,
+        *,
+        shortcomings_of_pool: Callable[[], list[str]] = list,
+        watchdog_interval_s: float | None = None,
+        kept_every_s: float | None = None,
+    ) -> None:
+        self._problems_of_pool = problems_of_pool
+        self._shortcomings_of_pool = shortcomings_of_pool
+        self._clock = clock
+        self.probe_interval_s = _probe_interval_s(watchdog_interval_s, kept_every_s)
+        self._lock = threading.Lock()
+        self._is_serving = False  # guarded by _lock
+        self._is_draining = False  # guarded by _lock
+        self._serving_since_ns = clock.now_ns()  # guarded by _lock
+        self._probe: ProbeResult | None = None  # guarded by _lock
+
+    def __repr__(self) -> str:
+        return f"<Health {self.state()}>"
+
+    def begin_serving(self) -> None:
+        """The socket is there."""
+        with self._lock:
+            self._is_serving = True
+            self._serving_since_ns = self._clock.now_ns()
+
+    def begin_draining(self) -> None:
+        """New connections are refused from now on."""
+        with self._lock:
+            self._is_draining = True
+
+    def note_probe(self, result: ProbeResult) -> None:
+        """A probe has ended."""
+        with self._lock:
+            self._probe = result
+
+    def report(self) -> HealthReport:
+        """How it is now."""
+        now_ns = self._clock.now_ns()
+        with self._lock:
+            probe, is_open = self._probe, self._is_serving and not self._is_draining
+            last_ns = self._serving_since_ns if probe is None else probe.ended_ns
+            is_probed = self._is_serving and not self._is_draining and self.probe_interval_s is not None
+        problems = list(self._problems_of_pool())
+        if probe is not None and probe.failure:
+            problems.append(f"self-probe: {probe.failure}")
+        if is_probed and (now_ns - last_ns) / NS_PER_S > self._probe_age_max_s():
+            problems.append(f"self-probe: none has ended for {(now_ns - last_ns) / NS_PER_S:.0f} s")
+        return HealthReport(
+            is_ready=is_open and not problems and not (is_probed and probe is None),
+            is_healthy=not problems,
+            problems=(*problems, *self._shortcomings_of_pool()),
+            probe_age_s=None if probe is None else max(0, now_ns - probe.ended_ns) / NS_PER_S,
+            probe_latency_s=None if probe is None else probe.latency_s,
+        )
+
+    def state(self) -> str:
+        """One word: starting, ready, degraded, draining or unhealthy."""
+        report = self.report()
+        if not report.is_healthy:
+            return "unhealthy"
+        with self._lock:
+            if self._is_draining or not report.is_ready:
+                return "draining" if self._is_draining else "starting"
+        return "degraded" if report.problems else "ready"
+
+    def _probe_age_max_s(self) -> float:
+        """Two intervals and a probe whose every step takes its whole time: more is a thread that has ended or hangs."""
+        assert self.probe_interval_s is not None
+        return 2 * self.probe_interval_s + STEPS_MAX * STEP_TIMEOUT_S
+
+
+def _probe_interval_s(watchdog_interval_s: float | None, kept_every_s: float | None) -> float | None:
+    if watchdog_interval_s is not None:
+        return min(watchdog_interval_s / PROBES_PER_WATCHDOG, kept_every_s or PROBE_INTERVAL_S)
+    return kept_every_s

@@ -1,0 +1,276 @@
+"""The daemon's test of itself: a put and a get through the path that engines use.
+
+A thread connects to the daemon's own socket as an engine of model `kvpool-probe`, maps arena and index, and from time to
+time: reserves a chunk under a fresh random key, writes bytes that derive from the key, commits them with checksums, looks
+the key up in the shared index, leases it, and compares bytes, checksums, place and generation. It never looks into the
+pool: what it sees is what an engine sees. Every step has STEP_TIMEOUT_S.
+
+A wrong byte, a wrong answer, no answer or a missing socket is a failure. "No room" is not: a pool whose every chunk is
+held, whose memory is still being faulted in, or whose connections are all in use answers as it should. Then the chunk of
+the last probe is read again instead, where it is still there.
+
+What it costs: a connection and one 1 KiB chunk, whose lease keeps the segment of its size class from being taken back and
+forth; the chunk before goes with each new one. Operators see them: one of `connections`, one of `leases` and `pins`, one
+of `chunks`, and `stored_chunks` and `flushed_chunks` rise by one with each probe. `flush` may take the chunk once its
+lease has ended (where `server.lease_ttl` is shorter than the interval), which is no failure.
+
+Threads: a Probe belongs to one thread; SelfProbe is that thread, owned by whoever made it.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import kvpool_native
+from kvpool.clock import NS_PER_S, Clock
+from kvpool.errors import KVPoolError, Refused
+from kvpool.layout import Layout
+from kvpool.protocol.blocking import BlockingConnection
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import staging as sm
+from kvpool.types import KEY_BYTES, SaveState
+
+PROBE_MODEL = "kvpool-probe"
+PROBE_LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=16)
+STEP_TIMEOUT_S = 2.0
+# The most round trips of one probe: connect, staging, release, and reserve, copy, commit, acquire for each attempt.
+STEPS_MAX = 15
+# A new chunk that nobody holds yet may be evicted, or flushed by an operator, before its lease: then once more.
+ATTEMPTS = 3
+# Answers that say the daemon is in use to its limits, not that it is broken.
+_NO_ROOM_CODES = {"busy", "full"}
+_NO_ROOM_STATES = {SaveState.FULL, SaveState.NOT_READY, SaveState.SHARE}
+
+
+class ProbeFailed(KVPoolError):
+    """A put and a get did not come back as they must."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """How one probe ended: `failure` is empty when it was good."""
+
+    failure: str
+    ended_ns: int
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    connection: BlockingConnection
+    arena: kvpool_native.Mapping
+    index: kvpool_native.IndexView
+    staging: kvpool_native.Mapping | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    key: bytes
+    payload: bytes
+    offset: int
+    generation: int
+
+
+class Probe:
+    """Puts and gets, one after the other, on one connection that is made anew after a failure.
+
+    Invariant: `_lease` is the lease on `_kept`, the chunk of the last good probe; 0 where there is none.
+    """
+
+    def __init__(self, path: str, discard: Callable[[bytes], None]) -> None:
+        """`discard` has the daemon drop the chunk of a key; it may be called from this thread and returns at once."""
+        self._path = path
+        self._discard = discard
+        self._session: _Session | None = None
+        self._kept: _Chunk | None = None
+        self._lease = 0
+
+    def __repr__(self) -> str:
+        return f"<Probe {'away' if self._session is None else 'connected'}, lease {self._lease}>"
+
+    def run(self) -> None:
+        """One put and get. Raises ProbeFailed; the next one begins with a new connection then."""
+        try:
+            _require(Path(self._path).is_socket(), f"{self._path} is gone: no engine can connect any more")
+            if self._session is None:
+                self._session = self._connect()
+            self._put_and_get(self._session)
+        except Refused as error:
+            self.close()
+            if error.code not in _NO_ROOM_CODES:
+                raise ProbeFailed(str(error)) from error
+        except (KVPoolError, OSError, ValueError, RuntimeError) as error:
+            self.close()
+            raise ProbeFailed(str(error)) from error
+
+    def close(self) -> None:
+        """End the connection, and with it the lease; the chunk goes too."""
+        if self._session is not None:
+            self._session.connection.close()
+            self._session = None
+        if self._kept is not None:
+            self._discard(self._kept.key)
+        self._kept, self._lease = None, 0
+
+    def _connect(self) -> _Session:
+        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, PROBE_MODEL, PROBE_LAYOUT.to_wire())
+        connection = BlockingConnection(self._path, hello, STEP_TIMEOUT_S)
+        welcome = connection.welcome
+        try:
+            _require(len(connection.fds) == 2, f"the welcome came with {len(connection.fds)} descriptors")
+            is_staged = welcome.staging_bytes > 0
+            arena = kvpool_native.Mapping.attach(connection.fds[0], welcome.arena_bytes, writable=not is_staged)
+            index = kvpool_native.Mapping.attach(connection.fds[1], welcome.index_bytes, writable=False)
+            view = kvpool_native.IndexView(index)
+            _require(view.epoch == welcome.epoch, "the index and the welcome name different epochs")
+            staging = _open_staging(connection) if is_staged else None
+        except BaseException:
+            connection.close()
+            raise
+        while connection.fds:
+            os.close(connection.fds.pop())
+        return _Session(connection, arena, view, staging)
+
+    def _put_and_get(self, session: _Session) -> None:
+        for _ in range(ATTEMPTS):
+            chunk = self._put(session)
+            if chunk is None:
+                if self._kept is not None:
+                    self._get(session, self._kept)
+                return
+            if self._get(session, chunk):
+                return
+        raise ProbeFailed(f"{ATTEMPTS} chunks were gone right after their commit")
+
+    def _put(self, session: _Session) -> _Chunk | None:
+        """A new chunk, committed. None where there is no room."""
+        key = os.urandom(KEY_BYTES)
+        payload = payload_of(key)
+        reserved = session.connection.call(m.Reserve(b"", key), m.Reserved)
+        _require(len(reserved.states) == 1, f"reserve of one chunk answered {len(reserved.states)} states")
+        state = SaveState(reserved.states[0])
+        if state in _NO_ROOM_STATES:
+            return None
+        _require(state == SaveState.RESERVED, f"reserve of a new chunk answered {state.name}")
+        chunk = _Chunk(key, payload, _first(reserved.offsets), _first(reserved.generations))
+        _require(session.index.covers(chunk.offset, PROBE_LAYOUT.layers), f"reserved offset {chunk.offset} is outside")
+        target, offset = (session.arena, chunk.offset) if session.staging is None else (session.staging, 0)
+        target.view()[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)
+        if session.staging is not None:
+            copy = sm.CopyStaged(reserved.reservation, 0, 1, 0, PROBE_LAYOUT.layers, offset)
+            session.connection.call(copy, m.Done)
+        committed = session.connection.call(m.Commit(reserved.reservation, _checksums(payload), b""), m.Committed)
+        _require(
+            committed.states == bytes([SaveState.STORED]),
+            f"commit answered {_names(committed.states)}, expected STORED",
+        )
+        return chunk
+
+    def _get(self, session: _Session, chunk: _Chunk) -> bool:
+        """Lease the chunk in place of the one kept so far, and compare everything. False where it is gone."""
+        is_found = session.index.lookup(chunk.key)[0] == 1
+        before, lease = self._kept, self._lease
+        self._kept, self._lease = chunk, 0
+        if lease:
+            session.connection.call(m.Release(lease), m.Done)
+        if before is not None and before.key != chunk.key:
+            self._discard(before.key)
+        leased = session.connection.call(m.Acquire(chunk.key), m.Leased)
+        if not leased.lease:
+            self._kept = None
+            return False
+        self._lease = leased.lease
+        _require(is_found, "lookup missed a chunk that could be leased")
+        _require(leased.chunks == 1, f"{leased.chunks} chunks were leased, expected 1")
+        self._compare(session, chunk, _first(leased.offsets), _first(leased.generations))
+        return True
+
+    def _compare(self, session: _Session, chunk: _Chunk, offset: int, generation: int) -> None:
+        _require(offset == chunk.offset, f"offset {offset} was leased, {chunk.offset} was reserved")
+        _require(generation == chunk.generation, f"generation {generation} was leased, {chunk.generation} was reserved")
+        found = session.arena.view()[offset : offset + len(chunk.payload)].tobytes()
+        _require(found == chunk.payload, f"bytes at offset {offset} are not those that were written")
+        stored = [session.index.checksum_at(offset, layer) for layer in range(PROBE_LAYOUT.layers)]
+        expected = np.frombuffer(_checksums(chunk.payload), "<u4").tolist()
+        _require(stored == expected, f"checksums at offset {offset} are {stored}, expected {expected}")
+        present = session.index.generation_at(offset)
+        _require(present == generation, f"generation at offset {offset} is {present}, expected {generation}")
+
+
+class SelfProbe:
+    """The thread that probes every `interval_s` until it is stopped, beginning at once."""
+
+    def __init__(
+        self, probe: Probe, *, interval_s: float, clock: Clock, on_result: Callable[[ProbeResult], None]
+    ) -> None:
+        """`on_result` is called on the thread, once for each probe."""
+        assert interval_s > 0
+        self._probe = probe
+        self._interval_s = interval_s
+        self._clock = clock
+        self._on_result = on_result
+        self._is_stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvpool-probe", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and its connection. Blocks for a probe under way: at most its steps' time. Idempotent."""
+        self._is_stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.closing(self._probe):
+            while not self._is_stopping.is_set():
+                self._on_result(self._result())
+                self._is_stopping.wait(self._interval_s)
+
+    def _result(self) -> ProbeResult:
+        started_ns = self._clock.now_ns()
+        failure = ""
+        try:
+            self._probe.run()
+        except ProbeFailed as error:
+            failure = str(error)
+        ended_ns = self._clock.now_ns()
+        return ProbeResult(failure, ended_ns, (ended_ns - started_ns) / NS_PER_S)
+
+
+def payload_of(key: bytes) -> bytes:
+    """The bytes that a probe's chunk with this key must have: BLAKE3 of key and position."""
+    size = PROBE_LAYOUT.chunk_bytes
+    blocks = (kvpool_native.blake3(key + position.to_bytes(4, "little")) for position in range(-(-size // 32)))
+    return b"".join(blocks)[:size]
+
+
+def _open_staging(connection: BlockingConnection) -> kvpool_native.Mapping:
+    answer, fd = connection.call_for_descriptor(sm.OpenStaging(), sm.Staging)
+    try:
+        return kvpool_native.Mapping.attach(fd, answer.staging_bytes, writable=True)
+    finally:
+        os.close(fd)
+
+
+def _checksums(payload: bytes) -> bytes:
+    size = PROBE_LAYOUT.layer_bytes
+    layers = (payload[layer * size : (layer + 1) * size] for layer in range(PROBE_LAYOUT.layers))
+    return b"".join(kvpool_native.crc32c(layer).to_bytes(4, "little") for layer in layers)
+
+
+def _first(column: bytes) -> int:
+    if len(column) != 8:
+        raise ProbeFailed(f"a column for one chunk has {len(column)} bytes, expected 8")
+    return int.from_bytes(column, "little")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ProbeFailed(otherwise)
+
+
+def _names(states: bytes) -> str:
+    return ", ".join(SaveState(state).name for state in states)

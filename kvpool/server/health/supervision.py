@@ -1,0 +1,112 @@
+"""Who is told how the daemon is: the service manager, the log, operators.
+
+Joins health, the self-probe and the service manager, which know nothing of each other. The manager hears WATCHDOG=1 only
+right after a good probe of a daemon without problems: a daemon that hangs, answers wrongly or has lost a thread is
+restarted by it. A change between healthy, degraded and unhealthy is logged once.
+
+Threads: the control thread, but for `_on_probe`, on the probe's thread, which owns `_was` (unhealthy, degraded or empty).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kvpool.clock import Clock
+from kvpool.server.health.health import Health
+from kvpool.server.health.probe import Probe, ProbeResult, SelfProbe
+from kvpool.server.health.systemd import ServiceManager
+
+log = logging.getLogger(__name__)
+
+# A service manager that hears nothing for so long while the daemon stops may end it.
+EXTENDED_S = 30.0
+
+
+class Supervision:
+    """What is said about one daemon's life."""
+
+    def __init__(self, manager: ServiceManager, health: Health, clock: Clock) -> None:
+        self._manager = manager
+        self._health = health
+        self._clock = clock
+        self._probe: SelfProbe | None = None
+        self._status = ""
+        self._is_draining = False
+        self._was = ""
+
+    def begin_serving(self, path: str, status: str, discard: Callable[[bytes], None]) -> None:
+        """The socket at `path` is there. `discard` drops the chunk of a key and belongs on the control thread."""
+        loop = asyncio.get_running_loop()
+
+        def discard_later(key: bytes) -> None:
+            loop.call_soon_threadsafe(discard, key)
+
+        self._status = status
+        self._health.begin_serving()
+        self._manager.ready(status)
+        if self._health.probe_interval_s is not None:
+            self._probe = SelfProbe(
+                Probe(path, discard_later),
+                interval_s=self._health.probe_interval_s,
+                clock=self._clock,
+                on_result=self._on_probe,
+            )
+
+    def note_reloading(self, *, is_running: bool) -> None:
+        """The configuration is being read again, or was read or refused. A daemon that stops says nothing of it."""
+        if self._is_draining:
+            return
+        if is_running:
+            self._manager.reloading(self._clock.now_ns())
+        else:
+            self._manager.reloaded()
+
+    def begin_draining(self) -> None:
+        """The daemon has been told to stop."""
+        self._status = "draining: saves under way may still be committed, DRAM is written down"
+        self._is_draining = True
+        self._health.begin_draining()
+        self._manager.stopping(self._status)
+
+    def go_on_draining(self) -> None:
+        """The daemon is still writing down."""
+        self._manager.extend(EXTENDED_S)
+
+    async def end(self) -> None:
+        """End the probe, while its connection is still served."""
+        if self._probe is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._probe.stop)
+
+    def describe_probing(self) -> str:
+        """Part of the daemon's ready line."""
+        interval_s = self._health.probe_interval_s
+        return "self-probe off" if interval_s is None else f"self-probe every {interval_s:g} s"
+
+    def info(self) -> dict[str, Any]:
+        """What operators are told."""
+        report = self._health.report()
+        return {
+            "health": self._health.state(),
+            "problems": list(report.problems),
+            "probe_age_s": report.probe_age_s,
+            "probe_latency_s": report.probe_latency_s,
+        }
+
+    def _on_probe(self, result: ProbeResult) -> None:
+        self._health.note_probe(result)
+        report = self._health.report()
+        if report.is_healthy:
+            self._manager.alive()
+        word = "unhealthy" if not report.is_healthy else "degraded" if report.problems else ""
+        if word != self._was:
+            self._was = word
+            self._tell_change(word, "; ".join(report.problems))
+
+    def _tell_change(self, word: str, problems: str) -> None:
+        if word:
+            log.error("%s: %s", word, problems)
+            self._manager.status(f"{word}: {problems}")
+        else:
+            log.info("healthy again")
+            self._manager.status(self._status)

@@ -1,0 +1,1 @@
+"""The daemon's metrics: measurements, definitions, Prometheus over HTTP."""

@@ -1,0 +1,394 @@
+"""Every metric that kvpoold exports: its name, type, unit, labels and meaning, and where its values are in a Snapshot.
+
+The collector and `docs/metrics.md` are both made from this table. Names never change their meaning. Label sets are bounded:
+models by `traffic.MODELS_MAX`, size classes by the arena's 64, all others by their enums.
+
+Counters are named here without the `_total` that their samples end in. Pure functions; any thread.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from kvpool.clock import NS_PER_S
+from kvpool.server.metrics.measurements import Snapshot
+from kvpool.server.metrics.request_times import BOUNDS_NS
+from kvpool.tiering.admission import DECLINED, Admitted
+from kvpool.types import Level, TrafficCounts
+
+
+class Kind(Enum):
+    """A metric's type in the exposition formats."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts by bucket, not cumulated: one for each of `bounds`, and one for what lies above the last."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
+Value = float | Histogram
+# A value, or a value for each combination of labels.
+Values = float | Mapping[tuple[str, ...], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. `read` gives its values; those of a metric without labels, a number or nothing at all."""
+
+    name: str
+    kind: Kind
+    help: str
+    read: Callable[[Snapshot], Values | Histogram | None]
+    unit: str = ""
+    labels: tuple[str, ...] = ()
+
+
+def _counter(name: str, help: str, read: Callable[[Snapshot], Values | None], unit: str = "", *labels: str) -> Metric:
+    return Metric(name, Kind.COUNTER, help, read, unit, labels)
+
+
+def _gauge(name: str, help: str, read: Callable[[Snapshot], Values | None], unit: str = "", *labels: str) -> Metric:
+    return Metric(name, Kind.GAUGE, help, read, unit, labels)
+
+
+def _index(key: str) -> Callable[[Snapshot], float]:
+    return lambda now: now.pool.index[key]
+
+
+def _server(key: str) -> Callable[[Snapshot], float]:
+    return lambda now: now.pool.server[key]
+
+
+def _events(key: str) -> Callable[[Snapshot], float | None]:
+    """Absent where nothing is published and the number is about that."""
+
+    def read(now: Snapshot) -> float | None:
+        return now.pool.events.get(key)
+
+    return read
+
+
+def _refused_by_publisher(now: Snapshot) -> Iterable[tuple[str, float]]:
+    names = {"no_key": "events.refused_clients", "no_request": "events.bad_requests", "unread": "events.unsent_replays"}
+    return ((reason, now.pool.events[name]) for reason, name in names.items() if name in now.pool.events)
+
+
+def _directory(key: str) -> Callable[[Snapshot], float]:
+    return lambda now: float(now.pool.directory[key])
+
+
+def _ssd(key: str) -> Callable[[Snapshot], float | None]:
+    """Absent where there is no SSD tier."""
+
+    def read(now: Snapshot) -> float | None:
+        return float(now.pool.ssd[key]) if now.pool.ssd else None
+
+    return read
+
+
+def _ssd_by(**keys: str) -> Callable[[Snapshot], Values]:
+    """A value for each word, from the key that stands for it; absent where there is no SSD tier."""
+    return lambda now: {(value,): float(now.pool.ssd[key]) for value, key in keys.items() if now.pool.ssd}
+
+
+def _ssd_state(now: Snapshot) -> Values:
+    states = ("starting", "ok", "readonly", "offline") if now.pool.ssd else ()
+    return {(state,): float(now.pool.ssd["ssd.state"] == state) for state in states}
+
+
+def _ssd_admission(now: Snapshot) -> Values:
+    words = [step.word for step in Admitted] if now.pool.ssd else []
+    return {(word,): float(now.pool.ssd["ssd.admission"] == word) for word in words}
+
+
+def _by_model(read: Callable[[TrafficCounts], float]) -> Callable[[Snapshot], Values]:
+    return lambda now: {(model,): read(counts) for model, counts in now.pool.models.items()}
+
+
+def _by_tier(read: Callable[[TrafficCounts], tuple[int, ...]]) -> Callable[[Snapshot], Values]:
+    """DRAM always, other tiers from their first use on."""
+    return lambda now: {
+        (model, level.name.lower()): read(counts)[level]
+        for model, counts in now.pool.models.items()
+        for level in Level
+        if level is Level.DRAM or read(counts)[level]
+    }
+
+
+def _labelled(read: Callable[[Snapshot], Iterable[tuple[str, float]]]) -> Callable[[Snapshot], Values]:
+    return lambda now: {(label,): value for label, value in read(now)}
+
+
+def _removed(now: Snapshot) -> Iterable[tuple[str, float]]:
+    names = {
+        "own_class": "evicted_own_class",
+        "other_class": "evicted_other_class",
+        "index_full": "evicted_index_full",
+        "flush": "flushed_chunks",
+        "corrupt": "dropped_chunks",
+    }
+    return ((reason, now.pool.directory[name]) for reason, name in names.items())
+
+
+def _declined(now: Snapshot) -> Iterable[tuple[str, float]]:
+    for reason in ("pending", "no_parent", "full", "not_ready", "foreign", "share"):
+        yield reason, now.pool.directory[f"answered_{reason}"]
+    yield from now.pool.failures.declined_chunks.items()
+
+
+def _segments(now: Snapshot) -> Iterable[tuple[str, float]]:
+    counts = now.pool.directory
+    yield "free", counts["free_segments"]
+    yield "lent", counts["ready_segments"] - counts["free_segments"]
+    yield "not_ready", counts["segments"] - counts["ready_segments"]
+
+
+def _dram_classes(now: Snapshot) -> Iterable[Mapping[str, int]]:
+    classes: Iterable[Mapping[str, int]] = now.pool.directory["classes"]
+    return classes
+
+
+def _slots(
+    unit: Callable[[Mapping[str, Any]], int], classes: Callable[[Snapshot], Iterable[Mapping[str, int]]] = _dram_classes
+) -> Callable[[Snapshot], Values]:
+    """Used and free slots of each size class; a class is named `<chunk bytes>x<layers>`."""
+    return lambda now: {
+        (f"{row['chunk_bytes']}x{row['layers']}", state): slots * unit(row)
+        for row in classes(now)
+        for state, slots in (("used", row["slots_used"]), ("free", row["slots"] - row["slots_used"]))
+    }
+
+
+def _log2_seconds(key: str) -> Callable[[Snapshot], Histogram]:
+    def read(now: Snapshot) -> Histogram:
+        counts, sum_s = now.pool.directory[key]
+        return Histogram(tuple(float(1 << power) for power in range(len(counts) - 1)), tuple(counts), sum_s)
+
+    return read
+
+
+def _durations(now: Snapshot) -> Values:
+    bounds = tuple(bound / NS_PER_S for bound in BOUNDS_NS)
+    return {(verb,): Histogram(bounds, times.counts, times.sum_ns / NS_PER_S) for verb, times in now.verbs.items()}
+
+
+def _build(now: Snapshot) -> Values:
+    return {tuple(now.build[label] for label in BUILD_LABELS): 1.0}
+
+
+BUILD_LABELS = ("version", "checksum", "key_hash")
+PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds")
+
+SECTIONS: dict[str, tuple[Metric, ...]] = {
+    "What engines asked and got": (
+        _counter("kvpool_lookups", "Lookups in the shared index.", _by_model(lambda c: c.lookups), "", "model"),
+        _counter("kvpool_lookup_tokens", "Tokens looked up, in full chunks.",
+                 _by_model(lambda c: c.lookup_tokens), "tokens", "model"),
+        _counter("kvpool_hit_tokens", "Tokens looked up that were there, by the fastest tier that has them.",
+                 _by_tier(lambda c: c.hit_tokens), "tokens", "model", "tier"),
+        _counter("kvpool_hit_bytes", "Bytes of the chunks looked up that were there.",
+                 _by_tier(lambda c: c.hit_bytes), "bytes", "model", "tier"),
+        _counter("kvpool_missed_tokens", "Tokens looked up that no tier had.",
+                 _by_model(lambda c: c.missed_tokens), "tokens", "model"),
+        _counter("kvpool_missed_bytes", "Bytes of the chunks looked up that no tier had.",
+                 _by_model(lambda c: c.missed_bytes), "bytes", "model"),
+        _counter("kvpool_loads", "Loads that ended, whole or shorter.", _by_model(lambda c: c.loads), "", "model"),
+        _counter("kvpool_loaded_tokens", "Tokens whose KV was verified in engine memory, by the tier at acquire.",
+                 _by_tier(lambda c: c.loaded_tokens), "tokens", "model", "tier"),
+        _counter("kvpool_loaded_bytes", "Bytes of the chunks loaded.",
+                 _by_tier(lambda c: c.loaded_bytes), "bytes", "model", "tier"),
+        _counter("kvpool_load_failures", "Loads that ended before their last chunk, by reason.",
+                 _labelled(lambda now: now.pool.failures.failed_loads.items()), "", "reason"),
+        _counter("kvpool_saved_chunks", "Chunks committed.", _by_model(lambda c: c.stored_chunks), "chunks", "model"),
+        _counter("kvpool_saved_tokens", "Tokens of the chunks committed.",
+                 _by_model(lambda c: c.stored_tokens), "tokens", "model"),
+        _counter("kvpool_saved_bytes", "Bytes of the chunks committed.",
+                 _by_model(lambda c: c.stored_bytes), "bytes", "model"),
+        _counter("kvpool_usage_reports", "Reports that clients sent of their lookups and loads.",
+                 lambda now: now.pool.failures.usage_reports),
+        _counter("kvpool_usage_clamped_values", "Values in such reports that were too large to believe, and were cut.",
+                 lambda now: now.pool.failures.clamped_values),
+    ),
+    "Chunks": (
+        _gauge("kvpool_chunks", "Chunks that can be loaded.", _directory("chunks"), "chunks"),
+        _gauge("kvpool_writing_chunks", "Chunks reserved and not yet committed.", _directory("writing"), "chunks"),
+        _gauge("kvpool_held_chunks", "Chunks that leases, tickets, saves or checks keep from eviction.",
+               _directory("held"), "chunks"),
+        _counter("kvpool_removed_chunks", "Chunks that left the pool, by reason: evicted for a newer chunk of the same size "
+                 "(own_class), for another size class (other_class), for want of index entries (index_full); flushed by "
+                 "order (flush); found bad, or behind one (corrupt).", _labelled(_removed), "chunks", "reason"),
+        _counter("kvpool_declined_chunks", "Chunks of saves that were not taken, by reason; disconnected, timeout, "
+                 "too_long and aborted are what clients report.", _labelled(_declined), "chunks", "reason"),
+        _counter("kvpool_present_chunks", "Chunks offered for saving that were there already.",
+                 _directory("answered_present"), "chunks"),
+        _counter("kvpool_aborted_chunks", "Chunks reserved and given up.", _directory("aborted_chunks"), "chunks"),
+        _gauge("kvpool_kept_chunks", "Chunks in DRAM kept above the default priority, and what precedes them.",
+               _directory("kept_chunks"), "chunks"),
+        _gauge("kvpool_dram_kept_bytes", "Bytes of those chunks.", _directory("kept_bytes"), "bytes"),
+        _counter("kvpool_retention_clipped_chunks", "Chunks that were to be kept above the default priority and are not, "
+                 "because dram.retained_share is used up.", _directory("clipped_chunks"), "chunks"),
+        _counter("kvpool_retention_lapsed_chunks", "Chunks whose priority fell back to the default when their time was over.",
+                 _directory("lapsed_chunks"), "chunks"),
+        _gauge("kvpool_eviction_by_age", "1 while the oldest chunk goes first, 0 while the one that promises least does.",
+               _directory("policy_by_age")),
+        Metric("kvpool_reuse_gap_seconds", Kind.HISTOGRAM, "For each chunk acquired, the time since its last access; 0 "
+               "while it is in use.", _log2_seconds("reuse_gaps"), "seconds"),
+        Metric("kvpool_chunk_lifetime_seconds", Kind.HISTOGRAM, "For each chunk evicted, the time since it was stored. "
+               "Where reuse gaps reach as far as lifetimes, more memory means more hits.",
+               _log2_seconds("lifetimes"), "seconds"),
+    ),
+    "Integrity": (
+        _counter("kvpool_checksum_failures", "Chunks whose bytes did not match their checksums, dropped.",
+                 _index("checksum_failures")),
+        _counter("kvpool_corrupt_reports", "Reports of such chunks by clients.", _index("corrupt_reports")),
+        _counter("kvpool_verified_chunks", "Chunks that kvpoolctl check --deep and verify had read, in every tier.",
+                 _index("verified_chunks"), "chunks"),
+    ),
+    "Holders": (
+        _gauge("kvpool_leases", "Leases that live.", _index("leases"), "leases"),
+        _gauge("kvpool_tickets", "Tickets that can be claimed.", _index("tickets"), "tickets"),
+        _gauge("kvpool_announced_bytes", "Bytes of DRAM kept for chunks that engines have announced.",
+               _index("announced_bytes"), "bytes"),
+        _counter("kvpool_announced_chunks", "Chunks that were announced and taken.", _index("announced_chunks"), "chunks"),
+        _counter("kvpool_announcements_clipped_chunks", "Chunks that were announced beyond dram.announced_share.",
+                 _index("announced_chunks_clipped"), "chunks"),
+        _gauge("kvpool_reservations", "Saves under way, expired ones of unheard-of writers included.",
+               _index("reservations"), "reservations"),
+        _counter("kvpool_expired_leases", "Leases ended because nobody used them.", _index("expired_leases"), "leases"),
+        _gauge("kvpool_staging_bytes", "Staging memory of connections that save by copy.",
+               _index("staging_bytes"), "bytes"),
+        _counter("kvpool_expired_reservations", "Saves that took too long.",
+                 _index("expired_reservations"), "reservations"),
+        _gauge("kvpool_namespaces", "Models and layouts, by rank, seen since the start.",
+               _index("namespaces"), "namespaces"),
+    ),
+    "Memory": (
+        _gauge("kvpool_dram_capacity_bytes", "Payload that the DRAM tier may hold.",
+               lambda now: now.pool.capacity_bytes, "bytes"),
+        _gauge("kvpool_dram_used_bytes", "Payload of all slots in use.", _directory("used_bytes"), "bytes"),
+        _gauge("kvpool_dram_idle_bytes", "Payload that may be evicted.", _directory("idle_bytes"), "bytes"),
+        _gauge("kvpool_dram_resident_bytes", "Arena faulted in.", lambda now: now.pool.resident_bytes, "bytes"),
+        _gauge("kvpool_dram_huge_bytes", "Arena in huge pages.", lambda now: now.pool.huge_bytes, "bytes"),
+        _gauge("kvpool_dram_settling", "1 while the arena is being faulted in or collapsed.",
+               lambda now: float(now.pool.is_settling)),
+        _gauge("kvpool_slots", "Slots lent to each size class, named by chunk bytes and layers.",
+               _slots(lambda _: 1), "slots", "size_class", "state"),
+        _gauge("kvpool_slot_bytes", "Memory of those slots.",
+               _slots(lambda row: int(row["slot_bytes"])), "bytes", "size_class", "state"),
+        _gauge("kvpool_zombie_slots", "Slots that wait for a writer whose time was over.", _directory("zombies"), "slots"),
+        _gauge("kvpool_segments", "Segments of the arena.", _labelled(_segments), "segments", "state"),
+    ),
+    "SSD tier (where there is one)": (
+        _gauge("kvpool_ssd_state", "1 for the state the tier is in, 0 for the others.", _ssd_state, "", "state"),
+        _gauge("kvpool_ssd_chunks", "Chunks that can be read from it.", _ssd("ssd.chunks"), "chunks"),
+        _gauge("kvpool_ssd_used_bytes", "Bytes of its slots in use.", _ssd("ssd.used_bytes"), "bytes"),
+        _gauge("kvpool_ssd_capacity_bytes", "Bytes of its segment files.", _ssd("ssd.capacity_bytes"), "bytes"),
+        _gauge("kvpool_ssd_slots", "Slots lent to each size class in its files, named by chunk bytes and layers.",
+               _slots(lambda _: 1, lambda now: now.pool.ssd_classes), "slots", "size_class", "state"),
+        _counter("kvpool_ssd_demoted_chunks", "Chunks written to it.", _ssd("demoted_chunks"), "chunks"),
+        _counter("kvpool_ssd_promoted_chunks", "Chunks read back from it.", _ssd("promoted_chunks"), "chunks"),
+        _counter("kvpool_ssd_failed_chunks", "Chunks that could not be written to it (demotion) or read back (promotion).",
+                 _ssd_by(demotion="demotions_failed", promotion="promotions_failed"), "chunks", "direction"),
+        _counter("kvpool_ssd_evicted_chunks", "Chunks that gave way in it to newer ones.",
+                 _ssd("ssd.evicted_chunks"), "chunks"),
+        _counter("kvpool_ssd_read_bytes", "Bytes read from it.", _ssd("ssd.read_bytes"), "bytes"),
+        _counter("kvpool_ssd_written_bytes", "Bytes written to it; beside bytes read, what its wear buys.",
+                 _ssd("ssd.written_bytes"), "bytes"),
+        _gauge("kvpool_ssd_write_budget_left_bytes", "Bytes that the day's budget leaves to be written now; 0 without one.",
+               _ssd("ssd.budget_left_bytes"), "bytes"),
+        _gauge("kvpool_ssd_admission", "1 for what is written now, 0 for the rest: all, what is likely to be used again, what "
+               "was used again, nothing.", _ssd_admission, "", "admitted"),
+        _counter("kvpool_ssd_admission_tightenings", "How often less was written from then on, because the budget was low.",
+                 _ssd("ssd.admission_tightened")),
+        _counter("kvpool_ssd_declined_chunks", "Chunks that were not written to it and have left DRAM since: too unlikely to "
+                 "be used again, used once, no budget, written before and not used since, not taken in time.",
+                 _ssd_by(**{reason: f"ssd.declined_{reason}" for reason in DECLINED}), "chunks", "reason"),
+        _counter("kvpool_ssd_lost_chunks", "Chunks forgotten because a failed sync had covered them.",
+                 _ssd("ssd.lost_chunks"), "chunks"),
+        _counter("kvpool_ssd_checkpoints", "Checkpoints of the catalogue.", _ssd("ssd.checkpoints")),
+        _counter("kvpool_ssd_io_errors", "Reads and writes that failed.", _ssd("ssd.io_errors")),
+        _gauge("kvpool_ssd_unanswered_seconds", "For how long the disk has left a read or a write unanswered; 0 where there "
+               "is none.", _ssd("ssd.unanswered_s"), "seconds"),
+        _counter("kvpool_ssd_corrupt_chunks", "Chunks whose slot was not theirs or did not fit its checksums.",
+                 _ssd("ssd.corrupt_chunks"), "chunks"),
+        _counter("kvpool_ssd_read_back_chunks", "Chunks read back after they were written, before anybody was told.",
+                 _ssd("ssd.read_back_chunks"), "chunks"),
+        _counter("kvpool_ssd_bad_writes", "Chunks that were read back other than they had been written.",
+                 _ssd("ssd.bad_writes")),
+        _gauge("kvpool_ssd_io_distrusted", "1 once what was read or written has differed from itself: plain calls alone, and "
+               "all that is written is read back.", _ssd("ssd.io_distrusted")),
+        _gauge("kvpool_ssd_waiting_jobs", "Jobs that wait for it: reads for engines, writes, checks, rows of its catalogue.",
+               _ssd_by(reads="ssd.waiting_reads", writes="ssd.waiting_writes", checks="ssd.waiting_checks",
+                       catalogue="ssd.catalogue_waiting"), "jobs", "queue"),
+        _counter("kvpool_ssd_dropped_rows", "Rows that its catalogue had no room for: their chunks are not found after a "
+                 "restart.", _ssd("ssd.catalogue_dropped")),
+    ),
+    "Connections and requests": (
+        _gauge("kvpool_connections", "Open connections.",
+               _labelled(lambda now: now.connections.items()), "connections", "role"),
+        _counter("kvpool_accepted_connections", "Connections taken.", _server("connections_accepted"), "connections"),
+        _counter("kvpool_refused_connections", "Connections refused before their first request.",
+                 _server("connections_refused"), "connections"),
+        _counter("kvpool_protocol_errors", "Connections ended for bytes that were no frame.", _server("protocol_errors")),
+        Metric("kvpool_request_duration_seconds", Kind.HISTOGRAM, "Time from a request's dispatch to its answer, waits "
+               "included.", _durations, "seconds", ("verb",)),
+        _counter("kvpool_request_refusals", "Requests that were refused with a reason.",
+                 _labelled(lambda now: ((verb, times.refused) for verb, times in now.verbs.items())), "", "verb"),
+        _counter("kvpool_request_failures", "Requests that ended in an error nobody expected; the log has it.",
+                 _labelled(lambda now: ((verb, times.failed) for verb, times in now.verbs.items())), "", "verb"),
+        _gauge("kvpool_transfer_waiting_jobs", "Jobs that wait for a transfer thread.", _server("transfer_waiting"), "jobs"),
+    ),
+    "Events": (
+        _counter("kvpool_written_events", "Events of chunks stored, removed and moved.", _events("events.written"), "events"),
+        _counter("kvpool_dropped_events", "Events forgotten because the buffer was full or a gap had made them useless.",
+                 _events("events.dropped"), "events"),
+        _counter("kvpool_event_gaps", "Times at which more happened than events could tell.", _events("events.gaps")),
+        _gauge("kvpool_events_kept_bytes", "Memory of the events that can be read.", _events("events.kept_bytes"), "bytes"),
+        _counter("kvpool_published_events", "Events published to routers (with events.publish).",
+                 _events("events.published"), "events"),
+        _counter("kvpool_published_event_messages", "Messages that carried them.",
+                 _events("events.published_messages"), "messages"),
+        _counter("kvpool_replayed_event_messages", "Messages handed out again (with events.replay).",
+                 _events("events.replayed_messages"), "messages"),
+        _counter("kvpool_event_resyncs", "Times at which everything was told to routers anew, after a gap.",
+                 _events("events.resyncs")),
+        _counter("kvpool_event_publish_errors", "Errors of the publisher that nobody expected; the log has the first.",
+                 _events("events.publish_errors")),
+        _counter("kvpool_event_refusals", "Routers without a known key, requests at replay that were none, and replays "
+                 "that nobody read to their end.", _labelled(_refused_by_publisher), "", "reason"),
+    ),
+    "Health": (
+        _gauge("kvpool_ready", "1 while requests are served.", lambda now: float(now.health.is_ready)),
+        _gauge("kvpool_healthy", "1 while /healthz answers 200.", lambda now: float(now.health.is_healthy)),
+        _gauge("kvpool_probe_age_seconds", "Time since the last self-probe ended; absent without one.",
+               lambda now: now.health.probe_age_s, "seconds"),
+        _gauge("kvpool_probe_latency_seconds", "How long the last self-probe took; absent without one.",
+               lambda now: now.health.probe_latency_s, "seconds"),
+        _gauge("kvpool_uptime_seconds", "Time since the daemon's start.", _server("uptime_s"), "seconds"),
+        Metric("kvpool_build", Kind.INFO, "Version of the daemon, and the code paths chosen for this processor.", _build,
+               labels=BUILD_LABELS),
+    ),
+}  # fmt: skip
+
+METRICS: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)
+
+
+def sample_names(metric: Metric) -> tuple[str, ...]:
+    """The names of a metric's samples: what a query may ask for."""
+    suffixes = {
+        Kind.COUNTER: ("_total",),
+        Kind.GAUGE: ("",),
+        Kind.HISTOGRAM: ("_bucket", "_sum", "_count"),
+        Kind.INFO: ("_info",),
+    }
+    return tuple(metric.name + suffix for suffix in suffixes[metric.kind])

@@ -1,0 +1,1 @@
+"""Moves between neighbouring tiers: promotions, demotions, admission, restore."""

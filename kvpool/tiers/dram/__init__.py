@@ -1,0 +1,1 @@
+"""The DRAM tier: an arena in shared memory."""

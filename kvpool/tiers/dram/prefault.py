@@ -1,0 +1,64 @@
+"""Background threads that give a DRAM tier its pages.
+
+The first segment is faulted in before the daemon serves, so that a save can be taken at once; the rest follow, and each
+is reported as soon as it may be handed out. Huge pages are made last, in a second round. Threads end when all is done or
+`stop` is called.
+
+Owner: the control thread starts and stops it. `on_ready` is called on a pre-fault thread, once for each segment.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kvpool.tiers.dram.tier import DramTier
+
+log = logging.getLogger(__name__)
+
+
+class Prefault:
+    """The pre-fault threads of one tier. Invariant: each segment is reported at most once.
+
+    `failure`: why a thread ended before all was done, empty while none has.
+    """
+
+    def __init__(self, tier: DramTier, threads: int, on_ready: Callable[[int], None]) -> None:
+        assert threads > 0
+        self._tier = tier
+        self._on_ready = on_ready
+        self.failure = ""
+        self._is_stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"kvpool-prefault-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a thread is still at it."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def stop(self) -> None:
+        """End after the segments under way. Idempotent."""
+        self._is_stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping.is_set():
+                segment = self._tier.prefault_next()
+                if segment is None:
+                    break
+                self._on_ready(segment)
+            while not self._is_stopping.is_set() and self._tier.collapse_next() is not None:
+                pass
+        except OSError as error:
+            # Out of memory: what has been faulted in is served, the rest is never handed out.
+            self.failure = str(error)
+            log.error("pre-faulting the arena ends early: %s", error)
+        except BaseException as error:
+            self.failure = repr(error)
+            raise

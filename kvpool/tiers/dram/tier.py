@@ -1,0 +1,187 @@
+"""The DRAM tier: the arena's and the index's shared memory, and how it gets its pages.
+
+The daemon makes both memfds, seals them against resizing, and seals the index against writing by anybody else; engines
+map the index read-only and the arena as the write mode has it. Pages are faulted in by background threads, segment by
+segment, because a save into untouched memory runs at a fifth of the speed and a large arena must not delay the start. Huge
+pages are tried in a chain: hugetlb if configured, MADV_COLLAPSE, 4 KiB pages; `pages` says what is in use.
+
+It knows slots and chunks only as bytes: which chunk is where is the native directory's business.
+Threads: `prefault_next` and `collapse_next` from any thread; the rest from the control thread.
+"""
+
+import errno
+import fcntl
+import itertools
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import kvpool_native
+from kvpool import failpoint
+from kvpool.config.config import DramConfig
+from kvpool.errors import LayoutMismatch
+from kvpool.tiers.dram import numa as numa_nodes
+from kvpool.tiers.dram.memory_room import check_memory, free_huge_bytes
+from kvpool.types import PAGE_BYTES
+
+log = logging.getLogger(__name__)
+
+HUGE_PAGE_BYTES = 2 << 20
+SEGMENTS_MIN = 8
+NOT_COLLAPSED = (
+    "dram.huge_pages is collapse, and the kernel made no huge pages of a part of the arena: 4 KiB pages serve there"
+)
+CHUNK_BYTES_TYPICAL_MIN = 32 << 10
+CHUNKS_SMALL_ARENA = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class PageUse:
+    """How the arena's memory is backed: `mode` in hugetlb | collapse | base, bytes in huge pages, bytes faulted in.
+
+    `is_settling`: background threads are still at work on it. `shortfall`: why there are fewer huge pages than were asked for.
+    """
+
+    mode: str
+    huge_bytes: int
+    resident_bytes: int
+    is_settling: bool
+    shortfall: str
+
+
+class DramTier:
+    """The arena and the index of one daemon.
+
+    Invariant: `_populated` and `_collapsed` hand each segment to exactly one thread.
+    """
+
+    def __init__(
+        self, geometry: kvpool_native.DirectoryGeometry, *, huge_pages: str, numa: str = numa_nodes.DEFAULT
+    ) -> None:
+        """Raises MemoryError or OSError when the memory cannot be had, ConfigError for a NUMA node that there is not."""
+        self.geometry = geometry
+        self._huge_pages = huge_pages
+        self._lock = threading.Lock()
+        self._populated = itertools.count()  # guarded by _lock
+        self._collapsed = itertools.count()  # guarded by _lock
+        self._huge_bytes = 0  # guarded by _lock
+        self._resident_bytes = 0  # guarded by _lock
+        self.arena, self._mode, self._shortfall = _create_arena(geometry.arena_bytes, huge_pages)
+        if self._shortfall:
+            log.warning("%s", self._shortfall)
+        numa_nodes.place_arena(self.arena, numa)
+        self.index = kvpool_native.Mapping.create("kvpool-index", geometry.index_bytes)
+
+    def __repr__(self) -> str:
+        use = self.page_use()
+        return f"<DramTier {use.resident_bytes}/{self.geometry.arena_bytes} bytes resident, {use.mode}>"
+
+    def seal(self, *, is_arena_read_only: bool) -> None:
+        """Take from everybody but this process the means to write the index and, where it is so wanted, the arena; and to
+        seal the arena: an engine could seal it against writing, and no other engine could map it any more. Called once,
+        after the index is laid out.
+        """
+        self.index.seal_read_only()
+        if is_arena_read_only:
+            self.arena.seal_read_only()
+            return
+        fcntl.fcntl(self.arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+
+    def prefault_next(self) -> int | None:
+        """Give the next segment its pages; its number, or None when all have been taken. Blocks for the time it takes."""
+        segment = self._take(self._populated)
+        if segment is not None:
+            size = self.geometry.segment_bytes
+            failpoint.reach("daemon.prefault.segment")
+            self.arena.populate(segment * size, size)
+            with self._lock:
+                self._resident_bytes += size
+                self._huge_bytes += size if self._mode == "hugetlb" else 0
+        return segment
+
+    def collapse_next(self) -> int | None:
+        """Turn the next segment's pages into huge ones, if that is wanted and possible; None when all have been taken.
+
+        Its bytes may be in use meanwhile. Blocks for the time it takes: 1.5 s of CPU for each GiB, measured.
+        """
+        segment = self._take(self._collapsed) if self._mode == "collapse" else None
+        if segment is None:
+            return None
+        size = self.geometry.segment_bytes
+        is_huge = self.arena.collapse(segment * size, size)
+        with self._lock:
+            self._huge_bytes += size if is_huge else 0
+            is_first = not is_huge and not self._shortfall and self._huge_pages != "auto"
+            if is_first:
+                self._shortfall = NOT_COLLAPSED
+        if is_first:
+            log.warning("%s", NOT_COLLAPSED)
+        return segment
+
+    def page_use(self, *, is_settling: bool = False) -> PageUse:
+        """What backs the arena now; mode `collapse` from the first segment that has huge pages on."""
+        with self._lock:
+            mode = "base" if self._mode == "collapse" and not self._huge_bytes else self._mode
+            return PageUse(mode, self._huge_bytes, self._resident_bytes, is_settling, self._shortfall)
+
+    def _take(self, segments: "itertools.count[int]") -> int | None:
+        with self._lock:
+            segment = next(segments)
+        return segment if segment < self.geometry.segments else None
+
+
+def plan_geometry(
+    capacity: int, segment: int, max_chunks: int, further_entries: int = 0
+) -> kvpool_native.DirectoryGeometry:
+    """The sizes of arena and index for `capacity` payload bytes.
+
+    A small arena is cut in at least eight segments, so that several size classes find a place; large segments are whole
+    huge pages. `max_chunks` 0 derives the index from the capacity: one entry for each 32 KiB, or for each page of a
+    small arena. `further_entries`: index entries for chunks that a slower tier holds.
+    """
+    wanted = min(segment, -(-capacity // SEGMENTS_MIN))
+    unit = HUGE_PAGE_BYTES if wanted >= 8 * HUGE_PAGE_BYTES else PAGE_BYTES
+    segment_bytes = -(-wanted // unit) * unit
+    derived = max(capacity // CHUNK_BYTES_TYPICAL_MIN, min(capacity // PAGE_BYTES, CHUNKS_SMALL_ARENA), 64)
+    return kvpool_native.DirectoryGeometry.plan(capacity, segment_bytes, max_chunks or derived, further_entries)
+
+
+def check_memory_fits(config: DramConfig, further_entries: int, root: Path = Path("/")) -> None:
+    """Raises MemoryError where this machine has not the memory that arena and index take once they are in use.
+
+    `further_entries`: as for `plan_geometry`. `root`: where the machine's files are.
+    """
+    free_huge = free_huge_bytes(root) if config.huge_pages == "hugetlb" else 0
+
+    def needed_by(capacity: int) -> int:
+        geometry = plan_geometry(capacity, config.segment, config.max_chunks, further_entries)
+        return geometry.index_bytes + (0 if geometry.arena_bytes <= free_huge else geometry.arena_bytes)
+
+    check_memory(config.capacity, needed_by, allow_overcommit=config.allow_overcommit, root=root)
+
+
+def check_chunk_fits(chunk_bytes: int, capacity: int) -> None:
+    """Raises LayoutMismatch where not even one chunk of a layout can be stored."""
+    if chunk_bytes > capacity:
+        raise LayoutMismatch(
+            f"a chunk of this layout has {chunk_bytes} bytes, dram.capacity is {capacity}: no chunk can be stored"
+        )
+
+
+def _create_arena(size: int, huge_pages: str) -> tuple[kvpool_native.Mapping, str, str]:
+    """The arena, how its pages are got, and why these are not the reserved ones that were asked for (empty: they are)."""
+    shortfall = ""
+    if huge_pages == "hugetlb":
+        try:
+            if size % HUGE_PAGE_BYTES:
+                raise OSError(errno.EINVAL, f"an arena of {size} bytes is not made of whole ones")
+            return kvpool_native.Mapping.create("kvpool-arena", size, hugetlb=True), "hugetlb", ""
+        except OSError as error:  # the next link of the chain serves
+            pages, free = -(-size // HUGE_PAGE_BYTES), free_huge_bytes() // HUGE_PAGE_BYTES
+            shortfall = (
+                f"dram.huge_pages is hugetlb and takes {pages} pages of 2 MiB, of which {free} are reserved and free "
+                f"(set vm.nr_hugepages to {pages} more): huge pages are collapsed instead: {error}"
+            )
+    mode = "base" if huge_pages == "off" else "collapse"
+    return kvpool_native.Mapping.create("kvpool-arena", size), mode, shortfall

@@ -1,0 +1,381 @@
+"""The catalogue of the SSD tier: which chunk lies where, in LMDB, written behind.
+
+What it is: enough to find the chunks again after a restart. What it is not: the truth about them; each slot certifies
+itself, so a catalogue that is old, torn or lost costs misses and nothing else. `catalogue_open` looks at what an earlier
+life left.
+
+Guarantees:
+1. No change waits for a disk: it is queued, written in batches in the order it came, and kept for certain by a checkpoint.
+2. A checkpoint makes the data certain first, then the catalogue. Checkpoints come by time and by bytes of chunks.
+3. A sync that failed is not tried again: what was put since the last good checkpoint is `take_lost`, and forgotten.
+4. A full map or queue costs the chunks left out, which are found until the daemon's end but not after it; never the catalogue.
+   While there are such chunks no checkpoint is good.
+
+Threads: changes and `take_lost` from the control thread; one thread of its own writes; opening, `checkpoint` and `close` block
+and belong in an executor. Lock order: `_lock` guards the queue and is never held during I/O.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+
+from kvpool import failpoint
+from kvpool.clock import Deadline
+from kvpool.tiers.ssd.catalogue import opening as catalogue_open
+from kvpool.tiers.ssd.catalogue import rows as catalogue_rows
+from kvpool.tiers.ssd.catalogue.check import TABLES_MAX
+from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, pack_namespace, write_identity
+from kvpool.tiers.ssd.catalogue.rows import Row, Touch
+from kvpool.types import KEY_BYTES
+
+log = logging.getLogger(__name__)
+
+QUEUE_ROWS_MAX = 1 << 20
+BATCH_WAIT_S = 0.05
+CHECKPOINT_BYTES = 256 << 20
+# What a full map keeps for removals, which need pages before they free any.
+HEADROOM_BYTES = 256 << 10
+_FILL_ROWS = 1 << 14
+_DELETED_AT_ONCE = 8
+
+# A key with its value, with None (forgotten) or with a number (its recency).
+Change = tuple[bytes, bytes | Touch | None]
+
+
+class Catalogue:
+    """One open catalogue. Invariant: `_pending` holds at most QUEUE_ROWS_MAX changes, in the order they came."""
+
+    def __init__(
+        self,
+        path: Path,
+        map_bytes: int,
+        identity: Identity,
+        *,
+        sync_data: Callable[[], None],
+        generations_end: int = 0,
+    ) -> None:
+        """Opens, or makes, the catalogue at `path` for segment files of this identity. Raises lmdb.Error or OSError.
+
+        `generations_end`, above all generations of this life, is there for certain when it returns.
+        """
+        self._path = path
+        self._epoch = identity.epoch
+        self._generations_end = generations_end
+        self._known = dict(identity.namespaces)  # guarded by _lock
+        self._sync_data = sync_data
+        self._map_bytes = map_bytes
+        self._open()
+        write_identity(path.parent, identity)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._pending: list[Change] = []  # guarded by _lock
+        self._bytes_pending = 0  # guarded by _lock
+        self._writing = 0  # changes of the batch under way; guarded by _lock
+        self._is_stopping = False  # guarded by _lock
+        self._is_running = False  # whether the thread is at work; guarded by _lock
+        self._checkpoint_asked = 1  # guarded by _lock; the first one is the opening's
+        self._checkpoint_done = 0  # guarded by _lock
+        self._lost: list[tuple[bytes, int]] = []  # guarded by _lock
+        self._left_out: set[bytes] = set()  # keys without a row until they are deleted; guarded by _lock
+        self._uncertain: list[tuple[bytes, int]] = []  # put since the last checkpoint; the writer's alone
+        self.failure: BaseException | None = None
+        self.dropped_rows = 0
+        self.checkpoints = 0
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"<Catalogue {self._path}, {self.waiting} waiting>"
+
+    def _open(self, *, is_incomplete: bool = False) -> None:
+        self._path.mkdir(mode=0o700, exist_ok=True)
+        catalogue_open.mark_opening(self._path)
+        # Each commit syncs its pages before it writes the page that makes them valid: a power cut on a disk that writes in
+        # any order could otherwise take the last checkpoint too. That page itself is certain with the next sync.
+        self._environment = lmdb.open(
+            str(self._path),
+            map_size=self._map_bytes,
+            max_dbs=TABLES_MAX,
+            mode=0o600,
+            sync=True,
+            metasync=False,
+            writemap=False,
+        )
+        self._chunks = self._environment.open_db(b"chunks")
+        self._namespaces = self._environment.open_db(b"namespaces")
+        meta = self._environment.open_db(b"meta")
+        with self._environment.begin(write=True) as transaction:
+            transaction.put(catalogue_open.META_KEY, catalogue_open.meta_record(self._epoch), db=meta)
+            generations = catalogue_open.generations_record(self._generations_end)
+            transaction.put(catalogue_open.GENERATIONS_KEY, generations, db=meta)
+            if is_incomplete:
+                transaction.put(catalogue_open.INCOMPLETE_KEY, b"", db=meta)
+            for number, record in self._known.items():
+                transaction.put(_number_key(number), pack_namespace(record), db=self._namespaces)
+        self._environment.sync(True)
+        self._environment.set_mapsize(self._map_bytes - HEADROOM_BYTES)
+        failpoint.reach("daemon.catalogue.opened")
+
+    @property
+    def waiting(self) -> int:
+        """Changes not yet written."""
+        with self._lock:
+            return len(self._pending) + self._writing
+
+    def fill(self, rows: "npt.NDArray[np.void]") -> None:
+        """Write many rows at once, before `start`. Raises lmdb.Error."""
+        assert self._thread is None
+        for first in range(0, len(rows), _FILL_ROWS):
+            with self._environment.begin(write=True) as transaction:
+                for row in rows[first : first + _FILL_ROWS]:
+                    packed = row.tobytes()
+                    transaction.put(packed[:KEY_BYTES], packed, db=self._chunks)
+
+    def start(self, *, checkpoint_s: float) -> None:
+        """Begin to write behind, with a checkpoint at least this often while there are changes."""
+        assert self._thread is None
+        self._start(checkpoint_s, must_reopen=False)
+
+    def resume(self, *, checkpoint_s: float) -> None:
+        """Write again after a failure, once its losses have been taken."""
+        assert self.failure is not None
+        if self._thread is not None:
+            self._thread.join()
+        self._is_running = True  # before the failure is forgotten: a thread that rests has not died
+        self.failure = None
+        self._start(checkpoint_s, must_reopen=True)
+
+    def put_namespace(self, number: int, record: NamespaceRecord) -> bool:
+        """Queue a namespace, before its first row."""
+        with self._lock:
+            self._known[number] = record
+        return self._queue(_number_key(number), pack_namespace(record))
+
+    def delete_namespace(self, number: int) -> bool:
+        """Queue the removal of a namespace, behind that of its last row."""
+        with self._lock:
+            self._known.pop(number, None)
+        return self._queue(_number_key(number), None)
+
+    def put(self, row: Row) -> bool:
+        """Queue a row. False when the queue is full: the chunk will not be found after a restart."""
+        return self._queue(row.key, row.encode(), row.layer_bytes * row.layers)
+
+    def touch(self, key: bytes, touch: Touch) -> bool:
+        """Queue what is new of a row."""
+        return self._queue(key, touch)
+
+    def delete(self, key: bytes) -> bool:
+        """Queue a removal."""
+        return self._queue(key, None)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the writing thread has ended though nobody told it to and nothing failed. Any thread."""
+        return self._thread is not None and not self._is_running and self.failure is None and not self._is_stopping
+
+    def take_lost(self) -> list[tuple[bytes, int]]:
+        """Keys and generations of chunks that a failure has made uncertain, once: they are to be forgotten."""
+        with self._lock:
+            lost, self._lost = self._lost, []
+            return lost
+
+    def checkpoint(self, timeout_s: float) -> bool:
+        """Have everything put so far kept for certain. False when that did not come to be in time, or rows are lacking."""
+        deadline = Deadline(timeout_s)
+        with self._lock:
+            self._checkpoint_asked += 1
+            wanted = self._checkpoint_asked
+            self._changed.notify_all()
+            while self._checkpoint_done < wanted and self._is_running and not deadline.has_passed():
+                self._changed.wait(deadline.remaining_s())
+            return self._checkpoint_done >= wanted and self.failure is None and not self._left_out
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what is queued, checkpoint, end the thread. False: the disk did not answer in time, and is left alone.
+
+        Idempotent.
+        """
+        with self._lock:
+            self._is_stopping = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                log.error("the catalogue is left as it is: the disk does not answer within %g s", timeout_s)
+                return False
+        self._environment.close()
+        return True
+
+    def _start(self, checkpoint_s: float, *, must_reopen: bool) -> None:
+        arguments = (checkpoint_s, must_reopen)
+        self._is_running = True
+        self._thread = threading.Thread(target=self._run_to_end, args=arguments, name="kvpool-catalogue", daemon=True)
+        self._thread.start()
+
+    def _queue(self, key: bytes, value: bytes | Touch | None, chunk_bytes: int = 0) -> bool:
+        with self._lock:
+            if not isinstance(value, Touch):
+                self._left_out.discard(key)
+            if self.failure is not None or len(self._pending) >= QUEUE_ROWS_MAX:
+                self.dropped_rows += 1
+                # After a failure nobody can find it again, nor knows whether its data was in what failed.
+                refused = _chunks_in([(key, value)])
+                if self.failure is None:
+                    self._left_out.update(chunk for chunk, _ in refused)
+                else:
+                    self._lost += refused
+                return False
+            self._pending.append((key, value))
+            self._bytes_pending += chunk_bytes
+            if len(self._pending) == 1:
+                self._changed.notify_all()
+        return True
+
+    def _run_to_end(self, checkpoint_s: float, must_reopen: bool) -> None:
+        try:
+            self._run(checkpoint_s, must_reopen)
+        finally:  # whoever waits for a checkpoint must not wait for a thread that is no more
+            with self._lock:
+                self._is_running = False
+                self._changed.notify_all()
+
+    def _run(self, checkpoint_s: float, must_reopen: bool) -> None:
+        due = Deadline(checkpoint_s)
+        dirty_bytes = 0
+        is_dirty = False
+        if must_reopen:
+            self._reopen(is_damaged=False)
+        while self.failure is None:
+            batch, batch_bytes, asked, is_last = self._next_batch(due if is_dirty else None)
+            due = due if is_dirty else Deadline(checkpoint_s)
+            done = 0
+            try:
+                is_dirty = self._write(batch) or is_dirty
+                dirty_bytes += batch_bytes
+                is_due = is_dirty and (is_last or due.has_passed() or dirty_bytes >= CHECKPOINT_BYTES)
+                if asked > self._checkpoint_done or is_due:
+                    self._checkpoint()
+                    is_dirty, dirty_bytes, done = False, 0, asked
+            except catalogue_open.DAMAGE as error:
+                log.error("the catalogue is damaged and begins anew: %s", error)
+                self.dropped_rows += len(batch)
+                self._reopen(is_damaged=True)
+            except (lmdb.Error, OSError) as error:
+                self._fail(error)
+            with self._lock:
+                self._writing = 0
+                self._checkpoint_done = max(self._checkpoint_done, done)
+                self._changed.notify_all()
+            if is_last:
+                return
+
+    def _reopen(self, *, is_damaged: bool) -> None:
+        """A new environment, because one that has failed in certain ways refuses all that follows."""
+        try:
+            self._environment.close()
+            if is_damaged:
+                catalogue_open.set_aside(self._path, self._map_bytes)
+            self._open(is_incomplete=is_damaged)
+        except (lmdb.Error, OSError) as error:
+            self._fail(error)
+
+    def _checkpoint(self) -> None:
+        failpoint.reach("daemon.checkpoint.before_data")
+        self._sync_data()
+        failpoint.reach("daemon.checkpoint.before_catalogue")
+        self._environment.sync(True)
+        failpoint.reach("daemon.checkpoint.after")
+        catalogue_open.unmark_opening(self._path)
+        self._uncertain = []
+        self.checkpoints += 1
+
+    def _fail(self, error: Exception) -> None:
+        log.error("the catalogue cannot be written: %s", error)
+        with self._lock:
+            waiting = _chunks_in(self._pending)
+            self.dropped_rows += len(self._pending)
+            self._pending, self._bytes_pending = [], 0
+            self._lost += self._uncertain + waiting
+            self._uncertain = []
+            self.failure = error
+
+    def _next_batch(self, due: Deadline | None) -> tuple[list[Change], int, int, bool]:
+        """What has been queued, and its bytes, once there is something to do; with nothing to do it sleeps until there is."""
+        with self._lock:
+            if not self._has_work():
+                self._changed.wait(None if due is None else due.remaining_s() + 1e-3)
+            if self._pending and not self._is_stopping and self._checkpoint_asked == self._checkpoint_done:
+                self._changed.wait(BATCH_WAIT_S)
+            batch, self._pending = self._pending, []
+            self._writing = len(batch)
+            batch_bytes, self._bytes_pending = self._bytes_pending, 0
+            return batch, batch_bytes, self._checkpoint_asked, self._is_stopping
+
+    def _has_work(self) -> bool:
+        return bool(self._pending) or self._is_stopping or self._checkpoint_asked > self._checkpoint_done
+
+    def _write(self, batch: list[Change]) -> bool:
+        if not batch:
+            return False
+        # First the names of what a failure makes uncertain, then the attempt.
+        self._uncertain += _chunks_in(batch)
+        if any(len(key) != KEY_BYTES for key, _ in batch):
+            with self._lock:
+                identity = Identity(self._epoch, dict(self._known))
+            write_identity(self._path.parent, identity)
+        try:
+            with self._environment.begin(write=True) as transaction:
+                for key, value in batch:
+                    self._apply(transaction, key, value)
+                failpoint.reach("daemon.catalogue.before_commit")
+            failpoint.reach("daemon.catalogue.after_commit")
+        except lmdb.MapFullError:
+            left_out = sum(isinstance(value, bytes) for _, value in batch)
+            log.warning("the catalogue is full: %d chunks will not be found after a restart", left_out)
+            self.dropped_rows += left_out
+            with self._lock:
+                self._left_out |= {key for key, value in batch if value is not None and len(key) == KEY_BYTES}
+            self._delete_all([key for key, _ in batch if len(key) == KEY_BYTES])
+        return True
+
+    def _delete_all(self, keys: list[bytes]) -> None:
+        """Forget keys in a full map, a few at a time: a transaction cannot use the pages that it frees itself.
+
+        What was left out must not be found later in an older version either.
+        """
+        self._environment.set_mapsize(self._map_bytes)
+        for first in range(0, len(keys), _DELETED_AT_ONCE):
+            with self._environment.begin(write=True) as transaction:
+                for key in keys[first : first + _DELETED_AT_ONCE]:
+                    transaction.delete(key, db=self._chunks)
+        self._environment.set_mapsize(self._map_bytes - HEADROOM_BYTES)
+
+    def _apply(self, transaction: lmdb.Transaction, key: bytes, value: bytes | Touch | None) -> None:
+        table = self._chunks if len(key) == KEY_BYTES else self._namespaces
+        if value is None:
+            transaction.delete(key, db=table)
+        elif isinstance(value, bytes):
+            transaction.put(key, value, db=table)
+        else:
+            found = transaction.get(key, db=table)
+            touched = None if found is None else catalogue_rows.with_touch(bytes(found), value)
+            if touched is not None:
+                transaction.put(key, touched, db=table)
+
+
+def _chunks_in(changes: list[Change]) -> list[tuple[bytes, int]]:
+    """Keys and generations of the chunks that are put."""
+    return [
+        (key, catalogue_rows.generation_of(value))
+        for key, value in changes
+        if isinstance(value, bytes) and len(key) == KEY_BYTES
+    ]
+
+
+def _number_key(number: int) -> bytes:
+    return number.to_bytes(catalogue_open.NUMBER_BYTES, "big")

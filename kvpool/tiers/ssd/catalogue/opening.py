@@ -1,0 +1,280 @@
+"""Open what an earlier life left of a catalogue, without ever being killed by it.
+
+    marker ──► a child process reads every record ──sound──► its rows; bad ones are left out one by one
+       │                     └──damaged──► moved aside (`catalogue.bad`)
+       └──three openings did not live until their first checkpoint──► moved aside unread
+
+LMDB maps its file, so that a truncated one kills who reads it; the child does, and hands the rows over. The marker beside
+the catalogue stops a daemon from dying of it again and again. Blocks: for an executor, not for the control thread.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+import kvpool_native
+from kvpool.clock import Deadline
+from kvpool.errors import KVPoolError
+from kvpool.tiers.ssd.catalogue import check as catalogue_check
+from kvpool.tiers.ssd.catalogue.check import TABLES_MAX
+from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord, unpack_namespace
+from kvpool.tiers.ssd.catalogue.rows import ROW_BYTES
+from kvpool.types import EPOCH_BYTES
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 2
+# What reading may take beside what its size takes. Measured on two busy cores: 4 million rows, 1.1 GB, in 7 s, 1.8 s of CPU.
+CHECK_TIMEOUT_S = 60.0
+CHECK_BYTES_PER_S = 25e6
+STOP_POLL_S = 0.2
+# All that the child gets of this process's environment: where the interpreter's own libraries are.
+CHILD_VARIABLES = ("LD_LIBRARY_PATH",)
+OPENINGS_MAX = 3
+META_KEY = b"catalogue"
+# Present where rows of an earlier life are lacking: the next opening rebuilds them from the slots.
+INCOMPLETE_KEY = b"incomplete"
+# Every generation of this life is below the number that stands here, and every one of the next life above.
+GENERATIONS_KEY = b"generations"
+GENERATIONS_OF_A_LIFE = 1 << 40
+NUMBER_BYTES = 4
+# What LMDB says of a file whose bytes are not what it wrote: no further try will find them otherwise.
+DAMAGE = (
+    lmdb.BadTxnError,
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
+_CHILD_BEGINNING = """\
+import runpy, sys
+library, script = sys.argv[1:3]
+del sys.argv[1:3]
+sys.path.append(library)
+runpy.run_path(script, run_name="__main__")
+"""
+_MARKER = "catalogue.opening"
+_BLOCK_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A catalogue that can be read: the epoch of its segment files, packed rows as they are, namespaces by number.
+
+    `generations_end`: where the generations of the life that wrote it end; 0 where it does not say.
+    """
+
+    epoch: bytes
+    rows: bytes
+    namespaces: dict[int, NamespaceRecord]
+    generations_end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What there is. Neither: nothing yet. `problem`: there was one, and it has been moved aside."""
+
+    found: Found | None = None
+    problem: str = ""
+
+
+class NewerFormat(KVPoolError):
+    """A later version wrote this catalogue. It is left as it is."""
+
+
+class ExaminationStopped(KVPoolError):
+    """The daemon ends before the catalogue is read. It is left as it is."""
+
+
+def examine(path: Path, bytes_max: int, is_stopping: Callable[[], bool] = lambda: False) -> Examined:
+    """Read the catalogue at `path` through a child.
+
+    Raises NewerFormat, ExaminationStopped once `is_stopping` says so, and OSError where the directory cannot be used.
+    """
+    if not os.path.lexists(path):
+        return Examined()
+    found: Found | None = None
+    openings = _openings(path)
+    if problem := _foreign_in(path):
+        pass
+    elif openings >= OPENINGS_MAX:
+        problem = f"{openings} openings ended before their first checkpoint"
+    else:
+        rows, problem = _read_in_child(path, is_stopping)
+        if not problem:
+            found, problem = _read_the_rest(path, rows)
+    if problem:
+        log.error("catalogue %s is discarded: %s", path, problem)
+        set_aside(path, bytes_max)
+    return Examined(found, problem)
+
+
+def mark_opening(path: Path) -> None:
+    """Say that the catalogue is about to be opened in this process."""
+    openings = _openings(path)
+    with open(path.with_name(_MARKER), "w", opener=_opener) as file:
+        file.write(str(openings + 1))
+
+
+def unmark_opening(path: Path) -> None:
+    """Say that the opening went well: the first checkpoint is complete."""
+    path.with_name(_MARKER).unlink(missing_ok=True)
+
+
+def meta_record(epoch: bytes, version: int = FORMAT_VERSION) -> bytes:
+    """What the catalogue says of itself: format version and the epoch of its segment files."""
+    checked = version.to_bytes(4, "little") + epoch
+    return checked + kvpool_native.crc32c(checked).to_bytes(4, "little")
+
+
+def generations_record(end: int) -> bytes:
+    """What the catalogue says of the generations of its life."""
+    checked = end.to_bytes(8, "little")
+    return checked + kvpool_native.crc32c(checked).to_bytes(4, "little")
+
+
+def set_aside(path: Path, bytes_max: int) -> None:
+    """Move a catalogue out of the way, for whoever wants to know; the last one is kept, unless it is larger than allowed."""
+    aside = path.with_name(f"{path.name}.bad")
+    _remove(aside)
+    if _blocks_in(path) * _BLOCK_BYTES <= bytes_max:
+        path.rename(aside)
+    else:
+        _remove(path)
+    unmark_opening(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _blocks_in(path: Path) -> int:
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_blocks
+    return sum(file.lstat().st_blocks for file in path.rglob("*"))
+
+
+def _foreign_in(path: Path) -> str:
+    """What of the catalogue is no file of ours: opening it could block, or change what is somewhere else."""
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        return "it is no directory"
+    odd = sorted(file.name for file in path.iterdir() if not stat.S_ISREG(file.lstat().st_mode))
+    if odd:
+        return f"{odd[0]} is no regular file"
+    return "" if (path / "data.mdb").exists() else "it has no data.mdb"
+
+
+def _read_in_child(path: Path, is_stopping: Callable[[], bool]) -> tuple[bytes, str]:
+    """All rows, or what is wrong. Raises ExaminationStopped."""
+    fd = os.memfd_create("kvpool-catalogue-rows", os.MFD_CLOEXEC)
+    limit_s = CHECK_TIMEOUT_S + _blocks_in(path) * _BLOCK_BYTES / CHECK_BYTES_PER_S
+    try:
+        with subprocess.Popen(  # noqa: S603 - this interpreter, a script of ours, a path of the configuration
+            _child_command(path, fd),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(fd,),
+            cwd="/",
+            env={name: os.environ[name] for name in CHILD_VARIABLES if name in os.environ},
+        ) as child:
+            try:
+                told, complaints = _wait_for(child, Deadline(limit_s), is_stopping)
+            except subprocess.TimeoutExpired:
+                return b"", f"it could not be read within {limit_s:.0f} s"
+            finally:
+                child.kill()
+        words = told.split()
+        if child.returncode != 0 or len(words) != 2 or words[0] != b"ok":
+            last = complaints.decode(errors="replace").strip().splitlines()
+            return b"", f"reading it ended with {child.returncode}: {last[-1] if last else 'no word'}"
+        with open(fd, "rb", closefd=False) as file:
+            file.seek(0)
+            return file.read(), ""
+    finally:
+        os.close(fd)
+
+
+def _child_command(path: Path, fd: int) -> list[str]:
+    """Isolated: nothing is imported from where the daemon was started or its variables point; lmdb is the one used here."""
+    lmdb_at = str(Path(lmdb.__file__).parent.parent)
+    arguments = [lmdb_at, catalogue_check.__file__, str(path), str(fd), str(ROW_BYTES)]
+    return [sys.executable, "-I", "-c", _CHILD_BEGINNING, *arguments]
+
+
+def _wait_for(
+    child: "subprocess.Popen[bytes]", deadline: Deadline, is_stopping: Callable[[], bool]
+) -> tuple[bytes, bytes]:
+    """What the child wrote. Raises TimeoutExpired and ExaminationStopped."""
+    while not deadline.has_passed():
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on: look whether it is still wanted
+            return child.communicate(timeout=min(STOP_POLL_S, deadline.remaining_s()))
+        if is_stopping():
+            raise ExaminationStopped("the daemon is stopping, its catalogue is left as it is")
+    return child.communicate(timeout=0.0)
+
+
+def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
+    """Meta record and namespaces, which the child has read without harm."""
+    try:
+        with (
+            lmdb.open(str(path), readonly=True, lock=False, max_dbs=TABLES_MAX) as environment,
+            environment.begin() as transaction,
+        ):
+            meta = environment.open_db(b"meta", transaction, create=False)
+            record = transaction.get(META_KEY, db=meta)
+            generations = bytes(transaction.get(GENERATIONS_KEY, db=meta) or b"")
+            is_incomplete = transaction.get(INCOMPLETE_KEY, db=meta) is not None
+            with transaction.cursor(environment.open_db(b"namespaces", transaction, create=False)) as cursor:
+                packed = [(bytes(key), bytes(value)) for key, value in cursor]
+    except lmdb.Error as error:
+        return None, f"it cannot be opened: {error}"
+    version, epoch = _parse_meta(bytes(record or b""))
+    if version > FORMAT_VERSION:
+        raise NewerFormat(
+            f"its catalogue has format {version}, this version of kvpool reads up to {FORMAT_VERSION}: "
+            "use the version that wrote it, or another ssd.path"
+        )
+    if version < FORMAT_VERSION:
+        return None, f"its format is not version {FORMAT_VERSION} of kvpool's"
+    if is_incomplete:
+        return None, "it was begun anew after damage and lacks what was written before"
+    namespaces = {
+        int.from_bytes(key, "big"): entry
+        for key, value in packed
+        if len(key) == NUMBER_BYTES and (entry := unpack_namespace(value)) is not None
+    }
+    end = int.from_bytes(generations[:8], "little")
+    is_known = end < kvpool_native.GENERATION_END and generations == generations_record(end)
+    return Found(epoch, rows, namespaces, end if is_known else 0), ""
+
+
+def _parse_meta(record: bytes) -> tuple[int, bytes]:
+    """Format version and epoch; version 0 where the record is not a good one."""
+    version, epoch = int.from_bytes(record[:4], "little"), record[4 : 4 + EPOCH_BYTES]
+    return (version, epoch) if len(epoch) == EPOCH_BYTES and meta_record(epoch, version) == record else (0, b"")
+
+
+def _openings(path: Path) -> int:
+    try:
+        return int(path.with_name(_MARKER).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _opener(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,51 @@
+"""Corruption guard: chunks of the SSD tier that differed, and when that is too many to be chance.
+
+One bad chunk is a miss, and what an earlier life has left may be half written. CHUNKS of this life within WINDOW_S say that
+the disk, or the way to it, changes bytes: nothing more is written there for REST_S, and the tier is unhealthy until it is
+tried again.
+
+Any thread may ask, the control thread notes. `now_ns` is an argument.
+"""
+
+from collections import deque
+
+from kvpool.clock import NS_PER_S
+from kvpool.tiers.ssd.status import SsdStatus
+
+CHUNKS = 3
+WINDOW_S = 60
+REST_S = 60.0
+REASON = f"{CHUNKS} chunks within {WINDOW_S} s were not what had been written"
+
+
+class CorruptionGuard:
+    """See the module. `is_tripped`: too many differed since the tier was tried for the last time."""
+
+    def __init__(self) -> None:
+        self._latest_ns: deque[int] = deque(maxlen=CHUNKS)
+        self._last_of_before = 0
+        self.is_tripped = False
+
+    def begin(self, last_generation: int) -> None:
+        """This life's chunks have greater generations than this one."""
+        self._last_of_before = last_generation
+
+    def note(self, status: SsdStatus, generation: int, now_ns: int) -> bool:
+        """What became of a chunk's read or write. Whether the tier is to rest now."""
+        is_changed = status == SsdStatus.BAD_CHECKSUM and generation > self._last_of_before
+        if not is_changed and status != SsdStatus.BAD_WRITE:
+            return False
+        self._latest_ns.append(now_ns)
+        if len(self._latest_ns) < CHUNKS or now_ns - self._latest_ns[0] > WINDOW_S * NS_PER_S:
+            return False
+        self._latest_ns.clear()
+        self.is_tripped = True
+        return True
+
+    def end_rest(self) -> None:
+        """The tier is tried again."""
+        self.is_tripped = False
+
+    def problems(self) -> list[str]:
+        """What is wrong, for people, in a line."""
+        return [f"ssd: {REASON}: check the disk and the kernel's log"] if self.is_tripped else []

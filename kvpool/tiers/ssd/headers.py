@@ -1,0 +1,143 @@
+"""Reads what the headers of slots say beside checksums: token ids and scopes of chunks that lie on disk alone.
+
+For whoever streams a snapshot, who must have them and can wait; nothing that an engine waits for comes here. One page of one
+slot after another, so that the disk is never asked for more than one of these at a time, past the page cache where the tier
+is. A header certifies itself: one that is not what was asked for, since the slot has been used again, gives nothing.
+
+Threads: `ask` from any thread, never waits; reading on `kvpool-headers`, which begins with the first question and has no
+other work, so that a disk that hangs keeps nobody else. Bounds: QUESTIONS_MAX wait; one more is answered with nothing. The
+publisher's are urgent: they go first and are never refused, and there is one of them at a time.
+"""
+
+import contextlib
+import itertools
+import mmap
+import os
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import kvpool_native
+from kvpool.tiers.ssd.plan import SsdPlan, segment_name
+
+PAGE_BYTES = kvpool_native.SSD_HEADER_BYTES
+QUESTIONS_MAX = 16
+THREAD_NAME = "kvpool-headers"
+
+
+class SlotPlace(NamedTuple):
+    """A slot, and what its header must say. `namespace`: the fingerprint that `kvpool.keys` derives."""
+
+    key: bytes
+    namespace: bytes
+    offset: int
+    generation: int
+
+
+# The words behind the checksums of each slot that was asked for; empty where it does not have what was asked.
+Answer = list[bytes]
+
+# Urgent questions, the others, and the end, by number of asking.
+_URGENT, _PATIENT, _END = range(3)
+_Question = tuple[int, int, tuple[SlotPlace, ...], "Future[Answer]"]
+
+
+class SsdHeaders:
+    """The headers of one tier. `epoch` empty: the tier is not open, and nothing is known."""
+
+    def __init__(self, plan: SsdPlan) -> None:
+        self._plan = plan
+        self.epoch = b""
+        self.read_headers = 0
+        self.refused_questions = 0
+        self._questions: queue.PriorityQueue[_Question] = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None  # guarded by _lock
+        self._is_closed = False  # guarded by _lock
+
+    def __repr__(self) -> str:
+        return f"<SsdHeaders {self.read_headers} read, {self._questions.qsize()} questions wait>"
+
+    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[Answer]":
+        """Have the headers at places (see `SlotPlace`) read; the words of each."""
+        answer: Future[Answer] = Future()
+        with self._lock:
+            has_room = is_urgent or self._questions.qsize() < QUESTIONS_MAX
+            if self._is_closed or not self.epoch or not has_room:
+                self.refused_questions += 1
+                answer.set_result([b""] * len(places))
+                return answer
+            asked = tuple(SlotPlace(*place) for place in places)
+            self._questions.put((_URGENT if is_urgent else _PATIENT, next(self._numbers), asked, answer))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+                self._thread.start()
+        return answer
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the reading thread has ended though nobody told it to: what is asked is never answered. Any thread."""
+        thread = self._thread
+        return thread is not None and not thread.is_alive() and not self._is_closed
+
+    def stats(self) -> dict[str, int]:
+        """Counters, by name."""
+        return {"events.headers_read": self.read_headers, "events.headers_refused": self.refused_questions}
+
+    def close(self) -> None:
+        """Answer no more. Waits for nobody: what is being read may never come."""
+        with self._lock:
+            self._is_closed = True
+            self._questions.put((_END, next(self._numbers), (), Future()))
+
+    def _run(self) -> None:
+        urgency = _PATIENT
+        while urgency != _END:
+            urgency, _, places, answer = self._questions.get()
+            if answer.set_running_or_notify_cancel():  # else whoever asked waits no more
+                answer.set_result([b""] * len(places) if self._is_closed else self._read(places))
+
+    def _read(self, places: Sequence[SlotPlace]) -> Answer:
+        """In the order of their places on disk; a file that cannot be read gives nothing."""
+        found = [b""] * len(places)
+        order = sorted(range(len(places)), key=lambda number: places[number].offset)
+        with mmap.mmap(-1, PAGE_BYTES) as buffer, contextlib.ExitStack() as files:
+            number, fd = -1, -1
+            for at in order:
+                segment, offset = divmod(places[at].offset, self._plan.segment_bytes)
+                if segment != number:
+                    files.close()
+                    number, fd = segment, files.enter_context(self._opened(segment))
+                found[at] = self._words_of(places[at], fd, offset, buffer)
+                self.read_headers += 1
+        return found
+
+    @contextlib.contextmanager
+    def _opened(self, segment: int) -> Iterator[int]:
+        """A segment file, -1 where it cannot be opened."""
+        path = self._plan.path / segment_name(segment)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = -1
+        for more in (os.O_DIRECT, 0) if self._plan.is_direct else (0,):
+            with contextlib.suppress(OSError):  # no direct I/O here, or the file has gone: then nothing is known
+                fd = os.open(path, flags | more)
+                break
+        try:
+            yield fd
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _words_of(self, place: SlotPlace, fd: int, offset: int, buffer: mmap.mmap) -> bytes:
+        page = b""
+        with contextlib.suppress(OSError), memoryview(buffer) as view:  # the tier itself finds out about its disk
+            page = bytes(view[: os.preadv(fd, [view], offset)])
+        header = kvpool_native.decode_ssd_header(page) if len(page) == PAGE_BYTES else None
+        if header is None:
+            return b""
+        epoch, key, _, namespace, generation, _, _, words = header
+        is_asked = (epoch, key, namespace, generation) == (self.epoch, place.key, place.namespace, place.generation)
+        return words if is_asked else b""

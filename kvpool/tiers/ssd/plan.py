@@ -1,0 +1,97 @@
+"""The sizes of an SSD tier: how a capacity is cut in segment files, a catalogue and what else lies beside them.
+
+Invariant: all of it together never takes more than the capacity. Pure functions; any thread.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpool.config.config import SsdConfig
+from kvpool.errors import ConfigError
+from kvpool.tiers.ssd.catalogue.identity import FILE_BYTES_MAX as IDENTITY_BYTES_MAX
+from kvpool.types import PAGE_BYTES
+
+# A record takes about 150 bytes in LMDB; the map has room for four times what is needed, because full maps are slow.
+CATALOGUE_BYTES_PER_CHUNK = 640
+CATALOGUE_BYTES_MIN = 1 << 20
+# Lock files, the marker of an opening, and what directories take themselves.
+OTHER_BYTES = 64 << 10
+SEGMENTS_MIN = 8
+SEGMENT_PREFIX, SEGMENT_SUFFIX = "segment-", ".kvs"
+# Each file costs a descriptor. What has more room than LARGE_BYTES has larger files instead of more than this.
+SEGMENTS_MAX_LARGE = 1 << 14
+LARGE_BYTES = 4 << 40
+# As far as the names of the files count.
+SEGMENTS_MAX = 1_000_000
+CHUNK_BYTES_TYPICAL_MIN = 256 << 10
+CHUNK_BYTES_SMALL = 16 << 10
+CHUNKS_SMALL_TIER = 1 << 16
+QUEUE_JOBS = 1024
+# Chunks whose end is settled in one turn of the control thread, at up to 20 µs each (measured).
+OUTCOMES_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SsdPlan:
+    """The sizes of a tier, derived from the configuration before anything is opened."""
+
+    path: Path
+    capacity: int
+    segment_bytes: int
+    segments: int
+    max_chunks: int
+    catalogue_bytes: int
+    is_direct: bool
+    io: str
+    threads: int
+    queue_jobs: int
+    checkpoint_s: float
+    stall_s: float
+    wants_rebuild: bool
+    is_made: bool
+
+
+def segment_name(number: int) -> str:
+    """The file of a segment; native code makes the same name (`ssd_files.cpp`)."""
+    return f"{SEGMENT_PREFIX}{number:06d}{SEGMENT_SUFFIX}"
+
+
+def plan_ssd(config: SsdConfig) -> SsdPlan:
+    """Cut a capacity in segment files and a catalogue."""
+    capacity = config.capacity
+    derived = max(capacity // CHUNK_BYTES_TYPICAL_MIN, min(capacity // CHUNK_BYTES_SMALL, CHUNKS_SMALL_TIER))
+    chunks = config.max_chunks or derived
+    catalogue_bytes = max(CATALOGUE_BYTES_MIN, -(-chunks * CATALOGUE_BYTES_PER_CHUNK // PAGE_BYTES) * PAGE_BYTES)
+    # The catalogue, one that was set aside, and twice the identity: it is written beside itself.
+    data_bytes = capacity - 2 * catalogue_bytes - 2 * IDENTITY_BYTES_MAX - OTHER_BYTES
+    wanted = min(config.segment, max(data_bytes, 0) // SEGMENTS_MIN)
+    segment_bytes = wanted // PAGE_BYTES * PAGE_BYTES
+    if capacity > LARGE_BYTES:
+        least = -(-data_bytes // (SEGMENTS_MAX_LARGE * PAGE_BYTES)) * PAGE_BYTES
+        segment_bytes = max(segment_bytes, least)
+    if segment_bytes < 2 * PAGE_BYTES:
+        raise ConfigError(
+            [
+                f"ssd.capacity is {capacity}, expected more: "
+                f"the catalogue of {chunks} chunks (ssd.max_chunks) takes twice {catalogue_bytes}"
+            ]
+        )
+    if data_bytes // segment_bytes > SEGMENTS_MAX:
+        expected = f"at least {-(-data_bytes // SEGMENTS_MAX)} for ssd.capacity {capacity}"
+        raise ConfigError([f"ssd.segment is {config.segment}, expected {expected}"])
+    return SsdPlan(
+        path=Path(config.path),
+        capacity=capacity,
+        segment_bytes=segment_bytes,
+        segments=data_bytes // segment_bytes,
+        max_chunks=chunks,
+        catalogue_bytes=catalogue_bytes,
+        is_direct=config.direct,
+        io=config.io,
+        threads=config.threads,
+        queue_jobs=QUEUE_JOBS,
+        checkpoint_s=config.checkpoint_interval,
+        stall_s=config.stall_timeout,
+        wants_rebuild=config.rebuild,
+        is_made=config.create,
+    )

@@ -1,0 +1,168 @@
+"""Find the chunks of a tier by the headers of their slots, when the catalogue is lost.
+
+Each segment is walked from its start: a good header says how long its slot is, and so where the next one begins; where there
+is none, the next page that looks like one is searched for. Ranges that were never written are skipped. Headers of chunks
+that were evicted are found too, which is no harm: they are what they say, and the newest slot of a key counts.
+
+Reads one page for each chunk, several segments at a time. Blocks: for an executor.
+"""
+
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import kvpool_native
+from kvpool.clock import Deadline
+from kvpool.errors import KVPoolError
+from kvpool.keys import namespace_fingerprint
+from kvpool.layout import Layout, WireLayout
+from kvpool.tiers.ssd.catalogue.identity import Identity
+from kvpool.tiers.ssd.catalogue.rows import Row
+from kvpool.tiers.ssd.flushed import floor_of, read_floors
+from kvpool.tiers.ssd.plan import segment_name
+
+log = logging.getLogger(__name__)
+
+PAGE_BYTES = kvpool_native.SSD_HEADER_BYTES
+BLOCK_BYTES = 1 << 20
+THREADS = 8
+SAY_EVERY_S = 5.0
+_MAGIC = np.frombuffer(b"KVPSLOT1", np.uint64)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    row: Row
+    namespace: bytes
+    end: int
+
+
+class RebuildStopped(KVPoolError):
+    """The search was given up because the daemon stops."""
+
+
+def find_chunks(
+    path: Path, segments: int, segment_bytes: int, identity: Identity, is_stopping: threading.Event
+) -> bytes:
+    """Packed rows of every chunk of this epoch and of a known namespace that was not flushed.
+
+    Raises OSError and RebuildStopped.
+    """
+    numbers, floors = _numbers_by_fingerprint(identity), read_floors(path)
+    newest: dict[bytes, _Slot] = {}
+    silence = Deadline(SAY_EVERY_S)
+    with ThreadPoolExecutor(THREADS, "kvpool-rebuild") as executor:
+        jobs = [
+            executor.submit(_walk, path / segment_name(number), number * segment_bytes, identity.epoch, numbers)
+            for number in range(segments)
+        ]
+        for number, job in enumerate(jobs):
+            if is_stopping.is_set():
+                executor.shutdown(wait=True, cancel_futures=True)
+                raise RebuildStopped("the daemon stops")
+            for slot in _without_overlaps(job.result()):
+                if slot.row.generation <= floor_of(floors, slot.namespace):
+                    continue
+                known = newest.get(slot.row.key)
+                if known is None or known.row.generation < slot.row.generation:
+                    newest[slot.row.key] = slot
+            if silence.has_passed():
+                silence = Deadline(SAY_EVERY_S)
+                log.info("rebuilding the catalogue: %d of %d segments, %d chunks", number + 1, segments, len(newest))
+    log.warning("the catalogue was rebuilt from the headers of slots: %d chunks", len(newest))
+    return b"".join(slot.row.encode() for slot in newest.values())
+
+
+def _numbers_by_fingerprint(identity: Identity) -> dict[bytes, int]:
+    numbers = {}
+    for number, (model, wire) in identity.namespaces.items():
+        layout = _layout_of(model, wire)
+        if layout is not None:
+            numbers[namespace_fingerprint(model, layout)] = number
+    return numbers
+
+
+def _layout_of(model: str, wire: WireLayout) -> Layout | None:
+    try:
+        return Layout.from_wire(wire)
+    except KVPoolError as error:
+        log.warning("chunks of model %s are not looked for: %s", model, error)
+        return None
+
+
+def _without_overlaps(slots: list[_Slot]) -> Iterator[_Slot]:
+    """Of slots that overlap, the one written last: the other one's end is gone."""
+    kept: list[_Slot] = []
+    for slot in slots:
+        if kept and kept[-1].end > slot.row.offset:
+            if kept[-1].row.generation > slot.row.generation:
+                continue
+            kept.pop()
+        kept.append(slot)
+    yield from kept
+
+
+def _walk(file: Path, base: int, epoch: bytes, numbers: dict[bytes, int]) -> list[_Slot]:
+    """The slots of one segment file, in the order of their places. `base`: its first byte, counted over all files."""
+    found = []
+    fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        with mmap.mmap(-1, BLOCK_BYTES) as buffer:
+            at = _next_header(fd, 0, size, buffer)
+            while at is not None:
+                page = _read(fd, at, buffer, PAGE_BYTES)
+                slot = _slot_of(page, base + at, epoch, numbers) if len(page) == PAGE_BYTES else None
+                if slot is not None:
+                    found.append(slot)
+                following = at + PAGE_BYTES if slot is None else slot.end - base
+                at = _next_header(fd, following, size, buffer)
+    finally:
+        os.close(fd)
+    return found
+
+
+def _slot_of(page: bytes, offset: int, epoch: bytes, numbers: dict[bytes, int]) -> _Slot | None:
+    header = kvpool_native.decode_ssd_header(page)
+    if header is None or header[0] != epoch or header[3] not in numbers:
+        return None
+    _, key, parent, fingerprint, generation, layer_bytes, layers, _ = header
+    if not 0 < generation < kvpool_native.GENERATION_END or not layer_bytes:
+        return None
+    row = Row(key, parent, offset, generation, generation, layer_bytes, layers, numbers[fingerprint])
+    pages = -(-layer_bytes * layers // PAGE_BYTES) + 1
+    return _Slot(row, fingerprint, offset + pages * PAGE_BYTES)
+
+
+def _next_header(fd: int, at: int, size: int, buffer: mmap.mmap) -> int | None:
+    """Where the next page that begins like a header lies; None at the end. A page at a time first: slots follow slots."""
+    length = PAGE_BYTES
+    while at < size:
+        try:
+            at = os.lseek(fd, at, os.SEEK_DATA) // PAGE_BYTES * PAGE_BYTES
+        except OSError:
+            return None  # nothing but holes
+        block = _read(fd, at, buffer, min(length, size - at))
+        heads: npt.NDArray[np.uint64] = np.frombuffer(block[: len(block) // PAGE_BYTES * PAGE_BYTES], np.uint64)
+        hits = np.flatnonzero(heads[:: PAGE_BYTES // 8] == _MAGIC)
+        if len(hits):
+            return at + int(hits[0]) * PAGE_BYTES
+        if not block:
+            return None
+        at += length
+        length = BLOCK_BYTES
+    return None
+
+
+def _read(fd: int, at: int, buffer: mmap.mmap, length: int) -> bytes:
+    """Up to `length` bytes, less at the end of the file."""
+    with memoryview(buffer)[:length] as view:
+        return bytes(view[: os.preadv(fd, [view], at)])

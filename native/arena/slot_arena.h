@@ -1,0 +1,185 @@
+// Which pages of the arena belong to which slot: segments, lent in runs to size classes, cut in slots.
+//
+// What it is: bookkeeping of places. What it is not: a holder of bytes, or a judge of who must go. It never evicts;
+// it says what is free, and which window of segments would be the cheapest to clear.
+//
+// A segment is NOT_READY until its memory is pre-faulted, then free, then part of a run:
+//
+//     NOT_READY --mark_ready--> FREE <--release of the run's last slot-- LENT
+//                                 \------allocate, no free slot left-----/
+//
+// A run is 1..n contiguous segments lent to one class and cut into slots from its start. n is the smallest count
+// whose rest is at most 1/8 of the run; where no such place is free a shorter run that holds a slot will do.
+// A run whose last slot is freed goes back at once, so classes exchange memory in whole segments.
+//
+// Invariants: a run's segments are contiguous and name its first segment; `used` counts its allocated slots, `idle`
+// those the owner may evict, `kept` those of raised priority, and neither exceeds used; a class's list holds exactly its runs with a free slot; a
+// run's slot has either an owner or a bit among the free ones.
+// A run whose slots are all idle stands in `idle_runs_`; the free segments are in `free_`.
+// Threads: the control thread only. allocate and release are O(1) but where a run is lent or given back, and the search for a
+// window looks at so many runs and segments and no more: O(log segments).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "arena/free_segments.h"
+#include "records/idle_runs.h"
+#include "base/types.h"
+
+namespace kvpool {
+
+// Sizes of an arena, fixed before any memory is mapped.
+struct ArenaShape {
+  uint64_t segment_bytes;
+  uint32_t segments;
+  uint32_t max_run_segments = 8;  // 1 where a slot must not straddle segments
+  [[nodiscard]] uint64_t total_bytes() const noexcept { return segment_bytes * segments; }
+};
+
+struct SizeClass {
+  uint64_t chunk_bytes;
+  uint32_t layers;
+  uint64_t slot_bytes;    // pages for the bytes, and for one checksum word per layer
+  uint32_t min_segments;  // shortest run that holds a slot
+  uint32_t run_segments;  // preferred run
+  bool has_place_below = true;  // in the slower tier, where there is one
+};
+
+// A window of segments that would be free if every idle slot of the runs that touch it were evicted.
+struct SegmentWindow {
+  uint32_t first;
+  uint32_t count;
+  uint64_t newest_ns;    // the latest access of a slot in it
+  bool is_kept = false;  // a slot in it has a priority above the default
+};
+
+class SlotArena {
+ public:
+  static constexpr uint32_t MAX_CLASSES = 64;
+
+  explicit SlotArena(ArenaShape shape);
+  SlotArena(const SlotArena&) = delete;
+  SlotArena& operator=(const SlotArena&) = delete;
+
+  // The class for chunks of this geometry, made where it is new, or taken from another geometry (`instead`, a class of which no
+  // slot is in use). Nothing where no slot of it fits the arena, or there are MAX_CLASSES already.
+  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below = true, ClassId instead = {});
+
+  // The segment's memory is there: it may be handed out. Marking twice changes nothing.
+  void mark_ready(uint32_t segment) noexcept;
+
+  [[nodiscard]] bool can_allocate(ClassId size_class) const noexcept;
+
+  // A slot for `record`; nothing where can_allocate is false. A new slot is not idle.
+  [[nodiscard]] std::optional<PageIndex> allocate(ClassId size_class, RecordId record) noexcept;
+
+  // Takes this very slot, whose place is known from an earlier life. False where no slot of the class starts there, or it
+  // is taken.
+  [[nodiscard]] bool claim(ClassId size_class, PageIndex page, RecordId record) noexcept;
+
+  // REQUIRES: the slot is used and not idle.
+  void release(PageIndex page) noexcept;
+
+  // The slot may be evicted / may no longer. `now_ns` is the time of its last access.
+  void set_idle(PageIndex page, uint64_t now_ns) noexcept;
+  void set_busy(PageIndex page) noexcept;
+
+  // The used slot's chunk is from now on kept above the default priority / no longer.
+  void set_kept(PageIndex page, bool is_kept) noexcept;
+
+  // slot_arena_windows.cpp. A window of the class's run length, of segments that are free or lent to other classes with idle slots
+  // only. It is the one used longest ago, of those without kept slots if there are any, as far as it lies around one of the
+  // coldest runs; where nothing can be cleared around these, any window, found by a search that goes on with the next call.
+  [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class) noexcept;
+
+  // Whether the window found earlier would still do.
+  [[nodiscard]] bool is_clearable(ClassId size_class, const SegmentWindow& window) const noexcept;
+
+  // The owners of all used slots of the runs that touch the window.
+  [[nodiscard]] std::vector<RecordId> owners_in(const SegmentWindow& window) const;
+
+  // The owner of the used slot that starts at this page; unset where none does.
+  [[nodiscard]] RecordId owner(PageIndex page) const noexcept;
+  [[nodiscard]] const SizeClass& size_class(ClassId id) const noexcept { return classes_[id.value()].geometry; }
+  [[nodiscard]] uint32_t class_count() const noexcept { return static_cast<uint32_t>(classes_.size()); }
+  [[nodiscard]] uint64_t used_slots(ClassId id) const noexcept { return classes_[id.value()].used; }
+  [[nodiscard]] uint32_t lent_runs(ClassId id) const noexcept { return classes_[id.value()].runs; }
+  // Slots of all runs lent to the class, used and free.
+  [[nodiscard]] uint64_t lent_slots(ClassId id) const noexcept { return classes_[id.value()].slots; }
+  [[nodiscard]] const ArenaShape& shape() const noexcept { return shape_; }
+  [[nodiscard]] bool is_behind() const noexcept { return ready_segments_ < shape_.segments; }
+  [[nodiscard]] uint32_t free_segments() const noexcept { return free_segments_; }
+  [[nodiscard]] uint32_t ready_segments() const noexcept { return ready_segments_; }
+
+  // Recounts everything; one line per broken invariant.
+  [[nodiscard]] std::vector<std::string> verify() const;
+
+ private:
+  static constexpr uint32_t NONE = UINT32_MAX;
+  enum class SegmentState : uint8_t { NOT_READY, FREE, LENT };
+
+  struct Segment {
+    SegmentState state = SegmentState::NOT_READY;
+    uint32_t run = NONE;  // first segment of the run it is lent in
+  };
+  // Lives at the index of its first segment.
+  struct Run {
+    ClassId size_class;
+    uint32_t segments = 0;
+    uint32_t slots = 0;
+    uint32_t used = 0;
+    uint32_t idle = 0;
+    uint32_t kept = 0;
+    uint32_t free_word = 0;    // no word of `free` before this one has a bit
+    uint64_t newest_ns = 0;    // never less than the last access of its idle slots
+    uint32_t previous = NONE;  // in the class's list of runs with a free slot
+    uint32_t next = NONE;
+    std::unique_ptr<RecordId[]> owners;  // by slot; unset: free
+    std::unique_ptr<uint64_t[]> free;    // a bit for each slot
+  };
+  struct ClassState {
+    SizeClass geometry;
+    uint32_t first_run = NONE;
+    uint32_t runs = 0;
+    uint64_t used = 0;
+    uint64_t slots = 0;
+  };
+
+  [[nodiscard]] uint64_t pages_per_segment() const noexcept { return shape_.segment_bytes / PAGE_BYTES; }
+  [[nodiscard]] PageIndex slot_page(uint32_t first, uint32_t slot) const noexcept;
+  [[nodiscard]] Run& run_of(PageIndex page) noexcept;
+  // Which slot of its run, which begins at segment `first`, starts at the page; nothing where none does.
+  [[nodiscard]] std::optional<uint32_t> slot_at(uint32_t first, PageIndex page) const noexcept;
+  void take(uint32_t first, uint32_t slot, RecordId record) noexcept;
+  [[nodiscard]] static RunAge age_of(const Run& run) noexcept { return {run.newest_ns, run.kept > 0}; }
+  [[nodiscard]] static bool is_idle(const Run& run) noexcept { return run.used > 0 && run.idle == run.used; }
+  void note_idle(uint32_t first) noexcept;
+  [[nodiscard]] std::optional<SegmentWindow> coldest_window(ClassId size_class, uint32_t count) noexcept;
+  void refresh_idle_runs(ClassId size_class) noexcept;
+  [[nodiscard]] std::optional<RunAge> clearing_age(ClassId size_class, uint32_t segment) const noexcept;
+  [[nodiscard]] std::optional<SegmentWindow> window_around(ClassId size_class, uint32_t run, uint32_t count) const noexcept;
+  [[nodiscard]] std::optional<SegmentWindow> window_near_hand(ClassId size_class, uint32_t count) noexcept;
+  [[nodiscard]] std::optional<SegmentWindow> window_at(ClassId size_class, uint32_t first, uint32_t count) const noexcept;
+  void lend(ClassId size_class) noexcept;
+  void lend_at(ClassId size_class, uint32_t first, uint32_t count) noexcept;
+  void give_back(uint32_t first) noexcept;
+  void link_run(uint32_t first) noexcept;
+  void unlink_run(uint32_t first) noexcept;
+  void verify_run(uint32_t first, std::vector<std::string>& broken) const;
+
+  const ArenaShape shape_;
+  std::vector<Segment> segments_;
+  std::vector<Run> runs_;
+  std::vector<ClassState> classes_;
+  FreeSegments free_;
+  IdleRuns idle_runs_;
+  uint32_t hand_ = 0;  // segment from which the next search for any window goes on
+  uint32_t free_segments_ = 0;
+  uint32_t ready_segments_ = 0;
+};
+
+}  // namespace kvpool

@@ -1,0 +1,78 @@
+#include "copy/copy_checks.h"
+
+#include <algorithm>
+
+namespace kvpool {
+namespace {
+
+constexpr uint64_t VIEW_NUMBERS_MAX = uint64_t{1} << 40;
+
+const char* blocks_fault(const CacheView& view, const std::vector<int64_t>& ids, size_t chunks, uint32_t layers,
+                         uint64_t layer_bytes, bool may_skip, uint32_t first_layer = 0) noexcept {
+  if (const char* fault = view_fault(view)) {
+    return fault;
+  }
+  if (may_skip ? view.layers.size() != layers : view.layers.size() < uint64_t{first_layer} + layers) {
+    return "the view has another number of layers";
+  }
+  if (chunks == 0) {
+    return ids.empty() ? nullptr : "the blocks of a chunk do not make up its layer";
+  }
+  uint64_t bytes = 0;
+  if (ids.size() % chunks != 0 || __builtin_mul_overflow(view.planes, view.plane_block_bytes, &bytes) ||
+      __builtin_mul_overflow(bytes, ids.size() / chunks, &bytes) || bytes != layer_bytes) {
+    return "the blocks of a chunk do not make up its layer";
+  }
+  const int64_t lowest = may_skip ? SKIP_BLOCK : 0;
+  const auto is_outside = [&](int64_t id) { return id < lowest || id >= static_cast<int64_t>(view.blocks); };
+  return std::any_of(ids.begin(), ids.end(), is_outside) ? "a block id lies outside the view" : nullptr;
+}
+
+}  // namespace
+
+const char* view_fault(const CacheView& view) noexcept {
+  if (view.planes == 0 || view.plane_block_bytes == 0 || view.blocks > VIEW_NUMBERS_MAX ||
+      view.plane_block_bytes > VIEW_NUMBERS_MAX) {
+    return "planes and plane_block_bytes must be positive, blocks and bytes at most 2^40";
+  }
+  return nullptr;
+}
+
+const char* extents_fault(const Mapping& arena, const std::vector<uint64_t>& offsets, uint32_t layers,
+                          uint64_t layer_bytes) noexcept {
+  uint64_t chunk_bytes = 0;
+  if (layers == 0 || layer_bytes == 0 || __builtin_mul_overflow(layers, layer_bytes, &chunk_bytes)) {
+    return "layers and layer_bytes must be positive and their product fit 64 bits";
+  }
+  const auto is_outside = [&](uint64_t offset) { return !arena.contains(offset, chunk_bytes); };
+  return std::any_of(offsets.begin(), offsets.end(), is_outside) ? "an extent lies outside the arena" : nullptr;
+}
+
+const char* load_fault(const LoadPlan& plan) noexcept {
+  if (const char* fault = extents_fault(*plan.arena, plan.offsets, plan.layers, plan.layer_bytes)) {
+    return fault;
+  }
+  const size_t chunks = plan.offsets.size();
+  if (const char* fault = blocks_fault(plan.view, plan.block_ids, chunks, plan.layers, plan.layer_bytes, true)) {
+    return fault;
+  }
+  if (plan.generations.size() != chunks) {
+    return "offsets and generations differ in length";
+  }
+  const auto is_unknown = [&](uint64_t offset) { return !plan.index->covers(offset, plan.layers); };
+  return std::any_of(plan.offsets.begin(), plan.offsets.end(), is_unknown) ? "an extent has no words in the index"
+                                                                            : nullptr;
+}
+
+const char* save_fault(const SavePlan& plan) noexcept {
+  if (!plan.arena->is_writable()) {
+    return "the arena is mapped read-only";
+  }
+  if (const char* fault = extents_fault(*plan.arena, plan.offsets, plan.layers, plan.layer_bytes)) {
+    return fault;
+  }
+  return blocks_fault(plan.view, plan.block_ids, plan.offsets.size(), plan.layers, plan.layer_bytes, false,
+                      plan.first_layer);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,97 @@
+// Threads that copy for one client, and the queue they share with their jobs.
+//
+// Guarantees:
+// 1. Load jobs go before save jobs; among equals the oldest goes first. A save under way yields between pieces.
+//    A load whose bytes are still on their way to the arena lets others through.
+// 2. Several threads may work on one job; a job hands out each of its pieces once.
+// 3. `stop` lets running pieces finish, cancels queued jobs and joins the threads. What comes later is cancelled at once,
+//    so nobody waits for a job that no thread will run.
+// 4. A queued job is kept alive by the queue, a running one by its thread.
+// 5. In a forked child, which has none of the threads, `stop` and a job's `cancel` return at once.
+//
+// Threads: any. Lock order: the queue's lock, then a job's; a job never calls the queue with its own lock held.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "shared_index/landing_wait.h"
+#include "base/process_life.h"
+
+namespace kvpool {
+
+// Something with pieces to copy.
+class CopyJob {
+ public:
+  virtual ~CopyJob() = default;
+
+  // Copies one piece and returns its bytes; 0 when there is none to hand out now.
+  virtual uint64_t run_piece() = 0;
+  // Whether there are more to hand out, now or later.
+  [[nodiscard]] virtual bool has_pieces() const = 0;
+  // Adds the landings after which there is a piece to hand out. False where there may be one already, or never will be.
+  [[nodiscard]] virtual bool name_awaited(LandingWait&) const { return false; }
+  virtual void cancel() = 0;
+  [[nodiscard]] virtual bool is_load() const noexcept = 0;
+
+ protected:
+  // Whether this is a forked child's copy of the job: its pieces are not running here, whatever it says.
+  [[nodiscard]] bool is_inherited() const noexcept { return process_life() != life_; }
+
+ private:
+  const uint32_t life_ = process_life();
+};
+
+class CopyQueue {
+ public:
+  // Has the threads look at the job. False when stopped; then the caller cancels it.
+  [[nodiscard]] bool add(std::shared_ptr<CopyJob> job);
+
+ private:
+  friend class CopyPool;
+
+  std::shared_ptr<CopyJob> next(size_t blocked);
+  void run();
+  bool retire_or_rotate(const std::shared_ptr<CopyJob>& job, size_t& blocked);
+  [[nodiscard]] bool name_awaited(LandingWait& wait);
+  [[nodiscard]] bool has_load() const noexcept { return waiting_loads_.load(std::memory_order_relaxed) > 0; }
+
+  std::mutex lock_;
+  std::condition_variable wake_;
+  std::deque<std::shared_ptr<CopyJob>> loads_;  // guarded by lock_
+  std::deque<std::shared_ptr<CopyJob>> saves_;  // guarded by lock_
+  std::atomic<size_t> waiting_loads_ = 0;
+  bool stopped_ = false;  // guarded by lock_
+  std::atomic<uint64_t> bytes_copied_ = 0;
+};
+
+class CopyPool {
+ public:
+  // REQUIRES: threads > 0. Throws std::system_error where the system has no more threads to give.
+  explicit CopyPool(unsigned threads);
+  ~CopyPool();
+  CopyPool(const CopyPool&) = delete;
+  CopyPool& operator=(const CopyPool&) = delete;
+
+  void stop();
+
+  [[nodiscard]] const std::shared_ptr<CopyQueue>& queue() const noexcept { return queue_; }
+  [[nodiscard]] uint64_t bytes_copied() const noexcept { return queue_->bytes_copied_.load(std::memory_order_relaxed); }
+  // CPU time that the threads have used, also after `stop`.
+  [[nodiscard]] double cpu_seconds() const;
+
+ private:
+  const uint32_t life_ = process_life();
+  const std::shared_ptr<CopyQueue> queue_;
+  mutable std::mutex threads_lock_;
+  std::vector<std::thread> threads_;    // guarded by threads_lock_
+  double stopped_cpu_seconds_ = 0.0;  // guarded by threads_lock_
+};
+
+}  // namespace kvpool

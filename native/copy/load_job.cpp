@@ -1,0 +1,244 @@
+#include "copy/load_job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/wait.h"
+
+namespace kvpool {
+namespace {
+
+// Bytes handed out at a time: enough to make the lock cheap, little enough for several threads and quick cancelling.
+constexpr uint64_t PIECE_BYTES = 256 << 10;
+// Chunks awaited at once. The disk brings a load's chunks in their order but for what its threads, four by default, have under way.
+constexpr size_t AWAITED_MAX = 8;
+
+}  // namespace
+
+LoadJob::LoadJob(LoadPlan plan)
+    : plan_(std::move(plan)),
+      chunk_count_(plan_.offsets.size()),
+      chunk_blocks_(chunk_count_ == 0 ? 0 : plan_.block_ids.size() / chunk_count_),
+      piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.layer_bytes)),
+      fail_at_(chunk_count_),
+      claimed_(chunk_count_),
+      layer_left_(plan_.layers, chunk_count_),
+      chunk_left_(chunk_count_, plan_.layers) {
+  KVPOOL_CHECK(plan_.generations.size() == chunk_count_);
+  KVPOOL_CHECK(plan_.block_ids.size() == chunk_blocks_ * chunk_count_);
+  KVPOOL_CHECK(chunk_count_ == 0 || plan_.view.layer_bytes(chunk_blocks_) == plan_.layer_bytes);
+}
+
+uint64_t LoadJob::run_piece() {
+  Piece piece{};
+  if (!claim(piece)) {
+    return 0;
+  }
+  const uint64_t units = piece.layers * piece.count;  // one of the two is 1
+  uint64_t good = 0;
+  LoadReason failure = LoadReason::COMPLETE;
+  while (good < units && failure == LoadReason::COMPLETE) {
+    failure = piece.count > 1 ? copy(piece.layer, piece.first + good)
+                              : copy(piece.layer + static_cast<uint32_t>(good), piece.first);
+    good += failure == LoadReason::COMPLETE ? 1 : 0;
+  }
+  finish(piece, piece.count > 1 ? piece.first + good : piece.first, failure);
+  return (failure == LoadReason::COMPLETE ? good : good + 1) * plan_.layer_bytes;
+}
+
+bool LoadJob::has_pieces() const {
+  const std::lock_guard guard(lock_);
+  return !cancelled_ && next_layer_ < plan_.layers && chunk_count_ > 0;
+}
+
+// Takes the next piece in the order of layers or, where that has not landed, one that has; settles on the way what lies behind
+// a failed chunk.
+bool LoadJob::claim(Piece& piece) {
+  const std::lock_guard guard(lock_);
+  while (!cancelled_ && next_layer_ < plan_.layers) {
+    while (next_chunk_ < fail_at_ && claimed_[next_chunk_] > next_layer_) {
+      ++next_chunk_;
+    }
+    if (next_chunk_ >= fail_at_) {
+      end_layer();
+      continue;
+    }
+    const uint64_t wanted = std::min(next_chunk_ + piece_chunks_, fail_at_);
+    uint64_t end = next_chunk_;
+    while (end < wanted && claimed_[end] == next_layer_ && is_landed(next_layer_, end, landed(end))) {
+      claimed_[end++] = next_layer_ + 1;
+    }
+    piece = {next_layer_, 1, next_chunk_, end - next_chunk_};
+    next_chunk_ = end;
+    if (piece.count > 0 || claim_ahead(piece)) {
+      ++running_;
+      return true;
+    }
+    return false;  // blocked
+  }
+  changed_.notify_all();
+  return false;
+}
+
+// Layers of a chunk that have landed while an earlier chunk's have not: memory works while the disk does.
+bool LoadJob::claim_ahead(Piece& piece) {
+  for (uint64_t chunk = 0; chunk < fail_at_; ++chunk) {
+    const uint32_t layer = claimed_[chunk];
+    uint32_t end = layer;
+    while (end < plan_.layers && end - layer < piece_chunks_ && is_landed(end, chunk, landed(chunk))) {
+      ++end;
+    }
+    if (end > layer) {
+      claimed_[chunk] = end;
+      piece = {layer, end - layer, chunk, 1};
+      return true;
+    }
+  }
+  return false;
+}
+
+// The rest of the next layer lies behind a failed chunk: nobody will copy it.
+void LoadJob::end_layer() {
+  for (uint64_t chunk = next_chunk_; chunk < chunk_count_; ++chunk) {
+    if (claimed_[chunk] == next_layer_) {
+      claimed_[chunk] = next_layer_ + 1;
+      settle({next_layer_, 1, chunk, 1});
+    }
+  }
+  if (layer_left_[next_layer_] == 0) {
+    changed_.notify_all();
+  }
+  next_chunk_ = 0;
+  ++next_layer_;
+}
+
+// Whether a layer of a chunk can be dealt with: it is there, or no more of the chunk will come. `landed`: the chunk's word.
+bool LoadJob::is_landed(uint32_t layer, uint64_t chunk, uint32_t landed) const {
+  return landed > layer || plan_.index->generation_at(plan_.offsets[chunk]) != plan_.generations[chunk];
+}
+
+// In the order in which the disk brings them: the chunk whose turn it is, and those behind it.
+bool LoadJob::name_awaited(LandingWait& wait) const {
+  const std::lock_guard guard(lock_);
+  if (cancelled_) {
+    return false;
+  }
+  size_t named = 0;
+  for (uint64_t step = 0; step < fail_at_ && named < AWAITED_MAX; ++step) {
+    const uint64_t chunk = (next_chunk_ + step) % fail_at_;
+    const uint32_t layer = claimed_[chunk];
+    if (layer == plan_.layers) {
+      continue;
+    }
+    const uint32_t seen = landed(chunk);
+    if (is_landed(layer, chunk, seen)) {
+      return false;
+    }
+    wait.add(plan_.index, plan_.offsets[chunk], seen);
+    ++named;
+  }
+  return named > 0;
+}
+
+LoadReason LoadJob::copy(uint32_t layer, uint64_t chunk) const {
+  const uint64_t offset = plan_.offsets[chunk];
+  const uint8_t* extent = plan_.arena->data() + offset + layer * plan_.layer_bytes;
+  const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
+  const uint32_t crc = scatter_layer(plan_.view, layer, ids, extent);
+  const uint32_t expected = plan_.index->checksum_at(offset, layer);
+  const uint32_t seen = landed(chunk);
+  // The bytes were read before the checksum (scatter_layer ends in a fence) and the checksum, with acquire, before the
+  // generation: if that still stands, all of them were this chunk's.
+  if (plan_.index->generation_at(offset) != plan_.generations[chunk]) {
+    return LoadReason::GONE;
+  }
+  if ((seen & LANDING_FAILED) != 0 || seen <= layer) {
+    return LoadReason::IO;
+  }
+  return !plan_.verifies || crc == expected ? LoadReason::COMPLETE : LoadReason::CHECKSUM;
+}
+
+void LoadJob::finish(const Piece& piece, uint64_t failed, LoadReason failure) {
+  const std::lock_guard guard(lock_);
+  KVPOOL_CHECK(running_ > 0);
+  --running_;
+  const bool ends_layer = settle(piece);
+  if (failure != LoadReason::COMPLETE && failed < fail_at_) {
+    fail_at_ = failed;
+    failure_ = failure;
+  }
+  if (ends_layer || has_ended()) {
+    changed_.notify_all();
+  }
+}
+
+// Returns whether that was the last of a layer.
+bool LoadJob::settle(const Piece& piece) {
+  bool ends_layer = false;
+  for (uint32_t layer = piece.layer; layer < piece.layer + piece.layers; ++layer) {
+    layer_left_[layer] -= piece.count;
+    ends_layer = ends_layer || layer_left_[layer] == 0;
+  }
+  for (uint64_t chunk = piece.first; chunk < piece.first + piece.count; ++chunk) {
+    chunk_left_[chunk] -= piece.layers;
+  }
+  settled_ += piece.layers * piece.count;
+  return ends_layer;
+}
+
+void LoadJob::cancel() {
+  if (is_inherited()) {
+    return;
+  }
+  std::unique_lock guard(lock_);
+  cancelled_ = true;
+  changed_.notify_all();
+  changed_.wait(guard, [this] { return running_ == 0; });
+}
+
+LayerState LoadJob::wait_layer(uint32_t layer, double timeout_s) const {
+  KVPOOL_CHECK(layer < plan_.layers);
+  std::unique_lock guard(lock_);
+  const bool settled = wait_for(changed_, guard, timeout_s, [&] { return layer_left_[layer] == 0 || has_ended(); });
+  if (!settled) {
+    return LayerState::TIMED_OUT;
+  }
+  return layer_left_[layer] == 0 && fail_at_ > 0 ? LayerState::IN_PLACE : LayerState::ENDED;
+}
+
+bool LoadJob::wait(double timeout_s) const {
+  std::unique_lock guard(lock_);
+  return wait_for(changed_, guard, timeout_s, [this] { return has_ended(); });
+}
+
+bool LoadJob::is_done() const {
+  const std::lock_guard guard(lock_);
+  return has_ended();
+}
+
+uint64_t LoadJob::chunks() const {
+  const std::lock_guard guard(lock_);
+  return has_ended() ? complete_chunks() : fail_at_;
+}
+
+LoadReason LoadJob::reason() const {
+  const std::lock_guard guard(lock_);
+  return cancelled_ && complete_chunks() < fail_at_ ? LoadReason::CANCELLED : failure_;
+}
+
+uint64_t LoadJob::progress() const {
+  const std::lock_guard guard(lock_);
+  return settled_;
+}
+
+bool LoadJob::has_ended() const {
+  return running_ == 0 && (cancelled_ || settled_ == chunk_count_ * plan_.layers);
+}
+
+uint64_t LoadJob::complete_chunks() const {
+  const auto unfinished = std::find_if(chunk_left_.begin(), chunk_left_.end(), [](uint32_t left) { return left > 0; });
+  return std::min(fail_at_, static_cast<uint64_t>(unfinished - chunk_left_.begin()));
+}
+
+}  // namespace kvpool

@@ -1,0 +1,114 @@
+// One load: chunks of the arena on their way into engine memory, layer by layer.
+//
+//   RUNNING --every piece done--> ENDED
+//      \-----cancel, last running piece done--> ENDED
+//
+// Pieces go layer-major: layer 0 of every chunk, then layer 1. After a layer of a chunk was copied its slot's generation
+// is read again and then its checksum compared; a chunk that fails takes the chunks behind it along. What is not said
+// to be good is not good: a chunk counts only when all of its layers were checked. A chunk that is still being promoted is
+// copied as its layers land, before its turn where the chunk whose turn it is has not landed; while nothing has, the job is
+// blocked, and its thread serves others.
+//
+// Invariant: `chunk_left_[c]` layers of chunk c and `layer_left_[l]` chunks of layer l are neither checked nor skipped.
+// Threads: any. All mutable state is guarded by `lock_`, which is not held while bytes are copied.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "shared_index/chunk_table.h"
+#include "copy/copy_pool.h"
+#include "copy/extent_copy.h"
+#include "shared_index/landing_wait.h"
+#include "base/memory.h"
+
+namespace kvpool {
+
+// Why a load ended; the wire codes of kvpool.types.LoadReason.
+enum class LoadReason : uint8_t { COMPLETE = 0, GONE = 1, CHECKSUM = 2, CANCELLED = 3, IO = 5 };
+
+enum class LayerState : int8_t { TIMED_OUT = -1, ENDED = 0, IN_PLACE = 1 };
+
+// What to load. `offsets` and `generations`: one for each chunk; `block_ids`: blocks_per_chunk for each.
+struct LoadPlan {
+  CacheView view;
+  std::shared_ptr<const Mapping> arena;
+  std::shared_ptr<const IndexView> index;
+  std::vector<uint64_t> offsets;
+  std::vector<uint64_t> generations;
+  std::vector<int64_t> block_ids;
+  uint32_t layers = 0;
+  uint64_t layer_bytes = 0;
+  bool verifies = true;
+};
+
+class LoadJob final : public CopyJob {
+ public:
+  // REQUIRES: every extent lies in the arena and in the index, every block id in the view or SKIP_BLOCK, and
+  // view.layer_bytes(blocks per chunk) == layer_bytes.
+  explicit LoadJob(LoadPlan plan);
+
+  uint64_t run_piece() override;
+  [[nodiscard]] bool has_pieces() const override;
+  // When it returns no byte is written any more.
+  void cancel() override;
+  [[nodiscard]] bool is_load() const noexcept override { return true; }
+  [[nodiscard]] bool name_awaited(LandingWait& wait) const override;
+
+  [[nodiscard]] uint32_t layers() const noexcept { return plan_.layers; }
+
+  // Until the layer of the first chunks() chunks is in place, the load has ended before that, or time is over.
+  // REQUIRES: layer < layers().
+  [[nodiscard]] LayerState wait_layer(uint32_t layer, double timeout_s) const;
+  // Whether the load has ended within the time.
+  [[nodiscard]] bool wait(double timeout_s) const;
+  [[nodiscard]] bool is_done() const;
+  // Leading chunks that have not failed; of an ended load, those that are good.
+  [[nodiscard]] uint64_t chunks() const;
+  [[nodiscard]] LoadReason reason() const;
+  // Layers of chunks dealt with so far.
+  [[nodiscard]] uint64_t progress() const;
+
+ private:
+  // One layer of several chunks, or several layers of one.
+  struct Piece {
+    uint32_t layer;
+    uint32_t layers;
+    uint64_t first;
+    uint64_t count;
+  };
+
+  bool claim(Piece& piece);
+  bool claim_ahead(Piece& piece);
+  void end_layer();
+  [[nodiscard]] uint32_t landed(uint64_t chunk) const noexcept { return plan_.index->landed_at(plan_.offsets[chunk]); }
+  [[nodiscard]] bool is_landed(uint32_t layer, uint64_t chunk, uint32_t landed) const;
+  LoadReason copy(uint32_t layer, uint64_t chunk) const;
+  void finish(const Piece& piece, uint64_t failed, LoadReason failure);
+  bool settle(const Piece& piece);
+  [[nodiscard]] bool has_ended() const;
+  [[nodiscard]] uint64_t complete_chunks() const;
+
+  const LoadPlan plan_;
+  const uint64_t chunk_count_;
+  const uint64_t chunk_blocks_;
+  const uint64_t piece_chunks_;
+
+  mutable std::mutex lock_;
+  mutable std::condition_variable changed_;
+  uint32_t next_layer_ = 0;
+  uint64_t next_chunk_ = 0;
+  uint64_t running_ = 0;  // pieces
+  uint64_t settled_ = 0;  // layers of chunks
+  uint64_t fail_at_;
+  LoadReason failure_ = LoadReason::COMPLETE;
+  std::vector<uint32_t> claimed_;  // layers of each chunk that have been handed out, from layer 0 on
+  bool cancelled_ = false;
+  std::vector<uint64_t> layer_left_;
+  std::vector<uint32_t> chunk_left_;
+};
+
+}  // namespace kvpool

@@ -1,0 +1,110 @@
+#include "copy/save_job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/wait.h"
+
+namespace kvpool {
+namespace {
+
+// As in load_job.cpp.
+constexpr uint64_t PIECE_BYTES = 256 << 10;
+
+}  // namespace
+
+SaveJob::SaveJob(SavePlan plan)
+    : plan_(std::move(plan)),
+      chunk_count_(plan_.offsets.size()),
+      chunk_blocks_(chunk_count_ == 0 ? 0 : plan_.block_ids.size() / chunk_count_),
+      piece_chunks_(std::max<uint64_t>(1, PIECE_BYTES / plan_.layer_bytes)),
+      is_announced_(plan_.layers, false),
+      checksums_(chunk_count_ * plan_.layers) {
+  KVPOOL_CHECK(plan_.block_ids.size() == chunk_blocks_ * chunk_count_);
+  KVPOOL_CHECK(chunk_count_ == 0 || plan_.view.layer_bytes(chunk_blocks_) == plan_.layer_bytes);
+  announced_.reserve(plan_.layers);
+}
+
+uint64_t SaveJob::run_piece() {
+  uint32_t layer = 0;
+  uint64_t first = 0;
+  uint64_t count = 0;
+  {
+    const std::lock_guard guard(lock_);
+    if (cancelled_ || next_announced_ == announced_.size() || chunk_count_ == 0) {
+      return 0;
+    }
+    layer = announced_[next_announced_];
+    first = next_chunk_;
+    count = std::min(piece_chunks_, chunk_count_ - first);
+    next_chunk_ += count;
+    if (next_chunk_ == chunk_count_) {
+      next_chunk_ = 0;
+      ++next_announced_;
+    }
+    ++running_;
+  }
+  for (uint64_t chunk = first; chunk < first + count; ++chunk) {
+    uint8_t* extent = plan_.arena->data() + plan_.offsets[chunk] + layer * plan_.layer_bytes;
+    const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
+    checksums_[chunk * plan_.layers + layer] = gather_layer(plan_.view, plan_.first_layer + layer, ids, extent);
+  }
+  const std::lock_guard guard(lock_);
+  KVPOOL_CHECK(running_ > 0);
+  --running_;
+  settled_ += count;
+  if (is_at_rest()) {
+    changed_.notify_all();
+  }
+  return count * plan_.layer_bytes;
+}
+
+bool SaveJob::has_pieces() const {
+  const std::lock_guard guard(lock_);
+  return !cancelled_ && next_announced_ < announced_.size() && chunk_count_ > 0;
+}
+
+void SaveJob::cancel() {
+  if (is_inherited()) {
+    return;
+  }
+  std::unique_lock guard(lock_);
+  cancelled_ = true;
+  changed_.notify_all();
+  changed_.wait(guard, [this] { return running_ == 0; });
+}
+
+bool SaveJob::announce(uint32_t layer) {
+  KVPOOL_CHECK(layer < plan_.layers);
+  const std::lock_guard guard(lock_);
+  if (is_announced_[layer]) {
+    return false;
+  }
+  is_announced_[layer] = true;
+  announced_.push_back(layer);
+  return true;
+}
+
+bool SaveJob::wait(double timeout_s) const {
+  std::unique_lock guard(lock_);
+  return wait_for(changed_, guard, timeout_s, [this] { return is_at_rest(); });
+}
+
+bool SaveJob::is_cancelled() const {
+  const std::lock_guard guard(lock_);
+  return cancelled_;
+}
+
+uint64_t SaveJob::progress() const {
+  const std::lock_guard guard(lock_);
+  return settled_;
+}
+
+std::vector<uint32_t> SaveJob::checksums() const {
+  const std::lock_guard guard(lock_);
+  const bool is_whole = announced_.size() == plan_.layers && running_ == 0 && has_copied_announced();
+  return is_whole ? checksums_ : std::vector<uint32_t>();
+}
+
+}  // namespace kvpool

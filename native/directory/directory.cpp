@@ -1,0 +1,336 @@
+// Geometry, construction, removal and eviction order of the directory. See directory.h.
+#include "directory/directory.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace kvpool {
+namespace {
+
+// From this size on segments are multiples of huge pages; below, rounding would waste the arena.
+constexpr uint64_t HUGE_SEGMENT_BYTES = uint64_t{16} << 20;
+constexpr uint64_t SEGMENTS_AT_LEAST = 8;
+constexpr uint64_t MAX_ENTRIES = MAX_TABLE_SLOTS / 8 * 5;
+// Until something else is said: enough for the prompts that everybody shares, too little to pin the tier.
+constexpr double RETAINED_SHARE = 0.3;
+// Of the capacity, how much is remembered of what a size class had written down and what it lost: a guess.
+constexpr uint64_t WRITE_WINDOW_DIVISOR = 4;
+// Entries looked at from each end of a list for the place of a chunk that nothing follows any more: its child was the oldest.
+constexpr uint32_t WIDOW_STEPS = 64;
+
+}  // namespace
+
+std::optional<DirectoryGeometry> DirectoryGeometry::plan(uint64_t capacity, uint64_t segment_bytes,
+                                                         uint32_t max_chunks, uint32_t further_entries) {
+  const uint64_t entries = uint64_t{max_chunks} + further_entries;
+  if (capacity == 0 || capacity > ARENA_BYTES_MAX || segment_bytes == 0 || max_chunks == 0 ||
+      entries > MAX_ENTRIES) {
+    return std::nullopt;
+  }
+  const uint64_t share = (capacity + SEGMENTS_AT_LEAST - 1) / SEGMENTS_AT_LEAST;
+  uint64_t bytes = round_up(std::min(segment_bytes, share), PAGE_BYTES);
+  if (bytes >= HUGE_SEGMENT_BYTES) {
+    bytes = round_up(bytes, HUGE_PAGE_BYTES);
+  }
+  const uint64_t segments = (capacity + bytes - 1) / bytes + 1;
+  if (segments > UINT32_MAX) {
+    return std::nullopt;
+  }
+  const ArenaShape arena{bytes, static_cast<uint32_t>(segments)};
+  const IndexShape index{IndexShape::slots_for(entries), arena.total_bytes()};
+  if (!index.valid()) {
+    return std::nullopt;
+  }
+  return DirectoryGeometry{capacity, max_chunks, arena, index};
+}
+
+std::optional<DirectoryGeometry> DirectoryGeometry::plan_files(uint64_t segment_bytes, uint32_t segments,
+                                                               uint32_t max_chunks) {
+  const bool is_in_range = segment_bytes != 0 && segment_bytes % PAGE_BYTES == 0 && segments != 0 &&
+                           segment_bytes <= FILES_BYTES_MAX / segments;
+  if (!is_in_range || max_chunks == 0 || max_chunks > MAX_ENTRIES) {
+    return std::nullopt;
+  }
+  const ArenaShape arena{segment_bytes, segments, 1};
+  return DirectoryGeometry{arena.total_bytes(), max_chunks, arena, IndexShape{}};
+}
+
+Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
+                     const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier, PolicyKind policy,
+                     const HashSeed& seed)
+    : geometry_(geometry),
+      tier_(tier),
+      arena_mapping_(std::move(arena)),
+      table_(std::move(index), geometry.index, epoch, tier, geometry.max_chunks, records_),
+      arena_(geometry.arena),
+      records_(geometry.max_chunks),
+      policy_(make_policy(policy, geometry.max_chunks, seed)),
+      queues_(records_, *policy_),
+      write_shares_(geometry.capacity / WRITE_WINDOW_DIVISOR),
+      unsaved_order_(queues_, write_shares_),
+      timers_(records_) {
+  cap_retained(RETAINED_SHARE);
+  KVPOOL_CHECK(arena_mapping_ == nullptr || arena_mapping_->size() >= geometry_.arena.total_bytes());
+  KVPOOL_CHECK(geometry_.index.arena_bytes == 0 || geometry_.index.arena_bytes == geometry_.arena.total_bytes());
+}
+
+std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below, ClassId instead) {
+  if (chunk_bytes > geometry_.capacity) {
+    return std::nullopt;
+  }
+  const uint32_t known = arena_.class_count();
+  const auto added = arena_.add_class(chunk_bytes, layers, has_place_below, instead);
+  if (arena_.class_count() > known) {
+    queues_.add_class();
+    write_shares_.add_class();
+  } else if (added && *added == instead) {
+    write_shares_.forget(instead);
+  }
+  return added;
+}
+
+NamespaceId Directory::add_namespace() {
+  namespaces_.emplace_back();
+  return NamespaceId(static_cast<uint32_t>(namespaces_.size() - 1));
+}
+
+NamespaceCounts Directory::namespace_counts(NamespaceId owner) const noexcept {
+  return owner.value() < namespaces_.size() ? namespaces_[owner.value()] : NamespaceCounts{};
+}
+
+DirectoryStats Directory::stats() const noexcept {
+  DirectoryStats stats = stats_;
+  stats.holds = holds_.size();
+  stats.pins = pins_.size();
+  stats.reservations = reservations_.size();
+  stats.token_id_bytes = tokens_.bytes();
+  stats.token_ids_left_out = tokens_.left_out();
+  stats.policy = policy_->counts();
+  return stats;
+}
+
+std::span<const int32_t> Directory::tokens_of(const ChunkKey& key) const noexcept {
+  const auto entry = table_.find(key);
+  return entry && entry->record.valid() ? tokens_.of(entry->record) : std::span<const int32_t>{};
+}
+
+uint64_t Directory::chunk_bytes(const ChunkRecord& record) const noexcept {
+  return arena_.size_class(record.size_class).chunk_bytes;
+}
+
+// What a chunk takes from others: its slot, which may be far more than its bytes, and its part of the records there may be.
+uint64_t Directory::taken_bytes(ClassId size_class) const noexcept {
+  return std::max(arena_.size_class(size_class).slot_bytes, geometry_.capacity / geometry_.max_chunks);
+}
+
+void Directory::make_idle(RecordId id, uint64_t now_ns) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(record.state == ChunkState::READY);
+  KVPOOL_CHECK(record.holds == 0);
+  latest_ns_ = std::max(latest_ns_, now_ns);
+  record.last_access_ns = latest_ns_;
+  record.standing = standing_of(record);
+  queues_.add(id);
+  count_idle(record);
+}
+
+// Nobody holds the chunk any more.
+void Directory::count_idle(const ChunkRecord& record) noexcept {
+  held_bytes_ -= taken_bytes(record.size_class);
+  if (record.pins > 0) {
+    ++stats_.pinned;
+    stats_.pinned_bytes += chunk_bytes(record);
+    return;
+  }
+  arena_.set_idle(record.page, record.last_access_ns);
+  stats_.idle_bytes += chunk_bytes(record);
+}
+
+void Directory::make_busy(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(record.state == ChunkState::READY);
+  queues_.remove(id);
+  held_bytes_ += taken_bytes(record.size_class);
+  if (record.pins > 0) {
+    --stats_.pinned;
+    stats_.pinned_bytes -= chunk_bytes(record);
+    return;
+  }
+  arena_.set_busy(record.page);
+  stats_.idle_bytes -= chunk_bytes(record);
+}
+
+// Nobody finds the chunk any more, and who is reading it learns so from the generation word.
+void Directory::hide(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(!record.first_child.valid());
+  if (record.state == ChunkState::READY) {
+    report(record, ChangeKind::LEFT, departure_);
+  }
+  leave(record.key);
+  forget_retention(id);
+  table_.set_generation(record.page, 0);
+  records_.detach(id);
+  if (record.state == ChunkState::READY) {
+    NamespaceCounts& counts = namespaces_[record.owner.value()];
+    --counts.chunks;
+    counts.bytes -= chunk_bytes(record);
+    counts.held -= record.holds > 0 ? 1U : 0U;
+    --stats_.chunks;
+    counted_ -= record.generation > counted_from_ ? 1U : 0U;
+    stats_.unsaved_chunks -= record.is_below ? 0U : 1U;
+    if (faster_ != nullptr) {
+      static_cast<void>(faster_->note_slower(record.key, false));
+      departed_.push_back(record.key);
+    }
+  } else if (record.state == ChunkState::PROMOTING) {
+    --stats_.promoting;
+  } else {
+    KVPOOL_CHECK(record.state == ChunkState::WRITING);
+    --stats_.writing;
+    --namespaces_[record.owner.value()].writing;
+  }
+}
+
+void Directory::remove_idle(RecordId id) noexcept {
+  KVPOOL_CHECK(is_free(records_[id]));
+  const RecordId parent = records_[id].parent;
+  const uint64_t last_access_ns = records_[id].last_access_ns;
+  make_busy(id);
+  hide(id);
+  free_slot(id);
+  settle_widow(parent, last_access_ns);
+}
+
+void Directory::evict(RecordId leaf, Eviction reason) noexcept {
+  stats_.lifetimes.add(age_ns(records_[leaf], latest_ns_));
+  ++stats_.evictions[static_cast<size_t>(reason)];
+  count_departure(records_[leaf]);
+  policy_->note_evicted(records_[leaf]);
+  hand_down(records_[leaf]);
+  departure_ = static_cast<Cause>(reason);
+  remove_idle(leaf);
+}
+
+// A chunk that stood with its child for the child's sake, or was set aside for it, goes back to its own place when nothing
+// follows it any more. It was used no earlier than its child.
+void Directory::settle_widow(RecordId parent, uint64_t child_access_ns) noexcept {
+  if (!parent.valid()) {
+    return;
+  }
+  ChunkRecord& record = records_[parent];
+  const bool is_behind_child = record.last_access_ns < child_access_ns;
+  record.last_access_ns = std::max(record.last_access_ns, child_access_ns);
+  record.is_cut = record.is_cut || is_behind_child;
+  if (record.first_child.valid() || !is_listed(record)) {
+    return;
+  }
+  if (record.is_aside || is_behind_child) {
+    queues_.remove(parent);
+    stand_by_access(parent, WIDOW_STEPS, false);
+  } else if (record.level != record.priority) {
+    requeue(parent);
+  }
+}
+
+void Directory::make_zombie(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(record.holds > 0 || record.pins > 0);
+  if (is_listed(record)) {
+    queues_.remove(id);
+  }
+  hide(id);
+  record.state = ChunkState::ZOMBIE;
+  record.is_below = false;
+  ++stats_.zombies;
+  ++namespaces_[record.owner.value()].zombies;
+}
+
+// Nobody holds it any more.
+void Directory::let_zombie_go(RecordId id) noexcept {
+  if (records_[id].pins > 0) {
+    ++stats_.pinned;
+    stats_.pinned_bytes += chunk_bytes(records_[id]);
+    held_bytes_ -= taken_bytes(records_[id].size_class);
+    return;
+  }
+  --stats_.zombies;
+  --namespaces_[records_[id].owner.value()].zombies;
+  free_slot(id);
+}
+
+void Directory::free_slot(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(table_.says(record.page, 0));
+  set_written(record, false);
+  KVPOOL_CHECK(arena_.owner(record.page) == id);
+  stats_.used_bytes -= chunk_bytes(record);
+  held_bytes_ -= taken_bytes(record.size_class);
+  arena_.release(record.page);
+  tokens_.forget(id);
+  records_.release(id);
+}
+
+RecordId Directory::leftmost_leaf(RecordId top) const noexcept {
+  while (records_[top].first_child.valid()) {
+    top = records_[top].first_child;
+  }
+  return top;
+}
+
+// Removes a chunk and all that follow it, leaves first. Returns how many READY chunks went.
+uint64_t Directory::remove_subtree(RecordId top) noexcept {
+  uint64_t removed = 0;
+  for (RecordId id = leftmost_leaf(top);;) {
+    const bool is_last = id == top;
+    const RecordId parent = records_[id].parent;
+    removed += records_[id].state == ChunkState::READY ? 1U : 0U;
+    if (is_free(records_[id])) {
+      remove_idle(id);
+    } else {
+      make_zombie(id);
+      settle_widow(parent, 0);
+    }
+    if (is_last) {
+      return removed;
+    }
+    id = leftmost_leaf(parent);  // from here and not from the top: each chunk of the subtree is passed once down, once up
+  }
+}
+
+// REQUIRES: nobody holds the chunk, and so none that follow it.
+void Directory::evict_subtree(RecordId top, Eviction reason) noexcept {
+  RecordId id = leftmost_leaf(top);
+  while (id != top) {
+    const RecordId parent = records_[id].parent;
+    evict(id, reason);
+    id = leftmost_leaf(parent);
+  }
+  evict(top, reason);
+}
+
+uint64_t Directory::drop(const ChunkKey& key, uint64_t generation) {
+  const auto entry = table_.find(key);
+  const bool is_this = entry && entry->record.valid() && records_[entry->record].generation == generation;
+  if (!is_this || records_[entry->record].state != ChunkState::READY) {
+    return 0;
+  }
+  departure_ = Cause::DROPPED;
+  const uint64_t removed = remove_subtree(entry->record);
+  stats_.dropped_chunks += removed;
+  return removed;
+}
+
+uint64_t Directory::discard(const ChunkKey& key) {
+  const auto entry = table_.find(key);
+  if (!entry || !entry->record.valid() || !has_bytes(records_[entry->record].state)) {
+    return 0;
+  }
+  departure_ = Cause::DISCARDED;
+  const uint64_t removed = remove_subtree(entry->record);
+  stats_.flushed_chunks += removed;
+  return removed;
+}
+
+}  // namespace kvpool

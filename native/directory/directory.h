@@ -1,0 +1,400 @@
+// The directory: which chunks are stored, for whom, where, who holds them, and which of them go first.
+//
+// What it is: one tier's truth. It joins the shared table, the slot arena and the records. What it is not: a
+// mover of bytes, a clock (`now_ns` is an argument), or a keeper of deadlines (leases and reservations' times
+// belong to the caller).
+//
+// A chunk's life is drawn in chunk_records.h. Its bytes may be read while its generation word in the index is its
+// generation; the word is cleared before the slot can be given to anybody else.
+//
+// Invariants (recounted by `verify`):
+//   1. Who reads a chunk holds its ancestors. Who writes behind one holds the nearest HELD_ANCESTORS: no chunk goes before its
+//      children anyway. holds(parent) >= holds(child) but where a writer's holds begin; the parent of a READY chunk is READY.
+//   2. The eviction queues hold exactly the READY chunks that nobody holds; those of them without a pin, and only these, are
+//      idle in the arena. A chunk without a copy below stands as UNSAVED, one that is being written as BEING_SAVED.
+//   3. A victim has no children: one that has is moved beside a child first (eviction_queues.h), so no chunk is ever
+//      stored without its parent. Holds end from the leaf to the root, so a parent was used no earlier than what
+//      follows it, and under LRU the oldest is a leaf without a move. A writer's distant ancestors hear of it as they lose it.
+//   4. A chunk and its parent have the same namespace and size class, and it is one deeper.
+//   5. used_bytes, the payload of all allocated slots, is at most the capacity.
+//   6. Generations are positive and never repeat.
+//   7. Chunks kept above the default priority, and all that precedes them, have no more than the retained share of
+//      the bytes, but for what precedes a chunk that was kept before it came.
+//   8. What stands in a tier stands there from the root on: each tier's chunks are whole prefixes.
+//
+// Two tiers are two directories. The faster one owns the table that clients read; `attach_slower` makes the slower one tell
+// it what it holds, so that an entry of the shared table says all tiers of a key. A chunk that leaves the faster tier
+// keeps its entry while the slower one has it; one that returns is `promote`d into a slot and read layer by layer.
+// A hold says that somebody reads; to end it is a use. A pin says that hardware reads the slot, for a copy or a check: it gates
+// the slot's reuse alone, and the chunk keeps its place in the order.
+//
+// Threads: the control thread only. O(1) per chunk, but for lending memory to a class: O(log segments).
+// Unknown hold ids and unknown namespaces are answers, not errors; broken invariants end the process.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "records/change_feed.h"
+#include "shared_index/chunk_index.h"
+#include "directory/directory_answers.h"
+#include "directory/directory_geometry.h"
+#include "eviction/eviction_queues.h"
+#include "eviction/ghost_filter.h"
+#include "base/memory.h"
+#include "eviction/retention.h"
+#include "directory/reservation_state.h"
+#include "eviction/retention_timers.h"
+#include "records/token_ids.h"
+#include "directory/unsaved_order.h"
+
+namespace kvpool {
+
+class Directory {
+ public:
+  // Without an `arena` the slots are elsewhere, without an `index` (and `epoch`) no client looks in. `seed` is the policy's.
+  // REQUIRES: regions writable, index zeroed, sizes as the geometry says.
+  Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const Mapping> index,
+            const DirectoryGeometry& geometry, const uint8_t epoch[16], Tier tier = Tier::DRAM,
+            PolicyKind policy = PolicyKind::LRU, const HashSeed& seed = HashSeed::random());
+  Directory(const Directory&) = delete;
+  Directory& operator=(const Directory&) = delete;
+
+  // The slower tier's directory from now on tells this one what it holds. REQUIRES: both empty; `slower` lives as long.
+  void attach_slower(Directory& slower) noexcept;
+  // At most this share of the capacity is kept above the default priority. What is kept already stays.
+  void cap_retained(double share) noexcept;
+  // No chain gets more chunks than this, which bounds what a request about one costs. REQUIRES: not 0.
+  void bound_chains(uint32_t chunks) noexcept { max_chain_ = chunks; }
+  // The class of chunks of this geometry: known, new, or `instead` of one without chunks. Nothing where such a chunk cannot fit.
+  [[nodiscard]] std::optional<ClassId> add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below = true, ClassId instead = {});
+  [[nodiscard]] NamespaceId add_namespace();
+  void mark_segment_ready(uint32_t segment) noexcept { arena_.mark_ready(segment); }
+
+  // Holds the longest stored prefix; id 0 where that is empty. `keys` are n packed keys from the root on. `now_ns` here and in
+  // commit serves the statistics alone; 0 is the latest time seen. Behind `parent`, which the caller holds: what follows it alone.
+  [[nodiscard]] Hold acquire(NamespaceId owner, const uint8_t* keys, size_t n, uint64_t now_ns = 0,
+                             const std::optional<ChunkKey>& parent = std::nullopt);
+  // Has a hold that counts for nobody yet cover what is stored of the chunks that follow its last one: how many there are.
+  size_t extend(HoldId hold, const uint8_t* keys, size_t n, uint64_t now_ns = 0);
+  // How many leading chunks of a hold are not dropped: what is dropped takes along what follows it.
+  [[nodiscard]] size_t count_whole(HoldId hold) const noexcept;
+  // Leaves a hold its `chunks` leading chunks. False where it is unknown, counts for somebody or would have none.
+  bool shorten(HoldId hold, size_t chunks, uint64_t now_ns);
+  // The same by the last key of each rank alone: nothing is held unless its whole prefix, of `n` chunks, is stored on every
+  // rank. `leaves`: one packed key for each.
+  [[nodiscard]] std::vector<Hold> acquire_leaves(const std::vector<NamespaceId>& owners, const uint8_t* leaves, size_t n,
+                                                 uint64_t now_ns = 0);
+  [[nodiscard]] std::optional<Hold> duplicate(HoldId hold);
+  [[nodiscard]] std::optional<Columns> columns(HoldId hold) const;
+  // The chunk at a position of a hold, and its key; nothing where there is none.
+  [[nodiscard]] std::optional<RecordId> record_of(HoldId hold, size_t position) const;
+  [[nodiscard]] std::optional<ChunkKey> key_of(HoldId hold, size_t position) const;
+  // The keys of a hold that are in the sample, from the root on, and how many chunks the hold has.
+  [[nodiscard]] std::vector<ChunkKey> sampled_keys(HoldId hold, size_t& chunks) const;
+  // Ends a hold; its chunks become the newest. Returns false where the hold is unknown.
+  bool release(HoldId hold, uint64_t now_ns);
+  // The same for its last `limit` chunks: how many they are. Where it had none any more it has ended.
+  size_t release_part(HoldId hold, size_t limit, uint64_t now_ns);
+
+  // Makes room and places for the chunks that follow `parent` (absent: the root). The reservation holds the ancestors, the
+  // present chunks and its own. Evicts exactly what is missing, or nothing for a chunk that cannot be placed. It counts for
+  // `holder`, where one is named: SHARE, once that is all that he may keep. Where `bounds` end it, the answer has fewer states.
+  [[nodiscard]] Reservation reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
+                                    const uint8_t* keys, size_t n, uint64_t now_ns, HolderId holder = {},
+                                    ReserveBounds bounds = {});
+  // The same for the chunks that follow a reservation's last one; NO_PARENT where it is unknown or has expired.
+  [[nodiscard]] Reservation reserve_more(HoldId reservation, const uint8_t* keys, size_t n, uint64_t now_ns, ReserveBounds bounds = {});
+  // Makes chunks first .. first+count readable, counted from the first RESERVED one, parents before children. `checksums`:
+  // [count][layers]; `tokens`, where they are kept: [count][n / count]. Committing twice is STORED twice. `sources`, of a slower
+  // tier, none or [count]: the chunks' generations in the faster tier when they were copied from there. One that is not READY
+  // there with it any more is EXPIRED: what is dropped while it is written down is not published below.
+  [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
+                                            uint64_t now_ns = 0, std::span<const int32_t> tokens = {},
+                                            std::span<const uint64_t> sources = {});
+  // Layers of the reservation's size class; nothing where it is unknown.
+  [[nodiscard]] std::optional<uint32_t> reservation_layers(HoldId reservation) const;
+  // Frees what was not committed and drops the hold: the writer has stopped. False where it is unknown.
+  bool end_reservation(HoldId reservation, uint64_t now_ns);
+  // Takes what was not committed out of sight but keeps its slots until end_reservation: the writer may still write.
+  bool expire_reservation(HoldId reservation, uint64_t now_ns);
+  // The same for `limit` chunks at most, the last ones first. Whether nothing is left to do; once begun, nothing is committed.
+  bool end_part(HoldId reservation, size_t limit, uint64_t now_ns);
+  bool expire_part(HoldId reservation, size_t limit, uint64_t now_ns);
+
+  // directory_shares.cpp. A holder, and a user with all its holders, keeps at most this share of what others leave of the capacity.
+  void share_among_holders(double share, double user_share = 1.0) noexcept;
+  // How many of `wanted` leading chunks of these chains the holder may keep. `holds`: what of each is here, or 0.
+  [[nodiscard]] size_t affordable(HolderId holder, const std::vector<HoldId>& holds, const std::vector<ClassId>& of, size_t wanted);
+  // Counts holds for a holder until they end. False where one is unknown, or counts already; that one does as before.
+  bool charge(const std::vector<HoldId>& holds, HolderId holder);
+  [[nodiscard]] HolderAccounts& holders() noexcept { return accounts_; }
+
+  // Slots for chunks that the slower tier holds, to be read into; like `reserve`, but anybody may acquire them at once, and read
+  // each layer when it has landed. The answer's id is a hold. `landed` makes one an ordinary chunk (`tokens`: its token ids,
+  // where the slower tier has them). `fail_landing` takes it and what follows it out, for good.
+  [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
+                                    const uint8_t* keys, size_t n, uint64_t now_ns);
+  bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
+  uint64_t fail_landing(const ChunkKey& key, uint64_t generation);
+
+  // directory_retention.cpp. Keeps chunks with these from now on, stored ones and those being written, here and in the slower
+  // tier: one wish for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
+  [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& wishes,
+                                            uint64_t now_ns);
+  // What a chunk is kept with; nothing where it is not here.
+  [[nodiscard]] std::optional<Retention> retention(const ChunkKey& key) const noexcept;
+  // The same of the chunks of a hold or a pin; nothing where it is unknown.
+  [[nodiscard]] std::optional<std::vector<Retention>> retentions(HoldId hold) const;
+  // Has priorities that have lasted their time fall back, a bounded number; `reserve`, `promote` and `retain` do too. What is
+  // kept alike in both tiers is kept in both until its time after its last use in either is over.
+  void expire_retention(uint64_t now_ns);
+  // When to call it next; nothing while no priority can lapse.
+  [[nodiscard]] std::optional<uint64_t> next_lapse_ns() const noexcept { return timers_.next_ns(); }
+  // The keys of which the priority has lapsed in this slower tier since the last call, packed.
+  [[nodiscard]] std::vector<ChunkKey> take_lapsed() noexcept;
+
+  // From now on these chunks are worth a place below, with what precedes them. `least_chance`: what LIKELY means.
+  void admit(Admitted admitted, double least_chance = 0) noexcept;
+  [[nodiscard]] bool knows_chances() const noexcept { return policy_->knows_chances(); }  // of a further use
+  // What was written below and gave way there is worth a place again only when used. Forgets that of `looks` records from the
+  // cursor (0 = start) on: returns where to go on, 0 at the end.
+  [[nodiscard]] uint32_t forget_written(uint32_t cursor, uint32_t looks) noexcept;
+  // Has chunks that are evicted remembered: what comes again counts as touched before. REQUIRES: chunks > 0, called once.
+  void keep_ghosts(uint32_t chunks);
+
+  // directory_pins.cpp. Pins what the slower tier lacks of a chain and is worth a place there, up to one of the first `scan`
+  // in this order (unsaved_order.h). Id 0: none is lacking, but `chunks` gave way with others. Read as a hold is.
+  [[nodiscard]] Hold pin_unsaved(uint32_t scan, WriteOrder order);
+  // The same of the longest stored prefix, worth it or not; and one chunk of a hold, nothing where it is gone.
+  [[nodiscard]] Hold pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_t n,
+                                        const std::optional<ChunkKey>& parent = std::nullopt);
+  [[nodiscard]] std::optional<HoldId> pin_chunk(HoldId hold, size_t position);
+  [[nodiscard]] std::optional<ChunkKey> parent_key_of(HoldId hold) const;  // whom its first chunk follows
+  bool unpin(HoldId pin);  // false where it is unknown
+  [[nodiscard]] uint64_t count_unsaved() const noexcept { return stats_.unsaved_chunks; }  // stored, and not below
+  bool release_untouched(HoldId hold);  // ends a hold as if it had never been: nothing counts as used
+  // While set, `reserve` and `promote` answer NOT_READY rather than evict what no other tier has.
+  void protect_unsaved(bool is_protected) noexcept { protects_unsaved_ = is_protected; }
+
+  // Makes a chunk of an earlier life READY where it lies, as if used before everything that is here: ancestors come before
+  // descendants, the most recent first. False where its parent, its place or room is lacking.
+  bool restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const ChunkKey& key,
+               PageIndex page, uint64_t generation, Retention wish = {}, uint64_t now_ns = 0);
+  // Tells the feed that much has come at once. An earlier life may have given generations up to `generation`.
+  void finish_restore(uint64_t generation = 0) noexcept;
+  void begin_count() noexcept { counted_from_ = last_generation_, counted_ = 0; }  // what is reserved here from now on
+  [[nodiscard]] uint64_t counted() const noexcept { return counted_; }             // READY chunks of that
+  // The keys that left this slower tier since the last call, in their order, packed.
+  [[nodiscard]] std::vector<ChunkKey> take_departed() noexcept;
+
+  // Takes a chunk whose bytes were found bad out at once, with all that follow it; slots in use are freed when their holds end.
+  // `generation`: of the bytes that were read. A verdict about an older one, or about a chunk that has not landed or is just
+  // being written, takes nothing. Returns how many READY chunks went.
+  uint64_t drop(const ChunkKey& key, uint64_t generation);
+  // The same for a chunk that nobody wants any more, whatever its generation: it counts as flushed.
+  uint64_t discard(const ChunkKey& key);
+  friend class FlushWalk;  // removes what nobody holds, in parts
+
+  // Every chunk that comes to this tier or leaves it is told to the feed from now on; what is restored only as a gap.
+  void report_to(std::shared_ptr<ChangeFeed> feed) noexcept { feed_ = std::move(feed); }
+  // READY chunks from the cursor (0 = start) on, `limit` at most, as changes; returns the cursor to go on from, 0 at the end.
+  [[nodiscard]] uint32_t list(uint32_t cursor, size_t limit, std::vector<Change>& rows) const;
+  [[nodiscard]] std::optional<Change> find(const ChunkKey& key) const noexcept;
+  // Where a READY chunk lies in this tier, as of now: nothing is held for whoever asks.
+  [[nodiscard]] std::optional<ChunkPlace> place_of(const ChunkKey& key) const noexcept;
+
+  // Up to `limit` READY chunks at places from the cursor (0 = start) on and before `end`, pinned while they are examined.
+  [[nodiscard]] RecordPage records(uint32_t cursor, uint32_t limit, uint32_t end = UINT32_MAX);
+  [[nodiscard]] uint32_t places() const noexcept { return records_.end(); }  // every record is at one before this
+  void limit_token_ids(uint64_t bytes) noexcept { tokens_.limit(bytes); }
+  // Token ids of a chunk, READY or being read or written; empty where it is not here or none were given.
+  [[nodiscard]] std::span<const int32_t> tokens_of(const ChunkKey& key) const noexcept;
+  [[nodiscard]] const ChunkRecord& record(RecordId id) const noexcept { return records_[id]; }
+
+  [[nodiscard]] NamespaceCounts namespace_counts(NamespaceId owner) const noexcept;
+  [[nodiscard]] uint32_t namespaces() const noexcept { return static_cast<uint32_t>(namespaces_.size()); }
+  [[nodiscard]] DirectoryStats stats() const noexcept;
+  [[nodiscard]] uint64_t unsaved_bytes() const noexcept;  // in use, but for what was written below since its use, or just is
+  [[nodiscard]] uint64_t used_bytes() const noexcept { return stats_.used_bytes; }  // `stats` has it too
+  [[nodiscard]] uint64_t evicted_chunks() const noexcept { return stats_.evicted_chunks; }  // and this
+  [[nodiscard]] const SlotArena& arena() const noexcept { return arena_; }
+  [[nodiscard]] const DirectoryGeometry& geometry() const noexcept { return geometry_; }
+
+  // Recounts everything from the records, holds, table and arena; one line per broken invariant. A forked child has nothing that
+  // clients map: there `with_shared` is false, and `verify_shared` looks at that part by part, from a cursor (0: start) on; 0: done.
+  [[nodiscard]] std::vector<std::string> verify(bool with_shared = true) const;
+  [[nodiscard]] uint64_t verify_shared(uint64_t cursor, uint32_t limit, std::vector<std::string>& broken) const;
+
+ private:
+  // Ancestors that a writer holds: those of a long prompt; what is added to a longer one does not cost its length.
+  static constexpr size_t HELD_ANCESTORS = 2048;
+  // Ancestors looked at for all wishes of a call: far more than its chunks have where each is looked at once.
+  static constexpr uint32_t STEPS_TO_KEEP = 1U << 17;
+  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] uint64_t taken_bytes(ClassId size_class) const noexcept;
+  [[nodiscard]] bool has_bytes(ChunkState of) const noexcept { return of == ChunkState::READY || of == ChunkState::PROMOTING; }
+
+  // directory_tiers.cpp: what another tier holds.
+  [[nodiscard]] bool note_slower(const ChunkKey& key, bool is_held) noexcept;
+  void mark_below(RecordId id, bool is_below) noexcept;
+  [[nodiscard]] bool is_foreign_below(NamespaceId owner, const ChunkKey& key) const noexcept;
+  [[nodiscard]] std::optional<SaveState> why_unpublishable(const ChunkRecord& record, uint64_t source) const noexcept;
+  void become_ready(ChunkRecord& record) noexcept;
+  [[nodiscard]] bool is_restorable(NamespaceId owner, ClassId size_class, const std::optional<TableEntry>& above,
+                                   const ChunkKey& key) const noexcept;
+  [[nodiscard]] bool is_elsewhere(const ChunkKey& key) const noexcept;
+  void enter(const ChunkKey& key, RecordId id) noexcept;
+  void leave(const ChunkKey& key) noexcept;
+  void count_departure(const ChunkRecord& record);
+  [[nodiscard]] bool is_admitted(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] bool wants_place_below(const ChunkRecord& of) const noexcept { return standing_of(of) != Standing::SAVED && is_admitted(of); }
+  [[nodiscard]] Declined why_declined(const ChunkRecord& record) const noexcept;
+  // directory_pins.cpp
+  void set_written(ChunkRecord& record, bool is_written) noexcept;
+  [[nodiscard]] Standing standing_of(const ChunkRecord& record) const noexcept;
+  void settle(RecordId id) noexcept;
+  void stand_by_access(RecordId id, uint32_t steps, bool or_oldest) noexcept;
+  void add_pin(RecordId id) noexcept;
+  void add_pin_to_save(RecordId id) noexcept;
+  void end_pin(RecordId id) noexcept;
+  [[nodiscard]] Hold make_pin(std::vector<RecordId> records);
+  [[nodiscard]] RecordId newest_of_chain(RecordId id, uint32_t& steps) const noexcept;
+  [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf, uint32_t& steps);
+  // directory_changes.cpp
+  [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
+  [[nodiscard]] Change describe(const ChunkRecord& record) const noexcept;
+  void report(const ChunkRecord& record, ChangeKind kind, Cause cause) noexcept;
+  void report_priority(const ChunkRecord& record, uint8_t before) noexcept;
+
+  // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
+  void make_idle(RecordId id, uint64_t now_ns) noexcept;
+  void count_idle(const ChunkRecord& record) noexcept;
+  void make_busy(RecordId id) noexcept;
+  void hide(RecordId id) noexcept;
+  void remove_idle(RecordId id) noexcept;
+  void evict(RecordId leaf, Eviction reason) noexcept;
+  void make_zombie(RecordId id) noexcept;
+  void let_zombie_go(RecordId id) noexcept;
+  void free_slot(RecordId id) noexcept;
+  uint64_t remove_subtree(RecordId top) noexcept;
+  void evict_subtree(RecordId top, Eviction reason) noexcept;
+  [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
+  [[nodiscard]] bool is_free(const ChunkRecord& record) const noexcept { return is_listed(record) && record.pins == 0; }
+  void settle_widow(RecordId parent, uint64_t child_access_ns) noexcept;
+  // directory_retention.cpp
+  [[nodiscard]] RetainState keep(RecordId id, Retention wish) noexcept;
+  [[nodiscard]] RetainState keep_in_queue(RecordId id, Retention wish) noexcept;
+  void hand_down(const ChunkRecord& record) noexcept;
+  void renew(RecordId id) noexcept;
+  void forget_retention(RecordId id) noexcept;
+  void requeue(RecordId id) noexcept;
+  void mark_kept(RecordId id) noexcept;
+  void unmark_kept(RecordId top) noexcept;
+  [[nodiscard]] bool has_room_to_keep(RecordId id) noexcept;
+  void start_timer(RecordId id) noexcept;
+  [[nodiscard]] uint64_t kept_since(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] uint64_t lapses_at(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention kept) const noexcept;
+  void lapse(RecordId id);
+  [[nodiscard]] bool is_listed(const ChunkRecord& of) const noexcept { return of.state == ChunkState::READY && of.holds == 0; }
+  // directory_holds.cpp
+  size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
+  [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
+  [[nodiscard]] const std::vector<RecordId>* held_by(HoldId hold) const noexcept;
+  [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
+  void add_hold(RecordId id) noexcept;
+  void note_reuse(const std::vector<RecordId>& records, size_t preceding, uint64_t now_ns) noexcept;
+  void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
+  void give_up_landing(RecordId id) noexcept;
+  void append_chain(RecordId leaf, size_t limit, std::vector<RecordId>& records) const;
+  [[nodiscard]] std::vector<RecordId> whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const;
+  // directory_reserve.cpp, directory_writing.cpp
+  [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
+                                WindowSearch& search, ChunkState as, bool may_reserve, RecordId& record) noexcept;
+  [[nodiscard]] SaveState present_state(NamespaceId owner, ClassId of, RecordId parent, const TableEntry& entry) const noexcept;
+  [[nodiscard]] SaveState find_room(ClassId size_class, const ChunkKey& key, bool is_known, WindowSearch& search) noexcept;
+  void occupy(RecordId id, ChunkState as) noexcept;
+  void note_chain(ReservationState& state, size_t from) noexcept;
+  void abort_writing(RecordId id) noexcept;
+  void finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns);
+  [[nodiscard]] bool begin_chain(NamespaceId owner, ClassId of, const std::optional<ChunkKey>& parent, ReservationState& state) noexcept;
+  void place_chain(ReservationState& state, const uint8_t* keys, size_t n, ChunkState as, ReserveBounds bounds, ShareClaim& claim,
+                   Reservation& answer);
+  void complete(Reservation& answer) noexcept;
+  // directory_room.cpp, directory_victims.cpp
+  [[nodiscard]] bool may_evict(RecordId id) const noexcept;
+  [[nodiscard]] SaveState wait_for(RecordId id) noexcept;
+  [[nodiscard]] bool may_evict_all(std::vector<RecordId> owners) const;
+  [[nodiscard]] RecordId next_victim(std::optional<ClassId> size_class) noexcept;
+  [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
+  [[nodiscard]] RoomPlan plan_room(ClassId size_class, WindowSearch& search) noexcept;
+  [[nodiscard]] RoomPlan plan_slot(ClassId size_class, WindowSearch& search) noexcept;
+  void find_window(ClassId size_class, WindowSearch& search) noexcept;
+  void plan_further(uint64_t bytes, RoomPlan& plan) noexcept;
+  [[nodiscard]] HeldChains some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const;
+  [[nodiscard]] uint64_t share_of(HolderId holder, uint64_t held) const noexcept;
+  [[nodiscard]] bool has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept;
+  [[nodiscard]] const std::vector<RecordId>& chain_of(HoldId hold) const noexcept;
+  [[nodiscard]] uint64_t count_kept(const HolderAccounts::Account& account) const;
+  void recount(HolderId holder, uint64_t bytes);
+  [[nodiscard]] bool has_share(ShareClaim& claim, const std::vector<RecordId>& chain, uint64_t bytes);
+  void uncharge(HoldId hold, const std::vector<RecordId>& chain) noexcept;
+  void uncharge_part(HoldId id, const ReservationState& state, HolderBytes before, size_t ended) noexcept;
+  [[nodiscard]] HolderBytes bytes_of(const ReservationState& state) const noexcept;
+  void verify_shares(std::vector<std::string>& broken) const;
+  // directory_reach.cpp
+  [[nodiscard]] bool clear_reach(const ChunkKey& key);
+  [[nodiscard]] bool is_removable(RecordId id) const;
+  [[nodiscard]] std::optional<ChunkKey> victim_in_reach(const ChunkKey& key) const;
+  void evict_for(ChunkIndex& crowded, const ChunkKey& heir, RecordId top) noexcept;
+  void verify_records(std::vector<std::string>& broken, bool with_shared) const;
+  void verify_record(RecordId id, std::vector<std::string>& broken) const;
+  void verify_tree(RecordId id, std::vector<std::string>& broken) const;
+  void verify_queues(std::vector<std::string>& broken) const;
+  void verify_retention(std::vector<std::string>& broken) const;
+  void verify_holds(std::vector<std::string>& broken) const;
+  void verify_sums(std::vector<std::string>& broken, bool with_shared) const;
+
+  const DirectoryGeometry geometry_;
+  const Tier tier_;
+  Directory *slower_ = nullptr, *faster_ = nullptr;
+  bool protects_unsaved_ = false;
+  uint32_t max_chain_ = UINT32_MAX;
+  uint64_t written_bytes_ = 0;  // of chunks with was_below
+  Admitted admitted_ = Admitted::ALL;
+  double least_chance_ = 0;
+  std::optional<GhostFilter> ghosts_;
+  std::shared_ptr<ChangeFeed> feed_;
+  Cause departure_ = Cause::DROPPED;  // of the chunks that are being removed
+  std::vector<ChunkKey> departed_, lapsed_;  // of a slower tier: bounded by its caller, who takes them
+  const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
+  ChunkIndex table_;
+  SlotArena arena_;
+  ChunkRecords records_;
+  TokenIds tokens_;
+  const std::unique_ptr<EvictionPolicy> policy_;
+  EvictionQueues queues_;
+  WriteShares write_shares_;
+  UnsavedOrder unsaved_order_;
+  VainSearch vain_;
+  RetentionTimers timers_;
+  uint64_t kept_bytes_max_ = 0, held_bytes_ = 0;  // the latter: taken by what nothing can evict, whoever holds it
+  double holder_share_ = 1.0, user_share_ = 1.0;
+  HolderAccounts accounts_;
+  std::unordered_map<HoldId, HolderId> charged_;
+  uint32_t steps_to_keep_ = STEPS_TO_KEEP;  // left in this call
+  std::vector<NamespaceCounts> namespaces_;
+  std::unordered_map<HoldId, std::vector<RecordId>> holds_;
+  std::unordered_map<HoldId, std::vector<RecordId>> pins_;
+  std::unordered_map<HoldId, ReservationState> reservations_;
+  DirectoryStats stats_;
+  HoldId last_id_ = 0;
+  uint64_t last_generation_ = 0, counted_from_ = 0, counted_ = 0;
+  uint64_t latest_ns_ = 0;  // latest time seen: a clock that steps back must not break the order of the lists
+};
+
+}  // namespace kvpool

@@ -1,0 +1,142 @@
+// What a directory answers and counts: states, holds, columns, statistics. Plain values without invariants of their own; any
+// thread. What they mean to a chunk is in directory.h.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "eviction/eviction_policy.h"
+#include "base/time_histogram.h"
+#include "base/types.h"
+
+namespace kvpool {
+
+// What became of a chunk of a save; the wire uses the same numbers. `reserve` answers PRESENT chunks first, then
+// RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT, of a slower tier also FULL where the shared
+// table has no entry left for a chunk.
+enum class SaveState : uint8_t {
+  PRESENT = 0,
+  RESERVED = 1,
+  PENDING = 2,    // another writer is just writing it
+  NO_PARENT = 3,  // its parent is not stored
+  FULL = 4,       // everything that could go is held
+  NOT_READY = 5,  // the memory that would serve is not pre-faulted yet
+  FOREIGN = 6,    // the key belongs to another namespace, or to a chunk of another size
+  STORED = 7,
+  EXPIRED = 8,  // the reservation, or the chunk in it, is gone
+  TOO_LONG = 11,  // its chain would have more chunks than one may have; further numbers between are clients' own
+  SHARE = 14,     // its writer keeps as much as he may already
+};
+inline constexpr size_t RESERVE_STATES = 15;
+
+// Why a chunk was evicted.
+enum class Eviction : uint8_t {
+  OWN_CLASS = 0,    // for a newer chunk of its own size class
+  OTHER_CLASS = 1,  // its memory went to another size class
+  INDEX_FULL = 2,   // as many chunks are stored as the index has room for
+};
+inline constexpr size_t EVICTIONS = 3;
+
+// Which chunks are worth a place in the slower tier: each admits a part of what the one before admits.
+enum class Admitted : uint8_t {
+  ALL = 0,
+  LIKELY = 1,      // those likely enough to be used again, as the eviction policy has learned it, and USED_AGAIN
+  USED_AGAIN = 2,  // those touched twice: stored, acquired, or stored again after they were evicted
+  NOTHING = 3,
+};
+
+// Why a chunk that has left for good had no place in the slower tier.
+enum class Declined : uint8_t {
+  UNLIKELY = 0,
+  USED_ONCE = 1,
+  NO_BUDGET = 2,
+  WRITTEN_BEFORE = 3,  // it had one, gave way there, and was not used since
+  UNREADY = 4,         // it was worth one; the tier could not take it in time, or at all
+};
+inline constexpr size_t DECLINED = 5;
+
+using HoldId = uint64_t;  // of holds, pins and reservations alike; 0 names none, and none repeats
+
+struct Hold {
+  HoldId id = 0;
+  size_t chunks = 0;
+};
+
+// Packed columns, one value per chunk.
+struct Columns {
+  std::vector<uint64_t> offsets;
+  std::vector<uint64_t> generations;
+  std::vector<uint8_t> levels;  // NO_LEVEL: the chunk was dropped
+};
+
+struct Reservation {
+  HoldId id = 0;  // 0 where nothing was reserved: there is nothing to end
+  std::vector<uint8_t> states;
+  std::vector<uint64_t> offsets;      // 0 where declined
+  std::vector<uint64_t> generations;  // 0 where declined
+};
+
+struct FlushResult {
+  uint64_t chunks = 0;
+  uint64_t bytes = 0;
+  uint64_t skipped = 0;  // held
+};
+
+struct NamespaceCounts {
+  uint64_t chunks = 0;  // READY
+  uint64_t bytes = 0;
+  uint64_t held = 0;     // of them
+  uint64_t writing = 0;  // being written
+  uint64_t zombies = 0;  // dropped, or whose writer's time is over, and not free yet
+};
+
+// Where a chunk lies in a tier: byte offset of its slot, and the generation that the slot must have.
+struct ChunkPlace {
+  uint64_t offset;
+  uint64_t generation;
+};
+
+struct RecordPage {
+  uint32_t next = 0;  // cursor to go on from; 0: the end was reached
+  HoldId pin = 0;
+  std::vector<RecordId> records;
+};
+
+struct DirectoryStats {
+  uint64_t chunks = 0;  // READY
+  uint64_t unsaved_chunks = 0;  // of these, without a copy in the slower tier
+  uint64_t writing = 0;
+  uint64_t zombies = 0;
+  uint64_t held = 0;  // chunks that somebody holds
+  uint64_t holds = 0;
+  uint64_t pinned = 0;  // chunks with pins that nobody holds
+  uint64_t pins = 0;
+  uint64_t reservations = 0;
+  uint64_t used_bytes = 0;
+  uint64_t idle_bytes = 0;
+  uint64_t pinned_bytes = 0;  // of READY chunks with pins that nobody holds, and of such that were dropped
+  uint64_t token_id_bytes = 0;
+  uint64_t token_ids_left_out = 0;  // chunks that were kept without, for lack of room
+  uint64_t stored_chunks = 0;  // these since the start: stored + promoted = chunks + evicted + shed + flushed + dropped
+  uint64_t evicted_chunks = 0;  // left the pool
+  uint64_t shed_chunks = 0;     // left this tier for room and are in another one
+  uint64_t promoting = 0;
+  uint64_t promoted_chunks = 0;  // came back from the slower tier, or from an earlier life
+  uint64_t flushed_chunks = 0;
+  uint64_t dropped_chunks = 0;
+  uint64_t aborted_chunks = 0;
+  std::array<uint64_t, RESERVE_STATES> answers{};     // of `reserve`, by SaveState
+  std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks and shed_chunks
+  std::array<uint64_t, DECLINED> declined{};       // by Declined, where there is a slower tier; their sum is evicted_chunks
+  uint64_t kept_chunks = 0;     // kept above the default priority, or followed by one that is
+  uint64_t kept_bytes = 0;
+  uint64_t clipped_chunks = 0;   // wishes that were clipped
+  uint64_t lapsed_chunks = 0;    // fell back to the default priority
+  PolicyCounts policy;
+  TimeHistogram reuse_gaps;  // of each chunk acquired: time since its last access, 0 where it is in use
+  TimeHistogram lifetimes;   // of each chunk evicted: time since it was stored
+};
+
+}  // namespace kvpool

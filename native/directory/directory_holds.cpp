@@ -1,0 +1,343 @@
+// Holds: acquire, duplicate, columns, release. See directory.h, invariants 1 to 3.
+#include <algorithm>
+#include <array>
+
+#include "base/check.h"
+#include "directory/directory.h"
+
+namespace kvpool {
+namespace {
+
+// As in index_view.cpp; records are larger, but their reading is spread over a second pass.
+constexpr size_t PREFETCH_AHEAD = 12;
+
+[[nodiscard]] uint8_t turn_after(uint8_t turn) noexcept { return static_cast<uint8_t>(std::min(turn + 1, UINT8_MAX)); }
+
+}  // namespace
+
+// Two passes: the first finds records and asks the cache for them, the second reads them.
+size_t Directory::find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n,
+                              std::vector<RecordId>& out) const {
+  out.clear();
+  out.reserve(n);
+  std::array<uint64_t, PREFETCH_AHEAD> homes{};  // by index modulo their number
+  for (size_t index = 0; index < std::min(n, PREFETCH_AHEAD); ++index) {
+    homes[index] = table_.prefetch(ChunkKey::from_bytes(keys + index * KEY_BYTES));
+  }
+  for (size_t index = 0; index < n; ++index) {
+    const uint64_t home = homes[index % PREFETCH_AHEAD];
+    if (index + PREFETCH_AHEAD < n) {
+      homes[index % PREFETCH_AHEAD] = table_.prefetch(ChunkKey::from_bytes(keys + (index + PREFETCH_AHEAD) * KEY_BYTES));
+    }
+    const auto entry = table_.find_from(home, ChunkKey::from_bytes(keys + index * KEY_BYTES));
+    if (!entry || entry->tiers == 0 || !entry->record.valid()) {
+      break;
+    }
+    records_.prefetch(entry->record);
+    out.push_back(entry->record);
+  }
+  size_t length = 0;
+  while (length < out.size() && records_[out[length]].owner == owner && records_[out[length]].parent == parent &&
+         has_bytes(records_[out[length]].state)) {
+    parent = out[length++];
+  }
+  out.resize(length);
+  return length;
+}
+
+// The record of a parent, or none for the root; nothing where it is not here.
+std::optional<RecordId> Directory::find_above(const std::optional<ChunkKey>& parent) const noexcept {
+  if (!parent) {
+    return RecordId();
+  }
+  const auto entry = table_.find(*parent);
+  return entry && entry->record.valid() ? std::optional(entry->record) : std::nullopt;
+}
+
+void Directory::add_hold(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(record.holds < UINT32_MAX);
+  if (record.holds == 0) {
+    make_busy(id);
+    ++stats_.held;
+    ++namespaces_[record.owner.value()].held;
+  }
+  ++record.holds;
+}
+
+// `preceding`: how many chunks the request has found before these.
+void Directory::note_reuse(const std::vector<RecordId>& records, size_t preceding, uint64_t now_ns) noexcept {
+  latest_ns_ = std::max(latest_ns_, now_ns);
+  policy_->note_reuses(records_, records, latest_ns_);
+  // Until the request stores some more.
+  const uint8_t kind = chain_kind_of(records_[records.back()].turn, preceding + records.size());
+  for (const RecordId id : records) {
+    ChunkRecord& record = records_[id];
+    stats_.reuse_gaps.add(record.holds == 0 ? latest_ns_ - record.last_access_ns : 0);
+    record.chain_kind = kind;
+    record.is_reused = true;
+    record.is_used = true;
+    if (faster_ != nullptr) {
+      record.retained_tick = tick_of(latest_ns_);  // a use on its way up
+    }
+    record.touches = static_cast<uint8_t>(std::min(record.touches + 1, UINT8_MAX));
+  }
+}
+
+// A request that stores something says how much of its chain was here: what was acquired since it was stored. What the same
+// request stored a while ago was not, and is of its turn. What is remembered has its turn already. `from`: of the reservation's
+// records, the first that this is about, but for ancestors.
+void Directory::note_chain(ReservationState& state, size_t from) noexcept {
+  const size_t before = std::max(from, state.ancestors + state.first_reserved);
+  if (state.records.size() == before) {
+    return;
+  }
+  if (from <= state.ancestors) {
+    while (state.found < before && records_[state.records[state.found]].is_reused) {
+      ++state.found;
+    }
+  }
+  uint8_t turn = 1;
+  if (before > 0) {
+    const ChunkRecord& last = records_[state.records[before - 1]];
+    turn = last.is_reused || last.turn == 0 ? turn_after(last.turn) : last.turn;
+  }
+  for (size_t index = before; index < state.records.size(); ++index) {
+    ChunkRecord& record = records_[state.records[index]];
+    turn = record.turn == 0 ? turn : turn_after(record.turn);
+    record.turn = record.turn == 0 ? turn : record.turn;
+  }
+  const uint8_t kind = chain_kind_of(records_[state.records.back()].turn, state.found);
+  for (size_t index = from <= state.ancestors ? 0 : from; index < state.records.size(); ++index) {
+    records_[state.records[index]].chain_kind = kind;
+  }
+}
+
+Hold Directory::make_hold(std::vector<RecordId> records) {
+  KVPOOL_CHECK(!records.empty());
+  for (const RecordId id : records) {
+    add_hold(id);
+  }
+  const size_t chunks = records.size();
+  holds_.emplace(++last_id_, std::move(records));
+  return {last_id_, chunks};
+}
+
+// From the leaf to the root: invariant 3. What others still hold was used now as well, so that whoever releases it last puts
+// it behind the children that become idle here.
+void Directory::end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept {
+  latest_ns_ = std::max(latest_ns_, now_ns);
+  policy_->note_uses(records_, records, latest_ns_);
+  for (auto id = records.rbegin(); id != records.rend(); ++id) {
+    ChunkRecord& record = records_[*id];
+    KVPOOL_CHECK(record.holds > 0);
+    give_up_landing(*id);
+    set_written(record, false);
+    if (--record.holds > 0) {
+      // Its last holder may end without a use; this one's counts then, as it does for what follows the chunk.
+      record.last_access_ns = std::max({record.last_access_ns, latest_ns_, now_ns});
+      continue;
+    }
+    --stats_.held;
+    if (record.state == ChunkState::ZOMBIE) {
+      let_zombie_go(*id);
+    } else {
+      --namespaces_[record.owner.value()].held;
+      make_idle(*id, now_ns);
+    }
+  }
+}
+
+// A chunk and what precedes it, root first: the nearest `limit` of these.
+void Directory::append_chain(RecordId leaf, size_t limit, std::vector<RecordId>& records) const {
+  const auto first = static_cast<std::ptrdiff_t>(records.size());
+  for (RecordId id = leaf; id.valid() && limit > 0; id = records_[id].parent, --limit) {
+    records.push_back(id);
+  }
+  std::reverse(records.begin() + first, records.end());
+}
+
+Hold Directory::acquire(NamespaceId owner, const uint8_t* keys, size_t n, uint64_t now_ns,
+                        const std::optional<ChunkKey>& parent) {
+  std::vector<RecordId> records;
+  const auto above = find_above(parent);
+  if (!above || find_prefix(owner, *above, keys, n, records) == 0) {
+    return {};
+  }
+  ChunkRecord& first = records_[records.front()];
+  first.is_cut = first.is_cut || first.parent.valid();
+  note_reuse(records, above->valid() ? records_[*above].depth + 1 : 0, now_ns);
+  return make_hold(std::move(records));
+}
+
+size_t Directory::extend(HoldId hold, const uint8_t* keys, size_t n, uint64_t now_ns) {
+  const auto found = holds_.find(hold);
+  if (found == holds_.end() || charged_.contains(hold)) {
+    return 0;
+  }
+  std::vector<RecordId>& held = found->second;
+  std::vector<RecordId> more;
+  if (find_prefix(records_[held.back()].owner, held.back(), keys, n, more) > 0) {
+    note_reuse(more, held.size(), now_ns);
+    for (const RecordId id : more) {
+      add_hold(id);
+    }
+    held.insert(held.end(), more.begin(), more.end());
+  }
+  return more.size();
+}
+
+size_t Directory::count_whole(HoldId hold) const noexcept {
+  const auto found = holds_.find(hold);
+  if (found == holds_.end()) {
+    return 0;
+  }
+  const auto is_whole = [this](RecordId id) { return records_[id].state != ChunkState::ZOMBIE; };
+  const auto end = std::partition_point(found->second.begin(), found->second.end(), is_whole);
+  return static_cast<size_t>(end - found->second.begin());
+}
+
+bool Directory::shorten(HoldId hold, size_t chunks, uint64_t now_ns) {
+  const auto found = holds_.find(hold);
+  if (found == holds_.end() || charged_.contains(hold) || chunks == 0) {
+    return false;
+  }
+  std::vector<RecordId>& held = found->second;
+  if (chunks < held.size()) {
+    const auto cut = held.begin() + static_cast<std::ptrdiff_t>(chunks);
+    const std::vector<RecordId> rest(cut, held.end());
+    held.erase(cut, held.end());
+    end_holds(rest, now_ns);
+  }
+  return true;
+}
+
+std::vector<RecordId> Directory::whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const {
+  const auto entry = table_.find(ChunkKey::from_bytes(leaf));
+  std::vector<RecordId> chain;
+  if (entry && entry->record.valid() && records_[entry->record].owner == owner &&
+      has_bytes(records_[entry->record].state) && records_[entry->record].depth + 1 == n) {
+    chain.reserve(n);
+    append_chain(entry->record, n, chain);
+  }
+  return chain;
+}
+
+std::vector<Hold> Directory::acquire_leaves(const std::vector<NamespaceId>& owners, const uint8_t* leaves, size_t n,
+                                            uint64_t now_ns) {
+  std::vector<std::vector<RecordId>> ranks;
+  for (size_t rank = 0; rank < owners.size(); ++rank) {
+    ranks.push_back(whole_chain(owners[rank], leaves + rank * KEY_BYTES, n));
+    if (ranks.back().empty()) {
+      return std::vector<Hold>(owners.size());
+    }
+  }
+  std::vector<Hold> holds;
+  for (std::vector<RecordId>& records : ranks) {
+    note_reuse(records, 0, now_ns);
+    holds.push_back(make_hold(std::move(records)));
+  }
+  return holds;
+}
+
+std::optional<Hold> Directory::duplicate(HoldId hold) {
+  const auto found = holds_.find(hold);
+  if (found == holds_.end()) {
+    return std::nullopt;
+  }
+  return make_hold(std::vector<RecordId>(found->second));
+}
+
+// The chunks of a hold or a pin; none where it is unknown.
+const std::vector<RecordId>* Directory::held_by(HoldId hold) const noexcept {
+  const auto found = holds_.find(hold);
+  if (found != holds_.end()) {
+    return &found->second;
+  }
+  const auto pin = pins_.find(hold);
+  return pin == pins_.end() ? nullptr : &pin->second;
+}
+
+std::optional<Columns> Directory::columns(HoldId hold) const {
+  const std::vector<RecordId>* const held = held_by(hold);
+  if (held == nullptr) {
+    return std::nullopt;
+  }
+  const std::vector<RecordId>& records = *held;
+  Columns columns{std::vector<uint64_t>(records.size()), std::vector<uint64_t>(records.size()),
+                  std::vector<uint8_t>(records.size(), NO_LEVEL)};
+  for (size_t index = 0; index < records.size(); ++index) {
+    const ChunkRecord& record = records_[records[index]];
+    columns.offsets[index] = uint64_t{record.page.value()} * PAGE_BYTES;
+    columns.generations[index] = record.generation;
+    if (record.state == ChunkState::READY) {
+      columns.levels[index] = static_cast<uint8_t>(tier_);
+    } else if (record.state == ChunkState::PROMOTING) {
+      columns.levels[index] = static_cast<uint8_t>(Tier::SSD);
+    }
+  }
+  return columns;
+}
+
+std::optional<RecordId> Directory::record_of(HoldId hold, size_t position) const {
+  const std::vector<RecordId>* const held = held_by(hold);
+  return held == nullptr || position >= held->size() ? std::nullopt : std::optional((*held)[position]);
+}
+
+std::optional<ChunkKey> Directory::key_of(HoldId hold, size_t position) const {
+  const auto record = record_of(hold, position);
+  return record ? std::optional(records_[*record].key) : std::nullopt;
+}
+
+std::vector<ChunkKey> Directory::sampled_keys(HoldId hold, size_t& chunks) const {
+  std::vector<ChunkKey> keys;
+  const auto found = holds_.find(hold);
+  chunks = found == holds_.end() ? 0 : found->second.size();
+  for (size_t index = 0; index < chunks; ++index) {
+    const ChunkRecord& record = records_[found->second[index]];
+    if (record.is_sampled) {
+      keys.push_back(record.key);
+    }
+  }
+  return keys;
+}
+
+bool Directory::release(HoldId hold, uint64_t now_ns) {
+  const auto found = holds_.find(hold);
+  if (found == holds_.end()) {
+    return false;
+  }
+  const std::vector<RecordId> records = std::move(found->second);
+  holds_.erase(found);
+  uncharge(hold, records);
+  end_holds(records, now_ns);
+  return true;
+}
+
+size_t Directory::release_part(HoldId hold, size_t limit, uint64_t now_ns) {
+  const auto found = holds_.find(hold);
+  if (found == holds_.end() || found->second.size() <= limit) {
+    const size_t chunks = found == holds_.end() ? 0 : found->second.size();
+    release(hold, now_ns);
+    return chunks;
+  }
+  const auto cut = found->second.end() - static_cast<std::ptrdiff_t>(limit);
+  const std::vector<RecordId> ending(cut, found->second.end());
+  found->second.erase(cut, found->second.end());
+  const auto charged = charged_.find(hold);
+  if (charged != charged_.end()) {
+    accounts_.shrink(charged->second, {0, 0, limit * taken_bytes(records_[ending.front()].size_class)}, limit);
+  }
+  end_holds(ending, now_ns);
+  return limit;
+}
+
+// The chunk is about to be held once less: where nobody else holds it, it is not going to land.
+void Directory::give_up_landing(RecordId id) noexcept {
+  if (records_[id].state == ChunkState::PROMOTING && records_[id].holds == 1) {
+    departure_ = Cause::LANDING_FAILED;
+    stats_.dropped_chunks += remove_subtree(id);
+  }
+}
+
+}  // namespace kvpool

@@ -1,0 +1,239 @@
+// Pins: chunks whose slots hardware reads, to write them down or to compare them with their checksums. See directory.h.
+#include <algorithm>
+
+#include "base/check.h"
+#include "directory/directory.h"
+
+namespace kvpool {
+namespace {
+
+// Entries looked at from each end of a list for the place of a chunk that leaves another one: a guess that bounds the control
+// thread's time at a few microseconds.
+constexpr uint32_t SETTLE_STEPS = 256;
+// Chunks that one search for some to write down may look at on the way from leaves to roots.
+constexpr uint32_t CHAIN_STEPS = 1U << 15;
+constexpr uint32_t LOOKS_PER_CHANGE = 8;
+// Chunks that one search may find to have given way with those before them: each goes to another list.
+constexpr uint32_t GIVEN_WAY_AT_ONCE = 64;
+
+// Whether something before a chunk has given way below since its last use. The chunk could be written only with it.
+bool follows_given_way(const ChunkRecords& records, RecordId id, uint32_t& steps) noexcept {
+  for (RecordId above = records[id].parent; above.valid() && steps > 0; above = records[above].parent, --steps) {
+    if (records[above].is_below || records[above].was_below) {
+      return !records[above].is_below;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+Standing Directory::standing_of(const ChunkRecord& record) const noexcept {
+  const bool has_place_below = slower_ != nullptr && arena_.size_class(record.size_class).has_place_below;
+  if (!has_place_below || record.is_below || record.was_below) {
+    return Standing::SAVED;
+  }
+  return record.pins > 0 ? Standing::BEING_SAVED : Standing::UNSAVED;
+}
+
+// Puts an idle chunk that has got or lost a copy below into the list where it belongs now, by its last use. One with a pin
+// waits for its end.
+void Directory::settle(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  if (is_listed(record) && !record.is_aside && record.pins == 0 && record.standing != standing_of(record)) {
+    queues_.remove(id);
+    stand_by_access(id, SETTLE_STEPS, false);
+  }
+}
+
+// Puts a chunk that is in no list into the one where it belongs, by its last use.
+void Directory::stand_by_access(RecordId id, uint32_t steps, bool or_oldest) noexcept {
+  records_[id].standing = standing_of(records_[id]);
+  queues_.add_by_access(id, steps, or_oldest);
+}
+
+uint64_t Directory::unsaved_bytes() const noexcept {
+  uint64_t bytes = stats_.used_bytes - written_bytes_;
+  for (uint32_t index = 0; index < arena_.class_count(); ++index) {
+    const ClassId size_class(index);
+    const SizeClass& geometry = arena_.size_class(size_class);
+    const uint64_t chunks =
+        geometry.has_place_below ? queues_.count(size_class, Standing::BEING_SAVED) : arena_.used_slots(size_class);
+    bytes -= chunks * geometry.chunk_bytes;
+  }
+  return bytes;
+}
+
+// Notes whether a chunk has been written to the slower tier since its last use.
+void Directory::set_written(ChunkRecord& record, bool is_written) noexcept {
+  if (record.was_below != is_written) {
+    record.was_below = is_written;
+    written_bytes_ += is_written ? chunk_bytes(record) : uint64_t{0} - chunk_bytes(record);
+  }
+}
+
+void Directory::add_pin(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(record.state == ChunkState::READY);
+  KVPOOL_CHECK(record.pins < MAX_PINS);
+  if (record.pins++ == 0 && record.holds == 0) {
+    arena_.set_busy(record.page);
+    stats_.idle_bytes -= chunk_bytes(record);
+    stats_.pinned_bytes += chunk_bytes(record);
+    ++stats_.pinned;
+  }
+}
+
+// The same for a chunk that is to be written down: it makes way for those that are not.
+void Directory::add_pin_to_save(RecordId id) noexcept {
+  add_pin(id);
+  ChunkRecord& record = records_[id];
+  if (is_listed(record) && !record.is_aside && record.standing == Standing::UNSAVED) {
+    queues_.remove(id);
+    record.standing = Standing::BEING_SAVED;
+    queues_.add(id);
+  }
+}
+
+void Directory::end_pin(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(record.pins > 0);
+  if (--record.pins > 0 || record.holds > 0) {
+    return;
+  }
+  --stats_.pinned;
+  stats_.pinned_bytes -= chunk_bytes(record);
+  held_bytes_ += taken_bytes(record.size_class);
+  if (record.state == ChunkState::ZOMBIE) {
+    --stats_.zombies;
+    --namespaces_[record.owner.value()].zombies;
+    free_slot(id);
+    return;
+  }
+  count_idle(record);
+  settle(id);
+}
+
+Hold Directory::make_pin(std::vector<RecordId> records) {
+  const size_t chunks = records.size();
+  pins_.emplace(++last_id_, std::move(records));
+  return {last_id_, chunks};
+}
+
+bool Directory::unpin(HoldId pin) {
+  const auto found = pins_.find(pin);
+  if (found == pins_.end()) {
+    return false;
+  }
+  for (auto id = found->second.rbegin(); id != found->second.rend(); ++id) {
+    end_pin(*id);
+  }
+  pins_.erase(found);
+  vain_.was_vain = false;
+  return true;
+}
+
+// A chunk and those before it that the slower tier lacks, root first. None where one of them is read for a copy already: what
+// follows it comes when that has ended. Looks at no more than `steps` chunks, and takes them off.
+Hold Directory::pin_unsaved_chain_of(RecordId leaf, uint32_t& steps) {
+  std::vector<RecordId> chain;
+  for (RecordId id = leaf; id.valid() && !records_[id].is_below; id = records_[id].parent) {
+    if (records_[id].state != ChunkState::READY || records_[id].pins > 0 || steps == 0) {
+      return {};
+    }
+    --steps;
+    chain.push_back(id);
+  }
+  if (chain.empty()) {
+    return {};
+  }
+  std::reverse(chain.begin(), chain.end());
+  for (const RecordId id : chain) {
+    add_pin_to_save(id);
+  }
+  return make_pin(std::move(chain));
+}
+
+// The last chunk that follows this one and was used with it or later: by last use a chain's root comes first.
+RecordId Directory::newest_of_chain(RecordId id, uint32_t& steps) const noexcept {
+  while (steps > 0) {
+    const RecordId child = records_[id].first_child;
+    if (!child.valid() || !is_listed(records_[child]) || !wants_place_below(records_[child]) ||
+        records_[child].last_access_ns < records_[id].last_access_ns) {
+      return id;
+    }
+    id = child;
+    --steps;
+  }
+  return id;
+}
+
+// Whoever asks for each chunk that comes must not look at the same unsuitable ones each time: a search in vain is not repeated
+// before an eighth as many chunks have come and gone, or another reason for it to end otherwise. What follows a chunk that gave
+// way counts as given way with it: two chains longer than the slower tier would else be written in turns without end.
+Hold Directory::pin_unsaved(uint32_t scan, WriteOrder order) {
+  if (vain_.was_vain && vain_.order == order && queues_.unsaved_changes() < vain_.changes_until) {
+    return {};
+  }
+  unsaved_order_.start(latest_ns_, order);
+  uint32_t steps = CHAIN_STEPS;
+  uint32_t steps_above = CHAIN_STEPS;
+  uint32_t looks = 0;
+  uint32_t given_way = 0;
+  for (RecordId id; looks < scan && given_way < GIVEN_WAY_AT_ONCE && (id = unsaved_order_.next()).valid(); ++looks) {
+    if (wants_place_below(records_[id]) && follows_given_way(records_, id, steps_above)) {
+      set_written(records_[id], true);
+      settle(id);
+      ++given_way;
+    } else if (wants_place_below(records_[id])) {
+      const Hold pin = pin_unsaved_chain_of(order == WriteOrder::COLDEST ? id : newest_of_chain(id, steps), steps);
+      if (pin.id != 0) {
+        return pin;
+      }
+    }
+  }
+  vain_ = {given_way == 0, order, queues_.unsaved_changes() + looks / LOOKS_PER_CHANGE};
+  return {0, given_way};
+}
+
+Hold Directory::pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_t n, const std::optional<ChunkKey>& parent) {
+  std::vector<RecordId> records;
+  uint32_t steps = UINT32_MAX;
+  const auto above = find_above(parent);
+  return !above || find_prefix(owner, *above, keys, n, records) == 0 ? Hold{} : pin_unsaved_chain_of(records.back(), steps);
+}
+
+std::optional<HoldId> Directory::pin_chunk(HoldId hold, size_t position) {
+  const auto id = record_of(hold, position);
+  if (!id || records_[*id].state != ChunkState::READY || records_[*id].pins == MAX_PINS) {
+    return std::nullopt;
+  }
+  add_pin(*id);
+  return make_pin({*id}).id;
+}
+
+std::optional<ChunkKey> Directory::parent_key_of(HoldId hold) const {
+  const auto first = record_of(hold, 0);
+  const RecordId parent = first ? records_[*first].parent : RecordId();
+  return parent.valid() ? std::optional(records_[parent].key) : std::nullopt;
+}
+
+RecordPage Directory::records(uint32_t cursor, uint32_t limit, uint32_t end) {
+  RecordPage page;
+  uint32_t index = cursor;
+  const uint32_t stop = std::min(end, records_.end());
+  for (; index < stop && page.records.size() < limit; ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    if (record.state == ChunkState::READY && record.pins < MAX_PINS) {
+      page.records.push_back(RecordId(index));
+      add_pin(RecordId(index));
+    }
+  }
+  page.next = index < stop ? index : 0;
+  if (!page.records.empty()) {
+    page.pin = make_pin(page.records).id;
+  }
+  return page;
+}
+
+}  // namespace kvpool

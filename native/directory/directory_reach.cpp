@@ -1,0 +1,89 @@
+// Room in the shared table for a key that finds all the slots within its reach occupied. See directory.h.
+//
+// Chance makes that rare; whoever reads the table's seed can choose keys that do it. An idle chunk within reach is evicted, here
+// or in the slower tier, and the key takes its slot: nobody can deny a place to others without holding what stands there.
+#include <algorithm>
+#include <tuple>
+
+#include "base/check.h"
+#include "directory/directory.h"
+
+namespace kvpool {
+namespace {
+
+// Chunks evicted for one key at most. Mostly one does: another eviction may have moved its entry out of reach.
+constexpr int EVICTIONS_MAX = 8;
+
+}  // namespace
+
+// Whether a chunk may go from this tier now, with what follows it.
+bool Directory::is_removable(RecordId id) const {
+  return may_evict(id) && (!records_[id].first_child.valid() || may_evict_all({id}));
+}
+
+// A chunk within reach that may go from every tier that has it: without followers if there is one, of the lowest priority, used
+// longest ago.
+std::optional<ChunkKey> Directory::victim_in_reach(const ChunkKey& key) const {
+  using Candidate = std::tuple<bool, uint8_t, uint64_t, RecordId, RecordId>;  // by what they are chosen, then where they are
+  std::vector<Candidate> candidates;
+  for (const ChunkKey& neighbour : table_.shared().keys_in_reach(key)) {
+    const RecordId here = table_.find(neighbour)->record;
+    const auto found = slower_ == nullptr ? std::nullopt : slower_->table_.find(neighbour);
+    const RecordId below = found ? found->record : RecordId();
+    if ((!here.valid() || may_evict(here)) && (!below.valid() || slower_->may_evict(below))) {
+      const ChunkRecord& record = here.valid() ? records_[here] : slower_->records_[below];
+      candidates.emplace_back(record.first_child.valid(), record.level, record.last_access_ns, here, below);
+    }
+  }
+  const auto is_before = [](const Candidate& one, const Candidate& other) {
+    return std::tie(std::get<0>(one), std::get<1>(one), std::get<2>(one)) <
+           std::tie(std::get<0>(other), std::get<1>(other), std::get<2>(other));
+  };
+  std::sort(candidates.begin(), candidates.end(), is_before);
+  for (const auto& [has_followers, level, last_access_ns, here, below] : candidates) {
+    if ((!here.valid() || is_removable(here)) && (!below.valid() || slower_->is_removable(below))) {
+      return here.valid() ? records_[here].key : slower_->records_[below].key;
+    }
+  }
+  return std::nullopt;
+}
+
+// Evicts a chunk of this tier with what follows it; `heir` gets its slot of the crowded table, this tier's own or the faster one's,
+// if it stands within reach until then and no other tier keeps the entry.
+void Directory::evict_for(ChunkIndex& crowded, const ChunkKey& heir, RecordId top) noexcept {
+  for (RecordId id = leftmost_leaf(top), parent; id != top; id = leftmost_leaf(parent)) {
+    parent = records_[id].parent;
+    evict(id, Eviction::INDEX_FULL);
+  }
+  if (crowded.is_in_reach(heir)) {
+    return;
+  }
+  const ChunkKey gone = records_[top].key;
+  const auto entry = crowded.find(gone);
+  if (entry && (entry->tiers & ~tier_bit(tier_)) == 0) {
+    static_cast<void>(crowded.shared().bequeath(gone, heir));
+  }
+  evict(top, Eviction::INDEX_FULL);
+}
+
+// Whether the key has a slot of the table now, or one within its reach.
+bool Directory::clear_reach(const ChunkKey& key) {
+  const auto is_clear = [&] { return table_.find(key) || table_.is_in_reach(key); };
+  for (int evicted = 0; evicted < EVICTIONS_MAX && !is_clear(); ++evicted) {
+    const auto victim = victim_in_reach(key);
+    if (!victim) {
+      return false;
+    }
+    const RecordId here = table_.find(*victim)->record;
+    if (here.valid()) {
+      evict_for(table_, key, here);
+    }
+    const auto below = slower_ == nullptr ? std::nullopt : slower_->table_.find(*victim);
+    if (below && !is_clear()) {
+      slower_->evict_for(table_, key, below->record);
+    }
+  }
+  return is_clear();
+}
+
+}  // namespace kvpool

@@ -1,0 +1,243 @@
+// Reservations: their chains and places. See directory.h; what becomes of them is in directory_writing.cpp, the room they need
+// in directory_room.cpp.
+#include <algorithm>
+
+#include "base/check.h"
+#include "directory/directory.h"
+#include "hash/sampling.h"
+
+namespace kvpool {
+
+Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
+                               const uint8_t* keys, size_t n, uint64_t now_ns, HolderId holder, ReserveBounds bounds) {
+  Reservation answer;
+  expire_retention(now_ns);
+  ShareClaim claim{holder, held_bytes_};
+  ReservationState state;
+  if (begin_chain(owner, size_class, parent, state)) {
+    place_chain(state, keys, n, ChunkState::WRITING, bounds, claim, answer);
+  } else {
+    answer.states.assign(n, static_cast<uint8_t>(SaveState::NO_PARENT));
+  }
+  finish_reserve(std::move(state), claim, answer, n, now_ns);
+  return answer;
+}
+
+Reservation Directory::reserve_more(HoldId reservation, const uint8_t* keys, size_t n, uint64_t now_ns,
+                                    ReserveBounds bounds) {
+  Reservation answer;
+  answer.id = reservation;
+  const auto found = reservations_.find(reservation);
+  if (found == reservations_.end() || found->second.expired ||
+      records_[found->second.records.back()].state == ChunkState::ZOMBIE) {
+    answer.states.assign(n, static_cast<uint8_t>(SaveState::NO_PARENT));
+    complete(answer);
+    return answer;
+  }
+  expire_retention(now_ns);
+  ReservationState& state = found->second;
+  const size_t before = state.records.size();
+  ShareClaim claim{state.holder, held_bytes_, before, state.is_compared, reservation};
+  place_chain(state, keys, n, ChunkState::WRITING, bounds, claim, answer);
+  complete(answer);
+  state.is_compared = claim.is_compared;
+  const size_t added = state.records.size() - before;
+  const auto writing = static_cast<size_t>(
+      std::count(answer.states.begin(), answer.states.end(), static_cast<uint8_t>(SaveState::RESERVED)));
+  state.writing += writing;
+  if (state.holder.valid()) {
+    accounts_.grow(state.holder, {writing * state.taken_bytes, 0, (added - writing) * state.taken_bytes}, added);
+  }
+  return answer;
+}
+
+// Holds what precedes the chain. False where that is not stored.
+bool Directory::begin_chain(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
+                            ReservationState& state) noexcept {
+  KVPOOL_CHECK(owner.value() < namespaces_.size());
+  KVPOOL_CHECK(size_class.value() < arena_.class_count());
+  state.owner = owner;
+  state.size_class = size_class;
+  state.layers = arena_.size_class(size_class).layers;
+  state.taken_bytes = taken_bytes(size_class);
+  if (!parent) {
+    return true;
+  }
+  const auto entry = table_.find(*parent);
+  if (!entry || !entry->record.valid() || !has_bytes(records_[entry->record].state) ||
+      records_[entry->record].owner != owner || records_[entry->record].size_class != size_class) {
+    return false;
+  }
+  append_chain(entry->record, HELD_ANCESTORS, state.records);
+  ChunkRecord& first = records_[state.records.front()];
+  first.is_cut = first.is_cut || first.parent.valid();
+  state.ancestors = state.records.size();
+  for (const RecordId id : state.records) {
+    add_hold(id);
+  }
+  return true;
+}
+
+// Holds what is present of the keys, and makes records in the state `as` for the others, as far as that goes without a gap.
+// Answers all keys once there is one, else as many as the bounds allow.
+void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t n, ChunkState as, ReserveBounds bounds,
+                            ShareClaim& claim, Reservation& answer) {
+  const size_t before = state.records.size();
+  WindowSearch search;
+  auto rest = SaveState::NO_PARENT;
+  bool is_open = true;
+  while (is_open && answer.states.size() < std::min(n, bounds.limit)) {
+    const RecordId above = state.records.empty() ? RecordId() : state.records.back();
+    if (above.valid() && records_[above].depth + 1 >= max_chain_) {
+      rest = SaveState::TOO_LONG;
+      is_open = false;
+      break;
+    }
+    RecordId record;
+    const ChunkKey key = ChunkKey::from_bytes(keys + answer.states.size() * KEY_BYTES);
+    const bool may_reserve = has_share(claim, state.records, state.taken_bytes);
+    const SaveState result = place(state.owner, state.size_class, above, key, search, as, may_reserve, record);
+    if (result == SaveState::NOT_READY && bounds.may_wait) {
+      break;
+    }
+    is_open = record.valid();
+    if (is_open) {
+      state.records.push_back(record);
+      state.first_reserved += result == SaveState::PRESENT ? 1U : 0U;
+    }
+    answer.states.push_back(static_cast<uint8_t>(result));
+    answer.offsets.push_back(is_open ? uint64_t{records_[record].page.value()} * PAGE_BYTES : 0);
+    answer.generations.push_back(is_open ? records_[record].generation : 0);
+  }
+  if (!is_open) {
+    answer.states.resize(n, static_cast<uint8_t>(rest));
+  }
+  note_chain(state, before);
+}
+
+// Counts what is answered, which has a place and a generation for each chunk.
+void Directory::complete(Reservation& answer) noexcept {
+  answer.offsets.resize(answer.states.size());
+  answer.generations.resize(answer.states.size());
+  for (const uint8_t code : answer.states) {
+    ++stats_.answers[code];
+  }
+}
+
+void Directory::finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns) {
+  complete(answer);
+  const bool is_whole = answer.states.size() == n;
+  if (state.records.empty() || (is_whole && state.records.size() == state.ancestors + state.first_reserved)) {
+    end_holds(state.records, now_ns);  // nothing to write: what is present was merely touched
+    return;
+  }
+  answer.id = ++last_id_;
+  state.writing = state.records.size() - state.ancestors - state.first_reserved;
+  state.holder = claim.holder;
+  state.is_compared = claim.is_compared;
+  if (state.holder.valid()) {
+    accounts_.open(state.holder, answer.id, bytes_of(state), claim.covered * state.taken_bytes, state.records.size());
+  }
+  reservations_.emplace(last_id_, std::move(state));
+}
+
+SaveState Directory::present_state(NamespaceId owner, ClassId size_class, RecordId parent,
+                                   const TableEntry& entry) const noexcept {
+  const ChunkRecord& record = records_[entry.record];
+  if (record.owner != owner || record.size_class != size_class) {
+    return SaveState::FOREIGN;
+  }
+  if (record.state == ChunkState::WRITING) {
+    return SaveState::PENDING;
+  }
+  // A key names its whole prefix; a caller that says otherwise has its chain wrong.
+  return record.parent == parent ? SaveState::PRESENT : SaveState::NO_PARENT;
+}
+
+// Decides one chunk; `record` is set where it is PRESENT or RESERVED, and is then held once more.
+SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
+                           WindowSearch& search, ChunkState as, bool may_reserve, RecordId& record) noexcept {
+  const auto entry = table_.find(key);
+  if (entry && entry->record.valid()) {
+    const SaveState state = present_state(owner, size_class, parent, *entry);
+    if (state == SaveState::PRESENT) {
+      record = entry->record;
+      add_hold(record);
+    }
+    return state;
+  }
+  if (entry && is_foreign_below(owner, key)) {
+    return SaveState::FOREIGN;
+  }
+  if (!entry && as == ChunkState::PROMOTING) {
+    return SaveState::NO_PARENT;  // the slower tier has lost it meanwhile
+  }
+  if (!may_reserve) {
+    return SaveState::SHARE;
+  }
+  const SaveState state = find_room(size_class, key, entry.has_value(), search);
+  if (state != SaveState::RESERVED) {
+    return state;
+  }
+  const RecordId id = records_.allocate();
+  ChunkRecord& fresh = records_[id];
+  fresh.key = key;
+  fresh.is_sampled = is_in_sample(key);
+  fresh.owner = owner;
+  fresh.size_class = size_class;
+  occupy(id, as);
+  fresh.is_used = true;
+  policy_->note_new(fresh, latest_ns_);
+  if (parent.valid()) {
+    records_.attach_child(parent, id);
+  }
+  record = id;
+  return SaveState::RESERVED;
+}
+
+// Room for a key's entry in the table, where it is not `is_known` there, and for its bytes.
+SaveState Directory::find_room(ClassId size_class, const ChunkKey& key, bool is_known, WindowSearch& search) noexcept {
+  const bool is_crowded = !is_known && !table_.is_in_reach(key);
+  if (is_crowded) {
+    if (const SaveState state = plan_room(size_class, search).state; state != SaveState::RESERVED) {
+      return state;
+    }
+    if (!clear_reach(key)) {
+      return protects_unsaved_ ? SaveState::NOT_READY : SaveState::FULL;
+    }
+  }
+  const SaveState state = make_room(size_class, search);
+  if (state != SaveState::RESERVED && is_crowded && table_.find(key)) {
+    table_.erase(key);  // the slot that it got in vain
+  }
+  return state;
+}
+
+// Gives a blank record its slot, generation and entry.
+void Directory::occupy(RecordId id, ChunkState as) noexcept {
+  ChunkRecord& fresh = records_[id];
+  const auto page = arena_.allocate(fresh.size_class, id);
+  KVPOOL_CHECK(page.has_value());
+  KVPOOL_CHECK(table_.says(*page, 0));
+  fresh.generation = ++last_generation_;
+  fresh.page = *page;
+  fresh.holds = 1;
+  fresh.state = as;
+  // What comes back from below, or again after it was evicted, has been used before.
+  fresh.touches = as == ChunkState::PROMOTING || (ghosts_ && ghosts_->contains(fresh.key)) ? 2 : 1;
+  enter(fresh.key, id);
+  stats_.used_bytes += chunk_bytes(fresh);
+  held_bytes_ += taken_bytes(fresh.size_class);
+  ++stats_.held;
+  if (as == ChunkState::WRITING) {
+    ++stats_.writing;
+    ++namespaces_[fresh.owner.value()].writing;
+    return;
+  }
+  // Readers may come before the first layer does.
+  table_.set_landed(fresh.page, 0);
+  table_.set_generation(fresh.page, fresh.generation);
+  ++stats_.promoting;
+}
+
+}  // namespace kvpool

@@ -1,0 +1,324 @@
+// Shares: how much one holder may keep from being evicted. See directory.h and holder_accounts.h.
+#include <algorithm>
+#include <iterator>
+#include <optional>
+
+#include "base/check.h"
+#include "directory/directory.h"
+
+namespace kvpool {
+namespace {
+
+// Holds of a holder that are compared with a chain for what they have in common: a guess that bounds the time.
+constexpr size_t COMPARED_HOLDS = 256;
+// A holder's chunks are counted one by one when a part of this size has changed since that was done last.
+constexpr uint64_t CHANGED_PART = 4;
+// The same for who holds a chain on each of many ranks: about as many of each rank's are among them.
+constexpr size_t COMPARED_RANKS = 4;
+
+// Whether so much has changed since an account was counted that it is worth counting again.
+bool has_changed(const HolderAccounts::Account& account, uint64_t chunk_bytes) {
+  return account.changed * CHANGED_PART * chunk_bytes >= account.kept && account.changed * CHANGED_PART >= account.holds.size();
+}
+
+// How many leading chunks of a chain are in one of these too. Holds are chains from the root on: where two have a chunk in
+// common they have all that precede it.
+size_t count_common(const HeldChains& chains, const std::vector<RecordId>& chain) {
+  size_t common = 0;
+  const uint32_t root = chain.empty() ? 0 : chain.front().value();
+  const auto is_before = [](const HeldChains::value_type& one, uint32_t first) { return one.first < first; };
+  for (auto other = std::lower_bound(chains.begin(), chains.end(), root, is_before);
+       !chain.empty() && other != chains.end() && other->first == root; ++other) {
+    const std::vector<RecordId>& held = *other->second;
+    size_t least = 1;
+    size_t most = std::min(held.size(), chain.size());
+    while (least < most) {
+      const size_t middle = (least + most + 1) / 2;
+      if (held[middle - 1] == chain[middle - 1]) {
+        least = middle;
+      } else {
+        most = middle - 1;
+      }
+    }
+    common = std::max(common, least);
+  }
+  return common;
+}
+
+}  // namespace
+
+void Directory::share_among_holders(double share, double user_share) noexcept {
+  holder_share_ = share;
+  user_share_ = user_share;
+}
+
+// What a holder may keep in all while `held` bytes are: its share of what the others leave. All of that is no bound of its own.
+uint64_t Directory::share_of(HolderId holder, uint64_t held) const noexcept {
+  if (holder_share_ >= 1.0) {
+    return UINT64_MAX;
+  }
+  const uint64_t others = held - std::min(held, accounts_.bound(holder));
+  return static_cast<uint64_t>(static_cast<double>(geometry_.capacity - std::min(geometry_.capacity, others)) * holder_share_);
+}
+
+// Whether the holder's user may keep so much more.
+bool Directory::has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept {
+  if (user_share_ >= 1.0 || !accounts_.has_user(holder)) {
+    return true;
+  }
+  const uint64_t own = HolderAccounts::bound_of(accounts_.find_user(holder));
+  const uint64_t left = geometry_.capacity - std::min(geometry_.capacity, held - std::min(held, own));
+  return own + wanted <= static_cast<uint64_t>(static_cast<double>(left) * user_share_);
+}
+
+const std::vector<RecordId>& Directory::chain_of(HoldId hold) const noexcept {
+  static const std::vector<RecordId> NONE;
+  const auto held = holds_.find(hold);
+  if (held != holds_.end()) {
+    return held->second;
+  }
+  const auto made = reservations_.find(hold);
+  return made != reservations_.end() && !made->second.expired ? made->second.records : NONE;
+}
+
+// Chains that a holder or a user has under a hold other than `own`, in the order of their first chunks.
+HeldChains Directory::some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const {
+  HeldChains chains;
+  if (account == nullptr) {
+    return chains;
+  }
+  for (auto hold = account->holds.begin(); hold != account->holds.end() && chains.size() < limit; ++hold) {
+    const std::vector<RecordId>& chain = chain_of(*hold);
+    if (*hold != own && !chain.empty()) {
+      chains.emplace_back(chain.front().value(), &chain);
+    }
+  }
+  std::sort(chains.begin(), chains.end());
+  return chains;
+}
+
+// Counts what the holder, and its user, keep chunk by chunk, unless little has changed since: a few chunks are looked at for each that comes or
+// goes, however many leases they are in, and a few of these. `bytes`: of a chunk, more or less.
+void Directory::recount(HolderId holder, uint64_t bytes) {
+  const HolderAccounts::Account* account = accounts_.find(holder);
+  if (account != nullptr && has_changed(*account, bytes)) {
+    accounts_.correct(holder, count_kept(*account));
+  }
+  const HolderAccounts::Account* user = accounts_.find_user(holder);
+  if (user_share_ < 1.0 && user != nullptr && has_changed(*user, bytes)) {
+    accounts_.correct_user(holder, count_kept(*user));
+  }
+}
+
+// Leases first, each from its leaf up to a chunk that is counted already: what precedes that is counted as well. Reservations
+// may not reach up to the root.
+uint64_t Directory::count_kept(const HolderAccounts::Account& account) const {
+  std::vector<bool> is_counted(records_.end());
+  uint64_t bytes = 0;
+  const auto count = [&](RecordId id) {
+    const bool is_new = !is_counted[id.value()];
+    is_counted[id.value()] = true;
+    bytes += is_new ? taken_bytes(records_[id].size_class) : 0;
+    return is_new;
+  };
+  for (const HoldId hold : account.holds) {
+    const auto held = holds_.find(hold);
+    if (held != holds_.end()) {
+      static_cast<void>(std::all_of(held->second.rbegin(), held->second.rend(), count));
+    }
+  }
+  for (const HoldId hold : account.holds) {
+    const auto made = reservations_.find(hold);
+    if (made != reservations_.end()) {
+      std::for_each(made->second.records.begin(), made->second.records.end(), count);
+    }
+  }
+  return bytes;
+}
+
+bool Directory::has_share(ShareClaim& claim, const std::vector<RecordId>& chain, uint64_t bytes) {
+  if (!claim.holder.valid()) {
+    return true;
+  }
+  const auto beyond = [&](size_t covered) { return (chain.size() + 1 - std::min(covered, chain.size())) * bytes; };
+  const auto fits = [&] {
+    return accounts_.bound(claim.holder) + beyond(claim.covered) <= share_of(claim.holder, claim.held) &&
+           has_user_share(claim.holder, beyond(std::max(claim.covered, claim.user_covered)), claim.held);
+  };
+  if (fits()) {
+    return true;
+  }
+  if (!claim.is_compared) {
+    claim.is_compared = true;
+    const size_t covered = count_common(some_chains_of(accounts_.find(claim.holder), claim.own, COMPARED_HOLDS), chain);
+    claim.user_covered = count_common(some_chains_of(accounts_.find_user(claim.holder), claim.own, COMPARED_HOLDS), chain);
+    if (claim.own == 0) {
+      claim.covered = covered;
+    } else {
+      accounts_.overlap(claim.holder, std::min(covered, claim.covered) * bytes);
+    }
+  }
+  if (!claim.is_recounted) {
+    claim.is_recounted = true;
+    recount(claim.holder, bytes);
+  }
+  return fits();
+}
+
+size_t Directory::affordable(HolderId holder, const std::vector<HoldId>& holds, const std::vector<ClassId>& of,
+                             size_t wanted) {
+  KVPOOL_CHECK(holds.size() == of.size());
+  std::vector<uint64_t> sizes;
+  std::transform(of.begin(), of.end(), std::back_inserter(sizes), [this](ClassId each) { return taken_bytes(each); });
+  std::vector<size_t> covered(holds.size());
+  std::vector<size_t> user_covered(holds.size());
+  uint64_t held = held_bytes_;
+  const auto beyond = [&sizes](size_t chunks, const std::vector<size_t>& there) {
+    uint64_t bytes = 0;
+    for (size_t index = 0; index < sizes.size(); ++index) {
+      bytes += (chunks - std::min(chunks, there[index])) * sizes[index];
+    }
+    return bytes;
+  };
+  const auto fits = [&](size_t chunks) {
+    return accounts_.bound(holder) + beyond(chunks, covered) <= share_of(holder, held) &&
+           has_user_share(holder, beyond(chunks, user_covered), held);
+  };
+  if (!holder.valid() || fits(wanted)) {
+    return wanted;
+  }
+  const size_t compared = COMPARED_HOLDS * std::min(holds.size(), COMPARED_RANKS);
+  const HeldChains chains = some_chains_of(accounts_.find(holder), 0, compared);
+  const HeldChains of_user = some_chains_of(accounts_.find_user(holder), 0, compared);
+  for (size_t index = 0; index < holds.size(); ++index) {
+    const std::vector<RecordId>& chain = chain_of(holds[index]);
+    covered[index] = count_common(chains, chain);
+    user_covered[index] = count_common(of_user, chain);
+    for (const RecordId id : chain) {
+      held -= records_[id].holds == 1 ? std::min(held, sizes[index]) : 0;  // by what is to be judged here alone
+    }
+  }
+  recount(holder, sizes.front());
+  size_t least = 0;
+  while (least < wanted) {
+    const size_t middle = least + (wanted - least + 1) / 2;
+    if (fits(middle)) {
+      least = middle;
+    } else {
+      wanted = middle - 1;
+    }
+  }
+  return least;
+}
+
+bool Directory::charge(const std::vector<HoldId>& holds, HolderId holder) {
+  bool are_charged = holder.valid();
+  std::optional<HeldChains> chains;
+  for (const HoldId hold : holds) {
+    const auto found = holds_.find(hold);
+    if (found == holds_.end() || !holder.valid() || charged_.contains(hold)) {
+      are_charged = false;
+      continue;
+    }
+    const std::vector<RecordId>& chain = found->second;
+    const uint64_t bytes = taken_bytes(records_[chain.front()].size_class);
+    const uint64_t leased = chain.size() * bytes;
+    const bool is_small = accounts_.bound(holder) + leased <= share_of(holder, held_bytes_);
+    if (!is_small && !chains) {
+      chains = some_chains_of(accounts_.find(holder), 0, COMPARED_HOLDS * std::min(holds.size(), COMPARED_RANKS));
+    }
+    const uint64_t twice = is_small ? 0 : count_common(*chains, chain) * bytes;
+    accounts_.open(holder, hold, {0, 0, leased}, twice, chain.size());
+    charged_.emplace(hold, holder);
+  }
+  return are_charged;
+}
+
+// The hold is ending.
+void Directory::uncharge(HoldId hold, const std::vector<RecordId>& chain) noexcept {
+  const auto found = charged_.find(hold);
+  if (found != charged_.end()) {
+    accounts_.close(found->second, hold, {0, 0, chain.size() * taken_bytes(records_[chain.front()].size_class)}, chain.size());
+    charged_.erase(found);
+  }
+}
+
+// The last `ended` chunks of a reservation are ending, of which `before` were all the bytes.
+void Directory::uncharge_part(HoldId id, const ReservationState& state, HolderBytes before, size_t ended) noexcept {
+  if (!state.holder.valid()) {
+    return;
+  }
+  if (state.records.empty()) {
+    accounts_.close(state.holder, id, before, ended);
+    return;
+  }
+  const HolderBytes after = bytes_of(state);
+  accounts_.shrink(state.holder, {before.reserved - after.reserved, before.zombies - after.zombies, before.leased - after.leased},
+                   ended);
+}
+
+// The bytes of a reservation by kind. Once it has expired all that is left of it may still be written.
+HolderBytes Directory::bytes_of(const ReservationState& state) const noexcept {
+  const uint64_t all = state.records.size() * state.taken_bytes;
+  const uint64_t writing = state.writing * state.taken_bytes;
+  return state.expired ? HolderBytes{0, all, 0} : HolderBytes{writing, 0, all - writing};
+}
+
+void Directory::verify_shares(std::vector<std::string>& broken) const {
+  std::vector<NamespaceCounts> counts(namespaces_.size());
+  uint64_t held = 0;
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    if (record.state == ChunkState::WRITING) {
+      ++counts[record.owner.value()].writing;
+    } else if (record.state == ChunkState::ZOMBIE) {
+      ++counts[record.owner.value()].zombies;
+    }
+    const bool is_evictable = record.holds == 0 && (record.state == ChunkState::READY || record.pins > 0);
+    held += record.state == ChunkState::FREE || is_evictable ? 0 : taken_bytes(record.size_class);
+  }
+  if (held != held_bytes_) {
+    broken.push_back("what nothing can evict takes " + std::to_string(held) + " bytes, counted " + std::to_string(held_bytes_));
+  }
+  for (uint32_t index = 0; index < namespaces_.size(); ++index) {
+    if (counts[index].writing != namespaces_[index].writing || counts[index].zombies != namespaces_[index].zombies) {
+      broken.push_back("namespace " + std::to_string(index) + " miscounts what is being written, or its zombies");
+    }
+  }
+  size_t holds = 0;
+  std::map<uint32_t, HolderBytes> of_users;
+  for (const auto& [number, account] : accounts_.all()) {
+    if (account.user) {
+      HolderBytes& user = of_users[*account.user];
+      user = {user.reserved + account.bytes.reserved, user.zombies + account.bytes.zombies, user.leased + account.bytes.leased};
+    }
+    HolderBytes sums;
+    for (const HoldId hold : account.holds) {
+      const auto made = reservations_.find(hold);
+      const std::vector<RecordId>& chain = chain_of(hold);
+      const HolderBytes bytes = made != reservations_.end() ? bytes_of(made->second)
+                                                            : HolderBytes{0, 0, chain.size() * taken_bytes(records_[chain.front()].size_class)};
+      sums = {sums.reserved + bytes.reserved, sums.zombies + bytes.zombies, sums.leased + bytes.leased};
+      ++holds;
+    }
+    const bool is_counted = sums.reserved == account.bytes.reserved && sums.zombies == account.bytes.zombies &&
+                            sums.leased == account.bytes.leased;
+    if (!is_counted || accounts_.bound(HolderId(number)) < count_kept(account)) {
+      broken.push_back("holder " + std::to_string(number) + " keeps more than is counted, or its bytes are miscounted");
+    }
+  }
+  for (const auto& [user, account] : accounts_.users()) {
+    if (of_users[user].sum() != account.bytes.sum() || HolderAccounts::bound_of(&account) < count_kept(account)) {
+      broken.push_back("user " + std::to_string(user) + " keeps more than is counted, or not what its holders do");
+    }
+  }
+  size_t charged = charged_.size();
+  for (const auto& [id, state] : reservations_) {
+    charged += state.holder.valid() ? 1U : 0U;
+  }
+  if (holds != charged) {
+    broken.push_back("holds that count for a holder: " + std::to_string(holds) + ", charged " + std::to_string(charged));
+  }
+}
+
+}  // namespace kvpool

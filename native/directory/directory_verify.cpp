@@ -1,0 +1,295 @@
+// The directory recounted from its records, holds, table and arena. See the invariants in directory.h.
+#include <algorithm>
+#include <numeric>
+
+#include "directory/directory.h"
+#include "hash/sampling.h"
+
+namespace kvpool {
+namespace {
+
+// Cursors of `verify_shared` from here on are places of the table.
+constexpr uint64_t TABLE_CURSOR = uint64_t{1} << 32;
+
+std::string name_of(RecordId id) { return "chunk record " + std::to_string(id.value()); }
+
+void compare(const char* what, uint64_t truth, uint64_t count, std::vector<std::string>& broken) {
+  if (truth != count) {
+    broken.push_back(std::string(what) + ": " + std::to_string(truth) + ", counted " + std::to_string(count));
+  }
+}
+
+void append(std::vector<std::string>& broken, const std::vector<std::string>& more) {
+  broken.insert(broken.end(), more.begin(), more.end());
+}
+
+}  // namespace
+
+std::vector<std::string> Directory::verify(bool with_shared) const {
+  std::vector<std::string> broken;
+  if (with_shared || !table_.is_shared()) {
+    append(broken, table_.verify());
+  }
+  append(broken, arena_.verify());
+  verify_records(broken, with_shared);
+  verify_queues(broken);
+  verify_retention(broken);
+  verify_holds(broken);
+  verify_sums(broken, with_shared);
+  verify_shares(broken);
+  return broken;
+}
+
+// First the records, each against its entry in the table, then the places of the table, each against the record it names.
+uint64_t Directory::verify_shared(uint64_t cursor, uint32_t limit, std::vector<std::string>& broken) const {
+  if (cursor < TABLE_CURSOR) {
+    const uint64_t end = std::min<uint64_t>(cursor + limit, records_.end());
+    for (; cursor < end; ++cursor) {
+      const RecordId id(static_cast<uint32_t>(cursor));
+      if (records_[id].state != ChunkState::FREE) {
+        verify_record(id, broken);
+      }
+    }
+    return cursor < records_.end() ? cursor : table_.is_shared() ? TABLE_CURSOR : 0;
+  }
+  const uint64_t next = table_.shared().verify_part(cursor - TABLE_CURSOR, limit, broken, [this](const ChunkKey& key, RecordId id) {
+    return id.valid() ? records_[id].key == key && records_[id].state != ChunkState::FREE : is_elsewhere(key);
+  });
+  return next == 0 ? 0 : TABLE_CURSOR + next;
+}
+
+void Directory::verify_records(std::vector<std::string>& broken, bool with_shared) const {
+  uint32_t alive = 0;
+  uint64_t counted = 0;
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    counted += record.state == ChunkState::READY && record.generation > counted_from_ ? 1U : 0U;
+    if (record.state != ChunkState::FREE) {
+      ++alive;
+      if (with_shared) {
+        verify_record(RecordId(index), broken);
+      }
+      verify_tree(RecordId(index), broken);
+    }
+  }
+  if (counted != counted_) {
+    broken.push_back("chunks since counting began: " + std::to_string(counted) + ", counted " + std::to_string(counted_));
+  }
+  if (alive != records_.alive()) {
+    broken.push_back("records alive: " + std::to_string(alive) + ", counted " + std::to_string(records_.alive()));
+  }
+}
+
+void Directory::verify_record(RecordId id, std::vector<std::string>& broken) const {
+  const ChunkRecord& record = records_[id];
+  const auto entry = table_.find(record.key);
+  const bool is_found = entry && entry->record == id;
+  const bool is_ready = record.state == ChunkState::READY;
+  if (record.is_sampled != is_in_sample(record.key)) {
+    broken.push_back(name_of(id) + " is wrong about the sample");
+  }
+  if (is_found != (record.state != ChunkState::ZOMBIE)) {
+    broken.push_back(name_of(id) + (is_found ? " is a zombie in the table" : " is missing in the table"));
+  } else if (is_found) {
+    if (entry->generation != record.generation || entry->page != record.page) {
+      broken.push_back(name_of(id) + " differs from its table entry");
+    }
+    if ((entry->tiers & tier_bit(tier_)) != (is_ready ? tier_bit(tier_) : 0)) {
+      broken.push_back(name_of(id) + " has wrong tiers in the table");
+    }
+  }
+  if (record.is_below != (slower_ != nullptr && record.state != ChunkState::ZOMBIE && is_elsewhere(record.key))) {
+    broken.push_back(name_of(id) + " is wrong about its copy below");
+  }
+  if (!table_.says(record.page, has_bytes(record.state) ? record.generation : 0)) {
+    broken.push_back(name_of(id) + " has a wrong generation word");
+  }
+  if (record.generation == 0 || record.generation > last_generation_) {
+    broken.push_back(name_of(id) + " has a generation that was never given");
+  }
+  if (arena_.owner(record.page) != id) {
+    broken.push_back(name_of(id) + " does not own its slot");
+  }
+  if (!is_ready && record.holds == 0 && record.pins == 0) {
+    broken.push_back(name_of(id) + " is neither stored nor held");
+  }
+}
+
+void Directory::verify_tree(RecordId id, std::vector<std::string>& broken) const {
+  const ChunkRecord& record = records_[id];
+  if (record.state == ChunkState::ZOMBIE && (record.parent.valid() || record.first_child.valid())) {
+    broken.push_back(name_of(id) + " is a zombie with relatives");
+  }
+  RecordId previous;
+  for (RecordId child = record.first_child; child.valid(); child = records_[child].next_sibling) {
+    if (records_[child].parent != id || records_[child].previous_sibling != previous) {
+      broken.push_back(name_of(id) + " has a child that does not name it");
+      return;
+    }
+    previous = child;
+  }
+  if (!record.parent.valid()) {
+    if (record.depth != 0 && record.state != ChunkState::ZOMBIE) {
+      broken.push_back(name_of(id) + " is a root and deep in a chain");
+    }
+    return;
+  }
+  const ChunkRecord& parent = records_[record.parent];
+  if (parent.owner != record.owner || parent.size_class != record.size_class || parent.depth + 1 != record.depth) {
+    broken.push_back(name_of(id) + " differs from its parent in namespace, size class or by more than one in depth");
+  }
+  const bool both_writing = parent.state == ChunkState::WRITING && record.state == ChunkState::WRITING;
+  if (!has_bytes(parent.state) && !both_writing) {
+    broken.push_back(name_of(id) + " has a parent that is not stored");
+  }
+}
+
+void Directory::verify_queues(std::vector<std::string>& broken) const {
+  std::vector<uint8_t> found(records_.end());
+  append(broken, queues_.verify(found));
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    const bool is_aside = record.is_aside && record.first_child.valid();
+    if (found[index] != (is_listed(record) && !is_aside ? 1 : 0)) {
+      broken.push_back(name_of(RecordId(index)) + " stands in " + std::to_string(found[index]) + " queues");
+    }
+    if (found[index] != 0 && record.pins == 0 && record.standing != standing_of(record)) {
+      broken.push_back(name_of(RecordId(index)) + " stands in the wrong list of its queue");
+    }
+    if (is_listed(record) && record.parent.valid() && is_listed(records_[record.parent]) &&
+        records_[record.parent].last_access_ns < record.last_access_ns && !record.is_cut) {
+      broken.push_back(name_of(RecordId(index)) + " was used later than its parent");
+    }
+  }
+}
+
+void Directory::verify_retention(std::vector<std::string>& broken) const {
+  append(broken, timers_.verify());
+  uint64_t timers = 0;
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    timers += record.duration_ms != 0 ? 1U : 0U;
+    uint32_t kept = 0;
+    for (RecordId child = record.first_child; child.valid(); child = records_[child].next_sibling) {
+      kept += records_[child].is_kept() ? 1U : 0U;
+    }
+    if (record.priority > MAX_PRIORITY || record.kept_children != kept) {
+      broken.push_back(name_of(RecordId(index)) + " miscounts its kept children, or has a wrong priority");
+    }
+  }
+  if (timers != timers_.size()) {
+    broken.push_back("chunks with a duration: " + std::to_string(timers) + ", timers " + std::to_string(timers_.size()));
+  }
+}
+
+void Directory::verify_holds(std::vector<std::string>& broken) const {
+  std::vector<uint32_t> counted(records_.end());
+  std::vector<uint32_t> begin(records_.end());  // writers' holds that begin there
+  const auto count = [&](const std::vector<RecordId>& records) {
+    for (const RecordId record : records) {
+      ++counted[record.value()];
+    }
+    if (!records.empty()) {
+      ++begin[records.front().value()];
+    }
+  };
+  for (const auto& [id, records] : holds_) {
+    count(records);
+  }
+  for (const auto& [id, state] : reservations_) {
+    count(state.records);
+  }
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    if (record.parent.valid() && records_[record.parent].holds + begin[index] < record.holds) {
+      broken.push_back(name_of(RecordId(index)) + " is held more often than its parent");
+    }
+  }
+  std::vector<uint32_t> pins(records_.end());
+  for (const auto& [id, records] : pins_) {
+    for (const RecordId record : records) {
+      ++pins[record.value()];
+    }
+  }
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    if (records_[RecordId(index)].pins != pins[index]) {
+      broken.push_back(name_of(RecordId(index)) + " has " + std::to_string(pins[index]) + " pins, counted " +
+                       std::to_string(records_[RecordId(index)].pins));
+    }
+    if (records_[RecordId(index)].holds != counted[index]) {
+      broken.push_back(name_of(RecordId(index)) + " is held " + std::to_string(counted[index]) + " times, counted " +
+                       std::to_string(records_[RecordId(index)].holds));
+    }
+  }
+}
+
+void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) const {
+  DirectoryStats sums;
+  uint64_t written = 0;
+  std::vector<NamespaceCounts> counts(namespaces_.size());
+  std::vector<uint64_t> used(arena_.class_count());
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    if (record.state == ChunkState::FREE) {
+      continue;
+    }
+    const uint64_t bytes = chunk_bytes(record);
+    ++used[record.size_class.value()];
+    sums.used_bytes += bytes;
+    written += record.was_below ? bytes : 0;
+    sums.held += record.holds > 0 ? 1U : 0U;
+    sums.pinned += record.holds == 0 && record.pins > 0 ? 1U : 0U;
+    sums.pinned_bytes += record.holds == 0 && record.pins > 0 ? bytes : 0;
+    sums.kept_chunks += record.is_kept() ? 1U : 0U;
+    sums.kept_bytes += record.is_kept() ? bytes : 0;
+    sums.writing += record.state == ChunkState::WRITING ? 1U : 0U;
+    sums.promoting += record.state == ChunkState::PROMOTING ? 1U : 0U;
+    sums.zombies += record.state == ChunkState::ZOMBIE ? 1U : 0U;
+    if (record.state == ChunkState::READY) {
+      ++sums.chunks;
+      sums.unsaved_chunks += record.is_below ? 0U : 1U;
+      sums.idle_bytes += is_free(record) ? bytes : 0;
+      NamespaceCounts& owner = counts[record.owner.value()];
+      ++owner.chunks;
+      owner.bytes += bytes;
+      owner.held += record.holds > 0 ? 1U : 0U;
+    }
+  }
+  const auto expect = [&broken](const char* what, uint64_t truth, uint64_t count) { compare(what, truth, count, broken); };
+  expect("chunks", sums.chunks, stats_.chunks);
+  expect("chunks without a copy below", sums.unsaved_chunks, stats_.unsaved_chunks);
+  expect("writing", sums.writing, stats_.writing);
+  expect("promoting", sums.promoting, stats_.promoting);
+  expect("zombies", sums.zombies, stats_.zombies);
+  expect("held", sums.held, stats_.held);
+  expect("used bytes", sums.used_bytes, stats_.used_bytes);
+  expect("kept chunks", sums.kept_chunks, stats_.kept_chunks);
+  expect("kept bytes", sums.kept_bytes, stats_.kept_bytes);
+  expect("bytes written below since their use", written, written_bytes_);
+  expect("pinned", sums.pinned, stats_.pinned);
+  expect("pinned bytes", sums.pinned_bytes, stats_.pinned_bytes);
+  expect("idle bytes", sums.idle_bytes, stats_.idle_bytes);
+  if (with_shared || !table_.is_shared()) {
+    expect("table entries", sums.chunks + sums.writing + sums.promoting + table_.count_placeless(), table_.count());
+    expect("entries of the slower tier", slower_ == nullptr ? 0 : slower_->stats_.chunks,
+           table_.count_in(slower_ == nullptr ? uint8_t{0} : tier_bit(slower_->tier_)));
+  }
+  expect("evictions", stats_.evictions[0] + stats_.evictions[1] + stats_.evictions[2],
+         stats_.evicted_chunks + stats_.shed_chunks);
+  expect("chunks declined below", slower_ == nullptr ? 0 : stats_.evicted_chunks,
+         std::accumulate(stats_.declined.begin(), stats_.declined.end(), uint64_t{0}));
+  expect("stored chunks",
+         sums.chunks + stats_.evicted_chunks + stats_.shed_chunks + stats_.flushed_chunks + stats_.dropped_chunks,
+         stats_.stored_chunks + stats_.promoted_chunks);
+  for (uint32_t index = 0; index < namespaces_.size(); ++index) {
+    expect("chunks of a namespace", counts[index].chunks, namespaces_[index].chunks);
+    expect("bytes of a namespace", counts[index].bytes, namespaces_[index].bytes);
+    expect("held chunks of a namespace", counts[index].held, namespaces_[index].held);
+  }
+  for (uint32_t index = 0; index < arena_.class_count(); ++index) {
+    expect("slots of a class", used[index], arena_.used_slots(ClassId(index)));
+  }
+  expect("used bytes beyond the capacity", 0, stats_.used_bytes - std::min(stats_.used_bytes, geometry_.capacity));
+}
+
+}  // namespace kvpool

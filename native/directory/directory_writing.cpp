@@ -1,0 +1,150 @@
+// What becomes of reservations: commit, end, expire. See directory.h.
+#include <algorithm>
+
+#include "base/check.h"
+#include "directory/directory.h"
+
+namespace kvpool {
+
+std::optional<uint32_t> Directory::reservation_layers(HoldId reservation) const {
+  const auto found = reservations_.find(reservation);
+  return found == reservations_.end() ? std::nullopt : std::optional<uint32_t>(found->second.layers);
+}
+
+std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
+                                       uint64_t now_ns, std::span<const int32_t> tokens,
+                                       std::span<const uint64_t> sources) {
+  KVPOOL_CHECK(count == 0 || tokens.size() % count == 0);
+  KVPOOL_CHECK(sources.empty() || sources.size() == count);
+  const size_t chunk_tokens = count == 0 ? 0 : tokens.size() / count;
+  latest_ns_ = std::max(latest_ns_, now_ns);
+  std::vector<uint8_t> answers(count, static_cast<uint8_t>(SaveState::EXPIRED));
+  const auto found = reservations_.find(reservation);
+  if (found == reservations_.end() || found->second.expired) {
+    return answers;
+  }
+  ReservationState& state = found->second;
+  const size_t before = state.ancestors + state.first_reserved;
+  const size_t reserved = state.records.size() - before;
+  for (size_t index = 0; index < count && first < reserved && index < reserved - first; ++index) {
+    const RecordId id = state.records[before + first + index];
+    ChunkRecord& record = records_[id];
+    if (record.state == ChunkState::ZOMBIE) {
+      continue;
+    }
+    if (record.state == ChunkState::WRITING) {
+      if (record.parent.valid() && !has_bytes(records_[record.parent].state)) {
+        answers[index] = static_cast<uint8_t>(SaveState::NO_PARENT);
+        continue;
+      }
+      if (const auto refusal = why_unpublishable(record, sources.empty() ? 0 : sources[index])) {
+        answers[index] = static_cast<uint8_t>(*refusal);
+        continue;
+      }
+      tokens_.keep(id, tokens.subspan(index * chunk_tokens, chunk_tokens));
+      // In this order: who finds the key finds its generation, who finds the generation finds the layers and checksums.
+      table_.set_checksums(record.page, checksums + index * state.layers, state.layers);
+      table_.set_landed(record.page, state.layers);
+      table_.set_generation(record.page, record.generation);
+      --stats_.writing;
+      --namespaces_[record.owner.value()].writing;
+      --state.writing;
+      if (state.holder.valid()) {
+        accounts_.change(state.holder, {state.taken_bytes, 0, 0}, {0, 0, state.taken_bytes});
+      }
+      ++stats_.stored_chunks;
+      become_ready(record);
+      report(record, ChangeKind::ARRIVED, Cause::STORED);
+    }
+    answers[index] = static_cast<uint8_t>(SaveState::STORED);
+  }
+  return answers;
+}
+
+void Directory::abort_writing(RecordId id) noexcept {
+  KVPOOL_CHECK(records_[id].holds == 1);
+  if (records_[id].touches > 1) {
+    --records_[id].touches;  // it was not stored: what was remembered of it is remembered again
+    policy_->note_evicted(records_[id]);
+  }
+  hide(id);
+  records_[id].holds = 0;
+  --stats_.held;
+  ++stats_.aborted_chunks;
+  free_slot(id);
+}
+
+bool Directory::end_reservation(HoldId reservation, uint64_t now_ns) {
+  return reservations_.contains(reservation) && end_part(reservation, SIZE_MAX, now_ns);
+}
+
+// From the leaf to the root, as holds end.
+bool Directory::end_part(HoldId reservation, size_t limit, uint64_t now_ns) {
+  const auto found = reservations_.find(reservation);
+  if (found == reservations_.end()) {
+    return true;
+  }
+  ReservationState& state = found->second;
+  const HolderBytes before = bytes_of(state);
+  const size_t left = state.records.size() - std::min(limit, state.records.size());
+  const auto cut = state.records.begin() + static_cast<std::ptrdiff_t>(left);
+  std::vector<RecordId> ending(cut, state.records.end());
+  state.records.erase(cut, state.records.end());
+  for (auto id = ending.rbegin(); id != ending.rend(); ++id) {
+    if (records_[*id].state == ChunkState::WRITING) {
+      abort_writing(*id);
+      --state.writing;
+    }
+  }
+  state.writing = std::min(state.writing, left);  // what was dropped meanwhile counts in it too
+  uncharge_part(reservation, state, before, ending.size());
+  std::erase_if(ending, [this](RecordId id) { return records_[id].state == ChunkState::FREE; });
+  end_holds(ending, now_ns);
+  if (left > 0) {
+    state.ancestors = std::min(state.ancestors, left);
+    state.first_reserved = std::min(state.first_reserved, left - state.ancestors);
+    state.unexpired = std::min(state.unexpired, left);
+    return false;
+  }
+  reservations_.erase(found);
+  return true;
+}
+
+bool Directory::expire_reservation(HoldId reservation, uint64_t now_ns) {
+  const auto found = reservations_.find(reservation);
+  return found != reservations_.end() && !found->second.expired && expire_part(reservation, SIZE_MAX, now_ns);
+}
+
+bool Directory::expire_part(HoldId reservation, size_t limit, uint64_t now_ns) {
+  const auto found = reservations_.find(reservation);
+  if (found == reservations_.end() || (found->second.expired && found->second.unexpired == 0)) {
+    return true;
+  }
+  ReservationState& state = found->second;
+  const HolderBytes before = bytes_of(state);
+  if (!state.expired) {
+    state.expired = true;
+    state.unexpired = state.records.size();
+  }
+  const size_t first = state.unexpired - std::min(limit, state.unexpired);
+  while (state.unexpired > first) {
+    const RecordId id = state.records[--state.unexpired];
+    if (records_[id].state == ChunkState::WRITING) {
+      make_zombie(id);
+      ++stats_.aborted_chunks;
+    }
+  }
+  if (first == 0) {
+    const auto is_zombie = [this](RecordId id) { return records_[id].state == ChunkState::ZOMBIE; };
+    const auto split = std::stable_partition(state.records.begin(), state.records.end(), is_zombie);
+    end_holds(std::vector<RecordId>(split, state.records.end()), now_ns);
+    state.records.erase(split, state.records.end());
+    state.ancestors = state.first_reserved = 0;
+  }
+  if (state.holder.valid()) {
+    accounts_.change(state.holder, before, bytes_of(state));
+  }
+  return first == 0;
+}
+
+}  // namespace kvpool

@@ -1,0 +1,117 @@
+// Classes, ghosts and when to learn. See class_queue_policy.h.
+#include "eviction/class_queue_policy.h"
+
+#include <algorithm>
+
+namespace kvpool {
+namespace {
+
+// Requests from one learning to the next.
+constexpr uint64_t LEARN_EVERY = 100;
+// Measured on traces: with four, which chunks happened to be forgotten moved the hits by up to two points.
+constexpr uint64_t GHOSTS_PER_CHUNK = 8;
+constexpr uint8_t MAX_TOUCHES = 255;
+
+}  // namespace
+
+std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, uint32_t max_chunks, const HashSeed& seed) {
+  if (kind == PolicyKind::LRU) {
+    return std::make_unique<LruPolicy>();
+  }
+  return std::make_unique<ClassQueuePolicy>(max_chunks, seed);
+}
+
+ClassQueuePolicy::ClassQueuePolicy(uint32_t max_chunks, const HashSeed& seed)
+    : learned_(model_), ghosts_(GHOSTS_PER_CHUNK * max_chunks), duel_(max_chunks, learned_, seed) {}
+
+uint8_t ClassQueuePolicy::queue_of(const ChunkRecord& record) noexcept {
+  return static_cast<uint8_t>(count_class(record.touches) * CHAIN_KINDS + record.chain_kind);
+}
+
+double ClassQueuePolicy::worth(uint8_t queue, uint64_t last_access_ns, uint64_t now_ns) const noexcept {
+  return duel_.is_by_age() ? static_cast<double>(last_access_ns) : learned_.worth(queue, last_access_ns, now_ns);
+}
+
+// A chain is mostly of one class and age: counted together, for this is on the way of every load.
+void ClassQueuePolicy::note_reuses(const ChunkRecords& records, const std::vector<RecordId>& chain,
+                                   uint64_t now_ns) noexcept {
+  uint32_t alike = 0;
+  uint8_t queue = 0;
+  uint64_t last_access_ns = now_ns;
+  for (const RecordId id : chain) {
+    const ChunkRecord& record = records[id];
+    if (record.holds != 0) {
+      continue;
+    }
+    if (record.learned_class != queue || record.last_access_ns != last_access_ns) {
+      model_.note_end(queue, now_ns - last_access_ns, alike);
+      alike = 0;
+      queue = record.learned_class;
+      last_access_ns = record.last_access_ns;
+    }
+    ++alike;
+    ++learned_uses_;
+  }
+  model_.note_end(queue, now_ns - last_access_ns, alike);
+}
+
+void ClassQueuePolicy::note_new(ChunkRecord& record, uint64_t now_ns) noexcept {
+  const Ghost ghost = ghosts_.take(record.key);
+  if (ghost.touches != 0) {
+    model_.note_end(ghost.queue, uint64_t{tick_of(now_ns) - ghost.used_tick} << TICK_SHIFT);
+    ++learned_uses_;
+    record.turn = ghost.turn;
+    record.touches = std::max(record.touches, static_cast<uint8_t>(std::min(ghost.touches + 1, int{MAX_TOUCHES})));
+  }
+}
+
+void ClassQueuePolicy::note_evicted(const ChunkRecord& record) {
+  Ghost ghost;
+  ghost.used_tick = tick_of(record.last_access_ns);
+  ghost.touches = std::max(record.touches, uint8_t{1});
+  ghost.queue = record.learned_class;
+  ghost.turn = record.turn;
+  ghosts_.add(record.key, ghost);
+}
+
+void ClassQueuePolicy::note_uses(ChunkRecords& records, const std::vector<RecordId>& chain, uint64_t now_ns) {
+  sampled_.clear();
+  bool is_use = false;
+  RecordId parent = chain.empty() ? RecordId() : records[chain.front()].parent;
+  for (const RecordId id : chain) {
+    ChunkRecord& record = records[id];
+    if (record.state == ChunkState::ZOMBIE || record.parent != parent) {
+      break;  // dropped meanwhile, as is what follows; or the holder of several chains, which is no request
+    }
+    parent = id;
+    const uint8_t own_class = queue_of(record);
+    if (record.is_used) {
+      is_use = true;
+      model_.note_start(own_class);
+    } else if (own_class != record.learned_class) {
+      model_.move_start(record.learned_class, own_class);  // the request that had used it has stored some more
+    }
+    if (record.is_used || own_class != record.learned_class) {
+      record.queue = own_class;
+      record.learned_class = own_class;
+    }
+    if (duel_.is_sampled(record.key)) {
+      sampled_.push_back({record.key, record.queue, record.is_used});
+    }
+    record.is_used = false;
+  }
+  if (!is_use) {
+    return;
+  }
+  ghosts_.make_room(GHOSTS_PER_CHUNK * records.alive());
+  duel_.note_uses(sampled_, records.alive(), now_ns);
+  if (++requests_ % LEARN_EVERY == 0) {
+    model_.learn(now_ns);
+  }
+}
+
+PolicyCounts ClassQueuePolicy::counts() const noexcept {
+  return {duel_.is_by_age(), duel_.switches(), learned_uses_};
+}
+
+}  // namespace kvpool

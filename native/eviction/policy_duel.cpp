@@ -1,0 +1,138 @@
+// Two shadows and who leads. See policy_duel.h.
+#include "eviction/policy_duel.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "base/check.h"
+
+namespace kvpool {
+namespace {
+
+// A tier of no more chunks is not sampled; of a larger one a shadow holds about so many as SAMPLED_CHUNKS.
+constexpr uint32_t WHOLE_CHUNKS = 8192;
+constexpr uint32_t SAMPLED_CHUNKS = 4096;
+// Of a request's hits this much counts after the next one.
+constexpr double DECAY = 0.998;
+// The other one must lead by this much, or a tie would be decided anew all the time.
+constexpr double LEAD = 0.01;
+// And by so many standard deviations of what chance would have made of as many requests: one long prompt is no proof.
+constexpr double DEVIATIONS = 1.5;
+const ClassId ONLY_CLASS(0);
+
+[[nodiscard]] uint64_t mask_for(uint32_t max_chunks) noexcept {
+  return max_chunks <= WHOLE_CHUNKS ? 0 : std::bit_floor(std::max(1U, max_chunks / SAMPLED_CHUNKS)) - 1;
+}
+
+}  // namespace
+
+PolicyShadow::PolicyShadow(uint32_t chunks_max, const EvictionPolicy& policy)
+    : records_(chunks_max), queues_(records_, policy), places_(chunks_max, KeyHash{HashSeed::random()}) {
+  queues_.add_class();
+}
+
+void PolicyShadow::evict(RecordId id) noexcept {
+  queues_.remove(id);
+  places_.erase(records_[id].key);
+  records_.detach(id);
+  records_.release(id);
+}
+
+// Takes a chunk and all that follows it out, where it is here: it has come again behind another parent.
+void PolicyShadow::forget(const ChunkKey& key) noexcept {
+  const auto found = places_.find(key);
+  if (found == places_.end()) {
+    return;
+  }
+  const RecordId top = found->second;
+  for (RecordId id = top, parent;; id = parent) {
+    while (records_[id].first_child.valid()) {
+      id = records_[id].first_child;
+    }
+    parent = records_[id].parent;
+    evict(id);
+    if (id == top) {
+      return;
+    }
+  }
+}
+
+// The chunk with this key that follows `parent`; unset where there is none. Most have one child: that needs no search.
+RecordId PolicyShadow::behind(RecordId parent, const ChunkKey& key) const noexcept {
+  if (parent.valid()) {
+    const RecordId child = records_[parent].first_child;
+    if (!child.valid() || records_[child].key == key) {
+      return child;
+    }
+  }
+  const auto found = places_.find(key);
+  return found != places_.end() && records_[found->second].parent == parent ? found->second : RecordId();
+}
+
+// `chain_` is a path from the root, and exactly what is out of the queues meanwhile: a victim's child always stands in one.
+uint64_t PolicyShadow::use(const std::vector<SampledUse>& chain, uint32_t limit, uint64_t now_ns) {
+  uint64_t hits = 0;
+  chain_.clear();
+  for (const SampledUse& use : chain) {
+    const RecordId found = behind(chain_.empty() ? RecordId() : chain_.back(), use.key);
+    if (!found.valid()) {
+      break;  // nor is what follows: a shadow holds whole prefixes
+    }
+    chain_.push_back(found);
+    queues_.remove(found);  // what is being used is nobody's victim
+    hits += use.counts ? 1U : 0U;
+  }
+  for (size_t index = chain_.size(); index < chain.size(); ++index) {
+    forget(chain[index].key);
+    while (records_.is_full() || records_.alive() >= limit) {
+      const RecordId victim = queues_.victim(ONLY_CLASS, now_ns);
+      if (!victim.valid()) {
+        break;
+      }
+      evict(victim);
+    }
+    if (records_.is_full() || records_.alive() >= limit) {
+      break;
+    }
+    const RecordId fresh = records_.allocate();
+    records_[fresh].key = chain[index].key;
+    records_[fresh].size_class = ONLY_CLASS;
+    if (!chain_.empty()) {
+      records_.attach_child(chain_.back(), fresh);
+    }
+    places_.emplace(chain[index].key, fresh);
+    chain_.push_back(fresh);
+  }
+  for (size_t index = chain_.size(); index-- > 0;) {
+    ChunkRecord& record = records_[chain_[index]];
+    record.last_access_ns = now_ns;
+    record.queue = chain[index].queue;
+    queues_.add(chain_[index]);
+  }
+  return hits;
+}
+
+PolicyDuel::PolicyDuel(uint32_t max_chunks, const EvictionPolicy& learned, const HashSeed& seed)
+    : mask_(mask_for(max_chunks)),
+      seed_(seed),
+      oldest_(static_cast<uint32_t>(max_chunks / (mask_ + 1) + 1), by_age_),
+      cheapest_(static_cast<uint32_t>(max_chunks / (mask_ + 1) + 1), learned) {}
+
+void PolicyDuel::note_uses(const std::vector<SampledUse>& chain, uint64_t chunks, uint64_t now_ns) {
+  const auto limit = static_cast<uint32_t>(std::max<uint64_t>(1, chunks / (mask_ + 1)));
+  const auto by_age = static_cast<double>(oldest_.use(chain, limit, now_ns));
+  const auto by_worth = static_cast<double>(cheapest_.use(chain, limit, now_ns));
+  oldest_hits_ = oldest_hits_ * DECAY + by_age;
+  cheapest_hits_ = cheapest_hits_ * DECAY + by_worth;
+  variance_ = variance_ * DECAY + (by_age - by_worth) * (by_age - by_worth);
+  const double lead = is_by_age_ ? cheapest_hits_ - oldest_hits_ : oldest_hits_ - cheapest_hits_;
+  const double needed = LEAD * (is_by_age_ ? oldest_hits_ : cheapest_hits_);
+  const bool is_overtaken = lead > needed && lead > DEVIATIONS * std::sqrt(variance_);
+  if (is_overtaken) {
+    is_by_age_ = !is_by_age_;
+    ++switches_;
+  }
+}
+
+}  // namespace kvpool

@@ -1,0 +1,85 @@
+// Which of two policies would do better: both run beside the tier, as metadata alone, in a large tier on a sample of its chunks.
+//
+// What it is: two shadows of the tier, one whose victims are the oldest, one whose victims are worth least, and the hits that
+// each would have had. Who leads by more than chance would have it takes over: the hits of a request come all together, so
+// that a few prompts make a lead that means nothing. What it is not: exact. Chunks are sampled by their keys (as in SHARDS,
+// Waldspurger et al., 2015), and each shadow holds the same share of as many chunks as the tier does; a sampled chunk hangs
+// on its nearest sampled ancestor, so that a shadow too holds whole prefixes.
+// Threads: the control thread only. O(1) per sampled chunk.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "records/chunk_records.h"
+#include "eviction/eviction_policy.h"
+#include "eviction/eviction_queues.h"
+#include "hash/keyed_hash.h"
+
+namespace kvpool {
+
+// A use of a sampled chunk.
+struct SampledUse {
+  ChunkKey key{};
+  uint8_t queue = 0;
+  bool counts = true;  // false: an ancestor that somebody uses all the while
+};
+
+// A tier of keys alone.
+class PolicyShadow {
+ public:
+  // REQUIRES: `policy` lives as long.
+  PolicyShadow(uint32_t chunks_max, const EvictionPolicy& policy);
+
+  // A request uses this chain, root first. Returns how many of its chunks were here. No more than `limit` stay.
+  // REQUIRES: no key stands in it twice.
+  uint64_t use(const std::vector<SampledUse>& chain, uint32_t limit, uint64_t now_ns);
+  // How many chunks are here.
+  [[nodiscard]] uint32_t size() const noexcept { return records_.alive(); }
+
+ private:
+  // Clients choose keys: what they would have to choose to meet in one place differs from process to process.
+  struct KeyHash {
+    HashSeed seed;
+    size_t operator()(const ChunkKey& key) const noexcept { return keyed_hash(key, seed); }
+  };
+
+  [[nodiscard]] RecordId behind(RecordId parent, const ChunkKey& key) const noexcept;
+  void evict(RecordId id) noexcept;
+  void forget(const ChunkKey& key) noexcept;
+
+  ChunkRecords records_;
+  EvictionQueues queues_;
+  std::unordered_map<ChunkKey, RecordId, KeyHash> places_;  // whole keys: clients choose them, and words of them may meet
+  std::vector<RecordId> chain_;
+};
+
+class PolicyDuel {
+ public:
+  // `learned` judges by worth; `seed` chooses the sample. REQUIRES: `learned` lives as long.
+  PolicyDuel(uint32_t max_chunks, const EvictionPolicy& learned, const HashSeed& seed);
+
+  // One in a power of two of the keys, under a seed that never leaves the process: no client can choose who is right.
+  [[nodiscard]] bool is_sampled(const ChunkKey& key) const noexcept {
+    return mask_ == 0 || (keyed_hash(key, seed_) & mask_) == 0;
+  }
+  // A request has used these, root first; the tier has `chunks`, and is full or not.
+  void note_uses(const std::vector<SampledUse>& chain, uint64_t chunks, uint64_t now_ns);
+  [[nodiscard]] bool is_by_age() const noexcept { return is_by_age_; }
+  [[nodiscard]] uint64_t switches() const noexcept { return switches_; }
+
+ private:
+  const uint64_t mask_;
+  const HashSeed seed_;
+  const LruPolicy by_age_;
+  PolicyShadow oldest_;
+  PolicyShadow cheapest_;
+  double oldest_hits_ = 0;    // decayed
+  double cheapest_hits_ = 0;  // decayed
+  double variance_ = 0;       // of their difference, were it chance: the squares of each request's; decayed
+  bool is_by_age_ = false;
+  uint64_t switches_ = 0;
+};
+
+}  // namespace kvpool

@@ -1,0 +1,24 @@
+// With what priority a chunk is kept, and what became of a wish to keep it. Plain values; any thread.
+#pragma once
+
+#include <cstdint>
+
+#include "records/chunk_records.h"
+
+namespace kvpool {
+
+// What became of a wish to keep a chunk with a priority.
+enum class RetainState : uint8_t {
+  ACCEPTED = 0,
+  CLIPPED = 1,  // kept at the default priority: as much as may be is kept above it
+  ABSENT = 2,   // the chunk is not here
+};
+
+// What a chunk is kept with: a priority of 0 to 100, and for how long after its last use; 0: for good.
+struct Retention {
+  uint8_t priority = DEFAULT_PRIORITY;
+  uint32_t duration_ms = 0;
+  friend bool operator==(const Retention&, const Retention&) noexcept = default;
+};
+
+}  // namespace kvpool

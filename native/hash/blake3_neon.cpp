@@ -1,0 +1,12 @@
+// Four inputs at a time, with the vectors that every 64-bit ARM has.
+#include "hash/blake3_wide.h"
+
+namespace kvpool::blake3_detail {
+
+using Lanes4 = uint32_t __attribute__((vector_size(16)));
+
+void hash_chunk_neon(const HashWords& key, const ChunkWork& work, size_t count, uint32_t* out) noexcept {
+  hash_chunk_of_lanes<Lanes4, 4>(key, work, count, out);
+}
+
+}  // namespace kvpool::blake3_detail

@@ -1,0 +1,34 @@
+// Chunk keys: independent leaves, then the chain.
+//
+//   leaf_i = H_leaf(tokens of chunk i as int32 little endian)          many at a time
+//   key_i  = H_chain(key_{i-1} || leaf_i)                              one short hash each, in order
+//   root   = H_root(for each field: u32 length || bytes)
+//   mixed leaf = H_extra(leaf || payload)                              content that tokens do not name
+//
+// Every H is BLAKE3 keyed with a key of its own, the hash of a name, so that no output of one is an input's stand-in
+// for another. 32 bytes, never shortened. Deterministic over processes, machines and instruction sets.
+// Pure functions; any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hash/blake3.h"
+
+namespace kvpool {
+
+// leaves + 32 i = the leaf of chunk i, for `chunks` chunks of `chunk_tokens` tokens.
+void hash_leaves(const int32_t* tokens, size_t chunk_tokens, size_t chunks, uint8_t* leaves) noexcept;
+
+// The same for 64-bit tokens. False, and nothing promised about `leaves`, if one does not fit 32 bits.
+[[nodiscard]] bool hash_leaves(const int64_t* tokens, size_t chunk_tokens, size_t chunks, uint8_t* leaves);
+
+// keys + 32 i = the key of chunk i. `keys` may be `leaves`.
+void chain_keys(const uint8_t parent[HASH_BYTES], const uint8_t* leaves, size_t chunks, uint8_t* keys) noexcept;
+
+void mix_leaf(const uint8_t leaf[HASH_BYTES], const uint8_t* payload, size_t size, uint8_t out[HASH_BYTES]);
+
+// `fields`: the fields with their lengths, packed as above.
+void derive_root(const uint8_t* fields, size_t size, uint8_t out[HASH_BYTES]) noexcept;
+
+}  // namespace kvpool

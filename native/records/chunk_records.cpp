@@ -1,0 +1,107 @@
+// Record memory, tree links and list links. See chunk_records.h.
+#include "records/chunk_records.h"
+
+#include <new>
+
+#include "base/check.h"
+
+namespace kvpool {
+
+ChunkRecords::ChunkRecords(uint32_t capacity) : capacity_(capacity), records_(capacity) { KVPOOL_CHECK(capacity_ > 0); }
+
+void ChunkRecords::prefetch(RecordId id) const noexcept {
+  __builtin_prefetch(&records_[id.value()], 1);  // its first line
+}
+
+RecordId ChunkRecords::allocate() noexcept {
+  KVPOOL_CHECK(!is_full());
+  ++alive_;
+  if (first_free_.valid()) {
+    const RecordId id = first_free_;
+    ChunkRecord& record = records_[id.value()];
+    KVPOOL_CHECK(record.state == ChunkState::FREE);
+    first_free_ = record.newer;
+    record = ChunkRecord{};
+    return id;
+  }
+  new (&records_[end_]) ChunkRecord{};
+  return RecordId(end_++);
+}
+
+void ChunkRecords::release(RecordId id) noexcept {
+  ChunkRecord& record = records_[id.value()];
+  KVPOOL_CHECK(!record.parent.valid());
+  KVPOOL_CHECK(!record.first_child.valid());
+  KVPOOL_CHECK(record.holds == 0);
+  KVPOOL_CHECK(record.pins == 0);
+  record = ChunkRecord{};
+  record.newer = first_free_;
+  first_free_ = id;
+  --alive_;
+}
+
+void ChunkRecords::attach_child(RecordId parent, RecordId child) noexcept {
+  ChunkRecord& above = records_[parent.value()];
+  ChunkRecord& below = records_[child.value()];
+  KVPOOL_CHECK(!below.parent.valid());
+  below.parent = parent;
+  below.depth = above.depth + 1;
+  below.next_sibling = above.first_child;
+  if (above.first_child.valid()) {
+    records_[above.first_child.value()].previous_sibling = child;
+  }
+  above.first_child = child;
+}
+
+void ChunkRecords::detach(RecordId child) noexcept {
+  ChunkRecord& below = records_[child.value()];
+  if (!below.parent.valid()) {
+    return;
+  }
+  if (below.previous_sibling.valid()) {
+    records_[below.previous_sibling.value()].next_sibling = below.next_sibling;
+  } else {
+    KVPOOL_CHECK(records_[below.parent.value()].first_child == child);
+    records_[below.parent.value()].first_child = below.next_sibling;
+  }
+  if (below.next_sibling.valid()) {
+    records_[below.next_sibling.value()].previous_sibling = below.previous_sibling;
+  }
+  below.parent = RecordId();
+  below.next_sibling = RecordId();
+  below.previous_sibling = RecordId();
+}
+
+void ChunkRecords::link_behind(ChunkList& list, RecordId id, RecordId older) noexcept {
+  ChunkRecord& record = records_[id.value()];
+  KVPOOL_DCHECK(!record.older.valid() && !record.newer.valid());
+  record.older = older;
+  RecordId& before = older.valid() ? records_[older.value()].newer : list.oldest;
+  record.newer = before;
+  before = id;
+  (record.newer.valid() ? records_[record.newer.value()].older : list.newest) = id;
+  ++list.length;
+}
+
+void ChunkRecords::unlink(ChunkList& list, RecordId id) noexcept {
+  ChunkRecord& record = records_[id.value()];
+  KVPOOL_CHECK(list.length > 0);
+  if (record.older.valid()) {
+    records_[record.older.value()].newer = record.newer;
+  } else {
+    list.oldest = record.newer;
+  }
+  if (record.newer.valid()) {
+    records_[record.newer.value()].older = record.older;
+  } else {
+    list.newest = record.older;
+  }
+  if (list.hand == id) {
+    list.hand = record.older.valid() ? record.older : record.newer;
+  }
+  record.older = RecordId();
+  record.newer = RecordId();
+  --list.length;
+}
+
+}  // namespace kvpool

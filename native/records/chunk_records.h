@@ -1,0 +1,148 @@
+// Records of chunks, the tree their prefix chains form, and the links of the lists they stand in.
+//
+// What it is: memory and links. What it is not: a decision; the Directory says who is held or removed, EvictionQueues who
+// stands where.
+// Records are sized at start and reused; a RecordId is therefore only good while its record lives.
+// Invariants: a record is on the free list or alive; children of a record form a list whose members name it as
+// parent; a list's hand is in it.
+// Threads: the control thread only. Every operation is O(1).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/lazy_array.h"
+#include "base/types.h"
+
+namespace kvpool {
+
+//   FREE --reserve--> WRITING --commit--> READY --evict, flush, drop--> FREE
+//                        |                  |
+//                        +--expire, drop----+--drop while held--> ZOMBIE --last hold ends--> FREE
+//                        +--abort--> FREE
+//   FREE --promote--> PROMOTING --landed--> READY
+//                        +--failed, drop (it is held)--> ZOMBIE
+enum class ChunkState : uint8_t { FREE, WRITING, READY, ZOMBIE, PROMOTING };
+
+// Which list of its queue a chunk stands in.
+enum class Standing : uint8_t {
+  SAVED = 0,        // needs no copy in the tier below: it has one, had one since its last use, or there is no such tier
+  UNSAVED = 1,      // no other tier has it
+  BEING_SAVED = 2,  // no other tier has it, and it is read for a copy: no victim until that has ended
+};
+inline constexpr size_t STANDINGS = 3;
+
+// Of one chunk at a time.
+inline constexpr uint8_t MAX_PINS = 127;
+
+// What a chunk is kept with when nothing was said: the default of TensorRT-LLM's KvCacheRetentionConfig.
+inline constexpr uint8_t DEFAULT_PRIORITY = 35;
+inline constexpr uint8_t MAX_PRIORITY = 100;
+
+// Two cache lines; what an acquire looks at stands in the first.
+struct alignas(64) ChunkRecord {
+  uint64_t last_access_ns = 0;
+  uint64_t generation = 0;
+  RecordId parent;
+  RecordId first_child;
+  RecordId older;  // the list it stands in; `newer` also links the free list
+  RecordId newer;
+  NamespaceId owner;
+  uint32_t holds = 0;
+  PackedPage page;
+  ClassId size_class;
+  ChunkState state = ChunkState::FREE;
+  uint8_t touches = 0;  // times stored or acquired, at most 255; 2 at least for a chunk that was evicted not long ago
+  uint8_t priority = DEFAULT_PRIORITY;
+  uint8_t level = DEFAULT_PRIORITY;  // of the list it stands in: its priority, or that of a child it was moved beside
+  uint8_t queue = 0;                 // of its level: the policy's choice
+  uint8_t learned_class = 0;         // the class that its last use counts in: see ClassQueuePolicy
+  uint8_t chain_kind = 0;            // of the request that used it last: see chain_kind_of
+  uint8_t turn = 0;                  // which of the requests that made its chain stored it first, from 1; 0: not known yet
+  uint8_t pins : 7 = 0;              // who has hardware read its slot: see directory_pins.cpp
+  bool is_cut : 1 = false;           // held without its parent once: what precedes it may be used earlier than it
+  bool is_reused : 1 = false;        // acquired since it was stored
+  bool is_used : 1 = false;          // stored or acquired since it stood in a queue last
+  bool is_sampled : 1 = false;       // is_in_sample(key): told without a look at the second line
+  bool is_below : 1 = false;         // the slower tier has it
+  bool was_below : 1 = false;        // written to the slower tier since its last use, wherever it is there now
+  bool is_aside : 1 = false;         // it would stand in a queue, but for a child that cannot go: see eviction_queues.h
+  Standing standing : 2 = Standing::SAVED;
+  uint16_t timer = UINT16_MAX;       // where in the timer wheel; see RetentionTimers
+  uint32_t depth = 0;                // chunks that precede it in its chain
+
+  ChunkKey key{};
+  RecordId next_sibling;
+  RecordId previous_sibling;
+  uint32_t stored_tick = 0;    // when it became READY; see tick_of
+  uint32_t retained_tick = 0;  // when its priority was set
+  uint32_t duration_ms = 0;    // from its last use until its priority falls to the default; 0: it does not
+  RecordId timer_next;
+  RecordId timer_previous;
+  uint32_t kept_children = 0;  // that are kept above the default priority, or something that follows them
+
+  // Whether it, or something that follows it, is kept above the default priority.
+  [[nodiscard]] bool is_kept() const noexcept { return priority > DEFAULT_PRIORITY || kept_children > 0; }
+};
+static_assert(sizeof(ChunkRecord) == 128);
+static_assert(offsetof(ChunkRecord, key) <= 64);
+
+// Times in 32 bits: ticks of 67 ms, of which differences are taken modulo 9 years.
+inline constexpr unsigned TICK_SHIFT = 26;
+[[nodiscard]] constexpr uint32_t tick_of(uint64_t now_ns) noexcept {
+  return static_cast<uint32_t>(now_ns >> TICK_SHIFT);
+}
+[[nodiscard]] constexpr uint64_t age_ns(const ChunkRecord& record, uint64_t now_ns) noexcept {
+  return uint64_t{tick_of(now_ns) - record.stored_tick} << TICK_SHIFT;
+}
+
+// A list of records from the oldest to the newest.
+struct ChunkList {
+  RecordId oldest;
+  RecordId newest;
+  RecordId hand;  // the one put among the others last, or its neighbour; unset: none was
+  uint64_t length = 0;
+};
+
+class ChunkRecords {
+ public:
+  explicit ChunkRecords(uint32_t capacity);
+  ChunkRecords(const ChunkRecords&) = delete;
+  ChunkRecords& operator=(const ChunkRecords&) = delete;
+
+  [[nodiscard]] ChunkRecord& operator[](RecordId id) noexcept { return records_[id.value()]; }
+  [[nodiscard]] const ChunkRecord& operator[](RecordId id) const noexcept { return records_[id.value()]; }
+  void prefetch(RecordId id) const noexcept;
+
+  [[nodiscard]] bool is_full() const noexcept { return alive_ == capacity_; }
+  [[nodiscard]] uint32_t alive() const noexcept { return alive_; }
+  // Ids below this may be alive.
+  [[nodiscard]] uint32_t end() const noexcept { return end_; }
+
+  // A blank record. REQUIRES: not is_full().
+  [[nodiscard]] RecordId allocate() noexcept;
+  // REQUIRES: no parent, no children, in no list.
+  void release(RecordId id) noexcept;
+
+  // REQUIRES: child has no parent.
+  void attach_child(RecordId parent, RecordId child) noexcept;
+  // Takes a record out of its parent's children; nothing where it has no parent.
+  void detach(RecordId child) noexcept;
+
+  // Puts a record into a list behind (on the newer side of) another one; unset: it becomes the oldest.
+  // REQUIRES: the record is in no list, `older` in this one.
+  void link_behind(ChunkList& list, RecordId id, RecordId older) noexcept;
+  // REQUIRES: the record is in this list.
+  void unlink(ChunkList& list, RecordId id) noexcept;
+
+ private:
+  const uint32_t capacity_;
+  uint32_t alive_ = 0;
+  uint32_t end_ = 0;
+  LazyArray<ChunkRecord> records_;  // constructed up to `end_`
+  RecordId first_free_;
+};
+
+}  // namespace kvpool

@@ -1,0 +1,111 @@
+// How a directory finds its chunks: in the table that clients read, or, for a tier that no client looks into, by a map of its own.
+//
+// What it is: one interface to both, which asks one question that is always answered alike. What it is not: a copy: a private map
+// has nothing but record ids, and what the table says of a chunk is read from its record.
+// Words by page (generations, checksums, landings) and the reach of a key are the table's alone: without one there is nothing to
+// keep, and room for every key.
+// Threads: the control thread only.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "records/chunk_records.h"
+#include "shared_index/chunk_table.h"
+#include "records/key_map.h"
+
+namespace kvpool {
+
+class ChunkIndex {
+ public:
+  // `shared` unset: a private map of up to `max_chunks` keys. `tier`: of the chunks. REQUIRES: `records` lives as long.
+  ChunkIndex(std::shared_ptr<const Mapping> shared, IndexShape shape, const uint8_t epoch[16], Tier tier, uint32_t max_chunks,
+             const ChunkRecords& records)
+      : records_(records), tier_(tier) {
+    if (shared != nullptr) {
+      table_.emplace(std::move(shared), shape, epoch);
+    } else {
+      map_.emplace(max_chunks, records);
+    }
+  }
+  ChunkIndex(const ChunkIndex&) = delete;
+  ChunkIndex& operator=(const ChunkIndex&) = delete;
+
+  [[nodiscard]] std::optional<TableEntry> find(const ChunkKey& key) const noexcept {
+    return table_ ? table_->find(key) : described(map_->find(key));
+  }
+  // Asks the cache for what `find_from` looks at first, with what this answers.
+  [[nodiscard]] uint64_t prefetch(const ChunkKey& key) const noexcept {
+    return table_ ? table_->prefetch(key) : map_->prefetch(key);
+  }
+  [[nodiscard]] std::optional<TableEntry> find_from(uint64_t home, const ChunkKey& key) const noexcept {
+    return table_ ? table_->find_from(home, key) : described(map_->find(key));
+  }
+  [[nodiscard]] bool has_room(const ChunkKey& key) const noexcept { return table_ ? table_->has_room(key) : map_->has_room(); }
+  // See ChunkTable. REQUIRES, without a table: the record has its key.
+  [[nodiscard]] bool insert(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
+    if (table_) {
+      return table_->insert(key, record, generation, page);
+    }
+    map_->insert(record);
+    return true;
+  }
+  void erase(const ChunkKey& key) noexcept { table_ ? table_->erase(key) : map_->erase(key); }
+  // The tiers of a chunk in a private map are those of its record.
+  void set_tiers(const ChunkKey& key, uint8_t tiers) noexcept {
+    if (table_) {
+      table_->set_tiers(key, tiers);
+    }
+  }
+
+  [[nodiscard]] bool is_in_reach(const ChunkKey& key) const noexcept { return !table_ || table_->is_in_reach(key); }
+
+  void set_generation(PageIndex page, uint64_t generation) noexcept {
+    if (table_) {
+      table_->set_generation(page, generation);
+    }
+  }
+  void set_landed(PageIndex page, uint32_t layers) noexcept {
+    if (table_) {
+      table_->set_landed(page, layers);
+    }
+  }
+  void set_checksums(PageIndex page, const uint32_t* checksums, uint32_t layers) noexcept {
+    if (table_) {
+      table_->set_checksums(page, checksums, layers);
+    }
+  }
+  // Whether readers of the slot are told this generation, if there are any.
+  [[nodiscard]] bool says(PageIndex page, uint64_t generation) const noexcept {
+    return !table_ || table_->generation(page) == generation;
+  }
+
+  [[nodiscard]] bool is_shared() const noexcept { return table_.has_value(); }
+  // What a table alone can do. REQUIRES: there is one.
+  [[nodiscard]] ChunkTable& shared() noexcept { return *table_; }
+  [[nodiscard]] const ChunkTable& shared() const noexcept { return *table_; }
+
+  [[nodiscard]] uint64_t count() const noexcept { return table_ ? table_->count() : map_->count(); }
+  [[nodiscard]] uint64_t count_placeless() const noexcept { return table_ ? table_->count_placeless() : 0; }
+  [[nodiscard]] uint64_t count_in(uint8_t tiers) const noexcept { return table_ ? table_->count_in(tiers) : 0; }
+  [[nodiscard]] std::vector<std::string> verify() const { return table_ ? table_->verify() : map_->verify(); }
+
+ private:
+  [[nodiscard]] std::optional<TableEntry> described(RecordId id) const noexcept {
+    if (!id.valid()) {
+      return std::nullopt;
+    }
+    const ChunkRecord& record = records_[id];
+    const bool is_ready = record.state == ChunkState::READY;
+    return TableEntry{id, record.generation, record.page, is_ready ? tier_bit(tier_) : uint8_t{0}};
+  }
+
+  const ChunkRecords& records_;
+  const Tier tier_;
+  std::optional<ChunkTable> table_;
+  std::optional<KeyMap> map_;
+};
+
+}  // namespace kvpool

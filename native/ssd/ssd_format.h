@@ -1,0 +1,94 @@
+// The bytes of the SSD tier: segment files of slots, each a header page and a chunk. See docs/ssd-format.md.
+//
+//   segment file := slot*                     slots of one size after another, from the file's start
+//   slot         := header chunk padding      header: one page; chunk: layer-major, as in the arena; padding to a page
+//
+// A slot certifies itself: what it holds is good only if magic, version, header checksum, pool epoch, key, namespace,
+// generation and geometry are what the reader expects, and each layer's checksum fits its bytes. The order of writes
+// therefore does not matter: anything stale, torn or misdirected reads as a miss.
+//
+// Pure functions; any thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/types.h"
+
+namespace kvpool {
+
+inline constexpr char SSD_MAGIC[8] = {'K', 'V', 'P', 'S', 'L', 'O', 'T', '1'};
+inline constexpr uint32_t SSD_FORMAT_VERSION = 1;
+inline constexpr uint64_t SSD_HEADER_BYTES = PAGE_BYTES;
+
+// Little endian, at the start of a slot. The checksum words of the layers follow it, then the token ids; the rest of the
+// page is zero.
+struct SsdHeaderFields {
+  char magic[8];
+  uint32_t version;
+  uint32_t header_crc;  // CRC-32C of the page with this word zero
+  uint8_t pool_epoch[16];
+  uint8_t key[KEY_BYTES];
+  uint8_t parent[KEY_BYTES];  // zeros: the chunk is the first of its prompt
+  uint8_t name_space[32];     // fingerprint of model, salt domain and layout
+  uint64_t generation;
+  uint64_t layer_bytes;
+  uint32_t layers;
+  uint32_t tokens;  // words: the ids, and the scope behind them; 0: not known, or no room for them
+};
+static_assert(sizeof(SsdHeaderFields) == 152);
+static_assert(offsetof(SsdHeaderFields, generation) == 128);
+
+inline constexpr uint32_t SSD_LAYERS_MAX =
+    static_cast<uint32_t>((SSD_HEADER_BYTES - sizeof(SsdHeaderFields)) / sizeof(uint32_t));
+static_assert(SSD_LAYERS_MAX == 986);  // words for checksums and token ids together
+
+// What became of an access to a slot. Everything but OK is a miss.
+enum class SsdStatus : uint8_t {
+  OK = 0,
+  BAD_MAGIC = 1,
+  NEWER_VERSION = 2,
+  BAD_HEADER = 3,  // its checksum, or a number out of range
+  OTHER_EPOCH = 4,
+  OTHER_KEY = 5,
+  OTHER_NAMESPACE = 6,
+  OTHER_GENERATION = 7,
+  OTHER_GEOMETRY = 8,
+  BAD_CHECKSUM = 9,
+  SHORT_READ = 10,
+  IO_ERROR = 11,
+  CANCELLED = 12,
+  BAD_SOURCE = 13,  // the chunk in memory does not match its checksums: its slot is no good
+  BAD_WRITE = 14,   // read back, it was not what had been written
+};
+
+using SsdPage = std::array<uint8_t, SSD_HEADER_BYTES>;
+
+// A header as its writer and reader know it. `layer_crcs` has one word for each layer.
+struct SsdHeader {
+  uint8_t pool_epoch[16];
+  uint8_t key[KEY_BYTES];
+  uint8_t parent[KEY_BYTES];
+  uint8_t name_space[32];
+  uint64_t generation;
+  uint64_t layer_bytes;
+  std::vector<uint32_t> layer_crcs;
+  std::vector<int32_t> tokens{};  // left out of the page where it has no room for all of them
+
+  [[nodiscard]] uint64_t chunk_bytes() const noexcept { return layer_bytes * layer_crcs.size(); }
+};
+
+// REQUIRES: 1 to SSD_LAYERS_MAX layers; `page` is SSD_HEADER_BYTES long.
+void encode_ssd_header(const SsdHeader& header, uint8_t* page) noexcept;
+
+// Reads a page that may hold anything. OK, BAD_MAGIC, NEWER_VERSION or BAD_HEADER.
+[[nodiscard]] SsdStatus decode_ssd_header(const uint8_t* page, SsdHeader& header);
+
+// Whether what was found is what was expected, all but checksums and token ids; the first difference otherwise.
+[[nodiscard]] SsdStatus compare_ssd_headers(const SsdHeader& found, const SsdHeader& expected) noexcept;
+
+}  // namespace kvpool

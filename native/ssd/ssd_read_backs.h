@@ -1,0 +1,42 @@
+// The sample of written chunks that are read back, through the device, before anybody is told that they are on disk.
+//
+// What it is: who is chosen, and what was written of those whose reading is under way. What it is not: the reading itself,
+// which is a job like any check. Where one comes back other than it was written, or a chunk had to be read twice to be good,
+// the ways to the disk are not trusted any more, and all are chosen from then on.
+//
+// The choice is random: nobody can put chunks where they are not looked at.
+// Threads: under its owner's lock.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <unordered_map>
+
+#include "ssd/ssd_job.h"
+
+namespace kvpool {
+
+class SsdReadBacks {
+ public:
+  // One of so many: 1.6 % more for the disk to do. A guess.
+  static constexpr uint32_t SAMPLE = 64;
+
+  // Whether a chunk that has been written now is to be read back. The first one is.
+  [[nodiscard]] bool wants_next();
+  // The chunk of `written` is read back by a job of this number.
+  void begin(uint64_t job, const SsdOutcome& written);
+  // What a chunk came to whose reading back has ended so; nothing where the job does not read back.
+  [[nodiscard]] std::optional<SsdOutcome> end(const SsdOutcome& read);
+
+  void distrust() noexcept { is_distrusted_ = true; }
+  [[nodiscard]] bool is_distrusted() const noexcept { return is_distrusted_; }
+
+ private:
+  std::mt19937 random_{std::random_device{}()};
+  std::unordered_map<uint64_t, SsdOutcome> under_way_;  // by job; as many as writers at most
+  bool has_begun_ = false;
+  bool is_distrusted_ = false;
+};
+
+}  // namespace kvpool

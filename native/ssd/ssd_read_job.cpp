@@ -1,0 +1,217 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "copy/copy_tuning.h"
+#include "checksum/crc32c.h"
+#include "ssd/ssd_job.h"
+
+namespace kvpool {
+namespace {
+
+uint32_t layers_in_piece(uint32_t layers, uint64_t layer_bytes) {
+  const uint64_t pieces = std::max<uint64_t>(1, (layers * layer_bytes + SSD_PIECE_BYTES / 2) / SSD_PIECE_BYTES);
+  return static_cast<uint32_t>(std::max<uint64_t>(1, layers / pieces));
+}
+
+SsdStatus status_of(int error) {
+  if (error == 0) {
+    return SsdStatus::OK;
+  }
+  return error == SsdIo::NO_MORE_BYTES ? SsdStatus::SHORT_READ : SsdStatus::IO_ERROR;
+}
+
+}  // namespace
+
+SsdReadJob::SsdReadJob(uint64_t id, std::vector<SsdRead> chunks, std::shared_ptr<const Mapping> arena,
+                       std::shared_ptr<LandingBoard> board)
+    : SsdJob(id),
+      plan_(std::move(chunks)),
+      arena_(std::move(arena)),
+      board_(std::move(board)),
+      layers_(static_cast<uint32_t>(plan_.at(0).expected.layer_crcs.size())),
+      layer_bytes_(plan_.at(0).expected.layer_bytes),
+      piece_layers_(layers_in_piece(layers_, layer_bytes_)),
+      pieces_((layers_ + piece_layers_ - 1) / piece_layers_),
+      chunks_(plan_.size()) {
+  for (size_t chunk = 0; chunk < plan_.size(); ++chunk) {
+    KVPOOL_CHECK(plan_[chunk].expected.layer_crcs.size() == layers_);
+    KVPOOL_CHECK(plan_[chunk].expected.layer_bytes == layer_bytes_);
+    chunks_[chunk].is_read.resize(pieces_);
+  }
+}
+
+// Where a piece begins in the chunk: the page behind the one that ends the layers before.
+uint64_t SsdReadJob::piece_start(uint32_t piece) const noexcept {
+  return round_up(std::min(first_layer(piece), layers_) * layer_bytes_, PAGE_BYTES);
+}
+
+bool SsdReadJob::has_pieces() const {
+  const std::lock_guard guard(lock_);
+  return next_piece_ < pieces_;
+}
+
+bool SsdReadJob::claim(uint32_t& piece, size_t& chunk) {
+  const std::lock_guard guard(lock_);
+  while (next_piece_ < pieces_) {
+    piece = next_piece_;
+    chunk = next_chunk_;
+    if (++next_chunk_ == chunks_.size()) {
+      next_chunk_ = 0;
+      ++next_piece_;
+    }
+    if (chunks_[chunk].status == SsdStatus::OK) {
+      ++chunks_[chunk].running;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool SsdReadJob::run_piece(SsdWorker& worker, std::vector<SsdOutcome>& ended) {
+  uint32_t piece = 0;
+  size_t chunk = 0;
+  if (!claim(piece, chunk)) {
+    return false;
+  }
+  SsdHeader found;
+  uint64_t bytes = 0;
+  SsdStatus status = read(worker.io, piece, chunk, found, bytes);
+  if (status != SsdStatus::OK && status != SsdStatus::IO_ERROR) {
+    status = read_again(worker, piece, chunk, found);
+    worker.has_found_bad_path = worker.has_found_bad_path || status == SsdStatus::OK;  // a header has its own memory
+  }
+  if (piece == 0 && status == SsdStatus::OK) {
+    const std::lock_guard guard(lock_);
+    chunks_[chunk].found = std::move(found);
+  }
+  settle(worker, piece, chunk, status, bytes, ended);
+  return true;
+}
+
+// Header and layers, where they belong: the header into memory of the tier's own.
+SsdStatus SsdReadJob::read(SsdIo& io, uint32_t piece, size_t chunk, SsdHeader& found, uint64_t& bytes) const {
+  alignas(PAGE_BYTES) static thread_local SsdPage page;
+  const SsdRead& plan = plan_[chunk];
+  const uint64_t start = piece_start(piece);
+  uint8_t* const target = arena_->data() + plan.arena_offset + start;
+  bytes = piece_start(piece + 1) - start;
+  const bool has_header = piece == 0;
+  int error = 0;
+  if (has_header) {
+    error = io.read_slot(plan.offset, page.data(), target, bytes);
+    bytes += page.size();
+  } else if (bytes > 0) {
+    error = io.read(plan.offset + SSD_HEADER_BYTES + start, target, bytes);
+  }
+  if (error != 0 || !has_header) {
+    return status_of(error);
+  }
+  const SsdStatus decoded = decode_ssd_header(page.data(), found);
+  return decoded == SsdStatus::OK ? compare_ssd_headers(found, plan.expected) : decoded;
+}
+
+// A piece once more, with its header: by plain calls into memory that no client reaches, compared there, and from there into the
+// slot. What that comes to counts.
+SsdStatus SsdReadJob::read_again(SsdWorker& worker, uint32_t piece, size_t chunk, SsdHeader& found) const {
+  const SsdRead& plan = plan_[chunk];
+  uint8_t* const pages = worker.bounce.data();
+  ++worker.second_reads;
+  SsdStatus status = status_of(worker.calls.read(plan.offset, pages, SSD_HEADER_BYTES));
+  status = status == SsdStatus::OK ? decode_ssd_header(pages, found) : status;
+  status = status == SsdStatus::OK ? compare_ssd_headers(found, plan.expected) : status;
+  uint32_t crc = 0;
+  uint64_t at = first_layer(piece) * layer_bytes_;
+  const uint64_t end = std::min(first_layer(piece + 1), layers_) * layer_bytes_;
+  while (status == SsdStatus::OK && at < end) {
+    const uint64_t layer = at / layer_bytes_;
+    const uint64_t page = at / PAGE_BYTES * PAGE_BYTES;
+    const uint64_t until = std::min((layer + 1) * layer_bytes_, page + SSD_STEP_BYTES);
+    status = status_of(worker.calls.read(plan.offset + SSD_HEADER_BYTES + page, pages, round_up(until, PAGE_BYTES) - page));
+    if (status == SsdStatus::OK) {
+      crc = copy_crc32c(crc, arena_->data() + plan.arena_offset + at, pages + (at - page), until - at);
+      at = until;
+    }
+    if (status == SsdStatus::OK && at % layer_bytes_ == 0) {
+      status = crc == found.layer_crcs[layer] ? SsdStatus::OK : SsdStatus::BAD_CHECKSUM;
+      crc = 0;
+    }
+  }
+  copy_fence();
+  return status;
+}
+
+// Notes what a piece came to, and checks and announces whatever is in order now. One thread at a time does that for a
+// chunk; what another one reads meanwhile it finds in its next round.
+void SsdReadJob::settle(SsdWorker& worker, uint32_t piece, size_t index, SsdStatus status, uint64_t bytes,
+                        std::vector<SsdOutcome>& ended) {
+  std::unique_lock guard(lock_);
+  Chunk& chunk = chunks_[index];
+  chunk.bytes += bytes;
+  chunk.is_read[piece] = status == SsdStatus::OK;
+  if (status != SsdStatus::OK && chunk.status == SsdStatus::OK) {
+    chunk.status = status;
+    board_->fail(plan_[index].arena_offset);
+  }
+  if (!chunk.is_checking) {
+    chunk.is_checking = true;
+    while (chunk.status == SsdStatus::OK && chunk.checked < pieces_ && chunk.is_read[chunk.checked]) {
+      const uint32_t next = chunk.checked;
+      guard.unlock();
+      SsdStatus checked = check_piece(next, index);
+      if (checked != SsdStatus::OK) {
+        SsdHeader again;
+        checked = read_again(worker, next, index, again);
+      }
+      guard.lock();
+      ++chunk.checked;
+      if (chunk.status == SsdStatus::OK && checked != SsdStatus::OK) {
+        chunk.status = checked;
+        board_->fail(plan_[index].arena_offset);
+      } else if (chunk.status == SsdStatus::OK) {
+        const uint32_t first = first_layer(next);
+        const uint32_t end = std::min(first + piece_layers_, layers_);
+        board_->land(plan_[index].arena_offset, first, chunk.found.layer_crcs.data() + first, end - first);
+      }
+    }
+    chunk.is_checking = false;
+  }
+  --chunk.running;
+  end_if_over(index, ended);
+}
+
+// `found` is only written by piece 0, which was read before any piece is checked.
+SsdStatus SsdReadJob::check_piece(uint32_t piece, size_t chunk) const {
+  const uint32_t end = std::min(first_layer(piece + 1), layers_);
+  for (uint32_t layer = first_layer(piece); layer < end; ++layer) {
+    const uint8_t* bytes = arena_->data() + plan_[chunk].arena_offset + layer * layer_bytes_;
+    if (crc32c(0, bytes, layer_bytes_) != chunks_[chunk].found.layer_crcs[layer]) {
+      return SsdStatus::BAD_CHECKSUM;
+    }
+  }
+  return SsdStatus::OK;
+}
+
+// A chunk ends when nothing is or will be written into its slot any more.
+void SsdReadJob::end_if_over(size_t index, std::vector<SsdOutcome>& ended) {
+  Chunk& chunk = chunks_[index];
+  const bool is_over = chunk.status != SsdStatus::OK || chunk.checked == pieces_;
+  if (is_over && chunk.running == 0 && !chunk.is_checking && !chunk.has_ended) {
+    chunk.has_ended = true;
+    ended.push_back({id(), static_cast<uint32_t>(index), chunk.status, chunk.bytes, std::move(chunk.found.tokens)});
+  }
+}
+
+void SsdReadJob::cancel(std::vector<SsdOutcome>& ended) {
+  const std::lock_guard guard(lock_);
+  next_piece_ = pieces_;
+  for (size_t index = 0; index < chunks_.size(); ++index) {
+    Chunk& chunk = chunks_[index];
+    if (chunk.status == SsdStatus::OK && chunk.checked < pieces_) {
+      chunk.status = SsdStatus::CANCELLED;
+      board_->fail(plan_[index].arena_offset);
+    }
+    end_if_over(index, ended);
+  }
+}
+
+}  // namespace kvpool

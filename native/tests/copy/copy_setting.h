@@ -1,0 +1,102 @@
+// What the tests of copying share: an arena and an index of readable chunks, and an engine's cache in plain memory.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "shared_index/chunk_table.h"
+#include "checksum/crc32c.h"
+#include "copy/load_job.h"
+#include "copy/save_job.h"
+
+namespace kvpool::testing {
+
+inline constexpr double LONG_S = 30.0;
+
+// Chunks of one block each lie one behind the other; block i of the engine is where chunk i belongs.
+class CopySetting {
+ public:
+  CopySetting(size_t chunks, uint32_t layer_count, uint64_t bytes_of_layer, uint64_t seed)
+      : layers(layer_count),
+        layer_bytes(bytes_of_layer),
+        chunks_(chunks),
+        slot_bytes_(std::max(round_up(layers * layer_bytes, PAGE_BYTES), round_up(layers, 4) / 4 * PAGE_BYTES)) {
+    const IndexShape shape{256, chunks * slot_bytes_};
+    arena = Mapping::create("test-arena", shape.arena_bytes, false).mapping;
+    words = Mapping::create("test-index", shape.total_bytes(), false).mapping;
+    const uint8_t epoch[16] = {1};
+    table = std::make_unique<ChunkTable>(words, shape, epoch);
+    index = IndexView::attach(words);
+    std::mt19937_64 random(seed);
+    for (uint64_t at = 0; at < arena->size(); at += sizeof(uint64_t)) {
+      const uint64_t word = random();
+      std::memcpy(arena->data() + at, &word, sizeof(word));
+    }
+    for (size_t chunk = 0; chunk < chunks; ++chunk) {
+      publish(chunk);
+    }
+    engine.assign(chunks * layers * layer_bytes, 0);
+  }
+
+  [[nodiscard]] uint64_t offset(size_t chunk) const { return chunk * slot_bytes_; }
+  [[nodiscard]] PageIndex page(size_t chunk) const { return PageIndex(static_cast<uint32_t>(offset(chunk) / PAGE_BYTES)); }
+  [[nodiscard]] uint8_t* extent(size_t chunk, uint32_t layer) const {
+    return arena->data() + offset(chunk) + layer * layer_bytes;
+  }
+  [[nodiscard]] uint8_t* block(size_t chunk, uint32_t layer) {
+    return engine.data() + (layer * chunks_ + chunk) * layer_bytes;
+  }
+  [[nodiscard]] bool holds(size_t chunk, uint32_t layer) {
+    return std::memcmp(block(chunk, layer), extent(chunk, layer), layer_bytes) == 0;
+  }
+
+  [[nodiscard]] CacheView view() {
+    CacheView made{{}, 1, chunks_, layer_bytes, 0, layer_bytes};
+    for (uint32_t layer = 0; layer < layers; ++layer) {
+      made.layers.push_back(block(0, layer));
+    }
+    return made;
+  }
+
+  [[nodiscard]] LoadPlan load_plan() {
+    LoadPlan plan{view(), arena, index, {}, {}, {}, layers, layer_bytes, true};
+    for (size_t chunk = 0; chunk < chunks_; ++chunk) {
+      plan.offsets.push_back(offset(chunk));
+      plan.generations.push_back(chunk + 1);
+      plan.block_ids.push_back(static_cast<int64_t>(chunk));
+    }
+    return plan;
+  }
+
+  [[nodiscard]] SavePlan save_plan() {
+    const LoadPlan plan = load_plan();
+    return {plan.view, arena, plan.offsets, plan.block_ids, layers, layer_bytes};
+  }
+
+  std::shared_ptr<const Mapping> arena;
+  std::shared_ptr<const Mapping> words;  // of the index
+  std::shared_ptr<const IndexView> index;
+  std::unique_ptr<ChunkTable> table;
+  std::vector<uint8_t> engine;
+  const uint32_t layers;
+  const uint64_t layer_bytes;
+
+ private:
+  void publish(size_t chunk) {
+    std::vector<uint32_t> sums;
+    for (uint32_t layer = 0; layer < layers; ++layer) {
+      sums.push_back(crc32c(0, extent(chunk, layer), layer_bytes));
+    }
+    table->set_checksums(page(chunk), sums.data(), layers);
+    table->set_landed(page(chunk), layers);
+    table->set_generation(page(chunk), chunk + 1);
+  }
+
+  const size_t chunks_;
+  const uint64_t slot_bytes_;
+};
+
+}  // namespace kvpool::testing

@@ -1,0 +1,339 @@
+// Loads and saves on real threads: what is reported good is good, whatever changes, fails or is cancelled meanwhile.
+#include "copy/copy_pool.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "tests/copy/copy_jobs.h"
+#include "tests/harness.h"
+
+using namespace kvpool;
+using namespace kvpool::testing;
+
+namespace {
+
+// A job of one piece that waits until it is let go, and notes when it ran.
+struct Gate final : CopyJob {
+  Gate(bool load, std::vector<int>& order, int number) : load_(load), order_(order), number_(number) {}
+  uint64_t run_piece() override {
+    if (has_run_.exchange(true)) {
+      return 0;
+    }
+    while (!is_open) {
+      std::this_thread::yield();
+    }
+    order_.push_back(number_);
+    has_ended = true;
+    return 1;
+  }
+  bool has_pieces() const override { return !has_run_; }
+  void cancel() override {}
+  bool is_load() const noexcept override { return load_; }
+
+  std::atomic<bool> is_open = false;
+  std::atomic<bool> has_ended = false;
+
+ private:
+  const bool load_;
+  std::vector<int>& order_;  // written by one thread at a time: the pool has one
+  const int number_;
+  std::atomic<bool> has_run_ = false;
+};
+
+}  // namespace
+
+TEST(a_load_brings_every_layer_of_every_chunk) {
+  for (const unsigned threads : {1U, 3U}) {
+    for (const uint64_t layer_bytes : std::initializer_list<uint64_t>{100, 4096, 200000}) {
+      CopySetting setting(11, 5, layer_bytes, testing::seed());
+      CopyPool pool(threads);
+      const auto job = start_load(pool, setting.load_plan());
+      for (uint32_t layer = 0; layer < setting.layers; ++layer) {
+        EXPECT(job->wait_layer(layer, LONG_S) == LayerState::IN_PLACE);
+        for (size_t chunk = 0; chunk < 11; ++chunk) {
+          EXPECT(setting.holds(chunk, layer));
+        }
+      }
+      expect_loaded(setting, *job, 11, LoadReason::COMPLETE);
+      EXPECT(job->progress() == 55);
+      EXPECT(pool.bytes_copied() <= 55 * layer_bytes);
+    }
+  }
+}
+
+TEST(a_flipped_bit_ends_the_load_before_its_chunk) {
+  for (const unsigned threads : {1U, 3U}) {
+    for (const size_t bad : std::initializer_list<size_t>{0, 1, 6, 10}) {
+      CopySetting setting(11, 4, 5000, testing::seed());
+      setting.extent(bad, 3)[4999] ^= 0x10;
+      CopyPool pool(threads);
+      const auto job = start_load(pool, setting.load_plan());
+      expect_loaded(setting, *job, bad, LoadReason::CHECKSUM);
+      const LayerState expected = bad == 0 ? LayerState::ENDED : LayerState::IN_PLACE;
+      EXPECT(job->wait_layer(3, LONG_S) == expected);
+    }
+  }
+}
+
+TEST(checksums_are_not_compared_where_the_plan_says_so) {
+  CopySetting setting(4, 2, 5000, testing::seed());
+  setting.extent(2, 0)[0] ^= 1;
+  LoadPlan plan = setting.load_plan();
+  plan.verifies = false;
+  CopyPool pool(1);
+  expect_loaded(setting, *start_load(pool, plan), 4, LoadReason::COMPLETE);
+  setting.table->set_generation(setting.page(1), 77);
+  expect_loaded(setting, *start_load(pool, plan), 1, LoadReason::GONE);
+}
+
+TEST(a_new_generation_is_gone_whatever_its_checksum) {
+  CopySetting setting(9, 3, 5000, testing::seed());
+  setting.extent(5, 1)[0] ^= 1;
+  setting.table->set_generation(setting.page(5), 99);
+  CopyPool pool(2);
+  expect_loaded(setting, *start_load(pool, setting.load_plan()), 5, LoadReason::GONE);
+}
+
+TEST(the_lowest_failure_gives_the_reason) {
+  CopySetting setting(9, 3, 5000, testing::seed());
+  setting.table->set_generation(setting.page(7), 0);
+  setting.extent(2, 2)[17] ^= 1;
+  CopyPool pool(3);
+  expect_loaded(setting, *start_load(pool, setting.load_plan()), 2, LoadReason::CHECKSUM);
+}
+
+TEST(a_chunk_that_goes_during_the_load_is_not_reported) {
+  for (int round = 0; round < 20; ++round) {
+    CopySetting setting(64, 4, 20000, testing::seed());
+    CopyPool pool(2);
+    const auto job = start_load(pool, setting.load_plan());
+    while (job->progress() < static_cast<uint64_t>(round) * 12) {
+      std::this_thread::yield();
+    }
+    setting.table->set_generation(setting.page(40), 0);
+    EXPECT(job->wait(LONG_S));
+    EXPECT(job->chunks() == 40 || job->chunks() == 64);
+    EXPECT((job->chunks() == 64) == (job->reason() == LoadReason::COMPLETE));
+  }
+}
+
+TEST(after_cancel_no_byte_is_written) {
+  for (int round = 0; round < 20; ++round) {
+    CopySetting setting(64, 4, 30000, testing::seed());
+    CopyPool pool(2);
+    const auto job = start_load(pool, setting.load_plan());
+    while (job->progress() < static_cast<uint64_t>(round) * 10) {
+      std::this_thread::yield();
+    }
+    job->cancel();
+    const std::vector<uint8_t> then = setting.engine;
+    EXPECT(job->is_done());
+    const size_t good = job->chunks();
+    EXPECT(good == 64 || job->reason() == LoadReason::CANCELLED);
+    EXPECT(job->wait_layer(3, 0.0) != LayerState::TIMED_OUT);
+    pool.stop();
+    EXPECT(setting.engine == then);
+    for (size_t chunk = 0; chunk < good; ++chunk) {
+      EXPECT(setting.holds(chunk, 3));
+    }
+  }
+}
+
+TEST(a_save_fills_the_slots_and_knows_their_checksums) {
+  for (const unsigned threads : {1U, 3U}) {
+    CopySetting setting(7, 6, 3000, testing::seed());
+    std::mt19937_64 random(1);
+    std::generate(setting.engine.begin(), setting.engine.end(), [&] { return static_cast<uint8_t>(random()); });
+    CopyPool pool(threads);
+    const auto job = std::make_shared<SaveJob>(setting.save_plan());
+    for (const uint32_t layer : {4U, 0U, 5U, 1U, 2U}) {
+      EXPECT(announce(pool, job, layer));
+      EXPECT(!announce(pool, job, layer));
+      EXPECT(job->wait(LONG_S));
+      EXPECT(setting.holds(6, layer));
+      EXPECT(job->checksums().empty());
+    }
+    EXPECT(announce(pool, job, 3));
+    EXPECT(job->wait(LONG_S));
+    const std::vector<uint32_t> sums = job->checksums();
+    EXPECT(sums.size() == 42);
+    for (size_t chunk = 0; chunk < 7; ++chunk) {
+      for (uint32_t layer = 0; layer < 6; ++layer) {
+        EXPECT(setting.holds(chunk, layer));
+        EXPECT(sums[chunk * 6 + layer] == crc32c(0, setting.block(chunk, layer), 3000));
+      }
+    }
+  }
+}
+
+TEST(a_save_copies_nothing_before_it_is_announced) {
+  CopySetting setting(3, 2, 5000, testing::seed());
+  CopyPool pool(1);
+  const auto job = std::make_shared<SaveJob>(setting.save_plan());
+  EXPECT(job->wait(0.0));
+  EXPECT(announce(pool, job, 1));
+  EXPECT(job->wait(LONG_S));
+  EXPECT(setting.holds(2, 1));
+  EXPECT(!setting.holds(0, 0));
+  EXPECT(job->progress() == 3);
+}
+
+TEST(no_announcement_is_lost_between_threads_that_run_dry) {
+  CopySetting setting(2, 64, 64, testing::seed());
+  CopyPool pool(3);
+  for (int round = 0; round < 300; ++round) {
+    const auto job = std::make_shared<SaveJob>(setting.save_plan());
+    for (uint32_t layer = 0; layer < setting.layers; ++layer) {
+      EXPECT(announce(pool, job, layer));
+      if (layer % 3 == 0) {
+        EXPECT(job->wait(LONG_S));
+      }
+    }
+    EXPECT(job->wait(LONG_S));
+    EXPECT(job->checksums().size() == 128);
+  }
+}
+
+TEST(a_piece_that_comes_while_a_thread_runs_dry_is_run) {
+  // The first thread finds nothing, takes the job out and is then busy. The second has found nothing too, but has yet
+  // to take the job out, when the job comes back with a piece.
+  struct Dry final : CopyJob {
+    uint64_t run_piece() override {
+      const int call = entered.fetch_add(1);
+      while ((call == 0 && entered < 2) || (call == 1 && !is_released)) {
+        std::this_thread::yield();
+      }
+      return call < 2 ? 0 : pieces.exchange(0);
+    }
+    bool has_pieces() const override { return pieces > 0; }
+    void cancel() override {}
+    bool is_load() const noexcept override { return false; }
+    std::atomic<int> entered = 0;
+    std::atomic<bool> is_released = false;
+    std::atomic<uint64_t> pieces = 0;
+  };
+  std::vector<int> order;
+  CopyPool pool(2);
+  const auto job = std::make_shared<Dry>();
+  EXPECT(pool.queue()->add(job));
+  while (job->entered < 2) {
+    std::this_thread::yield();
+  }
+  const auto busy = std::make_shared<Gate>(true, order, 1);
+  EXPECT(pool.queue()->add(busy));
+  while (busy->has_pieces()) {
+    std::this_thread::yield();
+  }
+  job->pieces = 1;
+  EXPECT(pool.queue()->add(job));
+  job->is_released = true;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (job->pieces > 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT(job->pieces == 0);
+  busy->is_open = true;
+}
+
+TEST(loads_go_before_saves_and_the_oldest_first) {
+  std::vector<int> order;
+  std::vector<std::shared_ptr<Gate>> gates;
+  CopyPool pool(1);
+  for (const bool is_load : {false, false, true, false, true}) {
+    gates.push_back(std::make_shared<Gate>(is_load, order, static_cast<int>(gates.size())));
+    EXPECT(pool.queue()->add(gates.back()));
+    while (gates[0]->has_pieces()) {
+      std::this_thread::yield();
+    }
+  }
+  for (const auto& gate : gates) {
+    gate->is_open = true;
+  }
+  for (const auto& gate : gates) {
+    while (!gate->has_ended) {
+      std::this_thread::yield();
+    }
+  }
+  EXPECT(order == std::vector<int>({0, 2, 4, 1, 3}));
+}
+
+TEST(stop_cancels_what_waits_and_what_comes_later) {
+  CopySetting setting(32, 4, 60000, testing::seed());
+  CopyPool pool(2);
+  std::vector<std::shared_ptr<LoadJob>> jobs;
+  for (int i = 0; i < 8; ++i) {
+    jobs.push_back(start_load(pool, setting.load_plan()));
+  }
+  const auto save = std::make_shared<SaveJob>(setting.save_plan());
+  pool.stop();
+  jobs.push_back(start_load(pool, setting.load_plan()));
+  for (const auto& job : jobs) {
+    EXPECT(job->wait(LONG_S));
+    EXPECT(job->chunks() == 32 || job->reason() == LoadReason::CANCELLED);
+  }
+  EXPECT(jobs.back()->chunks() == 0);
+  EXPECT(jobs.back()->wait_layer(0, LONG_S) == LayerState::ENDED);
+  EXPECT(announce(pool, save, 0));
+  EXPECT(save->wait(LONG_S));
+  EXPECT(save->is_cancelled());
+  EXPECT(save->checksums().empty());
+  EXPECT(pool.cpu_seconds() >= 0.0);
+  pool.stop();
+}
+
+TEST(many_callers_share_the_threads) {
+  const uint64_t seed = testing::seed();
+  CopyPool pool(2);
+  std::vector<std::thread> callers;
+  for (uint64_t caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&pool, caller, seed] {
+      std::mt19937_64 random(seed + caller);
+      CopySetting setting(16, 3, 7000, seed);
+      CopySetting saved(16, 3, 7000, seed);
+      for (int round = 0; round < 40; ++round) {
+        const auto load = start_load(pool, setting.load_plan());
+        if (random() % 3 == 0) {
+          load->cancel();
+        } else {
+          EXPECT(load->wait_layer(static_cast<uint32_t>(random() % 3), LONG_S) == LayerState::IN_PLACE);
+        }
+        EXPECT(load->wait(LONG_S));
+        EXPECT(load->chunks() == 16 || load->reason() == LoadReason::CANCELLED);
+        const auto save = std::make_shared<SaveJob>(saved.save_plan());
+        static_cast<void>(announce(pool, save, 2));
+        static_cast<void>(announce(pool, save, 0));
+        if (random() % 3 == 0) {
+          save->cancel();
+        }
+        EXPECT(save->wait(LONG_S));
+      }
+    });
+  }
+  for (std::thread& caller : callers) {
+    caller.join();
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__)
+TEST(a_forked_child_waits_for_no_thread_of_its_parent) {
+  CopySetting setting(2000, 4, 30000, testing::seed());
+  CopyPool pool(2);
+  const auto job = start_load(pool, setting.load_plan());
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    job->cancel();
+    pool.stop();
+    _exit(0);
+  }
+  int status = -1;
+  EXPECT(waitpid(child, &status, 0) == child);
+  EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT(job->wait(LONG_S));
+  EXPECT(job->chunks() == 2000);
+}
+#endif

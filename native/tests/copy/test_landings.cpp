@@ -1,0 +1,227 @@
+// Loads of chunks that are still on their way into the arena: layer by layer, and their failures.
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <numeric>
+#include <thread>
+
+#include "tests/copy/copy_jobs.h"
+#include "tests/harness.h"
+#include "shared_index/landing_board.h"
+#include "shared_index/landing_wait.h"
+
+using namespace kvpool;
+using namespace kvpool::testing;
+
+TEST(layers_are_copied_as_they_land_and_others_are_served_meanwhile) {
+  CopySetting setting(4, 3, 4096, 11);
+  for (size_t chunk = 2; chunk < 4; ++chunk) {
+    setting.table->set_landed(setting.page(chunk), 0);
+  }
+  CopyPool pool(1);
+  const auto job = start_load(pool, setting.load_plan());
+  EXPECT(job->wait_layer(0, 0.02) == LayerState::TIMED_OUT);
+  CopySetting other(2, 3, 4096, 12);
+  const auto quick = start_load(pool, other.load_plan());
+  expect_loaded(other, *quick, 2, LoadReason::COMPLETE);
+  CopySetting third(2, 3, 4096, 13);
+  const auto save = std::make_shared<SaveJob>(third.save_plan());
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    EXPECT(announce(pool, save, layer));
+  }
+  EXPECT(save->wait(LONG_S));
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    for (size_t chunk = 2; chunk < 4; ++chunk) {
+      setting.table->set_landed(setting.page(chunk), layer + 1);
+    }
+    EXPECT(job->wait_layer(layer, LONG_S) == LayerState::IN_PLACE);
+    EXPECT(layer == 2 || job->wait_layer(layer + 1, 0.01) == LayerState::TIMED_OUT);
+  }
+  expect_loaded(setting, *job, 4, LoadReason::COMPLETE);
+}
+
+TEST(a_landing_that_fails_or_a_slot_that_goes_ends_the_load_there) {
+  for (const bool goes : {false, true}) {
+    CopySetting setting(4, 2, 4096, 21);
+    setting.table->set_landed(setting.page(2), 1);
+    CopyPool pool(1);
+    const auto job = start_load(pool, setting.load_plan());
+    EXPECT(job->wait_layer(0, LONG_S) == LayerState::IN_PLACE);
+    EXPECT(!job->wait(0.01));
+    if (goes) {
+      setting.table->set_generation(setting.page(2), 0);
+    } else {
+      setting.table->set_landed(setting.page(2), LANDING_FAILED);
+    }
+    expect_loaded(setting, *job, 2, goes ? LoadReason::GONE : LoadReason::IO);
+  }
+}
+
+namespace {
+
+uint64_t thread_switches() {
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  return static_cast<uint64_t>(used.ru_nvcsw);
+}
+
+// Announces a layer with the checksum that it has.
+void land(CopySetting& setting, LandingBoard& board, size_t chunk, uint32_t layer) {
+  const uint32_t checksum = setting.index->checksum_at(setting.offset(chunk), layer);
+  board.land(setting.offset(chunk), layer, &checksum, 1);
+}
+
+LandingWait wait_for(const CopySetting& setting, const std::vector<size_t>& chunks) {
+  LandingWait wait;
+  for (const size_t chunk : chunks) {
+    wait.add(setting.index, setting.offset(chunk), setting.index->landed_at(setting.offset(chunk)));
+  }
+  return wait;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begun) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+// As where a container's filter does not know the call. For this thread alone.
+[[nodiscard]] bool refuse_futex_waitv() {
+  constexpr uint32_t FUTEX_WAITV = 449;
+  sock_filter steps[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, FUTEX_WAITV, 0, 1),
+                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+                         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog filter{4, steps};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+constexpr double SHORT_S = 0.02;
+
+}  // namespace
+
+TEST(a_landing_wakes_those_alone_who_wait_for_its_chunk) {
+  constexpr size_t WAITERS = 32;
+  constexpr uint32_t LAYERS = 16;
+  CopySetting setting(WAITERS, LAYERS, 4096, 31);
+  LandingBoard board(setting.words);
+  std::vector<std::unique_ptr<CopyPool>> pools;
+  std::vector<std::shared_ptr<LoadJob>> jobs;
+  for (size_t chunk = 0; chunk < WAITERS; ++chunk) {
+    setting.table->set_landed(setting.page(chunk), 0);
+    LoadPlan plan = setting.load_plan();
+    plan.offsets = {plan.offsets[chunk]};
+    plan.generations = {plan.generations[chunk]};
+    plan.block_ids = {plan.block_ids[chunk]};
+    pools.push_back(std::make_unique<CopyPool>(1));
+    jobs.push_back(start_load(*pools.back(), std::move(plan)));
+  }
+  const auto begun = std::chrono::steady_clock::now();
+  const uint64_t before = thread_switches();
+  for (uint32_t layer = 0; layer < LAYERS; ++layer) {
+    for (size_t chunk = 0; chunk < WAITERS; ++chunk) {
+      land(setting, board, chunk, layer);
+      EXPECT(jobs[chunk]->wait_layer(layer, LONG_S) == LayerState::IN_PLACE);
+    }
+  }
+  const uint64_t switches = thread_switches() - before;
+  const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begun;
+  // Whoever waits looks every millisecond whether it has other work.
+  const double looks = WAITERS * elapsed.count();
+  std::printf("  %zu waiters, %zu landings in %.1f ms: %llu waits ended, %.0f of them by time\n", WAITERS, WAITERS * LAYERS,
+              elapsed.count(), static_cast<unsigned long long>(switches), looks);
+  EXPECT(static_cast<double>(switches) < 4.0 * WAITERS * LAYERS + 2.0 * looks);
+}
+
+TEST(a_wait_ends_once_for_each_landing_of_its_chunk) {
+  constexpr size_t WAITERS = 8;
+  constexpr uint32_t LAYERS = 8;
+  for (const bool is_first_alone : {false, true}) {
+    CopySetting setting(2 * WAITERS, LAYERS, 4096, 41);
+    LandingBoard board(setting.words);
+    std::vector<std::atomic<uint32_t>> seen(WAITERS);
+    std::vector<uint32_t> wakes(WAITERS);
+    std::vector<std::thread> waiters;
+    for (size_t chunk = 0; chunk < 2 * WAITERS; ++chunk) {
+      setting.table->set_landed(setting.page(chunk), 0);
+    }
+    for (size_t chunk = 0; chunk < WAITERS; ++chunk) {
+      waiters.emplace_back([&, chunk] {
+        while (setting.index->landed_at(setting.offset(chunk)) < LAYERS) {
+          const LandingWait wait = wait_for(setting, {chunk, WAITERS + chunk});
+          seen[chunk].store(setting.index->landed_at(setting.offset(chunk)) + 1);
+          seen[chunk].notify_one();
+          is_first_alone ? wait.wait_for_first(LONG_S) : wait.wait(LONG_S);
+          ++wakes[chunk];
+        }
+      });
+    }
+    for (uint32_t layer = 0; layer < LAYERS; ++layer) {
+      for (size_t chunk = 0; chunk < WAITERS; ++chunk) {
+        seen[chunk].wait(layer);
+        land(setting, board, chunk, layer);
+      }
+    }
+    for (size_t chunk = 0; chunk < WAITERS; ++chunk) {
+      waiters[chunk].join();
+      EXPECT(wakes[chunk] == LAYERS);
+    }
+  }
+}
+
+TEST(a_wait_for_several_chunks_ends_with_the_first_landing_and_in_any_case_in_time) {
+  CopySetting setting(40, 2, 4096, 51);
+  LandingBoard board(setting.words);
+  const std::vector<size_t> chunks{3, 4, 5, 6};
+  for (const size_t landing : chunks) {
+    for (const size_t chunk : chunks) {
+      setting.table->set_landed(setting.page(chunk), 0);
+    }
+    const LandingWait wait = wait_for(setting, chunks);
+    const auto begun = std::chrono::steady_clock::now();
+    wait.wait(SHORT_S);  // no landing
+    wait.wait_for_first(SHORT_S);
+    EXPECT(seconds_since(begun) >= 2 * SHORT_S);
+    std::thread lander([&] { landing == 6 ? board.fail(setting.offset(landing)) : land(setting, board, landing, 0); });
+    while (setting.index->landed_at(setting.offset(landing)) == 0) {
+      wait.wait(LONG_S);
+    }
+    lander.join();
+    EXPECT(seconds_since(begun) < LONG_S);
+  }
+  std::vector<size_t> many(40);
+  std::iota(many.begin(), many.end(), 0);
+  const LandingWait full = wait_for(setting, many);
+  EXPECT(full.is_full());
+  board.fail(setting.offset(LandingWait::WORDS_MAX - 1));
+  const auto begun = std::chrono::steady_clock::now();
+  full.wait(LONG_S);  // the last of the words has changed already
+  EXPECT(seconds_since(begun) < LONG_S);
+}
+
+TEST(loads_go_on_where_the_kernel_does_not_know_the_wait_for_several) {
+  CopySetting setting(6, 2, 4096, 61);
+  LandingBoard board(setting.words);
+  for (size_t chunk = 0; chunk < 6; ++chunk) {
+    setting.table->set_landed(setting.page(chunk), 0);
+  }
+  std::thread filtered([&] {
+    if (!refuse_futex_waitv()) {
+      std::printf("  no filter of system calls here\n");
+    }
+    CopyPool pool(2);  // its threads inherit the filter
+    const auto job = start_load(pool, setting.load_plan());
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      for (size_t chunk = 6; chunk-- > 0;) {
+        EXPECT(job->wait_layer(layer, 0) == LayerState::TIMED_OUT);
+        land(setting, board, chunk, layer);
+      }
+      EXPECT(job->wait_layer(layer, LONG_S) == LayerState::IN_PLACE);
+    }
+    expect_loaded(setting, *job, 6, LoadReason::COMPLETE);
+  });
+  filtered.join();
+}

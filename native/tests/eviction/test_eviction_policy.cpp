@@ -1,0 +1,255 @@
+// What class queues are made of: what is learned, what is remembered, and who wins the duel.
+#include <random>
+
+#include "tests/directory_pool.h"
+#include "tests/harness.h"
+#include "eviction/class_queue_policy.h"
+#include "eviction/ghost_table.h"
+#include "eviction/policy_duel.h"
+#include "eviction/survival.h"
+
+using namespace kvpool;
+using namespace kvpool::testing;
+
+namespace {
+
+constexpr uint64_t SECOND = 1'000'000'000;
+
+ChunkKey some_key(uint64_t id) {
+  std::mt19937_64 random(id);
+  return ChunkKey{{random(), random(), random(), random()}};
+}
+
+std::vector<SampledUse> chain_of(uint64_t first, uint64_t count, uint8_t queue = 0) {
+  std::vector<SampledUse> chain;
+  for (uint64_t id = first; id < first + count; ++id) {
+    chain.push_back({some_key(id), queue, true});
+  }
+  return chain;
+}
+
+// Judges by the queue alone: queue 1 before queue 0.
+class ByQueue : public EvictionPolicy {
+ public:
+  [[nodiscard]] double worth(uint8_t queue, uint64_t, uint64_t) const noexcept override { return queue == 0 ? 1 : 0; }
+};
+
+// One-off prompts, and a few that come again all the time at long distances. Hits of the latter.
+uint64_t hits_of(PolicyKind policy) {
+  Pool pool(128 * CHUNK, 128, true, 64 << 20, policy);
+  uint64_t hits = 0;
+  for (uint64_t request = 0; request < 6000; ++request) {
+    pool.now += SECOND;
+    const bool is_regular = request % 4 == 0;
+    const std::vector<uint64_t> ids = range(is_regular ? 1 + request / 4 % 8 * 8 : 1000 + request * 8, 8);
+    const Hold hold = pool.directory.acquire(pool.owner, pack(ids).data(), ids.size(), pool.now);
+    hits += hold.chunks;
+    if (hold.chunks < ids.size()) {
+      const std::vector<uint64_t> rest(ids.begin() + static_cast<std::ptrdiff_t>(hold.chunks), ids.end());
+      EXPECT(pool.store(rest, hold.chunks > 0 ? std::optional(ids[hold.chunks - 1]) : std::nullopt) == rest.size());
+    }
+    if (hold.id != 0) {
+      EXPECT(pool.directory.release(hold.id, pool.now));
+    }
+  }
+  EXPECT(pool.is_sound());
+  return hits;
+}
+
+}  // namespace
+
+TEST(ages_fall_into_bins_of_a_quarter_octave) {
+  EXPECT(SurvivalModel::bin_of(0) == 0);
+  EXPECT(SurvivalModel::bin_of(UINT64_MAX) == SurvivalModel::BINS - 1);
+  for (uint32_t bin = 0; bin < SurvivalModel::BINS; ++bin) {
+    const uint64_t first = SurvivalModel::first_tick(bin);
+    EXPECT(SurvivalModel::bin_of(first << TICK_SHIFT) == bin);
+    EXPECT(first == 0 || SurvivalModel::bin_of((first << TICK_SHIFT) - 1) == bin - 1);
+  }
+}
+
+TEST(a_class_whose_chunks_come_back_is_worth_more_until_their_time_is_over) {
+  SurvivalModel model;
+  EXPECT(model.worth(0, SECOND) > model.worth(0, 100 * SECOND));  // unlearned: the older is worth less
+  uint64_t now = 1000 * SECOND;
+  for (int round = 0; round < 40; ++round) {
+    for (int chunk = 0; chunk < 50; ++chunk) {
+      model.note_start(1);
+      model.note_start(2);
+      if (round > 2 && chunk % 10 != 0) {
+        model.note_end(1, 60 * SECOND);  // nine tenths come back after a minute
+      }
+      if (round > 2 && chunk % 10 == 0) {
+        model.note_end(2, 60 * SECOND);
+      }
+    }
+    now += 30 * SECOND;
+    model.learn(now);
+  }
+  EXPECT(model.worth(1, 30 * SECOND) > 4 * model.worth(2, 30 * SECOND));
+  EXPECT(model.worth(1, 50 * SECOND) > model.worth(1, 5 * SECOND));  // the time comes nearer
+  EXPECT(model.worth(1, 300 * SECOND) < model.worth(2, 5 * SECOND));
+  EXPECT(model.worth(3, 30 * SECOND) > model.worth(2, 30 * SECOND));  // never seen: as all together
+}
+
+TEST(ghosts_remember_the_latest_and_are_taken_once) {
+  GhostTable ghosts(4096);
+  EXPECT(ghosts.take(some_key(1)).touches == 0);
+  for (uint32_t number = 0; number < 3000; ++number) {
+    ghosts.make_room(number);
+    Ghost ghost;
+    ghost.used_tick = number;
+    ghost.touches = static_cast<uint8_t>(1 + number % 200);
+    ghosts.add(some_key(number), ghost);
+  }
+  int found = 0;
+  for (uint32_t number = 0; number < 3000; ++number) {
+    const Ghost ghost = ghosts.take(some_key(number));
+    EXPECT(ghost.touches == 0 || (ghost.touches == 1 + number % 200 && ghost.used_tick == number));
+    found += ghost.touches != 0 ? 1 : 0;
+    EXPECT(ghosts.take(some_key(number)).touches == 0);
+  }
+  EXPECT(found > 2500);
+}
+
+TEST(a_shadow_holds_whole_prefixes_and_no_more_than_its_limit) {
+  const LruPolicy by_age;
+  PolicyShadow shadow(100, by_age);
+  EXPECT(shadow.use(chain_of(1, 6), 10, 1) == 0);
+  EXPECT(shadow.use(chain_of(1, 6), 10, 2) == 6);
+  EXPECT(shadow.use(chain_of(11, 8), 10, 3) == 0);
+  EXPECT(shadow.size() == 10);
+  EXPECT(shadow.use(chain_of(1, 6), 10, 4) == 2);  // the leaves went first
+  EXPECT(shadow.use(chain_of(21, 30), 10, 5) == 0);
+  EXPECT(shadow.use(chain_of(21, 30), 10, 6) == 10);  // as much as there was room for
+  EXPECT(shadow.use(chain_of(41, 3), 5, 7) == 0);
+  EXPECT(shadow.size() == 5);
+}
+
+TEST(the_duel_falls_back_to_age_and_returns) {
+  const ByQueue judge;
+  PolicyDuel duel(64, judge, HashSeed{});
+  uint64_t now = 0;
+  // What is used again is in the queue that the judge despises, behind a load of things that are not.
+  const auto play = [&](uint8_t good, uint8_t bad, uint64_t first) {
+    for (uint64_t round = 0; round < 400; ++round) {
+      duel.note_uses(chain_of(1, 8, good), 32, ++now);
+      duel.note_uses(chain_of(first + round * 4, 4, bad), 32, ++now);
+      duel.note_uses(chain_of(first + 100'000 + round % 2 * 4, 4, bad), 32, ++now);
+    }
+  };
+  EXPECT(!duel.is_by_age());
+  play(1, 0, 1000);
+  EXPECT(duel.is_by_age());
+  EXPECT(duel.switches() == 1);
+  for (uint64_t round = 0; round < 4000; ++round) {  // scans longer than the tier between two uses: age keeps nothing
+    duel.note_uses(chain_of(1, 8, 0), 32, ++now);
+    duel.note_uses(chain_of(500'000 + round * 40, 20, 1), 32, ++now);
+    duel.note_uses(chain_of(500'020 + round * 40, 20, 1), 32, ++now);
+  }
+  EXPECT(!duel.is_by_age());
+  EXPECT(duel.switches() == 2);
+}
+
+TEST(class_queues_keep_what_comes_again_through_a_flood_of_what_does_not) {
+  const uint64_t by_age = hits_of(PolicyKind::LRU);
+  const uint64_t by_class = hits_of(PolicyKind::CLASS_QUEUES);
+  std::printf("  hits of %d: %llu by age, %llu by class\n", 6000 / 4 * 8, static_cast<unsigned long long>(by_age),
+              static_cast<unsigned long long>(by_class));
+  EXPECT(by_age == 0);
+  EXPECT(by_class > 6000 / 4 * 8 / 2);
+}
+
+TEST(a_chain_is_classed_by_its_turns_and_a_long_one_by_what_was_found_of_it) {
+  EXPECT(chain_kind_of(0, 0) == 0);
+  EXPECT(chain_kind_of(1, 9) == 0);
+  EXPECT(chain_kind_of(2, 9) == 1);
+  EXPECT(chain_kind_of(4, 9) == 2);
+  EXPECT(chain_kind_of(5, 1) == 3);
+  EXPECT(chain_kind_of(255, 2) == CHAIN_KINDS - 1);
+  Pool pool(32 * CHUNK, 100, true, 64 << 20, PolicyKind::CLASS_QUEUES);
+  const auto class_of = [&](uint64_t id) {
+    const auto page = pool.directory.records(0, 100);
+    uint8_t queue = UINT8_MAX;
+    for (const RecordId record : page.records) {
+      queue = pool.directory.record(record).key == key_of(id) ? ClassQueuePolicy::queue_of(pool.directory.record(record))
+                                                              : queue;
+    }
+    EXPECT(pool.directory.unpin(page.pin));
+    return queue;
+  };
+  EXPECT(pool.store(range(1, 4)) == 4);
+  EXPECT(pool.store(range(5, 4), 4) == 4);  // the same request goes on: the same turn
+  EXPECT(class_of(1) == 0);
+  EXPECT(class_of(8) == 0);
+  const Hold hold = pool.acquire(range(1, 8));
+  EXPECT(pool.directory.release(hold.id, ++pool.now));
+  EXPECT(class_of(1) == CHAIN_KINDS);  // used twice, in the first turn as far as anybody knows
+  EXPECT(pool.store(range(9, 4), 8) == 4);  // after its lease has ended the request stores the second turn
+  EXPECT(class_of(1) == CHAIN_KINDS + 1);
+  EXPECT(class_of(12) == 1);
+  const Hold beginning = pool.acquire(range(1, 4));  // another request begins alike
+  EXPECT(pool.store(range(101, 4), 4) == 4);
+  EXPECT(pool.directory.release(beginning.id, ++pool.now));
+  EXPECT(class_of(1) == 2 * CHAIN_KINDS + 1);
+  EXPECT(class_of(101) == 1);
+  EXPECT(class_of(12) == 1);
+  EXPECT(pool.is_sound());
+}
+
+TEST(a_chunk_that_was_evicted_and_comes_again_is_of_the_turn_that_it_had) {
+  Pool pool(16 * CHUNK, 100, true, 64 << 20, PolicyKind::CLASS_QUEUES);
+  const auto turn_of = [&](uint64_t id) {
+    const auto page = pool.directory.records(0, 100);
+    uint8_t turn = UINT8_MAX;
+    for (const RecordId record : page.records) {
+      turn = pool.directory.record(record).key == key_of(id) ? pool.directory.record(record).turn : turn;
+    }
+    EXPECT(pool.directory.unpin(page.pin));
+    return turn;
+  };
+  EXPECT(pool.store(range(1, 4)) == 4);
+  const Hold hold = pool.acquire(range(1, 4));
+  EXPECT(pool.directory.release(hold.id, ++pool.now));
+  EXPECT(pool.store(range(5, 4), 4) == 4);
+  EXPECT(turn_of(4) == 1);
+  EXPECT(turn_of(8) == 2);
+  EXPECT(pool.store(range(1001, 16)) == 16);  // pushes all of it out
+  EXPECT(pool.lookup(range(1, 8)) == 0);
+  EXPECT(pool.store(range(1, 10)) == 10);  // comes again, with two more
+  EXPECT(turn_of(4) == 1);
+  EXPECT(turn_of(8) == 2);
+  EXPECT(turn_of(10) == 3);
+  EXPECT(pool.is_sound());
+}
+
+TEST(one_long_prompt_does_not_decide_the_duel) {
+  const ByQueue judge;
+  PolicyDuel duel(64, judge, HashSeed{});
+  uint64_t now = 0;
+  duel.note_uses(chain_of(101, 16, 0), 32, ++now);
+  duel.note_uses(chain_of(1, 16, 1), 32, ++now);   // which the judge despises
+  duel.note_uses(chain_of(201, 8, 0), 32, ++now);  // age gives up the first, worth the second
+  duel.note_uses(chain_of(1, 16, 1), 32, ++now);   // sixteen hits by age, eight by worth
+  EXPECT(!duel.is_by_age());
+  EXPECT(duel.switches() == 0);
+}
+
+TEST(a_class_seen_little_is_as_likely_on_the_whole_as_its_own_uses_say) {
+  SurvivalModel model;
+  uint64_t now = 1000 * SECOND;
+  for (int round = 0; round < 40; ++round) {
+    for (int chunk = 0; chunk < 100; ++chunk) {
+      model.note_start(0);
+      if (round > 2 && chunk % 2 == 0) {
+        model.note_end(0, 60 * SECOND);
+      }
+    }
+    for (int chunk = 0; chunk < 10; ++chunk) {
+      model.note_start(1);  // never used again
+    }
+    now += 30 * SECOND;
+    model.learn(now);
+  }
+  EXPECT(model.worth(1, 50 * SECOND) * 4 < model.worth(2, 50 * SECOND));  // of which nothing is known
+}

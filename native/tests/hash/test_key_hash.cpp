@@ -1,0 +1,83 @@
+// Chunk keys: equal for both token widths, incremental, different wherever an input differs.
+#include "hash/key_hash.h"
+
+#include <cstring>
+#include <vector>
+
+#include "tests/harness.h"
+
+using namespace kvpool;
+
+namespace {
+
+constexpr size_t CHUNK_TOKENS = 256;
+constexpr size_t CHUNKS = 37;
+
+std::vector<int32_t> some_tokens(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> tokens(CHUNKS * CHUNK_TOKENS);
+  for (int32_t& token : tokens) {
+    token = static_cast<int32_t>(random());
+  }
+  return tokens;
+}
+
+std::vector<uint8_t> keys_of(const std::vector<int32_t>& tokens) {
+  std::vector<uint8_t> keys(CHUNKS * HASH_BYTES);
+  const uint8_t root[HASH_BYTES] = {9};
+  hash_leaves(tokens.data(), CHUNK_TOKENS, CHUNKS, keys.data());
+  chain_keys(root, keys.data(), CHUNKS, keys.data());
+  return keys;
+}
+
+}  // namespace
+
+TEST(both_token_widths_give_the_same_leaves) {
+  const auto tokens = some_tokens(testing::seed());
+  const std::vector<int64_t> wide(tokens.begin(), tokens.end());
+  std::vector<uint8_t> narrow_leaves(CHUNKS * HASH_BYTES);
+  std::vector<uint8_t> wide_leaves(CHUNKS * HASH_BYTES);
+  hash_leaves(tokens.data(), CHUNK_TOKENS, CHUNKS, narrow_leaves.data());
+  EXPECT(hash_leaves(wide.data(), CHUNK_TOKENS, CHUNKS, wide_leaves.data()));
+  EXPECT(narrow_leaves == wide_leaves);
+}
+
+TEST(a_token_beyond_32_bits_is_refused) {
+  std::vector<int64_t> tokens(CHUNK_TOKENS * 2, 1);
+  tokens.back() = int64_t{1} << 31;
+  std::vector<uint8_t> leaves(2 * HASH_BYTES);
+  EXPECT(!hash_leaves(tokens.data(), CHUNK_TOKENS, 2, leaves.data()));
+}
+
+TEST(a_changed_token_changes_its_key_and_all_that_follow) {
+  auto tokens = some_tokens(testing::seed());
+  const auto before = keys_of(tokens);
+  tokens[20 * CHUNK_TOKENS + 3] ^= 1;
+  const auto after = keys_of(tokens);
+  for (size_t i = 0; i < CHUNKS; ++i) {
+    const bool equal = std::memcmp(&before[i * HASH_BYTES], &after[i * HASH_BYTES], HASH_BYTES) == 0;
+    EXPECT(equal == (i < 20));
+  }
+}
+
+TEST(a_chain_may_be_made_in_parts) {
+  const auto tokens = some_tokens(testing::seed());
+  std::vector<uint8_t> leaves(CHUNKS * HASH_BYTES);
+  hash_leaves(tokens.data(), CHUNK_TOKENS, CHUNKS, leaves.data());
+  const auto whole = keys_of(tokens);
+  const uint8_t root[HASH_BYTES] = {9};
+  std::vector<uint8_t> parts(CHUNKS * HASH_BYTES);
+  chain_keys(root, leaves.data(), 10, parts.data());
+  chain_keys(&parts[9 * HASH_BYTES], &leaves[10 * HASH_BYTES], CHUNKS - 10, &parts[10 * HASH_BYTES]);
+  EXPECT(parts == whole);
+}
+
+TEST(field_borders_count) {
+  const uint8_t one[] = {1, 0, 0, 0, 'a', 1, 0, 0, 0, 'b'};
+  const uint8_t two[] = {2, 0, 0, 0, 'a', 'b', 0, 0, 0, 0};
+  uint8_t first[HASH_BYTES];
+  uint8_t second[HASH_BYTES];
+  derive_root(one, sizeof(one), first);
+  derive_root(two, sizeof(two), second);
+  EXPECT(std::memcmp(first, second, HASH_BYTES) != 0);
+}

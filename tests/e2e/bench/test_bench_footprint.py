@@ -1,0 +1,23 @@
+"""What chunks on disk cost in memory: the bar that `bench footprint --ssd-chunks` measures."""
+
+import json
+import subprocess
+import sys
+
+from kvpool.bench.ssd.footprint import BYTES_BAR
+
+
+def test_a_chunk_on_disk_takes_no_more_memory_than_promised() -> None:
+    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--json", "bench", "footprint", "--ssd-chunks", "512K"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    assert run.returncode == 0, run.stderr
+    (row,) = json.loads(run.stdout)["rows"]
+    assert row["chunks"] == 512 << 10
+    assert 0 < row["bytes_per_chunk"] <= BYTES_BAR
+
+
+def test_a_count_that_is_none_is_a_wrong_usage() -> None:
+    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "bench", "footprint", "--ssd-chunks", "4X"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    assert run.returncode == 2
+    assert "4X" in run.stderr

@@ -1,0 +1,269 @@
+"""`kvpoolctl simulate` as a command: what it prints, what it refuses, and that a live daemon hits what it says."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvpool_native
+from kvpool.bench.disk import has_disk
+from kvpool.cli.commands.simulate import parse_blocks
+from kvpool.cli.kvpoolctl import load_commands
+from kvpool.errors import InvalidArgument
+from kvpool.sim.node import POLICIES
+from kvpool.sim.traces import BLOCK_TOKENS
+from tests.rigs.simulations import random_prompts
+
+# The names that programs rely on, in their order; more are added at the end of a group, none is renamed.
+ROW_NAMES = {
+    *("trace", "policy", "capacity_fraction", "capacity_blocks", "hit_rate", "belady_hit_rate", "lru_hit_rate"),
+    *("holes", "us_per_reference", "hit_rate_dram", "hit_rate_ssd", "ssd_blocks_written"),
+    *("ssd_capacity_blocks", "requests", "references", "unique_blocks", "hit_blocks_dram", "hit_blocks_ssd"),
+    *("of_belady", "delta_lru_points"),
+}
+
+
+def _trace(path: Path, prompts: list[list[str]], tail: bool = False) -> Path:
+    names: dict[str, int] = {}
+    lines = []
+    for number, prompt in enumerate(prompts):
+        ids = [names.setdefault(name, len(names)) for name in prompt]
+        tokens = len(ids) * BLOCK_TOKENS + 7
+        fields = {"timestamp": number, "input_length": tokens, "output_length": 1}
+        lines.append(json.dumps({**fields, "hash_ids": [*ids, 10**9 + number] if tail else ids}) + "\n")
+    path.write_text("".join(lines))
+    return path
+
+
+def _ctl(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def _rows(run: "subprocess.CompletedProcess[str]", command: str = "simulate") -> list[dict[str, Any]]:
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert set(document) == {"command", "version", "machine", "rows"}
+    assert document["command"] == command
+    rows: list[dict[str, Any]] = document["rows"]
+    return rows
+
+
+def test_json_has_a_row_for_each_capacity_and_policy(tmp_path: Path) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(1, 60))
+    rows = _rows(_ctl("simulate", trace, "--json", "--capacity", "10%,0.5,20", "--processes", 2))
+    assert [(row["policy"], row["capacity_fraction"]) for row in rows[: len(POLICIES)]] == [(n, 0.1) for n in POLICIES]
+    assert len(rows) == 3 * len(POLICIES)
+    for row in rows:
+        assert set(row) == ROW_NAMES
+        assert (row["trace"], row["requests"], row["holes"]) == ("chat", 60 + 1, 0)
+        assert row["hit_rate"] <= row["belady_hit_rate"]
+        assert (row["hit_rate_ssd"], row["ssd_blocks_written"], row["ssd_capacity_blocks"]) == (0, 0, 0)
+        assert row["hit_rate_dram"] == row["hit_rate"]
+        if row["policy"] == "lru":
+            assert row["hit_rate"] == row["lru_hit_rate"]
+            assert row["delta_lru_points"] == 0
+    last = rows[-1]
+    assert last["capacity_blocks"] == 20
+    assert last["capacity_fraction"] == pytest.approx(20 / last["unique_blocks"], abs=1e-6)
+
+
+def test_one_process_finds_what_two_find(tmp_path: Path) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(2, 60))
+    runs = [_rows(_ctl("simulate", trace, "--json", "--tiers", "dram,ssd", "--processes", count)) for count in (1, 2)]
+    for row in (*runs[0], *runs[1]):
+        row.pop("us_per_reference")
+        assert row["hit_rate"] == pytest.approx(row["hit_rate_dram"] + row["hit_rate_ssd"], abs=2e-6)
+        assert row["ssd_capacity_blocks"] == 8 * row["capacity_blocks"]
+    assert runs[0] == runs[1]
+
+
+def test_partial_blocks_are_counted_and_not_stored_unless_asked(tmp_path: Path) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(3, 30), tail=True)
+    of = {
+        tails: next(
+            row
+            for row in _rows(_ctl("simulate", trace, "--json", "--capacity", "16", "--requests", 20, "--tails", tails))
+            if row["policy"] == "lru"
+        )
+        for tails in ("counted", "stored", "left-out")
+    }
+    assert of["counted"]["references"] == of["stored"]["references"] == of["left-out"]["references"] + 20
+    assert of["counted"]["unique_blocks"] == of["stored"]["unique_blocks"] == of["left-out"]["unique_blocks"] + 20
+    assert of["stored"]["hit_blocks_dram"] < of["left-out"]["hit_blocks_dram"], "what is never used again takes room"
+    assert of["counted"]["hit_blocks_dram"] == of["left-out"]["hit_blocks_dram"]
+    assert of["counted"]["lru_hit_rate"] == of["stored"]["lru_hit_rate"] == of["stored"]["hit_rate"]
+
+
+def test_people_get_a_table_and_a_document(tmp_path: Path) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(4, 30))
+    out = tmp_path / "rows.json"
+    run = _ctl("simulate", trace, "--capacity", "50%", "--tiers", "dram,ssd", "--ssd-capacity", "200%", "--out", out)
+    assert run.returncode == 0, run.stderr
+    for word in ("chat: 31 requests", "from DRAM", "from SSD", "of optimum", "to LRU, points", "holes"):
+        assert word in run.stdout
+    for policy in POLICIES:
+        assert f"{policy}: " in run.stdout
+    assert len(json.loads(out.read_text())["rows"]) == len(POLICIES)
+
+
+def test_a_picture_is_drawn_or_the_extra_is_named(tmp_path: Path) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 30))
+    picture = tmp_path / "hits.png"
+    run = _ctl("simulate", trace, "--tiers", "dram,ssd", "--png", picture)
+    if importlib.util.find_spec("matplotlib") is None:
+        assert run.returncode == 2
+        assert "pip install 'kvpool[plot]'" in run.stderr
+    else:
+        assert run.returncode == 0, run.stderr
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 5))
+    hide = "import sys; sys.modules['matplotlib'] = None; from kvpool.cli.kvpoolctl import main; main()"
+    command = [sys.executable, "-c", hide, "simulate", str(trace), "--png", str(tmp_path / "hits.png")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "--png needs matplotlib, which is not installed: pip install 'kvpool[plot]'" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("/nowhere/chat.jsonl",), "/nowhere/chat.jsonl: No such file or directory"),
+        (("chat.txt",), "chat.txt: name of no known form"),
+        (("TRACE", "--policy", "lru,fifo"), "--policy has 'fifo', expected "),
+        (("TRACE", "--policy", ""), "--policy is '', expected entries"),
+        (("TRACE", "--capacity", "0"), "capacity '0' is 0 blocks"),
+        (("TRACE", "--capacity", "0%"), "capacity '0%' is none, expected a share"),
+        (("TRACE", "--capacity", "1%,many"), "capacity 'many' is none, expected a share"),
+        (("TRACE", "--capacity", "1MiB"), "capacity '1MiB' is 0 blocks of 64.0 MiB"),
+        (("TRACE", "--token-bytes", "none"), "--token-bytes: 'none' is no size"),
+        (("TRACE", "--ssd-capacity", "9"), "--ssd-capacity goes with --tiers dram,ssd"),
+        (
+            ("TRACE", "--capacity", "1000000", "--tiers", "dram,ssd", "--ssd-ratio", "1000"),
+            "expected 268435456 at most",
+        ),
+        (("TRACE", "--set", "dram.capacity=1GiB"), "--set dram.capacity has no meaning in a simulation"),
+        (("TRACE", "--set", "ssd.watermark=7"), "ssd.watermark is '7', expected"),
+        (("TRACE", "--png", "/nowhere/a.png"), "--png is '/nowhere/a.png'"),
+        (("TRACE", "--socket", "/run/kvpool.sock"), "simulate asks no daemon"),
+        (("TRACE", "TRACE", "--times", "/nowhere/times"), "--times is for one trace"),
+        (("TRACE", "--times", "/nowhere/times"), "--times /nowhere/times: [Errno 2]"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 5))
+    with pytest.raises(SystemExit) as ended:
+        load_commands()(["simulate", *(str(trace) if argument == "TRACE" else argument for argument in arguments)])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    assert message in said.err
+
+
+def test_a_bad_line_is_named(tmp_path: Path) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 5))
+    trace.write_text(trace.read_text() + "{broken\n")
+    run = _ctl("simulate", trace)
+    assert run.returncode == 2
+    assert f"{trace}: line 7: no JSON" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"), [("5%", 50), ("0.05", 50), ("7", 7), ("64MiB", 1), ("1GiB", 16), ("100%", 1000), ("1.5GiB", 24)]
+)
+def test_a_capacity_is_a_share_or_blocks_or_bytes(text: str, blocks: int) -> None:
+    assert parse_blocks(text, 1000, 64 << 20) == blocks
+
+
+@pytest.mark.parametrize("text", ["-1", "1001%", "nan%", "11.0", "5 %%", "99999999TiB"])
+def test_other_capacities_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="capacity"):
+        parse_blocks(text, 1000, 64 << 20)
+
+
+def _replayed_and_simulated(trace: Path, disk: Path | None, *options: object) -> list[tuple[int, ...]]:
+    """(hits from DRAM, hits from SSD, blocks written) of a live daemon with real bytes, and of its simulation at its times."""
+    times = ("--times", trace.with_suffix(".times"))
+    ssd = ("--ssd-ratio", 8, "--path", disk) if disk else ()
+    run = _ctl(
+        *(
+            "bench",
+            "replay",
+            trace,
+            "--settled",
+            *times,
+            "--json",
+            "--chunk-bytes",
+            "4KiB",
+            "--capacity",
+            "512KiB",
+            "--set",
+            "dram.policy=lru",
+            *ssd,
+            *options,
+        )
+    )
+    assert run.returncode == 0, run.stderr
+    (row,) = _rows(run, "bench replay")
+    assert row["wrong_bytes"] == 0
+    written = row["ssd_written_bytes"] // (row["chunk_bytes"] + kvpool_native.SSD_HEADER_BYTES)
+    live = (row["hit_tokens_dram"] // BLOCK_TOKENS, row["hit_tokens_ssd"] // BLOCK_TOKENS, written)
+    sizes = ("--capacity", row["capacity_chunks"], "--policy", "lru", *times)
+    slower = ("--tiers", "dram,ssd", "--ssd-capacity", row["ssd_capacity_chunks"]) if disk else ()
+    (cell,) = _rows(_ctl("simulate", trace, "--tails", "left-out", "--json", *sizes, *slower, *options))
+    assert cell["unique_blocks"] > row["capacity_chunks"] + row["ssd_capacity_chunks"], "nothing had to go"
+    return [live, (cell["hit_blocks_dram"], cell["hit_blocks_ssd"], cell["ssd_blocks_written"])]
+
+
+def test_a_daemon_hits_what_its_simulation_hits(tmp_path: Path) -> None:
+    live, simulated = _replayed_and_simulated(_trace(tmp_path / "chat.jsonl", random_prompts(6, 300, window=60)), None)
+    assert live == simulated
+    assert live[0] > 0
+
+
+def test_a_daemon_with_two_tiers_hits_what_its_simulation_hits(tmp_path: Path) -> None:
+    # Written through, so that what is written does not depend on how soon the disk has done what came before.
+    if not has_disk(str(tmp_path)):
+        pytest.skip("the folder for temporary files is on no disk")
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(6, 900, window=400))
+    live, simulated = _replayed_and_simulated(trace, tmp_path, "--set", "ssd.write_through=true")
+    assert live == simulated
+    assert min(live) > 0
+
+
+def test_a_daemon_that_writes_down_as_dram_fills_hits_what_its_simulation_hits(tmp_path: Path) -> None:
+    if not has_disk(str(tmp_path)):
+        pytest.skip("the folder for temporary files is on no disk")
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(6, 900, window=400))
+    live, simulated = _replayed_and_simulated(trace, tmp_path)
+    assert live == simulated
+    assert min(live) > 0
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [("", "0 times"), ("1\n-1\n", "none below 0"), ("soon\n", "expected seconds"), ("1\n" * 8, "8 times, ")],
+)
+def test_times_that_are_none_are_refused(tmp_path: Path, written: str, message: str) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 6))
+    times = tmp_path / "times"
+    times.write_text(written)
+    run = _ctl("simulate", trace, "--times", times)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert message in run.stderr
+
+
+def test_a_simulation_at_the_times_of_a_replay_has_its_requests_alone(tmp_path: Path) -> None:
+    trace = _trace(tmp_path / "chat.jsonl", random_prompts(5, 6))
+    times = tmp_path / "times"
+    times.write_text("1\n2\n9.5\n")
+    (row,) = _rows(_ctl("simulate", trace, "--times", times, "--capacity", "50%", "--policy", "lru", "--json"))
+    assert row["requests"] == 3

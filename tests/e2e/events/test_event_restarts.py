@@ -1,0 +1,157 @@
+"""Two lives of one daemon as a router sees them: what the first one had counts no more, what the second one has is told."""
+
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvpool_client as kv
+from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.events.publishing import connected, expected, known, local_events, router_of
+from tests.rigs.events.router import Router, decode
+from tests.rigs.payload import store, tokens_of
+
+CHUNK = SMALL.chunk_tokens
+KNOWN_WITHIN_S = 1.0
+
+Publish = Callable[..., Daemon]
+
+
+@pytest.fixture
+def publish(start_daemon: Publish, tmp_path: Path) -> Publish:
+    """Starts daemons that publish, with a disk where `ssd` says so."""
+
+    def start(*, ssd: bool, **options: str) -> Daemon:
+        disk = {"ssd__path": str(tmp_path / "ssd"), "ssd__capacity": "32MiB", "ssd__watermark": "0"} if ssd else {}
+        daemon = start_daemon(**local_events(tmp_path), **disk, **options)
+        if ssd:
+            wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        return daemon
+
+    return start
+
+
+def _restart(daemon: Daemon, end: str, *, ssd: bool) -> float:
+    """The next life, and when it was ready."""
+    if end == "kill":
+        daemon.kill()
+    else:
+        assert daemon.stop() == 0
+    daemon.start()
+    ready = time.monotonic()
+    if ssd:
+        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    return ready
+
+
+def _fill(daemon: Daemon, pool: kv.Pool, router: Router, *, ssd: bool) -> None:
+    for number in range(6):
+        store(pool, pool.keys(tokens_of(number, CHUNK * 10)))
+    if ssd:
+        with daemon.admin() as admin:
+            admin.write_down(10.0)
+    router.receive_until(lambda: known(router) == expected(daemon), "the router knows the first life")
+    assert known(router)["CPU"]
+    assert bool(known(router)["STORAGE"]) == ssd
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("ssd", [False, True], ids=["dram", "ssd"])
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_router_that_stays_knows_the_next_life_within_a_second(publish: Publish, end: str, ssd: bool) -> None:
+    daemon = publish(ssd=ssd)
+    with daemon.connect() as pool, router_of(daemon) as router:
+        connected(daemon, router, pool)
+        _fill(daemon, pool, router, ssd=ssd)
+        router.index.is_strict = False  # what came before its subscription is told to it later
+        ready = _restart(daemon, end, ssd=ssd)
+        truth = expected(daemon)
+        router.receive_until(lambda: known(router) == truth, "the router knows the second life")
+        taken_s = time.monotonic() - ready
+        print(f"known {taken_s:.2f} s after the daemon was ready")
+        assert taken_s < KNOWN_WITHIN_S
+        assert truth["CPU"] == set()
+        assert bool(truth["STORAGE"]) == ssd
+        wait_connected(pool)
+        store(pool, pool.keys(tokens_of(50, CHUNK * 3)))
+        router.receive_until(lambda: known(router) == expected(daemon), "the router goes on with the second life")
+
+
+@pytest.mark.parametrize("ssd", [False, True], ids=["dram", "ssd"])
+def test_every_topic_of_a_life_begins_with_all_blocks_cleared(publish: Publish, ssd: bool) -> None:
+    daemon = publish(ssd=ssd, events__retell_interval="0s")
+    models = ("test-model", "other")
+    with daemon.connect() as pool, daemon.connect(model="other") as other, router_of(daemon, "none") as router:
+        for one in (pool, other):
+            store(one, one.keys(tokens_of(1, CHUNK * 4)))
+        if ssd:
+            with daemon.admin() as admin:
+                admin.write_down(10.0)
+    _restart(daemon, "kill", ssd=ssd)
+    with router_of(daemon, "none") as router:
+        for model in () if ssd else models:  # the disk's namespaces are known without them
+            daemon.connect(model=model).close()
+        wait_until(lambda: len({topic for topic, _, _ in router.replay(0)}) == 2, "both topics have begun")
+        first: dict[str, tuple[int, list[str]]] = {}
+        for topic, number, payload in router.replay(0):
+            first.setdefault(topic, (number, [event["type"] for event in decode(payload)[1]]))
+        assert {topic.rpartition("@")[2] for topic in first} == set(models)
+        assert set(map(str, first.values())) == {str((0, ["AllBlocksCleared"]))}
+
+
+def test_who_comes_later_than_the_life_began_gets_it_by_replay_alone(publish: Publish) -> None:
+    """Nothing is told anew here: a mark says that there is something to ask for."""
+    daemon = publish(ssd=False, events__retell_interval="0s")
+    with daemon.connect() as pool:
+        store(pool, pool.keys(tokens_of(1, CHUNK * 4)))
+        wait_until(lambda: int(daemon.stats()["events.published_messages"]) == 2, "it is published")
+        with router_of(daemon) as router:
+            router.receive_until(lambda: known(router) == expected(daemon), "the router has asked for it")
+            assert len(known(router)["CPU"]) == 4
+            assert router.gaps == 0
+        with router_of(daemon, "elsewhere") as router:
+            assert not router.receive(0.3)
+        assert daemon.stats()["events.resyncs"] == 0
+
+
+def test_a_router_that_reconnects_sees_numbers_begin_anew_and_recovers_by_replay(publish: Publish) -> None:
+    daemon = publish(ssd=False, events__retell_interval="0s")
+    with daemon.connect() as pool, router_of(daemon) as router:
+        connected(daemon, router, pool)
+        _fill(daemon, pool, router, ssd=False)
+        router.index.is_strict = False
+        _restart(daemon, "kill", ssd=False)
+        wait_connected(pool)
+        store(pool, pool.keys(tokens_of(70, CHUNK * 3)))
+        router.receive_until(lambda: known(router) == expected(daemon), "the router knows the second life")
+        assert router.lives == 2
+        assert len(known(router)["CPU"]) == 3
+
+
+def test_a_model_that_comes_later_costs_nobody_what_others_have(publish: Publish) -> None:
+    """A router that takes any AllBlocksCleared for all topics is told everything again."""
+    daemon = publish(ssd=False)
+    with daemon.connect() as pool, router_of(daemon) as router:
+        connected(daemon, router, pool)
+        store(pool, pool.keys(tokens_of(1, CHUNK * 5)))
+        router.receive_until(lambda: known(router) == expected(daemon), "the router knows what is stored")
+        with daemon.connect(model="other"):
+            router.receive_until(lambda: len(router.topics) == 2, "the other topic begins")
+            router.receive_until(lambda: known(router) == expected(daemon), "everything is told again")
+
+
+def test_marks_repeat_a_number_and_say_nothing(publish: Publish) -> None:
+    daemon = publish(ssd=False, events__retell_interval="0s")
+    with daemon.connect() as pool, router_of(daemon) as router:
+        connected(daemon, router, pool)
+        (topic,) = router.topics
+        newest = router.replay(0)[-1][1]
+        with router_of(daemon) as late:
+            sub = late._sub
+            assert sub.poll(5000)
+            frames = sub.recv_multipart()
+            assert frames[0].decode() == topic
+            assert struct.unpack(">Q", frames[1])[0] == newest
+            assert decode(frames[2])[1] == []

@@ -1,0 +1,169 @@
+"""What separates chunks of equal tokens, told to routers, and the token ids of chunks that lie on disk alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvpool_client as kv
+from kvpool.errors import ProtocolError, Refused
+from kvpool.keys import ADAPTER_BYTES_MAX, salt_tag
+from kvpool.protocol.records import messages as m
+from tests.hostile.rigs.raw_clients import engine, keys_of
+from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.events.publishing import CHUNK, connected, expected, known, local_events, router_of
+from tests.rigs.payload import load_all, store, tokens_of
+
+SALT = b"a tenant's secret salt"
+TAG = salt_tag(SALT).hex()
+
+
+@pytest.fixture
+def tiered(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Callable[..., Daemon]:
+    """Starts a publishing daemon with a disk of its own."""
+
+    def start(**options: str) -> Daemon:
+        disk = {"ssd__path": str(tmp_path / "ssd"), "ssd__capacity": "32MiB", "ssd__watermark": "0"}
+        daemon = start_daemon(**{**local_events(tmp_path), **disk, **options})
+        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        return daemon
+
+    return start
+
+
+def restart(daemon: Daemon, pool: kv.Pool) -> None:
+    """Another life over a warm disk."""
+    assert daemon.stop() == 0
+    daemon.start()
+    wait_connected(pool)
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+
+
+@pytest.mark.parametrize("form", ["map", "positional"])
+def test_a_router_tells_tenants_and_adapters_apart_over_restarts(
+    tiered: Callable[..., Daemon], tmp_path: Path, form: str
+) -> None:
+    daemon = tiered(events__format=form, log__level="debug", events__block_tokens="8")
+    tokens = tokens_of(1, CHUNK * 4)
+    asked = {"": b"", "sql": b""}
+    with daemon.connect() as pool:
+        with router_of(daemon) as router:
+            connected(daemon, router, pool)
+            store(pool, pool.keys(tokens[: CHUNK * 2], adapter="sql"))
+            store(pool, pool.keys(tokens, salt=SALT))
+            store(pool, pool.keys(tokens[: CHUNK * 3], salt=SALT, adapter="sql"))
+            router.receive_until(lambda: router.index.longest(tokens.tolist(), 8, "sql", TAG), "all are told")
+
+        restart(daemon, pool)
+        with router_of(daemon) as router:
+            router.index.is_strict = False
+            wait_until(lambda: int(daemon.stats()["events.resyncs"]) > 0, "what is on disk is told")
+
+            def counts() -> list[int]:
+                for topic in {topic for topic, _, _ in router.replay(0)}:
+                    router.catch_up(topic)
+                return [router.index.longest(tokens.tolist(), 8, name, tag) for tag in ("", TAG) for name in asked]
+
+            per_chunk = CHUNK // 8
+            wait_until(lambda: counts() == [0, 2 * per_chunk, 4 * per_chunk, 3 * per_chunk], f"{counts()} are right")
+            assert router.index.longest(tokens.tolist(), 8, "other") == 0
+            assert router.index.longest(tokens.tolist(), 8, "", SALT.decode()) == 0
+            assert all(SALT not in payload for _, _, payload in router.replay(0))
+        events = pool.events(kv.BEGINNING)
+        assert events.is_gap
+        parts = [chunk for part in pool.snapshot() for chunk in part.chunks]
+        mine = [chunk for chunk in parts if chunk.salt_tag == salt_tag(SALT) and not chunk.adapter]
+        assert b"".join(chunk.tokens for chunk in sorted(mine, key=lambda chunk: chunk.tokens)) == b"".join(
+            sorted(tokens[at : at + CHUNK].astype("<i4").tobytes() for at in range(0, 4 * CHUNK, CHUNK))
+        )
+    assert daemon.stop() == 0
+    assert SALT.decode() not in daemon.log()
+    for file in (path for path in (tmp_path / "ssd").rglob("*") if path.is_file()):
+        assert SALT not in file.read_bytes(), file
+
+
+def test_events_and_what_is_promoted_keep_their_scope(tiered: Callable[..., Daemon]) -> None:
+    daemon = tiered()
+    tokens = tokens_of(2, CHUNK * 2)
+    with daemon.connect(salt=SALT) as pool:
+        keys = pool.keys(tokens, adapter="x" * 300)
+        assert store(pool, keys).stored == 2
+        (stored,) = [event for event in pool.events().events if event.kind == kv.EventKind.STORED]
+        assert (stored.adapter, stored.salt_tag) == ("x" * ADAPTER_BYTES_MAX, salt_tag(SALT))
+        restart(daemon, pool)
+        mark = pool.events().mark
+        assert load_all(pool, keys)[0].chunks == 2
+        batch = pool.events(mark)
+        promoted = [event for event in batch.events if kv.Level.DRAM in event.gained]
+        packed = tokens.astype("<i4").tobytes()
+        told = {event.keys: event.tokens for event in promoted}  # in the order in which they landed
+        assert told == {keys[0]: packed[: 4 * CHUNK], keys[1]: packed[4 * CHUNK :]}
+        assert {(event.adapter, event.salt_tag) for event in promoted} == {("x" * ADAPTER_BYTES_MAX, salt_tag(SALT))}
+        one_less = kv.EventMark(batch.mark.incarnation, batch.mark.last - 1)
+        assert batch.until(one_less) == kv.EventBatch(batch.events[:-1], one_less, False, batch.namespaces)
+
+
+def test_a_late_router_is_told_everything_on_disk_with_its_token_ids(tiered: Callable[..., Daemon]) -> None:
+    daemon = tiered(events__replay_messages="1000")
+    prompts = [tokens_of(number, CHUNK * 20) for number in range(12)]
+    with daemon.connect() as pool:
+        for tokens in prompts:
+            assert store(pool, pool.keys(tokens)).stored == 20
+        restart(daemon, pool)
+        with router_of(daemon, topic="none") as router:
+
+            def is_told() -> bool:
+                for topic in {topic for topic, _, _ in router.replay(0)}:
+                    router.catch_up(topic)
+                return known(router) == expected(daemon)
+
+            wait_until(is_told, "everything is told")
+            assert [router.index.longest(tokens.tolist(), CHUNK) for tokens in prompts] == [20] * 12
+        assert int(daemon.stats()["events.headers_read"]) >= 240
+        assert int(daemon.stats()["events.late_headers"]) == 0
+
+
+def test_headers_that_cannot_be_read_leave_ids_unknown_and_nothing_else(
+    tiered: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = tiered(events__publish="off", events__replay="off")
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(3, CHUNK * 6))
+        assert store(pool, keys).stored == 6
+        restart(daemon, pool)
+        first = next(iter(sorted((tmp_path / "ssd").glob("segment-*.kvs"))))
+        assert all(chunk.tokens for part in pool.snapshot() for chunk in part.chunks)
+        first.rename(tmp_path / "elsewhere")
+        parts = [chunk for part in pool.snapshot() for chunk in part.chunks]
+        assert {chunk.key for chunk in parts} == {keys[number] for number in range(6)}
+        assert not any(chunk.tokens for chunk in parts)
+        assert load_all(pool, keys)[0].chunks == 6
+        assert daemon.problems() == []
+
+
+def test_of_several_ranks_the_first_stands_for_all(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    daemon = start_daemon(**local_events(tmp_path))
+    layout = kv.Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=CHUNK, rank=0, world=2)
+    tokens = tokens_of(4, CHUNK * 3)
+    with daemon.connect(layout) as first, daemon.connect(layout.for_rank(1)) as second:
+        assert store(second, second.keys(tokens)).stored == 3
+        wait_until(lambda: daemon.stats()["events.written"] == 2, "the other rank's chunks are written down")
+        with router_of(daemon, topic="none") as router:
+            assert store(first, first.keys(tokens)).stored == 3
+            wait_until(
+                lambda: len(router.replay(0)) == 2, "the first rank's chunks are told, behind the topic's beginning"
+            )
+            (topic,) = {topic for topic, _, _ in router.replay(0)}
+            router.catch_up(topic)
+            assert router.index.longest(tokens.tolist(), CHUNK) == 3
+            assert sum(len(blocks) for blocks in router.index.media.values()) == 3
+
+
+@pytest.mark.parametrize("scope", [b"x", bytes(12), bytes(18), bytes(260)])
+def test_a_scope_that_is_none_ends_the_connection(daemon: Daemon, scope: bytes) -> None:
+    with engine(daemon) as connection:
+        made = connection.call(m.Reserve(b"", keys_of(7, 1)), m.Reserved)
+        with pytest.raises((Refused, ProtocolError), match="scope has"):
+            connection.call(m.Commit(made.reservation, bytes(4 * SMALL.layers), bytes(4 * CHUNK), scope), m.Committed)
+    with daemon.connect() as pool:
+        assert store(pool, pool.keys(tokens_of(5, CHUNK))).stored == 1

@@ -1,0 +1,136 @@
+"""Priorities that end: told in time though nobody asks anything, in both tiers, and what becomes of them over a restart."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvpool_client as kv
+from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.payload import payload_of, store, tokens_of
+
+CHAIN = 4
+
+Start = Callable[..., Daemon]
+
+
+@pytest.fixture
+def tiered(start_daemon: Start, tmp_path: Path) -> Daemon:
+    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__checkpoint_interval="100ms")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    return daemon
+
+
+def save(daemon: Daemon, pool: kv.Pool, number: int, duration_s: float, priority: int = 80) -> kv.KeyChain:
+    """Stores a chain that is kept for a time, in both tiers."""
+    keys = pool.keys(tokens_of(7000 + number, CHAIN * SMALL.chunk_tokens))
+    wish = [kv.TokenRange(0, None, priority, duration_s)]
+    result = pool.save(keys, from_=payload_of(keys, SMALL), retention=wish).commit()
+    assert result is not None
+    assert (result.stored, result.clipped) == (CHAIN, 0)
+    with daemon.admin() as admin:
+        assert admin.write_down(10.0)["left"] == 0
+    return keys
+
+
+def priority_of(daemon: Daemon, key: bytes) -> int:
+    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", daemon.socket, "why", key.hex(), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    (found,) = json.loads(done.stdout)
+    priority: int = found["priority"]
+    return priority
+
+
+def kept(daemon: Daemon) -> tuple[int | float | str, int | float | str]:
+    stats = daemon.stats()
+    return stats["dram.kept_chunks"], stats["ssd.kept_chunks"]
+
+
+def test_a_lapse_is_told_though_nobody_asks_for_anything(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        mark = pool.events().mark
+        keys = save(tiered, pool, 1, 1.0)
+        other = save(tiered, pool, 2, 3600.0)
+        wait_until(lambda: kept(tiered) == (CHAIN, CHAIN), "one chain's time is over in both tiers")
+        stats = tiered.stats()
+        assert (stats["retention_lapsed"], stats["ssd.retention_lapsed"]) == (CHAIN, CHAIN)
+        told = [event for event in pool.events(mark).events if (event.priority_before, event.priority) == (80, 35)]
+        assert {event.kind for event in told} == {kv.EventKind.UPDATED}
+        assert {chunk for event in told for chunk in event.chunks} == {keys[number] for number in range(CHAIN)}
+    assert priority_of(tiered, keys[0]) == 35
+    assert priority_of(tiered, other[0]) == 80
+    assert tiered.problems() == []
+
+
+def test_what_only_the_ssd_tier_has_lapses_too(tiered: Daemon) -> None:
+    with tiered.connect() as pool, tiered.admin() as admin:
+        keys = save(tiered, pool, 1, 1.0)
+        assert admin.flush(None, None, "dram")["chunks"] == CHAIN
+        wait_until(lambda: tiered.stats()["ssd.retention_lapsed"] == CHAIN, "its time is over")
+        assert kept(tiered) == (0, 0)
+        assert pool.lookup(keys).chunks == CHAIN, "it is one like any other now"
+    assert tiered.problems() == []
+
+
+def test_a_use_of_what_dram_has_keeps_it_in_both_tiers(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        keys = save(tiered, pool, 1, 3.0)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            assert lease.chunks == CHAIN
+            other = save(tiered, pool, 2, 0.3)
+            wait_until(lambda: tiered.stats()["ssd.retention_lapsed"] == CHAIN, "the other one lapses")
+            assert priority_of(tiered, other[0]) == 35
+            assert kept(tiered) == (CHAIN, CHAIN)
+        wait_until(lambda: kept(tiered) == (0, 0), "the time counts from the end of the lease")
+
+
+def reopen(daemon: Daemon) -> None:
+    daemon.start()
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
+
+
+def test_retention_outlives_a_kill_behind_a_checkpoint_and_comes_back_to_dram(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        keys = save(tiered, pool, 1, 3600.0)  # writes a checkpoint
+        assert store(pool, pool.keys(tokens_of(1, SMALL.chunk_tokens))).stored == 1
+        tiered.kill()
+        reopen(tiered)
+        assert kept(tiered) == (0, CHAIN)
+        wait_connected(pool)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            assert lease.chunks == CHAIN
+        wait_until(lambda: tiered.stats()["promotions_under_way"] == 0, "promotions have ended")
+        assert kept(tiered) == (CHAIN, CHAIN)
+    assert priority_of(tiered, keys[0]) == 80
+    assert tiered.problems() == []
+
+
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_what_was_over_stays_over_after_a_restart(tiered: Daemon, is_planned: bool) -> None:
+    with tiered.connect() as pool:
+        over = save(tiered, pool, 1, 0.5)
+        save(tiered, pool, 2, 3600.0)
+        wait_until(lambda: tiered.stats()["ssd.retention_lapsed"] == CHAIN, "one chain's time is over")
+        wait_until(lambda: tiered.stats()["ssd.catalogue_waiting"] == 0, "the catalogue is written")
+        if is_planned:
+            assert tiered.stop() == 0
+        else:
+            tiered.kill()
+        reopen(tiered)
+        assert kept(tiered) == (0, CHAIN)
+    assert priority_of(tiered, over[0]) == 35
+    assert tiered.problems() == []
+
+
+def test_time_begins_anew_at_a_restart(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        save(tiered, pool, 1, 3.0)
+        assert tiered.stop() == 0
+        reopen(tiered)
+        assert kept(tiered) == (0, CHAIN)
+        wait_until(lambda: kept(tiered) == (0, 0), "its time is over, counted from the start")
+        assert tiered.stats()["ssd.retention_lapsed"] == CHAIN
+    assert tiered.problems() == []

@@ -1,0 +1,166 @@
+"""`kvpoolctl events` and `why` against the real daemon: what they print, and how they end."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import kvpool_client as kv
+from kvpool.cli.kvpoolctl import load_commands
+from kvpool.keys import salt_tag
+from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.payload import store, tokens_of
+
+CHUNK = SMALL.chunk_tokens
+OTHER = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=16)
+
+
+def _run(daemon: Daemon, *arguments: str, answer: str = "") -> Result:
+    return CliRunner().invoke(load_commands(), ["--socket", daemon.socket, *arguments], input=answer)
+
+
+def test_events_are_printed_for_people_and_machines_and_in_trtllms_form(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHUNK * 3))
+        store(pool, keys)
+        with daemon.admin() as admin:
+            admin.flush(None, None)
+        plain = _run(daemon, "events").stdout.splitlines()
+        assert [line.split()[1] for line in plain] == ["created", "stored", "removed"]
+        assert plain[1].split()[2:] == ["3", "test-model", "-", "->", "dram", keys[0].hex()[:16], "stored"]
+        assert plain[2].split()[2:] == ["3", "test-model", "dram", "->", "-", keys[2].hex()[:16], "flushed"]
+        rows = json.loads(_run(daemon, "events", "--json", "--since", "0").stdout)
+        assert [row["id"] for row in rows] == [1, 2]
+        assert rows[0]["keys"] == [keys[number].hex() for number in range(3)]
+        (stored,) = json.loads(_run(daemon, "events", "--format", "trtllm", "--since", "0", "--count", "1").stdout)
+        assert stored["event_id"] == 1
+        assert [block["tokens"][0]["token_id"] for block in stored["data"]["blocks"]] == tokens_of(1, CHUNK * 3)[
+            ::CHUNK
+        ].tolist()
+
+
+def test_adapter_and_salt_tag_are_shown_and_the_salt_is_not(daemon: Daemon) -> None:
+    with daemon.connect(salt=b"the tenant") as pool:
+        store(pool, pool.keys(tokens_of(1, CHUNK), adapter="sql"))
+        store(pool, pool.keys(tokens_of(1, CHUNK)))
+    tag = salt_tag(b"the tenant").hex()
+    lines = _run(daemon, "events").stdout.splitlines()
+    assert f"adapter sql  salt {tag[:16]}" in lines[1]
+    assert "adapter" not in lines[2]
+    rows = json.loads(_run(daemon, "events", "--json", "--since", "0").stdout)
+    assert [(row["adapter"], row["salt_tag"]) for row in rows] == [("sql", tag), ("", tag)]
+    told = _run(daemon, "events", "--format", "trtllm", "--since", "0").stdout
+    assert [event["data"]["blocks"][0]["cache_salt"] for event in json.loads(told)] == [tag, tag]
+    assert "the tenant" not in "".join((*lines, json.dumps(rows), told, daemon.log()))
+
+
+def test_events_are_followed_as_they_happen(daemon: Daemon) -> None:
+    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "events", "--follow", "--json", "--count", "2"]
+    with subprocess.Popen([*command, "--socket", daemon.socket], stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        assert json.loads(follower.stdout.readline())["kind"] == "created"
+        with daemon.connect() as pool:
+            store(pool, pool.keys(tokens_of(1, CHUNK * 2)))
+            assert len(json.loads(follower.stdout.readline())["keys"]) == 2
+        assert follower.wait(20) == 0
+
+
+def test_forgotten_events_are_said_and_the_rest_is_printed(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(events__buffer="64KiB")
+    with daemon.connect() as pool:
+        for number in range(100):
+            store(pool, pool.keys(tokens_of(number, CHUNK * 8)))
+    wait_until(lambda: int(daemon.stats()["events.dropped"]) > 0, "some are forgotten")
+    printed = _run(daemon, "events")
+    assert "a gap: what happened before event" in printed.stderr
+    assert printed.exit_code == 0
+    assert len(printed.stdout.splitlines()) == daemon.stats()["events.kept"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--since", "-2"), ("--count", "0"), ("--format", "xml"), ("--block-tokens", "-1")]
+)
+def test_wrong_usage_is_refused(arguments: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(load_commands(), ["events", *arguments]).exit_code == 2
+
+
+def test_why_says_what_became_of_a_key(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHUNK * 2))
+        store(pool, keys)
+        first, second = keys[0].hex(), keys[1].hex()
+        assert "stored in dram, priority 35" in _run(daemon, "why", first).stdout
+        assert "no chunk of other: namespace mismatch: stored" in _run(daemon, "why", first, "--model", "other").stdout
+        with daemon.admin() as admin:
+            admin.flush(None, None)
+        said = _run(daemon, "why", first, second, "0" * 64).stdout.splitlines()
+        assert "left dram" in said[0]
+        assert "at priority 35: flushed by order" in said[1]
+        assert "never stored" in said[2]
+        (row,) = json.loads(_run(daemon, "why", second, "--json").stdout)
+        assert (row["fate"], row["reason"], row["tier"]) == ("removed", "flushed", "dram")
+
+
+def test_why_says_that_an_engine_had_its_share(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(dram__connection_share="0")
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHUNK))
+        assert store(pool, keys).reasons == {"share": 1}
+    assert "dram.connection_share" in _run(daemon, "why", keys[0].hex()).stdout
+
+
+def test_why_says_what_became_of_a_prompt(daemon: Daemon, tmp_path: Path) -> None:
+    tokens = tokens_of(1, CHUNK * 3 + 5)
+    path = tmp_path / "tokens"
+    path.write_text(json.dumps(tokens.tolist()))
+    with daemon.connect(salt=b"\x01\x02") as pool, daemon.connect(OTHER, model="third") as third:
+        store(pool, pool.keys(tokens, adapter="lora"))
+        store(third, third.keys(tokens))
+        ask = ("why", "--tokens-file", str(path))
+        rows = json.loads(
+            _run(daemon, *ask, "--model", "test-model", "--salt", "0102", "--adapter", "lora", "--json").stdout
+        )
+        assert [(row["chunk"], row["fate"]) for row in rows] == [(0, "stored"), (1, "stored"), (2, "stored")]
+        said = _run(daemon, *ask, "--model", "test-model").stdout.splitlines()
+        assert [line.endswith("forgotten") for line in said] == [True] * 3 + [False] * 6
+        assert all("(third) is no chunk of test-model: namespace mismatch: stored" in line for line in said[3:])
+        spaced = "\n".join(str(token) for token in tokens)
+        everywhere = _run(daemon, "why", "--tokens-file", "-", answer=spaced).stdout.splitlines()
+        assert len(everywhere) == 3 + 6
+        nothing = _run(daemon, *ask, "--model", "nobody's")
+        assert "chunk 0" in nothing.stdout
+        assert "namespace mismatch" in nothing.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "name one or more KEYs"),
+        (("00",), "is no key"),
+        (("x" * 64,), "is no key"),
+        (("0" * 64, "--tokens-file", "-"), "name one or more KEYs"),
+        (("--tokens-file", "-", "--salt", "xyz"), "is no hex"),
+    ],
+)
+def test_why_refuses_wrong_usage(arguments: tuple[str, ...], text: str) -> None:
+    refused = CliRunner().invoke(load_commands(), ["why", *arguments], input="[1]")
+    assert refused.exit_code == 2
+    assert text in refused.output
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', "[1.5]", "[true]", "[-1]", "[4294967296]", '["1"]', "[[1]]"])
+def test_why_refuses_what_are_no_token_ids(text: str) -> None:
+    refused = CliRunner().invoke(load_commands(), ["why", "--tokens-file", "-"], input=text)
+    assert refused.exit_code == 2
+    assert "expected token ids" in refused.output
+
+
+def test_why_says_when_there_is_no_whole_chunk(daemon: Daemon) -> None:
+    daemon.connect().close()
+    short = _run(daemon, "why", "--tokens-file", "-", answer="[1, 2, 3]")
+    assert short.exit_code == 1
+    assert "no whole chunk" in short.stderr

@@ -1,0 +1,181 @@
+"""A torch engine over the real daemon: reuse across Pools, flipped bits, a daemon that dies. The tokens never change."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from tests.rigs.daemon import Daemon, wait_connected
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+transformers = pytest.importorskip("transformers", reason="needs the demo extra: pip install kvpool[demo]")
+
+from demo.engine import Answer, Engine, Shape, build_model  # noqa: E402
+from demo.paged_kv import PagedKV  # noqa: E402
+from kvpool_client.torch import PagedPrefixCache, layout_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CHUNK, BLOCK = 32, 16
+SHAPE = Shape(vocabulary=300, layers=8, hidden=64, heads=4, kv_heads=2, head_dim=16, feed_forward=128, positions=1024)
+CONNECT = kv.connect
+DOCUMENT = Path(__file__).parents[3] / "docs" / "torch.md"
+PROMPT = np.random.default_rng(3).integers(0, 300, 9 * CHUNK + 7).tolist()
+
+
+class Worker:
+    """An engine with a Pool, blocks and KV of its own."""
+
+    def __init__(self, daemon: Daemon, model: Any, seed: int) -> None:
+        paged = PagedKV(layers=8, blocks=40, block_tokens=BLOCK, kv_heads=2, head_dim=16, seed=seed)
+        self.layout = layout_of(paged.layers, CHUNK)
+        self.pool = daemon.connect(self.layout)
+        wait_connected(self.pool)
+        self._engine = Engine(model, paged, PagedPrefixCache(self.pool, paged.layers, BLOCK), step_tokens=CHUNK)
+
+    def answer(self) -> Answer:
+        return self._engine.answer(PROMPT, 12)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return build_model(SHAPE, 1)
+
+
+@pytest.fixture
+def workers(daemon: Daemon, model: Any) -> Iterator[tuple[Worker, Worker]]:
+    pair = Worker(daemon, model, 1), Worker(daemon, model, 2)
+    yield pair
+    for worker in pair:
+        worker.pool.close()
+
+
+def test_a_second_worker_reuses_what_the_first_computed(workers: tuple[Worker, Worker], daemon: Daemon) -> None:
+    cold, warm = (worker.answer() for worker in workers)
+    assert (cold.reused_tokens, cold.stored_chunks) == (0, 9)
+    assert (warm.reused_tokens, warm.stored_chunks) == (9 * CHUNK, 0)
+    assert (warm.tokens, warm.logits_digest) == (cold.tokens, cold.logits_digest)
+    assert daemon.stats()["leases"] == 0
+    assert daemon.problems() == []
+
+
+@pytest.mark.parametrize(("chunk", "layer"), [(0, 0), (4, 3), (8, 7)])
+def test_a_flipped_bit_is_recomputed_from_its_chunk(workers: tuple[Worker, Worker], chunk: int, layer: int) -> None:
+    first, second = workers
+    cold = first.answer()
+    with first.pool.acquire(first.pool.lookup(first.pool.keys(PROMPT))) as lease:
+        assert lease.session is not None
+        place = int(lease.offsets[chunk]) + layer * first.layout.layer_bytes + 5
+        lease.session.arena.view()[place] ^= 16
+    warm = second.answer()
+    assert warm.reused_tokens == chunk * CHUNK
+    assert (warm.tokens, warm.logits_digest) == (cold.tokens, cold.logits_digest)
+    assert second.answer().reused_tokens >= chunk * CHUNK
+
+
+def test_a_daemon_that_dies_costs_the_reuse_and_nothing_else(workers: tuple[Worker, Worker], daemon: Daemon) -> None:
+    first, second = workers
+    cold = first.answer()
+    daemon.kill()
+    warm = second.answer()
+    assert (warm.tokens, warm.logits_digest) == (cold.tokens, cold.logits_digest)
+    daemon.start()
+    wait_connected(second.pool)
+    again = second.answer()
+    assert (again.reused_tokens, again.stored_chunks) == (0, 9)
+    assert again.logits_digest == cold.logits_digest
+    assert second.answer().reused_tokens == 9 * CHUNK
+
+
+def test_a_daemon_that_dies_between_lease_and_load_shortens_it(daemon: Daemon) -> None:
+    layers = [torch.randn(2, 64, BLOCK, 2, 16) for _ in range(4)]
+    source = [layer.clone() for layer in layers]
+    table = list(range(20))
+    with daemon.connect(layout_of(layers, CHUNK)) as pool:
+        wait_connected(pool)
+        prefix = PagedPrefixCache(pool, layers, BLOCK)
+        assert prefix.store(PROMPT, table).commit() == kv.SaveResult(9, 0, 0, ("stored",) * 9, {})
+        for layer in layers:
+            layer.zero_()
+        restored = prefix.restore(PROMPT, table)
+        daemon.kill()
+        with restored:
+            promised = restored.tokens
+            are_good = all(restored.wait_layer(number) for number in range(4))
+            assert are_good == (restored.tokens == promised)
+            blocks = restored.tokens // BLOCK
+        for copy, original in zip(layers, source, strict=True):
+            assert torch.equal(copy[:, :blocks], original[:, :blocks])
+        with prefix.restore(PROMPT, table) as missed:
+            assert missed.tokens in (0, promised)
+    assert Path(daemon.socket).exists()
+
+
+class Squares(torch.nn.Module):  # type: ignore[misc, name-defined]  # torch is imported conditionally
+    """A layer whose KV of a token is its id plus the layer, and whose output is the sum of the KV so far."""
+
+    def __init__(self, planes: Any, layer: int) -> None:
+        super().__init__()
+        self._planes = planes
+        self._layer = layer
+
+    def forward(self, total: float, tokens: list[int], start: int, table: list[int]) -> float:
+        for position, token in enumerate(tokens, start):
+            self._planes[:, table[position // BLOCK], position % BLOCK] = float(token + self._layer)
+        rows = self._planes[0, table].flatten(0, 1)[: start + len(tokens)]
+        return total + float(rows.sum())
+
+
+def test_the_documents_ten_lines_work(daemon: Daemon) -> None:
+    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert code is not None
+    source = (
+        code[1].replace("/run/kvpool/kvpool.sock", daemon.socket).replace("chunk_tokens=256", f"chunk_tokens={CHUNK}")
+    )
+    answers, calls = [], []
+    for seed in range(2):
+        layers = [torch.zeros(2, 40, BLOCK, 2, 16) for _ in range(4)]
+        modules = [Squares(layer, number) for number, layer in enumerate(layers)]
+
+        def model(tokens: list[int], start: int, table: list[int], modules: list[Squares] = modules) -> float:
+            calls.append(start)
+            total = 0.0
+            for module in modules:
+                total = module(total, tokens, start, table)
+            return total
+
+        names: dict[str, Any] = {"layers": layers, "attention_modules": modules, "model": model}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kv, "connect", _connect_and_wait)
+            exec(source, names)
+        table = torch.randperm(40, generator=torch.Generator().manual_seed(seed)).tolist()
+        answers.append(names["prefill"](PROMPT, table))
+        names["pool"].close()
+    assert calls == [0, 9 * CHUNK]
+    assert answers[0] == answers[1] == sum(sum(PROMPT) + layer * len(PROMPT) for layer in range(4)) * 32
+
+
+def _connect_and_wait(*given: Any, **named: Any) -> kv.Pool:
+    pool = CONNECT(*given, **named)
+    wait_connected(pool)
+    return pool
+
+
+@pytest.mark.slow
+def test_the_demonstration_succeeds_without_a_terminal() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "demo", "--documents", "1", "--prefix-tokens", "1024"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "greedy tokens identical in 4 of 4 turns, first-token logits bit for bit in 4" in done.stdout
+    assert "kvpoold serves again: 0 chunks in DRAM, 9 on disk" in done.stdout
+    assert "1045 tokens, 1024 from SSD, 0 chunks stored" in done.stdout
+    assert "warm from SSD after kill -9: first token after " in done.stdout
+    assert done.stderr == ""

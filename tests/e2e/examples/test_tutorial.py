@@ -1,0 +1,53 @@
+"""The tutorial's engine runs as its page says, and every piece of code on the page is in it."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.rigs.daemon import Daemon
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "tiny_engine.py"
+PAGE = ROOT / "docs" / "tutorial-engine.md"
+
+
+def _run(socket: str, device: str) -> tuple[int, str]:
+    """Reused tokens and the line of tokens."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(EXAMPLE), "--socket", socket, "--device", device]
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True)
+    found = re.search(r"(\d+) of 1500 prompt tokens reused\n(tokens: .+)", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    return int(found[1]), found[2]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_second_run_reuses_what_the_first_computed(daemon: Daemon, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device here")
+    cold = _run(daemon.socket, device)
+    warm = _run(daemon.socket, device)
+    daemon.stop()
+    alone = _run(daemon.socket, device)
+    assert (cold[0], warm[0], alone[0]) == (0, 1472, 0)
+    assert cold[1] == warm[1] == alone[1]
+
+
+def test_the_pages_code_is_the_examples() -> None:
+    example = textwrap.dedent(EXAMPLE.read_text())
+    lines = [line.strip() for line in example.splitlines()]
+    pieces = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(pieces) == 3
+    for piece in pieces:
+        wanted = [line.strip() for line in piece.strip().splitlines()]
+        assert any(lines[at : at + len(wanted)] == wanted for at in range(len(lines))), piece

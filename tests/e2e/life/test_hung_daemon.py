@@ -1,0 +1,249 @@
+"""A daemon that answers nothing: every call of every thread of a Pool ends within its own deadline, however many there are."""
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.protocol import frames
+from kvpool.protocol.records import messages as m
+from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_until
+from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
+
+pytestmark = pytest.mark.timed
+
+TIMEOUT_S = 0.4
+# The bound of a call, and what a loaded machine of two cores takes to let 64 threads run once each.
+LATEST_S = 1.2 * TIMEOUT_S + 0.05
+CHAIN = 6
+# A request of so many keys does not fit a socket's buffer.
+MANY_CHUNKS = 20_000
+PREFETCH = {
+    "version": 1,
+    "actions": [{"type": "prefetch", "ranges": [{"start": 0}]}, {"type": "demote", "ranges": [{"start": 0}]}],
+}
+
+
+def _verbs(pool: kv.Pool, hit: kv.Hit, seed: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Every call that asks the daemon, by name; what they answer is checked by whoever knows."""
+    keys = hit.keys
+    many = pool.keys(tokens_of(seed, MANY_CHUNKS * SMALL.chunk_tokens))
+    new = pool.keys(tokens_of(seed, CHAIN * SMALL.chunk_tokens))
+    everything = [kv.TokenRange(0, None, 80)]
+    yield "acquire", lambda: pool.acquire(hit).chunks
+    yield (
+        "acquire many",
+        lambda: pool.acquire(kv.Hit(len(many), many.tokens, np.ones(len(many), np.uint8), many)).chunks,
+    )
+    yield "save", lambda: pool.save(new, from_=payload_of(new, SMALL)).commit()
+    yield "retain", lambda: pool.retain(keys, everything).accepted
+    yield "retain many", lambda: pool.retain(many, everything).accepted
+    yield "announce", lambda: pool.announce(many).announced
+    yield "demote", lambda: pool.demote(many).accepted
+    yield "hint", lambda: pool.hint(PREFETCH, many)
+    yield "claim", lambda: pool.claim(bytes(32)).chunks
+    yield "lookup", lambda: pool.lookup(keys)
+    yield "events", lambda: pool.events().events
+
+
+class Impostor:
+    """Greets as the daemon behind it does, and then reads nothing, or answers each read with half a frame."""
+
+    def __init__(self, directory: Path, daemon: Daemon, *, is_reading: bool) -> None:
+        self.path = str(directory / "impostor.sock")
+        self._daemon = daemon
+        self._is_reading = is_reading
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def __enter__(self) -> "Impostor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for one in self._open:
+            one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for one in [*self._open, self._listener]:
+            one.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.append(accepted)
+            self._threads.append(threading.Thread(target=self._serve, args=(accepted,)))
+            self._threads[-1].start()
+
+    def _serve(self, accepted: socket.socket) -> None:
+        behind = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        behind.connect(self._daemon.socket)
+        self._open.append(behind)
+        behind.sendall(accepted.recv(65536))
+        welcome, fds, _, _ = socket.recv_fds(behind, 65536, 2)
+        socket.send_fds(accepted, [welcome], fds)
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(ConnectionError):  # whoever gave up has hung up
+            while self._is_reading and accepted.recv(65536):
+                accepted.sendall(frames.LENGTH.pack(100) + b"\x97" + bytes([m.Leased.KIND]))
+
+
+def _timed(call: Callable[[], object]) -> float:
+    begun_s = time.monotonic()
+    call()
+    return time.monotonic() - begun_s
+
+
+def _in_threads(calls: list[tuple[str, Callable[[], object]]]) -> list[tuple[float, str]]:
+    """How long each call took, all begun at once, the longest first."""
+    taken: list[tuple[float, str]] = []
+    barrier = threading.Barrier(len(calls))
+
+    def run(name: str, call: Callable[[], object]) -> None:
+        barrier.wait()
+        taken.append((_timed(call), name))
+
+    threads = [threading.Thread(target=run, args=entry) for entry in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == len(calls)
+    return sorted(taken, reverse=True)
+
+
+@in_both_write_modes
+@pytest.mark.parametrize("threads", [1, 16, 64])
+def test_a_daemon_that_stands_still_holds_no_thread_longer_than_its_own_time(daemon: Daemon, threads: int) -> None:
+    with daemon.connect(timeout_s=TIMEOUT_S) as pool:
+        keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
+        store(pool, keys)
+        hit = pool.lookup(keys)
+        leases = [pool.acquire(hit) for _ in range(threads)]
+        half_way = [
+            pool.save(pool.keys(tokens_of(70 + seed, 64)), from_=np.zeros((2, SMALL.chunk_bytes), np.uint8))
+            for seed in range(2)
+        ]
+        verbs = list(itertools.islice(itertools.cycle(_verbs(pool, hit, 9)), threads))
+        daemon.signal(signal.SIGSTOP)
+        taken = _in_threads(verbs)
+        print(taken[:4])
+        assert taken[0][0] < LATEST_S
+        wait_until(lambda: not pool.connected, "somebody has noticed")
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("release", leases[0].release),
+            ("commit", half_way[0].commit),
+            ("abort", half_way[1].abort),
+        ]
+        for name, call in calls:
+            assert _timed(call) < LATEST_S, name
+        daemon.signal(signal.SIGCONT)
+        wait_until(lambda: pool.connected, "the client is back")
+        wait_until(lambda: pool.acquire(pool.lookup(keys)).chunks == CHAIN, "leases are given again")
+        result, into = load_all(pool, keys)
+        assert result.chunks == CHAIN
+        assert_right_bytes(keys, SMALL, result, into)
+    assert daemon.problems() == []
+
+
+@pytest.mark.parametrize("threads", [1, 16])
+@pytest.mark.parametrize("is_reading", [False, True], ids=["reads nothing", "answers half a frame"])
+def test_a_peer_that_never_answers_holds_no_thread_longer_than_its_own_time(
+    daemon: Daemon, tmp_path: Path, threads: int, is_reading: bool
+) -> None:
+    with Impostor(tmp_path, daemon, is_reading=is_reading) as impostor:
+        with kv.connect(impostor.path, model="test-model", layout=SMALL, timeout_s=TIMEOUT_S) as pool:
+            keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
+            with daemon.connect() as good:
+                store(good, keys)
+            hit = pool.lookup(keys)
+            assert hit.chunks == CHAIN
+            verbs = list(_verbs(pool, hit, 9))
+            for name, call in verbs if threads == 1 else ():
+                wait_until(lambda: pool.connected, "the client is back")
+                assert _timed(call) < LATEST_S, name
+            if threads > 1:
+                taken = _in_threads(list(itertools.islice(itertools.cycle(verbs), threads)))
+                print(taken[:4])
+                assert taken[0][0] < LATEST_S
+            wait_until(lambda: pool.connected, "the client is back")
+        begun_s = time.monotonic()
+        pool.close()
+        assert time.monotonic() - begun_s < LATEST_S
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["living", "standing still"])
+def test_a_pool_is_made_and_closed_within_its_time(daemon: Daemon, is_stopped: bool) -> None:
+    pool = daemon.connect(timeout_s=TIMEOUT_S)
+    keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
+    store(pool, keys)
+    lease = pool.acquire(pool.lookup(keys))
+    into = np.zeros((CHAIN, SMALL.chunk_bytes), np.uint8)
+    load = pool.load(lease, into=into)
+    if is_stopped:
+        daemon.signal(signal.SIGSTOP)
+    asking = threading.Thread(target=lambda: pool.announce(keys))
+    asking.start()
+    assert load.wait().chunks == CHAIN
+    assert _timed(pool.close) < LATEST_S
+    asking.join()
+    if is_stopped:
+        assert _timed(lambda: daemon.connect(timeout_s=TIMEOUT_S).close()) < 2 * LATEST_S
+    daemon.signal(signal.SIGCONT)
+
+
+def test_a_thread_that_gets_no_turn_misses_and_the_others_go_on(daemon: Daemon) -> None:
+    """Who waits behind others' requests alone has a miss; the connection, which answers, lives on."""
+    with daemon.connect(timeout_s=TIMEOUT_S) as pool:
+        keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
+        store(pool, keys)
+        hit = pool.lookup(keys)
+        epoch, session = pool.epoch, pool._link.session
+        assert session is not None
+        with session._turn:
+            begun_s = time.monotonic()
+            assert pool.acquire(hit).chunks == 0
+            assert pool.retain(keys, [kv.TokenRange(0)]).absent == CHAIN
+            assert time.monotonic() - begun_s < 2 * LATEST_S
+        assert pool.connected
+        assert pool.acquire(hit).chunks == CHAIN
+        assert (pool.epoch, pool.stats()["reconnects"]) == (epoch, 0)
+
+
+def test_honest_threads_share_one_connection(daemon: Daemon) -> None:
+    with daemon.connect(timeout_s=TIMEOUT_S) as pool:
+        keys = pool.keys(tokens_of(1, CHAIN * SMALL.chunk_tokens))
+        store(pool, keys)
+        hit = pool.lookup(keys)
+        chunks: list[int] = []
+
+        def run() -> None:
+            for _ in range(20):
+                with pool.acquire(hit) as lease:
+                    chunks.append(lease.chunks)
+
+        threads = [threading.Thread(target=run) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert chunks == [CHAIN] * 320
+        assert pool.stats()["reconnects"] == 0
+        wait_until(lambda: daemon.stats()["leases"] == 0, "every release has arrived")

@@ -1,0 +1,244 @@
+"""The service's files: the unit holds its bars, and installing into a root directory does what it says."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kvpool.config.config import OPTIONS
+from kvpool.units import parse_duration
+
+ROOT = Path(__file__).parents[3]
+UNIT = ROOT / "configs" / "kvpoold.service"
+UNIT_PLACE = "usr/local/lib/systemd/system/kvpoold.service"
+DROPIN_PLACE = "usr/local/lib/systemd/system/kvpoold.service.d/ssd-path.conf"
+CONFIG_PLACE = "etc/kvpool/kvpool.toml"
+# Of ten; as `--threshold` counts, in tenths.
+EXPOSURE_TENTHS_MAX = 15
+
+
+def _needs(program: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"{program} is not installed")
+
+
+def _run(*command: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    inherited = {name: value for name, value in os.environ.items() if name != "DESTDIR"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**inherited, **environment}
+    )
+
+
+def _install(root: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [str(ROOT / "scripts" / "install-service"), "--root", str(root), *arguments]
+    return _run(*command, **environment)
+
+
+@pytest.fixture
+def kvpoold(tmp_path: Path) -> Path:
+    """A program at the place of the daemon."""
+    program = tmp_path / "venv" / "bin" / "kvpoold"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture
+def unit(tmp_path: Path, kvpoold: Path) -> Path:
+    """The unit as it is installed."""
+    root = tmp_path / "root"
+    assert _install(root, "--kvpoold", str(kvpoold)).returncode == 0
+    return root / UNIT_PLACE
+
+
+def _value(text: str, name: str) -> str:
+    found = re.findall(rf"(?m)^{name}=(.*)$", text)
+    assert len(found) == 1, f"{name} is there {len(found)} times"
+    return str(found[0])
+
+
+@_needs("systemd-analyze")
+def test_systemd_finds_no_fault_in_the_unit(unit: Path) -> None:
+    verified = _run("systemd-analyze", "verify", str(unit))
+    assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
+
+
+@_needs("systemd-analyze")
+def test_the_service_is_hardly_exposed(unit: Path) -> None:
+    judged = _run("systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_TENTHS_MAX}", str(unit))
+    assert judged.returncode == 0, judged.stdout[-200:]
+    assert "Overall exposure level" in judged.stdout
+
+
+def test_the_unit_gives_the_daemon_the_time_that_it_takes(unit: Path) -> None:
+    text = unit.read_text()
+    assert float(_value(text, "TimeoutStopSec")) > 2 * parse_duration(OPTIONS["server.stop_timeout"].default)
+    watchdog_s = float(_value(text, "WatchdogSec"))
+    assert watchdog_s == 30
+    brake_s, starts = float(_value(text, "StartLimitIntervalSec")), int(_value(text, "StartLimitBurst"))
+    assert brake_s > starts * (watchdog_s + float(_value(text, "RestartSec"))), "a loop by the watchdog is braked too"
+    assert (_value(text, "Type"), _value(text, "NotifyAccess")) == ("notify", "main")
+
+
+def test_every_line_of_hardening_says_why() -> None:
+    hardening = UNIT.read_text().partition("# --- hardening")[2].partition("[Install]")[0].splitlines()[1:]
+    directives = [number for number, line in enumerate(hardening) if line and not line.startswith("#")]
+    assert len(directives) > 25
+    for number in directives:
+        assert hardening[number - 1].startswith("# "), f"{hardening[number]} has no reason"
+
+
+def test_installing_puts_the_daemon_into_the_unit_and_says_what_it_did(tmp_path: Path, kvpoold: Path) -> None:
+    root = tmp_path / "root"
+    done = _install(root, "--kvpoold", str(kvpoold))
+    assert (done.returncode, done.stderr) == (0, "")
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    assert sorted(done.stdout.splitlines()) == [f"installed {path}" for path in files]
+    assert [str(path.relative_to(root)) for path in files] == [
+        CONFIG_PLACE,
+        "usr/local/lib/systemd/system/kvpoold.service",
+        "usr/local/lib/sysusers.d/kvpool.conf",
+        "usr/local/lib/tmpfiles.d/kvpool.conf",
+        "usr/local/share/doc/kvpool/operations.md",
+    ]
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in files)
+    assert (root / CONFIG_PLACE).read_text() == (ROOT / "configs" / "kvpool.toml").read_text()
+    text = (root / UNIT_PLACE).read_text()
+    assert _value(text, "ExecStart") == f"{kvpoold} --config /etc/kvpool/kvpool.toml"
+    assert "@" not in re.sub(r"@[a-z-]+", "", text), "a place was not filled in"
+
+
+def test_installing_again_keeps_the_configuration(tmp_path: Path, kvpoold: Path) -> None:
+    root = tmp_path / "root"
+    _install(root, "--kvpoold", str(kvpoold))
+    (root / CONFIG_PLACE).write_text('[dram]\ncapacity = "8GiB"\n')
+    again = _install(root, "--kvpoold", "/opt/kvpool/bin/kvpoold")
+    assert f"kept {root / CONFIG_PLACE}\n" in again.stdout
+    assert "8GiB" in (root / CONFIG_PLACE).read_text()
+    assert "ExecStart=/opt/kvpool/bin/kvpoold " in (root / UNIT_PLACE).read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[dram]\npath = "/wrong"\n[ssd]\n#path = "/wrong"\npath = "/mnt/nvme0/kvpool"  # it\n[events]\npath = "/wrong"\n',
+        "[ ssd ] # here\ncapacity = '1TiB'\n  path='/mnt/nvme0/kvpool'\n",
+        'ssd.path = "/mnt/nvme0/kvpool"\n[dram]\nssd.path = "/wrong"\n',
+    ],
+)
+def test_the_service_may_write_to_the_disk_that_is_configured(tmp_path: Path, kvpoold: Path, text: str) -> None:
+    root = tmp_path / "root"
+    (root / "etc/kvpool").mkdir(parents=True)
+    (root / CONFIG_PLACE).write_text(text)
+    done = _install(root, "--kvpoold", str(kvpoold))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"installed {root / DROPIN_PLACE}\n" in done.stdout
+    dropin = (root / DROPIN_PLACE).read_text()
+    assert _value(dropin, "RequiresMountsFor") == "/mnt/nvme0/kvpool"
+    assert _value(dropin, "ReadWritePaths") == "-/mnt/nvme0/kvpool"
+    (root / CONFIG_PLACE).write_text('[ssd]\npath = "/var/lib/kvpool/ssd"\n')
+    again = _install(root, "--kvpoold", str(kvpoold))
+    assert f"removed {root / DROPIN_PLACE}\n" in again.stdout, "the state directory can be written anyway"
+    assert not (root / DROPIN_PLACE).exists()
+    _install(root, "--kvpoold", str(kvpoold))
+    (root / CONFIG_PLACE).write_text('[ssd]\npath = "/mnt/my disk"\n')
+    refused = _install(root, "--kvpoold", str(kvpoold))
+    assert (refused.returncode, "has a character" in refused.stderr) == (1, True)
+
+
+def test_where_a_symbolic_link_leads_may_be_written_too(tmp_path: Path, kvpoold: Path) -> None:
+    root, link = tmp_path / "root", tmp_path / "ssd"
+    link.symlink_to("/var/lib/kvpool/ssd")
+    (root / CONFIG_PLACE).parent.mkdir(parents=True)
+    (root / CONFIG_PLACE).write_text(f'[ssd]\npath = "{link}"\n')
+    assert _install(root, "--kvpoold", str(kvpoold)).returncode == 0
+    assert not (root / DROPIN_PLACE).exists(), "the state directory can be written anyway"
+    link.unlink()
+    link.symlink_to("/mnt/nvme0/kvpool")
+    assert _install(root, "--kvpoold", str(kvpoold)).returncode == 0
+    dropin = (root / DROPIN_PLACE).read_text()
+    assert _value(dropin, "RequiresMountsFor") == f"{link} /mnt/nvme0/kvpool"
+    assert _value(dropin, "ReadWritePaths") == f"-{link} -/mnt/nvme0/kvpool"
+
+
+@_needs("systemd-analyze")
+def test_systemd_finds_no_fault_in_the_unit_with_its_disk(tmp_path: Path, kvpoold: Path) -> None:
+    root = tmp_path / "root"
+    (root / "etc/kvpool").mkdir(parents=True)
+    (root / CONFIG_PLACE).write_text('[ssd]\npath = "/mnt/nvme0/kvpool"\n')
+    _install(root, "--kvpoold", str(kvpoold))
+    verified = _run("systemd-analyze", "verify", str(root / UNIT_PLACE))
+    assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
+    judged = _run(
+        "systemd-analyze",
+        "security",
+        "--offline=true",
+        f"--root={root}",
+        f"--threshold={EXPOSURE_TENTHS_MAX}",
+        "kvpoold.service",
+    )
+    assert judged.returncode == 0, judged.stdout[-200:] + judged.stderr
+
+
+def test_the_daemon_is_looked_for_on_the_path_and_make_passes_it_on(tmp_path: Path, kvpoold: Path) -> None:
+    found = _install(tmp_path / "one", PATH=f"{kvpoold.parent}:{os.environ['PATH']}")
+    assert found.returncode == 0
+    assert f"ExecStart={kvpoold} " in (tmp_path / "one" / UNIT_PLACE).read_text()
+    made = _run("make", "-C", str(ROOT), "install-service", f"DESTDIR={tmp_path / 'two'}", f"KVPOOLD={kvpoold}")
+    assert made.returncode == 0, made.stderr
+    assert (tmp_path / "two" / UNIT_PLACE).read_text() == (tmp_path / "one" / UNIT_PLACE).read_text()
+    gone = _run("make", "-C", str(ROOT), "uninstall-service", f"DESTDIR={tmp_path / 'two'}")
+    assert gone.returncode == 0, gone.stderr
+    assert not (tmp_path / "two" / UNIT_PLACE).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--kvpoold", "/home/somebody/venv/bin/kvpoold"], "in a home directory"),
+        (["--kvpoold", "bin/kvpoold"], "is no absolute path"),
+        (["--kvpoold", "/opt/my pool/kvpoold"], "has a character"),
+        (["--kvpoold", "/opt/%h/kvpoold"], "has a character"),
+        (["--kvpoold"], "needs a path"),
+        (["--force"], "unknown argument --force"),
+    ],
+)
+def test_a_place_that_a_service_cannot_use_is_refused(tmp_path: Path, arguments: list[str], expected: str) -> None:
+    refused = _install(tmp_path / "root", *arguments)
+    assert refused.returncode == 1
+    assert expected in refused.stderr
+    assert not (tmp_path / "root").exists()
+
+
+def test_uninstalling_removes_what_was_installed_and_keeps_what_was_written(tmp_path: Path, kvpoold: Path) -> None:
+    root = tmp_path / "root"
+    _install(root, "--kvpoold", str(kvpoold))
+    (root / "var/lib/kvpool").mkdir(parents=True)
+    gone = _run(str(ROOT / "scripts" / "uninstall-service"), DESTDIR=str(root))
+    assert (gone.returncode, gone.stderr) == (0, "")
+    assert [path for path in root.rglob("*") if path.is_file()] == [root / CONFIG_PLACE]
+    assert f"kept {root}/etc/kvpool\n" in gone.stdout
+    assert f"kept {root}/var/lib/kvpool\n" in gone.stdout
+    assert gone.stdout.count("removed ") == 4
+    again = _run(str(ROOT / "scripts" / "uninstall-service"), DESTDIR=str(root))
+    assert (again.returncode, again.stdout.count("removed ")) == (0, 0)
+
+
+@_needs("systemd-sysusers")
+@_needs("systemd-tmpfiles")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give directories to another user")
+def test_systemd_makes_the_user_and_the_directories(tmp_path: Path, kvpoold: Path) -> None:
+    root = tmp_path / "root"
+    _install(root, "--kvpoold", str(kvpoold))
+    made = _run("systemd-sysusers", f"--root={root}", "kvpool.conf")
+    assert made.returncode == 0, made.stderr
+    entry = (root / "etc/passwd").read_text().strip().split(":")
+    assert (entry[0], entry[5:]) == ("kvpool", ["/var/lib/kvpool", "/usr/sbin/nologin"])
+    made = _run("systemd-tmpfiles", f"--root={root}", "--create", "kvpool.conf")
+    assert made.returncode == 0, made.stderr
+    for directory, mode in (("run/kvpool", 0o750), ("var/lib/kvpool", 0o700)):
+        status = (root / directory).stat()
+        assert (status.st_mode & 0o777, status.st_uid, status.st_gid) == (mode, int(entry[2]), int(entry[3]))

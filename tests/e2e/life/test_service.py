@@ -1,0 +1,262 @@
+"""kvpoold as a service: what it tells its manager, and when it falls silent."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvpool.protocol import places
+from kvpool.protocol.blocking import BlockingConnection
+from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.notify_socket import NotifySocket
+
+UNIT = Path(__file__).parents[3] / "configs" / "kvpoold.service"
+# Probes every 100 ms.
+WATCHDOG_USEC = "300000"
+SILENCE_S = 1.0
+
+# The daemon with something wrong on demand. SIGUSR1: the control thread stops until SIGUSR2, or a transfer job ends unreported.
+FAULTY_DAEMON = """
+import gc, os, signal, sys
+from kvpool.cli.kvpoold import run
+from kvpool.transfer.workers import Workers
+
+def hang(*_):
+    signal.sigwait({signal.SIGUSR2})
+
+def lose_outcome(*_):
+    for entry in gc.get_objects():
+        if isinstance(entry, Workers):
+            entry.submit(os.getpid, sys.exit)
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+signal.signal(signal.SIGUSR1, {"hang": hang, "lose_outcome": lose_outcome}[sys.argv[1]])
+sys.exit(run(sys.argv[2:]))
+"""
+
+# The daemon as the unit confines it, as far as a process can do that to itself: no memory both writable and executable.
+CONFINED_DAEMON = """
+import ctypes, sys
+if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):
+    sys.exit(77)
+from kvpool.cli.kvpoold import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+class Service(Daemon):
+    """A daemon with a prefix to its command line."""
+
+    prefix: list[str]
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the whole session: the process may be a tracer, which would leave the daemon behind."""
+        if self.process is not None and self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        super().__exit__()
+
+    def command(self) -> list[str]:
+        plain = super().command()
+        return plain if not self.prefix else [*self.prefix, *plain[3:]]
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotifySocket]:
+    """What daemons started in the test talk to; it watches them."""
+    with NotifySocket(str(tmp_path / "notify")) as socket:
+        monkeypatch.setenv("NOTIFY_SOCKET", socket.address)
+        monkeypatch.setenv("WATCHDOG_USEC", WATCHDOG_USEC)
+        monkeypatch.delenv("WATCHDOG_PID", raising=False)
+        yield socket
+
+
+@pytest.fixture
+def start_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    """Starts a daemon whose command line begins differently."""
+    started: list[Service] = []
+
+    def start(*prefix: str, is_awaited: bool = True) -> Service:
+        directory = tmp_path / f"service-{len(started)}"
+        directory.mkdir()
+        service = Service(directory)
+        service.prefix = list(prefix)
+        started.append(service)
+        if is_awaited:
+            service.start()
+        return service
+
+    yield start
+    for service in started:
+        service.__exit__()
+
+
+def test_ready_comes_when_the_socket_serves(manager: NotifySocket, start_service: Callable[..., Service]) -> None:
+    service = start_service(is_awaited=False)
+    with open(os.devnull, "wb") as nowhere:
+        service.process = subprocess.Popen(service.command(), stdout=nowhere, stderr=nowhere, start_new_session=True)
+    wait_until(lambda: bool(manager.take()), "the first message", 20.0)
+    BlockingConnection.admin(service.socket, 5.0).close()
+    assert manager.told[0][0] == "READY=1"
+    assert manager.told[0][1].startswith(f"STATUS=serving at {service.socket}: dram 16.0 MiB")
+
+
+def test_a_daemon_that_cannot_serve_is_never_ready(manager: NotifySocket, daemon: Daemon) -> None:
+    manager.wait_for("WATCHDOG=1")
+    ready = manager.count("READY=1")
+    second = subprocess.run(daemon.command(), capture_output=True, text=True, timeout=20, check=False)
+    assert second.returncode == 1
+    assert "already serves" in second.stderr
+    assert manager.count("READY=1") == ready == 1
+
+
+def test_sigterm_says_stopping_and_ends_with_0(manager: NotifySocket, daemon: Daemon) -> None:
+    manager.wait_for("WATCHDOG=1")
+    assert daemon.stop() == 0
+    manager.take()
+    assert manager.count("STOPPING=1") == 1
+    assert [
+        "STOPPING=1",
+        "STATUS=draining: saves under way may still be committed, DRAM is written down",
+    ] in manager.told
+    assert "unhealthy" not in daemon.log()
+
+
+def test_the_watchdog_hears_of_each_probe_and_the_pool_keeps_one_chunk(manager: NotifySocket, daemon: Daemon) -> None:
+    manager.wait_for("WATCHDOG=1", times=8)
+    # Between two steps of a probe there may be two chunks, or no lease.
+    expected = {"dram.chunks": 1, "leases": 1, "namespaces": 1, "evicted_chunks": 0, "dropped_chunks": 0}
+    wait_until(lambda: expected.items() <= daemon.stats().items(), "one chunk is kept, those of older probes go")
+    stats = daemon.stats()
+    assert int(stats["stored_chunks"]) >= 8
+    assert int(stats["dram.segments"]) - int(stats["dram.segments_free"]) == 1
+    with daemon.admin() as admin:
+        info = admin.info()
+    assert (info["health"], info["problems"]) == ("ready", [])
+    assert 0 <= info["probe_age_s"] < 10
+    assert 0 < info["probe_latency_s"] < 2
+    assert "self-probe every 0.1 s" in daemon.log()
+    assert daemon.problems() == []
+
+
+def test_without_a_manager_nothing_is_probed(daemon: Daemon) -> None:
+    with daemon.admin() as admin:
+        info = admin.info()
+    assert (info["health"], info["problems"], info["probe_age_s"]) == ("ready", [], None)
+    stats = daemon.stats()
+    assert (stats["connections"], stats["stored_chunks"]) == (1, 0)
+    assert "self-probe off" in daemon.log()
+
+
+def _has_status(manager: NotifySocket, beginning: str) -> bool:
+    manager.take()
+    return any(line.startswith(beginning) for lines in manager.told for line in lines)
+
+
+def _assert_silence(manager: NotifySocket) -> None:
+    """No WATCHDOG=1 for several intervals, one under way aside."""
+    with pytest.raises(AssertionError, match="not within"):
+        manager.wait_for("WATCHDOG=1", times=2, timeout_s=SILENCE_S)
+
+
+def test_a_stopped_daemon_is_silent_until_it_goes_on(manager: NotifySocket, daemon: Daemon) -> None:
+    manager.wait_for("WATCHDOG=1")
+    daemon.signal(signal.SIGSTOP)
+    _assert_silence(manager)
+    daemon.signal(signal.SIGCONT)
+    manager.wait_for("WATCHDOG=1", times=2)
+
+
+def test_a_control_thread_that_hangs_silences_the_watchdog(
+    manager: NotifySocket, start_service: Callable[..., Service]
+) -> None:
+    service = start_service(sys.executable, "-c", FAULTY_DAEMON, "hang")
+    manager.wait_for("WATCHDOG=1")
+    service.signal(signal.SIGUSR1)
+    _assert_silence(manager)
+    wait_until(lambda: _has_status(manager, "STATUS=unhealthy: self-probe: "), "the failed probe is told")
+    service.signal(signal.SIGUSR2)
+    manager.wait_for("WATCHDOG=1", times=3)
+    assert (service.log().count("unhealthy"), service.log().count("healthy again")) == (1, 1)
+    assert service.stop() == 0
+
+
+def test_a_lost_thread_silences_the_watchdog_although_engines_are_served(
+    manager: NotifySocket, start_service: Callable[..., Service]
+) -> None:
+    service = start_service(sys.executable, "-c", FAULTY_DAEMON, "lose_outcome")
+    manager.wait_for("WATCHDOG=1")
+    service.signal(signal.SIGUSR1)
+    _assert_silence(manager)
+    with service.admin() as admin:
+        info = admin.info()
+    assert (info["health"], info["problems"]) == ("unhealthy", ["transfer: the outcome of a job was lost"])
+    assert info["probe_age_s"] < 10, "it still probes"
+
+
+def test_the_daemon_works_where_no_memory_is_writable_and_executable(
+    manager: NotifySocket, start_service: Callable[..., Service]
+) -> None:
+    service = start_service(sys.executable, "-c", CONFINED_DAEMON, is_awaited=False)
+    try:
+        service.start()
+    except AssertionError:
+        assert service.process is not None
+        if service.process.returncode == 77:
+            pytest.skip("this kernel has no PR_SET_MDWE")
+        raise
+    manager.wait_for("WATCHDOG=1", times=2)
+    assert service.stop() == 0
+
+
+def _allowed_calls() -> set[str]:
+    """The system calls that the unit's filter allows, groups expanded by systemd."""
+    sets: dict[str, set[str]] = {}
+    shown = subprocess.run(["systemd-analyze", "syscall-filter"], capture_output=True, text=True, check=True).stdout
+    name = ""
+    for line in shown.splitlines():
+        if line.startswith("@"):
+            name = line.strip()
+            sets[name] = set()
+        elif name and line.strip() and not line.strip().startswith("#"):
+            sets[name].add(line.strip())
+
+    def expand(word: str) -> set[str]:
+        return set().union(*(expand(entry) for entry in sets[word])) if word.startswith("@") else {word}
+
+    allowed: set[str] = set()
+    for words in re.findall(r"(?m)^SystemCallFilter=(.*)$", UNIT.read_text()):
+        named = set().union(*(expand(word) for word in words.lstrip("~").split()))
+        allowed = allowed - named if words.startswith("~") else allowed | named
+    return allowed
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_the_unit_allows_every_system_call_of_the_daemon(
+    manager: NotifySocket, start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    traced = ["strace", "-f", "-qq", "-o", str(trace), sys.executable, "-m", "kvpool.cli.kvpoold"]
+    attached = subprocess.run(["strace", "-qq", "true"], capture_output=True, check=False)
+    if attached.returncode:
+        pytest.skip("strace may not trace here")
+    service = start_service(*traced)
+    manager.wait_for("WATCHDOG=1", times=3)
+    with service.admin() as admin:
+        every = places.every(admin.check()["tiers"])
+        places.read_all(admin.verify_bytes, every, sys.maxsize)
+        pid = admin.info()["pid"]
+    os.kill(pid, signal.SIGTERM)
+    assert service.process is not None
+    assert service.process.wait(20) == 0
+    used = set(re.findall(r"(?m)^\d+ +(?:<\.\.\. )?([a-z_0-9]+)[( ]", trace.read_text()))
+    assert {"memfd_create", "accept4", "sendto"} <= used
+    assert used - _allowed_calls() == set()

@@ -1,0 +1,148 @@
+"""Time that a stop under load takes, against the disk's own rate: eight engines save, SIGTERM, and DRAM is written down.
+
+In the suite once and small, as a bound; with KVPOOL_CAMPAIGN=1 five times over a larger DRAM, as a figure.
+"""
+
+import itertools
+import os
+import re
+import resource
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.bench.disk import RawFile, aligned_bytes, file_system
+from kvpool.bench.measure import cpu_seconds
+from tests.conftest import CAMPAIGN_LINE
+from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.payload import chunk_bytes_of, store, tokens_of
+
+pytestmark = pytest.mark.timed
+
+IS_CAMPAIGN = os.environ.get("KVPOOL_CAMPAIGN", "") not in ("", "0")
+LIVES = 5 if IS_CAMPAIGN else 1
+DRAM_MIB = 1024 if IS_CAMPAIGN else 192
+ENGINES = 8
+CHUNKS = 4  # of a prompt
+LAYOUT = kv.Layout(layers=8, kv_heads=8, head_dim=128, dtype="float16", chunk_tokens=64)
+STOP_TIMEOUT_S = 1.0
+RAW_DEPTH = 8
+# What a busy machine of two cores adds to a process's end, and how far a shared disk's rate moves between two looks.
+SLACK_S, DISK_SWING = 3.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One stop: what was written down, seconds from SIGTERM to the exit, CPU seconds, and the raw rate right after it."""
+
+    bytes: int
+    seconds: float
+    cpu_seconds: float
+    raw_bytes_per_s: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The stop's own rate."""
+        return self.bytes / self.seconds
+
+    @property
+    def ratio(self) -> float:
+        """Of the raw rate."""
+        return self.bytes_per_s / self.raw_bytes_per_s
+
+
+class Engine(threading.Thread):
+    """Saves prompt after prompt until the daemon stops."""
+
+    def __init__(self, daemon: Daemon, number: int) -> None:
+        super().__init__()
+        self._daemon, self._number = daemon, number
+
+    def run(self) -> None:
+        with self._daemon.connect(LAYOUT) as pool:
+            for prompt in itertools.count():
+                keys = pool.keys(tokens_of(1_000_000 * self._number + prompt, CHUNKS * LAYOUT.chunk_tokens))
+                if {"stopping", "disconnected"} & set(store(pool, keys).reasons):
+                    return
+
+
+def _raw_bytes_per_s(folder: Path, count: int) -> float:
+    """What the disk takes of as many chunks, into room that was allocated before, until it keeps them."""
+    raw = RawFile(folder / "raw", LAYOUT.chunk_bytes, count, RAW_DEPTH)
+    try:
+        source = aligned_bytes(count * LAYOUT.chunk_bytes).reshape(count, LAYOUT.chunk_bytes)
+        source[:] = chunk_bytes_of(bytes(16), LAYOUT.chunk_bytes)
+        source[:, 0] = np.arange(count) % 251
+        return source.nbytes / raw.write(source, is_synced=True)
+    finally:
+        raw.close()
+
+
+def _cpu_seconds_of_children() -> float:
+    """CPU time of the processes of this one that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _stop_under_load(daemon: Daemon, folder: Path, first_engine: int) -> Stop:
+    engines = [Engine(daemon, first_engine + number) for number in range(ENGINES)]
+    for one in engines:
+        one.start()
+    full = int(0.8 * (DRAM_MIB << 20) / LAYOUT.chunk_bytes)
+    wait_until(lambda: int(daemon.stats()["dram.chunks"]) >= full, "DRAM is nearly full")
+    assert daemon.process is not None
+    ended_before_s, used_before_s = _cpu_seconds_of_children(), cpu_seconds(daemon.process.pid)
+    began_s = time.perf_counter()
+    assert daemon.stop() == 0, daemon.log()
+    seconds = time.perf_counter() - began_s
+    used_s = _cpu_seconds_of_children() - ended_before_s - used_before_s
+    for one in engines:
+        one.join()
+    written, dropped, durable = re.findall(r"(\d+) chunks written down, (\d+) dropped .* durable: (\w+)", daemon.log())[
+        -1
+    ]
+    assert (dropped, durable) == ("0", "yes")
+    return Stop(int(written) * LAYOUT.chunk_bytes, seconds, used_s, _raw_bytes_per_s(folder, int(written)))
+
+
+def test_a_stop_under_load_takes_as_long_as_the_disk_for_its_bytes(
+    start_daemon: Callable[..., Daemon], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    if file_system(tmp_path) == "tmpfs":
+        pytest.skip("the tests' folder is memory and no disk: name another with --basetemp")
+    daemon = start_daemon(
+        dram__capacity=f"{DRAM_MIB}MiB",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity=f"{(LIVES + 1) * DRAM_MIB + 256}MiB",
+        ssd__watermark="1",  # nothing is written down before the stop
+        server__stop_timeout=f"{STOP_TIMEOUT_S}s",
+    )
+    stops = []
+    for life in range(LIVES):
+        if life:
+            daemon.start()
+        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        stops.append(_stop_under_load(daemon, tmp_path, life * ENGINES))
+    rates = sorted(stop.bytes_per_s / 1e9 for stop in stops)
+    ratios = sorted(stop.ratio for stop in stops)
+    raw = sorted(stop.raw_bytes_per_s / 1e9 for stop in stops)
+    record_property(
+        CAMPAIGN_LINE,
+        f"a stop under load, {ENGINES} engines saving, {LIVES} lives, {file_system(tmp_path)}: "
+        f"{statistics.median(stop.bytes for stop in stops) / 1e6:.0f} MB written down, "
+        f"{statistics.median(stop.seconds for stop in stops):.2f} s from SIGTERM to the exit "
+        f"({statistics.median(stop.cpu_seconds for stop in stops):.2f} s of CPU), "
+        f"{statistics.median(rates):.2f} GB/s ({rates[0]:.2f} to {rates[-1]:.2f}); "
+        f"raw {statistics.median(raw):.2f} GB/s ({raw[0]:.2f} to {raw[-1]:.2f}); "
+        f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+    )
+    for stop in stops:
+        disk_s = DISK_SWING * stop.bytes / stop.raw_bytes_per_s
+        assert stop.seconds <= STOP_TIMEOUT_S + disk_s + SLACK_S, stop

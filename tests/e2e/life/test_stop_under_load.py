@@ -1,0 +1,138 @@
+"""A planned stop while engines save: what was acknowledged is there in the next life, and nobody holds the stop up."""
+
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvpool_client as kv
+from kvpool.protocol.records import messages as m
+from kvpool.types import SaveState
+from tests.hostile.rigs.raw_clients import engine, keys_of
+from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.payload import assert_right_bytes, load_all, payload_of, store, tokens_of
+
+ENGINES = 8
+CHUNKS = 12
+STOP_TIMEOUT_S = 1.0
+# What a busy machine adds to a process's end.
+SLACK_S = 8.0
+
+
+@pytest.fixture
+def tiered(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Daemon:
+    daemon = start_daemon(
+        dram__capacity="128MiB",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity="1GiB",
+        ssd__watermark="1",  # nothing is written down before the stop
+        server__stop_timeout=f"{STOP_TIMEOUT_S}s",
+    )
+    wait_open(daemon)
+    return daemon
+
+
+def wait_open(daemon: Daemon) -> None:
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+
+
+class Engine(threading.Thread):
+    """Saves prompt after prompt until the daemon declines or is gone."""
+
+    def __init__(self, daemon: Daemon, number: int) -> None:
+        super().__init__()
+        self._daemon, self._number = daemon, number
+        self.saved: list[tuple[kv.KeyChain, int]] = []  # prompts, and how many leading chunks are acknowledged
+
+    def run(self) -> None:
+        with self._daemon.connect() as pool:
+            for prompt in itertools.count():
+                keys = pool.keys(tokens_of(1000 * self._number + prompt, CHUNKS * SMALL.chunk_tokens))
+                result = store(pool, keys)
+                acknowledged = 0
+                while acknowledged < CHUNKS and result.states[acknowledged] in ("stored", "present"):
+                    acknowledged += 1
+                self.saved.append((keys, acknowledged))
+                if {"stopping", "disconnected"} & set(result.reasons):
+                    return
+
+
+def test_everything_acknowledged_under_load_is_there_after_the_stop(tiered: Daemon) -> None:
+    engines = [Engine(tiered, number) for number in range(ENGINES)]
+    for one in engines:
+        one.start()
+    wait_until(lambda: all(len(one.saved) > 5 for one in engines), "engines save")
+    assert tiered.stop() == 0
+    for one in engines:
+        one.join()
+    tiered.start()
+    wait_open(tiered)
+    lost = 0
+    with tiered.connect() as pool:
+        for keys, acknowledged in (saved for one in engines for saved in one.saved):
+            result, into = load_all(pool, keys)
+            assert_right_bytes(keys, SMALL, result, into)
+            lost += max(0, acknowledged - result.chunks)
+    assert lost == 0
+    assert tiered.problems() == []
+
+
+def test_one_who_never_ends_his_save_holds_nothing_up(tiered: Daemon) -> None:
+    with tiered.connect() as pool, engine(tiered) as idle:
+        keys = pool.keys(tokens_of(7, 100 * SMALL.chunk_tokens))
+        assert store(pool, keys).stored == 100
+        made = idle.call(m.Reserve(b"", keys_of(5000, 4)), m.Reserved)
+        assert made.reservation
+        began_s = time.monotonic()
+        assert tiered.stop() == 0
+        assert time.monotonic() - began_s < STOP_TIMEOUT_S + SLACK_S
+    tiered.start()
+    wait_open(tiered)
+    with tiered.connect() as pool:
+        assert pool.lookup(keys).chunks == 100
+
+
+def test_a_save_under_way_may_end_and_a_new_one_is_declined(tiered: Daemon) -> None:
+    with tiered.connect() as pool, engine(tiered) as slow:
+        keys = pool.keys(tokens_of(8, CHUNKS * SMALL.chunk_tokens))
+        made = slow.call(m.Reserve(b"", keys_of(6000, 2)), m.Reserved)
+        tiered.signal(signal.SIGTERM)
+        wait_until(lambda: store(pool, keys).reasons.get("stopping") == 1, "new saves are declined")
+        sums = bytes(4 * SMALL.layers * 2)
+        assert slow.call(m.Commit(made.reservation, sums, b""), m.Committed).states == bytes([SaveState.STORED] * 2)
+        assert tiered.process is not None
+        assert tiered.process.wait(STOP_TIMEOUT_S + SLACK_S) == 0
+    assert " 0 dropped with the DRAM tier, durable: yes" in tiered.log()
+
+
+def test_what_is_leased_at_the_stop_is_written_down_too(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        keys = pool.keys(tokens_of(9, CHUNKS * SMALL.chunk_tokens))
+        assert store(pool, keys).stored == CHUNKS
+        lease = pool.acquire(pool.lookup(keys))
+        assert lease.chunks == CHUNKS
+        assert tiered.stop() == 0
+    tiered.start()
+    wait_open(tiered)
+    with tiered.connect() as pool:
+        assert pool.lookup(keys).chunks == CHUNKS
+
+
+def test_a_stop_without_time_says_how_much_it_drops(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    daemon = start_daemon(
+        dram__capacity="128MiB",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity="1GiB",
+        ssd__watermark="1",
+        ssd__stop_timeout="0s",
+    )
+    wait_open(daemon)
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(10, CHUNKS * SMALL.chunk_tokens))
+        assert pool.save(keys, from_=payload_of(keys, SMALL)).commit() is not None
+    assert daemon.stop() == 0
+    assert "12 dropped with the DRAM tier" in daemon.log()

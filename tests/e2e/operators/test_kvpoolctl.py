@@ -1,0 +1,174 @@
+"""The operator's command against the real daemon: what it prints, and how it ends."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvpool.bench.disk import has_disk
+from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.payload import store, tokens_of
+
+
+def _run(*arguments: str, answer: str = "") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, input=answer, timeout=120, check=False)
+
+
+def test_info_names_what_is_in_use(daemon: Daemon) -> None:
+    plain = _run("--socket", daemon.socket, "info")
+    assert plain.returncode == 0, plain.stderr
+    assert plain.stdout.startswith("# Info\n")
+    values = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
+    assert values["dram_capacity_bytes"] == 16 << 20
+    assert (values["write_mode"], values["staging_bytes"]) == ("in-place", 0)
+    assert f"epoch:{values['epoch']}\n" in plain.stdout
+    assert "\nhealth:ready\nproblems:\n" in plain.stdout
+    assert (values["health"], values["problems"]) == ("ready", [])
+
+
+def test_info_names_the_copies_that_this_processor_was_measured_to_want(daemon: Daemon) -> None:
+    def values() -> dict[str, str]:
+        told: dict[str, str] = json.loads(_run("info", "--json", "--socket", daemon.socket).stdout)
+        return told
+
+    wait_until(lambda: "not measured" not in values()["copy_save"] + values()["copy_load"], "the copies are measured")
+    for name in ("copy_save", "copy_load"):
+        assert values()[name] == "no variants" or all(size in values()[name] for size in ("4 KiB", "8 KiB", "32 KiB"))
+
+
+def test_stats_count_what_was_stored(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        store(pool, pool.keys(tokens_of(1, 3 * 32)))
+        sections = json.loads(_run("--json", "--socket", daemon.socket, "stats").stdout)
+        assert sections["dram"]["dram.chunks"] == 3
+        assert sections["server"]["connections"] == 2
+        plain = _run("--socket", daemon.socket, "stats", "dram").stdout
+        assert f"dram.used_bytes:{3 * SMALL.chunk_bytes}\n" in plain
+        assert "# Chunks" not in plain
+
+
+def test_stats_refuse_a_section_that_is_none(daemon: Daemon) -> None:
+    refused = _run("--socket", daemon.socket, "stats", "tape")
+    assert refused.returncode == 2
+    assert "'tape' is no section, expected one of server" in refused.stderr
+
+
+def test_watch_prints_totals_with_deltas(daemon: Daemon) -> None:
+    watched = _run("--socket", daemon.socket, "stats", "--watch", "--interval", "10ms", "--count", "22").stdout
+    lines = watched.splitlines()
+    assert len(lines) == 24
+    assert "dram.chunks" in lines[0]
+    assert "dram.chunks" in lines[21]
+    assert "0 [+0]" in lines[1]
+
+
+def test_flush_asks_and_says_what_it_did(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, 3 * 32))
+        store(pool, keys)
+        refused = _run("--socket", daemon.socket, "flush", "--all", answer="n\n")
+        assert refused.returncode == 1
+        assert pool.lookup(keys).chunks == 3
+        assert _run("--socket", daemon.socket, "flush", "--older-than", "1h", "--yes").stdout.startswith("dropped 0 ")
+        done = _run("--socket", daemon.socket, "flush", "--model", "test-model", answer="y\n")
+        assert done.returncode == 0
+        assert done.stdout == f"dropped 3 chunks, {3 * SMALL.chunk_bytes / 1024:.1f} KiB; 0 are held and stay\n"
+        assert pool.lookup(keys).chunks == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["flush"], ["flush", "--all", "--model", "m"], ["flush", "--older-than", "soon"], ["nonsense"], []]
+)
+def test_wrong_usage_ends_with_2(daemon: Daemon, arguments: list[str]) -> None:
+    assert _run("--socket", daemon.socket, *arguments, "--yes" if "flush" in arguments else "--bad").returncode == 2
+
+
+def test_check_finds_nothing_and_then_a_flipped_bit(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, 3 * 32))
+        store(pool, keys)
+        good = _run("--socket", daemon.socket, "check", "--deep")
+        assert (good.returncode, good.stdout) == (0, "0 problems, 3 chunks, 3 verified by their bytes\n")
+        lease = pool.acquire(pool.lookup(keys))
+        assert lease.session is not None
+        lease.session.arena.view()[int(lease.offsets[1])] ^= 1
+        bad = _run("--socket", daemon.socket, "--json", "check", "--deep")
+        assert bad.returncode == 1
+        assert keys[1].hex() in json.loads(bad.stdout)["problems"][0]
+
+
+@pytest.mark.parametrize("command", ["info", "stats", "check"])
+def test_an_unreachable_daemon_ends_with_3_and_a_hint(command: str) -> None:
+    refused = _run("--socket", "/nowhere/kvpool.sock", command)
+    assert refused.returncode == 3
+    assert "is kvpoold running?" in refused.stderr
+
+
+@pytest.mark.parametrize("command", ["info", "stats", "flush", "check", "bench"])
+def test_help_reads_like_a_manual_page(command: str) -> None:
+    text = _run(command, "--help").stdout
+    assert text.startswith(f"Usage: kvpoolctl {command}")
+    assert "Examples:" in text
+    assert "3  daemon unreachable" in text
+
+
+LATENCY = {"p50_us", "p99_us", "spread_us", "ratio", "cpu_seconds"}
+RATE = {"save_gb_per_s", "load_gb_per_s", "memcpy_gb_per_s", "load_ratio", "save_ratio", "cpu_seconds"}
+
+FLOORS = {"gather_gb_per_s", "scatter_gb_per_s", "save_gather_ratio", "load_scatter_ratio", "save_gather_ratio_spread"}
+
+
+def test_bench_writes_rows_of_every_kind_that_name_their_units(tmp_path: Path) -> None:
+    trace, out = tmp_path / "one.jsonl", tmp_path / "bench.json"
+    trace.write_text('{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}\n')
+    run = _run("--json", "bench", "all", str(trace), "--quick", "--out", str(out))
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert document == json.loads(out.read_text())
+    assert set(document) == {"command", "version", "machine", "rows"}
+    rows = document["rows"]
+    expected = [
+        *[RATE | FLOORS | {"write_mode", "ratio", "load_ratio_spread", "save_daemon_cpu_seconds_per_gb"}] * 6,
+        *[LATENCY] * 12,
+        {"ready_s", "ready_spread_s", "rss_mib", "idle_cpu_seconds", "arena_mib"},
+        *([{"part", "wrong_bytes"}] * 11 if has_disk(None) else []),
+        RATE | {"hit_rate", "ideal_hit_rate", "wrong_bytes", "load_spread_gb_per_s", "acquire_p99_us"},
+    ]
+    assert [sorted(keys - set(row)) for row, keys in zip(rows, expected, strict=True)] == [[]] * len(rows)
+
+
+def test_bench_measures_a_shared_daemon_time_and_again_and_leaves_nothing_there(
+    start_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KVPOOL_TRACES", raising=False)
+    daemon = start_daemon(dram__capacity="256MiB")
+    for _ in range(2):
+        run = _run("bench", "all", "--quick", "--socket", daemon.socket)
+        assert run.returncode == 0, run.stderr
+        assert "footprint and ssd are left out: they start daemons of their own" in run.stdout
+        assert "replay is left out: name traces" in run.stdout
+    assert daemon.stats()["dram.chunks"] == 0
+
+
+@pytest.mark.timed
+def test_an_idle_daemon_is_small_and_sleeps() -> None:
+    run = _run("bench", "footprint", "--quick", "--json", "--capacity", "256MiB")
+    assert run.returncode == 0, run.stderr
+    (row,) = json.loads(run.stdout)["rows"]
+    assert row["rss_mib"] <= row["rss_bar_mib"] == 100
+    assert row["idle_cpu_seconds"] <= row["idle_cpu_bar_seconds"]
+    assert row["arena_mib"] >= 256
+
+
+def test_an_empty_model_is_no_order_to_drop_everything(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon()
+    refused = _run("--socket", daemon.socket, "flush", "--model", "", "--yes")
+    assert refused.returncode == 2
+    assert "--model is empty" in refused.stderr
+    unknown = _run("--socket", daemon.socket, "flush", "--model", "nobody", "--yes")
+    assert unknown.returncode == 0
+    assert "model@revision" in unknown.stderr

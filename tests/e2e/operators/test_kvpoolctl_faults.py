@@ -1,0 +1,94 @@
+"""`kvpoolctl` with values that nobody means, and with a standard output that cannot be written: usage errors and one line."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvpool.cli.kvpoolctl import load_commands
+from kvpool.errors import DaemonSilent
+from kvpool.protocol.blocking import BlockingConnection
+from tests.rigs.daemon import Daemon
+
+HUGE = "9" * 400
+PRINTING = [
+    "info",
+    "stats",
+    "stats --json",
+    "stats --watch --count 2 --interval 10ms",
+    "connections",
+    "events",
+    "check",
+]
+
+
+def _run(daemon: Daemon, *arguments: str) -> Result:
+    return CliRunner().invoke(load_commands(), ["--socket", daemon.socket, *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["events", "--since", "9" * 30], rf"{'9' * 30} is not in the range -1<=x<=9223372036854775807"),
+        (["events", "--since", str(1 << 63)], "is not in the range"),
+        (["stats", "--watch", "--interval", "90000d"], "--interval is 90000d, expected 10ms to 1d"),
+        (["stats", "--watch", "--interval", "0s"], "--interval is 0s, expected 10ms to 1d"),
+        (["stats", "--watch", "--interval", f"{HUGE}s"], "is too long a duration, expected at most 100000d"),
+        (["flush", "--yes", "--older-than", f"{HUGE}d"], "is too long a duration, expected at most 100000d"),
+        (["mrc", "--add", f"{HUGE}TiB"], "is too large a size, expected less than 8388608TiB"),
+        (["mrc", "--add", f"{HUGE}.5TiB"], "is too large a size"),
+        (["disconnect", "9" * 30], "is not in the range 1<=x<="),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_values_that_nobody_means_are_wrong_usage(shared_daemon: Daemon, arguments: list[str], said: str) -> None:
+    refused = _run(shared_daemon, *arguments)
+    assert refused.exit_code == 2, refused.output
+    assert said in refused.output
+    assert isinstance(refused.exception, SystemExit)
+
+
+@pytest.mark.parametrize("arguments", PRINTING)
+def test_what_cannot_be_printed_is_one_line_and_a_failure(shared_daemon: Daemon, arguments: str) -> None:
+    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", shared_daemon.socket, *arguments.split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "kvpoolctl: standard output cannot be written: No space left on device\n",
+    )
+
+
+def test_a_stopped_daemon_is_named_with_what_to_do(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.cli.kvpoolctl.TIMEOUT_S", 0.2)
+    assert daemon.process is not None
+    daemon.signal(signal.SIGSTOP)
+    silent = _run(daemon, "info")
+    assert silent.exit_code == 3
+    pid = daemon.process.pid
+    assert f"a daemon listens at {daemon.socket} (pid {pid}) but has not answered within 0.2 s" in silent.output
+    assert f"kill -CONT {pid}" in silent.output
+    assert "is kvpoold running?" not in silent.output
+    assert "Errno" not in silent.output
+    daemon.signal(signal.SIGCONT)
+    monkeypatch.undo()
+    assert _run(daemon, "info").exit_code == 0
+
+
+def test_one_who_takes_no_connection_any_more_is_named_too(tmp_path: Path) -> None:
+    path = str(tmp_path / "full.sock")
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
+        listener.bind(path)
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(path)
+        with pytest.raises(DaemonSilent, match=r"listens at .*full.sock but has not answered .*kill -CONT PID"):
+            BlockingConnection.admin(path, 0.1)

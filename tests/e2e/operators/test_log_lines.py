@@ -1,0 +1,94 @@
+"""What a daemon says on standard error: for the journal and for a file, of refused handshakes, and of operators' orders."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvpool.errors import Refused
+from kvpool.protocol.blocking import BlockingConnection
+from kvpool.protocol.records import messages as m
+from tests.hostile.rigs.raw_clients import keys_of
+from tests.rigs.daemon import SMALL, Daemon, wait_until
+
+REFUSALS = 50
+
+
+def test_lines_for_the_journal_begin_with_a_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard error is a pipe here, named as systemd names its own."""
+    read, write = os.pipe()
+    found = os.fstat(write)
+    monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+    daemon = Daemon(tmp_path)
+    with os.fdopen(read) as journal, daemon:
+        assert daemon.stop() == 0
+        daemon.process = subprocess.Popen(daemon.command(), stderr=write)
+        os.close(write)
+        wait_until(daemon.answers, "the daemon answers")
+        assert daemon.stop() == 0
+        lines = journal.read().splitlines()
+    assert any(re.match(r"<6>kvpool\.server\.app kvpoold .* ready", line) for line in lines)
+    assert all(re.match(r"<[2-7]>kvpool\.", line) for line in lines)
+
+
+def test_lines_elsewhere_begin_with_a_time(daemon: Daemon) -> None:
+    assert daemon.stop() == 0
+    lines = daemon.log().splitlines()
+    assert lines
+    for line in lines:
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d{4} (INFO|WARNING) kvpool\.", line), line
+
+
+def test_a_client_that_is_refused_again_and_again_is_one_line(daemon: Daemon) -> None:
+    hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "nobody", "m", SMALL.to_wire())
+    for _ in range(REFUSALS):
+        with pytest.raises(Refused, match=r"^role: role is 'nobody'"):
+            BlockingConnection(daemon.socket, hello, 5.0)
+    wait_until(lambda: daemon.stats()["connections_refused"] == REFUSALS, "all were refused")
+    lines = [line for line in daemon.log().splitlines() if "handshake refused" in line]
+    assert len(lines) == 1
+    assert f"handshake refused: pid {os.getpid()} uid {os.getuid()}: role: role is 'nobody', expected" in lines[0]
+
+
+def test_every_order_of_an_operator_is_one_line_with_who_gave_it(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(log__level="error")
+    who = f"by pid {os.getpid()} uid {os.getuid()}"
+    with daemon.admin() as admin:
+        admin.flush("two\nlines", 60.0, "dram")
+        admin.write_down(1.0, is_forced=False)
+        admin.write_down(2.0, is_forced=True)
+        admin.retain(keys_of(0, 3), 80, 1.0)
+        admin.log_level("error")
+        assert not admin.disconnect(1 << 40)
+        admin.reload()
+        admin.info()
+        admin.log_level()
+    lines = [line.partition(" INFO kvpool.")[2] for line in daemon.log().splitlines()]
+    assert lines[-1] == "server.reload reloaded: no option has changed"
+    assert [line.removeprefix("audit ") for line in lines[:-1]] == [
+        f"flush {who}: model='two\\nlines' older_than_s=60.0 tier='dram'",
+        f"demote {who}: timeout_s=1.0 is_forced=False",
+        f"demote {who}: timeout_s=2.0 is_forced=True",
+        f"retain {who}: priority=80 duration_s=1.0",
+        f"log-level {who}: level='error'",
+        f"disconnect {who}: connection={1 << 40}",
+        f"reload {who}",
+    ], "looking is no order"
+
+
+def test_a_fault_printed_at_the_start_is_one_line_whatever_is_in_a_name(tmp_path: Path) -> None:
+    config = tmp_path / "kvpool.toml"
+    config.write_text('[server]\n"so\\ncket\\u001b[2J" = 1\n')
+    command = [sys.executable, "-m", "kvpool.cli.kvpoold", f"--config={config}", "--set=no\nsuch=1", "--set=a\rb"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert sorted(ended.stderr.split("\n")) == [
+        "",
+        r"kvpoold: --set a\rb: expected section.key=value",
+        r"kvpoold: no\nsuch is no option",
+        r"kvpoold: server.so\ncket\x1b[2J is no option, did you mean server.socket?",
+    ]

@@ -1,0 +1,90 @@
+"""`kvpoolctl mrc` of a live daemon: the curve of what its clients asked for."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+import kvpool_native
+from tests.rigs.daemon import Daemon
+
+LAYOUT = kv.Layout(layers=1, planes=1, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=256)
+ROOM = 1024
+CHUNKS = 64
+
+
+def _mrc(daemon: Daemon, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", daemon.socket, "mrc", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _ask_for(pool: kv.Pool, prompt: int) -> None:
+    hashes = [kvpool_native.blake3(bytes([prompt % 256, prompt // 256, chunk])) for chunk in range(CHUNKS)]
+    keys = pool.keys_from_hashes(hashes, LAYOUT.chunk_tokens)
+    with pool.acquire(pool.lookup(keys)) as lease:
+        found = lease.chunks
+    if found < CHUNKS:
+        rows = np.zeros((CHUNKS - found, LAYOUT.chunk_bytes), np.uint8)
+        pool.save(keys, from_=rows, first_chunk=found).commit()
+
+
+@pytest.fixture
+def tight(start_daemon: Callable[..., Daemon]) -> Daemon:
+    """A daemon with room for 1024 chunks of 4 KiB."""
+    return start_daemon(dram__capacity=f"{ROOM * LAYOUT.chunk_bytes}B")
+
+
+def test_the_curve_says_what_more_memory_would_bring(tight: Daemon, tmp_path: Path) -> None:
+    # Rounds over twice as many chunks as there is room for: LRU hits nothing, and with twice the room everything.
+    with tight.connect(LAYOUT) as pool:
+        for number in range(32 * 20):
+            _ask_for(pool, number % 32)
+    run = _mrc(tight, "--json", "--add", "4MiB,10MiB")
+    assert run.returncode == 0, run.stderr
+    document: dict[str, Any] = json.loads(run.stdout)
+    assert set(document) == {
+        *("command", "version", "rows", "dram_capacity_bytes", "ssd_capacity_bytes", "horizon_bytes"),
+        *("referenced_bytes", "sampled_chunks", "sample_rate"),
+    }
+    assert document["dram_capacity_bytes"] == ROOM * LAYOUT.chunk_bytes
+    assert document["referenced_bytes"] == 32 * 20 * CHUNKS * LAYOUT.chunk_bytes
+    assert document["sampled_chunks"] > 0
+    named = {row["name"]: row for row in document["rows"] if row["name"]}
+    assert set(named) == {"DRAM, now", "DRAM + 4.0 MiB", "DRAM + 10.0 MiB"}
+    # One chunk in sixteen is sampled, about 128 of 2048: the curve is coarse, and its two ends are far apart.
+    assert named["DRAM + 10.0 MiB"]["hit_rate"] == pytest.approx(0.95, abs=0.05)
+    assert named["DRAM + 10.0 MiB"]["delta_points"] > 50
+    capacities = [row["capacity_bytes"] for row in document["rows"]]
+    rates = [row["hit_rate"] for row in document["rows"]]
+    assert capacities == sorted(capacities)
+    assert rates == sorted(rates)
+    text = _mrc(tight, "--add", "10MiB")
+    assert text.returncode == 0, text.stderr
+    for word in ("LRU over 160.0 MiB asked for", "DRAM, now", "DRAM + 10.0 MiB", "points", "█"):
+        assert word in text.stdout
+    if importlib.util.find_spec("matplotlib") is not None:
+        picture = tmp_path / "curve.png"
+        assert _mrc(tight, "--add", "10MiB", "--png", picture).returncode == 0
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_daemon_that_was_asked_nothing_says_so(tight: Daemon) -> None:
+    run = _mrc(tight)
+    assert (run.returncode, run.stdout) == (0, "nothing was asked for yet\n")
+
+
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [("many", "--add: 'many' is no size"), ("1TiB", "--add is 1.0 TiB, expected at most 12.0 MiB")],
+)
+def test_what_is_wrong_is_named(tight: Daemon, add: str, message: str) -> None:
+    run = _mrc(tight, "--add", add)
+    assert run.returncode == 2
+    assert message in run.stderr

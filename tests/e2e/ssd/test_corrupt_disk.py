@@ -1,0 +1,36 @@
+"""A disk that changes bytes: misses, a tier that is written no more, and an operator who is told."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kvpool.tiers.ssd.corruption import CHUNKS
+from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.payload import load_all, store, tokens_of
+
+
+def test_several_corrupt_reads_in_a_minute_make_the_tier_readonly_and_unhealthy(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool, daemon.admin() as admin:
+        wait_connected(pool)
+        keys = [pool.keys(tokens_of(number, 32)) for number in range(1, CHUNKS + 3)]
+        for prompt in keys:
+            assert store(pool, prompt).stored == 1
+        assert admin.write_down(10.0)["left"] == 0
+        admin.flush(None, None, "dram")
+        for segment in (tmp_path / "ssd").glob("segment-*.kvs"):
+            content = bytearray(segment.read_bytes())
+            content[4096 + 100 :: 8192] = bytes(byte ^ 1 for byte in content[4096 + 100 :: 8192])
+            with segment.open("r+b") as file:
+                file.write(content)
+        for prompt in keys:
+            result, _ = load_all(pool, prompt)
+            assert result.chunks == 0
+            assert result.reason in ("gone", "checksum", "io")
+        wait_until(lambda: daemon.stats()["ssd.state"] == "readonly", "nothing more is written there")
+        assert "were not what had been written" in str(admin.info()["ssd_reason"])
+        assert any("check the disk" in line for line in daemon.problems(deep=False))
+        assert str(admin.info()["corrupt_chunks_of"]).startswith("test-model:")
+        assert store(pool, pool.keys(tokens_of(99, 32))).stored == 1  # DRAM serves on

@@ -1,0 +1,281 @@
+"""Checks of bytes over both tiers: exactly what is wrong is found and dropped, nobody is disturbed, nothing is left behind."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvpool_client as kv
+import kvpool_native
+from kvpool.protocol import places
+from kvpool.protocol.records import messages as m
+from kvpool.types import Level
+from tests.rigs.daemon import SMALL, Daemon, wait_until
+from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
+
+CHAIN = 6
+MAGIC = b"KVPSLOT1"
+KEY_AT, LAYERS_AT = 32, 152
+PAGE = 4096
+
+
+def start_tiered(start_daemon: Callable[..., Daemon], tmp_path: Path, **options: str) -> Daemon:
+    """A daemon with an SSD tier of 64 MiB below 16 MiB of DRAM."""
+    daemon = start_daemon(
+        ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB", ssd__checkpoint_interval="100ms", **options
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    return daemon
+
+
+@pytest.fixture
+def tiered(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Daemon:
+    return start_tiered(start_daemon, tmp_path)
+
+
+def fill(daemon: Daemon, pool: kv.Pool, chains: int) -> list[kv.KeyChain]:
+    """Chains that both tiers have."""
+    stored = [pool.keys(tokens_of(300 + number, CHAIN * SMALL.chunk_tokens)) for number in range(chains)]
+    for keys in stored:
+        assert store(pool, keys).stored == CHAIN
+    with daemon.admin() as admin:
+        assert admin.write_down(10.0)["left"] == 0
+    return stored
+
+
+def flip_on_disk(directory: Path, key: bytes, at: int) -> None:
+    """Change one bit of a chunk's slot, counted from its header, behind the daemon's back."""
+    for segment in sorted(directory.glob("segment-*.kvs")):
+        data = segment.read_bytes()
+        for slot in range(0, len(data), PAGE):
+            if data[slot : slot + 8] == MAGIC and data[slot + KEY_AT : slot + KEY_AT + 32] == key:
+                with segment.open("r+b") as file:
+                    file.seek(slot + at)
+                    file.write(bytes([data[slot + at] ^ 1]))
+                    file.flush()
+                    os.fsync(file.fileno())
+                return
+    pytest.fail(f"no slot has key {key.hex()}")
+
+
+def run(daemon: Daemon, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", daemon.socket, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("at", "fault"),
+    [
+        (PAGE + SMALL.chunk_bytes - 1, "bad checksum"),
+        (PAGE, "bad checksum"),
+        (LAYERS_AT, "bad header"),
+        (0, "bad magic"),
+    ],
+)
+def test_a_byte_changed_on_disk_is_found_named_and_dropped_once(
+    tiered: Daemon, tmp_path: Path, at: int, fault: str
+) -> None:
+    with tiered.connect() as pool:
+        stored = fill(tiered, pool, 4)
+        last = stored[2][CHAIN - 1]
+        flip_on_disk(tmp_path / "ssd", last, at)
+        bad = run(tiered, "check", "--deep")
+        assert bad.returncode == 1
+        chunks = 4 * CHAIN
+        assert bad.stdout == (
+            f"ssd: chunk {last.hex()[:16]}: {fault}, dropped\n"
+            f"1 problems, {2 * chunks} chunks, {2 * chunks} verified by their bytes\n"
+        )
+        assert bad.stderr == ""
+        clean = run(tiered, "check", "--deep")
+        assert (clean.returncode, clean.stdout) == (
+            0,
+            f"0 problems, {2 * chunks - 1} chunks, {2 * chunks - 1} verified by their bytes\n",
+        )
+        stats = tiered.stats()
+        assert (stats["ssd.corrupt_chunks"], stats["checksum_failures"], stats["ssd.chunks"]) == (1, 0, chunks - 1)
+        assert stats["verified_chunks"] == 4 * chunks - 1
+        assert [pool.lookup(keys).tiers.tolist() for keys in stored] == [[Level.DRAM] * CHAIN] * 4
+
+
+def test_what_follows_a_bad_chunk_goes_with_it(tiered: Daemon, tmp_path: Path) -> None:
+    with tiered.connect() as pool:
+        stored = fill(tiered, pool, 2)
+        flip_on_disk(tmp_path / "ssd", stored[0][2], PAGE + 50)
+        document = json.loads(run(tiered, "--json", "check", "--deep").stdout)
+        expected = {"tier": "ssd", "key": stored[0][2].hex(), "fault": "bad_checksum", "dropped": CHAIN - 2}
+        assert document["corrupt"] == [expected]
+        (problem,) = document["problems"]
+        assert problem == f"ssd: chunk {stored[0][2].hex()}: bad checksum, dropped with {CHAIN - 3} that follow it"
+        with tiered.admin() as admin:
+            admin.flush(None, None, "dram")
+        assert [pool.lookup(keys).chunks for keys in stored] == [2, CHAIN]
+    assert tiered.problems() == []
+
+
+def test_a_bad_chunk_stays_forgotten_after_a_kill(tiered: Daemon, tmp_path: Path) -> None:
+    with tiered.connect() as pool:
+        stored = fill(tiered, pool, 2)
+        flip_on_disk(tmp_path / "ssd", stored[1][CHAIN - 1], PAGE)
+        assert len(tiered.problems()) == 1
+        wait_until(lambda: tiered.stats()["ssd.catalogue_waiting"] == 0, "the catalogue is written")
+    tiered.kill()
+    tiered.start()
+    wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open again")
+    assert tiered.stats()["ssd.chunks"] == 2 * CHAIN - 1
+    assert tiered.problems() == []
+
+
+def test_a_bit_flipped_in_memory_is_dropped_there_and_still_found_on_disk(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        (keys,) = fill(tiered, pool, 1)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            assert lease.session is not None
+            lease.session.arena.view()[int(lease.offsets[CHAIN - 1]) + 5] ^= 1
+        found = run(tiered, "check", "--deep")
+        assert found.returncode == 1
+        assert found.stdout.startswith(f"dram: chunk {keys[CHAIN - 1].hex()[:16]}: bad checksum, dropped\n")
+        assert pool.lookup(keys).tiers.tolist() == [Level.DRAM] * (CHAIN - 1) + [Level.SSD]
+        assert tiered.stats()["checksum_failures"] == 1
+        result, into = load_all(pool, keys)
+        assert result.chunks == CHAIN
+        assert_right_bytes(keys, SMALL, result, into)
+        wait_until(lambda: tiered.stats()["promotions_under_way"] == 0, "the chunk is back")
+    assert tiered.problems() == []
+
+
+def test_a_sample_reads_as_many_as_asked_and_finds_what_it_draws(tiered: Daemon, tmp_path: Path) -> None:
+    with tiered.connect() as pool:
+        stored = fill(tiered, pool, 5)
+        total = 2 * 5 * CHAIN
+        good = run(tiered, "verify", "--sample", "7")
+        assert good.returncode == 0, good.stderr
+        assert good.stdout.startswith(f"0 problems, 7 of {total} chunks verified by their bytes, ")
+        seed = good.stdout.rsplit("seed ", 1)[1].strip()
+        assert json.loads(run(tiered, "--json", "verify", "--sample", "7", "--seed", seed).stdout)["seed"] == int(seed)
+        flip_on_disk(tmp_path / "ssd", stored[3][CHAIN - 1], PAGE + 9)
+        in_memory = run(tiered, "verify", "--sample", "1000", "--tier", "dram")
+        assert in_memory.stdout.startswith(f"0 problems, {total // 2} of {total // 2} chunks")
+        everything = json.loads(run(tiered, "--json", "verify", "--sample", "1000", "--tier", "ssd").stdout)
+        assert everything["verified"] == everything["chunks"] == total // 2
+        assert [entry["key"] for entry in everything["corrupt"]] == [stored[3][CHAIN - 1].hex()]
+        again = run(tiered, "verify", "--sample", "1000")
+        assert (again.returncode, again.stdout.split(" chunks")[0]) == (0, f"0 problems, {total - 1} of {total - 1}")
+
+
+def test_a_sample_with_a_bad_chunk_ends_with_1(tiered: Daemon, tmp_path: Path) -> None:
+    with tiered.connect() as pool:
+        (keys,) = fill(tiered, pool, 1)
+        flip_on_disk(tmp_path / "ssd", keys[CHAIN - 1], PAGE + 9)
+        found = run(tiered, "verify", "--sample", str(2 * CHAIN))
+        assert found.returncode == 1
+        assert f"ssd: chunk {keys[CHAIN - 1].hex()[:16]}: bad checksum, dropped\n1 problems, " in found.stdout
+
+
+def test_a_tier_that_is_not_there_cannot_be_sampled(daemon: Daemon) -> None:
+    refused = run(daemon, "verify", "--sample", "5", "--tier", "ssd")
+    assert refused.returncode == 2
+    assert "there is no tier ssd, only dram" in refused.stderr
+    assert run(daemon, "verify").returncode == 2
+
+
+def test_a_check_leaves_the_order_of_eviction_alone(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    tiered = start_tiered(start_daemon, tmp_path, dram__policy="lru")
+    with tiered.connect() as pool:
+        stored = fill(tiered, pool, 8)
+        for keys in (stored[5], stored[1]):
+            load_all(pool, keys)
+        assert tiered.problems() == []
+        assert tiered.stats()["pins"] == 0
+        for number in range(400):
+            assert store(pool, pool.keys(tokens_of(9000 + number, CHAIN * SMALL.chunk_tokens))).declined == 0
+            tiers = [pool.lookup(keys).tiers.tolist() for keys in stored]
+            if Level.SSD in tiers[7]:
+                break
+        assert Level.SSD in tiers[0], "the oldest has gone"
+        assert tiers[5] == [Level.DRAM] * CHAIN, "used last but one"
+        assert tiers[1] == [Level.DRAM] * CHAIN, "used last"
+
+
+def test_loads_and_saves_go_on_during_checks(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        stored = fill(tiered, pool, 6)
+        checking = [
+            subprocess.Popen(
+                [sys.executable, "-m", "kvpool.cli.kvpoolctl", "--socket", tiered.socket, "check", "--deep"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(2)
+        ]
+        rounds = 0
+        while any(process.poll() is None for process in checking) or rounds < 20:
+            with tiered.admin() as admin:
+                admin.flush(None, None, "dram")
+            for keys in stored:
+                result, into = load_all(pool, keys)
+                assert (result.chunks, result.reason) == (CHAIN, "complete")
+                assert_right_bytes(keys, SMALL, result, into)
+            fresh = pool.keys(tokens_of(5000 + rounds, CHAIN * SMALL.chunk_tokens))
+            assert store(pool, fresh).stored == CHAIN
+            rounds += 1
+        for process in checking:
+            out, _ = process.communicate(timeout=30)
+            assert process.returncode == 0, out
+            assert out.startswith("0 problems, ")
+    wait_until(lambda: tiered.stats()["demotions_under_way"] == 0, "what was demoted has been written")
+    assert tiered.problems() == []
+
+
+@pytest.mark.parametrize("level", [Level.DRAM, Level.SSD])
+def test_a_connection_that_ends_during_a_check_leaves_no_holds(tiered: Daemon, level: Level) -> None:
+    with tiered.connect() as pool:
+        fill(tiered, pool, 6)
+        column = places.pack([int(level) << 32 | number for number in range(6 * CHAIN)])
+        for _ in range(20):
+            with tiered.admin() as admin:
+                assert admin.notify(m.encode(m.VerifyBytes(column, 16), 0))
+        wait_until(lambda: tiered.stats()["pins"] == 0, "DRAM chunks are free again")
+        wait_until(lambda: tiered.stats()["ssd.checks_under_way"] == 0, "SSD chunks are free again")
+        wait_until(lambda: tiered.stats()["connections"] == 2, "the connections have ended")
+        with tiered.admin() as admin:
+            assert admin.check()["problems"] == []
+            dropped = admin.flush(None, None)
+            assert (dropped["chunks"], dropped["skipped"]) == (6 * CHAIN, 0)
+
+
+def test_a_slice_is_bounded_whatever_is_asked(tiered: Daemon) -> None:
+    with tiered.connect() as pool, tiered.admin() as admin:
+        fill(tiered, pool, 6)
+        tiers = admin.check()["tiers"]
+        assert {name: counts["chunks"] for name, counts in tiers.items()} == {"dram": 6 * CHAIN, "ssd": 6 * CHAIN}
+        column = places.pack(list(places.every(tiers))[: m.PLACES_MAX])
+        answer = admin.verify_bytes(column, m.PLACES_MAX)
+        assert answer["chunks"] == 16 <= answer["looked_at"] < 2 * 6 * CHAIN
+        assert answer["bytes"] == 16 * SMALL.chunk_bytes
+        far_away = places.pack([Level.SSD << 32 | (1 << 31) - 1, Level.DRAM << 32 | 10**6])
+        assert admin.verify_bytes(far_away, 1) == {"looked_at": 2, "chunks": 0, "bytes": 0, "bad": []}
+
+
+def test_the_ssd_section_is_complete_and_readable(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        fill(tiered, pool, 2)
+        raw = json.loads(run(tiered, "--json", "stats", "ssd").stdout)["ssd"]
+        plain = run(tiered, "stats", "ssd").stdout
+    assert plain.startswith("# Ssd\nssd.")
+    used = 2 * CHAIN * (SMALL.chunk_bytes + kvpool_native.SSD_HEADER_BYTES)
+    assert raw["ssd.used_bytes"] == used
+    assert f"\nssd.used_bytes:{used}\nssd.used_human:{used / 1024:.1f} KiB\n" in plain
+    assert not any(name.endswith("_human") for name in raw)
+    geometry = f"{SMALL.chunk_bytes}x{SMALL.layers}"
+    assert raw[f"ssd.slots_used.{geometry}"] == raw["ssd.chunks"] == raw["demoted_chunks"] == 2 * CHAIN
+    assert raw[f"ssd.slots.{geometry}"] >= 2 * CHAIN
+    assert raw["ssd.state"] == "ok"
+    names = ["reason", "capacity_bytes", "read_bytes", "written_bytes", "io_errors", "corrupt_chunks", "evicted_chunks"]
+    names += ["waiting_reads", "waiting_writes", "waiting_checks", "catalogue_waiting"]
+    assert {f"ssd.{name}" for name in names} <= set(raw)
+    assert {"promoted_chunks", "promotions_failed", "demotions_failed"} <= set(raw)

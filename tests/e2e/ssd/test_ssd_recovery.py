@@ -1,0 +1,204 @@
+"""What a daemon makes of an SSD directory that is damaged, lost, foreign or not there: chunks found again, or misses."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import pytest
+
+import kvpool_native
+from kvpool.tiers.ssd.catalogue import opening as catalogue_open
+from tests.e2e.ssd.test_ssd_tier import CHAIN, DRAM_CHUNKS, chains, fill, load_right
+from tests.rigs.daemon import SMALL, Daemon, wait_connected, wait_until
+from tests.rigs.payload import store, tokens_of
+
+STORED = 12
+
+
+@pytest.fixture
+def ssd(tmp_path: Path) -> Path:
+    return tmp_path / "ssd"
+
+
+@pytest.fixture
+def tiered(start_daemon: Callable[..., Daemon], ssd: Path) -> Daemon:
+    """A daemon with little DRAM over an SSD tier of 64 MiB, stopped, with STORED chains of CHAIN chunks written down."""
+    daemon = start_daemon(
+        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
+        ssd__path=str(ssd),
+        ssd__capacity="64MiB",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool:
+        fill(pool, STORED)
+    assert daemon.stop() == 0
+    return daemon
+
+
+def found_after_start(daemon: Daemon, *arguments: str) -> int:
+    """Chunks that a fresh life serves, each compared with its key."""
+    daemon.start(*arguments)
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool:
+        found = sum(load_right(pool, keys).chunks for keys in chains(pool, STORED))
+        assert store(pool, chains(pool, STORED + 1)[-1]).declined == 0
+    assert daemon.problems() == []
+    return found
+
+
+def generations_on_disk(ssd: Path) -> set[int]:
+    """Of every slot that has a header, whether anybody knows of it or not."""
+    found = set()
+    for file in ssd.glob("segment-*.kvs"):
+        content = file.read_bytes()
+        for at in range(0, len(content), kvpool_native.SSD_HEADER_BYTES):
+            if content.startswith(b"KVPSLOT1", at):
+                header = kvpool_native.decode_ssd_header(content[at : at + kvpool_native.SSD_HEADER_BYTES])
+                assert header is not None
+                found.add(header[4])
+    return found
+
+
+def test_no_generation_is_given_again_after_a_life_that_left_no_rows(tiered: Daemon, ssd: Path, tmp_path: Path) -> None:
+    """A power cut before the first checkpoint: slots have been written, and the catalogue is as it was when it was opened."""
+    before = generations_on_disk(ssd)
+    given: list[set[int]] = []
+    for seed in (50, 60):
+        tiered.start("--set=ssd.checkpoint_interval=1h")
+        wait_until(lambda: tiered.stats()["ssd.checkpoints"] == 1, "the catalogue is open")
+        wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open")
+        shutil.copytree(ssd / "catalogue", tmp_path / str(seed))
+        with tiered.connect() as pool, tiered.admin() as admin:
+            keys = pool.keys(tokens_of(seed, CHAIN * SMALL.chunk_tokens))
+            assert store(pool, keys).stored == CHAIN
+            assert admin.write_down(10.0)["left"] == 0
+        tiered.kill()
+        shutil.rmtree(ssd / "catalogue")
+        shutil.copytree(tmp_path / str(seed), ssd / "catalogue")
+        given.append(generations_on_disk(ssd) - before)
+        before |= given[-1]
+        assert len(given[-1]) == CHAIN, "all of them are new"
+
+
+def test_a_lost_catalogue_is_rebuilt_from_headers(tiered: Daemon, ssd: Path) -> None:
+    shutil.rmtree(ssd / "catalogue")
+    assert found_after_start(tiered) == STORED * CHAIN
+    assert "rebuilt from the headers" in tiered.log()
+    assert tiered.stop() == 0
+    assert found_after_start(tiered) == STORED * CHAIN
+    assert tiered.log().count("rebuilt from the headers") == 1
+
+
+def test_a_truncated_catalogue_is_set_aside_and_rebuilt(tiered: Daemon, ssd: Path) -> None:
+    data = ssd / "catalogue" / "data.mdb"
+    with data.open("r+b") as file:
+        file.truncate(data.stat().st_size // 2)
+    assert found_after_start(tiered) == STORED * CHAIN
+    assert (ssd / "catalogue.bad").exists()
+
+
+def test_rebuild_on_request_trusts_headers_alone(tiered: Daemon) -> None:
+    assert found_after_start(tiered, "--rebuild") == STORED * CHAIN
+    assert "rebuilt from the headers" in tiered.log()
+
+
+def test_without_identity_the_catalogue_is_enough(tiered: Daemon, ssd: Path) -> None:
+    (ssd / "identity").unlink()
+    assert found_after_start(tiered) == STORED * CHAIN
+    assert (ssd / "identity").exists()
+
+
+def test_without_both_the_tier_begins_anew(tiered: Daemon, ssd: Path) -> None:
+    shutil.rmtree(ssd / "catalogue")
+    (ssd / "identity").unlink()
+    assert found_after_start(tiered) == 0
+
+
+def test_rebuild_takes_the_newest_slot_of_a_key_and_no_torn_header(tiered: Daemon, ssd: Path) -> None:
+    shutil.rmtree(ssd / "catalogue")
+    first = sorted(ssd.glob("segment-*.kvs"))[0]
+    with first.open("r+b") as file:
+        file.seek(100)
+        file.write(b"torn")
+    found = found_after_start(tiered)
+    assert STORED * CHAIN - CHAIN <= found < STORED * CHAIN
+
+
+def test_a_newer_format_is_refused_and_left_alone(tiered: Daemon, ssd: Path) -> None:
+    with lmdb.open(str(ssd / "catalogue"), max_dbs=4) as environment:
+        meta = environment.open_db(b"meta")
+        newer = catalogue_open.meta_record(bytes(16), catalogue_open.FORMAT_VERSION + 1)
+        with environment.begin(write=True) as transaction:
+            transaction.put(catalogue_open.META_KEY, newer, db=meta)
+    before = {file: file.stat().st_mtime_ns for file in ssd.glob("segment-*.kvs")}
+    tiered.start()
+    wait_until(lambda: tiered.stats()["ssd.state"] == "offline", "the tier refuses")
+    with tiered.admin() as admin:
+        assert "this version of kvpool reads up to" in str(admin.info()["ssd_reason"])
+    with tiered.connect() as pool:
+        keys = chains(pool, 1)[0]
+        assert store(pool, keys).stored == CHAIN
+        assert load_right(pool, keys).chunks == CHAIN
+    assert {file: file.stat().st_mtime_ns for file in ssd.glob("segment-*.kvs")} == before
+
+
+def test_a_catalogue_of_another_program_is_set_aside(tiered: Daemon, ssd: Path) -> None:
+    shutil.rmtree(ssd / "catalogue")
+    with lmdb.open(str(ssd / "catalogue")) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"somebody's", b"data")
+    assert found_after_start(tiered) == STORED * CHAIN
+    assert (ssd / "catalogue.bad" / "data.mdb").exists()
+
+
+@pytest.mark.parametrize("point", ["daemon.ssd.open_files", "daemon.ssd.open_catalogue"])
+def test_an_opening_that_fails_once_is_made_good(tiered: Daemon, point: str) -> None:
+    tiered.environment = {"KVPOOL_FAILPOINT": f"{point}:1:error"}
+    assert found_after_start(tiered) == STORED * CHAIN
+    assert f"failpoint {point} reached" in tiered.log()
+    assert "ssd tier OFFLINE" in tiered.log()
+
+
+def test_a_directory_that_appears_later_is_used_then(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    blocked = tmp_path / "mount"
+    blocked.write_text("not mounted yet")
+    daemon = start_daemon(ssd__path=str(blocked / "ssd"), ssd__capacity="64MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "offline", "the tier cannot be opened")
+    blocked.unlink()
+    blocked.mkdir()
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier was tried again")
+    with daemon.connect() as pool, daemon.admin() as admin:
+        wait_connected(pool)
+        assert store(pool, chains(pool, 1)[0]).stored == CHAIN
+        assert admin.write_down(10.0)["chunks"] == CHAIN
+    assert daemon.stop() == 0
+
+
+def test_a_directory_in_use_is_refused_and_left_alone(
+    start_daemon: Callable[..., Daemon], tiered: Daemon, ssd: Path
+) -> None:
+    tiered.start()
+    wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open")
+    other = start_daemon(ssd__path=str(ssd), ssd__capacity="32MiB")
+    wait_until(lambda: other.stats()["ssd.state"] == "offline", "the second daemon gives up")
+    with other.admin() as admin:
+        assert "another daemon uses this directory" in str(admin.info()["ssd_reason"])
+    with tiered.connect() as pool:
+        assert sum(load_right(pool, keys).chunks for keys in chains(pool, STORED)) == STORED * CHAIN
+    assert tiered.problems() == []
+
+
+def test_one_file_that_was_cut_costs_its_own_chunks(tiered: Daemon, ssd: Path) -> None:
+    first = sorted(ssd.glob("segment-*.kvs"))[1]
+    with first.open("r+b") as file:
+        file.truncate(4096)
+    assert found_after_start(tiered) > 0
+    assert "it begins anew" in tiered.log()
+
+
+def test_another_capacity_begins_the_tier_anew(start_daemon: Callable[..., Daemon], tiered: Daemon, ssd: Path) -> None:
+    other = start_daemon(ssd__path=str(ssd), ssd__capacity="32MiB", ssd__segment="1MiB")
+    wait_until(lambda: other.stats()["ssd.state"] == "ok", "the tier is open")
+    assert other.stats()["ssd.chunks"] == 0
+    assert "the ssd tier begins anew" in other.log()
+    assert sum(file.stat().st_size for file in ssd.glob("segment-*")) <= 32 << 20

@@ -1,0 +1,86 @@
+"""A daemon that restores a large SSD tier serves engines meanwhile, whatever they ask about chunks that just come back."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import kvpool_client as kv
+from kvpool.protocol.blocking import BlockingConnection
+from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.large_catalogue import CHAIN, SEGMENT_BYTES, SLOT_BYTES, TINY, add_records
+from tests.rigs.payload import payload_of, store, tokens_of
+
+RECORDS = 24_000
+CHAINS = 6
+KEPT = (kv.TokenRange(0, None, 80),)
+
+
+def _keys(pool: kv.Pool, seed: int) -> kv.KeyChain:
+    return pool.keys(tokens_of(seed, CHAIN * TINY.chunk_tokens))
+
+
+def _tiered(start_daemon: Callable[..., Daemon], ssd: Path) -> Daemon:
+    """A daemon that restores RECORDS chunks slowly, after CHAINS chains of an engine's."""
+    capacity = (RECORDS + 40_000) * SLOT_BYTES + 4 * 640 * RECORDS + 8 * SEGMENT_BYTES
+    daemon = start_daemon(
+        ssd__path=str(ssd),
+        ssd__capacity=f"{capacity}B",
+        ssd__segment=f"{SEGMENT_BYTES}B",
+        ssd__max_chunks=str(RECORDS + 10_000),
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
+        for seed in range(CHAINS):
+            store(pool, _keys(pool, seed))
+        assert admin.write_down(10.0)["chunks"] == CHAINS * CHAIN
+    assert daemon.stop() == 0
+    add_records(ssd, RECORDS, is_old=True)
+    daemon.environment["KVPOOL_FAILPOINT"] = "daemon.ssd.restore:*:delay(60ms)"
+    daemon.start()
+    return daemon
+
+
+def _restored(admin: BlockingConnection) -> tuple[str, int]:
+    """The tier's state, and how many of its chunks are back."""
+    stats = admin.stats()["ssd"]
+    return str(stats["ssd.state"]), int(stats["ssd.restored_chunks"])
+
+
+def _has_restored_some(admin: BlockingConnection, seen: list[tuple[str, int]]) -> bool:
+    seen.append(_restored(admin))
+    return seen[-1][1] > 0
+
+
+def test_an_engine_is_served_while_chunks_are_restored(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    daemon = _tiered(start_daemon, tmp_path / "ssd")
+    with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
+        wait_connected(pool)
+        seen: list[tuple[str, int]] = []
+        wait_until(lambda: _has_restored_some(admin, seen), "the first batch is restored")
+        assert seen[-1][0] == "starting"
+        assert pool.retain(_keys(pool, 0), KEPT).accepted == CHAIN
+        save = pool.save(_keys(pool, 1), from_=payload_of(_keys(pool, 1), TINY), retention=KEPT)
+        assert save.commit().stored == CHAIN
+        assert pool.retain(_keys(pool, 2), (kv.TokenRange(0, None, 0),)).accepted == CHAIN
+        assert daemon.problems(deep=False) == []
+        daemon.problems()  # finds that the records of nobody have no bytes
+        wait_until(lambda: _restored(admin)[0] == "ok", "all batches are restored")
+        assert _restored(admin)[1] == RECORDS + CHAINS * CHAIN
+        assert pool.lookup(_keys(pool, 0)).chunks == CHAIN
+    assert daemon.problems(deep=False) == []
+    assert daemon.stop() == 0
+
+
+def test_what_is_flushed_while_chunks_are_restored_is_gone(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    daemon = _tiered(start_daemon, tmp_path / "ssd")
+    with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
+        wait_connected(pool)
+        seen: list[tuple[str, int]] = []
+        wait_until(lambda: _has_restored_some(admin, seen), "the first batch is restored")
+        assert seen[-1][0] == "starting"
+        flushed = int(admin.flush(None, None)["chunks"])
+        assert flushed >= CHAINS * CHAIN
+        assert pool.lookup(_keys(pool, 0)).chunks == 0
+        wait_until(lambda: _restored(admin)[0] == "ok", "all batches are restored")
+        assert int(admin.stats()["ssd"]["ssd.chunks"]) <= RECORDS + CHAINS * CHAIN - flushed
+        assert store(pool, _keys(pool, 0)).stored == CHAIN
+    assert daemon.problems(deep=False) == []

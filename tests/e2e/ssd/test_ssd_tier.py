@@ -1,0 +1,383 @@
+"""The SSD tier through a daemon: what DRAM has no room for comes back, also after a restart, always with the right bytes."""
+
+import os
+import resource
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.errors import Refused
+from kvpool.pool.chains import ROOM_WAIT_S
+from kvpool.types import Level
+from tests.rigs.daemon import SMALL, Daemon, in_both_write_modes, wait_connected, wait_until
+from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
+
+CHUNK_TOKENS = SMALL.chunk_tokens
+DRAM_CHUNKS = 24
+CHAIN = 8
+
+
+@pytest.fixture
+def tiered(start_daemon: Callable[..., Daemon], tmp_path: Path) -> Daemon:
+    """A daemon with little DRAM over an SSD tier of 64 MiB."""
+    daemon = start_daemon(
+        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity="64MiB",
+        ssd__checkpoint_interval="100ms",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    return daemon
+
+
+def chains(pool: kv.Pool, count: int) -> list[kv.KeyChain]:
+    return [pool.keys(tokens_of(100 + number, CHAIN * CHUNK_TOKENS)) for number in range(count)]
+
+
+def fill(pool: kv.Pool, count: int) -> list[kv.KeyChain]:
+    """Stores several times what DRAM has room for."""
+    stored = chains(pool, count)
+    for keys in stored:
+        assert store(pool, keys).stored == CHAIN
+    return stored
+
+
+def load_right(pool: kv.Pool, keys: kv.KeyChain) -> kv.LoadResult:
+    result, into = load_all(pool, keys)
+    assert_right_bytes(keys, SMALL, result, into)
+    return result
+
+
+@in_both_write_modes
+def test_what_dram_has_no_room_for_is_found_and_loaded(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        stored = fill(pool, 12)
+        assert [pool.lookup(keys).chunks for keys in stored] == [CHAIN] * 12
+        assert pool.lookup(stored[0]).tiers.tolist() == [Level.SSD] * CHAIN
+        for keys in stored:
+            result = load_right(pool, keys)
+            assert (result.chunks, result.reason) == (CHAIN, "complete")
+        stats = tiered.stats()
+        assert stats["evicted_chunks"] == 0
+        assert stats["promoted_chunks"] >= 9 * CHAIN
+    assert tiered.problems() == []
+
+
+@in_both_write_modes
+def test_a_kill_leaves_a_warm_tier(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        stored = fill(pool, 12)
+        on_disk = int(tiered.stats()["ssd.chunks"])
+        assert on_disk >= 9 * CHAIN
+        wait_until(lambda: tiered.stats()["ssd.catalogue_waiting"] == 0, "the catalogue is written")
+        tiered.kill()
+        tiered.start()
+        wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open again")
+        assert tiered.stats()["ssd.chunks"] >= on_disk - CHAIN
+        wait_connected(pool)
+        found = 0
+        for keys in stored:
+            hit = pool.lookup(keys)
+            result = load_right(pool, keys)
+            assert result.chunks == hit.chunks
+            found += result.chunks
+        assert found >= on_disk - CHAIN
+    assert tiered.problems() == []
+
+
+def test_a_planned_restart_keeps_everything(tiered: Daemon) -> None:
+    with tiered.connect() as pool:
+        stored = fill(pool, 5)
+        assert tiered.stop() == 0
+        assert "written down, 0 dropped" in tiered.log()
+        tiered.start()
+        wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open again")
+        wait_connected(pool)
+        assert [load_right(pool, keys).chunks for keys in stored] == [CHAIN] * 5
+    assert tiered.problems() == []
+
+
+def test_the_tier_takes_no_more_than_its_capacity(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    capacity = 16 << 20
+    daemon = start_daemon(
+        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity=f"{capacity}B",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool:
+        stored = fill(pool, 200)
+        stats = daemon.stats()
+        assert stats["ssd.evicted_chunks"] > 0
+        wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
+        found = sum(pool.lookup(keys).chunks for keys in stored)
+        assert daemon.stats()["evicted_chunks"] == 200 * CHAIN - found, (
+            "what neither tier has any more has left the pool"
+        )
+        loaded = [load_right(pool, keys).chunks for keys in stored]
+        assert sum(loaded) < 200 * CHAIN
+        assert loaded[-1] == CHAIN
+    files = [file for file in (tmp_path / "ssd").rglob("*") if file.is_file()]
+    assert sum(file.stat().st_blocks * 512 for file in files) <= capacity
+    assert all(stat.S_IMODE(file.stat().st_mode) & 0o077 == 0 for file in files)
+    assert daemon.problems() == []
+
+
+def test_bytes_that_changed_on_disk_are_a_miss(tiered: Daemon, tmp_path: Path) -> None:
+    with tiered.connect() as pool:
+        stored = fill(pool, 12)
+        assert pool.lookup(stored[0]).tiers.tolist() == [Level.SSD] * CHAIN
+        # A write past the page cache that meets one through it is an error of the kernel's.
+        wait_until(lambda: tiered.stats()["demotions_under_way"] == 0, "nothing is written any more")
+        for segment in sorted((tmp_path / "ssd").glob("segment-*.kvs")):
+            data = np.fromfile(segment, np.uint8)
+            data[4096 * 2 + 100 :: 4096] ^= 1
+            with segment.open("r+b") as file:
+                file.write(data.tobytes())
+                os.fsync(file.fileno())
+        lost = 0
+        for keys in stored:
+            result = load_right(pool, keys)
+            lost += CHAIN - result.chunks
+            if result.chunks < CHAIN:
+                assert result.reason in ("io", "checksum", "gone", "complete")
+        assert lost > 0
+        assert tiered.stats()["ssd.corrupt_chunks"] > 0
+        assert store(pool, stored[0]).declined == 0
+        assert load_right(pool, stored[0]).chunks == CHAIN
+    found = [line for line in tiered.problems() if "chunks within" not in line]  # a tier that changes bytes stays named
+    assert all(problem.startswith("ssd: chunk ") for problem in found), "what no load has come upon"
+    assert [line for line in tiered.problems() if "chunks within" not in line] == []
+
+
+def test_a_tier_that_cannot_be_opened_stops_nothing(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    daemon = start_daemon(ssd__path=str(blocked / "ssd"), ssd__capacity="64MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "offline", "the tier gives up")
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))
+        assert store(pool, keys).stored == CHAIN
+        assert load_right(pool, keys).chunks == CHAIN
+    assert daemon.stop() == 0
+
+
+def test_flush_takes_one_tier_or_all(tiered: Daemon) -> None:
+    with tiered.connect() as pool, tiered.admin() as admin:
+        stored = fill(pool, 2)
+        assert admin.write_down(10.0)["left"] == 0
+        assert tiered.stats()["ssd.chunks"] == 2 * CHAIN
+        assert admin.flush(None, None, "dram")["chunks"] == 2 * CHAIN
+        assert [pool.lookup(keys).tiers.tolist() for keys in stored] == [[Level.SSD] * CHAIN] * 2
+        assert load_right(pool, stored[0]).chunks == CHAIN
+        wait_until(lambda: tiered.stats()["promotions_under_way"] == 0, "promotions have ended")
+        assert admin.flush(None, None, "ssd")["chunks"] == 2 * CHAIN
+        assert [pool.lookup(keys).chunks for keys in stored] == [CHAIN, 0]
+        assert admin.write_down(10.0)["left"] == 0
+        assert admin.flush(None, None)["chunks"] == CHAIN
+        assert [pool.lookup(keys).chunks for keys in stored] == [0, 0]
+        assert tiered.stats()["ssd.chunks"] == 0
+    assert tiered.problems() == []
+
+
+@pytest.mark.parametrize("point", ["daemon.checkpoint.before_data", "daemon.checkpoint.before_catalogue"])
+def test_durability_is_not_claimed_where_a_sync_has_failed(tiered: Daemon, point: str) -> None:
+    assert tiered.stop() == 0
+    assert "durable: yes" in tiered.log()
+    tiered.environment = {"KVPOOL_FAILPOINT": f"{point}:2:error"}  # the first one is the opening's
+    tiered.start("--set=ssd.checkpoint_interval=1h")
+    wait_until(lambda: tiered.stats()["ssd.checkpoints"] == 1, "the opening's checkpoint is complete")
+    wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is open")
+    with tiered.connect() as pool, tiered.admin() as admin:
+        keys = pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))
+        assert store(pool, keys).stored == CHAIN
+        report = admin.write_down(10.0)
+        assert (report["chunks"], report["left"], report["durable"]) == (CHAIN, 0, False)
+        wait_until(
+            lambda: tiered.stats()["ssd.lost_chunks"] == CHAIN, "the tier is tried again without what is in doubt"
+        )
+        report = admin.write_down(10.0)
+        assert (report["chunks"], report["left"], report["durable"]) == (CHAIN, 0, True)
+
+
+def test_a_stop_says_that_durability_is_not_certain(tiered: Daemon) -> None:
+    assert tiered.stop() == 0
+    tiered.environment = {"KVPOOL_FAILPOINT": "daemon.checkpoint.before_data:2:error"}
+    tiered.start("--set=ssd.checkpoint_interval=1h")
+    wait_until(lambda: tiered.stats()["ssd.checkpoints"] == 1, "the tier is open")
+    with tiered.connect() as pool:
+        assert store(pool, pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))).stored == CHAIN
+    assert tiered.stop() == 0
+    assert "durable: no" in tiered.log()
+
+
+def test_a_daemon_without_a_disk_claims_no_durability_for_what_it_has(daemon: Daemon) -> None:
+    with daemon.admin() as admin, daemon.connect() as pool:
+        assert admin.write_down(1.0) == {"chunks": 0, "left": 0, "durable": True}, "a power cut has nothing to take"
+        assert store(pool, pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))).stored == CHAIN
+        assert admin.write_down(1.0) == {"chunks": 0, "left": CHAIN, "durable": False}
+
+
+@pytest.mark.parametrize("chunks", [0, CHAIN])
+def test_a_tier_that_never_opened_has_lost_only_what_there_was(
+    start_daemon: Callable[..., Daemon], tmp_path: Path, chunks: int
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    daemon = start_daemon(ssd__path=str(blocked / "ssd"), ssd__capacity="64MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "offline", "the tier gives up")
+    with daemon.connect() as pool:
+        assert store(pool, pool.keys(tokens_of(1, chunks * CHUNK_TOKENS))).stored == chunks
+    assert daemon.stop() == 0
+    assert f"{chunks} dropped with the DRAM tier, durable: {'no' if chunks else 'yes'}" in daemon.log()
+
+
+def test_what_a_small_tier_could_not_keep_is_neither_counted_nor_durable(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = start_daemon(
+        dram__capacity="32MiB", ssd__path=str(tmp_path / "ssd"), ssd__capacity="16MiB", ssd__watermark="1"
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool, daemon.admin() as admin:
+        stored = fill(pool, 250)
+        report = admin.write_down(30.0)
+        assert 0 < report["chunks"] == daemon.stats()["ssd.chunks"] < daemon.stats()["demoted_chunks"]
+        assert (report["chunks"] + report["left"], report["durable"]) == (250 * CHAIN, False)
+        assert admin.flush(None, None, "dram")["chunks"] == 250 * CHAIN
+        assert sum(pool.lookup(keys).chunks for keys in stored) == report["chunks"]
+    assert daemon.problems() == []
+    assert daemon.stop() == 0
+    assert "durable: yes" in daemon.log(), "what is left is on disk"
+
+
+def test_a_tier_that_is_not_there_cannot_be_flushed(daemon: Daemon) -> None:
+    with daemon.admin() as admin, pytest.raises(Refused, match="expected one of dram"):
+        admin.flush(None, None, "ssd")
+
+
+def test_a_disk_that_takes_no_writes_is_left_alone_and_tried_again(tiered: Daemon) -> None:
+    """No file may grow or be written: what a full or failing disk does, done to this process alone."""
+    assert tiered.process is not None
+    unlimited = resource.prlimit(tiered.process.pid, resource.RLIMIT_FSIZE)
+    with tiered.connect() as pool:
+        stored = fill(pool, 4)
+        resource.prlimit(tiered.process.pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))
+        stored += [pool.keys(tokens_of(900 + number, CHAIN * CHUNK_TOKENS)) for number in range(6)]
+        for keys in stored[4:]:
+            assert store(pool, keys).stored == CHAIN, "DRAM serves on"
+            assert load_right(pool, keys).chunks == CHAIN
+        wait_until(lambda: tiered.stats()["ssd.state"] != "ok", "the tier rests")
+        demoted = int(tiered.stats()["demoted_chunks"])
+        resource.prlimit(tiered.process.pid, resource.RLIMIT_FSIZE, unlimited)
+        wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is tried again")
+        with tiered.admin() as admin:
+            assert admin.write_down(10.0)["left"] == 0
+        assert int(tiered.stats()["demoted_chunks"]) > demoted
+
+        for keys in stored:
+            load_right(pool, keys)
+    assert tiered.problems() == []
+
+
+def test_second_touch_writes_what_was_used_again_and_no_more(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = start_daemon(
+        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity="64MiB",
+        ssd__watermark="0",
+        ssd__admission="second-touch",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool:
+        stored = fill(pool, 3)
+        assert daemon.stats()["demoted_chunks"] == 0
+        assert load_right(pool, stored[0]).chunks == CHAIN
+        more = chains(pool, 6)[3:]
+        for keys in more:
+            assert store(pool, keys).stored == CHAIN
+        wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
+        assert pool.lookup(stored[0]).chunks == CHAIN, "what was used is on disk"
+        assert pool.lookup(stored[1]).chunks == 0, "what was not has gone"
+        assert pool.lookup(more[-1]).chunks == CHAIN
+        assert daemon.stats()["ssd.chunks"] == CHAIN
+        for keys in (stored[1], *chains(pool, 9)[6:]):
+            assert store(pool, keys).stored == CHAIN
+        wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
+        assert load_right(pool, stored[1]).chunks == CHAIN, "what came again has been used before"
+    assert daemon.problems() == []
+
+
+def test_a_write_budget_bounds_what_is_written_and_a_stop_keeps_the_rest(
+    start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    hour = 4 * CHAIN * SMALL.chunk_bytes
+    daemon = start_daemon(
+        dram__capacity=f"{DRAM_CHUNKS * SMALL.chunk_bytes}B",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity="64MiB",
+        ssd__write_budget=f"{24 * hour}B",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect() as pool:
+        stored = fill(pool, 12)
+        wait_until(lambda: daemon.stats()["demotions_under_way"] == 0, "writing has ended")
+        stats = daemon.stats()
+        assert stats["ssd.admission"] in ("used-again", "nothing")
+        assert stats["demoted_chunks"] < 12 * CHAIN
+        assert stats["evicted_chunks"] > 0
+        assert load_right(pool, stored[-1]).chunks == CHAIN
+        assert daemon.stop() == 0
+        daemon.start()
+        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
+        wait_connected(pool)
+        assert load_right(pool, stored[-1]).chunks == CHAIN, "a planned stop keeps what DRAM had"
+    assert daemon.problems() == []
+
+
+UNFIT = {
+    "larger than a segment": kv.Layout(layers=4, kv_heads=1, head_dim=1024, dtype="uint8", chunk_tokens=300, planes=1),
+    "too many layers": kv.Layout(layers=1024, kv_heads=1, head_dim=16, dtype="uint8", chunk_tokens=32, planes=1),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_chunks_that_have_no_place_on_disk_keep_no_others_from_it(
+    start_daemon: Callable[..., Daemon], tmp_path: Path, name: str
+) -> None:
+    daemon = start_daemon(
+        dram__capacity="16MiB",
+        dram__segment="2MiB",
+        ssd__path=str(tmp_path / "ssd"),
+        ssd__capacity="64MiB",
+        ssd__segment="1MiB",
+        ssd__watermark="1",
+    )
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    with daemon.connect(UNFIT[name], model="unfit") as unfit, daemon.connect() as pool:
+        chunks = (12 << 20) // max(
+            UNFIT[name].chunk_bytes, 1 << 20
+        )  # of 1024 layers one needs a MiB of places for checksums
+        assert store(unfit, unfit.keys(tokens_of(1, chunks * UNFIT[name].chunk_tokens))).stored == chunks
+        stored = fill(pool, 4)
+        with daemon.admin() as connection:
+            report = connection.write_down(10.0)
+        assert (report["chunks"], report["left"]) == (4 * CHAIN, chunks)
+        started = time.monotonic()
+        assert store(unfit, unfit.keys(tokens_of(2, chunks * UNFIT[name].chunk_tokens))).stored == chunks
+        assert time.monotonic() - started < ROOM_WAIT_S, "nothing waits for what is never written"
+        assert "not kept on disk" in daemon.log()
+        daemon.kill()
+        daemon.start()
+        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")
+        wait_connected(pool)
+        for keys in stored:
+            assert load_right(pool, keys).chunks == CHAIN
+    assert daemon.problems() == []

@@ -1,0 +1,129 @@
+"""What names the model that SGLang serves, what is refused, and where refusals are counted."""
+
+import logging
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvpool_client.sglang import Settings
+from kvpool_client.sglang.names import MODEL_FIELDS, named, server_args_of_process
+from tests.engines.sglang.standin import Controller, HostPool, PoolTransfer, page_keys
+from tests.rigs.daemon import Daemon
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+Start = Callable[..., Controller]
+
+
+def _revision(settings: dict[str, Any] | None = None, environment: dict[str, str] | None = None, **fields: Any) -> str:
+    """The revision for these arguments of SGLang's; the refusal where there is none."""
+    args = types.SimpleNamespace(**{"model_path": "org/tiny", "revision": COMMIT, **fields})
+    read = Settings.read({"interface_v1": 1, **(settings or {})}, "served")
+    found, refusal = named(read, "served", args, environment or {"HF_HOME": "/no/such"})
+    return refusal or found.revision
+
+
+def _model(directory: Path, seed: int) -> str:
+    directory.mkdir(exist_ok=True)
+    (directory / "model.bin").write_bytes(np.random.default_rng(seed).bytes(20000))
+    return str(directory)
+
+
+def test_equal_engines_have_one_name_and_other_weights_another(tmp_path: Path) -> None:
+    here = _revision(model_path=_model(tmp_path / "a", 0))
+    assert here == _revision(model_path=str(tmp_path / "a"))
+    assert here != _revision(model_path=_model(tmp_path / "a", 1))
+    assert _revision() == _revision() != _revision(revision=COMMIT[::-1])
+
+
+@pytest.mark.parametrize("field", MODEL_FIELDS)
+def test_arguments_that_change_kv_are_in_the_name(field: str) -> None:
+    changed: dict[str, Any] = {field: "fp8"}
+    assert _revision(**changed) != _revision()
+    assert _revision({"revision": "7"}, **changed) != _revision({"revision": "7"})
+
+
+@pytest.mark.parametrize("field", ["context_length", "served_model_name", "mem_fraction_static", "port"])
+def test_arguments_that_change_no_kv_are_not(field: str) -> None:
+    changed: dict[str, Any] = {field: "7"}
+    assert _revision(**changed) == _revision()
+
+
+def test_random_weights_are_named_by_their_seed() -> None:
+    assert _revision(load_format="dummy", random_seed=1) == _revision(load_format="dummy", random_seed=1)
+    assert _revision(load_format="dummy", random_seed=1) != _revision(load_format="dummy", random_seed=2)
+
+
+def test_the_arguments_are_found_where_sglang_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server_args_of_process() is None
+
+    def unset() -> None:
+        raise ValueError("Global server args is not set yet!")
+
+    newer, older = types.ModuleType("sglang.srt.runtime_context"), types.ModuleType("sglang.srt.server_args")
+    vars(newer).update(get_server_args=unset)
+    vars(older).update(get_global_server_args=lambda: "older")
+    monkeypatch.setitem(sys.modules, newer.__name__, newer)
+    monkeypatch.setitem(sys.modules, older.__name__, older)
+    assert server_args_of_process() == "older"
+    vars(newer).update(get_server_args=lambda: "newer")
+    assert server_args_of_process() == "newer"
+
+
+def test_weights_that_nothing_tells_are_refused_in_one_line_and_counted(
+    daemon: Daemon, start_sglang: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = page_keys(1, 3)
+    with caplog.at_level(logging.WARNING):
+        controller = start_sglang(daemon, waits=False, extra={"revision": ""}, model_name="no-such/model")
+        for _ in range(2):
+            assert controller.backup(keys, range(3)) == 0
+            assert controller.backend.batch_exists(keys) == 0
+    said = [record.message for record in caplog.records if "shares nothing" in record.message]
+    assert len(said) == 1
+    assert "set revision in --hicache-storage-backend-extra-config" in said[0]
+    assert controller.backend.counters()["refused_weights"] == 12
+
+
+def test_pages_that_are_split_over_ranks_are_refused(daemon: Daemon, start_sglang: Start) -> None:
+    for rank in range(2):
+        ranks = start_sglang(
+            daemon,
+            HostPool(layout="mla"),
+            waits=False,
+            is_mla_model=True,
+            tp_rank=rank,
+            tp_size=2,
+            dcp_size=2,
+            dcp_rank=rank,
+        )
+        assert ranks.backend.batch_exists(page_keys(1, 2)) == 0
+        assert ranks.backend.counters()["refused_dcp"] == 2
+
+
+def test_every_refusal_names_its_remedy_and_stands_in_the_registry(
+    daemon: Daemon, start_sglang: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = pytest.importorskip("prometheus_client").REGISTRY
+
+    def shown(reason: str) -> float:
+        labels = {"engine": "sglang", "reason": reason}
+        return float(registry.get_sample_value("kvpool_engine_refused_total", labels) or 0)
+
+    before = {reason: shown(reason) for reason in ("interface", "sidecars", "layout")}
+    controller, keys = start_sglang(daemon), page_keys(2, 3)
+    with caplog.at_level(logging.WARNING):
+        controller.backend.batch_get(keys)
+        controller.backend.batch_set_v2([PoolTransfer("mamba", controller.pool.slots(range(3)), keys)])
+        pool = HostPool()
+        pool.get_page_buffer_meta = lambda indices: ([], [])  # type: ignore[method-assign]
+        nothing = start_sglang(daemon, pool, waits=False)
+        assert nothing.backend.batch_exists(keys) == 0
+    assert {reason: shown(reason) - before[reason] for reason in before} == {"interface": 3, "sidecars": 3, "layout": 3}
+    lines = "\n".join(record.message for record in caplog.records)
+    for remedy in ("set interface_v1 to 1", "without --hicache-storage-backend", "set --hicache-mem-layout"):
+        assert remedy in lines

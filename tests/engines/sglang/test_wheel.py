@@ -1,0 +1,62 @@
+"""The backend under SGLang's own base class, factory and failure injector, out of a wheel that is never installed.
+
+Opt-in (`make test-sglang` fetches the wheel): KVPOOL_SGLANG_WHEEL names sglang-0.5.23-….whl. Needs torch, no GPU.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rigs.daemon import Daemon
+
+WHEEL = os.environ.get("KVPOOL_SGLANG_WHEEL", "")
+MODULES = (
+    "sglang/srt/environ.py",
+    "sglang/srt/mem_cache/hicache_storage.py",
+    "sglang/srt/mem_cache/storage/backend_factory.py",
+)
+TURNS = 40
+
+pytest.importorskip("torch", reason="the torch extra is not installed")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not WHEEL, reason="KVPOOL_SGLANG_WHEEL names no wheel (make test-sglang)"),
+]
+
+
+def _drive(daemon: Daemon, directory: Path, **environment: str) -> dict[str, Any]:
+    with zipfile.ZipFile(WHEEL) as wheel:
+        for module in MODULES:
+            wheel.extract(module, directory)
+    root = Path(__file__).parents[3]
+    paths = os.pathsep.join([str(root), str(root / "client"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "tests.engines.sglang.wheel_driver", str(directory), daemon.socket, str(TURNS)]
+    variables = {**os.environ, "PYTHONPATH": paths, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_the_factory_loads_the_backend_and_pages_come_back(daemon: Daemon, tmp_path: Path) -> None:
+    seen = _drive(daemon, tmp_path)
+    assert seen == {"wrapper": "KVPoolStorage", "fetched": TURNS * 8, "stored": TURNS * 8, "left": 0}
+
+
+def test_sglangs_own_delays_and_failures_bring_no_wrong_byte(daemon: Daemon, tmp_path: Path) -> None:
+    seen = _drive(
+        daemon,
+        tmp_path,
+        SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY="0.01",
+        SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE="0.2",
+    )
+    assert seen["wrapper"] == "HiCacheStorageFailureInjector"
+    assert 0 < seen["fetched"] < TURNS * 8
+    assert 0 < seen["stored"] < TURNS * 8
+    assert daemon.stats()["leases"] == 0

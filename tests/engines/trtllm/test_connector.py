@@ -1,0 +1,388 @@
+"""TensorRT-LLM's connector over a real daemon, driven by a scripted executor that checks all KV it reads (trtllm_standin)."""
+
+import re
+import signal
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool_client.trtllm import Settings
+from kvpool_client.trtllm.shared import Board
+from tests.rigs.daemon import Daemon, spawn, wait_until
+
+torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+
+from tests.engines.trtllm.interface import llm_args  # noqa: E402
+from tests.engines.trtllm.standin import Executor, Request  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "engines" / "tensorrt-llm.md"
+PROMPT = np.random.default_rng(5).integers(0, 900, 30).tolist()
+Start = Callable[..., Executor]
+
+
+@pytest.fixture
+def start(start_trtllm: Start) -> Start:
+    """Starts engines with the first cache manager."""
+    return start_trtllm
+
+
+def _stats(engine: Executor) -> dict[str, Any]:
+    return {**engine.scheduler.half.stats(), **engine.workers[0].half.stats()}
+
+
+@pytest.mark.parametrize(("ranks", "planes"), [(1, 2), (2, 2), (2, 1)])
+def test_a_second_engine_claims_what_the_first_computed(daemon: Daemon, start: Start, ranks: int, planes: int) -> None:
+    first = start(daemon, ranks=ranks, planes=planes)
+    cold = first.answer(PROMPT, 6)
+    assert cold[0] == 0
+    second = start(daemon, ranks=ranks, planes=planes)
+    warm = second.answer(PROMPT, 6)
+    assert warm == (28, cold[1])
+    assert first.answer(PROMPT, 6) == (28, cold[1])
+    assert _stats(second)["loaded_blocks"] == 7
+    assert daemon.stats()["leases"] == 0
+    wait_until(lambda: daemon.stats()["reservations"] == 0, "no reservations are left")
+    assert daemon.problems() == []
+
+
+@pytest.mark.gpu
+def test_kv_on_a_gpu_comes_back(daemon: Daemon, start: Start) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device here")
+    engine = start(daemon, device="cuda", step_tokens=8)
+    cold = engine.answer(PROMPT, 6)[1]
+    assert engine.answer(PROMPT, 6) == (28, cold)
+
+
+@pytest.mark.parametrize("numbered", [lambda layer: 2 * layer, lambda layer: layer + 1])
+def test_layers_without_kv_do_not_mix_the_others_up(
+    daemon: Daemon, start: Start, numbered: Callable[[int], int]
+) -> None:
+    engine = start(daemon, warm=False)
+    engine.layer_number = numbered
+    engine.warm_up()
+    cold = engine.answer(PROMPT, 6)[1]
+    assert engine.answer(PROMPT, 6) == (28, cold)
+
+
+def test_a_model_whose_hooks_are_skipped_is_served_step_by_step(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon, cuda_graph_config=object())
+    cold = engine.answer(PROMPT, 6)[1]
+    assert engine.answer(PROMPT, 6) == (28, cold)
+
+
+def test_decoded_kv_is_kept_for_the_next_turn(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon)
+    _, generated = engine.answer(PROMPT, 15)
+    claimed, _ = engine.answer([*PROMPT, *generated, 5, 6])
+    assert claimed == (30 + 14) // 4 * 4
+
+
+def test_one_token_is_always_left_to_compute(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon)
+    engine.answer(PROMPT[:28])
+    assert engine.answer(PROMPT[:28])[0] == 24
+    assert engine.answer(PROMPT[:29])[0] == 28
+
+
+@pytest.mark.parametrize(("held", "claimed"), [(0, 28), (8, 20), (28, 0), (6, 0)])
+def test_only_what_the_engine_does_not_hold_is_claimed(daemon: Daemon, start: Start, held: int, claimed: int) -> None:
+    engine = start(daemon)
+    engine.answer(PROMPT)
+    assert engine.answer(PROMPT, held=held)[0] == claimed
+
+
+def test_a_shared_prefix_is_claimed_and_the_rest_computed_in_steps(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon, step_tokens=5)
+    engine.answer(PROMPT, 3)
+    other = [*PROMPT[:14], *range(20)]
+    assert engine.answer(other, 3)[0] == 12
+    assert engine.answer(other, 3)[0] == 32
+
+
+def test_many_requests_at_once(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon, ranks=2, blocks=128, step_tokens=7)
+    prompts = [[number, *PROMPT[: 10 + number], *range(number)] for number in range(8)]
+    cold = [engine.ask(prompt, 4 + number) for number, prompt in enumerate(prompts)]
+    engine.run()
+    warm = [engine.ask(prompt, 4 + number) for number, prompt in enumerate(prompts)]
+    engine.run()
+    assert [request.tokens for request in warm] == [request.tokens for request in cold]
+    assert [request.claimed for request in warm] == [(len(prompt) - 1) // 4 * 4 for prompt in prompts]
+    assert _stats(engine)["staging_slots_free"] > 0
+
+
+def test_a_small_staging_cuts_claims_and_gets_its_room_back(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon, ranks=2, warm=False)
+    half = engine.scheduler.half
+    chunk_bytes = 3 * 2 * 4 * 16
+    half._settings = replace(half._settings, staging_bytes=10 * 2 * chunk_bytes)
+    engine.warm_up()
+    engine.answer(PROMPT)
+    for _ in range(3):
+        assert engine.answer(PROMPT)[0] == 28
+    first, second = engine.ask(PROMPT), engine.ask(PROMPT)
+    engine.run()
+    assert (first.claimed, second.claimed) == (28, 12)
+    assert _stats(engine)["staging_slots_free"] == 10 - 7 - 3
+    assert engine.answer(PROMPT)[0] == 28
+
+
+@pytest.mark.parametrize("moment", ["before", "after", "late"])
+def test_a_daemon_that_dies_costs_claims_and_nothing_else(daemon: Daemon, start: Start, moment: str) -> None:
+    engine = start(daemon, ranks=2)
+    cold = engine.answer(PROMPT, 5)[1]
+    if moment == "before":
+        daemon.kill()
+    if moment == "after":
+        engine.after_match = daemon.kill
+    if moment == "late":
+        daemon.signal(signal.SIGSTOP)
+    claimed, generated = engine.answer(PROMPT, 5)
+    engine.after_match = lambda: None
+    assert generated == cold
+    assert claimed == {"before": 0, "after": 28, "late": 0}[moment]
+    if moment == "late":
+        daemon.signal(signal.SIGCONT)
+    else:
+        daemon.start()
+    engine.warm_up()
+    engine.answer(PROMPT, 5)
+    assert engine.answer(PROMPT, 5) == (28, cold)
+
+
+def test_a_daemon_that_dies_between_the_steps_of_a_prompt(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon, step_tokens=8)
+    request = engine.ask(PROMPT, 5)
+    engine.step()
+    daemon.kill()
+    engine.run()
+    tokens = request.tokens
+    daemon.start()
+    engine.warm_up()
+    assert engine.answer(PROMPT, 5)[1] == tokens[30:]
+    assert engine.answer(PROMPT, 5) == (28, tokens[30:])
+
+
+def test_what_is_on_ssd_alone_is_claimed_once_it_is_in_dram(
+    start_daemon: Callable[..., Daemon], start: Start, tmp_path: Path
+) -> None:
+    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    engine = start(daemon)
+    cold = engine.answer(PROMPT, 5)[1]
+    assert daemon.stop() == 0
+    daemon.start()
+    engine.warm_up()
+    pool = engine.workers[0].half._pool
+    wait_until(lambda: pool.lookup(pool.keys(PROMPT)).chunks == 7, "the chunks are found again")
+    assert engine.answer(PROMPT, 5) == (0, cold)
+    wait_until(lambda: (pool.lookup(pool.keys(PROMPT)).tiers == kv.Level.DRAM).all(), "they are in DRAM")
+    assert engine.answer(PROMPT, 5) == (28, cold)
+
+
+def test_chunks_too_large_for_the_daemon_are_never_claimed(start_daemon: Callable[..., Daemon], start: Start) -> None:
+    engine = start(start_daemon(dram__capacity="1MiB"), warm=False, tokens_per_block=32768, blocks=8)
+    for _ in range(3):
+        assert engine.answer(PROMPT)[0] == 0
+    assert engine.workers[0].half.stats()["failed_register_kv_caches"] == 1
+
+
+def test_an_engine_without_a_daemon_runs_and_finds_it_when_it_comes(
+    start_daemon: Callable[..., Daemon], start: Start
+) -> None:
+    daemon = start_daemon()
+    daemon.kill()
+    engine = start(daemon, warm=False)
+    assert engine.answer(PROMPT, 5)[0] == 0
+    daemon.start()
+    engine.warm_up()
+    cold = engine.answer(PROMPT, 5)
+    assert engine.answer(PROMPT, 5) == (28, cold[1])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_flipped_bit_on_any_rank_is_never_claimed(daemon: Daemon, start: Start, rank: int) -> None:
+    engine = start(daemon, ranks=2)
+    cold = engine.answer(PROMPT, 5)[1]
+    pool = engine.workers[rank].half._pool
+    with pool.acquire(pool.lookup(pool.keys(PROMPT))) as lease:
+        lease.session.arena.view()[int(lease.offsets[4]) + 5] ^= 1
+    assert engine.answer(PROMPT, 5) == (16, cold)
+    assert engine.answer(PROMPT, 5) == (28, cold)
+
+
+def test_a_prefix_counts_as_far_as_every_rank_has_it(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon, ranks=2)
+    cold = engine.answer(PROMPT, 5)[1]
+    pool = engine.workers[1].half._pool
+    with pool.acquire(pool.lookup(pool.keys(PROMPT))) as lease:
+        lease.session.arena.view()[int(lease.offsets[2])] ^= 1
+        assert pool.load(lease, into=np.zeros((lease.chunks, pool.layout.chunk_bytes), np.uint8)).wait().chunks == 2
+    assert pool.lookup(pool.keys(PROMPT)).chunks == 2
+    assert engine.answer(PROMPT, 5) == (8, cold)
+
+
+def test_two_salts_two_adapters_and_two_models_never_share(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon)
+    assert engine.answer(PROMPT, cache_salt="a")[0] == 0
+    assert engine.answer(PROMPT, cache_salt="b")[0] == 0
+    assert engine.answer(PROMPT)[0] == 0
+    lora: dict[str, Any] = {"lora_task_id": 3, "lora_weights": np.arange(64, dtype=np.float32)}
+    assert engine.answer(PROMPT, **lora)[0] == 0
+    assert engine.answer(PROMPT, cache_salt="a", **lora)[0] == 0
+    assert engine.answer(PROMPT, cache_salt="a")[0] == 28
+    for fields in ({"model": "other"}, {"settings": {"REVISION": "2"}}, {"attn_backend": "FLASHINFER"}, {"ranks": 2}):
+        assert start(daemon, **fields).answer(PROMPT, cache_salt="a")[0] == 0, fields
+
+
+def test_prompts_that_are_more_than_tokens_are_left_alone(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon)
+    for _ in range(2):
+        assert engine.answer(PROMPT, multimodal_hashes=[[1, 2]])[0] == 0
+    assert daemon.stats()["dram.chunks"] == 0
+    assert _stats(engine)["refused_requests"] >= 2
+
+
+def test_a_request_that_does_not_say_its_salt_is_left_alone(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon)
+    engine.answer(PROMPT)
+    silent = types.SimpleNamespace(request_id=900, get_tokens=lambda _beam: PROMPT)
+    assert engine.scheduler.get_num_new_matched_tokens(silent, 0) == (0, False)
+    numbered = types.SimpleNamespace(request_id=901, get_tokens=lambda _beam: PROMPT, cache_salt_id=7)
+    assert engine.scheduler.get_num_new_matched_tokens(numbered, 0) == (0, False)
+    unsalted = types.SimpleNamespace(request_id=902, get_tokens=lambda _beam: PROMPT, cache_salt_id=None)
+    assert engine.scheduler.get_num_new_matched_tokens(unsalted, 0) == (28, False)
+    engine.scheduler.request_finished(unsalted, [])
+
+
+def test_what_the_runtime_does_not_take_is_given_back(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon)
+    engine.answer(PROMPT)
+    free = _stats(engine)["staging_slots_free"]
+    ends: tuple[Callable[[Request], object], ...] = (
+        lambda it: engine.scheduler.cancel_load(it, 0, 28),
+        lambda it: engine.scheduler.request_finished(it, []),
+    )
+    for end in ends:
+        request = Request(1000, list(PROMPT), 1)
+        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (28, False)
+        assert _stats(engine)["staging_slots_free"] == free - 7
+        end(request)
+        assert _stats(engine)["staging_slots_free"] == free
+    request = Request(1001, list(PROMPT), 1)
+    engine.scheduler.get_num_new_matched_tokens(request, 0)
+    engine.scheduler.cancel_load(request, 12, 28)
+    assert _stats(engine)["staging_slots_free"] == free - 3
+    engine.scheduler.request_reset(request)
+    assert _stats(engine)["staging_slots_free"] == free
+
+
+def test_a_request_that_runs_again_saves_from_its_new_blocks(
+    daemon: Daemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(daemon, step_tokens=8)
+    engine.layer_number = lambda layer: layer + 1  # so that nothing is copied before the commit
+    engine.answer([1, 2, 3])
+    request = engine.ask(PROMPT, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(kv.Save, "commit", lambda self, wait=True: None)
+        engine.step()
+    engine.abort(request)
+    engine.run()
+    assert engine.answer(PROMPT, 3)[0] == 28
+    assert daemon.problems() == []
+
+
+def test_a_full_pool_declines_saves_and_stops_nothing(start_daemon: Callable[..., Daemon], start: Start) -> None:
+    engine = start(start_daemon(dram__capacity="2MiB"), tokens_per_block=512, settings={"STAGING_MIB": "8"})
+    for seed in range(6):
+        engine.answer(np.random.default_rng(seed).integers(0, 900, 2048).tolist(), 2)
+    stats = _stats(engine)
+    assert stats["saved_blocks"] > 0
+
+
+@pytest.mark.parametrize(
+    "fields", [{"pipeline_parallel_size": 2}, {"kv_dtype": "int8"}, {"speculative_config": object()}]
+)
+def test_engines_that_are_not_served_share_nothing(daemon: Daemon, start: Start, fields: dict[str, Any]) -> None:
+    engine = start(daemon, warm=False, **fields)
+    assert [engine.answer(PROMPT)[0] for _ in range(2)] == [0, 0]
+    assert daemon.stats()["dram.chunks"] == 0
+
+
+def test_kv_with_scales_elsewhere_is_not_kept(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon, warm=False)
+    worker = type(engine.workers[0])(llm_args())
+    worker.register_kv_caches(torch.zeros(4, 3, 2, 32, dtype=torch.uint8))
+    assert worker.half.stats() == {**worker.half.stats(), "failed_register_kv_caches": 1}
+    worker.half.close()
+
+
+def test_a_rank_that_cannot_map_the_staging_is_never_relied_upon(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon, ranks=2, warm=False)
+    engine.workers[1].half._geometry = None
+    for _ in range(3):
+        assert engine.answer(PROMPT)[0] == 0
+    assert not engine.scheduler.half.is_serving
+
+
+def test_the_board_is_open_to_another_process_of_the_user() -> None:
+    board = Board.create(2)
+    code = "import sys; from kvpool_client.trtllm.shared import Board; Board.attach(sys.argv[1], 2).set_done(1, 7)"
+    with spawn(code, board.path) as other:
+        assert other.wait(60) == 0
+    board.set_done(0, 9)
+    assert board.done(range(2)) == 7
+    with pytest.raises(OSError, match="smaller"):
+        Board.attach(board.path, 3)
+    board.close()
+
+
+@pytest.mark.parametrize("step_tokens", [1 << 20, 5])
+def test_the_engines_priorities_reach_the_pool(daemon: Daemon, start: Start, step_tokens: int) -> None:
+    engine = start(daemon, step_tokens=step_tokens)
+    engine.answer(PROMPT, 8, priorities=[100, 100, 100])
+    assert daemon.stats()["dram.kept_chunks"] == 3
+    engine.answer(PROMPT, 8, priorities=[35, 35, 35])
+    engine.answer(PROMPT, 8)
+    assert daemon.stats()["dram.kept_chunks"] == 3, "what nobody speaks of is left as it is"
+    assert _stats(engine)["clipped_blocks"] == 0
+
+
+def test_priorities_of_another_form_are_left_out(daemon: Daemon, start: Start) -> None:
+    engine = start(daemon)
+    engine._priorities = lambda request: [100] * 99  # type: ignore[method-assign]  # not one for each new block
+    engine.answer(PROMPT, 8)
+    assert (daemon.stats()["dram.kept_chunks"], daemon.stats()["stored_chunks"]) == (0, 9)
+
+
+def test_priorities_beyond_the_share_are_clipped_and_counted(start_daemon: Callable[..., Daemon], start: Start) -> None:
+    engine = start(start_daemon(dram__retained_share="0"))
+    engine.answer(PROMPT, 4, priorities=[90, 90])
+    assert _stats(engine)["clipped_blocks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("RETENTION_S", "0"), ("SOKCET", "x"), ("TIMEOUT_S", "soon"), ("STAGING_MIB", "0"), ("COPY_THREADS", "65")],
+)
+def test_a_wrong_setting_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(kv.InvalidArgument, match=name):
+        Settings.read(llm_args(), {f"TLLM_KVPOOL_{name}": value, "PATH": "/bin"}, "1")
+
+
+def test_the_documents_settings_are_accepted() -> None:
+    text = DOCUMENT.read_text()
+    given = dict(re.findall(r"^export (TLLM_KVPOOL_\w+)=(\S+)", text, re.MULTILINE))
+    assert given
+    assert Settings.read(llm_args(), given, "1").socket == "/run/kvpool/kvpool.sock"
+    assert 'connector_module="kvpool_client.trtllm"' in text

@@ -1,0 +1,140 @@
+"""How TensorRT-LLM's weights and LoRA adapters are named: alike where their KV is, apart where it is not, else refused."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvpool_client.trtllm import Settings
+from kvpool_client.trtllm.adapters import Adapters
+from tests.rigs.daemon import Daemon
+
+torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+
+from tests.engines.trtllm.interface import COMMIT, llm_args  # noqa: E402
+from tests.engines.trtllm.standin import Executor  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+PROMPT = np.random.default_rng(5).integers(0, 900, 30).tolist()
+Start = Callable[..., Executor]
+
+
+def _settings(environment: dict[str, str] | None = None, **fields: Any) -> Settings:
+    return Settings.read(llm_args(**fields), environment or {}, "1")
+
+
+def _model(directory: Path, seed: int = 0, configuration: str = "{}") -> str:
+    directory.mkdir(exist_ok=True)
+    (directory / "model.bin").write_bytes(np.random.default_rng(seed).bytes(20000))
+    (directory / "config.json").write_text(configuration)
+    return str(directory)
+
+
+def test_a_directorys_weights_are_its_name(tmp_path: Path) -> None:
+    here = _settings(model=_model(tmp_path / "a"), revision=None)
+    assert here.refusal == ""
+    assert here.revision == _settings(model=str(tmp_path / "a"), revision="other").revision
+    tuned = _settings(model=_model(tmp_path / "a", seed=1), revision=None)
+    assert tuned.revision != here.revision
+    scaled = _settings(model=_model(tmp_path / "a", seed=1, configuration='{"rope_theta": 1}'), revision=None)
+    assert scaled.revision != tuned.revision
+
+
+@pytest.mark.parametrize("field", ["dtype", "quant_config", "model_kwargs", "kv_dtype"])
+def test_what_changes_kv_beside_the_weights_is_in_the_name(field: str) -> None:
+    changed: dict[str, Any] = {field: "fp8"}
+    assert _settings(**changed).revision != _settings().revision
+    assert _settings(**changed).revision == _settings(**changed).revision
+
+
+def test_a_model_of_the_hub_is_named_by_the_commit_that_is_cached(tmp_path: Path) -> None:
+    references = tmp_path / "hub" / "models--org--tiny" / "refs"
+    references.mkdir(parents=True)
+    environment = {"HF_HOME": str(tmp_path)}
+    names = {"model": "org/tiny", "revision": None}
+    unknown = _settings(environment, **names)
+    assert "TLLM_KVPOOL_REVISION" in unknown.refusal
+    (references / "main").write_text(COMMIT)
+    first = _settings(environment, **names)
+    assert (first.refusal, first.revision) == ("", _settings(model="org/tiny", revision=COMMIT).revision)
+    (references / "main").write_text(COMMIT[::-1])
+    assert _settings(environment, **names).revision != first.revision
+
+
+def test_the_operators_word_stands_for_weights_that_nothing_tells() -> None:
+    given = _settings({"TLLM_KVPOOL_REVISION": "7"}, revision=None)
+    assert given.refusal == ""
+    assert given.revision != _settings({"TLLM_KVPOOL_REVISION": "8"}, revision=None).revision
+
+
+def test_two_engines_number_one_adapter_differently_and_share_it(
+    daemon: Daemon, start_trtllm: Start, tmp_path: Path
+) -> None:
+    first, second = start_trtllm(daemon), start_trtllm(daemon, manager="v1")
+    weights, others = np.arange(64, dtype=np.float32), np.arange(1, 65, dtype=np.float32)
+    assert first.answer(PROMPT, lora_task_id=1, lora_weights=torch.from_numpy(weights))[0] == 0
+    assert second.answer(PROMPT, lora_task_id=1, lora_weights=others)[0] == 0
+    assert second.answer(PROMPT, lora_task_id=9, lora_weights=weights)[0] == 28
+    assert second.answer(PROMPT, lora_task_id=9)[0] == 28, "the engine sends an adapter's weights once"
+    assert second.answer(PROMPT)[0] == 0
+
+
+def test_an_adapter_in_a_directory_is_named_by_weights_and_scale(tmp_path: Path) -> None:
+    adapters, names = Adapters(), []
+    for number, (seed, scale) in enumerate([(0, 1), (0, 1), (0, 2), (1, 1)]):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        (directory / "adapter_model.bin").write_bytes(bytes([seed]) * 5000)
+        (directory / "adapter_config.json").write_text(f'{{"lora_alpha": {scale}}}')
+        os.utime(directory / "adapter_model.bin", (1, 1))
+        request = SimpleNamespace(lora_task_id=number, py_lora_path=str(directory))
+        names.append(adapters.name_of(request)[0])
+    assert names[0] == names[1]
+    assert len(set(names)) == 3
+    assert all(names)
+
+
+def test_an_adapter_whose_weights_nobody_sees_is_left_alone_and_said_once(
+    daemon: Daemon, start_trtllm: Start, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    engine = start_trtllm(daemon)
+    with caplog.at_level(logging.WARNING):
+        engines: tuple[dict[str, Any], ...] = ({}, {}, {"py_lora_path": str(tmp_path)}, {"py_lora_path": "/no/such"})
+        for fields in engines:
+            assert engine.answer(PROMPT, lora_task_id=3, **fields)[0] == 0
+    assert daemon.stats()["dram.chunks"] == 0
+    assert engine.scheduler.half.stats()["refused_lora"] == 4
+    said = [record.message for record in caplog.records if "LoRARequest" in record.message]
+    assert len(said) == 1
+
+
+def test_refusals_stand_in_the_registry_that_the_engine_shows(daemon: Daemon, start_trtllm: Start) -> None:
+    registry = pytest.importorskip("prometheus_client").REGISTRY
+
+    def shown(reason: str) -> float:
+        labels = {"engine": "trtllm", "reason": reason}
+        return float(registry.get_sample_value("kvpool_engine_refused_total", labels) or 0)
+
+    before = {reason: shown(reason) for reason in ("inputs", "engine")}
+    start_trtllm(daemon).answer(PROMPT, multimodal_hashes=[[1]])
+    start_trtllm(daemon, warm=False, pipeline_parallel_size=2).answer(PROMPT)
+    assert {reason: shown(reason) - before[reason] for reason in before} == {"inputs": 1, "engine": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"pipeline_parallel_size": 2}, "tensor_parallel_size"),
+        ({"speculative_config": object()}, "remove it"),
+        ({"kv_dtype": "nvfp4"}, "auto or fp8"),
+        ({"revision": None}, "TLLM_KVPOOL_REVISION"),
+    ],
+)
+def test_every_refusal_of_an_engine_names_its_remedy(fields: dict[str, Any], remedy: str) -> None:
+    assert remedy in _settings({"HF_HOME": "/no/such"}, **fields).refusal

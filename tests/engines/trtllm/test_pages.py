@@ -1,0 +1,166 @@
+"""TensorRT-LLM's second cache manager and attention data parallelism, driven by a scripted executor (trtllm_standin)."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.rigs.daemon import Daemon, wait_until
+
+torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+
+from kvpool.errors import LayoutMismatch  # noqa: E402
+from kvpool_client.trtllm.pages import pages_of_layout, pages_of_tensor  # noqa: E402
+from tests.engines.trtllm.pages_rig import Buffer, Group, PageLayout, Region, in_windows, pages_together  # noqa: E402
+from tests.engines.trtllm.standin import Executor  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+PROMPT = np.random.default_rng(5).integers(0, 900, 30).tolist()
+Start = Callable[..., Executor]
+
+
+@pytest.mark.parametrize("manager", ["v2", "v2-apart"])
+@pytest.mark.parametrize(("ranks", "planes"), [(1, 2), (2, 2), (2, 1)])
+def test_pages_come_back_into_another_engine(
+    daemon: Daemon, start_trtllm: Start, manager: str, ranks: int, planes: int
+) -> None:
+    first = start_trtllm(daemon, manager=manager, ranks=ranks, planes=planes, step_tokens=8)
+    claimed, cold = first.answer(PROMPT, 6)
+    assert claimed == 0
+    second = start_trtllm(daemon, manager=manager, ranks=ranks, planes=planes)
+    assert second.answer(PROMPT, 6) == (28, cold)
+    assert second.workers[0].half.stats()["loaded_blocks"] == 7
+    assert daemon.stats()["leases"] == 0
+
+
+def test_the_two_managers_never_share_bytes(daemon: Daemon, start_trtllm: Start) -> None:
+    start_trtllm(daemon).answer(PROMPT)
+    for manager in ("v2", "v2-apart"):
+        assert start_trtllm(daemon, manager=manager).answer(PROMPT)[0] == 0, manager
+
+
+def test_a_generation_only_request_is_left_alone(daemon: Daemon, start_trtllm: Start) -> None:
+    for manager in ("v1", "v2"):
+        engine = start_trtllm(daemon, manager=manager)
+        engine.answer(PROMPT)
+        assert engine.answer(PROMPT, is_generation_only=True)[0] == 0
+        assert engine.answer(PROMPT)[0] == 28
+
+
+@pytest.mark.parametrize("windows", [(None, 128), (128,), (128, 512, None)])
+def test_layer_groups_start_the_engine_and_one_line_says_why_they_are_not_served(
+    daemon: Daemon, start_trtllm: Start, caplog: pytest.LogCaptureFixture, windows: tuple[int | None, ...]
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        engine = start_trtllm(daemon, warm=False, manager="v2", windows=windows)
+        assert [engine.answer(PROMPT)[0] for _ in range(2)] == [0, 0]
+    said = [record.message for record in caplog.records if "shares nothing" in record.message]
+    assert len(said) == 1
+    assert "max_attention_window" in said[0]
+    assert "128" in said[0]
+    assert engine.workers[0].half.stats()["refused_layout"] == 1
+    assert daemon.stats()["dram.chunks"] == 0
+
+
+def test_owners_of_attention_data_parallelism_share_what_each_computed(daemon: Daemon, start_trtllm: Start) -> None:
+    owners = [start_trtllm(daemon, manager="v2", owner=rank, tensor_parallel_size=2) for rank in range(2)]
+    claimed, cold = owners[1].answer(PROMPT, 6)
+    assert claimed == 0
+    assert owners[0].answer(PROMPT, 6) == (28, cold)
+    assert owners[1].answer(PROMPT, 6) == (28, cold)
+    owners[0].run()
+    paths = {owner.scheduler.half._board.path for owner in owners}
+    assert len(paths) == 2, "each owner has a board of its own"
+    assert daemon.problems() == []
+
+
+def test_an_owner_that_ends_leaves_the_others_served(daemon: Daemon, start_trtllm: Start) -> None:
+    owners = [start_trtllm(daemon, manager="v2", owner=rank, tensor_parallel_size=2) for rank in range(2)]
+    cold = owners[0].answer(PROMPT, 6)[1]
+    owners[0].close()
+    assert owners[1].answer(PROMPT, 6) == (28, cold)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "left"), [(0, 8, 5), (0, 10, 5), (0, 28, 0), (13, 28, 4), (8, 20, 7), (28, 40, 7)]
+)
+def test_what_the_runtime_came_by_itself_is_taken_out_and_the_rest_stays_promised(
+    daemon: Daemon, start_trtllm: Start, start: int, end: int, left: int
+) -> None:
+    engine = start_trtllm(daemon, manager="v2")
+    cold = engine.answer(PROMPT, 6)[1]
+    request = engine.ask(PROMPT, 6)
+    assert request.claimed == 28
+    engine.hold(request, start, min(end, 28))
+    engine.scheduler.cancel_load(request, start, end)
+    request.computed, request.claimed = 28, 28 - (min(end, 28) - start if start < 28 else 0)
+    engine.run()
+    assert request.tokens[len(PROMPT) :] == cold
+    assert engine.workers[0].half.stats()["loaded_blocks"] == left
+    assert engine.answer(PROMPT, 6) == (28, cold)
+
+
+def test_a_replayed_request_never_saves_from_blocks_that_are_others_by_now(
+    daemon: Daemon, start_trtllm: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime takes a request's pages away and looks it up anew, without a word before."""
+    import kvpool_client as kv
+
+    engine = start_trtllm(daemon, manager="v2", step_tokens=8)
+    engine.layer_number = lambda layer: layer + 1  # so that nothing is copied before the commit
+    engine.answer([1, 2, 3])
+    request = engine.ask(PROMPT, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(kv.Save, "commit", lambda self, wait=True: None)
+        engine.step()
+    engine.replay(request)
+    engine.run()
+    wait_until(lambda: daemon.stats()["reservations"] == 0, "no save is left")
+    assert engine.answer(PROMPT, 3)[0] == 28
+    assert daemon.problems() == []
+
+
+def _region(size: int, buffers: tuple[Buffer, ...], slots: int = 3) -> Region:
+    return Region(torch.zeros(slots, size, dtype=torch.uint8), buffers)
+
+
+def _layout(*regions: Region) -> PageLayout:
+    return PageLayout(4, (Group(0, (1, 0), None, regions),))
+
+
+def test_layers_in_order_are_told_from_other_pages() -> None:
+    both = [Buffer(layer, role) for layer in range(2) for role in ("key", "value")]
+    pages = pages_of_layout(_layout(_region(64, tuple(both))), 4, "w")
+    assert (pages.is_by_layer, pages.geometry.layers, pages.geometry.planes, len(pages.layers)) == (True, 2, 2, 2)
+    pages = pages_of_layout(_layout(_region(64, tuple(reversed(both)))), 4, "w")
+    assert (pages.is_by_layer, pages.geometry.layers, len(pages.layers)) == (False, 1, 1)
+    latent = pages_of_layout(_layout(_region(32, (Buffer(0, "key"), Buffer(1, "key")))), 4, "w")
+    assert (latent.is_by_layer, latent.geometry.is_replicated) == (True, True)
+    assert not pages.geometry.is_replicated
+    assert pages.geometry.format != pages_of_layout(_layout(_region(64, tuple(both))), 4, "w").geometry.format
+
+
+@pytest.mark.parametrize(
+    ("layout", "word"),
+    [
+        (PageLayout(4, ()), "0 layer groups"),
+        (in_windows(pages_together(torch.zeros(3, 2, 2, 32, dtype=torch.int16), 4), (64,)), "max_attention_window"),
+        (PageLayout(8, _layout(_region(64, (Buffer(0, "key"),))).groups), "tokens_per_block"),
+        (_layout(_region(64, (Buffer(0, "key", 2),))), "page size"),
+        (_layout(_region(64, (Buffer(0, "key"),)), _region(8, (Buffer(0, "key_scale"),))), "kv_cache_config.dtype"),
+        (_layout(_region(66, (Buffer(0, "key"),))), "tokens_per_block"),
+        (_layout(), "page size"),
+    ],
+)
+def test_pages_that_cannot_be_served_are_refused_with_a_remedy(layout: Any, word: str) -> None:
+    with pytest.raises(LayoutMismatch, match=word):
+        pages_of_layout(layout, 4, "w")
+
+
+def test_a_pool_tensor_of_another_shape_is_refused_with_a_remedy() -> None:
+    for tensor in (torch.zeros(3, 2, 5, 32), torch.zeros(3, 2, 2, 32, dtype=torch.int8)):
+        with pytest.raises(LayoutMismatch, match=r"without the connector|kv_cache_config\.dtype"):
+            pages_of_tensor(tensor, 4, "w")

@@ -1,0 +1,100 @@
+"""Time to the first token of an engine that generates what another one has computed, through the proxy of examples/, over HTTP.
+
+The first engine is a producer, the second one a consumer, of a model deep enough to matter. What the second one needs for a
+first token is what its own `/metrics` says; prompts that it computes, loads, and has in its own cache take turns.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.engines.vllm.rigs.prompts import prompt
+from tests.engines.vllm.rigs.server import Server, proxy_before, vllm_server
+from tests.engines.vllm.rigs.tiny_models import DEEP, Geometry
+from tests.rigs.daemon import Daemon
+
+GEOMETRY = replace(DEEP, name="quarter-as-deep", layers=3, dtype="float32")
+PROMPT_TOKENS = 1500
+ROUNDS = 5
+TOKENS = 4
+SHARE_MAX = 0.2
+FIRST_TOKEN_SECONDS = "vllm:time_to_first_token_seconds_sum"
+
+
+@pytest.fixture(scope="module")
+def served(
+    model: Callable[[Geometry], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Server, Server]]:
+    """The proxy, the producer and the consumer."""
+    directory, path = tmp_path_factory.mktemp("servers"), model(GEOMETRY)
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(directory, **{"dram.capacity": "512MiB", "dram.huge_pages": "auto"}))
+
+        def start(role: str) -> Server:
+            transfer = {
+                "kv_connector": "KVPoolConnector",
+                "kv_role": role,
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {
+                    "kvpool.socket": daemon.socket,
+                    "kvpool.always_load": True,
+                    "kvpool.wait_s": 2.0,
+                },
+            }
+            return stack.enter_context(
+                vllm_server(path, directory / f"{role}.log", transfer, "--dtype", "float32", "--max-num-seqs", "8")
+            )
+
+        prefill, decode = start("kv_producer"), start("kv_consumer")
+        prefill.wait_up()
+        decode.wait_up()
+        yield stack.enter_context(proxy_before(prefill, decode, directory / "proxy.log")), prefill, decode
+
+
+@pytest.mark.timed
+def test_the_first_token_of_what_another_engine_computed_comes_five_times_sooner(
+    served: tuple[Server, Server, Server], model: Callable[[Geometry], Path], tell: Callable[[str], None]
+) -> None:
+    proxy, prefill, decode = served
+    name = str(model(GEOMETRY))
+    cold, warm, own, whole = [], [], [], []
+
+    def timed(server: Server, ids: list[int], **more: object) -> tuple[float, list[int]]:
+        before = decode.metric(FIRST_TOKEN_SECONDS)
+        answer = server.complete(name, ids, TOKENS, **more)
+        return decode.metric(FIRST_TOKEN_SECONDS) - before, answer
+
+    for server in (prefill, decode, proxy):
+        server.complete(name, prompt(4000, PROMPT_TOKENS), TOKENS)  # the first of all compiles and allocates
+    hits = decode.metric("vllm:kvpool_hit_tokens_total")
+    for number in range(ROUNDS):
+        cold.append(timed(decode, prompt(4100 + number, PROMPT_TOKENS), kv_transfer_params={"load": False})[0])
+        asked = prompt(4200 + number, PROMPT_TOKENS)
+        started = time.perf_counter()
+        seconds, answer = timed(proxy, asked)
+        whole.append(time.perf_counter() - started)
+        warm.append(seconds)
+        seconds, again = timed(decode, asked)
+        own.append(seconds)
+        # The producer loads nothing: what it says is what an engine without a pool says.
+        assert answer == again == prefill.complete(name, asked, TOKENS)
+    loaded = decode.metric("vllm:kvpool_hit_tokens_total") - hits
+    assert prefill.metric("vllm:kvpool_hit_tokens_total") == 0
+    assert decode.metric("vllm:kvpool_saved_chunks_total") == 0
+    share = statistics.median(warm) / statistics.median(cold)
+    tell(
+        f"first token of {PROMPT_TOKENS} tokens on the second engine: {_ms(cold)} computed, {_ms(warm)} from the pool, "
+        f"{share:.3f} of it, {_ms(own)} from its own cache; {_ms(whole)} for {TOKENS} tokens through the proxy, the first "
+        f"engine's part included; {loaded / ROUNDS:.0f} tokens loaded each; medians of {ROUNDS} with the least and the most"
+    )
+    assert loaded == ROUNDS * 1472
+    assert share <= SHARE_MAX
+
+
+def _ms(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds) * 1000:.0f} ms ({min(seconds) * 1000:.0f} to {max(seconds) * 1000:.0f})"

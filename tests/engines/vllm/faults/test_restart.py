@@ -1,0 +1,40 @@
+"""After a restart of the daemon the SSD tier alone has the chunks: the engine loads them from there."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.engines.vllm.conftest import Survivor, counted, wait_restored, wait_stored
+from tests.engines.vllm.rigs.engine import CHUNK_TOKENS, Engine
+from tests.engines.vllm.rigs.prompts import loadable_tokens, prompts
+from tests.engines.vllm.rigs.tiny_models import GROUPED, Geometry
+from tests.rigs.daemon import wait_until
+
+Plain = Callable[[Geometry], Engine]
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_an_engine_loads_from_ssd_what_was_stored_before_the_daemon_ended(
+    end: str, survivor: Survivor, tmp_path: Path, plain: Plain
+) -> None:
+    asked = prompts(first=1000)
+    expected = plain(GROUPED).tokens(asked, 16)
+    options = {"ssd.path": str(tmp_path / "ssd"), "ssd.capacity": "64MiB", "ssd.write_through": "true"}
+    with survivor.daemon(**options) as daemon:
+        assert survivor.engine.tokens(asked, 16) == expected
+        wait_stored(daemon, loadable_tokens(asked))
+        wait_until(lambda: daemon.stats()["ssd.chunks"] == daemon.stats()["dram.chunks"], "every chunk is on disk")
+        chunks = int(daemon.stats()["dram.chunks"])
+        if end == "stopped":
+            assert daemon.stop() == 0
+        else:
+            daemon.kill()
+        daemon.start()
+        wait_restored(daemon, chunks)
+        survivor.wait_served(daemon)
+        assert daemon.stats()["dram.chunks"] == 0
+        before = counted(survivor.engine, "loaded_chunks")
+        assert survivor.engine.tokens(asked, 16) == expected
+        assert (counted(survivor.engine, "loaded_chunks") - before) * CHUNK_TOKENS >= loadable_tokens(asked)
+        assert not daemon.problems()

@@ -1,0 +1,384 @@
+"""The process around one vLLM engine: obeys lines of JSON on stdin and answers each with one on stdout.
+
+    python -m tests.engines.vllm.rigs.driver '{"model": …, "engine": {…}, "transfer": {…} or null}'
+
+What vLLM prints goes to stderr. A command that raises is answered with its traceback and the process lives on. Commands
+that look into the connector need the engine in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0).
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import kvpool_client as kv
+from kvpool import failpoint
+from tests.engines.vllm.rigs import step_costs
+
+Answer = dict[str, Any]
+STEPS_MAX = 20
+
+
+class Driver:
+    """The engine and its commands: every public method is one."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        from vllm import LLM  # takes ten seconds, and only this process has it
+        from vllm.config import KVEventsConfig
+
+        self._pools = _watch_pools()
+        if options["takes_every_hit"]:
+            _take_every_hit()
+
+        events = options["engine"].pop("kv_events", None)
+        self._llm = LLM(
+            kv_events_config=None if events is None else KVEventsConfig(**events),
+            model=options["model"],
+            skip_tokenizer_init=True,
+            disable_log_stats=False,
+            kv_transfer_config=options["transfer"],
+            **{"enforce_eager": True, "distributed_executor_backend": "uni", **options["engine"]},
+        )
+        self._spent = ConnectorTime()
+        self._unplugged: tuple[Any, Any] = (None, None)
+        self._is_spoiled = self._has_struck = False
+        self._restore_waits: Callable[[], Any] = lambda: None
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        tokens: int,
+        salt: str | None = None,
+        with_gaps: bool = False,
+        params: list[dict[str, Any] | None] | None = None,
+    ) -> Answer:
+        """Greedy tokens of all prompts, given to the engine at once, and what it took.
+
+        `with_gaps`: also by how much each prompt's most doubtful token was ahead of the next best one. `params`: each request's
+        `kv_transfer_params`.
+        """
+        from vllm import SamplingParams
+
+        asked: list[Any] = [
+            {"prompt_token_ids": prompt, **({"cache_salt": salt} if salt is not None else {})} for prompt in prompts
+        ]
+        greedy = [
+            SamplingParams(
+                temperature=0.0,
+                max_tokens=tokens,
+                ignore_eos=True,
+                detokenize=False,
+                logprobs=2 if with_gaps else None,
+                extra_args={"kv_transfer_params": said} if said is not None else None,
+            )
+            for said in params or [None] * len(prompts)
+        ]
+        self._spent.begin()
+        cpu_before, before = time.process_time(), time.perf_counter()
+        outputs = self._llm.generate(asked, greedy, use_tqdm=False)
+        return {
+            "seconds": time.perf_counter() - before,
+            "cpu_seconds": time.process_time() - cpu_before,
+            "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+            "reasons": [output.outputs[0].finish_reason for output in outputs],
+            "params": [output.kv_transfer_params for output in outputs],
+            "gaps": [_least_gap(output.outputs[0].logprobs) for output in outputs] if with_gaps else [],
+        }
+
+    def token_gaps(self, prompts: list[list[int]], tokens: int, copied_bytes: int = 0) -> Answer:
+        """The seconds between two tokens of a request, of all requests, which are given to the engine at once.
+
+        `wall`: by the clock; `gaps`: without the time for which others had the processors.
+
+        `copied_bytes`: what a thread beside the engine copies, by one plain copy, for each request that has been computed.
+        """
+        from vllm import SamplingParams
+
+        engine: Any = self._llm.llm_engine
+        greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        source, target = np.ones(copied_bytes, np.uint8), np.zeros(copied_bytes * len(prompts), np.uint8)
+        for number, prompt in enumerate(prompts):
+            engine.add_request(f"gap-{number}", {"prompt_token_ids": prompt}, greedy)
+        last: dict[str, tuple[int, np.ndarray]] = {}
+        gaps: list[np.ndarray] = []
+        with ThreadPoolExecutor(1) as copier:
+            while engine.has_unfinished_requests():
+                outputs = engine.step()
+                now = np.array([time.perf_counter(), step_costs.unhindered_seconds()])
+                for output in outputs:
+                    count = len(output.outputs[0].token_ids)
+                    known, before = last.get(output.request_id, (0, now))
+                    if known:
+                        gaps += [(now - before) / (count - known)] * (count - known)
+                    elif copied_bytes:
+                        place = len(last) * copied_bytes
+                        copier.submit(np.copyto, target[place : place + copied_bytes], source)
+                    last[output.request_id] = (count, now)
+        wall, unhindered = np.transpose(gaps).tolist()
+        return {"wall": wall, "gaps": unhindered}
+
+    def steps_in_turns(self, prompts: list[list[int]], rounds: int) -> Answer:
+        """See `step_costs`: of the steps that decode behind these prompts, when their saves have ended."""
+        from vllm import SamplingParams
+
+        engine: Any = self._llm.llm_engine
+        scheduler = engine.engine_core.engine_core.scheduler
+        endless = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True, detokenize=False)
+        names = [f"step-{number}" for number in range(len(prompts))]
+        for name, prompt in zip(names, prompts, strict=True):
+            engine.add_request(name, {"prompt_token_ids": prompt}, endless)
+        answered: set[str] = set()
+        while len(answered) < len(names) or scheduler.connector.has_pending_push_work():
+            answered |= {output.request_id for output in engine.step()}
+        costs = step_costs.steps_in_turns(engine, rounds)
+        engine.abort_request(names)
+        engine.step()
+        return costs
+
+    def forget(self) -> Answer:
+        """Empty the engine's own prefix cache."""
+        return {"done": bool(self._llm.reset_prefix_cache())}
+
+    def forget_amid_saves(self, prompts: list[list[int]]) -> Answer:
+        """Empty the engine's own prefix cache as an update of weights does, right after prompts were computed."""
+        from vllm import SamplingParams
+
+        once = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], once, use_tqdm=False)
+        return {"done": bool(self._llm.reset_prefix_cache(reset_running_requests=True))}
+
+    def preemptions(self) -> Answer:
+        """How often the engine has preempted a request."""
+        return {
+            "count": sum(
+                int(getattr(metric, "value", 0))
+                for metric in self._llm.get_metrics()
+                if metric.name == "vllm:num_preemptions"
+            )
+        }
+
+    def counters(self) -> Answer:
+        """What vLLM shows Prometheus of the connector and of external hits: value by name and last label."""
+        shown: Answer = {}
+        for metric in self._llm.get_metrics():
+            if metric.name.startswith(("vllm:kvpool_", "vllm:prompt_tokens_cached_by_source")):
+                known = ("model_name", "engine")
+                labels = [value for name, value in metric.labels.items() if name not in known]
+                shown["/".join([metric.name.removeprefix("vllm:"), *labels])] = getattr(metric, "value", 0)
+        return shown
+
+    def abort_while_loading(self, prompt: list[int], others: list[list[int]], tokens: int) -> Answer:
+        """Abort a prompt as soon as vLLM waits for its load, and ask for the others at once: their greedy tokens."""
+        from vllm import SamplingParams
+
+        engine: Any = self._llm.llm_engine
+        greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        engine.add_request("aborted", {"prompt_token_ids": prompt}, greedy)
+        scheduler = engine.engine_core.engine_core.scheduler
+        waiting = ["WAITING"]
+        for _ in range(STEPS_MAX):  # on a busy machine the daemon's promise comes a step later
+            if waiting == ["WAITING"]:
+                engine.step()
+                waiting = [request.status.name for request in scheduler.requests.values()]
+        engine.abort_request(["aborted"])
+        answer = self.generate(others, tokens)
+        return {**answer, "waiting": waiting, "left": len(scheduler.requests)}
+
+    def strike(self, pid: int, layer: int) -> Answer:
+        """Kill a process in the middle of the next load: when `layer` is waited for, negative: when the load is."""
+        waits = (kv.Load.wait_layer, kv.Load.wait)
+        self._has_struck = False
+
+        def strike() -> None:
+            if not self._has_struck:
+                self._has_struck = True
+                os.kill(pid, signal.SIGKILL)
+
+        def wait_layer(load: kv.Load, number: int, *args: Any) -> bool:
+            if number == layer:
+                strike()
+            return waits[0](load, number, *args)
+
+        def wait(load: kv.Load, *args: Any) -> kv.LoadResult:
+            if layer < 0:
+                strike()
+            return waits[1](load, *args)
+
+        kv.Load.wait_layer, kv.Load.wait = wait_layer, wait  # type: ignore[method-assign,assignment]
+
+        def restore_waits() -> None:
+            kv.Load.wait_layer, kv.Load.wait = waits  # type: ignore[method-assign]
+
+        self._restore_waits = restore_waits
+        return {}
+
+    def has_struck(self) -> Answer:
+        """Whether the process was killed; no other will be."""
+        self._restore_waits()
+        return {"struck": self._has_struck}
+
+    def watch_connector(self) -> Answer:
+        """From now on measure the time spent in the connector."""
+        from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1
+
+        core: Any = self._llm.llm_engine.engine_core
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        halves = (core.engine_core.scheduler.connector, get_kv_transfer_group())
+        self._spent.watch(halves, [name for name in vars(KVConnectorBase_V1) if not name.startswith("__")])
+        return {}
+
+    def plug(self, is_plugged: bool) -> Answer:
+        """Take the connector out of the engine, which then runs as if it had none, or put it back. Between requests."""
+        from vllm.distributed.kv_transfer import kv_transfer_state as state
+
+        scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
+        if (scheduler.connector is not None) != is_plugged:
+            halves = (scheduler.connector, state._KV_CONNECTOR_AGENT)
+            (scheduler.connector, state._KV_CONNECTOR_AGENT), self._unplugged = self._unplugged, halves
+        return {}
+
+    def connector_seconds(self) -> Answer:
+        """Since `generate` began: inside the connector's methods, from its first lookup until a load was reported, and how
+        long each request waited for an answer to its first lookup."""
+        return {
+            "inside": sum(self._spent.by_method.values()),
+            "by_method": self._spent.by_method,
+            "until_answered": [after - before for before, after in self._spent.answered.values()],
+            "until_loaded": self._spent.loaded_at - self._spent.asked_at if self._spent.loaded_at else 0.0,
+        }
+
+    def pools(self) -> Answer:
+        """Every Pool of this process: whether it is served, by which life of the daemon, and its counters."""
+        return {
+            "pools": [{"connected": pool.connected, "epoch": pool.epoch.hex(), **pool.stats()} for pool in self._pools]
+        }
+
+    def arm(self, points: str) -> Answer:
+        """Arm client failpoints in this process from now on; empty: none."""
+        with failpoint._lock:
+            failpoint._armed.clear()
+            failpoint._armed.update(failpoint.parse(points))
+        failpoint.reach = failpoint._act
+        return {}
+
+    def spoil(self, chunk: int) -> Answer:
+        """Turn a bit of a leased chunk in the arena when the next load begins; negative counts from the end."""
+        load, self._is_spoiled = kv.Pool.load, False
+
+        def spoiling(pool: kv.Pool, lease: kv.Lease, *args: Any, **more: Any) -> kv.Load:
+            if lease.chunks and lease.session is not None:
+                kv.Pool.load = load  # type: ignore[method-assign]
+                np.asarray(lease.session.arena.view())[int(lease.offsets[chunk]) + 1237] ^= 16
+                self._is_spoiled = True
+            return load(pool, lease, *args, **more)
+
+        kv.Pool.load = spoiling  # type: ignore[method-assign,assignment]
+        return {}
+
+    def has_spoiled(self) -> Answer:
+        """Whether a load has met the turned bit."""
+        return {"spoiled": self._is_spoiled}
+
+
+def _watch_pools() -> list[kv.Pool]:
+    """A list of every Pool that this process makes from now on."""
+    pools: list[kv.Pool] = []
+    make = kv.Pool.__init__
+
+    def noting(pool: kv.Pool, *args: Any, **more: Any) -> None:
+        make(pool, *args, **more)
+        pools.append(pool)
+
+    kv.Pool.__init__ = noting  # type: ignore[method-assign,assignment]
+    return pools
+
+
+def _take_every_hit() -> None:
+    """Let no hit be declined for being slower than computing: with models this small the two are close, and a test of bytes
+    wants them loaded. A rate of prefill that is not known yet is the client's own way to say so."""
+    from kvpool_client.engines import load_cost as worth
+
+    speeds = worth.SpeedBook.speeds
+
+    def unknown(self: worth.SpeedBook) -> worth.Speeds:
+        return replace(speeds(self), prefill_tokens_per_s=0.0)
+
+    worth.SpeedBook.speeds = unknown  # type: ignore[method-assign]
+
+
+def _least_gap(steps: list[dict[int, Any]]) -> float:
+    """Over all tokens of an answer, the least distance in log probability of the best one to the second."""
+    best = [sorted((entry.logprob for entry in step.values()), reverse=True)[:2] for step in steps]
+    return float(min(first - second for first, second in best))
+
+
+class ConnectorTime:
+    """Time spent in the connector since `begin`."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.by_method: dict[str, float] = {}
+        self.asked_at = self.loaded_at = 0.0
+        self.answered: dict[str, tuple[float, float]] = {}
+        self._waiting: dict[str, float] = {}
+
+    def watch(self, halves: tuple[object, ...], names: list[str]) -> None:
+        for half in halves:
+            for name in names:
+                method = getattr(half, name, None)
+                if callable(method):
+                    setattr(half, name, self._timed(name, method))
+
+    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **more: Any) -> Any:
+            before = time.perf_counter()
+            try:
+                answer = method(*args, **more)
+                if name == "get_num_new_matched_tokens":
+                    self._note_answer(args[0].request_id, answer[0] is not None, before)
+                return answer
+            finally:
+                after = time.perf_counter()
+                self.by_method[name] = self.by_method.get(name, 0.0) + after - before
+                if name == "get_num_new_matched_tokens":
+                    self.asked_at = self.asked_at or before
+                if name == "update_connector_output" and args[0].finished_recving:
+                    self.loaded_at = after
+
+        return timed
+
+    def _note_answer(self, request_id: str, is_final: bool, before: float) -> None:
+        begun = self._waiting.setdefault(request_id, before)
+        if is_final and request_id not in self.answered:
+            self.answered[request_id] = (begun, time.perf_counter())
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    driver = Driver(json.loads(sys.argv[1]))
+    answers.write("{}\n")
+    answers.flush()
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            answer = getattr(driver, command.pop("do"))(**command)
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Batches that ask for more than an answer holds, that carry what no batch may, or a part of which is refused."""
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from kvpool.errors import Refused
+from kvpool.protocol import frames
+from kvpool.protocol.records import batch as bm
+from kvpool.protocol.records import messages as m
+from kvpool.types import KEY_BYTES, SaveState
+from tests.hostile.rigs.raw_clients import engine, keys_of
+from tests.rigs.daemon import SMALL, Daemon
+
+
+def body_of(request: object) -> bytes:
+    return m.encode(request, 0)[frames.LENGTH.size :]
+
+
+LEAVES = body_of(m.AcquireLeaves(bytes(KEY_BYTES), m.LEAF_CHUNKS_MAX))
+MAPS = msgpack.packb([m.Acquire.KIND, 0, [{}] * 3400])
+
+BAD: dict[str, tuple[list[Any], str]] = {
+    "none": ([], "a batch has 0 requests, expected 1..256"),
+    "too many": ([body_of(m.End(1))] * 257, "a batch has 257 requests, expected 1..256"),
+    "no bytes": ([7], "a request of int, expected bytes"),
+    "no frame": ([b"\xc1"], "not msgpack of this protocol"),
+    "empty": ([b""], "not msgpack of this protocol"),
+    "an operator's": ([body_of(m.AskInfo())], "kind 31|a request of kind"),
+    "a batch": ([body_of(bm.Batch([]))], "a request of kind 60"),
+    "leaves": ([LEAVES] * 5, "asks for 20480 chunks by leaves, expected at most 20000"),
+    "maps": ([MAPS] * 200, "Acquire has a field of list, expected bytes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_batch_is_refused_by_name_and_ends_its_connection_alone(daemon: Daemon, name: str) -> None:
+    requests, said = BAD[name]
+    with engine(daemon) as honest, engine(daemon) as bad:
+        keys = keys_of(1, 1)
+        with pytest.raises(Refused, match=said) as refused:
+            bad.call(bm.Batch(requests), bm.Batched)
+        assert refused.value.code == "protocol"
+        made = honest.call(m.Reserve(b"", keys), m.Reserved)
+        assert made.states == bytes([SaveState.RESERVED])
+        honest.call(m.End(made.reservation), m.Done)
+    assert not daemon.problems()
+
+
+def test_what_is_refused_of_a_batch_takes_nothing_from_the_others(daemon: Daemon) -> None:
+    keys = [keys_of(number, 1) for number in range(3)]
+    with engine(daemon) as connection:
+        requests = [
+            body_of(m.Reserve(b"", keys[0])),
+            body_of(m.Commit(999_999, bytes(4 * SMALL.layers), b"")),
+            body_of(m.Reserve(b"", keys[2])),
+        ]
+        answers = [frames.decode(body) for body in connection.call(bm.Batch(requests), bm.Batched).answers]
+        assert [kind == m.Reserved.KIND for kind, _, _ in answers][::2] == [True, True]
+        for _, _, values in answers[::2]:
+            connection.call(m.End(m.decode_as(m.Reserved, values).reservation), m.Done)
+    assert not daemon.problems()

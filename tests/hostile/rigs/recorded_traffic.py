@@ -1,0 +1,109 @@
+"""What a good client and a good operator send: the frames of one real session, recorded as they are encoded."""
+
+import sys
+
+import pytest
+
+import kvpool_client as kv
+from kvpool.protocol import places
+from kvpool.protocol.records import connections as cm
+from kvpool.protocol.records import events as em
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
+from kvpool.protocol.records import operator as om
+from tests.hostile.rigs.raw_clients import engine, keys_of
+from tests.rigs.daemon import SMALL, Daemon
+from tests.rigs.payload import load_all, payload_of, store, tokens_of
+
+
+def record_session(daemon: Daemon) -> list[bytes]:
+    """Run a session of the client library, of two raw connections and of an operator; every frame that was sent."""
+    frames: list[bytes] = []
+    encode = m.encode
+
+    def recording(record: object, sequence: int) -> bytes:
+        frame = encode(record, sequence)
+        frames.append(frame)
+        return frame
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(m, "encode", recording)
+        _run_session(daemon)
+    kinds = {type(record).KIND for record in SENT}
+    assert {frame[5] for frame in frames} >= kinds, "every kind of request was sent"
+    return frames
+
+
+SENT = (
+    m.Hello(b"", 0, "", "", []),
+    m.Acquire(b""),
+    m.AcquireLeaves(b"", 0),
+    m.Release(0),
+    one_way.DropLease(0),
+    one_way.DropReservation(0),
+    m.Renew(b""),
+    m.IssueTicket(0),
+    m.Claim(b""),
+    m.Reserve(b"", b""),
+    m.Retain(b"", b"", b""),
+    m.Announce(b""),
+    m.Demote(b"", 0),
+    m.Commit(0, b"", b""),
+    m.End(0),
+    m.ReportCorrupt(0, 0),
+    m.AskInfo(),
+    m.AskStats(),
+    m.Flush("", 0.0, ""),
+    m.Check(),
+    m.VerifyBytes(b"", 1),
+    m.AskHitCurve(bytes(8)),
+    em.AskEvents(b"", 0, 0.0),
+    em.AskSnapshot(0),
+    em.AskFates(b""),
+    em.AskNamespaces(0),
+    m.AskLayouts(""),
+    m.RetainKeys(b"", 0, 0.0),
+    cm.AskConnections(),
+    cm.Disconnect(0),
+    om.LogLevel(""),
+    om.Reload(),
+)
+
+
+def _run_session(daemon: Daemon) -> None:
+    with daemon.connect() as pool:
+        keys = pool.keys(tokens_of(1, 7 * SMALL.chunk_tokens))
+        assert store(pool, keys).stored == 7
+        longer = pool.keys(tokens_of(1, 8 * SMALL.chunk_tokens))
+        pool.save(longer, from_=payload_of(longer, SMALL, 7), first_chunk=7).abort()
+        assert pool.announce(keys).announced == 7
+        assert pool.retain(keys, [kv.TokenRange(0, 64, 80, 60.0)]).accepted == 2
+        assert pool.demote(keys).accepted == 7
+        assert load_all(pool, keys)[0].chunks == 7
+        with pool.acquire(pool.lookup(keys)) as lease, pool.claim(lease.ticket()) as claimed:
+            assert claimed.chunks == 7
+        assert pool.events().events
+        assert sum(len(part.chunks) for part in pool.snapshot()) == 7
+    with engine(daemon) as raw:
+        made = raw.call(m.Reserve(b"", keys_of(0, 3)), m.Reserved)
+        raw.call(m.End(made.reservation), m.Done)
+        raw.call(m.Renew((3).to_bytes(8, "little")), m.Done)
+        raw.call(m.Release(raw.call(m.Acquire(keys_of(0, 3)), m.Leased).lease), m.Done)
+        raw.call(m.ReportCorrupt(1, 0), m.Done)
+    with daemon.admin() as admin:
+        admin.info()
+        admin.stats()
+        every = places.every(admin.check()["tiers"])
+        places.read_all(admin.verify_bytes, every, sys.maxsize)
+        admin.hit_curve([1 << 20])
+        admin.events(b"", -1)
+        admin.snapshot(0)
+        admin.fates([keys[0]])
+        admin.namespaces()
+        admin.connections()
+        assert not admin.disconnect(1 << 40)
+        admin.layouts("test-model")
+        admin.retain(keys_of(0, 3), 80, 1.0)
+        admin.log_level("info")
+        admin.reload()
+        admin.flush("test-model", None)

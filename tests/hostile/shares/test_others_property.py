@@ -1,0 +1,313 @@
+"""Requests about what is another's, is over, or never was: each has its one answer, and takes nothing from anybody."""
+
+import dataclasses
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.errors import Refused
+from kvpool.protocol.blocking import BlockingConnection
+from kvpool.protocol.records import events as em
+from kvpool.protocol.records import messages as m
+from kvpool.types import SaveState
+from tests.hostile.rigs.raw_clients import (
+    MODEL,
+    checksums_of,
+    engine,
+    hello_of,
+    key_of,
+    keys_of,
+    payload_of,
+    read_back,
+    reserve,
+    store,
+    write_and_commit,
+)
+from tests.rigs.daemon import SMALL, Daemon, wait_until
+
+ENGINE_REQUESTS = (
+    m.Acquire(key_of(1)),
+    m.Release(1),
+    m.Renew(b""),
+    m.IssueTicket(1),
+    m.Claim(b"t" * 32),
+    m.Reserve(b"", key_of(1)),
+    m.Commit(1, bytes(12), b""),
+    m.End(1),
+    m.ReportCorrupt(1, 0),
+    m.Retain(key_of(1), b"\x64", bytes(4)),
+    m.Announce(key_of(1)),
+    m.Demote(key_of(1), 0),
+)
+ADMIN_REQUESTS = (
+    m.AskInfo(),
+    m.AskStats(),
+    m.Flush("", -1.0, ""),
+    m.Check(),
+    m.VerifyBytes(bytes(8), 1),
+    m.AskLayouts(MODEL),
+    m.RetainKeys(key_of(1), 100, 0.0),
+    em.AskFates(bytes(32)),
+    em.AskNamespaces(0),
+)
+
+
+def _sums(count: int) -> bytes:
+    return b"".join(checksums_of(payload_of(key_of(number))) for number in range(count))
+
+
+def test_no_request_names_a_place() -> None:
+    words = ("offset", "address", "length", "page", "slot", "fd")
+    names = {field.name for request in (*ENGINE_REQUESTS, *ADMIN_REQUESTS) for field in dataclasses.fields(request)}
+    assert not {name for name in names if any(word in name for word in words)}
+
+
+def test_a_commit_of_more_than_was_reserved_ends_the_connection_and_changes_nothing(daemon: Daemon) -> None:
+    with engine(daemon) as good, engine(daemon) as hostile:
+        store(good, keys_of(0, 4))
+        made = reserve(hostile, keys_of(10, 2))
+        with pytest.raises(Refused) as refusal:
+            hostile.call(m.Commit(made.reservation, bytes(3 * 4 * SMALL.layers), b""), m.Committed)
+        assert refusal.value.code == "protocol"
+        assert read_back(good, keys_of(0, 4)) == [True] * 4
+        assert good.call(m.Acquire(keys_of(10, 2)), m.Leased).chunks == 0
+    assert daemon.problems() == []
+
+
+def test_a_commit_without_a_reservation_stores_nothing(daemon: Daemon) -> None:
+    with engine(daemon) as hostile:
+        for reservation in (0, 1, -1, (1 << 64) - 1, -(1 << 63)):
+            states = hostile.call(m.Commit(reservation, _sums(2), b""), m.Committed).states
+            assert states == bytes([SaveState.EXPIRED] * 2)
+    assert daemon.stats()["dram.chunks"] == 0
+
+
+def test_a_second_commit_stores_nothing_and_leaves_the_first(daemon: Daemon) -> None:
+    with engine(daemon) as writer:
+        keys = keys_of(0, 3)
+        made = reserve(writer, keys)
+        assert write_and_commit(writer, keys, made) == bytes([SaveState.STORED] * 3)
+        again = writer.call(m.Commit(made.reservation, bytes(len(_sums(3))), b""), m.Committed).states
+        assert again == bytes([SaveState.EXPIRED] * 3)
+        assert read_back(writer, keys) == [True] * 3
+    assert daemon.problems() == []
+
+
+def test_a_commit_after_the_deadline_stores_nothing(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(server__reservation_ttl="100ms")
+    with engine(daemon) as writer:
+        keys = keys_of(0, 3)
+        made = reserve(writer, keys)
+        wait_until(lambda: daemon.stats()["dram.zombie_slots"] == 3, "the reservation expires")
+        assert write_and_commit(writer, keys, made) == bytes([SaveState.EXPIRED] * 3)
+        assert writer.call(m.Acquire(keys), m.Leased).chunks == 0
+        writer.call(m.End(made.reservation), m.Done)
+        assert daemon.stats()["dram.zombie_slots"] == 0
+    assert daemon.problems() == []
+
+
+def test_anothers_reservation_can_be_neither_committed_nor_ended(daemon: Daemon) -> None:
+    with engine(daemon) as writer, engine(daemon) as hostile:
+        keys = keys_of(0, 3)
+        made = reserve(writer, keys)
+        stolen = hostile.call(m.Commit(made.reservation, bytes(len(_sums(3))), b""), m.Committed).states
+        assert stolen == bytes([SaveState.EXPIRED] * 3)
+        hostile.call(m.End(made.reservation), m.Done)
+        assert daemon.stats()["reservations"] == 1
+        assert write_and_commit(writer, keys, made) == bytes([SaveState.STORED] * 3)
+        assert read_back(hostile, keys) == [True] * 3
+    assert daemon.problems() == []
+
+
+def test_anothers_lease_can_be_neither_released_nor_ticketed(daemon: Daemon) -> None:
+    with engine(daemon) as reader, engine(daemon) as hostile:
+        store(reader, keys_of(0, 3))
+        lease = reader.call(m.Acquire(keys_of(0, 3)), m.Leased).lease
+        assert hostile.call(m.IssueTicket(lease), m.Ticket).ticket == b""
+        hostile.call(m.Release(lease), m.Done)
+        hostile.call(m.ReportCorrupt(lease, 0), m.Done)
+        stats = daemon.stats()
+        assert (stats["leases"], stats["pins"], stats["tickets"], stats["corrupt_reports"]) == (1, 3, 0, 0)
+        assert reader.call(m.IssueTicket(lease), m.Ticket).ticket != b""
+
+
+def test_anothers_lease_cannot_be_kept_alive(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon(server__lease_ttl="300ms")
+    with engine(daemon) as reader, engine(daemon) as hostile:
+        store(reader, keys_of(0, 3))
+        lease = reader.call(m.Acquire(keys_of(0, 3)), m.Leased).lease
+
+        def renew_and_look() -> bool:
+            hostile.call(m.Renew(struct.pack("<Q", lease)), m.Done)
+            return bool(daemon.stats()["leases"] == 0)
+
+        wait_until(renew_and_look, "the lease ends whatever another connection says")
+        assert daemon.stats()["expired_leases"] == 1
+
+
+@pytest.mark.parametrize("ticket", [b"", b"\0" * 32, b"t" * 31, b"t" * 33, b"t" * 100_000])
+def test_a_forged_ticket_is_worth_nothing(daemon: Daemon, ticket: bytes) -> None:
+    with engine(daemon) as hostile:
+        store(hostile, keys_of(0, 2))
+        lease = hostile.call(m.Acquire(keys_of(0, 2)), m.Leased).lease
+        hostile.call(m.IssueTicket(lease), m.Ticket)
+        assert hostile.call(m.Claim(ticket), m.Leased) == m.Leased(0, 0, b"", b"", b"")
+
+
+def test_a_ticket_is_worth_one_lease(daemon: Daemon) -> None:
+    with engine(daemon) as issuer, engine(daemon) as claimer:
+        store(issuer, keys_of(0, 2))
+        lease = issuer.call(m.Acquire(keys_of(0, 2)), m.Leased).lease
+        ticket = issuer.call(m.IssueTicket(lease), m.Ticket).ticket
+        assert claimer.call(m.Claim(ticket), m.Leased).chunks == 2
+        assert claimer.call(m.Claim(ticket), m.Leased).chunks == 0
+        assert issuer.call(m.Claim(ticket), m.Leased).chunks == 0
+        assert daemon.stats()["leases"] == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("other-model", SMALL),
+        (MODEL, kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="bfloat16", chunk_tokens=32)),
+        (MODEL, kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32, world=2, rank=0)),
+        (MODEL, kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32, world=2, rank=None)),
+    ],
+    ids=["model", "dtype", "world", "scheduler"],
+)
+def test_a_ticket_of_another_model_or_layout_is_not_claimed(daemon: Daemon, model: str, layout: kv.Layout) -> None:
+    with engine(daemon) as issuer, engine(daemon, layout, model) as hostile:
+        store(issuer, keys_of(0, 2))
+        lease = issuer.call(m.Acquire(keys_of(0, 2)), m.Leased).lease
+        ticket = issuer.call(m.IssueTicket(lease), m.Ticket).ticket
+        assert hostile.call(m.Claim(ticket), m.Leased).lease == 0
+        assert hostile.call(m.Acquire(keys_of(0, 2)), m.Leased).chunks == 0
+        assert issuer.call(m.Claim(ticket), m.Leased).chunks == 2
+
+
+def test_a_scheduler_can_neither_save_nor_report(daemon: Daemon) -> None:
+    layout = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32, world=2, rank=None)
+    with engine(daemon, layout) as scheduler:
+        for request, answer in ((m.Reserve(b"", keys_of(0, 2)), m.Reserved), (m.Commit(1, _sums(2), b""), m.Committed)):
+            with pytest.raises(Refused, match="scheduler"):
+                scheduler.call(request, answer)
+        scheduler.call(m.ReportCorrupt(1, 0), m.Done)
+        assert scheduler.call(m.Acquire(keys_of(0, 2)), m.Leased).chunks == 0
+
+
+@pytest.mark.parametrize("request_", ADMIN_REQUESTS, ids=lambda request: type(request).__name__)
+def test_an_engine_cannot_ask_what_operators_ask(shared_daemon: Daemon, request_: object) -> None:
+    _assert_has_no_place(shared_daemon, hello_of(), request_)
+
+
+@pytest.mark.parametrize("request_", ENGINE_REQUESTS, ids=lambda request: type(request).__name__)
+def test_an_operator_cannot_ask_what_engines_ask(shared_daemon: Daemon, request_: object) -> None:
+    _assert_has_no_place(shared_daemon, hello_of(role=m.ROLE_ADMIN), request_)
+
+
+@pytest.mark.parametrize("role", [m.ROLE_ENGINE, m.ROLE_ADMIN])
+@pytest.mark.parametrize(
+    "answer", [m.Done(), m.Leased(1, 1, b"", b"", b""), m.Failure("a", "b"), m.Report({}), hello_of()], ids=repr
+)
+def test_answers_and_a_second_hello_are_no_requests(shared_daemon: Daemon, role: str, answer: object) -> None:
+    _assert_has_no_place(shared_daemon, hello_of(role=role), answer)
+
+
+def _assert_has_no_place(daemon: Daemon, hello: m.Hello, request_: object) -> None:
+    with engine(daemon) as good:
+        store(good, keys_of(0, 2))
+        with BlockingConnection(daemon.socket, hello, 5.0) as hostile:
+            with pytest.raises(Refused, match="has no place on this connection") as refusal:
+                hostile.call(request_, m.Done)
+            assert refusal.value.code == "protocol"
+        assert read_back(good, keys_of(0, 2)) == [True, True]
+
+
+def test_what_columns_cannot_be_is_refused(daemon: Daemon) -> None:
+    bad: tuple[object, ...] = (
+        m.Acquire(b""),
+        m.Acquire(b"k" * 31),
+        m.Acquire(b"k" * 32 * (m.KEYS_MAX + 1)),
+        m.Reserve(b"p" * 31, key_of(1)),
+        m.Reserve(b"", b""),
+        m.Commit(1, b"", b""),
+        m.Commit(1, b"s" * 13, b""),
+        m.Renew(b"l" * 7),
+        m.Renew(b"l" * 8 * (m.RENEWALS_MAX + 1)),
+        m.Reserve(b"", key_of(1), b"\x64", b""),
+        m.Reserve(b"", key_of(1), b"", bytes(4)),
+        m.Reserve(b"", key_of(1), b"\x65", bytes(4)),
+        m.Reserve(b"", keys_of(0, 2), b"\x64", bytes(4)),
+        m.Retain(b"", b"", b""),
+        m.Retain(key_of(1), b"", b""),
+        m.Retain(key_of(1), b"\xfe", bytes(4)),
+        m.Retain(key_of(1), b"\x64", bytes(3)),
+        m.Retain(keys_of(0, m.WISHES_MAX + 1), bytes(m.WISHES_MAX + 1), bytes(4 * (m.WISHES_MAX + 1))),
+        m.Announce(b""),
+        m.Announce(b"k" * 33),
+        m.Demote(b"", 0),
+        m.Demote(key_of(1), 1),
+        m.Demote(key_of(1), -1),
+        m.Demote(keys_of(0, m.WISHES_MAX + 1), 0),
+    )
+    for request in bad:
+        with engine(daemon) as hostile, pytest.raises(Refused) as refusal:
+            hostile.call(request, m.Done)
+        assert refusal.value.code == "protocol", request
+    assert daemon.stats()["protocol_errors"] == len(bad)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        m.RetainKeys(b"", 100, 0.0),
+        m.RetainKeys(b"k" * 31, 100, 0.0),
+        m.RetainKeys(key_of(1), 101, 0.0),
+        m.RetainKeys(key_of(1), -1, 0.0),
+        m.RetainKeys(key_of(1), (1 << 64) - 1, 0.0),
+        m.RetainKeys(key_of(1), 35, -1.0),
+        m.RetainKeys(key_of(1), 35, float("nan")),
+        m.RetainKeys(key_of(1), 35, float("inf")),
+    ],
+    ids=lambda request: f"{request.priority}-{request.duration_s}" if isinstance(request, m.RetainKeys) else None,
+)
+def test_what_an_operators_order_cannot_be_is_refused(daemon: Daemon, request_: m.RetainKeys) -> None:
+    with daemon.admin() as hostile, pytest.raises(Refused) as refusal:
+        hostile.call(request_, m.Retained)
+    assert refusal.value.code == "protocol"
+
+
+def test_wishes_reach_no_other_namespace(daemon: Daemon) -> None:
+    with engine(daemon) as good, engine(daemon, model="another") as hostile:
+        store(good, keys_of(0, 2))
+        wish = m.Retain(keys_of(0, 2), b"\0\0", bytes(8))
+        assert hostile.call(wish, m.Retained).states == b"\2\2"
+        assert hostile.call(m.Demote(keys_of(0, 2), 0), m.Retained).states == b"\2\2"
+        assert hostile.call(m.Announce(keys_of(0, 2)), m.Announced) == m.Announced(0, 0)
+        assert good.call(wish, m.Retained).states == b"\0\0"
+        assert read_back(good, keys_of(0, 2)) == [True, True]
+    assert daemon.problems() == []
+
+
+def test_one_request_may_name_a_key_many_times(daemon: Daemon) -> None:
+    with engine(daemon) as hostile:
+        made = reserve(hostile, key_of(1) * 100)
+        states = np.frombuffer(made.states, np.uint8)
+        assert states[0] == SaveState.RESERVED
+        assert set(states[1:].tolist()) <= {SaveState.PENDING, SaveState.NO_PARENT}
+        hostile.call(m.End(made.reservation), m.Done)
+        assert reserve(hostile, keys_of(1, 1), parent=key_of(1)).states == bytes([SaveState.NO_PARENT])
+    assert daemon.problems() == []
+
+
+@pytest.mark.parametrize("older_than_s", [float("inf"), 1e300, -float("inf"), 5e-324])
+def test_a_flush_takes_any_number_of_seconds(daemon: Daemon, older_than_s: float) -> None:
+    with engine(daemon) as good, daemon.admin() as admin:
+        store(good, keys_of(0, 2))
+        expected = 2 if older_than_s < 1 else 0
+        assert admin.flush(None, older_than_s)["chunks"] == expected
+        with pytest.raises(Refused, match="not a number"):
+            admin.flush(None, float("nan"))

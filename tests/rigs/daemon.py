@@ -1,0 +1,176 @@
+"""A real kvpoold for a test: its own directory and socket, started, stopped, killed and restarted.
+
+Waits by looking, never by sleeping a fixed time: every wait has a deadline and fails with the daemon's own words.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvpool_client as kv
+from kvpool.errors import KVPoolError
+from kvpool.protocol import places
+from kvpool.protocol.blocking import BlockingConnection
+
+START_TIMEOUT_S = 20.0
+SMALL = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32)
+# Options of a daemon by its write mode. Staging is so small that most saves go through it in several pieces.
+WRITE_MODES = {"in-place": {}, "copy": {"server.write_mode": "copy", "server.staging": "64KiB"}}
+in_both_write_modes = pytest.mark.parametrize("write_mode", WRITE_MODES, indirect=True)
+
+
+class Daemon:
+    """One kvpoold process after another at one socket."""
+
+    def __init__(self, directory: Path, **options: str) -> None:
+        self.environment: dict[str, str] = {}
+        self.socket = str(directory / "kvpool.sock")
+        self._log = directory / "kvpoold.log"
+        self._options = {
+            "dram.capacity": "16MiB",
+            "dram.connection_share": "1.0",  # most tests have one client, and some fill DRAM through it
+            "server.user_share": "1.0",
+            "log.level": "info",
+            "dram.huge_pages": "off",
+            "ssd.create": "true",
+            **options,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "Daemon":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+
+    def command(self) -> list[str]:
+        """The command line."""
+        sets = [f"--set=server.socket={self.socket}", *(f"--set={key}={value}" for key, value in self._options.items())]
+        return [sys.executable, "-m", "kvpool.cli.kvpoold", *sets]
+
+    def launch(self, *arguments: str) -> None:
+        """Start with further arguments for this life, and wait for nothing."""
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self.command(), *arguments],
+                stderr=log,
+                stdout=log,
+                start_new_session=True,
+                env={**os.environ, **self.environment},
+            )
+
+    def start(self, *arguments: str) -> None:
+        """Start with further arguments for this life, and wait until the daemon answers."""
+        self.launch(*arguments)
+        assert self.process is not None
+        wait_until(self._answers_or_died, f"daemon answers at {self.socket}", START_TIMEOUT_S)
+        assert self.process.poll() is None, self.log()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(START_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def signal(self, number: int) -> None:
+        """Any signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def log(self) -> str:
+        """What the daemon has said."""
+        return self._log.read_text()
+
+    def connect(self, layout: kv.Layout = SMALL, **arguments: Any) -> kv.Pool:
+        """A Pool on this daemon."""
+        return kv.connect(self.socket, **{"model": "test-model", "layout": layout, **arguments})
+
+    def admin(self) -> BlockingConnection:
+        """An operator's connection."""
+        return BlockingConnection.admin(self.socket, 5.0)
+
+    def stats(self) -> dict[str, Any]:
+        """All statistics, sections joined."""
+        with self.admin() as connection:
+            return {name: value for section in connection.stats().values() for name, value in section.items()}
+
+    def problems(self, *, deep: bool = True) -> list[str]:
+        """What `check` finds broken, and (`deep`) every bad chunk."""
+        with self.admin() as connection:
+            report = connection.check()
+            problems: list[str] = report["problems"]
+            if deep:
+                found = places.read_all(connection.verify_bytes, places.every(report["tiers"]), sys.maxsize)
+                problems = [*problems, *places.problems_of(found)]
+        return problems
+
+    def _answers_or_died(self) -> bool:
+        assert self.process is not None
+        return self.process.poll() is not None or self.answers()
+
+    def answers(self) -> bool:
+        """Whether an operator can connect."""
+        try:
+            self.admin().close()
+        except (KVPoolError, OSError):
+            return False
+        return True
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    """Until the condition holds; fails with `what` after the time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        select.select([], [], [], 0.005)
+
+
+def wait_connected(pool: kv.Pool) -> None:
+    """Until the Pool is served."""
+    wait_until(lambda: pool.connected, "pool is connected")
+
+
+@contextlib.contextmanager
+def spawn(code: str, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """A Python process of its own, with the tests importable, that talks over stdin and stdout.
+
+    It has to end by itself; a test that fails ends it.
+    """
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(root), str(root / "client"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        try:
+            yield process
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            process.wait(START_TIMEOUT_S)
+        finally:
+            process.kill()

@@ -1,0 +1,159 @@
+"""The signatures of engines' base classes, read out of their sources, which are not imported: of a package or a wheel.
+
+    python -m tests.rigs.engine_interfaces > tests/golden/engine_interfaces.txt
+
+writes what is at hand anew and keeps what is not. A line is a class and one of its methods; what is abstract says so. Before an
+engine's lines stands the version that they are of.
+"""
+
+import ast
+import copy
+import os
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import packages_distributions, version
+from importlib.util import find_spec
+from pathlib import Path
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "engine_interfaces.txt"
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Where an engine has the classes that an adapter derives from. `wheel`: the variable that may name its wheel.
+
+    `has_types`: whether annotations and defaults are recorded too.
+    """
+
+    package: str
+    wheel: str
+    modules: Mapping[str, tuple[str, ...]]
+    has_types: bool = True
+
+
+INTERFACES = {
+    "vllm": Interface(
+        "vllm",
+        "KVPOOL_VLLM_WHEEL",
+        {
+            "distributed/kv_transfer/kv_connector/v1/base.py": (
+                "KVConnectorBase_V1",
+                "KVConnectorMetadata",
+                "KVConnectorWorkerMetadata",
+                "SupportsHMA",
+            ),
+            "distributed/kv_transfer/kv_connector/v1/metrics.py": ("KVConnectorStats", "KVConnectorPromMetrics"),
+        },
+    ),
+    "sglang": Interface(
+        "sglang",
+        "KVPOOL_SGLANG_WHEEL",
+        {
+            "srt/mem_cache/hicache_storage.py": (
+                "HiCacheStorage",
+                "HiCacheStorageConfig",
+                "HiCacheStorageExtraInfo",
+            )
+        },
+    ),
+    "tensorrt_llm": Interface(
+        "tensorrt_llm",
+        "KVPOOL_TRTLLM_WHEEL",
+        {
+            "_torch/pyexecutor/connectors/kv_cache_connector.py": (
+                "KvCacheConnectorScheduler",
+                "KvCacheConnectorWorker",
+                "RequestData",
+                "SchedulerOutput",
+            )
+        },
+        has_types=False,
+    ),
+}
+
+
+def signatures(engine: str) -> list[str]:
+    """The engine's lines; empty where its sources are not at hand."""
+    interface = INTERFACES[engine]
+    lines = []
+    for module, classes in interface.modules.items():
+        source = _source(interface, module)
+        for node in ast.parse(source).body if source else ():
+            if isinstance(node, ast.ClassDef) and node.name in classes:
+                lines += [f"{engine} {node.name}{member}" for member in _members(node, has_types=interface.has_types)]
+    return lines
+
+
+def recorded(engine: str) -> list[str]:
+    """The engine's lines in the golden file."""
+    return [line for line in GOLDEN.read_text().splitlines() if line.startswith(f"{engine} ")]
+
+
+def recorded_version(engine: str) -> str:
+    """The version that the engine's lines in the golden file are of."""
+    (said,) = [line for line in GOLDEN.read_text().splitlines() if line.startswith(f"# {engine} ")]
+    return said.removeprefix(f"# {engine} ")
+
+
+def methods_of(lines: list[str], class_name: str) -> dict[str, ast.arguments]:
+    """The parameters of a class's methods, by name."""
+    found = {}
+    for line in lines:
+        _, _, said = line.partition(" ")
+        name, _, rest = said.removesuffix("  (abstract)").removesuffix("  (property)").partition(".")
+        if name == class_name and rest.endswith(":"):
+            function = ast.parse(f"def {rest} ...").body[0]
+            assert isinstance(function, ast.FunctionDef)
+            found[function.name] = function.args
+    return found
+
+
+def _source(interface: Interface, module: str) -> bytes:
+    wheel = os.environ.get(interface.wheel, "")
+    if wheel:
+        with zipfile.ZipFile(wheel) as archive:
+            name = f"{interface.package}/{module}"
+            return archive.read(name) if name in archive.namelist() else b""
+    spec = find_spec(interface.package)
+    path = Path(spec.origin).parent / module if spec is not None and spec.origin else None
+    return path.read_bytes() if path is not None and path.is_file() else b""
+
+
+def _members(node: ast.ClassDef, *, has_types: bool) -> Iterator[str]:
+    for entry in node.body:
+        if isinstance(entry, ast.AnnAssign):
+            yield f".{ast.unparse(entry if has_types else entry.target)}"
+        if isinstance(entry, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            returns = f" -> {ast.unparse(entry.returns)}" if entry.returns and has_types else ""
+            marks = {ast.unparse(mark) for mark in entry.decorator_list} & {"abstractmethod", "property"}
+            said = f"  ({'abstract' if 'abstractmethod' in marks else 'property'})" if marks else ""
+            taken = entry.args if has_types else _names_alone(entry.args)
+            yield f".{entry.name}({ast.unparse(taken)}){returns}:{said}"
+
+
+def _names_alone(arguments: ast.arguments) -> ast.arguments:
+    bare = copy.deepcopy(arguments)
+    bare.defaults, bare.kw_defaults = [], [None] * len(bare.kwonlyargs)
+    for argument in (*bare.posonlyargs, *bare.args, *bare.kwonlyargs, bare.vararg, bare.kwarg):
+        if argument is not None:
+            argument.annotation = None
+    return bare
+
+
+def _version_at_hand(interface: Interface) -> str:
+    wheel = os.environ.get(interface.wheel, "")
+    return Path(wheel).name.split("-")[1] if wheel else version(packages_distributions()[interface.package][0])
+
+
+def main() -> None:
+    for engine, interface in INTERFACES.items():
+        found = signatures(engine)
+        sys.stdout.write(f"# {engine} {_version_at_hand(interface) if found else recorded_version(engine)}\n")
+        for line in found or recorded(engine):
+            sys.stdout.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

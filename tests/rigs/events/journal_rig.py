@@ -1,0 +1,261 @@
+"""Two tiers played by hand, and the journal over them: for tests that want to know what happened, and be right about it."""
+
+import os
+import random
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+
+import kvpool_native
+from kvpool.config.config import load_config
+from kvpool.index.namespaces import Namespaces
+from kvpool.journal.journal import SNAPSHOT_END, Journal
+from kvpool.keys import pack_scope
+from kvpool.layout import Layout
+from kvpool.types import Level, SaveState
+from tests.rigs.events.readers import Replica
+from tests.rigs.flushing import flush_whole
+
+LAYOUT = Layout(layers=2, kv_heads=1, head_dim=64, dtype="float16", chunk_tokens=8)
+SLOT = 4096
+LAYERS = LAYOUT.layers
+DRAM, SSD = 1 << Level.DRAM, 1 << Level.SSD
+SCOPES = (("", b""), ("", b"salt"), ("adapter", b"another"))
+
+
+class Ticks:
+    """A clock that counts seconds when it is told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000
+
+    def now_ns(self) -> int:
+        return self.seconds * 10**9
+
+
+class RigHeaders:
+    """What slots on disk say: the words that each key was stored with, by place, as `SsdHeaders` would read them."""
+
+    def __init__(self) -> None:
+        self.words: dict[bytes, bytes] = {}
+        self.questions = 0
+
+    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[list[bytes]]":
+        """Answers at once."""
+        answer: Future[list[bytes]] = Future()
+        self.questions += 1
+        assert not is_urgent, "only the publisher's own source asks so"
+        assert all(len(key) == len(namespace) == 32 and generation > 0 for key, namespace, _, generation in places)
+        answer.set_result([self.words.get(key, b"") for key, _, _, _ in places])
+        return answer
+
+    def stats(self) -> dict[str, int]:
+        """Nothing is counted here."""
+        return {}
+
+
+class Rig:
+    """Two tiers, played by hand, and their journal."""
+
+    def __init__(self, *, chunks: int = 24, **options: str) -> None:
+        self.headers = RigHeaders()
+        self._options = options
+        self._begin(chunks)
+
+    def _begin(self, chunks: int) -> None:
+        geometry = kvpool_native.DirectoryGeometry.plan(chunks * LAYOUT.chunk_bytes, 4 * SLOT, 400, 400)
+        arena = kvpool_native.Mapping.create("arena", geometry.arena_bytes)
+        index = kvpool_native.Mapping.create("index", geometry.index_bytes)
+        self.epoch = os.urandom(16)
+        self.memory = kvpool_native.Directory(arena, index, geometry, self.epoch)
+        files = kvpool_native.DirectoryGeometry.plan_files(8 * 2 * SLOT, 8, 400)
+        self.files = kvpool_native.Directory.of_files(files)
+        self.memory.attach_slower(self.files)
+        for directory, segments in ((self.memory, geometry.segments), (self.files, 8)):
+            directory.cap_retained(0.5)
+            for segment in range(segments):
+                directory.mark_segment_ready(segment)
+        self.namespaces = Namespaces(self.memory)
+        self.namespaces.below = self.files
+        self.namespace = self.namespaces.open("model", LAYOUT)
+        self.below = self.files.add_class(LAYOUT.chunk_bytes + SLOT, LAYERS)
+        self.clock = Ticks()
+        config = load_config(None, [f"events.{name}={value}" for name, value in self._options.items()]).events
+        tiers = {Level.DRAM: (self.memory, 400), Level.SSD: (self.files, 400)}
+        self.journal = Journal(self.epoch, tiers, self.namespaces, self.clock, config, self.headers)
+
+    def restart(self, *, chunks: int = 24) -> None:
+        """Another life of the daemon, which finds what lay on disk; parents first, as the catalogue gives them."""
+        rows, cursor, is_first = [], 0, True
+        while cursor or is_first:
+            cursor, packed = self.files.list_chunks(cursor, 50)
+            for at in range(0, len(packed), kvpool_native.CHANGE_BYTES):
+                stored, parent = packed[at : at + 32], packed[at + 32 : at + 64]
+                rows.append((stored, parent, *self.files.place_of(stored), self.files.retention(stored)))
+            is_first = False
+        self._begin(chunks)
+        by_key, done = {row[0]: row for row in rows}, []
+        while by_key:
+            ready = [row for row in by_key.values() if row[1] not in by_key]
+            done += ready
+            for row in ready:
+                del by_key[row[0]]
+        restored = self.files.restore(
+            b"".join(
+                stored + parent + struct.pack("<QQIIII", offset, number, self.namespace.id, self.below, kept[0], 0)
+                for stored, parent, offset, number, kept in done
+                if kept is not None
+            )
+        )
+        assert restored == b"\1" * len(rows)
+        self.files.finish_restore()
+
+    def tick(self) -> int:
+        self.clock.seconds += 1
+        return self.clock.now_ns()
+
+    def store(self, names: list[int]) -> bytes:
+        column = b"".join(key(names[: at + 1]) for at in range(len(names)))
+        hold, states, _, _ = self.memory.reserve(self.namespace.id, self.namespace.size_class, b"", column, self.tick())
+        self.journal.note_refusals(column, states, self.namespace.id)
+        reserved = [at for at, state in enumerate(states) if state == SaveState.RESERVED]
+        if reserved:
+            words = [words_of(names[: at + 1]) for at in reserved]
+            self.headers.words.update((column[32 * at : 32 * at + 32], words_of(names[: at + 1])) for at in reserved)
+            self.memory.commit(hold, 0, sums(len(reserved)), self.tick(), b"".join(words))
+            self.memory.end_reservation(hold, self.tick())
+        return states
+
+    def drop(self, directory: kvpool_native.Directory, chunk: bytes) -> None:
+        """What a verdict about the chunk as it is now does."""
+        directory.drop(chunk, directory.place_of(chunk)[1])
+
+    def demote(self) -> None:
+        pin, chunks, parent, _ = self.memory.pin_unsaved(64, 1)
+        if not pin:
+            return
+        keys = self.memory.keys_of(pin)
+        made, states, _, _ = self.files.reserve(self.namespace.id, self.below, parent, keys, self.tick())
+        taken = states.count(SaveState.RESERVED)
+        assert taken <= chunks
+        if made:
+            self.files.commit(made, 0, sums(taken), self.tick())
+            self.files.end_reservation(made, self.tick())
+        self.memory.unpin(pin)
+
+    def promote(self, names: list[int]) -> None:
+        column = b"".join(key(names[: at + 1]) for at in range(len(names)))
+        hold, states, _, generations = self.memory.promote(
+            self.namespace.id, self.namespace.size_class, b"", column, self.tick()
+        )
+        for at, state in enumerate(states):
+            if state == SaveState.RESERVED:
+                (generation,) = struct.unpack_from("<Q", generations, 8 * at)
+                self.memory.landed(column[32 * at : 32 * at + 32], generation, words_of(names[: at + 1]))
+        if hold:
+            self.memory.release(hold, self.tick())
+
+    def retain(self, names: list[int], chance: random.Random) -> None:
+        column = b"".join(key(names[: at + 1]) for at in range(len(names)))
+        priorities = bytes(chance.choice((0, 35, 80)) for _ in names)
+        durations = b"".join(struct.pack("<I", chance.choice((0, 3000))) for _ in names)
+        self.memory.retain(self.namespace.id, column, priorities, durations, self.tick())
+
+    def priority(self, chunk: bytes) -> int:
+        """What a chunk is kept with in the fastest tier that has it."""
+        kept = self.memory.retention(chunk) or self.files.retention(chunk)
+        assert kept is not None
+        return kept[0]
+
+    def truth(self) -> dict[bytes, int]:
+        """Tiers by key, asked of the directories chunk by chunk."""
+        found: dict[bytes, int] = {}
+        for bit, directory in ((DRAM, self.memory), (SSD, self.files)):
+            cursor, is_first = 0, True
+            while cursor or is_first:
+                cursor, pin, rows = directory.records(cursor, 50)
+                for row in rows:
+                    found[row[0]] = found.get(row[0], 0) | bit
+                if pin:
+                    directory.unpin(pin)
+                is_first = False
+        return found
+
+    def random_step(self, chance: random.Random) -> None:
+        """Something that a daemon does; as there, what waits is written down before more is evicted."""
+        self.journal.keep_up()
+        names = [chance.randrange(3), *(chance.randrange(2) for _ in range(chance.randrange(5)))]
+        dice = chance.randrange(15)
+        if dice < 5:
+            self.store(names)
+        elif dice < 7:
+            self.demote()
+        elif dice == 7:
+            self.promote(names)
+        elif dice == 8:
+            self.drop(self.memory, key(names))
+        elif dice == 9:
+            self.drop(self.files, key(names))
+        elif dice < 13:
+            self.retain(names, chance)
+        else:
+            directory = chance.choice((self.memory, self.files))
+            flush_whole(directory, self.clock.now_ns() - chance.randrange(40) * 10**9)
+
+    def demote_all(self) -> None:
+        """Until the files have what memory has."""
+        for _ in range(self.memory.count_unsaved()):
+            self.demote()
+        assert self.memory.count_unsaved() == 0
+
+    def slices(self, replica: Replica) -> Iterator[None]:
+        """Brings a replica up to now, slice by slice."""
+        while (found := self.journal.since(self.epoch, replica.last)).events:
+            assert not found.is_gap
+            replica.apply(found.events)
+            yield
+
+
+def key(names: list[int]) -> bytes:
+    return random.Random(repr(names)).randbytes(31) + b"\0"
+
+
+def follow(rig: Rig, replica: Replica) -> None:
+    """Brings a replica up to now."""
+    for _ in rig.slices(replica):
+        pass
+
+
+def take_snapshot(rig: Rig, replica: Replica, between: Callable[[], None] = lambda: None) -> bool:
+    """Has a replica begin anew. `between`: what happens after each page was read, before what was told meanwhile is.
+
+    False where the log was overtaken meanwhile: another snapshot is wanted.
+    """
+    page = rig.journal.snapshot(0)
+    replica.begin_snapshot(page.as_of)
+    while True:
+        between()
+        while replica.last < page.as_of:
+            found = rig.journal.since(rig.epoch, replica.last)
+            if found.is_gap:
+                return False
+            replica.apply(found.events_until(page.as_of).events)
+        if page.words is not None:
+            page = page.with_words(page.words.result(1.0), rig.journal.chunk_tokens)
+        replica.merge(page.chunks)
+        if page.cursor == SNAPSHOT_END:
+            return True
+        page = rig.journal.snapshot(page.cursor)
+
+
+def words_of(names: list[int]) -> bytes:
+    """Token ids and scope of a chunk; all chunks of a prompt have one scope."""
+    return tokens_of(names[-1]) + pack_scope(*SCOPES[names[0] % len(SCOPES)])
+
+
+def tokens_of(name: int) -> bytes:
+    return struct.pack("<8i", *range(name, name + 8))
+
+
+def sums(chunks: int) -> bytes:
+    return bytes(4 * LAYERS * chunks)

@@ -1,0 +1,37 @@
+"""What vLLM says of its KV cache's layers, with the shape that the scripted engine has (see `vllm_engine`)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.rigs.vllm.request import BLOCK
+
+LAYERS, HEADS, WIDTH = 3, 2, 8
+TOKEN_BYTES = HEADS * WIDTH
+NAMES = [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
+
+
+@dataclass
+class FullAttentionSpec:
+    block_size: int = BLOCK
+    page_size_bytes: int = BLOCK * TOKEN_BYTES
+    num_kv_heads: int = HEADS
+    head_size: int = WIDTH
+    dtype: str = "torch.uint8"
+
+
+@dataclass
+class UniformTypeKVCacheSpecs:
+    """A spec for each layer, as vLLM shows them to workers alone."""
+
+    kv_cache_specs: dict[str, FullAttentionSpec]
+    block_size: int = BLOCK
+
+    @property
+    def page_size_bytes(self) -> int:
+        return sum(spec.page_size_bytes for spec in self.kv_cache_specs.values())
+
+
+def specs_by_layer(**odd_layer: Any) -> UniformTypeKVCacheSpecs:
+    """A spec for each layer, equal but for the last one's `odd_layer`."""
+    last = FullAttentionSpec(**odd_layer)
+    return UniformTypeKVCacheSpecs({name: FullAttentionSpec() for name in NAMES[:-1]} | {NAMES[-1]: last})

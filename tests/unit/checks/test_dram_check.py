@@ -1,0 +1,93 @@
+"""What a report of a bad chunk comes to: bytes are read and judged, and only what was judged is dropped."""
+
+import asyncio
+
+from kvpool.checks.dram_check import Integrity
+from kvpool.types import ChunkExtent, HoldId
+from tests.rigs.events.journal_rig import LAYERS, LAYOUT, Rig, key
+from tests.rigs.flushing import flush_whole
+
+
+class Reading:
+    """Stands for the transfer threads: every chunk is found bad, once `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.asked: list[ChunkExtent] = []
+        self.go_on = asyncio.Event()
+
+    async def find_corrupt(self, extents: tuple[ChunkExtent, ...]) -> tuple[ChunkExtent, ...]:
+        self.asked += extents
+        await self.go_on.wait()
+        return extents
+
+
+def _acquire(rig: Rig, names: list[int]) -> HoldId:
+    column = b"".join(key(names[: at + 1]) for at in range(len(names)))
+    chunks, hold = rig.memory.acquire(rig.namespace.id, column)
+    assert chunks == len(names)
+    return HoldId(hold)
+
+
+def test_a_report_drops_what_was_read_and_found_bad() -> None:
+    async def play() -> None:
+        rig, reading = Rig(), Reading()
+        integrity = Integrity(rig.memory, reading.find_corrupt)
+        rig.store([1, 2, 3])
+        hold = _acquire(rig, [1, 2, 3])
+        reading.go_on.set()
+        await integrity.check_reported(hold, 1, LAYOUT.chunk_bytes, LAYERS)
+        rig.memory.release(hold, rig.tick())
+        assert reading.asked[0].key == key([1, 2])
+        assert integrity.stats() == {"checksum_failures": 1, "corrupt_reports": 1, "corrupt_reports_early": 0}
+        assert rig.memory.stats()["chunks"] == 1
+        assert rig.memory.verify() == []
+
+    asyncio.run(play())
+
+
+def test_a_verdict_that_comes_late_leaves_what_was_saved_again() -> None:
+    async def play() -> None:
+        rig, reading = Rig(), Reading()
+        integrity = Integrity(rig.memory, reading.find_corrupt)
+        rig.store([1, 2, 3])
+        hold = _acquire(rig, [1, 2, 3])
+        report = asyncio.ensure_future(integrity.check_reported(hold, 0, LAYOUT.chunk_bytes, LAYERS))
+        while not reading.asked:
+            await asyncio.sleep(0)
+        rig.memory.discard(key([1]))
+        rig.store([1, 2, 3])
+        reading.go_on.set()
+        await report
+        rig.memory.release(hold, rig.tick())
+        assert rig.memory.stats()["chunks"] == 3
+        assert rig.memory.stats()["dropped_chunks"] == 0
+        assert rig.memory.verify() == []
+
+    asyncio.run(play())
+
+
+def test_a_report_about_what_has_not_landed_reads_and_drops_nothing() -> None:
+    async def play() -> None:
+        rig, reading = Rig(), Reading()
+        integrity = Integrity(rig.memory, reading.find_corrupt)
+        rig.store([1, 2])
+        rig.demote()
+        rig.demote()
+        flush_whole(rig.memory, rig.tick())
+        column = key([1]) + key([1, 2])
+        on_its_way, _, _, generations = rig.memory.promote(
+            rig.namespace.id, rig.namespace.size_class, b"", column, rig.tick()
+        )
+        hold = _acquire(rig, [1, 2])
+        await integrity.check_reported(hold, 0, LAYOUT.chunk_bytes, LAYERS)
+        assert reading.asked == []
+        assert integrity.stats()["corrupt_reports_early"] == 1
+        for at in range(2):
+            generation = int.from_bytes(generations[8 * at : 8 * at + 8], "little")
+            assert rig.memory.landed(column[32 * at : 32 * at + 32], generation)
+        rig.memory.release(hold, rig.tick())
+        rig.memory.release(on_its_way, rig.tick())
+        assert rig.memory.stats()["chunks"] == 2
+        assert rig.memory.verify() == rig.files.verify() == []
+
+    asyncio.run(play())

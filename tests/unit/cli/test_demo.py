@@ -1,0 +1,230 @@
+"""The demonstration's parts: its engine gives the same bits with and without the pool, and would show wrong KV."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool_client import Pool
+from tests.rigs.daemon import wait_connected
+from tests.rigs.fake_pool import FakePool
+from tests.rigs.payload import assert_right_bytes, load_all, store, tokens_of
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+transformers = pytest.importorskip("transformers", reason="needs the demo extra: pip install kvpool[demo]")
+
+from demo.conversation import QUESTIONS, SYSTEM, WordTokenizer, cut_prefix, read_documents  # noqa: E402
+from demo.engine import Answer, Engine, Shape, build_model  # noqa: E402
+from demo.node import Daemon  # noqa: E402
+from demo.paged_kv import PagedKV  # noqa: E402
+from demo.plan import Plan, make_plan  # noqa: E402
+from demo.report import Row, judge, make_console, show  # noqa: E402
+from demo.worker import tiers_of  # noqa: E402
+from kvpool_client.torch import PagedPrefixCache, layout_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CHUNK, BLOCK = 32, 16
+SHAPE = Shape(vocabulary=300, layers=8, hidden=64, heads=4, kv_heads=2, head_dim=16, feed_forward=128, positions=1024)
+PROMPT = np.random.default_rng(3).integers(0, 300, 5 * CHUNK + 7).tolist()
+
+
+def _paged_kv(seed: int) -> PagedKV:
+    return PagedKV(layers=8, blocks=40, block_tokens=BLOCK, kv_heads=2, head_dim=16, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return build_model(SHAPE, 1)
+
+
+@pytest.fixture
+def pool() -> Iterator[FakePool]:
+    fake = FakePool(layout_of(_paged_kv(0).layers, CHUNK))
+    yield fake
+    assert fake.open_leases == 0
+    fake.close()
+
+
+def _answer(model: Any, pool: FakePool, prompt: list[int] = PROMPT, seed: int = 1, count: int = 12) -> Answer:
+    """A fresh engine's answer: other blocks, nothing in them."""
+    kv = _paged_kv(seed)
+    engine = Engine(model, kv, PagedPrefixCache(cast(Pool, pool), kv.layers, BLOCK), step_tokens=CHUNK)
+    return engine.answer(prompt, count)
+
+
+def test_the_paged_engine_agrees_with_the_model_on_its_own(model: Any, pool: FakePool) -> None:
+    answer = _answer(model, pool)
+    with torch.inference_mode():
+        ids = torch.tensor([[*PROMPT, *answer.tokens[:-1]]])
+        greedy = model(input_ids=ids).logits[0, len(PROMPT) - 1 :].argmax(-1)
+    assert answer.tokens == greedy.tolist()
+    assert len(set(answer.tokens)) > 3
+
+
+def test_a_second_engine_reuses_the_prefix_and_gives_the_same_bits(model: Any, pool: FakePool) -> None:
+    cold = _answer(model, pool)
+    assert (cold.reused_tokens, cold.stored_chunks) == (0, 5)
+    warm = _answer(model, pool, seed=2)
+    assert (warm.reused_tokens, warm.stored_chunks) == (5 * CHUNK, 0)
+    assert (warm.tokens, warm.logits_digest) == (cold.tokens, cold.logits_digest)
+
+
+def test_a_prompt_of_whole_chunks_still_computes_its_last_token(model: Any, pool: FakePool) -> None:
+    prompt = PROMPT[: 5 * CHUNK]
+    cold, warm = _answer(model, pool, prompt), _answer(model, pool, prompt, seed=2)
+    assert warm.reused_tokens == 4 * CHUNK
+    assert warm.logits_digest == cold.logits_digest
+
+
+def test_a_later_turn_extends_what_an_earlier_one_stored(model: Any, pool: FakePool) -> None:
+    first = _answer(model, pool)
+    longer = [*PROMPT, *first.tokens, *range(40)]
+    warm = _answer(model, pool, longer, seed=2)
+    assert (warm.reused_tokens, warm.stored_chunks) == (5 * CHUNK, 1)
+    pool.stored.clear()
+    assert _answer(model, pool, longer, seed=3).logits_digest == warm.logits_digest
+
+
+@pytest.mark.parametrize(("chunk", "layer"), [(0, 0), (0, 7), (2, 0), (3, 4), (4, 7)])
+def test_a_load_that_ends_early_is_recomputed_from_the_right_token(
+    model: Any, pool: FakePool, chunk: int, layer: int
+) -> None:
+    cold = _answer(model, pool)
+    pool.fail_at = (chunk, layer)
+    warm = _answer(model, pool, seed=2)
+    assert warm.reused_tokens == chunk * CHUNK
+    assert (warm.tokens, warm.logits_digest) == (cold.tokens, cold.logits_digest)
+    assert [save.is_aborted for save in pool.saves[1:-1]] == [True] * (len(pool.saves) - 2)
+
+
+@pytest.mark.parametrize("chunk", range(5))
+def test_another_chunks_kv_would_change_the_answer(model: Any, pool: FakePool, chunk: int) -> None:
+    cold = _answer(model, pool)
+    keys = list(pool.stored)
+    pool.stored[keys[chunk]] = pool.stored[keys[chunk - 1]]
+    warm = _answer(model, pool, seed=2)
+    assert warm.reused_tokens == 5 * CHUNK
+    assert warm.logits_digest != cold.logits_digest
+    assert warm.tokens != cold.tokens
+
+
+def test_one_flipped_bit_would_change_the_logits(model: Any, pool: FakePool) -> None:
+    cold = _answer(model, pool)
+    parts = next(iter(pool.stored.values()))
+    parts[3] = parts[3].clone()
+    parts[3].view(torch.int32)[0, 5, 0, 0] ^= 1 << 20
+    assert _answer(model, pool, seed=2).logits_digest != cold.logits_digest
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    small = Shape(vocabulary=300, layers=1, hidden=64, heads=4, kv_heads=2, head_dim=16, feed_forward=128)
+    first, second, other = (build_model(small, seed).state_dict() for seed in (5, 5, 6))
+    assert all(torch.equal(weights, second[name]) for name, weights in first.items())
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+
+
+def test_blocks_are_wiped_and_free_again_after_use() -> None:
+    kv = _paged_kv(1)
+    with kv.borrow(100) as table:
+        assert len(table) == 7
+        kv.layers[0][:, table] = 1.0
+    assert all(layer.isnan().all() for layer in kv.layers)
+    with kv.borrow(40 * BLOCK), pytest.raises(MemoryError, match="0 are free"), kv.borrow(1):
+        pass
+
+
+def test_the_tokenizer_gives_any_text_back() -> None:
+    tokenizer = WordTokenizer([SYSTEM, *QUESTIONS], 300)
+    for text in (SYSTEM, "Ünïcode – \t\n\n  spaces ... and (unseen) words_1", ""):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode(SYSTEM)) < len(SYSTEM) / 3
+    assert max(tokenizer.encode(SYSTEM)) < tokenizer.size <= 300
+
+
+def test_documents_are_long_enough_and_differ(tmp_path: Path) -> None:
+    plan = make_plan(documents=5, prefix_tokens=2100, chunk_tokens=128, answer_tokens=4, seed=1)
+    assert [len(entry.prefix) for entry in plan.conversations] == [2100] * 5
+    assert len({tuple(entry.prefix[-100:]) for entry in plan.conversations}) == 5
+    plan.write(tmp_path / "plan.json")
+    assert Plan.read(tmp_path / "plan.json") == plan
+
+
+def test_a_document_that_is_too_short_is_refused() -> None:
+    document = read_documents(1)[0]
+    with pytest.raises(AssertionError, match="expected at least"):
+        cut_prefix(WordTokenizer([document.text], 4096), document, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("cold_s", "same", "reused", "is_good"),
+    [(1.0, True, 2000, True), (0.3, True, 2000, False), (1.0, False, 2000, False), (1.0, True, 0, False)],
+)
+def test_the_verdict_needs_speed_and_equal_tokens(
+    capsys: pytest.CaptureFixture[str], cold_s: float, same: bool, reused: int, is_good: bool
+) -> None:
+    rows = [Row("a", 1, 2021, 2000, 1.0, 0.1, True, True), Row("a", 2, 2070, reused, cold_s, 0.1, same, True)]
+    rows += [Row("b", 1, 2021, 2000, cold_s, 0.1, same, True)]
+    console = make_console()
+    show(console, rows, 24)
+    assert judge(console, rows) is is_good
+    shown = capsys.readouterr().out
+    assert ("FAILED" in shown) is not is_good
+    assert "speed-up" in shown
+
+
+AFTER_KILL = Row("a", 1, 2021, 2000, 1.0, 0.2, True, True, ("ssd",), True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        ({"has_same_tokens": False}, "warm answers differ from cold ones"),
+        ({"reused_tokens": 0}, "a turn reused nothing"),
+        ({"tiers": ("dram", "ssd")}, "after the kill a prefix did not come from SSD"),
+        ({"tiers": ()}, "after the kill a prefix did not come from SSD"),
+    ],
+)
+def test_the_second_act_counts_only_with_equal_tokens_from_ssd(
+    capsys: pytest.CaptureFixture[str], change: dict[str, Any], reason: str
+) -> None:
+    rows = [Row("a", 1, 2021, 2000, 1.0, 0.1, True, True), replace(AFTER_KILL, **change)]
+    console = make_console()
+    show(console, rows, 24)
+    assert judge(console, rows) is not bool(reason)
+    shown = capsys.readouterr().out
+    assert shown.count("warm from SSD after kill -9") == 2, "a heading in the table, and the figures below"
+    assert "first token after 200 ms instead of 1000 ms, speed-up 5.0 to 5.0" in shown
+    assert (f"FAILED: {reason}" in shown) is bool(reason)
+
+
+def test_a_killed_daemon_serves_again_from_what_was_written_down(tmp_path: Path) -> None:
+    layout = kv.Layout(layers=2, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32)
+    with Daemon(tmp_path, dram_capacity="16MiB", ssd_capacity="32MiB") as daemon:
+        with kv.connect(str(daemon.socket), model="m", layout=layout) as pool:
+            wait_connected(pool)
+            keys = pool.keys(tokens_of(1, 5 * 32))
+            assert store(pool, keys).stored == 5
+            assert daemon.write_down() == 5
+        daemon.kill()
+        daemon.start()
+        with kv.connect(str(daemon.socket), model="m", layout=layout) as pool:
+            wait_connected(pool)
+            assert tiers_of(pool, tokens_of(1, 5 * 32).tolist()) == ["ssd"]
+            result, into = load_all(pool, keys)
+            assert result.chunks == 5
+            assert_right_bytes(keys, layout, result, into)
+
+
+def test_the_base_client_does_not_import_torch() -> None:
+    code = "import kvpool_client, sys; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False, timeout=60).returncode == 0

@@ -1,0 +1,66 @@
+"""Tests of second runs: they forgive what waits, and nothing that is wrong."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rigs.reruns import is_unforgivable
+
+ROOT = Path(__file__).parents[3]
+
+FAILS_ONCE = """
+from pathlib import Path
+
+def test_it():
+    mark = Path(__file__).with_suffix(".mark")
+    has_run, _ = mark.exists(), mark.touch()
+    {statement}
+"""
+
+
+def _run(directory: Path, statement: str) -> subprocess.CompletedProcess[str]:
+    file = directory / "test_fails_once.py"
+    file.write_text(FAILS_ONCE.format(statement=statement))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.rigs.reruns",
+        "-p",
+        "no:cacheprovider",
+        "--reruns",
+        "1",
+        str(file),
+    ]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_failure_of_waiting_runs_once_more_and_stays_in_the_output(tmp_path: Path) -> None:
+    run = _run(tmp_path, "assert has_run, 'waited 5 s'")
+    assert run.returncode == 0, run.stdout
+    assert "ran once more" in run.stdout
+    assert "waited 5 s" in run.stdout
+
+
+def test_wrong_bytes_fail_the_run_whatever_the_second_run_says(tmp_path: Path) -> None:
+    run = _run(tmp_path, "wrong_bytes = not has_run; assert not wrong_bytes")
+    assert run.returncode == 1, run.stdout
+    assert "not forgiven" in run.stdout
+    assert "1 passed" in run.stdout
+
+
+def test_a_test_that_fails_twice_fails(tmp_path: Path) -> None:
+    assert _run(tmp_path, "assert False, 'never'").returncode == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["E   AssertionError: 3 wrong bytes", ">       assert not is_dead(daemon), daemon.log()", "E   died of SIGSEGV"],
+)
+def test_what_must_not_happen_once_is_known_by_its_words(line: str) -> None:
+    assert is_unforgivable(f"    chunk = 3\n{line}\n")
+    assert not is_unforgivable(line[1:])

@@ -1,0 +1,49 @@
+"""How soon a Pool tries again: at once where no daemon is, ever later where one refuses."""
+
+import pytest
+
+from kvpool.errors import DaemonUnreachable, KVPoolError, Refused
+from kvpool_client.connection import link as module
+from kvpool_client.connection.counters import Counters
+from kvpool_client.connection.link import REFUSED_RETRY_S_MAX, RETRY_S, Link
+from tests.rigs.daemon import SMALL, wait_until
+
+
+class Answers:
+    """What the tries end in, one after the other, the last one for good; and the pauses before them."""
+
+    def __init__(self, *errors: KVPoolError) -> None:
+        self._errors = list(errors)
+        self.tries = 0
+        self.pauses: list[float] = []
+
+    def refuse(self, *_: object, **__: object) -> None:
+        """In the place of a session."""
+        self.tries += 1
+        raise self._errors.pop(0) if len(self._errors) > 1 else self._errors[0]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """Refusals with two others between, and nobody waits for them."""
+    busy, away = Refused("busy", "full"), DaemonUnreachable("away")
+    answers = Answers(*[busy] * 10, away, busy, busy, Refused("stopping", "it stops"), busy)
+
+    def wait(_link: Link, _session: object, timeout_s: float) -> bool:
+        answers.pauses.append(timeout_s)
+        return False
+
+    monkeypatch.setattr(module, "Session", answers.refuse)
+    monkeypatch.setattr(Link, "_wait", wait)
+    return answers
+
+
+def test_a_refused_client_tries_ever_later_and_a_lonely_one_soon(answers: Answers) -> None:
+    link = Link("/nowhere", "m", SMALL, 1.0, Counters())
+    try:
+        wait_until(lambda: answers.tries > 20, "it has tried often")
+    finally:
+        link.close()
+    doubled = [min(RETRY_S * 2**power, REFUSED_RETRY_S_MAX) for power in range(1, 11)]
+    assert answers.pauses[:16] == [*doubled, RETRY_S, 0.2, 0.4, RETRY_S, 0.2, 0.4]
+    assert max(answers.pauses) == REFUSED_RETRY_S_MAX == 5.0

@@ -1,0 +1,215 @@
+"""Loading against computing: the pure decisions, and the averages they are made with."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvpool.types import Level
+from kvpool_client.engines.load_cost import (
+    BYTES_TO_MEASURE,
+    FIRST_GUESS,
+    FIRST_PROBE_S,
+    LAST_PROBE_S,
+    PROBE_BYTES,
+    RATE_MAX,
+    RATE_MIN,
+    MedianRate,
+    SpeedBook,
+    Speeds,
+    wait_limit_s,
+    worthwhile_chunks,
+)
+
+DRAM, SSD = int(Level.DRAM), int(Level.SSD)
+CHUNK_BYTES, CHUNK_TOKENS = 1 << 20, 256
+
+hits = st.lists(st.sampled_from([DRAM, SSD]), max_size=60).map(bytes)
+rates = st.floats(1e5, 1e11)
+prefills = st.floats(1.0, 1e7)
+
+
+def taken(levels: bytes, dram: float, ssd: float, prefill: float) -> int:
+    speeds = Speeds({DRAM: dram, SSD: ssd}, prefill)
+    return worthwhile_chunks(levels, chunk_bytes=CHUNK_BYTES, chunk_tokens=CHUNK_TOKENS, speeds=speeds)
+
+
+def saved_s(levels: bytes, count: int, dram: float, ssd: float, prefill: float) -> float:
+    loading = sum(CHUNK_BYTES / (dram if level == DRAM else ssd) for level in levels[:count])
+    return count * CHUNK_TOKENS / prefill - loading
+
+
+@given(hits, rates, rates, prefills)
+@settings(deadline=None)
+def test_no_other_prefix_saves_more_time(levels: bytes, dram: float, ssd: float, prefill: float) -> None:
+    count = taken(levels, dram, ssd, prefill)
+    assert 0 <= count <= len(levels)
+    saved = saved_s(levels, count, dram, ssd, prefill)
+    best = max(saved_s(levels, other, dram, ssd, prefill) for other in range(len(levels) + 1))
+    assert saved == pytest.approx(best, abs=1e-9 + abs(best) * 1e-9)
+    assert saved >= -1e-9
+
+
+@given(hits, rates, rates, prefills, st.floats(1.0, 1e3))
+@settings(deadline=None)
+def test_quicker_loads_and_slower_computing_never_take_less(
+    levels: bytes, dram: float, ssd: float, prefill: float, factor: float
+) -> None:
+    count = taken(levels, dram, ssd, prefill)
+    assert taken(levels, dram * factor, ssd, prefill) >= count
+    assert taken(levels, dram, ssd * factor, prefill) >= count
+    assert taken(levels, dram, ssd, prefill / factor) >= count
+
+
+@given(hits, prefills)
+def test_everything_is_taken_where_loading_is_quicker_everywhere(levels: bytes, prefill: float) -> None:
+    quick = CHUNK_BYTES / (CHUNK_TOKENS / prefill) * 1.01
+    assert taken(levels, quick, quick, prefill) == len(levels)
+
+
+@given(hits, prefills)
+def test_nothing_is_taken_where_computing_is_quicker_everywhere(levels: bytes, prefill: float) -> None:
+    slow = CHUNK_BYTES / (CHUNK_TOKENS / prefill) * 0.99
+    assert taken(levels, slow, slow, prefill) == 0
+
+
+def test_a_slow_piece_in_the_middle_is_taken_for_what_lies_behind_it() -> None:
+    levels = bytes([DRAM, SSD, DRAM, DRAM, DRAM])
+    # A chunk is computed in 0.1 s, read from DRAM in 0.01 s and from SSD in 0.25 s.
+    assert taken(levels, CHUNK_BYTES / 0.01, CHUNK_BYTES / 0.25, CHUNK_TOKENS / 0.1) == 5
+    assert taken(levels[:2], CHUNK_BYTES / 0.01, CHUNK_BYTES / 0.25, CHUNK_TOKENS / 0.1) == 1
+
+
+def test_what_is_not_known_yet_is_taken() -> None:
+    assert taken(bytes([SSD] * 7), 1.0, 1.0, 0.0) == 7
+
+
+@given(st.integers(0, 1 << 20), st.floats(0.0, 1e7), st.floats(0.0, 10.0))
+def test_a_wait_is_no_longer_than_computing_and_than_the_limit(tokens: int, prefill: float, longest: float) -> None:
+    limit = wait_limit_s(tokens, speeds=Speeds({}, prefill), longest_s=longest)
+    assert 0.0 <= limit <= longest
+    if prefill:
+        assert limit <= tokens / prefill
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e15), st.floats(1e-9, 1e6)), min_size=1, max_size=30))
+def test_a_rate_stays_within_its_bounds(samples: list[tuple[float, float]]) -> None:
+    rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
+    for amount, seconds in samples:
+        rate.add(amount, seconds)
+        assert RATE_MIN <= rate.value <= RATE_MAX
+
+
+def test_what_measures_nothing_changes_no_rate() -> None:
+    rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
+    rate.add(0, 1.0)
+    rate.add(1.0, 0.0)
+    assert rate.value == 1e9
+
+
+@given(st.lists(st.floats(0.9, 1.1), max_size=20), st.floats(1e-6, 0.5), st.integers(0, 20))
+def test_one_stalled_load_declines_no_tier(steady: list[float], stalled: float, after: int) -> None:
+    """Whenever it comes, the very first load included."""
+    rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
+    for number, factor in enumerate([*steady[:after], stalled, *steady[after:]]):
+        rate.add(1e9 * factor, 1.0)
+        assert rate.value >= 0.9e9, number
+
+
+@given(st.integers(0, 20), st.floats(1e-3, 0.5))
+def test_three_slow_loads_are_believed(before: int, slow: float) -> None:
+    rate = MedianRate(1e9, least=RATE_MIN, most=RATE_MAX)
+    for factor in [1.0] * before + [slow] * 3:
+        rate.add(1e9 * factor, 1.0)
+    assert rate.value == pytest.approx(1e9 * slow)
+
+
+def test_a_new_tier_is_believed_slow_after_two_loads() -> None:
+    book = SpeedBook()
+    for _ in range(2):
+        assert book.speeds().bytes_per_s[SSD] == FIRST_GUESS[Level.SSD]
+        book.add_load(SLOW_HIT, CHUNK_BYTES, 64.0)
+    assert book.speeds().bytes_per_s[SSD] < FIRST_GUESS[Level.SSD] / 100
+
+
+SLOW_HIT = bytes([SSD] * 64)
+PROBED = PROBE_BYTES // CHUNK_BYTES
+
+
+def declining_book() -> SpeedBook:
+    """It knows an engine that computes a chunk in 0.1 s, and an SSD that brings one in a second."""
+    book = SpeedBook()
+    book.add_prefill(CHUNK_TOKENS, 0.1)
+    for _ in range(2):
+        book.add_load(SLOW_HIT, CHUNK_BYTES, 64.0)
+    return book
+
+
+def take(book: SpeedBook, levels: bytes, at_s: float) -> int:
+    return book.take(levels, chunk_bytes=CHUNK_BYTES, chunk_tokens=CHUNK_TOKENS, now_ns=int(at_s * 1e9))
+
+
+def probes_within(book: SpeedBook, seconds: int, *, probe_s: float) -> list[int]:
+    """The seconds at which a hit asked for every second was taken, in part, to measure; each took `probe_s`."""
+    at = []
+    for second in range(seconds):
+        taken = take(book, SLOW_HIT, second)
+        assert taken in (0, PROBED)
+        if taken:
+            at.append(second)
+            book.add_load(SLOW_HIT[:taken], CHUNK_BYTES, probe_s)
+    return at
+
+
+def test_a_declined_tier_that_stays_slow_is_measured_ever_more_rarely_by_a_piece_of_a_hit() -> None:
+    at = probes_within(declining_book(), 4000, probe_s=float(PROBED))
+    assert at[0] == FIRST_PROBE_S
+    gaps = np.diff(at)
+    assert list(gaps) == [min(FIRST_PROBE_S * 2 ** (number + 1), LAST_PROBE_S) for number in range(len(gaps))]
+    assert gaps[-1] == LAST_PROBE_S
+
+
+def test_a_declined_tier_that_has_become_quick_is_taken_again_after_one_measurement() -> None:
+    book = declining_book()
+    assert take(book, SLOW_HIT, 0.0) == 0
+    assert take(book, SLOW_HIT, FIRST_PROBE_S) == PROBED
+    book.add_load(SLOW_HIT[:PROBED], CHUNK_BYTES, 0.02)
+    assert take(book, SLOW_HIT, FIRST_PROBE_S) == len(SLOW_HIT)
+
+
+def test_a_measurement_that_never_came_is_tried_again() -> None:
+    book = declining_book()
+    assert take(book, SLOW_HIT, 0.0) == 0
+    assert take(book, SLOW_HIT, FIRST_PROBE_S) == PROBED
+    assert take(book, SLOW_HIT, 2 * FIRST_PROBE_S) == 0
+    assert take(book, SLOW_HIT, 3 * FIRST_PROBE_S) == PROBED
+
+
+def test_what_lies_before_the_declined_tier_is_taken_with_it() -> None:
+    book = declining_book()
+    levels = bytes([DRAM] * 3) + SLOW_HIT
+    assert take(book, levels, 0.0) == 3
+    assert take(book, levels, FIRST_PROBE_S) == 3 + PROBED
+    assert take(book, levels[: 3 + PROBED - 1], 100 * FIRST_PROBE_S) == 3
+
+
+def test_the_slowest_tier_answers_for_the_time_of_a_mixed_load() -> None:
+    book = SpeedBook()
+    for _ in range(2):
+        book.add_load(bytes([DRAM] * 40 + [SSD] * 10), CHUNK_BYTES, 1.0)
+    assert book.speeds().bytes_per_s[DRAM] == FIRST_GUESS[Level.DRAM]
+    assert book.speeds().bytes_per_s[SSD] == pytest.approx(10 * CHUNK_BYTES, rel=0.05)
+
+
+def test_small_loads_measure_nothing() -> None:
+    book = SpeedBook()
+    book.add_load(bytes([SSD]), BYTES_TO_MEASURE - 1, 5.0)
+    book.add_load(b"", CHUNK_BYTES, 5.0)
+    assert book.speeds().bytes_per_s == {int(level): guess for level, guess in FIRST_GUESS.items()}
+
+
+def test_prefill_is_unknown_until_it_was_seen() -> None:
+    book = SpeedBook()
+    assert book.speeds().prefill_tokens_per_s == 0
+    book.add_prefill(1000, 0.5)
+    assert book.speeds().prefill_tokens_per_s == 2000

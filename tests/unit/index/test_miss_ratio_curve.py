@@ -1,0 +1,140 @@
+"""Sampled reuse distances against the exact hits of LRU, and what bounds them."""
+
+import hashlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvpool_native
+from kvpool.errors import ProtocolError
+from kvpool.index.miss_ratio_curve import RATE_MAX, SAMPLES
+from kvpool.protocol import hit_curve
+from kvpool.sim.oracles import lru_hits
+from kvpool.sim.workload import Workload
+from tests.rigs.real_traces import real_trace
+from tests.rigs.simulations import load, random_prompts, workload_of
+
+BLOCK_BYTES = 2 << 20
+CHUNK_BYTES = 16384
+FOREVER_NS = 1 << 62
+# A little more than a bin of the histogram, which is a sixteenth of an octave wide.
+BIN = 1.05
+
+
+def _observed(
+    workload: Workload, *, samples: int = SAMPLES, rate_max: float = 1.0, horizon: float = 1.0
+) -> kvpool_native.ReuseDistances:
+    horizon_bytes = max(1, int(horizon * workload.unique * BLOCK_BYTES))
+    distances = kvpool_native.ReuseDistances(samples, horizon_bytes, rate_max, FOREVER_NS)
+    keys = workload.keys()
+    for chain in workload.chains():
+        distances.observe(keys[chain].tobytes(), BLOCK_BYTES, 0)
+    return distances
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(14, 200))
+def test_a_sample_of_everything_is_exact_but_for_the_width_of_a_bin(seed: int, blocks: int) -> None:
+    workload = workload_of(random_prompts(seed, 80))
+    distances = _observed(workload)
+    assert distances.verify() == []
+    low, high = (distances.hit_share(int(blocks * BLOCK_BYTES * by)) for by in (1 / BIN, BIN))
+    assert low - 1e-9 <= lru_hits(workload, blocks) / workload.references <= high + 1e-9
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(16, 64), st.floats(0.05, 1.0), st.floats(0.05, 1.0))
+def test_however_small_the_sample_its_books_are_right(seed: int, samples: int, rate: float, horizon: float) -> None:
+    distances = _observed(workload_of(random_prompts(seed, 300)), samples=samples, rate_max=rate, horizon=horizon)
+    assert distances.verify() == []
+    assert distances.sampled <= samples
+    assert 0 < distances.rate <= rate
+    shares = [distances.hit_share(blocks * BLOCK_BYTES) for blocks in range(0, 400, 7)]
+    assert shares == sorted(shares)
+    assert shares[0] >= 0
+    assert shares[-1] <= 1
+
+
+def test_what_is_asked_for_again_and_again_is_hit_however_small_the_pool() -> None:
+    distances = kvpool_native.ReuseDistances(16, 1 << 40, 1.0, FOREVER_NS)
+    assert distances.hit_share(1 << 40) == 0
+    for _ in range(100):
+        distances.observe(bytes(31) + b"\x01", 4096, 0)
+    assert distances.hit_share(8192) == pytest.approx(0.99)
+    assert distances.hit_share(2048) == 0
+
+
+def test_old_references_weigh_less() -> None:
+    key, half_life_ns = bytes(31) + b"\x01", 1600
+    distances = kvpool_native.ReuseDistances(16, 1 << 40, 1.0, half_life_ns)
+    for _ in range(64):
+        distances.observe(key, 4096, 1600)
+    assert distances.referenced_bytes == 64 * 4096
+    distances.observe(key, 4096, 1600 + 3 * half_life_ns)
+    assert distances.referenced_bytes == pytest.approx((64 / 8 + 1) * 4096)
+
+
+def test_wrong_numbers_are_refused() -> None:
+    for wrong in ((8, 1, 1.0, 10**9), (16, 0, 1.0, 10**9), (16, 1, 0.0, 10**9), (16, 1, 1.5, 10**9), (16, 1, 1.0, 1)):
+        with pytest.raises(ValueError, match="samples must be"):
+            kvpool_native.ReuseDistances(*wrong)
+    distances = kvpool_native.ReuseDistances(16, 1, 1.0, 10**9)
+    with pytest.raises(ValueError, match="chunk_bytes"):
+        distances.observe(bytes(32), 0, 0)
+    with pytest.raises(ValueError, match="32 bytes"):
+        distances.observe(bytes(33), 1, 0)
+
+
+def test_a_hold_counts_as_its_keys_do() -> None:
+    geometry = kvpool_native.DirectoryGeometry.plan(1 << 26, 1 << 26, 1024)
+    index = kvpool_native.Mapping.create("index", geometry.index_bytes, False)
+    directory = kvpool_native.Directory(None, index, geometry, bytes(16), "lru")
+    for segment in range(geometry.segments):
+        directory.mark_segment_ready(segment)
+    namespace, size_class = directory.add_namespace(), directory.add_class(CHUNK_BYTES, 1)
+    by_hold, by_keys = (kvpool_native.ReuseDistances(SAMPLES, 1 << 40, RATE_MAX, FOREVER_NS) for _ in range(2))
+    for number in range(60):
+        chain = b"".join(hashlib.sha256(bytes([number % 20, depth])).digest() for depth in range(48))
+        if number < 20:
+            reservation, _ = directory.reserve(namespace, size_class, b"", chain, number)[:2]
+            directory.commit(reservation, 0, bytes(4 * 48), number)
+            directory.end_reservation(reservation, number)
+        chunks, hold = directory.acquire(namespace, chain, number)
+        assert chunks == 48
+        by_hold.observe_hold(directory, hold, CHUNK_BYTES, number)
+        by_keys.observe(chain, CHUNK_BYTES, number)
+        directory.release(hold, number)
+    assert by_hold.sampled == by_keys.sampled > 20
+    for capacity in (1 << 20, 1 << 22, 1 << 24):
+        assert by_hold.hit_share(capacity) == by_keys.hit_share(capacity)
+    assert by_hold.hit_share(1 << 26) == pytest.approx(2 / 3, abs=0.25)  # the second and the third time
+    with pytest.raises(ValueError, match="SAMPLED_SHARE"):
+        kvpool_native.ReuseDistances(SAMPLES, 1 << 40, 1.0, FOREVER_NS).observe_hold(directory, hold, CHUNK_BYTES, 0)
+
+
+def test_a_column_of_capacities_is_whole_and_bounded() -> None:
+    assert hit_curve.unpack(hit_curve.pack([0, 5, 1 << 63])) == [0, 5, 1 << 63]
+    for column in (bytes(7), bytes(8 * (hit_curve.CAPACITIES_MAX + 1))):
+        with pytest.raises(ProtocolError, match="capacities column"):
+            hit_curve.unpack(column)
+
+
+# Which chunks are sampled is chance, and the beginning of a prompt that many share is among them or not.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        ("mooncake_conversation_trace.jsonl.gz", 6.0),
+        ("mooncake_synthetic_trace.jsonl.gz", 14.0),
+        ("agentic_cc_512.npz", 6.0),
+    ],
+)
+def test_on_published_traces_it_is_near_the_exact_curve(name: str, points: float) -> None:
+    workload = load(real_trace(name))
+    distances = _observed(workload, rate_max=RATE_MAX)
+    assert distances.verify() == []
+    for share in (0.01, 0.05, 0.4):
+        blocks = int(share * workload.unique)
+        exact = 100 * lru_hits(workload, blocks) / workload.references
+        assert 100 * distances.hit_share(blocks * BLOCK_BYTES) == pytest.approx(exact, abs=points)

@@ -1,0 +1,169 @@
+"""Usage reports: what travels, what is believed of it, and whom it counts for."""
+
+import struct
+
+import pytest
+
+import kvpool_client as kv
+from kvpool.errors import ProtocolError
+from kvpool.index.namespaces import Namespace
+from kvpool.index.sessions import EngineSession
+from kvpool.index.usage import MODELS_MAX, OTHER_MODEL, REPORTED_MAX, Traffic
+from kvpool.protocol import usage
+from kvpool.types import (
+    CLIENT_DECLINES,
+    LEVELS,
+    ConnectionId,
+    Level,
+    LoadReason,
+    NamespaceId,
+    SaveState,
+    SizeClassId,
+)
+from kvpool_client.connection.counters import Counters
+from kvpool_client.results import LoadResult, SaveResult
+from tests.rigs.daemon import SMALL
+
+TOKENS, BYTES = SMALL.chunk_tokens, SMALL.chunk_bytes
+
+
+def _session(model: str = "m", layout: kv.Layout = SMALL) -> EngineSession:
+    namespaces = {
+        rank: Namespace(NamespaceId(rank), SizeClassId(0), model, layout.for_rank(rank)) for rank in layout.ranks
+    }
+    return EngineSession(ConnectionId(1), layout, model, namespaces)
+
+
+def _column(**counts: int) -> bytes:
+    values = [0] * usage.COUNTS
+    for name, value in counts.items():
+        word, _, place = name.rpartition("_")
+        base = getattr(usage, word.upper() if place.isdigit() else name.upper())
+        values[base + (int(place) if place.isdigit() else 0)] = value
+    return usage.pack(values)
+
+
+def _report(traffic: Traffic, session: EngineSession, **counts: int) -> None:
+    traffic.count_report(session, usage.unpack(_column(**counts)))
+
+
+def test_a_column_holds_every_level_reason_and_state() -> None:
+    report = usage.unpack(struct.pack(f"<{usage.COUNTS}Q", *range(usage.COUNTS)))
+    assert (report.lookups, report.lookup_chunks, report.loads) == (0, 1, 2)
+    columns = (report.hit_chunks, report.loaded_chunks, report.failed_loads, report.declined_chunks)
+    assert [len(column) for column in columns] == [LEVELS, LEVELS, len(LoadReason), len(CLIENT_DECLINES)]
+    assert [value for column in columns for value in column] == list(range(3, usage.COUNTS))
+
+
+@pytest.mark.parametrize("size", [0, 8, usage.COUNTS * 8 - 1, usage.COUNTS * 8 + 8])
+def test_a_column_of_another_length_is_refused(size: int) -> None:
+    with pytest.raises(ProtocolError, match=f"usage column has {size} bytes"):
+        usage.unpack(bytes(size))
+
+
+def test_a_report_counts_in_the_connections_own_units() -> None:
+    traffic = Traffic()
+    _report(
+        traffic, _session(), lookups=2, lookup_chunks=10, hit_chunks_1=6, hit_chunks_2=1, loads=1, loaded_chunks_1=5
+    )
+    found = traffic.models()["m"]
+    assert (found.lookups, found.loads) == (2, 1)
+    assert (found.lookup_tokens, found.lookup_bytes) == (10 * TOKENS, 10 * BYTES)
+    assert found.hit_tokens == (0, 6 * TOKENS, 1 * TOKENS, 0)
+    assert found.hit_bytes == (0, 6 * BYTES, 1 * BYTES, 0)
+    assert (found.missed_tokens, found.missed_bytes) == (3 * TOKENS, 3 * BYTES)
+    assert found.loaded_bytes == (0, 5 * BYTES, 0, 0)
+    assert traffic.failures().clamped_values == 0
+
+
+def test_a_scheduler_asks_for_the_bytes_of_every_rank() -> None:
+    traffic = Traffic()
+    layout = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32, rank=None, world=4)
+    _report(traffic, _session(layout=layout), lookups=1, lookup_chunks=2, hit_chunks_1=2)
+    found = traffic.models()["m"]
+    assert found.hit_tokens[Level.DRAM] == 2 * 32
+    assert found.hit_bytes[Level.DRAM] == 2 * 4 * layout.chunk_bytes
+
+
+def test_hits_never_exceed_what_was_looked_up() -> None:
+    traffic = Traffic()
+    _report(traffic, _session(), lookups=1, lookup_chunks=10, hit_chunks_0=7, hit_chunks_1=7, hit_chunks_3=7)
+    found = traffic.models()["m"]
+    assert found.hit_tokens == (7 * TOKENS, 3 * TOKENS, 0, 0)
+    assert found.missed_tokens == 0
+    assert traffic.failures().clamped_values == 2
+
+
+def test_values_too_large_to_believe_are_cut_and_counted() -> None:
+    traffic = Traffic()
+    traffic.count_report(_session(), usage.unpack(b"\xff" * 8 * usage.COUNTS))
+    found = traffic.models()["m"]
+    assert found.lookups == found.loads == REPORTED_MAX
+    assert sum(found.hit_tokens) == found.lookup_tokens == REPORTED_MAX * TOKENS
+    # COMPLETE is no failure: its place is not read.
+    assert traffic.failures().clamped_values == usage.COUNTS - 1
+    assert set(traffic.failures().failed_loads.values()) == {REPORTED_MAX}
+
+
+def test_models_are_told_apart_up_to_a_bound() -> None:
+    traffic = Traffic()
+    for number in range(MODELS_MAX + 10):
+        _report(traffic, _session(f"model-{number}"), lookups=1)
+    _report(traffic, _session("model-3"), lookups=1)
+    models = traffic.models()
+    assert len(models) == MODELS_MAX + 1
+    assert (models["model-3"].lookups, models[OTHER_MODEL].lookups) == (2, 10)
+
+
+def test_a_commit_counts_what_was_stored_and_what_came_too_late() -> None:
+    traffic = Traffic()
+    traffic.count_commit(
+        _session(), bytes([SaveState.STORED, SaveState.STORED, SaveState.EXPIRED, SaveState.NO_PARENT])
+    )
+    found = traffic.models()["m"]
+    assert (found.stored_chunks, found.stored_tokens, found.stored_bytes) == (2, 2 * TOKENS, 2 * BYTES)
+    assert traffic.failures().declined_chunks["expired"] == 1
+
+
+def test_a_snapshot_of_models_does_not_change() -> None:
+    traffic = Traffic()
+    _report(traffic, _session(), lookups=1)
+    before = traffic.models()
+    _report(traffic, _session(), lookups=1)
+    assert (before["m"].lookups, traffic.models()["m"].lookups) == (1, 2)
+
+
+def test_a_client_counts_by_name_and_for_the_daemon() -> None:
+    counters = Counters()
+    counters.count_lookup(5, bytes([1, 1, 2]))
+    counters.count_lookup(4, b"")
+    counters.count_load(bytes([1, 1]), LoadResult(2, 64, "gone"))
+    counters.count_load(bytes([1, 2, 255]), LoadResult(3, 96, "complete"))
+    counters.count_save(SaveResult.of([SaveState.STORED, SaveState.TOO_LONG, SaveState.TOO_LONG, SaveState.FULL]))
+    counters.count("acquired_chunks", 3)
+    report = usage.unpack(usage.pack(counters.take_unsent()))
+    assert (report.lookups, report.lookup_chunks, report.hit_chunks) == (2, 9, (0, 2, 1, 0))
+    assert (report.loads, report.loaded_chunks) == (2, (0, 3, 1, 0))
+    assert report.failed_loads[LoadReason.GONE] == sum(report.failed_loads) == 1
+    assert report.declined_chunks[CLIENT_DECLINES.index(SaveState.TOO_LONG)] == sum(report.declined_chunks) == 2
+    totals = counters.totals()
+    assert (totals["lookups"], totals["lookup_hit_chunks"], totals["loads_gone"]) == (2, 3, 1)
+    assert (totals["saved_chunks"], totals["declined_too_long"], totals["declined_full"]) == (1, 2, 1)
+    assert counters.take_unsent() == []
+
+
+def test_a_report_that_could_not_be_sent_goes_with_the_next_one() -> None:
+    counters = Counters()
+    counters.count_lookup(5, bytes([1]))
+    taken = counters.take_unsent()
+    counters.count_lookup(2, b"")
+    counters.put_back(taken)
+    report = usage.unpack(usage.pack(counters.take_unsent()))
+    assert (report.lookups, report.lookup_chunks, report.hit_chunks[Level.DRAM]) == (2, 7, 1)
+
+
+def test_what_only_the_pool_shows_is_no_reason_for_a_report() -> None:
+    counters = Counters()
+    counters.count("failed_requests", 1)
+    counters.count_save(SaveResult.of([SaveState.STORED, SaveState.FULL]))
+    assert counters.take_unsent() == []

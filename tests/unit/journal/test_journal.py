@@ -1,0 +1,331 @@
+"""The journal over real directories: events, gaps, snapshots, fates. What they add up to is proven in `tests/model`."""
+
+import asyncio
+import os
+import struct
+import time
+from itertools import pairwise
+
+import pytest
+
+from kvpool.journal.chunk_history import Departure, Fates
+from kvpool.journal.journal import SNAPSHOT_END
+from kvpool.types import KEY_BYTES, Cause, EventKind, Level, NamespaceId, SaveState
+from tests.rigs.events.journal_rig import DRAM, SLOT, SSD, Rig, follow, key, take_snapshot, tokens_of
+from tests.rigs.events.readers import Replica
+from tests.rigs.flushing import flush_whole
+
+
+def test_chains_are_one_event_and_so_are_removals_and_these_come_before_the_next_store() -> None:
+    rig = Rig()
+    rig.store([1, 2, 3])
+    rig.store([1, 2, 4])
+    rig.store([5])
+    rig.journal.take_changes()
+    flush_whole(rig.memory, rig.tick())
+    rig.store([6])
+    created, *events = rig.journal.since(b"", -1).events
+    assert (created.id, created.kind, created.capacities) == (0, EventKind.CREATED, (0, 400, 400, 0))
+    assert [(event.kind, len(event.chunks)) for event in events] == [
+        (EventKind.STORED, 3),
+        (EventKind.STORED, 1),
+        (EventKind.STORED, 1),
+        (EventKind.REMOVED, 5),
+        (EventKind.STORED, 1),
+    ]
+    assert events[0].parent == b""
+    assert events[1].parent == key([1, 2])
+    assert events[0].tokens == tokens_of(1) + tokens_of(2) + tokens_of(3)
+    assert (events[3].cause, events[3].tiers_before, events[3].level) == (Cause.FLUSHED, DRAM, None)
+    assert (events[0].level, events[0].priority, events[0].namespace) == (Level.DRAM, 35, rig.namespace.id)
+
+
+def test_a_move_between_tiers_is_an_update_of_each_chunk() -> None:
+    rig = Rig()
+    rig.store([1, 2])
+    rig.demote()
+    rig.demote()
+    flush_whole(rig.memory, rig.tick())
+    rig.promote([1, 2])
+    updates = [event for event in rig.journal.since(b"", -1).events if event.kind == EventKind.UPDATED]
+    assert [(event.tiers_before, event.tiers) for event in updates] == [
+        (DRAM, DRAM | SSD), (DRAM, DRAM | SSD), (DRAM | SSD, SSD), (DRAM | SSD, SSD), (SSD, DRAM | SSD), (SSD, DRAM | SSD)
+    ]  # fmt: skip
+    assert [event.gained for event in updates[:4]] == [(Level.SSD,), (Level.SSD,), (), ()]
+    assert [event.lost for event in updates[2:5]] == [(Level.DRAM,), (Level.DRAM,), ()]
+    assert updates[4].tokens == tokens_of(1)
+    assert (updates[5].parent, updates[5].cause) == (key([1]), Cause.PROMOTED)
+
+
+def test_a_full_buffer_forgets_the_oldest_and_who_needs_them_meets_a_gap() -> None:
+    rig = Rig(buffer="64KiB")
+    for name in range(300):
+        rig.store([name, 1, 2, 3])
+        rig.journal.take_changes()
+    follower = rig.journal.since(rig.epoch, -1)
+    assert follower.is_gap
+    assert follower.events == ()
+    assert follower.last + 1 == rig.journal.stats()["events.written"]
+    assert rig.journal.stats()["events.dropped"] > 0
+    assert rig.journal.stats()["events.kept_bytes"] <= 64 << 10
+    replica = Replica()
+    assert take_snapshot(rig, replica)
+    assert replica.tiers() == rig.truth()
+    assert rig.journal.verify() == []
+
+
+def test_ids_of_another_life_and_of_the_future_are_gaps() -> None:
+    rig = Rig()
+    rig.store([1])
+    assert rig.journal.since(os.urandom(16), 0).is_gap
+    assert rig.journal.since(rig.epoch, 2).is_gap
+    assert rig.journal.since(rig.epoch, -2).is_gap
+    assert not rig.journal.since(rig.epoch, 1).is_gap
+
+
+def test_more_changes_at_once_than_the_feed_holds_are_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.journal.journal.FEED_CHANGES_MAX", 8)
+    rig, replica = Rig(), Replica()
+    follow(rig, replica)
+    for name in range(5):
+        rig.store([name, 1, 2])
+    assert rig.journal.since(rig.epoch, replica.last).is_gap
+    stats = rig.journal.stats()
+    assert (stats["events.gaps"], stats["events.lost_changes"]) == (1, 7)
+    assert take_snapshot(rig, replica)
+    assert replica.tiers() == rig.truth()
+
+
+def test_a_restored_tier_is_a_gap_and_no_flood() -> None:
+    rig = Rig()
+    rows = b"".join(
+        key([at]) + bytes(32) + struct.pack("<QQIIII", at * 2 * SLOT, at + 1, rig.namespace.id, rig.below, 35, 0)
+        for at in range(20)
+    )
+    before = rig.journal.since(b"", -1).last
+    assert rig.files.restore(rows) == b"\1" * 20
+    rig.files.finish_restore()
+    assert rig.journal.since(rig.epoch, before).is_gap
+    replica = Replica()
+    assert take_snapshot(rig, replica)
+    assert replica.tiers() == rig.truth() == {key([at]): SSD for at in range(20)}
+
+
+def test_a_snapshot_waits_until_the_log_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.journal.journal.CHANGES_PER_TURN", 2)
+    rig, replica = Rig(), Replica()
+    rig.store([1, 2, 3, 4, 5])
+    assert rig.journal.snapshot(0).chunks == ()
+    assert rig.journal.snapshot(0).cursor == 0
+    assert take_snapshot(rig, replica)
+    assert replica.tiers() == rig.truth()
+
+
+@pytest.mark.parametrize("cursor", [-1, -(2**40), 2 << 32, 2**62, 5 << 32 | 7])
+def test_a_cursor_from_nowhere_is_the_end(cursor: int) -> None:
+    rig = Rig()
+    rig.store([1])
+    page = rig.journal.snapshot(cursor)
+    assert page.chunks == ()
+    assert page.cursor == SNAPSHOT_END
+
+
+def test_a_cursor_beyond_the_last_place_ends() -> None:
+    rig = Rig()
+    rig.store([1])
+    page = rig.journal.snapshot((1 << 32) - 1)
+    assert (page.chunks, page.cursor) == ((), 1 << 32)
+
+
+def test_a_chunk_has_a_place_in_each_tier_that_has_it_and_nowhere_else() -> None:
+    rig = Rig()
+    rig.store([1, 2])
+    assert rig.files.place_of(key([1])) == (0, 0)
+    rig.demote_all()
+    places = [directory.place_of(key(names)) for directory in (rig.memory, rig.files) for names in ([1], [1, 2])]
+    assert all(generation > 0 and offset % SLOT == 0 for offset, generation in places)
+    assert places[0] != places[1]
+    flush_whole(rig.memory, rig.tick())
+    assert rig.memory.place_of(key([1])) == (0, 0)
+    assert rig.files.place_of(key([1])) == places[2]
+
+
+def test_every_fate_is_told() -> None:
+    rig = Rig(chunks=4)
+    explain = rig.journal.explain
+    assert explain(key([9])) == {"fate": "unknown"}
+    rig.store([1, 2])
+    assert explain(key([1, 2])) == {
+        "fate": "stored", "tiers": ["dram"], "priority": 35, "model": "model", "has_parent": True
+    }  # fmt: skip
+    rig.drop(rig.memory, key([1, 2]))
+    rig.clock.seconds += 5
+    gone = {"fate": "removed", "reason": "dropped", "tier": "dram", "priority": 35, "age_s": 5.0, "model": "model"}
+    assert explain(key([1, 2])) | {"age_s": 5.0} == gone
+    rig.store([3, 4, 5, 6])
+    assert explain(key([1]))["reason"] == "own-class"
+    flush_whole(rig.memory, rig.tick())
+    assert explain(key([3]))["reason"] == "flushed"
+    states = rig.store([1, 2, 3, 4, 5, 6])
+    assert SaveState.FULL in states
+    refused = explain(key([1, 2, 3, 4, 5]))
+    assert (refused["fate"], refused["reason"]) == ("declined", "full")
+    assert explain(key([1, 2, 3, 4, 5, 6]))["reason"] == "no-parent"
+    rig.store([1, 2])
+    assert explain(key([1, 2]))["fate"] == "stored"
+
+
+def test_fates_are_bounded_and_refusals_do_not_push_departures_out() -> None:
+    rig = Rig(fates="16")
+    rig.store([1])
+    rig.drop(rig.memory, key([1]))
+    rig.journal.take_changes()
+    for name in range(100):
+        rig.journal.note_refusals(key([name, 7]), bytes([SaveState.FULL]), NamespaceId(0))
+    assert rig.journal.stats()["events.fates"] == 17
+    assert rig.journal.explain(key([1]))["fate"] == "removed"
+    assert rig.journal.explain(key([0, 7])) == {"fate": "unknown"}
+    rig.journal.note_refusals(key([1]) * 100, bytes([SaveState.FULL]) * 100, NamespaceId(0))
+    assert rig.journal.stats()["events.fates"] == 17
+
+
+def test_forgetting_the_oldest_fate_costs_the_same_however_many_are_kept() -> None:
+    few, many = (_seconds_of_fates(count_max) for count_max in (256, 65_536))
+    assert many < 8 * few, f"{many} s against {few} s"  # measured: 1.5 times as much; 21 times with a plain dict
+
+
+def test_a_refused_save_costs_little_however_long_it_is() -> None:
+    short, long = (_seconds_of_a_refusal(chunks) for chunks in (16, 28_000))
+    assert long < 30 * short, f"{long} s against {short} s"
+
+
+def _seconds_of_a_refusal(chunks: int) -> float:
+    rig = Rig()
+    keys, states = bytes(KEY_BYTES * chunks), bytes([SaveState.NO_PARENT]) * chunks
+    best = float("inf")
+    for _ in range(20):
+        before = time.thread_time()
+        rig.journal.note_refusals(keys, states, NamespaceId(0))
+        best = min(best, time.thread_time() - before)
+    return best
+
+
+def _seconds_of_fates(count_max: int) -> float:
+    fates = Fates(count_max)
+    departure = Departure(1, Cause.OWN_CLASS, Level.DRAM, 35, NamespaceId(0))
+    keys = [number.to_bytes(32, "big") for number in range(count_max + 50_000)]
+    fates.note_departures(keys[:count_max], departure)
+    before = time.thread_time()
+    for one in keys[count_max:]:
+        fates.note_departures([one], departure)
+    elapsed = time.thread_time() - before
+    assert len(fates) == count_max
+    assert fates.departure(keys[-count_max - 1]) is None
+    assert fates.departure(keys[-count_max]) == departure
+    return elapsed
+
+
+def test_fates_of_many_chunks_at_once_are_those_of_each() -> None:
+    fates, keys = Fates(8), [number.to_bytes(32, "big") for number in range(12)]
+    first, second = (Departure(at, Cause.FLUSHED, Level.DRAM, 35, NamespaceId(0)) for at in (1, 2))
+    fates.note_departures(keys[:8], first)
+    fates.note_departures([keys[0], keys[8], keys[9]], second)
+    assert [fates.departure(one) for one in keys] == [second, None, None, *[first] * 5, second, second, None, None]
+    fates.note_refusals([keys[10], keys[0]], [SaveState.FULL] * 2, 3, NamespaceId(0))
+    fates.forget([keys[0], keys[3], keys[11]])
+    assert [fates.departure(keys[at]) for at in (0, 3, 4)] == [None, None, first]
+    assert (fates.refusal(keys[0]), fates.refusal(keys[10]) is not None) == (None, True)
+    assert len(fates) == 7
+    fates.note_departures(keys, second)
+    assert [fates.departure(one) for one in keys] == [*[None] * 4, *[second] * 8]
+
+
+def test_a_change_of_priority_is_an_update_of_each_chunk() -> None:
+    rig = Rig()
+    rig.store([1, 2])
+    rig.demote_all()
+    rig.journal.take_changes()
+    before = rig.journal.since(b"", -1).last
+    keys = key([1]) + key([1, 2])
+    rig.memory.retain(rig.namespace.id, keys, bytes([80, 80]), bytes(8), rig.tick())
+    updates = rig.journal.since(b"", before).events
+    assert sorted(event.chunks for event in updates) == sorted([(key([1]),), (key([1, 2]),)])
+    assert {event.kind for event in updates} == {EventKind.UPDATED}
+    assert (updates[0].priority_before, updates[0].priority) == (35, 80)
+    assert updates[0].tiers == updates[0].tiers_before == DRAM | SSD
+    assert updates[0].gained == updates[0].lost == ()
+
+
+def test_no_event_grows_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.journal.journal.EVENT_PAYLOAD_BYTES_MAX", 7 * (32 + 32) + 63)
+    rig = Rig()
+    rig.store([1] * 20)
+    stored = rig.journal.since(b"", -1).events[1:]
+    assert [len(event.chunks) for event in stored] == [7, 7, 6]
+    assert all(second.parent == first.chunks[-1] for first, second in pairwise(stored))
+    assert rig.journal.verify() == []
+
+
+def test_the_loop_takes_changes_by_itself_and_wakes_who_waits() -> None:
+    rig, heard = Rig(), []
+    rig.journal.listen(
+        lambda: heard.append(rig.journal.stats()["events.written"]),
+        lambda: {"events.heard": len(heard)},
+        lambda: ["it is deaf"] if heard else [],
+    )
+    assert rig.journal.problems() == []
+
+    async def run() -> None:
+        rig.journal.watch(asyncio.get_running_loop())
+        waiting = asyncio.ensure_future(rig.journal.wait_for_events(0, 20.0))
+        await asyncio.sleep(0)
+        rig.store([1, 2])
+        await waiting
+        assert heard == [2]
+        assert rig.journal.stats()["events.heard"] == 1
+        assert rig.journal.problems() == ["it is deaf"]
+        await rig.journal.wait_for_events(0, 20.0)
+        await rig.journal.wait_for_events(1, 0.001)
+        late = asyncio.ensure_future(rig.journal.wait_for_events(1, 20.0))
+        await asyncio.sleep(0)
+        rig.journal.close()
+        await late
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_events_is_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.journal.journal.WAITING_MAX", 2)
+    rig = Rig()
+
+    async def run() -> None:
+        waiting = [asyncio.ensure_future(rig.journal.wait_for_events(0, 20.0)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(rig.journal.wait_for_events(0, 20.0), 5.0)
+        waiting[0].cancel()
+        await asyncio.gather(waiting[0], return_exceptions=True)
+        third = asyncio.ensure_future(rig.journal.wait_for_events(0, 20.0))
+        await asyncio.sleep(0)
+        assert not third.done()
+        rig.store([1])
+        rig.journal.take_changes()
+        await asyncio.gather(waiting[1], third)
+
+    asyncio.run(run())
+
+
+def test_a_flood_is_taken_turn_by_turn_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.journal.journal.CHANGES_PER_TURN", 2)
+    rig, turns = Rig(), 0
+
+    async def run() -> None:
+        nonlocal turns
+        rig.journal.watch(asyncio.get_running_loop())
+        rig.store([1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+        while rig.journal.stats()["events.written"] < 6:
+            await asyncio.sleep(0)
+            turns += 1
+        rig.journal.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20.0))
+    assert turns >= 5

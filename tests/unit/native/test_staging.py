@@ -1,0 +1,86 @@
+"""The native halves of a save by copy: some layers into staging, and from there into slots. What lies outside never runs."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import kvpool_native
+from tests.rigs.native_copies import CHUNK_BYTES, LAYER_BYTES, LAYERS, LONG_S, Engine, Store, column, some_ids
+
+FIRST, SOME = 1, 2  # layers
+
+
+@pytest.fixture
+def pool() -> Iterator[kvpool_native.CopyPool]:
+    made = kvpool_native.CopyPool(1)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def staging() -> kvpool_native.Mapping:
+    return kvpool_native.Mapping.create("staging", 64 << 10)
+
+
+def test_some_layers_of_a_save_go_through_staging_into_their_slots(
+    pool: kvpool_native.CopyPool, staging: kvpool_native.Mapping
+) -> None:
+    store, engine, ids = Store(), Engine("kv_first", 16), some_ids(8)
+    expected = [
+        np.frombuffer(chunk, np.uint8).reshape(LAYERS, LAYER_BYTES)[FIRST : FIRST + SOME]
+        for chunk in engine.chunks(ids)
+    ]
+    starts = column([64 + number * SOME * LAYER_BYTES for number in range(2)])
+    job = pool.save(engine.view, staging, starts, column(ids), SOME, LAYER_BYTES, FIRST)
+    job.announce_all()
+    assert job.wait(LONG_S)
+    slots = np.frombuffer(store.reserve(2), np.uint64)
+    before = store.bytes.copy()
+    targets = (slots + np.uint64(FIRST * LAYER_BYTES)).tobytes()
+    sums = kvpool_native.copy_extents(store.arena, targets, staging, 64, SOME, LAYER_BYTES)
+    assert sums == job.checksums()
+    assert sums == np.array([[kvpool_native.crc32c(row) for row in rows] for rows in expected], np.uint32).tobytes()
+    for slot, rows in zip(slots.tolist(), expected, strict=True):
+        at = slot + FIRST * LAYER_BYTES
+        before[at : at + SOME * LAYER_BYTES] = rows.reshape(-1)
+    assert np.array_equal(store.bytes, before)
+
+
+@pytest.mark.parametrize(("first", "layers"), [(0, LAYERS + 1), (1, LAYERS), (LAYERS, 1), (2**32 - 1, 1), (0, 0)])
+def test_layers_that_the_engine_has_not_are_refused(
+    pool: kvpool_native.CopyPool, staging: kvpool_native.Mapping, first: int, layers: int
+) -> None:
+    with pytest.raises(ValueError, match="layers"):
+        pool.save(Engine("kv_first", 16).view, staging, column([0]), column(some_ids(4)), layers, LAYER_BYTES, first)
+
+
+@pytest.mark.parametrize(
+    ("targets", "offset", "layers", "layer_bytes"),
+    [
+        ([0, 2**62], 0, LAYERS, LAYER_BYTES),
+        ([0, -1], 0, LAYERS, LAYER_BYTES),
+        ([0], (64 << 10) - CHUNK_BYTES + 1, LAYERS, LAYER_BYTES),
+        ([0], 2**64 - 1, LAYERS, LAYER_BYTES),
+        ([0] * 100, 0, LAYERS, LAYER_BYTES),
+        ([0], 0, 0, LAYER_BYTES),
+        ([0], 0, LAYERS, 0),
+        ([0], 0, LAYERS, 2**63),
+        ([], 0, LAYERS, 2**63),
+    ],
+)
+def test_a_copy_from_or_to_outside_is_refused(
+    staging: kvpool_native.Mapping, targets: list[int], offset: int, layers: int, layer_bytes: int
+) -> None:
+    store = Store()
+    before = store.bytes.copy()
+    with pytest.raises(ValueError, match=r"."):
+        kvpool_native.copy_extents(store.arena, column(targets), staging, offset, layers, layer_bytes)
+    assert np.array_equal(store.bytes, before)
+
+
+def test_nothing_is_copied_through_a_read_only_mapping(staging: kvpool_native.Mapping) -> None:
+    store = Store()
+    reader = kvpool_native.Mapping.attach(store.arena.fd, store.arena.size, False)
+    with pytest.raises(ValueError, match="read-only"):
+        kvpool_native.copy_extents(reader, store.reserve(1), staging, 0, LAYERS, LAYER_BYTES)

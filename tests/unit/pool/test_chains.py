@@ -1,0 +1,43 @@
+"""Requests about chains: how long one waits for memory."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvpool.index.parts import Step
+from kvpool.pool.chains import ROOM_WAIT_S, Chains
+
+
+class StandingClock:
+    """Stands still but where somebody says so."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def now_ns(self) -> int:
+        return self.ns
+
+
+def test_a_request_waits_for_memory_by_the_daemons_clock() -> None:
+    clock = StandingClock()
+    waits: list[float] = []
+    asked: list[bool] = []
+    absent: Any = None
+    journal: Any = SimpleNamespace(keep_up=lambda: False)
+    room: Any = SimpleNamespace(wait=waits.append)
+    chains = Chains(absent, absent, None, journal, absent, absent, absent, room, clock, keeps_token_ids=False)
+
+    def advance(may_wait: bool) -> Step:
+        asked.append(may_wait)
+        return Step.WAIT
+
+    parts = chains._advance(advance, lambda: True)
+    next(parts)
+    clock.ns += int(ROOM_WAIT_S * 0.75e9)
+    next(parts)
+    assert waits == pytest.approx([ROOM_WAIT_S, ROOM_WAIT_S / 4])
+    clock.ns += int(ROOM_WAIT_S * 0.25e9)
+    with pytest.raises(StopIteration):
+        next(parts)
+    assert asked == [True, True, True, False]

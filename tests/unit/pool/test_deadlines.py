@@ -1,0 +1,144 @@
+"""When the control thread is woken for priorities that lapse: in time, not too often, and never for nothing."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from kvpool.pool.deadlines import BACKLOG_NS, LAPSE_INTERVAL_NS, Lapses
+
+SECOND_NS = 10**9
+
+
+class FakeTimer:
+    def __init__(self, at_ns: int, callback: Callable[[], None]) -> None:
+        self.at_ns = at_ns
+        self.callback = callback
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class FakeLoop:
+    """A loop and a clock in one."""
+
+    def __init__(self) -> None:
+        self.timers: list[FakeTimer] = []
+        self.time_ns = 100 * SECOND_NS
+
+    def now_ns(self) -> int:
+        return self.time_ns
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> FakeTimer:
+        assert delay_s >= 0
+        self.timers.append(FakeTimer(self.time_ns + round(delay_s * SECOND_NS), callback))
+        return self.timers[-1]
+
+    @property
+    def waiting(self) -> list[FakeTimer]:
+        return [timer for timer in self.timers if not timer.is_cancelled]
+
+    def run_next(self) -> None:
+        (timer,) = self.waiting
+        self.timers.clear()
+        self.time_ns = max(self.time_ns, timer.at_ns)
+        timer.callback()
+
+
+class FakeDirectory:
+    """Lapses at given times, `per_tick` of them in a call."""
+
+    def __init__(self, *due_ns: int, per_tick: int = 1000) -> None:
+        self.due_ns = sorted(due_ns)
+        self.per_tick = per_tick
+        self.ticks = 0
+        self.remembered = 0
+
+    @property
+    def directory(self) -> "FakeDirectory":
+        return self
+
+    def next_lapse_ns(self) -> int | None:
+        return self.due_ns[0] if self.due_ns else None
+
+    def expire_retention(self, now_ns: int) -> None:
+        self.ticks += 1
+        over = [due for due in self.due_ns if due <= now_ns][: self.per_tick]
+        self.due_ns = self.due_ns[len(over) :]
+
+    def remember_lapsed(self) -> None:
+        self.remembered += 1
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
+    made = FakeLoop()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: made)
+    return made
+
+
+def lapses_of(loop: FakeLoop, memory: FakeDirectory, files: FakeDirectory | None = None) -> Lapses:
+    return Lapses(cast(Any, memory), cast(Any, files), loop)
+
+
+def test_nothing_is_scheduled_while_nothing_can_lapse(loop: FakeLoop) -> None:
+    memory, files = FakeDirectory(), FakeDirectory()
+    lapses_of(loop, memory, files).look()
+    assert loop.waiting == []
+
+
+def test_a_tick_comes_when_the_first_of_either_tier_is_due(loop: FakeLoop) -> None:
+    start = loop.time_ns
+    memory, files = FakeDirectory(start + 9 * SECOND_NS), FakeDirectory(start + 3 * SECOND_NS)
+    lapses_of(loop, memory, files).look()
+    assert [timer.at_ns for timer in loop.waiting] == [start + 3 * SECOND_NS]
+    loop.run_next()
+    assert (files.due_ns, files.remembered) == ([], 1)
+    assert [timer.at_ns for timer in loop.waiting] == [start + 9 * SECOND_NS]
+    loop.run_next()
+    assert loop.waiting == []
+    assert memory.ticks == files.ticks == 2
+
+
+def test_an_earlier_one_replaces_a_later_one_and_not_the_other_way_round(loop: FakeLoop) -> None:
+    start = loop.time_ns
+    memory = FakeDirectory(start + 9 * SECOND_NS)
+    lapses = lapses_of(loop, memory)
+    lapses.look()
+    memory.due_ns.insert(0, start + SECOND_NS)
+    lapses.look()
+    lapses.look()
+    assert [timer.at_ns for timer in loop.waiting] == [start + SECOND_NS]
+    memory.due_ns = [start + 5 * SECOND_NS]
+    lapses.look()
+    assert [timer.at_ns for timer in loop.waiting] == [start + SECOND_NS]
+
+
+def test_many_that_are_due_one_after_the_other_do_not_wake_it_for_each(loop: FakeLoop) -> None:
+    start = loop.time_ns
+    memory = FakeDirectory(*(start + SECOND_NS + number * 10_000_000 for number in range(500)))
+    lapses_of(loop, memory).look()
+    while loop.waiting:
+        loop.run_next()
+    assert memory.due_ns == []
+    assert memory.ticks <= 5 * SECOND_NS // LAPSE_INTERVAL_NS + 2
+    assert loop.time_ns <= start + 6 * SECOND_NS + LAPSE_INTERVAL_NS
+
+
+def test_what_one_tick_leaves_over_the_next_ones_do_soon(loop: FakeLoop) -> None:
+    due_ns = loop.time_ns + SECOND_NS
+    memory = FakeDirectory(*[due_ns] * 1000, per_tick=256)
+    lapses_of(loop, memory).look()
+    while loop.waiting:
+        loop.run_next()
+    assert memory.due_ns == []
+    assert loop.time_ns <= due_ns + 4 * BACKLOG_NS
+
+
+def test_a_cancelled_tick_does_not_come(loop: FakeLoop) -> None:
+    lapses = lapses_of(loop, FakeDirectory(loop.time_ns + SECOND_NS))
+    lapses.look()
+    lapses.cancel()
+    assert loop.waiting == []

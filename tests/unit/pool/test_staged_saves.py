@@ -1,0 +1,203 @@
+"""Saves by copy inside a pool, with transfer threads that run when told: whose slots are whose until a copy is over."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+
+import numpy as np
+import pytest
+
+import kvpool_native
+from kvpool.config.config import load_config
+from kvpool.errors import ProtocolError, Refused
+from kvpool.index.sessions import EngineSession
+from kvpool.pool.pool import Pool
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import staging as sm
+from kvpool.transfer.workers import Job, Report
+from kvpool.types import ConnectionId, SaveState
+from tests.rigs.daemon import SMALL
+from tests.rigs.parts import served
+
+KEYS = b"".join(bytes([number]) * 32 for number in (1, 2))
+SECOND_NS = 1_000_000_000
+
+
+class Clock:
+    """Moves when it is told."""
+
+    def __init__(self) -> None:
+        self.ns = 1
+
+    def now_ns(self) -> int:
+        return self.ns
+
+
+class HeldWorkers:
+    """Jobs wait until `run` is called. Stands where `Workers` does."""
+
+    waiting = 0
+    is_healthy = True
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.jobs: list[tuple[Job, Report]] = []
+        self.has_room = True
+
+    def submit(self, job: Job, done: Report) -> bool:
+        if self.has_room:
+            self.jobs.append((job, done))
+        return self.has_room
+
+    async def run(self) -> None:
+        """Every job, and what the event loop does about it."""
+        for job, done in self.jobs:
+            done(job())
+        self.jobs.clear()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+class Setting:
+    """A pool in copy mode, and an engine with both chunks reserved and their bytes in staging."""
+
+    def __init__(self) -> None:
+        options = ("server.write_mode=copy", "server.staging=128KiB", "server.reservation_ttl=1s")
+        self.clock = Clock()
+        self.pool = Pool(load_config(None, [*options, "dram.capacity=1MiB", "dram.prefault=false"]), self.clock)
+        workers = self.pool._workers
+        assert isinstance(workers, HeldWorkers)
+        self.workers = workers
+
+    async def begin(self) -> None:
+        await self.pool.start()
+        self.session = self.pool.open_session(ConnectionId(7), "model", SMALL)
+        answer, fd = self.pool.staged.open(self.session)
+        self.staging = kvpool_native.Mapping.attach(fd, answer.staging_bytes, writable=True)
+        self.staging.view()[:] = np.random.default_rng(1).integers(0, 256, self.staging.size, np.uint8)
+        self.made = self.reserve(self.session)
+
+    def reserve(self, session: EngineSession) -> m.Reserved:
+        return served(self.pool.chains.reserve(session, m.Reserve(b"", KEYS)))
+
+    def copy(self, first: int = 0, chunks: int = 2) -> "asyncio.Future[m.Done]":
+        request = sm.CopyStaged(self.made.reservation, first, chunks, 0, SMALL.layers, first * SMALL.chunk_bytes)
+        answer = self.pool.staged.copy(self.session, request)
+        assert isinstance(answer, asyncio.Future)
+        return answer
+
+    def commit(self, chunks: int = 2) -> list[int]:
+        starts = range(0, chunks * SMALL.chunk_bytes, SMALL.chunk_bytes)
+        sums = (
+            kvpool_native.extent_checksums(self.staging, start, SMALL.layer_bytes, SMALL.layers) for start in starts
+        )
+        request = m.Commit(self.made.reservation, b"".join(sums), b"")
+        return list(served(self.pool.chains.commit(self.session, request)).states)
+
+    def counts(self) -> tuple[int, int]:
+        """Reservations and zombie slots."""
+        measured = self.pool.measure({})
+        return measured.index["reservations"], measured.directory["zombies"]
+
+
+def _in_setting(check: Callable[[Setting], Coroutine[None, None, None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.pool.pool.Workers", HeldWorkers)
+
+    async def run() -> None:
+        setting = Setting()
+        await setting.begin()
+        try:
+            await check(setting)
+            assert setting.pool.verify()["problems"] == []
+        finally:
+            await setting.pool.stop()
+
+    asyncio.run(run())
+
+
+def test_what_was_copied_whole_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(setting: Setting) -> None:
+        answer = setting.copy()
+        assert not answer.done()
+        await setting.workers.run()
+        assert answer.result() == m.Done()
+        assert setting.commit() == [SaveState.STORED] * 2
+        assert setting.counts() == (0, 0)
+
+    _in_setting(check, monkeypatch)
+
+
+def test_slots_wait_for_a_copy_into_them_after_their_connection_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(setting: Setting) -> None:
+        answer = setting.copy()
+        answer.cancel()
+        setting.pool.drop_connection(setting.session.connection)
+        assert setting.counts() == (1, 2)
+        assert setting.pool.staged.stats()["staging_areas"] == 0
+        other = setting.pool.open_session(ConnectionId(8), "model", SMALL)
+        again = setting.reserve(other)
+        assert set(again.states) == {SaveState.RESERVED}
+        old = set(np.frombuffer(setting.made.offsets, "<u8").tolist())
+        assert old.isdisjoint(np.frombuffer(again.offsets, "<u8").tolist())
+        await setting.workers.run()
+        assert setting.counts() == (1, 0)
+        setting.pool.drop_connection(other.connection)
+        assert setting.counts() == (0, 0)
+
+    _in_setting(check, monkeypatch)
+
+
+def test_a_reservation_that_expires_under_a_copy_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(setting: Setting) -> None:
+        setting.copy()
+        setting.clock.ns += 2 * SECOND_NS
+        await setting.workers.run()
+        assert setting.commit() == [SaveState.EXPIRED] * 2
+        assert setting.counts() == (1, 2)
+        request = sm.CopyStaged(setting.made.reservation, 0, 2, 0, SMALL.layers, 0)
+        assert setting.pool.staged.copy(setting.session, request) == m.Done()
+        assert setting.workers.jobs == []
+        served(setting.pool.chains.end_reservation(setting.session, m.End(setting.made.reservation)))
+        assert setting.counts() == (0, 0)
+
+    _in_setting(check, monkeypatch)
+
+
+def test_nothing_is_published_while_a_copy_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(setting: Setting) -> None:
+        setting.copy()
+        await setting.workers.run()
+        setting.copy(1, 1)
+        with pytest.raises(ProtocolError, match="under way"):
+            setting.commit()
+        await setting.workers.run()
+        assert setting.commit() == [SaveState.STORED] * 2
+
+    _in_setting(check, monkeypatch)
+
+
+def test_a_copy_that_no_thread_can_take_is_refused_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(setting: Setting) -> None:
+        setting.workers.has_room = False
+        with pytest.raises(Refused, match="busy"):
+            setting.copy()
+        served(setting.pool.chains.end_reservation(setting.session, m.End(setting.made.reservation)))
+        assert setting.counts() == (0, 0)
+
+    _in_setting(check, monkeypatch)
+
+
+def test_a_copy_that_fails_is_told_and_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(setting: Setting) -> None:
+        answer = setting.copy()
+        [(_, done)] = setting.workers.jobs
+        setting.workers.jobs.clear()
+        done(OSError("no more"))
+        with contextlib.suppress(OSError):
+            await answer
+        assert isinstance(answer.exception(), OSError)
+        assert setting.commit() == [SaveState.CHECKSUM, SaveState.NO_PARENT]
+
+    _in_setting(check, monkeypatch)

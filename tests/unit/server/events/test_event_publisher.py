@@ -1,0 +1,268 @@
+"""The publisher over a journal played by hand: what routers know after gaps, and what a failing read costs."""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvpool.clock import MonotonicClock, wall_time_s
+from kvpool.config.config import load_config
+from kvpool.config.event_options import EventsConfig
+from kvpool.layout import Layout
+from kvpool.router_events.columns import NamespaceNames
+from kvpool.router_events.snapshot_order import SnapshotOrder
+from kvpool.router_events.vllm_format import EventForm, batches
+from kvpool.server.events import publisher as event_publisher
+from kvpool.server.events.publisher import EventPublisher
+from kvpool.server.events.replay import Message
+from kvpool.server.events.source import NamedEvents, NamedPage
+from kvpool.types import Event, EventKind, Level, StoredChunk
+from tests.rigs.daemon import wait_until
+from tests.rigs.events.journal_rig import LAYOUT, Rig, key
+from tests.rigs.events.router import Index, Router, decode
+
+
+class RigSource:
+    """Reads a rig's journal where the daemon's thread would."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.fails = False
+        self.late_pages = 0
+        self.between: Callable[[], object] = lambda: None
+
+    def _names(self) -> NamespaceNames:
+        return {one.id: (one.model, one.layout) for one in self.rig.namespaces.all()}
+
+    def since(self, last: int) -> NamedEvents:
+        if self.fails:
+            raise RuntimeError("the journal cannot be read")
+        self.between()
+        return NamedEvents(self.rig.journal.since(b"", last), self._names())
+
+    def snapshot(self, cursor: int) -> NamedPage:
+        self.between()
+        page = self.rig.journal.snapshot(cursor)
+        if page.words is not None and page.words.done():
+            page = page.with_words(page.words.result(), self.rig.journal.chunk_tokens)
+        return NamedPage(page, self._names())
+
+
+def _config(**options: str) -> EventsConfig:
+    settings = {"publish": "tcp://127.0.0.1:0", "replay": "tcp://127.0.0.1:0", "insecure": "true", **options}
+    return load_config(None, [f"events.{name}={value}" for name, value in settings.items()]).events
+
+
+@pytest.fixture
+def publisher() -> Iterator[EventPublisher]:
+    """A publisher that is driven by hand: its thread is never started."""
+    made = EventPublisher(
+        _config(), RigSource(Rig()), host="host", socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock()  # type: ignore[arg-type]
+    )  # fmt: skip
+    yield made
+    made.stop()
+
+
+def _rig_of(publisher: EventPublisher) -> Rig:
+    source = publisher._source
+    assert isinstance(source, RigSource)
+    return source.rig
+
+
+def _kept(publisher: EventPublisher) -> list[Message]:
+    kept = publisher._sockets.kept
+    return [kept[at] for at in range(kept.first, kept.end)]
+
+
+def _publish_all(publisher: EventPublisher) -> None:
+    while publisher._publish_some():
+        pass
+
+
+def _index_of(publisher: EventPublisher) -> Index:
+    index = Index(is_strict=False)
+    for _, _, payload in _kept(publisher):
+        for event in decode(payload)[1]:
+            index.apply(event)
+    return index
+
+
+def _assert_right(publisher: EventPublisher) -> None:
+    """What routers know is what is stored, on disk alone or not."""
+    rig = _rig_of(publisher)
+    found = {medium: set(blocks) for medium, blocks in _index_of(publisher).media.items()}
+    for medium, level in (("CPU", Level.DRAM), ("STORAGE", Level.SSD)):
+        stored = {int.from_bytes(one[-8:], "big") for one, tiers in rig.truth().items() if tiers >> level & 1}
+        assert found.get(medium, set()) == stored
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32))
+def test_routers_know_what_is_stored_after_gaps_too(seed: int) -> None:
+    chance = random.Random(seed)
+    rig = Rig()
+    source = RigSource(rig)
+    publisher = EventPublisher(
+        _config(replay_messages="100000"), source, host="", socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock()  # type: ignore[arg-type]
+    )  # fmt: skip
+    try:
+        for _ in range(6):
+            for _ in range(8):
+                rig.random_step(chance)
+                if chance.random() < 0.5:
+                    _publish_all(publisher)
+            if chance.random() < 0.6:
+                rig.journal._log.open_gap()
+                source.between = (lambda: rig.random_step(chance)) if chance.random() < 0.7 else lambda: None
+                publisher._publish_some()
+                source.between = lambda: None
+            _publish_all(publisher)
+            _assert_right(publisher)
+        assert publisher.stats()["events.publish_errors"] == 0
+    finally:
+        publisher.stop()
+
+
+def test_a_gap_clears_every_topic_and_tells_parents_first(publisher: EventPublisher) -> None:
+    rig = _rig_of(publisher)
+    rig.store([1, 2, 3, 4])
+    _publish_all(publisher)
+    rig.journal._log.open_gap()
+    told_before = len(_kept(publisher))
+    _publish_all(publisher)
+    told = [event for _, _, payload in _kept(publisher)[told_before:] for event in decode(payload)[1]]
+    assert told[0]["type"] == "AllBlocksCleared"
+    index = Index(is_strict=True)
+    for event in told:
+        index.apply(event)
+    assert len(index.media["CPU"]) == 4
+    assert publisher.stats()["events.resyncs"] == 1
+
+
+def test_numbers_go_on_over_gaps_and_count_for_each_topic(publisher: EventPublisher) -> None:
+    rig = _rig_of(publisher)
+    for name in range(3):
+        rig.store([name])
+        _publish_all(publisher)
+    rig.journal._log.open_gap()
+    _publish_all(publisher)
+    numbers = [int.from_bytes(number, "big") for _, number, _ in _kept(publisher)]
+    assert numbers == list(range(len(numbers)))
+    assert {topic for topic, _, _ in _kept(publisher)} == {b"kv@host@model"}
+
+
+def test_a_read_that_fails_is_counted_and_everything_is_told_anew() -> None:
+    rig = Rig()
+    source = RigSource(rig)
+    publisher = EventPublisher(
+        _config(), source, host="host", socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock()  # type: ignore[arg-type]
+    )  # fmt: skip
+    rig.store([1, 2])
+    source.fails = True
+    publisher.start()
+    try:
+        wait_until(lambda: publisher.stats()["events.publish_errors"] == 1, "the failure is counted")
+        source.fails = False
+        publisher.wake()
+        wait_until(lambda: publisher.stats()["events.resyncs"] == 1, "everything is told anew")
+        with Router(publisher.publish_endpoint, publisher.replay_endpoint) as router:
+            wait_until(lambda: len(router.replay(0)) >= 1, "it is published")
+            router.catch_up("kv@host@model")
+            assert len(router.index.media["CPU"]) == 2
+    finally:
+        publisher.stop()
+    publisher.wake()
+
+
+def test_a_wake_while_another_is_read_is_not_the_last_one(
+    publisher: EventPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = os.eventfd_read
+
+    def overlapping(fd: int) -> int:
+        publisher.wake()
+        return read(fd)
+
+    monkeypatch.setattr(os, "eventfd_read", overlapping)
+    publisher.wake()
+    publisher._turn()
+    publisher.wake()
+    assert publisher._wake_fd in dict(publisher._sockets.poller.poll(0))
+
+
+def test_what_cannot_be_bound_leaves_nothing_behind() -> None:
+    context = zmq.Context()
+    taken = context.socket(zmq.PUB)
+    port = taken.bind_to_random_port("tcp://127.0.0.1")
+    try:
+        with pytest.raises(OSError, match=f"events.replay tcp://127.0.0.1:{port} cannot be bound"):
+            EventPublisher(
+                _config(replay=f"tcp://127.0.0.1:{port}"), RigSource(Rig()),  # type: ignore[arg-type]
+                host="", socket_mode=0o600, wall_time_s=wall_time_s, clock=MonotonicClock(),
+            )  # fmt: skip
+    finally:
+        context.destroy(linger=0)
+
+
+def test_messages_are_bounded_by_bytes_events_topics_and_repetition() -> None:
+    form = EventForm()
+    stored = [
+        Event(0, EventKind.STORED, keys=key([at]), tokens=bytes(4 * 8), tiers=1 << Level.DRAM) for at in range(600)
+    ]
+    told = [("a", form.events_of(event, LAYOUT)) for event in stored]
+    cut = batches([*told, ("b", told[0][1]), ("b", told[0][1]), ("b", [form.all_cleared()])])
+    assert [(batch.topic, len(batch.events)) for batch in cut][-2:] == [("b", 1), ("b", 2)]
+    assert sum(len(batch.events) for batch in cut) == 603
+    assert max(len(batch.payload(0.0)) for batch in cut) <= 64 << 10
+    assert max(len(batch.events) for batch in cut) <= 256
+    assert batches([]) == batches([("a", [])]) == []
+
+
+def test_ranks_beyond_the_first_are_not_told() -> None:
+    layout = Layout(layers=2, kv_heads=1, head_dim=64, dtype="float16", chunk_tokens=8, rank=1, world=2)
+    event = Event(0, EventKind.STORED, keys=key([1]), tokens=bytes(32), tiers=2)
+    assert EventForm().events_of(event, layout) == []
+    assert len(EventForm().events_of(event, layout.for_rank(0))) == 1
+
+
+def _chunk(names: list[int]) -> StoredChunk:
+    parent = key(names[:-1]) if len(names) > 1 else b""
+    return StoredChunk(key(names), parent, 0, 1 << Level.DRAM, 35, b"t")
+
+
+def test_a_snapshot_out_of_order_is_told_parents_first_and_as_it_is_by_then() -> None:
+    order = SnapshotOrder(waiting_max=100)
+    chain = [_chunk([1, 2, 3][: at + 1]) for at in range(3)]
+    gone, moved = _chunk([1, 7]), _chunk([1, 8])
+    assert order.admit([chain[2], gone, moved, chain[1]]) == []
+    order.note([
+        Event(1, EventKind.REMOVED, keys=gone.key, tiers_before=2),
+        Event(2, EventKind.UPDATED, keys=moved.key, tiers=4, tiers_before=2),
+    ])  # fmt: skip
+    told = order.admit([chain[0]])
+    assert told[0].key == chain[0].key
+    assert {chunk.key: chunk.tiers for chunk in told} == {**{chunk.key: 2 for chunk in chain}, moved.key: 4}
+    assert order.rest() == []
+
+
+def test_what_waits_for_parents_is_bounded() -> None:
+    order = SnapshotOrder(waiting_max=3)
+    orphans = [_chunk([at, 1]) for at in range(5)]
+    assert order.admit(orphans) == orphans[:2]
+    assert order.rest() == orphans[2:]
+
+
+def test_topics_are_bounded_and_begin_anew_when_they_come_back(
+    publisher: EventPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_publisher, "TOPICS_MAX", 3)
+    for model in ("a", "b", "c", "a", "d", "b"):
+        publisher._begin(model)
+        publisher._send([(model, [publisher._form.all_cleared()])])
+    assert list(publisher._numbers) == ["a", "d", "b"]
+    numbers = [int.from_bytes(number, "big") for topic, number, _ in _kept(publisher) if topic == b"b"]
+    assert numbers == [0, 1, 0, 1]

@@ -1,0 +1,195 @@
+"""Replays and retelling: what is kept, what a peer that does not read costs, how often one peer makes others listen again."""
+
+import pytest
+
+from kvpool.server.events import replay as event_replay
+from kvpool.server.events import retelling as event_retelling
+from kvpool.server.events.replay import NUMBER, PEERS_MAX, KeptMessages, Message, Replays
+from kvpool.server.events.retelling import RETELLS_AT_ONCE, Due, Retelling
+
+
+def _message(number: int, topic: bytes = b"a", size: int = 10) -> Message:
+    return topic, NUMBER.pack(number), bytes(size)
+
+
+class Peers:
+    """Peers that take as many messages as they have room for; without an entry they have gone."""
+
+    def __init__(self) -> None:
+        self.room: dict[bytes, int] = {}
+        self.taken: dict[bytes, list[Message | None]] = {}
+
+    def send(self, peer: bytes, message: Message | None) -> bool:
+        if peer not in self.room:
+            raise ConnectionResetError
+        if not self.room[peer]:
+            return False
+        self.room[peer] -= 1
+        self.taken.setdefault(peer, []).append(message)
+        return True
+
+
+class StandingClock:
+    """Stands still but where somebody says so."""
+
+    def __init__(self) -> None:
+        self._ns = 0
+
+    def now_ns(self) -> int:
+        return self._ns
+
+    def pass_s(self, seconds: float) -> None:
+        self._ns += int(seconds * 1e9)
+
+
+@pytest.fixture
+def clock() -> StandingClock:
+    return StandingClock()
+
+
+def test_kept_messages_are_bounded_in_number_and_in_bytes() -> None:
+    for kept in (KeptMessages(5, 1 << 20), KeptMessages(100, 5 * 19)):
+        for number in range(20):
+            kept.append(_message(number))
+        assert (len(kept), kept.first, kept.end) == (5, 15, 20)
+        assert kept.used_bytes == 5 * 19
+        assert kept.has_lost(14, None)
+        assert kept.has_lost(14, b"a")
+        assert not kept.has_lost(15, b"a")
+        assert not kept.has_lost(0, b"another")
+    single = KeptMessages(100, 10)
+    single.append(_message(0, size=1000))
+    assert len(single) == 1
+
+
+def test_what_was_lost_is_known_for_each_topic() -> None:
+    kept = KeptMessages(3, 1 << 20)
+    for number in range(3):
+        kept.append(_message(number, b"old"))
+    for number in range(3):
+        kept.append(_message(number, b"new"))
+    assert kept.has_lost(2, b"old")
+    assert not kept.has_lost(3, b"old")
+    assert not kept.has_lost(0, b"new")
+    assert kept.has_lost(0, None)
+
+
+def test_a_peer_that_takes_nothing_keeps_no_other_waiting_and_is_given_up(clock: StandingClock) -> None:
+    kept, peers = KeptMessages(1000, 1 << 20), Peers()
+    for number in range(600):
+        kept.append(_message(number))
+    replays = Replays(kept, peers.send, clock)
+    peers.room = {b"slow": 3, b"good": 1 << 20}
+    replays.begin(b"slow", 0, None)
+    replays.begin(b"good", 500, b"a")
+    while replays.go_on():
+        pass
+    assert len(replays) == 1
+    clock.pass_s(event_replay.STALLED_S)
+    assert replays.go_on() == 0
+    assert len(replays) == 0
+    assert [NUMBER.unpack(message[1])[0] for message in peers.taken[b"good"] if message] == list(range(500, 600))
+    assert peers.taken[b"good"][-1] is None
+    assert len(peers.taken[b"slow"]) == 3
+    assert replays.unsent_replays == 1
+    replays.begin(b"slow", 0, None)
+    assert len(replays) == 0
+    assert replays.wait_ms is None
+
+
+def test_peers_are_bounded_and_who_has_stalled_counts_until_it_has_surely_gone(clock: StandingClock) -> None:
+    kept, peers = KeptMessages(10, 1 << 20), Peers()
+    kept.append(_message(0))
+    replays = Replays(kept, peers.send, clock)
+    for number in range(PEERS_MAX):
+        peers.room[bytes([number])] = 0
+        assert replays.has_room
+        replays.begin(bytes([number]), 0, None)
+    assert not replays.has_room
+    clock.pass_s(event_replay.STALLED_S)
+    replays.go_on()
+    assert len(replays) == 0
+    assert not replays.has_room
+    assert replays.wait_ms is not None
+    clock.pass_s(event_replay.HELD_S / 2)
+    assert not replays.has_room
+    clock.pass_s(event_replay.HELD_S / 2)
+    assert replays.has_room, "their connections have ended"
+
+
+def test_a_peer_that_asks_again_or_goes_ends_what_it_had_asked_for(clock: StandingClock) -> None:
+    kept, peers = KeptMessages(10, 1 << 20), Peers()
+    for number in range(4):
+        kept.append(_message(number))
+    replays = Replays(kept, peers.send, clock)
+    peers.room[b"p"] = 0
+    replays.begin(b"p", 0, None)
+    replays.begin(b"p", 3, None)
+    assert len(replays) == 1
+    peers.room[b"p"] = 100
+    while len(replays):
+        replays.go_on()
+    assert peers.taken[b"p"] == [_message(3), None]
+    del peers.room[b"p"]
+    replays.begin(b"p", 0, None)
+    replays.go_on()
+    assert len(replays) == 0
+    assert replays.unsent_replays == 2
+
+
+def test_messages_that_go_while_they_are_replayed_are_passed_over(clock: StandingClock) -> None:
+    kept, peers = KeptMessages(4, 1 << 20), Peers()
+    for number in range(4):
+        kept.append(_message(number))
+    replays = Replays(kept, peers.send, clock)
+    peers.room[b"p"] = 1
+    replays.begin(b"p", 0, None)
+    replays.go_on()
+    for number in range(4, 7):
+        kept.append(_message(number))
+    peers.room[b"p"] = 100
+    while len(replays):
+        replays.go_on()
+    assert peers.taken[b"p"] == [_message(0), _message(3), None]
+
+
+def test_one_peer_makes_others_listen_again_once_and_many_a_few_times(clock: StandingClock) -> None:
+    retelling = Retelling(100.0, clock)
+    assert retelling.take() == Due.NOTHING
+    told = 0
+    for _ in range(50):
+        retelling.note_lost(b"one")
+        told += retelling.take() == Due.EVERYTHING
+    assert told == 1
+    for number in range(2 * event_retelling.PEERS_KNOWN_MAX):
+        retelling.note_lost(number.to_bytes(4, "big"))
+        told += retelling.take() == Due.EVERYTHING
+    assert told == RETELLS_AT_ONCE
+    assert len(retelling._peers) <= event_retelling.PEERS_KNOWN_MAX
+    retelling.note_newcomer()
+    clock.pass_s(event_retelling.SETTLE_S)
+    assert retelling.take() == Due.MARK
+    assert retelling.take() == Due.NOTHING
+    wait_ms = retelling.wait_ms
+    assert wait_ms is not None
+    assert 200_000 < wait_ms <= 300_001
+
+
+def test_who_comes_is_told_after_a_moment_with_all_who_come_in_it(clock: StandingClock) -> None:
+    retelling = Retelling(100.0, clock)
+    for _ in range(5):
+        retelling.note_newcomer()
+    assert retelling.take() == Due.NOTHING
+    clock.pass_s(event_retelling.SETTLE_S)
+    assert retelling.take() == Due.EVERYTHING
+    assert retelling.take() == Due.NOTHING
+    assert retelling.wait_ms is None
+
+
+def test_nothing_is_told_anew_where_the_interval_is_zero(clock: StandingClock) -> None:
+    retelling = Retelling(0.0, clock)
+    retelling.note_lost(b"p")
+    retelling.note_newcomer()
+    clock.pass_s(event_retelling.SETTLE_S)
+    assert retelling.take() == Due.MARK
+    assert retelling.take() == Due.NOTHING

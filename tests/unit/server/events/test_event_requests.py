@@ -1,0 +1,52 @@
+"""Answers about events fit a frame, however long the names of what they are about."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvpool.index.namespaces import NAMESPACES_MAX
+from kvpool.layout import Layout
+from kvpool.protocol.records import events as em
+from kvpool.protocol.records import messages as m
+from kvpool.router_events.columns import unpack_events, unpack_namespaces
+from kvpool.server.events.requests import admin_event_handlers, engine_event_handlers
+from kvpool.types import Event, EventKind
+from tests.rigs.events.journal_rig import Rig
+
+# With a name as long as there are.
+LAYOUT = Layout(
+    layers=1,
+    kv_heads=1,
+    head_dim=1,
+    dtype="float8_e4m3fn",
+    chunk_tokens=1 << 12,
+    rank=1022,
+    world=1023,
+    format="f" * 256,
+    block_tokens=1 << 12,
+)
+
+
+@pytest.mark.parametrize("is_engine", [False, True])
+def test_events_of_many_namespaces_come_in_answers_that_fit_a_frame(*, is_engine: bool) -> None:
+    rig = Rig()
+    opened = [rig.namespaces.open(f"{number:0>512}", LAYOUT) for number in range(NAMESPACES_MAX - 1)]
+    log = rig.journal._log
+    for namespace in opened:
+        log.append(Event(log.next_id, EventKind.STORED, namespace.id, os.urandom(32), os.urandom(32), tiers=1))
+    pool: Any = SimpleNamespace(journal=rig.journal, namespaces=rig.namespaces)
+    session: Any = SimpleNamespace(namespace_ids={namespace.id for namespace in opened[1::2]})
+    handlers = engine_event_handlers(pool, session) if is_engine else admin_event_handlers(pool)
+    told: list[int] = []
+    last = -1
+    while last < log.next_id - 1:
+        answer: Any = handlers[em.AskEvents](em.AskEvents(b"", last, 0.0))
+        assert len(m.encode(answer, 1)) < 1 << 20
+        assert answer.last > last
+        last = answer.last
+        events = [event for event in unpack_events(answer.events) if event.namespace >= 0]
+        assert {event.namespace for event in events} == set(unpack_namespaces(answer.namespaces))
+        told += [event.namespace for event in events]
+    assert told == [namespace.id for namespace in opened if not is_engine or namespace.id in session.namespace_ids]

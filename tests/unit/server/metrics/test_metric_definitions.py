@@ -1,0 +1,210 @@
+"""The table of metrics: names by the rules of Prometheus, a value for each, and the page and dashboard that follow it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from kvpool.server.health.health import HealthReport
+from kvpool.server.metrics.collector import SnapshotCollector, make_registry
+from kvpool.server.metrics.definitions import METRICS, PROCESS_METRICS, Histogram, Kind, Metric, sample_names
+from kvpool.server.metrics.measurements import Snapshot
+from kvpool.server.metrics.page import render
+from kvpool.server.metrics.request_times import RequestTimes
+from kvpool.tiering.admission import DECLINED
+from kvpool.types import ClientFailures, LoadReason, Measurements, TrafficCounts
+from kvpool_native import Directory, DirectoryGeometry, Mapping
+
+ROOT = Path(__file__).parents[4]
+UNITS = {"seconds", "bytes", "tokens", "chunks", "slots", "segments", "leases", "tickets", "reservations"}
+UNITS |= {"connections", "namespaces", "jobs", "events", "messages"}
+_COUNTS = TrafficCounts(lookups=3, lookup_tokens=20, lookup_bytes=20, hit_tokens=(0, 5, 7, 0), hit_bytes=(0, 5, 7, 0))
+
+
+def _directory() -> dict[str, Any]:
+    geometry = DirectoryGeometry.plan(1 << 20, 1 << 20, 100)
+    arena, index = Mapping.create("arena", geometry.arena_bytes), Mapping.create("index", geometry.index_bytes)
+    directory = Directory(arena, index, geometry, bytes(16))
+    directory.add_class(8192, 2)
+    return directory.stats()
+
+
+SSD_COUNTS = (
+    *("ssd.chunks", "ssd.used_bytes", "ssd.capacity_bytes", "demoted_chunks", "promoted_chunks"),
+    *("ssd.evicted_chunks", "ssd.read_bytes", "ssd.written_bytes", "ssd.io_errors", "ssd.corrupt_chunks"),
+    *("ssd.read_back_chunks", "ssd.bad_writes", "ssd.io_distrusted"),
+    "ssd.unanswered_s",
+    *("demotions_failed", "promotions_failed", "ssd.waiting_reads", "ssd.waiting_writes", "ssd.waiting_checks"),
+    *("ssd.catalogue_waiting", "ssd.catalogue_dropped", "ssd.budget_left_bytes", "ssd.admission_tightened"),
+    *(f"ssd.declined_{reason}" for reason in DECLINED),
+    *("ssd.lost_chunks", "ssd.checkpoints"),
+)
+
+
+EVENT_COUNTS = (
+    *("events.written", "events.dropped", "events.gaps", "events.kept_bytes", "events.published"),
+    *("events.published_messages", "events.replayed_messages", "events.resyncs", "events.publish_errors"),
+    *("events.refused_clients", "events.bad_requests", "events.unsent_replays"),
+)
+
+
+def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
+    held = ("leases", "tickets", "reservations", "namespaces", "staging_bytes")
+    index = dict.fromkeys((*held, "expired_leases", "expired_reservations"), 1)
+    announced = dict.fromkeys(("announced_bytes", "announced_chunks", "announced_chunks_clipped"), 1)
+    server = ("connections_accepted", "connections_refused", "protocol_errors", "transfer_waiting", "uptime_s")
+    measured = Measurements(
+        server=dict.fromkeys(server, 2),
+        index={**index, **announced, "checksum_failures": 1, "corrupt_reports": 1, "verified_chunks": 1},
+        directory=_directory(),
+        capacity_bytes=1 << 20,
+        resident_bytes=4096,
+        huge_bytes=0,
+        is_settling=False,
+        models={"m": _COUNTS} if models is None else models,
+        events=dict.fromkeys(EVENT_COUNTS, 4),
+        ssd={"ssd.state": "ok", "ssd.admission": "all", **dict.fromkeys(SSD_COUNTS, 3)},
+        ssd_classes=[{"chunk_bytes": 8192, "layers": 2, "slots_used": 1, "slots": 3}],
+        failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
+    )
+    times = RequestTimes()
+    times.add(10, 7_000)
+    times.add(10, 3_000_000_000)
+    return Snapshot(
+        build={"version": "1", "checksum": "c", "key_hash": "k"},
+        pool=measured,
+        connections={"engine": 1, "admin": 0},
+        verbs=times.verbs(),
+        health=HealthReport(True, False, ("p",), 1.5, 0.25),
+    )
+
+
+def _text(now: Snapshot) -> str:
+    registry = CollectorRegistry()
+    registry.register(SnapshotCollector(lambda: now))
+    return generate_latest(registry).decode()
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_names_follow_the_conventions(metric: Metric) -> None:
+    assert re.fullmatch(r"kvpool_[a-z][a-z0-9_]*[a-z]", metric.name)
+    assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket", "_info"))
+    last = metric.name.rsplit("_", 1)[1]
+    assert metric.unit == (last if last in UNITS else "")
+    assert metric.unit == "seconds" or metric.kind is not Kind.HISTOGRAM
+    assert metric.help.endswith(".")
+    assert "le" not in metric.labels
+    assert all(re.fullmatch(r"[a-z_]+", label) for label in metric.labels)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_every_metric_has_a_value_with_its_labels(metric: Metric) -> None:
+    found = metric.read(_snapshot())
+    if not metric.labels:
+        assert isinstance(found, (int, float, Histogram))
+        return
+    assert isinstance(found, dict)
+    assert found
+    assert all(len(labels) == len(metric.labels) for labels in found)
+
+
+def test_no_name_is_given_twice() -> None:
+    names = [name for metric in METRICS for name in sample_names(metric)]
+    assert len(names) == len(set(names))
+
+
+def test_a_daemon_that_has_seen_nobody_can_be_scraped() -> None:
+    assert "kvpool_chunks 0.0" in _text(_snapshot(models={}))
+
+
+def test_the_text_shows_what_was_counted() -> None:
+    lines = _text(_snapshot()).splitlines()
+    for line in (
+        'kvpool_lookups_total{model="m"} 3.0',
+        'kvpool_hit_tokens_total{model="m",tier="dram"} 5.0',
+        'kvpool_hit_tokens_total{model="m",tier="ssd"} 7.0',
+        'kvpool_declined_chunks_total{reason="aborted"} 2.0',
+        'kvpool_request_duration_seconds_bucket{le="5e-06",verb="acquire"} 0.0',
+        'kvpool_request_duration_seconds_bucket{le="1e-05",verb="acquire"} 1.0',
+        'kvpool_request_duration_seconds_bucket{le="2.0",verb="acquire"} 1.0',
+        'kvpool_request_duration_seconds_bucket{le="+Inf",verb="acquire"} 2.0',
+        'kvpool_request_duration_seconds_count{verb="acquire"} 2.0',
+        "kvpool_healthy 0.0",
+        "kvpool_probe_latency_seconds 0.25",
+        'kvpool_build_info{checksum="c",key_hash="k",version="1"} 1.0',
+    ):
+        assert line in lines
+    assert not [line for line in lines if 'tier="hbm"' in line]
+
+
+def test_a_model_may_have_any_name() -> None:
+    name = 'x"} 1\nkvpool_fake 9 \\ \u2603'
+    text = _text(_snapshot(models={name: TrafficCounts(lookups=3)}))
+    assert not [line for line in text.splitlines() if line.startswith("kvpool_fake")]
+    registry = CollectorRegistry()
+    registry.register(SnapshotCollector(lambda: _snapshot(models={name: TrafficCounts(lookups=3)})))
+    families = {
+        family.name: family for family in text_string_to_metric_families(generate_openmetrics(registry).decode())
+    }
+    assert families["kvpool_lookups"].samples[0].labels == {"model": name}
+
+
+def test_openmetrics_can_be_parsed_and_holds_every_metric() -> None:
+    text = generate_openmetrics(make_registry(_snapshot)).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for metric in METRICS:
+        assert families[metric.name].type == metric.kind.value
+        assert families[metric.name].unit == metric.unit
+        assert families[metric.name].documentation == metric.help
+        found = {sample.name for sample in families[metric.name].samples}
+        assert found == set(sample_names(metric))
+    assert {f"{name}_total" for name in families} | set(families) >= set(PROCESS_METRICS)
+
+
+def test_a_scrape_takes_one_snapshot() -> None:
+    taken = []
+
+    def take() -> Snapshot:
+        taken.append(1)
+        return _snapshot()
+
+    generate_latest(make_registry(take))
+    assert len(taken) == 1
+
+
+def test_the_page_is_what_the_table_says() -> None:
+    assert (ROOT / "docs" / "metrics.md").read_text() == render(), "stale: run make docs"
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    dashboard = json.loads((ROOT / "configs" / "grafana-dashboard.json").read_text())
+    known = {name for metric in METRICS for name in sample_names(metric)} | set(PROCESS_METRICS)
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    queries += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
+    asked = {name for query in queries for name in re.findall(r"\b(?:kvpool|process)_\w+", query)}
+    assert asked <= known, asked - known
+    for name in ("kvpool_removed_chunks_total", "kvpool_reuse_gap_seconds_bucket", "kvpool_healthy"):
+        assert name in asked
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert all(query.count("(") == query.count(")") for query in queries)
+
+
+def test_the_dashboards_panels_do_not_overlap() -> None:
+    dashboard = json.loads((ROOT / "configs" / "grafana-dashboard.json").read_text())
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert place["x"] + place["w"] <= 24
+        taken |= cells

@@ -1,0 +1,348 @@
+"""One connection's protocol over a transport that remembers: turns, waiting, a peer that does not read, memory's end."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from kvpool.clock import Clock
+from kvpool.errors import ProtocolError, Refused
+from kvpool.protocol.frames import FrameReader
+from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
+from kvpool.server.connections.connection import Connection
+from kvpool.server.connections.turns import SLICE_NS, TURN_NS, Turns
+from kvpool.server.metrics.request_times import RequestTimes
+from kvpool.types import ConnectionId
+
+
+class Transport(asyncio.Transport):
+    """Takes what is written; knows whether it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.reads = True
+        self.has_ended = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is ever buffered."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """The peer gets it."""
+        self.written += data
+
+    def is_closing(self) -> bool:
+        """Never by itself."""
+        return False
+
+    def pause_reading(self) -> None:
+        """Read no more."""
+        assert self.reads
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        assert not self.reads
+        self.reads = True
+
+    def can_write_eof(self) -> bool:
+        """It can."""
+        return True
+
+    def write_eof(self) -> None:
+        """The last of it."""
+        self.has_ended = True
+
+    @property
+    def answers(self) -> list[tuple[int, int, list[object]]]:
+        """What was written, as frames."""
+        return list(FrameReader().feed(bytes(self.written)))
+
+
+class StandingClock:
+    """Stands still but where somebody says so."""
+
+    def __init__(self) -> None:
+        self.at_ns = 0
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the test's start."""
+        return self.at_ns
+
+    def take(self, spent_ns: int) -> m.Done:
+        """A request that takes so long."""
+        self.at_ns += spent_ns
+        return m.Done()
+
+
+def _connection(
+    handler: Callable[[m.Release], object | Awaitable[object]],
+    failures: list[BaseException] | None = None,
+    *,
+    clock: Clock | None = None,
+    turns: Turns | None = None,
+) -> tuple[Connection, Transport]:
+    clock = clock or StandingClock()
+    connection = Connection(
+        ConnectionId(1),
+        {m.Release.KIND: (m.Release, handler)},
+        clock=clock,
+        turns=turns or Turns(clock),
+        times=RequestTimes(),
+        on_closed=lambda _: None,
+        on_protocol_error=lambda: None,
+        on_failed=(failures if failures is not None else []).append,
+    )
+    transport = Transport()
+    connection.connection_made(transport)
+    return connection, transport
+
+
+def _requests(first: int, count: int) -> bytes:
+    return b"".join(m.encode(m.Release(number), number) for number in range(first, first + count))
+
+
+async def _turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_many_requests_at_once_are_served_for_a_turn_each_time() -> None:
+    async def run() -> None:
+        clock = StandingClock()
+        connection, transport = _connection(lambda _: clock.take(SLICE_NS // 2), clock=clock)
+        in_turn = 2 * TURN_NS // SLICE_NS
+        connection.data_received(_requests(0, 3 * in_turn + 1))
+        assert len(transport.answers) == in_turn
+        assert not transport.reads
+        await _turns(1)
+        assert len(transport.answers) == 2 * in_turn
+        await _turns(3)
+        assert [sequence for _, sequence, _ in transport.answers] == list(range(3 * in_turn + 1))
+        assert transport.reads
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_a_turn_is_read_no_further() -> None:
+    async def run() -> None:
+        clock = StandingClock()
+        turns = Turns(clock)
+        flood, _ = _connection(lambda _: clock.take(TURN_NS), clock=clock, turns=turns)
+        later, transport = _connection(lambda _: m.Done(), clock=clock, turns=turns)
+        flood.data_received(_requests(0, 3))
+        later.data_received(_requests(0, 1))
+        assert not transport.answers
+        assert not transport.reads, "what it sends on stays in its socket"
+        await _turns(2)
+        assert len(transport.answers) == 1
+        assert transport.reads
+
+    asyncio.run(run())
+
+
+def test_who_has_used_the_least_comes_before_those_that_flood() -> None:
+    async def run() -> None:
+        clock = StandingClock()
+        turns = Turns(clock)
+        floods = [_connection(lambda _: clock.take(SLICE_NS), clock=clock, turns=turns) for _ in range(12)]
+        for connection, _ in floods:
+            connection.data_received(_requests(0, 1000))
+        await _turns(20)
+        served = [len(transport.answers) for _, transport in floods]
+        assert max(served) - min(served) <= TURN_NS // SLICE_NS + 1, "each has had its share"
+        begun_ns = clock.now_ns()
+        late_ns: list[int] = []
+
+        def note(_: m.Release) -> m.Done:
+            late_ns.append(clock.now_ns() - begun_ns)
+            return clock.take(1000)
+
+        honest, transport = _connection(note, clock=clock, turns=turns)
+        for number in range(30):
+            begun_ns = clock.now_ns()
+            honest.data_received(_requests(number, 1))
+            while len(transport.answers) == number:
+                await _turns(1)
+        assert max(late_ns) <= TURN_NS + SLICE_NS, "it waits for what is under way, and not for all the others"
+
+    asyncio.run(run())
+
+
+def test_a_thread_that_has_been_idle_serves_at_once() -> None:
+    async def run() -> None:
+        clock = StandingClock()
+        connection, transport = _connection(lambda _: clock.take(2 * TURN_NS), clock=clock)
+        connection.data_received(_requests(0, 1))
+        connection.data_received(_requests(1, 1))
+        assert len(transport.answers) == 1
+        await _turns(2)
+        assert len(transport.answers) == 2
+        clock.at_ns += 10 * TURN_NS
+        connection.data_received(_requests(2, 1))
+        assert len(transport.answers) == 3
+
+    asyncio.run(run())
+
+
+def test_a_request_that_waits_holds_the_later_ones_back() -> None:
+    async def run() -> None:
+        gate: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        connection, transport = _connection(lambda request: gate if request.lease == 1 else m.Done())
+        connection.data_received(_requests(0, 4))
+        assert [sequence for _, sequence, _ in transport.answers] == [0]
+        assert not transport.reads
+        gate.set_result(m.Done())
+        await _turns(2)
+        assert [sequence for _, sequence, _ in transport.answers] == [0, 1, 2, 3]
+        assert transport.reads
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_does_not_read_is_served_no_more_until_it_does() -> None:
+    async def run() -> None:
+        connection, transport = _connection(lambda _: m.Done())
+        connection.pause_writing()
+        connection.data_received(_requests(0, 3))
+        await _turns(3)
+        assert transport.answers == []
+        assert not transport.reads
+        connection.resume_writing()
+        assert len(transport.answers) == 3
+        assert transport.reads
+
+    asyncio.run(run())
+
+
+def test_what_is_sent_one_way_is_served_in_its_place_and_never_answered() -> None:
+    served: list[int] = []
+
+    def handler(request: m.Release | one_way.DropLease) -> object:
+        served.append(request.lease)
+        if request.lease in (3, 5):
+            raise Refused("lease", "no such lease") if request.lease == 3 else ValueError("unexpected")
+        return m.Done()
+
+    async def run() -> None:
+        connection, transport = _connection(handler)
+        connection._handlers[one_way.DropLease.KIND] = (one_way.DropLease, handler)
+        frames: list[m.Release | one_way.DropLease] = [
+            m.Release(1),
+            one_way.DropLease(2),
+            one_way.DropLease(3),
+            m.Release(4),
+            one_way.DropLease(5),
+            m.Release(6),
+        ]
+        connection.data_received(b"".join(m.encode(frame, frame.lease) for frame in frames))
+        await _turns(2)
+        assert served == [1, 2, 3, 4, 5, 6]
+        assert [(kind, sequence) for kind, sequence, _ in transport.answers] == [(m.Done.KIND, n) for n in (1, 4, 6)]
+        times = connection._times.verbs()["drop_lease"]
+        assert (sum(times.counts), times.refused, times.failed) == (3, 1, 1)
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_ends_before_its_answer_begins_leaves_nothing_waiting() -> None:
+    async def never_begun() -> object:
+        raise AssertionError("it has begun")
+
+    async def run() -> None:
+        connection, transport = _connection(lambda _: never_begun())
+        connection.data_received(_requests(0, 1))
+        connection.connection_lost(None)
+        await _turns(3)
+        assert transport.answers == []
+
+    asyncio.run(run())
+
+
+def test_after_a_bad_frame_the_rest_is_read_but_not_served() -> None:
+    async def run() -> None:
+        connection, transport = _connection(lambda _: m.Done())
+        connection.data_received(_requests(0, 2) + m.encode(m.AskStats(), 7) + _requests(2, 2))
+        connection.data_received(_requests(4, 2))
+        await _turns(3)
+        assert [kind for kind, _, _ in transport.answers] == [m.Done.KIND, m.Done.KIND, m.Failure.KIND]
+        assert transport.reads
+        assert transport.has_ended
+
+    asyncio.run(run())
+
+
+def test_memorys_end_in_a_request_is_the_daemons() -> None:
+    def handler(request: m.Release) -> object:
+        if request.lease == 1:
+            raise MemoryError
+        if request.lease == 2:
+            raise ProtocolError("bad")
+        return m.Done()
+
+    async def run() -> None:
+        failures: list[BaseException] = []
+        connection, transport = _connection(handler, failures)
+        connection.data_received(_requests(0, 3))
+        assert [values[0] if values else "" for _, _, values in transport.answers] == ["", "internal", "protocol"]
+        assert [type(error) for error in failures] == [MemoryError]
+
+    asyncio.run(run())
+
+
+class Answer:
+    """No record: it has no frame."""
+
+
+def test_one_whose_serving_raises_ends_alone_and_the_pass_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        clock = StandingClock()
+        turns = Turns(clock)
+
+        def slow(_: m.Release) -> object:
+            return clock.take(TURN_NS)
+
+        busy, _ = _connection(slow, clock=clock, turns=turns)
+        bad, bad_transport = _connection(lambda _: Answer(), clock=clock, turns=turns)
+        good, good_transport = _connection(lambda _: m.Done(), clock=clock, turns=turns)
+        busy.data_received(_requests(1, 3))
+        bad.data_received(_requests(1, 2))
+        good.data_received(_requests(1, 2))
+        assert (bad.is_waiting, good.is_waiting) == (True, True)
+        await _turns(8)
+        assert len(good_transport.answers) == 2, "who waits behind it is served"
+        assert bad.state == "ending"
+        kind, _, (code, text) = bad_transport.answers[-1]
+        assert (kind, code) == (m.Failure.KIND, "internal")
+        assert "AttributeError" in str(text)
+        assert bad_transport.has_ended
+        assert bad_transport.reads, "until the peer has closed it"
+        assert [verb.failed for verb in bad._times.verbs().values() if verb.failed] == [1]
+
+    asyncio.run(run())
+    assert "request of kind" in caplog.text
+    assert "AttributeError" in caplog.text
+
+
+def test_one_that_cannot_even_be_told_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Transport):
+        """A transport that takes nothing."""
+
+        was_aborted = False
+
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            raise RuntimeError("nothing can be written")
+
+        def abort(self) -> None:
+            self.was_aborted = True
+
+    async def run() -> None:
+        connection, _ = _connection(lambda _: m.Done())
+        broken = Broken()
+        connection.connection_made(broken)
+        connection.data_received(_requests(1, 1))
+        assert broken.was_aborted
+
+    asyncio.run(run())
+    assert "connection 1 is aborted" in caplog.text

@@ -1,0 +1,59 @@
+"""Refused handshakes in the log: how many lines they are."""
+
+import logging
+
+import pytest
+
+from kvpool.server.connections.local_socket import Peer
+from kvpool.server.connections.refusal_log import MINUTE_NS, PEERS_MAX, RefusalLog
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def now_ns(self) -> int:
+        return self.now
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return lines
+
+
+def test_one_peer_and_code_is_one_line_a_minute_and_the_rest_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Hand()
+    refusals = RefusalLog(clock)
+    for _ in range(500):
+        refusals.note(Peer(7, 1000, 1000), "version", "client speaks protocol 9")
+    refusals.note(Peer(7, 1000, 1000), "layout", "too large")
+    refusals.note(Peer(8, 1000, 1000), "version", "client speaks protocol 9")
+    assert _said(caplog) == [
+        "handshake refused: pid 7 uid 1000: version: client speaks protocol 9",
+        "handshake refused: pid 7 uid 1000: layout: too large",
+        "handshake refused: pid 8 uid 1000: version: client speaks protocol 9",
+    ]
+    clock.now = MINUTE_NS
+    refusals.note(Peer(7, 1000, 1000), "version", "client speaks protocol 9")
+    assert _said(caplog) == [
+        "handshake refused: pid 7 uid 1000: version: 499 times more",
+        "handshake refused: pid 7 uid 1000: version: client speaks protocol 9",
+    ]
+
+
+def test_new_processes_without_end_are_a_bounded_number_of_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Hand()
+    refusals = RefusalLog(clock)
+    for pid in range(10_000):
+        refusals.note(Peer(pid, 1000, 1000), "version", "client speaks protocol 9")
+    assert len(_said(caplog)) == PEERS_MAX + 1
+    clock.now = MINUTE_NS
+    refusals.note(Peer(1, 1000, 1000), "version", "client speaks protocol 9")
+    said = _said(caplog)
+    assert said[0] == f"handshakes of further peers refused: {10_000 - PEERS_MAX}"
+    assert len(said) == 2

@@ -1,0 +1,136 @@
+"""Request times: a bucket for each bound, a row for each verb that a connection may ask, and none besides."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from kvpool.errors import Refused
+from kvpool.pool.pool import Pool
+from kvpool.protocol.frames import FrameReader
+from kvpool.protocol.records import messages as m
+from kvpool.server.connections.connection import Connection
+from kvpool.server.connections.requests import connection_handlers
+from kvpool.server.connections.turns import Turns
+from kvpool.server.metrics.request_times import BOUNDS_NS, VERBS, RequestTimes
+from kvpool.server.service import ConnectionCounts, admin_handlers, engine_handlers
+from kvpool.types import ConnectionId
+
+
+class Ticks:
+    """A clock that its test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def now_ns(self) -> int:
+        return self.now
+
+
+class Transport:
+    """The little of a transport that a connection uses."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+    def is_closing(self) -> bool:
+        """Never."""
+        return False
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+def _connection(times: RequestTimes, clock: Ticks, handler: Callable[[Any], Any]) -> tuple[Connection, Transport]:
+    connection = Connection(
+        ConnectionId(1),
+        {m.Release.KIND: (m.Release, handler), m.Usage.KIND: (m.Usage, handler)},
+        clock=clock,
+        turns=Turns(clock),
+        times=times,
+        on_closed=lambda _: None,
+        on_protocol_error=lambda: None,
+        on_failed=lambda _: None,
+    )
+    transport = Transport()
+    connection.connection_made(cast(asyncio.Transport, transport))
+    return connection, transport
+
+
+def test_every_request_of_every_role_has_a_row() -> None:
+    asked = {
+        *engine_handlers(cast(Pool, None), cast(Any, None)),
+        *connection_handlers(cast(Pool, None), *cast(Any, [None] * 4)),
+        *admin_handlers(cast(Pool, None), cast(Any, {}), ConnectionCounts(), cast(Any, None), cast(Any, None)),
+    }
+    assert asked == {verb.KIND for verb in VERBS}
+
+
+def test_a_time_falls_into_the_first_bucket_that_holds_it() -> None:
+    times = RequestTimes()
+    for taken_ns in (0, BOUNDS_NS[0], BOUNDS_NS[0] + 1, BOUNDS_NS[-1], BOUNDS_NS[-1] + 1):
+        times.add(m.Acquire.KIND, taken_ns)
+    counts = times.verbs()["acquire"].counts
+    assert (counts[0], counts[1], counts[-2], counts[-1]) == (2, 1, 1, 1)
+    assert times.verbs()["acquire"].sum_ns == 2 * BOUNDS_NS[0] + 1 + 2 * BOUNDS_NS[-1] + 1
+    assert sum(times.verbs()["issue_ticket"].counts) == 0
+
+
+def test_a_connection_measures_its_handlers_by_the_clock_it_is_given() -> None:
+    times, clock = RequestTimes(), Ticks()
+
+    def handler(_: m.Release) -> m.Done:
+        clock.now += 30_000
+        return m.Done()
+
+    connection, _ = _connection(times, clock, handler)
+    connection.data_received(m.encode(m.Release(1), 1) * 2)
+    release = times.verbs()["release"]
+    assert (release.sum_ns, sum(release.counts), release.refused, release.failed) == (60_000, 2, 0, 0)
+
+
+def test_refusals_and_failures_are_counted_apart(caplog: pytest.LogCaptureFixture) -> None:
+    times, clock = RequestTimes(), Ticks()
+    errors: list[Exception] = [Refused("full", "no room"), ZeroDivisionError("oops")]
+
+    def handler(_: m.Release) -> m.Done:
+        raise errors.pop(0)
+
+    connection, transport = _connection(times, clock, handler)
+    connection.data_received(m.encode(m.Release(1), 1) + m.encode(m.Release(2), 2))
+    release = times.verbs()["release"]
+    assert (sum(release.counts), release.refused, release.failed) == (2, 1, 1)
+    assert len(list(FrameReader().feed(transport.sent))) == 2
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_answer_that_waits_includes_its_wait() -> None:
+    times, clock = RequestTimes(), Ticks()
+
+    async def later(_: m.Release) -> m.Done:
+        await asyncio.sleep(0)
+        clock.now += 5_000_000
+        return m.Done()
+
+    async def run() -> None:
+        connection, transport = _connection(times, clock, later)
+        connection.data_received(m.encode(m.Release(1), 1))
+        assert sum(times.verbs()["release"].counts) == 0
+        while not transport.sent:
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert times.verbs()["release"].sum_ns == 5_000_000
+
+
+def test_a_usage_report_is_measured_and_never_answered() -> None:
+    times = RequestTimes()
+    connection, transport = _connection(times, Ticks(), lambda _: None)
+    connection.data_received(m.encode(m.Usage(b""), 0))
+    assert sum(times.verbs()["usage"].counts) == 1
+    assert transport.sent == b""

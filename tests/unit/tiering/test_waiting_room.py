@@ -1,0 +1,40 @@
+"""Waiting for room: who waits looks when something moves, or when the time is over."""
+
+import asyncio
+
+from kvpool.tiering.waiting_room import Room
+
+LONG_S = 60.0
+
+
+async def _wait(room: Room, waiting: int, timeout_s: float, *, is_told: bool) -> None:
+    """Until `waiting` requests have waited."""
+    tasks = [asyncio.ensure_future(room.wait(timeout_s)) for _ in range(waiting)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    if is_told:
+        room.note()
+    await asyncio.gather(*tasks)
+
+
+def test_all_who_wait_look_when_something_has_moved() -> None:
+    asyncio.run(asyncio.wait_for(_wait(Room(), 20, LONG_S, is_told=True), LONG_S / 2))
+
+
+def test_those_whose_time_is_over_look_too() -> None:
+    asyncio.run(_wait(Room(), 20, 0.001, is_told=False))
+
+
+def test_what_moved_before_somebody_waits_does_not_count() -> None:
+    async def run() -> bool:
+        room = Room()
+        room.note()
+        waiting = asyncio.ensure_future(room.wait(LONG_S))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        is_over = waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return is_over
+
+    assert not asyncio.run(run())

@@ -1,0 +1,191 @@
+"""When a tier is put to rest and when it is tried again, on a loop whose time the test turns."""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from kvpool.tiers.ssd.corruption import CHUNKS, REST_S, CorruptionGuard
+from kvpool.tiers.ssd.status import SsdStatus, TierState
+from kvpool.tiers.ssd.tier import SsdTier
+from kvpool.tiers.ssd.watch import FIRST_PAUSE_S, LAST_PAUSE_S, LOOK_S, SsdWatch
+
+
+@dataclass
+class FakeTimer:
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@dataclass
+class FakeLoop:
+    """`call_later` alone."""
+
+    now_s: float = 0.0
+    waiting: list[tuple[float, int, FakeTimer, Callable[[], None]]] = field(default_factory=list)
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> FakeTimer:
+        timer = FakeTimer()
+        heapq.heappush(self.waiting, (self.now_s + delay_s, id(timer), timer, call))
+        return timer
+
+    def pass_time(self, seconds: float) -> None:
+        end = self.now_s + seconds
+        while self.waiting and self.waiting[0][0] <= end:
+            due, _, timer, call = heapq.heappop(self.waiting)
+            self.now_s = max(self.now_s, due)
+            if not timer.is_cancelled:
+                call()
+        self.now_s = end
+
+
+@dataclass
+class FakePlan:
+    stall_s: float = 10.0
+
+
+@dataclass
+class FakeTier:
+    """A tier whose disk has last answered at `answered_s`, or has nothing to answer."""
+
+    loop: FakeLoop
+    plan: FakePlan = field(default_factory=FakePlan)
+    asked_s: float | None = None
+    rests: bool = False
+    corruption: CorruptionGuard = field(default_factory=CorruptionGuard)
+
+    def become(self, state: TierState, reason: str) -> None:
+        assert state == TierState.READONLY
+        assert "were not what had been written" in reason
+        self.rests = True
+
+    @property
+    def unanswered_s(self) -> float:
+        return 0.0 if self.asked_s is None else self.loop.now_s - self.asked_s
+
+    @property
+    def is_answering(self) -> bool:
+        return self.unanswered_s < 1.0
+
+    @property
+    def has_stalled(self) -> bool:
+        return not self.rests and self.unanswered_s >= self.plan.stall_s
+
+    @property
+    def can_be_tried_again(self) -> bool:
+        return self.rests
+
+    def rest_stalled(self) -> None:
+        self.rests = True
+
+
+class Watched:
+    """A watch over a fake tier; `tries` are the times at which it was tried again."""
+
+    def __init__(self) -> None:
+        self.loop = FakeLoop()
+        self.tier = FakeTier(self.loop)
+        self.tries: list[float] = []
+        self.is_well = True
+        self.watch = SsdWatch(cast(SsdTier, self.tier), lambda: self.tier.asked_s is not None, self._try_again)
+
+    def start(self) -> None:
+        self.watch.start(self.loop)  # type: ignore[arg-type]  # what the watch asks of a loop
+
+    def ask(self) -> None:
+        self.tier.asked_s = self.loop.now_s
+        self.watch.note_begun()
+
+    def _try_again(self) -> None:
+        self.tries.append(self.loop.now_s)
+        self.tier.rests = not self.is_well
+
+
+@pytest.fixture
+def watched() -> Watched:
+    watched = Watched()
+    watched.start()
+    return watched
+
+
+def test_a_disk_that_answers_in_time_is_let_alone(watched: Watched) -> None:
+    watched.ask()
+    watched.loop.pass_time(9.0)
+    watched.tier.asked_s = None
+    watched.loop.pass_time(100.0)
+    assert not watched.tier.rests
+    assert watched.loop.waiting == [], "nobody is woken for a tier at rest"
+
+
+def test_a_disk_that_does_not_answer_rests_until_it_does(watched: Watched) -> None:
+    watched.ask()
+    watched.loop.pass_time(10.0)
+    assert not watched.tier.rests
+    watched.loop.pass_time(2 * LOOK_S)
+    assert watched.tier.rests
+    watched.loop.pass_time(1000.0)
+    assert watched.tries == [], "it is not tried while it hangs"
+    watched.tier.asked_s = None
+    watched.loop.pass_time(FIRST_PAUSE_S)
+    assert len(watched.tries) == 1
+    assert not watched.tier.rests
+
+
+def test_a_daemon_that_stood_still_does_not_blame_the_disk(watched: Watched) -> None:
+    watched.ask()
+    watched.loop.pass_time(0.5)
+    watched.loop.now_s += 60.0  # stopped, and everything that was due comes at once
+    watched.loop.pass_time(0.1)
+    watched.tier.asked_s = None  # the answer was there all the time
+    watched.loop.pass_time(60.0)
+    assert not watched.tier.rests
+    assert watched.tries == []
+
+
+def test_one_that_goes_on_failing_is_tried_later_each_time(watched: Watched) -> None:
+    watched.is_well = False
+    watched.tier.rests = True
+    watched.watch.see_to_it()
+    watched.loop.pass_time(2000.0)
+    pauses = [later - sooner for sooner, later in zip([0.0, *watched.tries], watched.tries, strict=False)]
+    assert pauses[:4] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, 8 * FIRST_PAUSE_S]
+    assert max(pauses) == LAST_PAUSE_S
+    watched.is_well = True
+    watched.loop.pass_time(LAST_PAUSE_S)
+    watched.watch.note(SsdStatus.OK, 1, 0)
+    watched.tier.rests, count = True, len(watched.tries)
+    watched.watch.see_to_it()
+    watched.loop.pass_time(FIRST_PAUSE_S)
+    assert len(watched.tries) == count + 1, "what has succeeded since begins with a short pause"
+
+
+def test_before_the_tier_is_open_and_after_its_end_nothing_is_looked_at() -> None:
+    watched = Watched()
+    watched.ask()
+    watched.tier.rests = True
+    watched.watch.see_to_it()
+    assert watched.loop.waiting == []
+    watched.start()
+    watched.ask()
+    watched.watch.see_to_it()
+    watched.watch.stop()
+    watched.loop.pass_time(1000.0)
+    assert watched.tries == []
+
+
+@pytest.mark.parametrize("status", [SsdStatus.BAD_CHECKSUM, SsdStatus.BAD_WRITE])
+def test_bytes_that_differ_again_and_again_put_a_tier_to_a_longer_rest(watched: Watched, status: SsdStatus) -> None:
+    for number in range(CHUNKS):
+        assert not watched.tier.rests
+        watched.watch.note(status, 1, number)
+        watched.watch.note(SsdStatus.OK, 1, number)
+    assert watched.tier.rests
+    assert watched.tier.corruption.problems() != []
+    watched.loop.pass_time(REST_S - 1)
+    assert watched.tries == []
+    watched.loop.pass_time(2)
+    assert len(watched.tries) == 1

@@ -1,0 +1,266 @@
+"""Pipeline parallelism behind the vLLM connector: stages of unequal length, each with its layers, and what is found of them.
+
+Every byte that the scripted engine reads is checked on the stage that has it, so each test is one of right bytes too.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool_client.vllm.identity.geometry import geometry_of
+from kvpool_client.vllm.worker.sync_loads import broken_recovery
+from tests.rigs.daemon import Daemon, wait_until
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.vllm.config import caches_of, config_of  # noqa: E402 - likewise
+from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
+from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
+from tests.rigs.vllm.specs import specs_by_layer  # noqa: E402 - likewise
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+
+TOKENS = prompt(1, 5 * CHUNK + 1)
+STAGES = (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("stages", "ranks", "load"), [((2, 1), 2, "async"), ((1, 2), 1, "sync"), ((1, 1, 1), 1, "async")]
+)
+def test_stages_store_their_own_layers_and_another_engine_loads_them(
+    start_engine: StartEngine, daemon: Daemon, stages: tuple[int, ...], ranks: int, load: str
+) -> None:
+    first = start_engine(stages=stages, ranks=ranks, kvpool__load=load)
+    ask(first, "cold", TOKENS)
+    assert counted(first, "saved_chunks") == 5 * ranks * len(stages)
+    assert daemon.stats()["dram.chunks"] == 5 * ranks * len(stages)
+    assert ask(first, "again", TOKENS).external == 5 * CHUNK
+    other = start_engine(stages=stages, ranks=ranks, kvpool__load=load)
+    assert ask(other, "other", TOKENS, new_tokens=3).external == 5 * CHUNK
+    assert counted(other, "loaded_chunks") == 5 * ranks * len(stages)
+    assert other.recomputed == 0
+    assert daemon.stats()["tickets"] == 0
+    assert daemon.problems() == []
+
+
+def test_kv_that_ranks_of_a_stage_hold_alike_is_stored_once_for_each_stage(
+    start_engine: StartEngine, daemon: Daemon
+) -> None:
+    engine = start_engine(stages=STAGES, ranks=2, replicas=2)
+    ask(engine, "cold", TOKENS)
+    assert daemon.stats()["dram.chunks"] == 5 * len(STAGES)
+    assert ask(start_engine(stages=STAGES, ranks=2, replicas=2), "warm", TOKENS).external == 5 * CHUNK
+
+
+def test_other_divisions_of_the_same_model_share_nothing(start_engine: StartEngine) -> None:
+    ask(start_engine(stages=(2, 1)), "cold", TOKENS)
+    for stages, ranks in (((1, 2), 1), ((1, 1, 1), 1), ((2, 1), 2), ((3,), 2), ((3,), 1)):
+        assert ask(start_engine(stages=stages, ranks=ranks), "apart", TOKENS).external == 0
+    assert ask(start_engine(stages=(2, 1)), "same", TOKENS).external == 5 * CHUNK
+
+
+def test_stages_are_found_on_disk_by_another_life_of_the_daemon(
+    start_engine: StartEngine, start_daemon: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
+    wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+    ask(start_engine(socket=daemon.socket, stages=STAGES), "cold", TOKENS)
+    with daemon.admin() as admin:
+        assert admin.write_down(10.0)["left"] == 0
+    daemon.kill()
+    daemon.start()
+    wait_until(lambda: daemon.stats().get("ssd.chunks", 0) >= 5 * len(STAGES), "all chunks are found on disk")
+    other = start_engine(socket=daemon.socket, stages=STAGES)
+    assert ask(other, "warm", TOKENS).external == 5 * CHUNK
+    assert counted(other, "hit_tokens_ssd") == 5 * CHUNK
+    assert daemon.problems() == []
+
+
+def keys_of(engine: ScriptedEngine, rank: int) -> kv.KeyChain:
+    pool = engine.workers[rank]._worker.pool
+    keys: kv.KeyChain = pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
+    return keys
+
+
+def corrupt(engine: ScriptedEngine, rank: int, chunk: int) -> None:
+    """Turn bits of a chunk of TOKENS that one stage has stored, in its last layer."""
+    pool = engine.workers[rank]._worker.pool
+    with pool.acquire(pool.lookup(keys_of(engine, rank))) as lease:
+        arena = np.asarray(lease.session.arena.view())
+        arena[int(lease.offsets[chunk]) + (pool.layout.layers - 1) * pool.layout.layer_bytes + 3] ^= 16
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_chunk_that_one_rank_of_one_stage_does_not_have_is_no_hit(start_engine: StartEngine, rank: int) -> None:
+    """The others have all five; the missing one is stored again when it is computed."""
+    engine = start_engine(stages=STAGES, ranks=2)
+    save, saved = engine.workers[rank]._worker.pool.save, []
+
+    def first_two(keys: kv.KeyChain, cache: kv.Cache, block_ids: Any, **more: Any) -> kv.Save:
+        saved.append(keys)
+        blocks = list(block_ids)[: 2 * 2] if len(saved) == 1 else block_ids
+        made: kv.Save = save(keys, cache, blocks, **({**more, "chunks": 2} if len(saved) == 1 else more))
+        return made
+
+    engine.workers[rank]._worker.pool.save = first_two
+    ask(engine, "cold", TOKENS)
+    assert saved
+    other = start_engine(stages=STAGES, ranks=2)
+    assert ask(other, "part", TOKENS).external == 2 * CHUNK
+    assert counted(other, "saved_chunks") == 3
+    assert ask(other, "whole", TOKENS).external == 5 * CHUNK
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stage_whose_save_fails_leaves_no_hit(start_engine: StartEngine, daemon: Daemon, rank: int) -> None:
+    engine = start_engine(stages=STAGES)
+
+    def broken(*_: object, **_more: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    engine.workers[rank]._worker.pool.save = broken
+    ask(engine, "cold", TOKENS)
+    assert daemon.stats()["dram.chunks"] == 5
+    assert not engine.blocks.held
+    assert ask(start_engine(stages=STAGES), "warm", TOKENS).external == 0
+    assert ask(start_engine(stages=STAGES), "again", TOKENS).external == 5 * CHUNK
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("is_corrupt", [False, True])
+def test_a_load_that_fails_at_one_stage_is_reported_and_computed(
+    start_engine: StartEngine, rank: int, is_corrupt: bool
+) -> None:
+    engine = start_engine(stages=STAGES)
+    ask(engine, "cold", TOKENS)
+    if is_corrupt:
+        corrupt(engine, rank, 2)
+    else:
+        pool = engine.workers[rank]._worker.pool
+        claim = pool.claim
+
+        def lost(ticket: bytes) -> kv.Lease:
+            pool.claim = claim
+            lease: kv.Lease = claim(b"forged" + ticket)
+            return lease
+
+        pool.claim = lost
+    longer = TOKENS + prompt(2, 3 * CHUNK)
+    request = ask(engine, "failing", longer, new_tokens=2 * CHUNK + 2)
+    assert request.offers[0] == 5 * CHUNK
+    assert engine.recomputed == 1
+    assert counted(engine, f"failed_loads_{'checksum' if is_corrupt else 'gone'}") == 1
+    assert ask(start_engine(stages=STAGES), "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
+
+
+def test_a_daemon_killed_between_lookup_and_load_is_a_miss_of_all_stages(
+    start_engine: StartEngine, daemon: Daemon
+) -> None:
+    engine = start_engine(stages=STAGES, kvpool__timeout_s=0.5)
+    ask(engine, "cold", TOKENS)
+    engine.on_allocated = daemon.kill
+    assert ask(engine, "warm", TOKENS, new_tokens=3).offers[0] == 5 * CHUNK
+    assert engine.recomputed == 1
+
+
+def test_an_aborted_load_leaves_nothing_leased_on_any_stage(start_engine: StartEngine, daemon: Daemon) -> None:
+    engine = start_engine(stages=STAGES)
+    ask(engine, "cold", TOKENS)
+    engine.forget()
+    request = Request("aborted", list(TOKENS))
+    engine.arrive(request)
+    engine.step_until(lambda: request.state == "loading", "it loads")
+    engine.abort(request)
+    engine.step_until(lambda: not engine.requests, "it is gone")
+    wait_until(lambda: daemon.stats()["leases"] == 0 and daemon.stats()["tickets"] == 0, "nothing is leased")
+    assert ask(engine, "next", TOKENS).external == 5 * CHUNK
+
+
+def test_blocks_are_held_until_every_stage_has_saved_them(start_engine: StartEngine) -> None:
+    engine = start_engine(stages=STAGES)
+    late = engine.workers[1]._worker
+    report, reports = late.report, []
+
+    def held_back() -> Any:
+        reports.append(report())
+        return type(reports[-1])(reports[-1].step)
+
+    late.report = held_back
+    request = Request("cold", list(TOKENS))
+    engine.arrive(request)
+    engine.step_until(lambda: any(said.ended_saves for said in reports), "the second stage has saved")
+    assert engine.blocks.held
+    late.report = lambda: reports.pop(0) if reports else report()
+    engine.idle()
+    assert not engine.blocks.held
+
+
+def test_one_stage_alone_has_the_names_and_keys_that_it_always_had() -> None:
+    layout = geometry_of(config_of("/x"), caches_of(8), 2 * BLOCK, "form").layout
+    assert layout.stages == ()
+    assert len(layout.to_wire()) == 10
+    spread = geometry_of(config_of("/x", stages=STAGES), caches_of(8, layers=range(2)), 2 * BLOCK, "form")
+    assert (spread.layout.layers, spread.layout.world, spread.layout.stages) == (2, 2, STAGES)
+    assert [spread.shard(rank).layers for rank in range(4)] == [2, 1, 2, 1], "data-parallel ranks count on"
+
+
+def test_loads_run_between_steps_where_steps_overlap() -> None:
+    assert "pipeline" in broken_recovery(config_of("/x", stages=STAGES))
+    assert not broken_recovery(config_of("/x"))
+
+
+def without_division(config: Any) -> None:
+    del config.model_config.get_layers_start_end_indices
+
+
+def with_bad_division(config: Any) -> None:
+    def divide(_parallel: Any) -> tuple[int, int]:
+        raise ValueError("sum(partitions)=4 does not match num_hidden_layers=3.")
+
+    config.model_config.get_layers_start_end_indices = divide
+
+
+@pytest.mark.parametrize(
+    ("change", "layers", "spec", "said"),
+    [
+        (without_division, range(2), None, "does not say which layers each of 2 stages has"),
+        (with_bad_division, range(2), None, "stages has: sum.*does not match num_hidden_layers"),
+        (
+            lambda _: None,
+            range(3),
+            None,
+            "stage 0 of 2 has layer 'model.layers.2.self_attn.attn', expected layers 0 to 1",
+        ),
+        (lambda _: None, range(1), None, "stage 0 of 2 has 1 layers of KV, expected layers 0 to 1"),
+        (lambda _: None, range(2), specs_by_layer(), "layers have blocks of several kinds"),
+    ],
+)
+def test_stages_that_cannot_be_told_apart_are_refused_with_what_helps(
+    change: Any, layers: range, spec: Any, said: str
+) -> None:
+    config = config_of("/x", stages=STAGES)
+    change(config)
+    with pytest.raises(kv.LayoutMismatch, match=f"{said}.*without --pipeline-parallel-size"):
+        geometry_of(config, caches_of(8, spec=spec, layers=layers), 2 * BLOCK, "form")
+
+
+def test_a_stage_that_cannot_be_served_is_heard_of_and_no_hit_fails_for_it_twice(
+    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(start_engine(stages=STAGES), "cold", TOKENS)
+    with caplog.at_level(logging.WARNING, "vllm.kvpool"):
+        engine = start_engine(stages=STAGES, worker_specs={1: specs_by_layer()})
+        ask(engine, "first", TOKENS)
+        for name in ("second", "third"):
+            assert ask(engine, name, TOKENS).offers == [0]
+    assert engine.recomputed <= 1
+    said = [record.getMessage() for record in caplog.records]
+    assert any("the workers have no pool" in line and "--pipeline-parallel-size" in line for line in said), said
+    assert not engine.blocks.held

@@ -1,0 +1,97 @@
+"""Errands of a scheduler: in order, bounded, and every one carried out or dropped, whatever fails or ends."""
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvpool_client.engines.failure_guard import Border
+from kvpool_client.vllm.scheduler.background_queue import Errands
+
+TIMEOUT_S = 10.0
+WAITING_MAX = 3
+
+
+class Worked:
+    """What became of errands, by their numbers."""
+
+    def __init__(self, border: Border) -> None:
+        self.errands = Errands("kvpool-test", "working", WAITING_MAX, border)
+        self.done: list[int] = []
+        self.dropped: list[int] = []
+        self._all_done = threading.Event()
+
+    def send(self, number: int) -> None:
+        self.errands.send(lambda: self.done.append(number), lambda: self.dropped.append(number))
+
+    def block(self) -> threading.Event:
+        """An errand that is out until the event is set."""
+        is_out, go_on = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            is_out.set()
+            assert go_on.wait(TIMEOUT_S)
+
+        self.errands.send(wait, lambda: None)
+        assert is_out.wait(TIMEOUT_S)
+        return go_on
+
+    def wait(self) -> None:
+        """Until what was sent has been carried out."""
+        self.errands.send(self._all_done.set, lambda: None)
+        assert self._all_done.wait(TIMEOUT_S)
+        self._all_done.clear()
+
+
+@pytest.fixture
+def border() -> Border:
+    return Border(logging.getLogger("test"))
+
+
+@pytest.fixture
+def worked(border: Border) -> Iterator[Worked]:
+    worked = Worked(border)
+    yield worked
+    worked.errands.stop()
+
+
+def test_errands_are_carried_out_in_their_order(worked: Worked) -> None:
+    for number in range(2):
+        worked.send(number)
+    worked.wait()
+    assert worked.done == [0, 1]
+    assert worked.dropped == []
+
+
+def test_what_does_not_fit_is_dropped_and_told_so(worked: Worked) -> None:
+    go_on = worked.block()
+    for number in range(WAITING_MAX + 2):
+        worked.send(number)
+    assert worked.dropped == [WAITING_MAX, WAITING_MAX + 1]
+    go_on.set()
+
+
+def test_a_stop_drops_what_has_not_begun(worked: Worked) -> None:
+    go_on = worked.block()
+    worked.send(0)
+    worked.send(1)
+    stopping = threading.Thread(target=worked.errands.stop)
+    stopping.start()
+    go_on.set()
+    stopping.join(TIMEOUT_S)
+    assert not stopping.is_alive()
+    assert sorted(worked.done + worked.dropped) == [0, 1]
+    worked.send(2)
+    assert worked.dropped[-1] == 2
+
+
+def test_an_errand_that_fails_is_counted_and_the_next_is_carried_out(worked: Worked, border: Border) -> None:
+    def fail() -> None:
+        raise OSError("gone")
+
+    worked.errands.send(fail, lambda: None)
+    worked.send(1)
+    worked.wait()
+    assert worked.done == [1]
+    assert border.counts() == {"failed_working": 1}

@@ -1,0 +1,268 @@
+"""The pool's events in vLLM's stream: whoever adds them up knows what the pool has, whatever happened in between."""
+
+import dataclasses
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.router_events.block_hashes import block_hashes
+from kvpool.router_events.columns import NamespaceNames
+from kvpool.types import Event, EventKind, StoredChunk, levels_in
+from kvpool_client.engines.failure_guard import Border
+from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
+from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.events.router import Block, Index
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from kvpool_client.vllm import event_feed  # noqa: E402 - only where torch is
+from kvpool_client.vllm.event_feed import EventFeed  # noqa: E402 - likewise
+from tests.rigs.vllm.config import caches_of, config_of  # noqa: E402 - likewise
+from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
+from tests.rigs.vllm.fake_vllm import KVConnectorRole  # noqa: E402 - likewise
+from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, prompt, start_engine  # noqa: E402 - likewise
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+
+MEDIA = {"HBM": "GPU", "DRAM": "CPU", "SSD": "STORAGE"}
+
+
+class Listener:
+    """What a subscriber of one engine's stream knows."""
+
+    def __init__(self, engine: ScriptedEngine, *, is_strict: bool = True) -> None:
+        self.engine = engine
+        self.index = Index(is_strict=is_strict)
+        self.kinds: list[str] = []
+
+    def listen(self) -> None:
+        """One step of an engine that has nothing to compute, and what it told."""
+        self.engine.step()
+        events, self.engine.events = self.engine.events, []
+        for event in events:
+            self.kinds.append(type(event).__name__)
+            self.index.apply({"type": self.kinds[-1], **dataclasses.asdict(event)})
+
+    def knows_what_is_stored(self) -> bool:
+        """Whether it knows what rank 0 of the pool has, block by block."""
+        self.listen()
+        expected: dict[str, dict[int, Block]] = {}
+        for part in self.engine.scheduler._scheduler.pool.snapshot():
+            for chunk in part.chunks:
+                if part.namespaces[chunk.namespace][1].rank != 0:
+                    continue
+                hashes = block_hashes(chunk.key, CHUNK // BLOCK)
+                tokens = np.frombuffer(chunk.tokens, "<i4").tolist()
+                parents = [int.from_bytes(chunk.parent[-8:], "big") if chunk.parent else None, *hashes[:-1]]
+                for level in levels_in(chunk.tiers):
+                    blocks = expected.setdefault(MEDIA[level.name], {})
+                    for number, value in enumerate(hashes):
+                        blocks[value] = Block(parents[number], tuple(tokens[number * BLOCK : (number + 1) * BLOCK]))
+        return {medium: blocks for medium, blocks in self.index.media.items() if blocks} == expected
+
+    def wait(self) -> None:
+        wait_until(self.knows_what_is_stored, "the listener knows what the pool has")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_listener_knows_the_pool_whoever_has_stored_it(start_engine: StartEngine, ranks: int) -> None:
+    other = start_engine(ranks=ranks)
+    ask(other, "before", prompt(1, 3 * CHUNK + 1))
+    listener = Listener(start_engine(ranks=ranks, kvpool__events=True))
+    ask(listener.engine, "own", prompt(2, 2 * CHUNK + 1), new_tokens=CHUNK)
+    listener.wait()
+    ask(other, "after", prompt(1, 3 * CHUNK) + prompt(3, 2 * CHUNK))
+    listener.wait()
+    assert len(listener.index.media["CPU"]) == (3 + 3 + 2) * CHUNK // BLOCK
+    assert "AllBlocksCleared" not in listener.kinds
+    assert not other.events
+
+
+def test_what_is_dropped_is_removed(start_engine: StartEngine, daemon: Daemon) -> None:
+    listener = Listener(start_engine(kvpool__events=True))
+    ask(listener.engine, "own", prompt(2, 2 * CHUNK + 1))
+    listener.wait()
+    with daemon.admin() as admin:
+        admin.flush(None, None)
+    listener.wait()
+    assert not any(listener.index.media.values())
+
+
+def test_another_life_of_the_daemon_is_told_anew(start_engine: StartEngine, daemon: Daemon) -> None:
+    listener = Listener(start_engine(kvpool__events=True))
+    ask(listener.engine, "own", prompt(2, 2 * CHUNK + 1))
+    listener.wait()
+    daemon.kill()
+    daemon.start()
+    wait_until(lambda: listener.engine.scheduler._scheduler.pool.connected, "the engine is served again")
+    wait_until(lambda: all(worker._worker.pool.connected for worker in listener.engine.workers), "its worker too")
+    ask(listener.engine, "again", prompt(3, 3 * CHUNK + 1))
+    listener.wait()
+    assert listener.kinds.count("AllBlocksCleared") == 1
+    assert len(listener.index.media["CPU"]) == 3 * CHUNK // BLOCK
+
+
+def test_an_engine_that_stood_still_bounds_what_lies_ready_and_catches_up(
+    start_engine: StartEngine, start_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_feed, "BATCHES_MAX", 1)
+    daemon = start_daemon(events__buffer="64KiB")
+    listener = Listener(start_engine(socket=daemon.socket, kvpool__events=True))
+    other = start_engine(socket=daemon.socket)
+    feed = listener.engine.scheduler._scheduler._feed
+    ask(other, "first", prompt(1, 2 * CHUNK))
+    wait_until(lambda: len(feed._ready) == 1, "one batch lies ready")
+    with daemon.admin() as admin:
+        number = 0
+        while int(daemon.stats()["events.dropped"]) <= feed._mark.last:  # what follows what was read is kept no more
+            ask(other, f"more-{number}", prompt(10 + number, 12 * CHUNK))
+            admin.flush(None, None)
+            number += 1
+    ask(other, "last", prompt(9, 4 * CHUNK))
+    assert len(feed._ready) == 1
+    listener.wait()
+    assert listener.kinds.count("AllBlocksCleared") == 1
+
+
+def test_a_daemon_that_hangs_keeps_no_step_waiting(start_engine: StartEngine, daemon: Daemon) -> None:
+    engine = start_engine(kvpool__events=True, kvpool__timeout_s=20.0)
+    daemon.signal(signal.SIGSTOP)
+    before = time.monotonic()
+    for _ in range(100):
+        engine.scheduler.take_events()
+    assert time.monotonic() - before < 5.0
+    daemon.signal(signal.SIGCONT)
+
+
+def test_a_turn_that_failed_is_told_anew(start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener(start_engine(kvpool__events=True))
+    ask(listener.engine, "own", prompt(2, 2 * CHUNK + 1))
+    listener.wait()
+    feed = listener.engine.scheduler._scheduler._feed
+    failures = iter([RuntimeError("spilt")])
+    wire = feed._wire
+
+    def failing(event: Any) -> Any:
+        for error in failures:
+            raise error
+        return wire(event)
+
+    monkeypatch.setattr(feed, "_wire", failing)
+    listener.engine.run(Request("next", prompt(3, 2 * CHUNK + 1)))
+    listener.wait()
+    assert listener.kinds.count("AllBlocksCleared") == 1
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_events_need_the_option_and_vllms_own(start_engine: StartEngine, daemon: Daemon, *, is_on: bool) -> None:
+    connector = type(start_engine().scheduler)
+    config = config_of(daemon.socket, kvpool__events=is_on)
+    config.kv_events_config.enable_kv_cache_events = not is_on
+    scheduler = connector(config, KVConnectorRole.SCHEDULER, caches_of(8))
+    assert scheduler._scheduler._feed is None
+    assert list(scheduler.take_events()) == []
+    scheduler.shutdown()
+
+
+class OverlappingPool:
+    """A pool whose second page of a snapshot is older than the events that can be read by then."""
+
+    def __init__(self) -> None:
+        layout = kv.Layout(layers=1, kv_heads=1, head_dim=1, dtype="uint8", chunk_tokens=CHUNK)
+        self.names: NamespaceNames = {0: ("model", layout)}
+        stored = [
+            Event(6 + number, EventKind.STORED, 0, key(1 + number), tokens=TOKENS, tiers=2) for number in range(2)
+        ]
+        self.happened = [*stored, Event(8, EventKind.REMOVED, 0, key(1), tiers_before=2)]
+
+    def events(self, since: EventMark) -> EventBatch:
+        if since == BEGINNING:
+            return EventBatch((), EventMark(LIFE, 5), is_gap=True, namespaces={})
+        news = tuple(event for event in self.happened if event.id > since.last)
+        return EventBatch(news, EventMark(LIFE, self.happened[-1].id), is_gap=False, namespaces=self.names)
+
+    def snapshot(self) -> Iterator[SnapshotPart]:
+        yield SnapshotPart((self._chunk(0),), EventMark(LIFE, 5), self.names)
+        yield SnapshotPart((self._chunk(1), self._chunk(2)), EventMark(LIFE, 7), self.names)
+        self.happened.append(Event(9, EventKind.STORED, 0, key(3), tokens=TOKENS, tiers=2))
+
+    def close(self) -> None:
+        pass
+
+    def _chunk(self, number: int) -> StoredChunk:
+        return StoredChunk(key(number), b"", 0, 2, 35, TOKENS)
+
+
+LIFE = bytes(16)
+TOKENS = bytes(4 * CHUNK)
+
+
+def key(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+def test_a_page_that_is_older_than_what_was_read_brings_nothing_back() -> None:
+    pool: Any = OverlappingPool()
+    feed = EventFeed(pool, lambda name, fields: {"type": name, **fields}, 0, Border(logging.getLogger("test")))
+    index = Index(is_strict=False)
+
+    def hears() -> bool:
+        for event in feed.take():
+            index.apply(event)  # type: ignore[arg-type]  # as it was made above
+        return set(index.media.get("CPU", ())) == {int.from_bytes(key(number)[-8:], "big") for number in (0, 2, 3)}
+
+    wait_until(hears, "what was removed is not there, and what came last is")
+    feed.stop()
+
+
+class SlowPool:
+    """A pool whose snapshot has no end, or whose first page is long in coming, until it is let go."""
+
+    def __init__(self, *, has_pages: bool) -> None:
+        self.has_pages = has_pages
+        self.is_asked = threading.Event()
+        self.is_let_go = threading.Event()
+        self.is_closed = threading.Event()
+
+    def events(self, since: EventMark) -> EventBatch:
+        return EventBatch((), since, is_gap=True, namespaces={})
+
+    def snapshot(self) -> Iterator[SnapshotPart]:
+        self.is_asked.set()
+        while not self.is_let_go.is_set():
+            if self.has_pages:
+                yield SnapshotPart((), EventMark(LIFE, -1), {})
+            else:
+                self.is_let_go.wait(30.0)
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+@pytest.mark.parametrize("has_pages", [True, False])
+def test_a_feed_that_stops_waits_for_no_snapshot(monkeypatch: pytest.MonkeyPatch, *, has_pages: bool) -> None:
+    # Where pages come the deadline is not needed, and without them nothing else ends the wait.
+    monkeypatch.setattr(event_feed, "STOP_TIMEOUT_S", 20.0 if has_pages else 0.05)
+    slow = SlowPool(has_pages=has_pages)
+    pool: Any = slow
+    feed = EventFeed(pool, lambda name, fields: (name, fields), 0, Border(logging.getLogger("test")))
+    assert slow.is_asked.wait(10.0)
+    stopping = threading.Thread(target=feed.stop, name="stopping")
+    stopping.start()
+    try:
+        stopping.join(10.0)
+        assert not stopping.is_alive()
+        assert slow.is_closed.is_set() == has_pages
+    finally:
+        slow.is_let_go.set()
+        stopping.join(10.0)
+    assert slow.is_closed.wait(10.0)

@@ -1,0 +1,86 @@
+"""Saves of a step that loads synchronously on several ranks: held back until it is known to have gone well, then stored, also
+those of requests that end with it. A fresh engine then reads what was stored, and every byte of it is checked."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.daemon import wait_until  # noqa: E402 - only where torch is
+from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
+from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+
+LOADED = prompt(1, 3 * CHUNK + 1)
+OTHER = prompt(2, 4 * CHUNK + 1)
+
+
+def step_with_a_load(engine: ScriptedEngine) -> tuple[Request, Request]:
+    """One step in which a request loads and another one is computed whole; both end with it."""
+    engine.forget()
+    loading, computing = Request("loading", LOADED + prompt(3, 2 * CHUNK)), Request("computing", list(OTHER))
+    engine.arrive(loading)
+    wait_until(
+        lambda: engine.scheduler.get_num_new_matched_tokens(loading, 0)[0] is not None, "the daemon has promised chunks"
+    )
+    engine.arrive(computing)
+    engine.step()
+    return loading, computing
+
+
+def fail_next_load(engine: ScriptedEngine, rank: int) -> None:
+    """The next load of a rank finds its ticket unknown."""
+    pool = engine.workers[rank]._worker.pool
+    claim = pool.claim
+
+    def lost(ticket: bytes) -> Any:
+        pool.claim = claim
+        return claim(b"forged" + ticket)
+
+    pool.claim = lost
+
+
+def test_what_ends_in_a_step_with_a_load_is_stored_once_the_load_is_known_to_be_good(
+    start_engine: StartEngine,
+) -> None:
+    engine = start_engine(ranks=2, kvpool__load="sync", kvpool__save="prompt")
+    ask(engine, "cold", LOADED)
+    loading, computing = step_with_a_load(engine)
+    assert not engine.requests
+    assert loading.external == 3 * CHUNK
+    assert engine.scheduler.has_pending_push_work(), "the engine is to step on"
+    engine.idle()
+    assert not engine.blocks.held
+    fresh = start_engine(ranks=2, kvpool__load="sync")
+    for name, request in (("loaded", loading), ("computed", computing)):
+        assert ask(fresh, name, request.tokens).external == (len(request.tokens) - 1) // CHUNK * CHUNK
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_rests_on_a_load_that_failed_is_given_up_and_counted(start_engine: StartEngine, rank: int) -> None:
+    engine = start_engine(ranks=2, kvpool__load="sync", kvpool__save="prompt")
+    ask(engine, "cold", LOADED)
+    fail_next_load(engine, rank)
+    loading, computing = step_with_a_load(engine)
+    assert engine.recomputed == 1
+    assert computing not in engine.requests
+    assert counted(engine, "dropped_saves") == 2
+    engine.run(loading)
+    assert not engine.blocks.held
+    fresh = start_engine(ranks=2, kvpool__load="sync")
+    assert ask(fresh, "loaded", loading.tokens).external == 5 * CHUNK, "it is computed and stored in a later step"
+    assert ask(fresh, "computed", OTHER).external == 0
+
+
+def test_where_no_block_can_be_held_what_a_step_with_a_load_leaves_is_counted(start_engine: StartEngine) -> None:
+    engine = start_engine(ranks=2, kvpool__load="sync", kvpool__save="prompt", holds_blocks=False)
+    ask(engine, "cold", LOADED)
+    step_with_a_load(engine)
+    assert not engine.requests
+    assert counted(engine, "declined_chunks_beside-a-load") == 4 + 2
+    assert ask(engine, "again", OTHER).external == 0
+    assert counted(engine, "declined_chunks_beside-a-load") == 4 + 2

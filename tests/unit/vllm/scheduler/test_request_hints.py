@@ -1,0 +1,306 @@
+"""What a request of vLLM's wishes of its chunks, and what comes of it: in the pool, and in the parameters that come back."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvpool.types import DEFAULT_PRIORITY, Level
+from kvpool_client.hints.envelope import ACTIONS_MAX, DIRECTIVES_MAX
+from kvpool_client.vllm.scheduler.request_hints import ANSWER, wishes_of
+from tests.rigs.daemon import Daemon, wait_until
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
+from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+
+GARBAGE: list[Any] = [
+    {"retention": "high"},
+    {"retention": [{"start": -1, "priority": 3}]},
+    {"retention": [{"start": 0, "priority": 101}]},
+    {"retention": [{"start": 0, "end": 0, "priority": 50}]},
+    {"retention": [None, 3]},
+    {"retention": {"0": 1}},
+    {"decode_priority": "much"},
+    {"decode_priority": 20, "decode_duration_s": -1},
+    {"decode_duration_s": 5},
+    {"decode_duration_s": float("nan"), "decode_priority": 1},
+    {"kv_hints": 7},
+    {"kv_hints": "{"},
+    {"kv_hints": {"protocol_version": "9.0", "message_id": "m", "actions": []}},
+    {"kv_hints": {"protocol_version": "1.0", "message_id": "m", "actions": [None]}},
+    ["retention"],
+    "retention",
+]
+
+
+def envelope(*actions: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "protocol_version": "1.0",
+        "message_id": "m1",
+        "actions": [
+            {"action_id": f"a{number}", "action_type": kind, "action_version": "1.0", "payload": payload}
+            for number, (kind, payload) in enumerate(actions)
+        ],
+    }
+
+
+def stored(engine: ScriptedEngine, rank: int = 0) -> dict[tuple[int, ...], int]:
+    """The priority of each chunk that one rank has, by its tokens."""
+    pool = engine.scheduler._scheduler.pool
+    return {
+        tuple(np.frombuffer(chunk.tokens, "<i4").tolist()): chunk.priority
+        for part in pool.snapshot()
+        for chunk in part.chunks
+        if part.namespaces[chunk.namespace][1].rank == rank
+    }
+
+
+def chunks_of(tokens: list[int]) -> list[tuple[int, ...]]:
+    return [tuple(tokens[first : first + CHUNK]) for first in range(0, len(tokens) // CHUNK * CHUNK, CHUNK)]
+
+
+def priorities(engine: ScriptedEngine, request: Request, rank: int = 0) -> list[int]:
+    """Those of a request's chunks, as far as they are stored; a chunk without the right token ids is not found."""
+    found = stored(engine, rank)
+    return [found[chunk] for chunk in chunks_of(request.tokens) if chunk in found]
+
+
+def statuses(request: Request) -> list[tuple[str, str]]:
+    return [(entry["action_type"], entry["status"]) for entry in request.answer[ANSWER]["outcomes"]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranges_and_decode_priority_reach_every_chunk_that_is_saved(start_engine: StartEngine, ranks: int) -> None:
+    engine = start_engine(ranks=ranks, budget=2 * CHUNK + 3)
+    request = ask(
+        engine,
+        "kept",
+        prompt(1, 5 * CHUNK + 2),
+        new_tokens=3 * CHUNK,
+        kv_transfer_params={
+            "retention": [
+                {"start": 0, "end": CHUNK + 1, "priority": 90},
+                {"start": 4 * CHUNK, "priority": 60, "duration": 600},
+            ],
+            "decode_priority": 5,
+            "decode_duration_s": 600.0,
+        },
+    )
+    for rank in range(ranks):
+        # The chunk in which decoding begins belongs to the prompt.
+        assert priorities(engine, request, rank) == [90, 90, DEFAULT_PRIORITY, DEFAULT_PRIORITY, 60, 60, 5, 5]
+    assert statuses(request) == [("retention", "accepted")]
+
+
+def test_stored_chunks_carry_the_prompts_token_ids(start_engine: StartEngine) -> None:
+    engine = start_engine(budget=CHUNK + 3)
+    tokens = prompt(1, 4 * CHUNK + 1)
+    request = ask(engine, "told", tokens, new_tokens=CHUNK)
+    assert list(stored(engine)) == chunks_of(request.tokens)
+    branch = ask(engine, "branch", [*tokens[: 2 * CHUNK], *prompt(2, 2 * CHUNK)])
+    assert set(chunks_of(branch.tokens)) <= set(stored(engine))
+    assert request.answer is None
+
+
+@pytest.mark.parametrize("name", ["prompt_embeds", "mm_features"])
+def test_tokens_that_do_not_say_what_the_kv_is_of_are_told_to_nobody(start_engine: StartEngine, name: str) -> None:
+    engine = start_engine()
+    request = Request("seen", prompt(1, 3 * CHUNK + 1))
+    setattr(request, name, [1])
+    engine.run(request)
+    assert stored(engine) == {(): DEFAULT_PRIORITY}
+    assert counted(engine, "saved_chunks") == 3
+
+
+def test_a_wish_counts_for_chunks_that_are_stored_already(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    tokens = prompt(1, 4 * CHUNK + 1)
+    ask(engine, "plain", tokens)
+    later = ask(engine, "later", tokens, kv_transfer_params={"retention": [{"end": 2 * CHUNK, "priority": 80}]})
+    wait_until(lambda: priorities(engine, later) == [80, 80, DEFAULT_PRIORITY, DEFAULT_PRIORITY], "they are kept")
+    engine.run(Request("next", prompt(2, 3)))
+    assert counted(engine, "retained_chunks") == 2
+    assert counted(engine, "wishes_accepted") == 1
+
+
+def answered(engine: ScriptedEngine, request: Request) -> Callable[[], bool]:
+    """Whether the daemon has answered a request that has not ended; steps of others go on."""
+    return lambda: engine.scheduler._scheduler._requests[request.request_id].wishing._answer.done()
+
+
+def test_every_action_of_an_envelope_is_answered_in_its_place(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    tokens = prompt(1, 4 * CHUNK)
+    ask(engine, "before", tokens)
+    request = Request("hinted", list(tokens), new_tokens=CHUNK + 1)
+    request.kv_transfer_params = {
+        "kv_hints": envelope(
+            ("kv.retain", {"directives": [{"end": CHUNK, "priority": 70}, {"covers_output": True, "priority": 10}]}),
+            ("kv.demote", {"start": 3 * CHUNK}),
+            ("kv.share", {}),
+            ("kv.pin", {"start": CHUNK, "end": 2 * CHUNK, "duration": 4000}),
+            ("kv.prefetch", {"end": 2 * CHUNK}),
+            ("kv.retain", {"priority": 1000}),
+        ),
+        "retention": [{"start": 0, "end": 1, "priority": 75}],
+    }
+    engine.forget()
+    engine.arrive(request)
+    wait_until(answered(engine, request), "the daemon has answered")
+    engine.run(request)
+    assert statuses(request) == [
+        ("kv.retain", "accepted"),
+        ("kv.demote", "accepted"),
+        ("kv.share", "rejected"),
+        ("kv.pin", "clipped"),
+        ("kv.prefetch", "accepted"),
+        ("kv.retain", "rejected"),
+        ("retention", "accepted"),
+    ]
+    assert request.answer[ANSWER]["message_id"] == "m1"
+    assert all(entry["reason"] for entry in request.answer[ANSWER]["outcomes"] if entry["status"] != "accepted")
+    # What is said beside the envelope counts more than what is in it. The demotion is carried out when the request has ended.
+    kept = [75, 100, DEFAULT_PRIORITY, 0, 0]
+    wait_until(lambda: priorities(engine, request) == kept, "all of it is carried out")
+    engine.run(Request("next", prompt(2, 3)))
+    wait_until(lambda: _has_counted(engine, "wishes_accepted", 4), "the demotion is counted too")
+    assert counted(engine, "wishes_rejected") == 2
+
+
+def _has_counted(engine: ScriptedEngine, name: str, amount: int) -> bool:
+    engine.scheduler._scheduler._envoy.count()
+    return counted(engine, name) == amount
+
+
+def test_a_demotion_is_carried_out_when_its_request_has_ended(start_engine: StartEngine, daemon: Daemon) -> None:
+    engine = start_engine()
+    ask(engine, "gone", prompt(1, 4 * CHUNK + 1), kv_transfer_params={"kv_hints": envelope(("kv.demote", {}))})
+    wait_until(lambda: engine.scheduler._scheduler.pool.stats().get("demoted_chunks") == 4, "its chunks are demoted")
+
+
+def test_garbage_is_answered_said_once_and_changes_nothing(
+    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start_engine()
+    tokens = prompt(1, 3 * CHUNK + 1)
+    with caplog.at_level(logging.WARNING, "vllm.kvpool"):
+        for number, params in enumerate(GARBAGE):
+            request = ask(engine, f"garbage-{number}", tokens, kv_transfer_params=params)
+            assert priorities(engine, request) == [DEFAULT_PRIORITY] * 3, params
+            assert {status for _, status in statuses(request)} <= {"rejected", "unknown"}, params
+        wait_until(lambda: _has_counted(engine, "wishes_rejected", len(GARBAGE)), "all are counted")
+    assert len([message for message in caplog.messages if "rejected" in message]) == 1
+    assert engine.scheduler._scheduler._border.failures == 0
+
+
+def test_parameters_of_other_connectors_say_nothing(start_engine: StartEngine) -> None:
+    request = ask(start_engine(), "other", prompt(1, CHUNK), kv_transfer_params={"do_remote_decode": True, "port": 7})
+    assert request.answer is None
+
+
+def test_more_directives_than_may_be_are_rejected_and_the_save_goes_on(start_engine: StartEngine) -> None:
+    many = [{"start": 0, "end": 1 + place, "priority": 40} for place in range(DIRECTIVES_MAX)]
+    hints = envelope(*[("kv.retain", {"directives": many}) for _ in range(ACTIONS_MAX)])
+    wishes = wishes_of(SimpleNamespace(kv_transfer_params={"kv_hints": hints}, num_prompt_tokens=9))
+    assert len(wishes.ranges) == DIRECTIVES_MAX
+    request = ask(start_engine(), "many", prompt(1, 2 * CHUNK + 1), kv_transfer_params={"kv_hints": hints})
+    assert [status for _, status in statuses(request)[1:]] == ["rejected"] * (ACTIONS_MAX - 1)
+
+
+def test_a_save_is_told_of_the_ranges_that_touch_it_alone() -> None:
+    params = {
+        "retention": [
+            {"start": 0, "end": 8, "priority": 1},
+            {"start": 8, "end": 9, "priority": 2},
+            {"start": 30, "priority": 3},
+        ],
+        "decode_priority": 4,
+    }
+    wishes = wishes_of(SimpleNamespace(kv_transfer_params=params, num_prompt_tokens=40))
+    first, second, last = (wishes.keeping(*span) for span in ((0, 8), (8, 16), (32, 48)))
+    assert first is not None
+    assert second is not None
+    assert last is not None
+    assert [entry.priority for keeping in (first, second, last) for entry in keeping.retention] == [1, 2, 3]
+    assert (first.decode_priority, last.decode_priority) == (None, 4)
+    assert wishes.keeping(16, 24) is None
+
+
+def test_without_a_daemon_wishes_cost_nothing_and_are_said_to_be_lost(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    engine = start_engine(socket=str(tmp_path / "nobody"))
+    params = {"kv_hints": envelope(("kv.pin", {})), "retention": [{"priority": 50}]}
+    request = ask(engine, "alone", prompt(1, 2 * CHUNK + 1), kv_transfer_params=params)
+    assert statuses(request)[0][1] in ("rejected", "unknown")
+
+
+class TestWaiting:
+    """Requests that wait, over a disk."""
+
+    @pytest.fixture
+    def disk(self, start_daemon: Callable[..., Daemon], tmp_path: Path) -> Daemon:
+        daemon = start_daemon(ssd__path=str(tmp_path / "ssd"), ssd__capacity="64MiB")
+        wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
+        return daemon
+
+    def _engine_with_one_that_waits(self, start_engine: StartEngine, disk: Daemon, **options: Any) -> Any:
+        """An engine that is busy with one request while another waits, whose chunks are on disk alone."""
+        engine = start_engine(socket=disk.socket, **options)
+        tokens = prompt(1, 4 * CHUNK + 1)
+        ask(engine, "cold", tokens)
+        with disk.admin() as admin:
+            assert admin.write_down(10.0)["left"] == 0
+            admin.flush(None, None, "dram")
+        engine.forget()
+        engine.running_max = 1
+        busy, waiting = Request("busy", prompt(2, 9), new_tokens=1000), Request("waiting", tokens)
+        engine.arrive(busy, waiting)
+        assert self._levels(engine, waiting) == [Level.SSD] * 4
+        engine.step()
+        return engine, busy, waiting
+
+    def _levels(self, engine: ScriptedEngine, request: Request) -> list[int]:
+        half = engine.scheduler._scheduler
+        levels: list[int] = half.pool.lookup(half._requests[request.request_id].keys).tiers.tolist()
+        return levels
+
+    def test_what_waits_comes_up_before_it_is_asked_for(self, start_engine: StartEngine, disk: Daemon) -> None:
+        engine, busy, waiting = self._engine_with_one_that_waits(start_engine, disk)
+        wait_until(lambda: self._levels(engine, waiting) == [Level.DRAM] * 4, "its chunks are in DRAM")
+        engine.step()
+        assert counted(engine, "announced_chunks") == 4
+        assert (waiting.state, waiting.offers) == ("waiting", [])
+        engine.running_max = 2
+        engine.run(waiting)
+        assert waiting.external == 4 * CHUNK
+        assert counted(engine, "hit_tokens_dram") == 4 * CHUNK
+        engine.abort(busy)
+
+    def test_nothing_is_announced_where_that_is_off(self, start_engine: StartEngine, disk: Daemon) -> None:
+        engine, busy, waiting = self._engine_with_one_that_waits(start_engine, disk, kvpool__announce=False)
+        for _ in range(3):
+            engine.step()
+        engine.abort(busy)
+        engine.run(waiting)
+        assert counted(engine, "announced_chunks") == 0
+        assert counted(engine, "hit_tokens_ssd") == 4 * CHUNK
+
+    def test_a_request_that_is_gone_is_not_announced(self, start_engine: StartEngine, disk: Daemon) -> None:
+        engine = start_engine(socket=disk.socket)
+        request = Request("gone", prompt(1, 2 * CHUNK))
+        engine.arrive(request)
+        engine.abort(request)
+        engine.run(Request("other", prompt(2, BLOCK)))
+        assert not engine.scheduler._scheduler._waiting
+        assert engine.scheduler._scheduler.pool.stats().get("announced_chunks", 0) == 0

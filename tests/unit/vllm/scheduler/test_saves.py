@@ -1,0 +1,358 @@
+"""When the vLLM connector saves, and behind what: batches that share a prefix, saves that outlive their step, saves under way
+while requests end, are aborted or preempted. A fresh engine then reads what was stored, and every byte of it is checked."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.vllm import fake_vllm
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from kvpool_client.vllm.worker.storing import Storing  # noqa: E402 - only where torch is
+from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
+from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+
+TOKENS = prompt(1, 5 * CHUNK + 1)
+SHARED = prompt(2, 3 * CHUNK)
+Gate = Callable[[], None]
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No save begins before it is set."""
+    opened, begin = threading.Event(), Storing.open
+
+    def wait(storing: Storing) -> None:
+        opened.wait(20.0)
+        begin(storing)
+
+    monkeypatch.setattr(Storing, "open", wait)
+    yield opened
+    opened.set()
+
+
+def declined(engine: ScriptedEngine) -> dict[str, float]:
+    """What any worker declined or dropped, by counter."""
+    data = [worker._worker.tally.totals.data for worker in engine.workers]
+    return {name: each[name] for each in data for name in each if name.startswith(("declined_chunks", "dropped"))}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("holds_blocks", [True, False])
+@pytest.mark.parametrize("new_tokens", [1, 3])
+def test_each_chunk_of_a_batch_that_shares_a_prefix_is_stored_once(
+    start_engine: StartEngine, holds_blocks: bool, ranks: int, new_tokens: int
+) -> None:
+    engine = start_engine(holds_blocks=holds_blocks, ranks=ranks, blocks=256)
+    asked = [SHARED + prompt(10 + number, 2 * CHUNK + 1) for number in range(6)]
+    asked += [asked[0][: 4 * CHUNK] + prompt(20 + number, CHUNK + 1) for number in range(3)]
+    engine.run(*(Request(f"cold-{number}", ids, new_tokens=new_tokens) for number, ids in enumerate(asked)))
+    whole = {tuple(ids[:end]) for ids in asked for end in range(CHUNK, len(ids), CHUNK)}
+    assert declined(engine) == {}
+    assert counted(engine, "saved_chunks") == len(whole) * ranks
+    fresh = start_engine(ranks=ranks)
+    for number, ids in enumerate(asked):
+        assert ask(fresh, f"warm-{number}", ids).external == len(ids) // CHUNK * CHUNK
+
+
+def _has_left(engine: ScriptedEngine, request: Request) -> bool:
+    return request not in engine.requests
+
+
+def reserved_by_another(engine: ScriptedEngine) -> kv.Save:
+    """Another engine's save of TOKENS' first two chunks, reserved and not committed."""
+    pool = engine.workers[0]._worker.pool
+    keys = pool.keys_from_hashes(Request("keys", TOKENS[: 2 * CHUNK]).block_hashes, BLOCK, salt=b"")
+    save: kv.Save = pool.save(keys, from_=np.zeros((2, pool.layout.chunk_bytes), np.uint8))
+    return save
+
+
+@pytest.mark.parametrize("holds_blocks", [True, False])
+def test_what_another_engine_is_just_writing_is_stored_when_that_is_given_up(
+    start_engine: StartEngine, holds_blocks: bool
+) -> None:
+    engine = start_engine(holds_blocks=holds_blocks, kvpool__wait_s=0.0, kvpool__timeout_s=20.0, kvpool__save="prompt")
+    request = Request("cold", list(TOKENS), new_tokens=200)
+    with reserved_by_another(engine) as save:
+        engine.arrive(request)
+        engine.step_until(lambda: request.generated > 3, "it computes meanwhile")
+        assert counted(engine, "saved_chunks") == 0
+        save.abort()
+    engine.step_until(lambda: counted(engine, "saved_chunks") == 5, "all of it is stored")
+    engine.abort(request)
+    engine.idle()
+    assert ask(start_engine(), "warm", TOKENS).external == 5 * CHUNK
+
+
+@pytest.mark.parametrize("holds_blocks", [True, False])
+def test_another_engine_that_never_ends_is_waited_for_no_longer_than_was_set(
+    start_engine: StartEngine, holds_blocks: bool
+) -> None:
+    engine = start_engine(holds_blocks=holds_blocks, kvpool__wait_s=0.0, kvpool__timeout_s=0.2)
+    with reserved_by_another(engine):
+        ask(engine, "cold", TOKENS, new_tokens=2)
+        assert not engine.scheduler.has_pending_push_work()
+        assert not engine.blocks.held
+    assert counted(engine, "saved_chunks") == 0
+
+
+def test_a_request_computes_and_ends_while_its_save_is_under_way(
+    start_engine: StartEngine, gate: threading.Event
+) -> None:
+    engine = start_engine(kvpool__timeout_s=20.0)
+    request = Request("cold", list(TOKENS), new_tokens=3)
+    engine.arrive(request)
+    engine.step_until(lambda: request not in engine.requests, "it has ended")
+    assert engine.scheduler.has_pending_push_work()
+    assert len(engine.blocks.held) == 10
+    gate.set()
+    engine.idle()
+    assert not engine.blocks.held
+    assert counted(engine, "saved_chunks") == 5
+    assert ask(start_engine(), "warm", TOKENS).external == 5 * CHUNK
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("how", ["preempt", "abort", "end"])
+def test_blocks_of_a_save_under_way_are_given_to_nobody(
+    start_engine: StartEngine, gate: threading.Event, how: str, ranks: int
+) -> None:
+    """Blocks are so few that others need those of the request that is gone, and whatever they write would be stored."""
+    engine = start_engine(kvpool__timeout_s=20.0, blocks=24, ranks=ranks, kvpool__save="prompt")
+    request = Request("gone", list(TOKENS), new_tokens=1 if how == "end" else 9)
+    engine.arrive(request)
+    engine.step_until(lambda: request.num_computed + request.generated > 0, "it computes")
+    if how == "preempt":
+        engine.preempt(request)
+        engine.requests.remove(request)  # it is taken up again when the others have ended
+    if how == "abort":
+        engine.abort(request)
+    others = [Request(f"other-{number}", prompt(30 + number, 5 * BLOCK), new_tokens=2) for number in range(2)]
+    for other in others:
+        engine.arrive(other)
+        engine.step_until(partial(_has_left, engine, other), "another one has ended")
+    gate.set()
+    engine.idle()
+    if how == "preempt":
+        engine.requests.append(request)
+        engine.run(request)
+    assert declined(engine) == {}
+    assert ask(start_engine(ranks=ranks), "warm", TOKENS).external == 5 * CHUNK
+
+
+def test_a_save_that_is_slow_is_dropped_and_counted(start_engine: StartEngine, gate: threading.Event) -> None:
+    engine = start_engine(kvpool__timeout_s=0.2, kvpool__save="prompt")
+    requests = [Request(f"cold-{number}", prompt(number, 3 * CHUNK + 1), new_tokens=2) for number in range(4)]
+    engine.arrive(*requests)
+    engine.step_until(lambda: not engine.requests, "they have ended")
+    late = [storing for storing, _ in engine.workers[0]._worker._saver._running]
+    wait_until(lambda: all(storing.is_late for storing in late), "the saves are late")
+    gate.set()
+    engine.idle()
+    # Two had been taken up by the threads; the others are not begun.
+    assert counted(engine, "dropped_saves") == 2
+    assert counted(engine, "saved_chunks") == 6
+    assert not engine.blocks.held
+
+
+def test_a_daemon_that_hangs_keeps_no_block_for_longer_than_was_set(start_engine: StartEngine, daemon: Daemon) -> None:
+    engine = start_engine(kvpool__timeout_s=0.3, kvpool__wait_s=0.0)
+    ask(engine, "before", prompt(3, CHUNK))
+    daemon.signal(signal.SIGSTOP)
+    for number in range(3):
+        assert ask(engine, f"cold-{number}", prompt(4 + number, 3 * CHUNK), new_tokens=2).generated == 2
+    assert not engine.blocks.held
+    daemon.signal(signal.SIGCONT)
+
+
+def test_no_more_blocks_are_held_than_a_share_and_the_rest_is_saved_later(
+    start_engine: StartEngine, gate: threading.Event
+) -> None:
+    engine = start_engine(blocks=14, kvpool__timeout_s=20.0, kvpool__save="prompt")
+    request = Request("cold", list(TOKENS), new_tokens=6)
+    engine.arrive(request)
+    engine.step_until(lambda: request.generated > 0, "its prompt is computed")
+    assert len(engine.blocks.held) == 6
+    gate.set()
+
+    def are_stored() -> bool:
+        """One step when nothing is being copied: the request has few of them."""
+        under_way = [future for worker in engine.workers for _, future in worker._worker._saver._running]
+        if not all(future.done() for future in under_way):
+            return False
+        engine.step()
+        return counted(engine, "saved_chunks") == 5
+
+    wait_until(are_stored, "all of it is stored")
+    assert engine.blocks.held_most <= 7
+    engine.step_until(lambda: request not in engine.requests, "it has ended")
+
+
+def test_an_engine_that_nobody_steps_while_it_is_idle_ends_its_saves_with_its_last_request(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        import vllm.envs
+
+        from kvpool_client.vllm import connector
+
+        patch.setattr(vllm.envs, "VLLM_ENABLE_V1_MULTIPROCESSING", False)
+        patch.setattr(connector, "worker_here", lambda: started[0].workers[0] if started else object())
+        started: list[ScriptedEngine] = []
+        started.append(start_engine())
+        engine = started[0]
+        first, last = Request("first", list(TOKENS)), Request("last", prompt(7, 4 * CHUNK), new_tokens=3)
+        engine.arrive(first, last)
+        engine.step_until(lambda: last not in engine.requests, "they have ended")
+        assert not engine.blocks.held
+        assert engine.blocks.held_most > 0
+        assert counted(engine, "saved_chunks") == 9
+
+
+def test_prompts_alone_are_saved_unless_more_is_asked_for(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__save="prompt")
+    said = {
+        "nothing": (None, 3),
+        "all": ({"save": "all"}, 5),
+        "kept": ({"decode_priority": 20}, 5),
+        "kept, but": ({"decode_priority": 20, "save": "prompt"}, 3),
+        "none": ({"save": False}, 0),
+        "true": ({"save": True}, 3),
+        "wrong": ({"save": "everything"}, 3),
+        "odd": ({"save": ["all"]}, 3),
+    }
+    for number, (name, (params, chunks)) in enumerate(said.items()):
+        before = counted(engine, "saved_chunks")
+        request = ask(engine, name, prompt(number, 3 * CHUNK + 1), new_tokens=2 * CHUNK, kv_transfer_params=params)
+        assert counted(engine, "saved_chunks") - before == chunks, name
+    outcomes = request.answer["kvpool_hints"]["outcomes"]
+    assert [(entry["action_type"], entry["status"]) for entry in outcomes] == [("save", "rejected")]
+    assert "['all'], expected one of 'prompt', 'all', True, False" in outcomes[0]["reason"]
+
+
+def test_an_engine_that_saves_everything_saves_less_where_that_is_asked_for(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__save="all")
+    ask(engine, "prompt", TOKENS, new_tokens=2 * CHUNK, kv_transfer_params={"save": "prompt"})
+    assert counted(engine, "saved_chunks") == 5
+
+
+def test_a_request_may_ask_for_nothing_to_be_loaded(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+    assert ask(engine, "computed", TOKENS, kv_transfer_params={"load": False}).external == 0
+    assert ask(engine, "wrong", TOKENS, kv_transfer_params={"load": "no"}).external == 5 * CHUNK
+    assert ask(engine, "loaded", TOKENS, kv_transfer_params={"load": True}).external == 5 * CHUNK
+
+
+def test_chunks_are_stored_at_the_sight_that_was_set(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__save_after=3, kvpool__save="prompt")
+    for number in range(2):
+        ask(engine, f"{number}", SHARED + prompt(50 + number, CHUNK + 1))
+        assert counted(engine, "saved_chunks") == 0
+    ask(engine, "third", SHARED + prompt(60, CHUNK + 1))
+    assert counted(engine, "saved_chunks") == 3
+    assert ask(engine, "again", SHARED + prompt(60, CHUNK + 1)).external == 3 * CHUNK
+    assert counted(engine, "saved_chunks") == 3
+    ask(engine, "third of its own", SHARED + prompt(60, CHUNK + 1))
+    assert counted(engine, "saved_chunks") == 4
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_a_speculative_engine_hears_of_a_failed_load_in_its_step(start_engine: StartEngine, load: str) -> None:
+    engine = start_engine(is_speculative=True, kvpool__load=load)
+    ask(engine, "cold", TOKENS)
+    assert ask(engine, "warm", TOKENS, new_tokens=3).external == 5 * CHUNK
+    pool = engine.workers[0]._worker.pool
+    claim = pool.claim
+
+    def lost(ticket: bytes) -> Any:
+        pool.claim = claim
+        return claim(b"forged" + ticket)
+
+    pool.claim = lost
+    longer = TOKENS + prompt(2, 3 * CHUNK)
+    ask(engine, "failing", longer, new_tokens=2 * CHUNK + 2)
+    assert engine.recomputed == 1
+    assert ask(start_engine(), "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
+
+
+def test_layers_of_a_draft_are_in_place_before_the_model_asks_for_them(start_engine: StartEngine) -> None:
+    """The draft's layers are read behind the moment at which vLLM asks what became of the loads."""
+    engine = start_engine(is_speculative=True, kvpool__load="sync")
+    worker = engine.workers[0]
+    wait, names = worker.wait_for_layer_load, []
+
+    def waits_but_for_the_draft(name: str) -> None:
+        names.append(name)
+        if not name.startswith("model.layers.2"):
+            wait(name)
+
+    def end(save: Callable[[], None] = worker.wait_for_save) -> None:
+        wait("model.layers.2.self_attn.attn")
+        save()
+
+    worker.wait_for_layer_load, worker.wait_for_save = waits_but_for_the_draft, end
+    ask(engine, "cold", TOKENS, new_tokens=3)
+    for name in ("warm", "again"):
+        assert ask(engine, name, TOKENS, new_tokens=3).external == 5 * CHUNK
+    assert engine.recomputed == 0
+    assert names
+
+
+def test_the_engine_is_asked_for_what_holding_blocks_needs() -> None:
+    with fake_vllm.installed():
+        from kvpool_client.vllm.identity import engine_process
+
+        assert engine_process.is_stepped_while_idle()
+        assert engine_process.worker_here() is None
+    assert not engine_process.is_stepped_while_idle()
+
+
+def test_a_consumer_holds_no_block(start_engine: StartEngine) -> None:
+    engine = start_engine(kv_role="kv_consumer")
+    ask(engine, "cold", TOKENS, new_tokens=3)
+    assert engine.blocks.held_most == 0
+    assert counted(engine, "saved_chunks") == 0
+
+
+def test_a_plan_that_fails_holds_no_block(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    planner = engine.scheduler._scheduler._saving
+    order = planner._order
+    made: list[object] = []
+
+    def failing(*arguments: object) -> object:
+        if made:
+            raise ZeroDivisionError("a defect")
+        made.append(order(*arguments))
+        return made[0]
+
+    planner._order = failing
+    first, second = (Request(f"{number}", prompt(number, 3 * CHUNK + 1), new_tokens=3) for number in range(2))
+    engine.run(first, second)
+    assert engine.blocks.held_most > 0
+    assert not engine.blocks.held
+    assert counted(engine, "saved_chunks") == 0
+
+
+def test_a_step_that_counts_little_time_alone_tells_nothing(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+    half = engine.workers[0]
+    assert half.get_kv_connector_stats() is not None
+    half.build_connector_worker_meta()
+    assert half.get_kv_connector_stats() is None
+    half._worker.tally.add("engine_seconds", 1.0)
+    assert half.get_kv_connector_stats().data["engine_seconds"] >= 1.0

@@ -1,0 +1,122 @@
+"""The engines' pages say nothing that is not there: counters, labels, settings, daemon options, commands, links.
+
+vLLM's own options are held to its own parser by tests/engines/vllm/test_pages.py.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from kvpool.cli.kvpoolctl import load_commands
+from kvpool.config.config import OPTIONS
+from kvpool.types import LoadReason, SaveState
+from kvpool_client.sglang.settings import Settings as SGLangSettings
+from kvpool_client.trtllm import settings as tensorrt_llm
+from kvpool_client.vllm.prometheus import COUNTERS, FAMILIES
+from kvpool_client.vllm.settings import PREFIX
+from kvpool_client.vllm.settings import Settings as VLLMSettings
+
+ROOT = Path(__file__).parents[4]
+CLIENT = ROOT / "client" / "kvpool_client"
+OVERVIEW = ROOT / "docs" / "engines.md"
+PAGES = {page.stem: page for page in (OVERVIEW, *sorted((ROOT / "docs" / "engines").glob("*.md")))}
+VARIABLES = {*tensorrt_llm._TEXTS, *tensorrt_llm._NUMBERS}
+LABELS = {name: label for name, label, _ in FAMILIES}
+# What stands before the words of a refusal, a failed call and a load's end where they are counted.
+PREFIXES = ("refused_", "failed_", "loads_")
+
+
+@pytest.fixture(scope="module")
+def words() -> set[str]:
+    """Every string in the client's code and the daemon's, pieces of formatted ones included."""
+    return {
+        node.value
+        for path in (*CLIENT.rglob("*.py"), *(ROOT / "kvpool").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def troubles(page: str) -> Iterator[list[str]]:
+    """The cells of a page's table for troubleshooting, row by row."""
+    for line in PAGES[page].read_text().partition("## Troubleshooting")[2].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and cells[0] != "symptom":
+            yield cells
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "engines"])
+def test_a_page_has_what_every_page_has(page: str) -> None:
+    text = PAGES[page].read_text()
+    assert "## What was measured" in text
+    rows = list(troubles(page))
+    assert len(rows) >= 5
+    assert all(len(row) == 4 and all(row) for row in rows), rows
+    assert f"](engines/{page}.md)" in OVERVIEW.read_text()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target, _, heading in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", PAGES[page].read_text()):
+        path = (PAGES[page].parent / target) if target else PAGES[page]
+        assert path.exists(), target
+        headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE) if heading else []
+        assert not heading or heading in [re.sub(r"[^\w-]", "", line.lower().replace(" ", "-")) for line in headings]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_and_options_that_a_page_names_exist(page: str) -> None:
+    text = PAGES[page].read_text()
+    known = {PREFIX + field.name for field in fields(VLLMSettings)}
+    assert set(re.findall(r"\bkvpool\.[a-z_]+", text)) - {"kvpool.sock", "kvpool.toml"} <= known
+    tables = "|".join(sorted({name.partition(".")[0] for name in OPTIONS}))
+    assert set(re.findall(rf"`((?:{tables})\.[a-z_]+)", text)) <= set(OPTIONS)
+    assert set(re.findall(rf"\b{tensorrt_llm.PREFIX}([A-Z_]+)", text)) <= VARIABLES
+    commands = set(load_commands().commands)
+    assert set(re.findall(r"`kvpoolctl (?:--socket \S+ )?([a-z]+)", text)) <= commands
+
+
+@pytest.mark.parametrize(
+    ("page", "prefix", "settings"),
+    [
+        ("vllm", PREFIX, {field.name for field in fields(VLLMSettings)}),
+        ("sglang", "", {field.name for field in fields(SGLangSettings)} - {"socket"}),
+        ("tensorrt-llm", tensorrt_llm.PREFIX, VARIABLES),
+    ],
+)
+def test_a_table_of_settings_is_whole(page: str, prefix: str, settings: set[str]) -> None:
+    text = PAGES[page].read_text()
+    assert set(re.findall(rf"^\| `{re.escape(prefix)}(\w+)` \|", text, re.MULTILINE)) == settings
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_counters_of_vllm_that_a_page_names_exist(page: str, words: set[str]) -> None:
+    for name, label, value in re.findall(
+        r"vllm:kvpool_(\w+?)(?:_total)?(?:\{(\w+)=\"([^\"]+)\"\})?`", PAGES[page].read_text()
+    ):
+        assert name in LABELS or name in COUNTERS, name
+        if not label:
+            continue
+        assert LABELS[name] == label, f"{name} by {label}"
+        reasons = {"failed_loads": LoadReason, "short_loads": LoadReason, "declined_chunks": SaveState}.get(name, ())
+        outcomes = {reason.name.lower().replace("_", "-") for reason in reasons}
+        counted = f"{name}_{re.sub('_(dram|ssd)$', '', value)}"
+        assert value in outcomes or counted in words or (name == "wishes" and value in words), f"{name} {value}"
+
+
+def test_every_counter_of_vllm_is_on_its_page() -> None:
+    text = PAGES["vllm"].read_text()
+    assert {*LABELS, *COUNTERS} <= set(re.findall(r"`vllm:kvpool_(\w+)`", text))
+
+
+@pytest.mark.parametrize("page", ["sglang", "tensorrt-llm"])
+def test_counters_of_the_other_adapters_that_a_page_names_exist(page: str, words: set[str]) -> None:
+    begun = {word.partition(":")[0] for word in words}
+    for _, cell, *_ in troubles(page):
+        for counter in re.findall(r"`([a-z_]+)`", cell):
+            rest = next((counter.removeprefix(prefix) for prefix in PREFIXES if counter.startswith(prefix)), "")
+            assert counter in words or rest in begun, counter

@@ -1,0 +1,223 @@
+"""The vLLM connector where an engine is a part of something: producer or consumer, filled by another, split, or spread."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool_client.vllm.identity.placement import check_placement, node_name, strange_node
+from kvpool_client.vllm.worker.micro_batches import MicroBatches
+from tests.rigs.daemon import Daemon, wait_until
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
+from tests.rigs.vllm.specs import LAYERS, NAMES  # noqa: E402 - likewise
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+
+TOKENS = prompt(1, 5 * CHUNK + 1)
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_a_producer_saves_and_never_loads(start_engine: StartEngine, load: str) -> None:
+    engine = start_engine(kv_role="kv_producer", kvpool__load=load)
+    ask(engine, "cold", TOKENS)
+    assert counted(engine, "saved_chunks") == 5
+    assert ask(engine, "warm", TOKENS).offers == [0]
+    assert counted(engine, "lookups") == 0
+    assert counted(engine, "announced_chunks") == 0
+    assert ask(start_engine(), "other", TOKENS).external == 5 * CHUNK
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_a_consumer_loads_and_never_saves(start_engine: StartEngine, load: str) -> None:
+    ask(start_engine(), "cold", TOKENS)
+    engine = start_engine(kv_role="kv_consumer", kvpool__load=load)
+    longer = TOKENS + prompt(2, 3 * CHUNK)
+    assert ask(engine, "warm", longer, new_tokens=CHUNK + 2).external == 5 * CHUNK
+    assert counted(engine, "saved_chunks") == 0
+    assert ask(engine, "again", longer).external == 5 * CHUNK
+    assert not engine.blocks.held
+    assert not engine.scheduler.has_pending_push_work()
+
+
+def test_a_prompt_that_is_said_to_be_saved_elsewhere_is_waited_for_before_any_of_it_is_to_be_seen(
+    start_engine: StartEngine,
+) -> None:
+    engine, other = start_engine(kv_role="kv_consumer", kvpool__wait_s=60.0), start_engine(kv_role="kv_producer")
+    request = Request("told", list(TOKENS), kv_transfer_params={"load": "wait"})
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    ask(other, "part", TOKENS[: 3 * CHUNK + 1])
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False), "the rest is to come"
+    ask(other, "all", TOKENS)
+    wait_until(
+        lambda: engine.scheduler.get_num_new_matched_tokens(request, 0) == (5 * CHUNK, True), "the wait has ended"
+    )
+    assert counted(engine, "waits_for_another_save") == 1
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def test_what_nobody_saves_after_all_is_waited_for_no_longer_than_was_set(
+    start_engine: StartEngine, daemon: Daemon
+) -> None:
+    engine = start_engine(kvpool__wait_s=0.1)
+    ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
+    told = {"load": "wait"}
+    assert ask(engine, "told", TOKENS[: 4 * CHUNK + 1], kv_transfer_params=told).external == 3 * CHUNK
+    assert ask(engine, "nothing", prompt(7, 3 * CHUNK), kv_transfer_params=told).external == 0
+    assert counted(engine, "waits_for_another_save") == 2
+    assert ask(engine, "short", prompt(8, CHUNK // 2), kv_transfer_params=told).external == 0
+    engine.forget()
+    assert ask(engine, "all", TOKENS[: 4 * CHUNK + 1], kv_transfer_params=told).external == 4 * CHUNK
+    assert counted(engine, "waits_for_another_save") == 2, "nothing is missing of these"
+    daemon.kill()
+    wait_until(lambda: not engine.scheduler._scheduler.pool.connected, "the daemon is gone")
+    assert ask(engine, "alone", prompt(9, 3 * CHUNK), kv_transfer_params=told).external == 0
+    assert counted(engine, "waits_for_another_save") == 2, "nobody can save anything"
+
+
+@pytest.mark.parametrize("always_load", [True, False])
+def test_who_takes_every_hit_waits_for_saves_that_computing_would_outrun(
+    start_engine: StartEngine, *, always_load: bool
+) -> None:
+    engine = start_engine(kvpool__wait_s=60.0, kvpool__always_load=always_load)
+    half = engine.scheduler._scheduler
+    half._speeds.add_prefill(10_000_000, 0.001)
+    pool = engine.workers[0]._worker.pool
+    keys = pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
+    request = Request("waiting", list(TOKENS))
+    with pool.save(keys, from_=np.zeros((len(keys), pool.layout.chunk_bytes), np.uint8)):
+        engine.scheduler.get_num_new_matched_tokens(request, 0)
+        if always_load:
+            assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+        else:
+            wait_until(lambda: engine.scheduler.get_num_new_matched_tokens(request, 0) == (0, False), "it is computed")
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def test_a_request_that_another_engine_fills_is_left_alone(start_engine: StartEngine, daemon: Daemon) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+    engine.forget()
+    before = counted(engine, "lookups")
+    remote = {"do_remote_prefill": True, "remote_host": "elsewhere"}
+    request = Request("remote", list(TOKENS), kv_transfer_params=remote)
+    engine.scheduler.on_new_request(request)
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+    assert counted(engine, "lookups") == before
+    assert engine.scheduler._scheduler._waiting == {}
+    assert daemon.stats()["tickets"] == 0
+    request.kv_transfer_params = {**remote, "do_remote_prefill": False}
+    engine.run(request)
+    assert request.external == 5 * CHUNK
+
+
+@pytest.mark.parametrize("params", [None, "odd", {"do_remote_prefill": False}, {"do_remote_decode": True}])
+def test_other_requests_are_served(start_engine: StartEngine, params: Any) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+    assert ask(engine, "warm", TOKENS, kv_transfer_params=params).external == 5 * CHUNK
+
+
+def test_a_layer_is_announced_when_its_last_micro_batch_has_written_it(start_engine: StartEngine) -> None:
+    engine = start_engine(holds_blocks=False)
+    worker = engine.workers[0]
+    worker._micro_batches = MicroBatches(2, lambda: True)
+    save_layer = worker._worker.save_layer
+    announced: list[str] = []
+
+    def noted(name: str) -> None:
+        announced.append(name)
+        save_layer(name)
+
+    worker._worker.save_layer = noted
+    halves = worker.save_kv_layer
+
+    def first_half_is_early(name: str, layer: Any, metadata: Any) -> None:
+        before = len(announced)
+        written = layer.clone()
+        layer.fill_(99)
+        halves(name, layer, metadata)
+        assert len(announced) == before, "the second micro-batch has not written it"
+        layer.copy_(written)
+        halves(name, layer, metadata)
+        assert announced[before:] == [name]
+
+    worker.save_kv_layer = first_half_is_early
+    ask(engine, "cold", TOKENS)
+    assert announced
+    assert announced == NAMES * (len(announced) // LAYERS)
+    assert ask(start_engine(), "warm", TOKENS).external == 5 * CHUNK
+
+
+def test_a_step_that_is_not_split_and_a_split_one_that_says_less_are_saved(start_engine: StartEngine) -> None:
+    engine = start_engine(holds_blocks=False)
+    engine.workers[0]._micro_batches = MicroBatches(2, lambda: False)
+    ask(engine, "whole", TOKENS)
+    assert counted(engine, "saved_chunks") == 5
+    engine.workers[0]._micro_batches = MicroBatches(2, lambda: True)
+    ask(engine, "less", prompt(7, 5 * CHUNK + 1))
+    assert counted(engine, "saved_chunks") == 10, "announced when the forward pass has ended"
+
+
+def test_micro_batches_are_counted_anew_in_each_step() -> None:
+    batches = MicroBatches.of(SimpleNamespace(use_ubatching=True, num_ubatches=3))
+    assert batches.has_written(NAMES[0]), "nothing runs in micro-batches here"
+    split = MicroBatches(3, lambda: True)
+    for _ in range(2):
+        split.begin()
+        assert [split.has_written(NAMES[0]) for _ in range(3)] == [False, False, True]
+    assert MicroBatches.of(SimpleNamespace()).has_written(NAMES[0])
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ({"tensor_parallel_size": 4, "decode_context_parallel_size": 2}, "tokens over ranks 0 to 3.*--decode-context"),
+        ({"tensor_parallel_size": 4, "prefill_context_parallel_size": 2}, "ranks 0 to 7.*--prefill-context-parallel"),
+        (
+            {"tensor_parallel_size": 16, "nnodes": 2},
+            "ranks 8 to 15 cannot reach.*ranks 0 to 7.*--tensor-parallel-size 8",
+        ),
+        ({"tensor_parallel_size": 16, "nnodes": 4, "nnodes_within_dp": 2}, "2 nodes: ranks 8 to 15"),
+        (
+            {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "nnodes": 2},
+            "2 pipeline stages of 8 ranks run on 2 nodes: ranks 8 to 15 cannot reach.*--pipeline-parallel-size of 8 ranks",
+        ),
+    ],
+)
+def test_ranks_that_cannot_be_served_are_named_at_the_start(parallel: dict[str, int], said: str) -> None:
+    with pytest.raises(kv.LayoutMismatch, match=said):
+        check_placement(SimpleNamespace(**parallel))
+
+
+def test_data_parallel_nodes_of_their_own_are_served() -> None:
+    check_placement(SimpleNamespace(tensor_parallel_size=8, nnodes=2, nnodes_within_dp=1))
+    check_placement(SimpleNamespace(tensor_parallel_size=1))
+    check_placement(SimpleNamespace(tensor_parallel_size=4, pipeline_parallel_size=2, nnodes=2, nnodes_within_dp=1))
+    assert strange_node(0, node_name(), node_name()) == ""
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_ranks_on_another_node_are_named_once_and_no_hit_fails_for_them(
+    start_engine: StartEngine, caplog: pytest.LogCaptureFixture, load: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvpool_client.vllm.scheduler import scheduler
+
+    ask(start_engine(ranks=2), "cold", TOKENS)
+    monkeypatch.setattr(scheduler, "node_name", lambda: "away/0123")
+    engine = start_engine(ranks=2, kvpool__load=load)
+    with caplog.at_level(logging.WARNING, "vllm.kvpool"):
+        ask(engine, "first", TOKENS)
+        for name in ("second", "third"):
+            assert ask(engine, name, TOKENS).offers == [0]
+    assert engine.recomputed <= 1
+    said = [record.getMessage() for record in caplog.records if "away/0123" in record.getMessage()]
+    assert any("rank 0 runs" in line and "rank 1 runs" in line for line in said), said
+    assert counted(engine, "saved_chunks") == 0

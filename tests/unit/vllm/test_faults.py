@@ -1,0 +1,400 @@
+"""The vLLM connector when things go wrong: every failure is a miss, and no wrong byte is read or stored."""
+
+import logging
+import signal
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvpool_client as kv
+from kvpool.protocol.records import messages as m
+from kvpool_client.engines.load_cost import MedianRate
+from tests.rigs.daemon import Daemon, wait_connected, wait_until
+from tests.rigs.payload import store
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
+from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+
+TOKENS = prompt(1, 5 * CHUNK + 1)
+
+
+def corrupt(engine: ScriptedEngine, chunk: int, rank: int = 0, *, layer: int = 1) -> None:
+    """Turn bits of a stored chunk of TOKENS in the arena."""
+    pool = engine.workers[rank]._worker.pool
+    keys = pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
+    with pool.acquire(pool.lookup(keys)) as lease:
+        arena = np.asarray(lease.session.arena.view())
+        arena[int(lease.offsets[chunk]) + layer * pool.layout.layer_bytes + 3] ^= 16
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+@pytest.mark.parametrize("chunk", [0, 2, 4])
+def test_a_corrupt_chunk_and_all_behind_it_are_computed_again(start_engine: StartEngine, load: str, chunk: int) -> None:
+    engine = start_engine(kvpool__load=load)
+    ask(engine, "cold", TOKENS)
+    corrupt(engine, chunk)
+    bad: list[int] = []
+    take = engine.workers[0].get_block_ids_with_load_errors
+
+    def noted() -> set[int]:
+        found: set[int] = take()
+        bad.extend(found)
+        return found
+
+    engine.workers[0].get_block_ids_with_load_errors = noted
+    request = Request("warm", list(TOKENS), new_tokens=3)
+    engine.forget()
+    engine.requests.append(request)
+    while not request.table:
+        engine.step()
+    table = list(request.table)
+    engine.run(request)
+    assert engine.recomputed == 1
+    assert sorted(bad) == sorted(table[chunk * 2 : 5 * 2])
+    assert ask(engine, "again", TOKENS).external == 5 * CHUNK
+
+
+def _has_other_epoch(pool: kv.Pool, epoch: bytes) -> bool:
+    return pool.connected and pool.epoch != epoch
+
+
+def lose_next_lease(engine: ScriptedEngine, rank: int = 0) -> None:
+    """The next ticket is worth nothing on this rank, while every chunk stays where it is."""
+    pool = engine.workers[rank]._worker.pool
+    claim = pool.claim
+
+    def lost(ticket: bytes) -> Any:
+        pool.claim = claim
+        return claim(b"forged" + ticket)
+
+    pool.claim = lost
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+@pytest.mark.parametrize("is_corrupt", [False, True])
+def test_what_is_stored_after_a_failed_load_is_right(start_engine: StartEngine, load: str, is_corrupt: bool) -> None:
+    """The engine has computed on KV that never came; a fresh engine that loads everything sees only right bytes."""
+    engine = start_engine(kvpool__load=load)
+    ask(engine, "cold", TOKENS)
+    if is_corrupt:
+        corrupt(engine, 1)
+    else:
+        lose_next_lease(engine)
+    longer = TOKENS + prompt(2, 3 * CHUNK)
+    ask(engine, "failing", longer, new_tokens=2 * CHUNK + 2)
+    assert engine.recomputed == 1
+    assert ask(start_engine(), "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_shards_failure_spoils_nothing_on_the_other(start_engine: StartEngine, load: str, rank: int) -> None:
+    engine = start_engine(ranks=2, kvpool__load=load)
+    ask(engine, "cold", TOKENS)
+    lose_next_lease(engine, rank)
+    longer = TOKENS + prompt(2, 3 * CHUNK)
+    ask(engine, "failing", longer, new_tokens=2 * CHUNK + 2)
+    assert engine.recomputed == 1
+    fresh = start_engine(ranks=2)
+    assert ask(fresh, "fresh", longer + prompt(3, 1)).external == 8 * CHUNK
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_a_failing_request_is_not_asked_for_again(start_engine: StartEngine, load: str) -> None:
+    """A chunk that fails whenever it is loaded, and is found whenever it is looked up, ends no request and loops none."""
+    engine = start_engine(kvpool__load=load)
+    ask(engine, "cold", TOKENS)
+    pool = engine.workers[0]._worker.pool
+    claim = pool.claim
+    pool.claim = lambda ticket: claim(b"forged" + ticket)
+    request = ask(engine, "warm", TOKENS)
+    assert request.offers == ([5 * CHUNK, 0] if load == "async" else [5 * CHUNK])
+    assert engine.recomputed == 1
+    assert counted(engine, "short_loads_gone") == 1
+
+
+def test_an_engine_without_a_daemon_computes_and_picks_the_pool_up(start_engine: StartEngine, daemon: Daemon) -> None:
+    daemon.kill()
+    engine = start_engine()
+    assert ask(engine, "away", TOKENS, new_tokens=3).external == 0
+    daemon.start()
+    for half in (engine.scheduler._scheduler, engine.workers[0]._worker):
+        wait_connected(half.pool)
+    assert ask(engine, "cold", TOKENS).external == 0
+    assert ask(engine, "warm", TOKENS).external == 5 * CHUNK
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_a_daemon_killed_between_lookup_and_load_is_a_miss(
+    start_engine: StartEngine, daemon: Daemon, load: str
+) -> None:
+    engine = start_engine(kvpool__load=load, kvpool__timeout_s=0.5)
+    ask(engine, "cold", TOKENS)
+    engine.on_allocated = daemon.kill
+    assert ask(engine, "warm", TOKENS, new_tokens=3).offers[0] == 5 * CHUNK
+    assert engine.recomputed == 1
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_a_daemon_restarted_between_lookup_and_load_gets_no_wrong_bytes(
+    start_engine: StartEngine, daemon: Daemon, load: str
+) -> None:
+    engine = start_engine(kvpool__load=load, kvpool__timeout_s=0.5)
+    ask(engine, "cold", TOKENS)
+
+    def restart() -> None:
+        engine.on_allocated = lambda: None
+        daemon.kill()
+        daemon.start()
+        for half in (engine.scheduler._scheduler, engine.workers[0]._worker):
+            wait_until(partial(_has_other_epoch, half.pool, epoch), "a new epoch")
+
+    epoch = engine.scheduler._scheduler.pool.epoch
+    engine.on_allocated = restart
+    longer = TOKENS + prompt(2, 2 * CHUNK)
+    ask(engine, "warm", longer, new_tokens=CHUNK + 2)
+    assert engine.recomputed == 1
+    ask(start_engine(), "fresh", longer + prompt(3, 1), new_tokens=2)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_daemon_killed_while_saving_leaves_the_engine_alive(
+    start_engine: StartEngine, daemon: Daemon, layer: int
+) -> None:
+    engine = start_engine(kvpool__timeout_s=0.5)
+    engine.on_layer = lambda number: daemon.kill() if number == layer and daemon.process.poll() is None else None  # type: ignore[union-attr]
+    assert ask(engine, "cold", TOKENS, new_tokens=3).generated == 3
+
+
+def test_a_daemon_that_hangs_holds_no_request_back_for_longer_than_was_set(
+    start_engine: StartEngine, daemon: Daemon
+) -> None:
+    engine = start_engine(kvpool__wait_s=0.05, kvpool__timeout_s=0.3)
+    ask(engine, "cold", TOKENS)
+    daemon.signal(signal.SIGSTOP)
+    request = ask(engine, "late", TOKENS)
+    daemon.signal(signal.SIGCONT)
+    assert request.external == 0
+    assert counted(engine, "waits_for_the_daemon") == 1
+    assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
+
+
+def test_a_scheduler_is_told_to_ask_later_while_the_answer_is_out(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=5.0)
+    ask(engine, "cold", TOKENS)
+    half = engine.scheduler._scheduler
+    ask_daemon = half._asker.ask
+    answers: list[Any] = []
+
+    def late(hit: kv.Hit) -> Any:
+        answers.append((hit, Future()))
+        return answers[-1][1]
+
+    half._asker.ask = late
+    request = Request("late", list(TOKENS))
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    answers[0][1].set_result(ask_daemon(answers[0][0]).result(5.0))
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (5 * CHUNK, True)
+    assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (5 * CHUNK, True)
+    assert len(answers) == 1
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def reserved_by_another(engine: ScriptedEngine, keys_of: list[int], have: int) -> kv.Save:
+    """Another engine's save of TOKENS, reserved from chunk `have` on and not committed."""
+    pool = engine.workers[0]._worker.pool
+    keys = pool.keys_from_hashes(Request("keys", keys_of).block_hashes, BLOCK, salt=b"")
+    save: kv.Save = pool.save(
+        keys, from_=np.zeros((len(keys) - have, pool.layout.chunk_bytes), np.uint8), first_chunk=have
+    )
+    return save
+
+
+def test_chunks_that_another_engine_is_saving_are_waited_for(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=10.0)
+    ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
+    engine.scheduler._scheduler._speeds = type(engine.scheduler._scheduler._speeds)()  # its prefill is not known
+    with reserved_by_another(engine, TOKENS, 3) as save:
+        request = Request("waiting", list(TOKENS))
+        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+        save.abort()
+    wait_until(
+        lambda: engine.scheduler.get_num_new_matched_tokens(request, 0) == (3 * CHUNK, True), "the wait has ended"
+    )
+    assert counted(engine, "waits_for_another_save") == 1
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def test_a_save_that_takes_too_long_is_waited_for_no_longer_than_was_set(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=2.0)
+    ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
+    with reserved_by_another(engine, TOKENS, 3):
+        assert ask(engine, "waiting", TOKENS).external == 3 * CHUNK
+
+
+def failing_load(engine: ScriptedEngine, chunk: int) -> Request:
+    """A request whose synchronous load has just failed at a chunk; nothing of it has been computed again."""
+    ask(engine, "cold", TOKENS)
+    corrupt(engine, chunk)
+    engine.forget()
+    request = Request("failed", list(TOKENS), new_tokens=3)
+    engine.requests.append(request)
+    engine.step_until(lambda: engine.recomputed == 1, "the load has failed")
+    return request
+
+
+@pytest.mark.parametrize("chunk", [0, 2, 4])
+def test_blocks_of_a_failed_load_are_not_found_when_its_request_is_gone(start_engine: StartEngine, chunk: int) -> None:
+    """An engine whose caller hangs up before the blocks were computed again still has them in its own prefix cache."""
+    engine = start_engine(kvpool__load="sync")
+    engine.abort(failing_load(engine, chunk))
+    request = Request("next", [*TOKENS, *prompt(9, CHUNK)], new_tokens=3)
+    engine.run(request)
+    assert request.held == chunk * CHUNK
+
+
+def test_blocks_of_a_failed_load_are_not_found_while_they_are_computed_again(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__load="sync")
+    failed = failing_load(engine, 1)
+    engine.budget = CHUNK // 2
+    engine.requests.insert(0, Request("other", [*TOKENS, *prompt(9, CHUNK)], new_tokens=3))
+    engine.run(*engine.requests)
+    assert failed.generated == 3
+
+
+def test_a_request_that_shares_blocks_of_a_load_under_way_waits_for_it(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__load="sync")
+    ask(engine, "cold", TOKENS)
+    engine.forget()
+    first, second = Request("first", list(TOKENS), new_tokens=9), Request("second", [*TOKENS, 7])
+    apart = Request("apart", prompt(9, 3 * CHUNK), new_tokens=9)
+    admit = engine._ask
+    # The lease of the second may be there before that of the first: it is let in only beside the first one's load.
+    engine._ask = lambda request: (request is not second or first.num_computed > 0) and admit(request)  # type: ignore[method-assign]
+    engine.requests += [first, apart, second]
+    engine.step_until(lambda: first.num_computed > 0, "the first one runs")
+    assert apart.num_computed > 0
+    assert second.num_computed == 0
+    engine.run(first, second, apart)
+    assert counted(engine, "waits_for_a_shared_load") == 1
+    assert (second.held, second.external) == (5 * CHUNK, 0)
+
+
+def test_a_hit_that_computing_beats_is_declined_and_counted(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__always_load=False)
+    ask(engine, "cold", TOKENS)
+    speeds = engine.scheduler._scheduler._speeds
+    speeds._prefill = MedianRate(1e7, least=1.0, most=1e7)
+    for level in speeds._tiers:
+        speeds._tiers[level] = MedianRate(1e6, least=1e6, most=1e12)
+    assert ask(engine, "warm", TOKENS).external == 0
+    assert counted(engine, "declined_tokens_slower_than_computing_dram") == 5 * CHUNK
+    speeds._prefill = MedianRate(1.0, least=1.0, most=1e7)
+    assert ask(engine, "slow engine", TOKENS).external == 5 * CHUNK
+
+
+def test_layers_that_nobody_waited_for_count_as_failed(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__load="sync")
+    ask(engine, "cold", TOKENS)
+    engine.workers[0].wait_for_layer_load = lambda name: None
+    engine._is_right = lambda *_: True  # type: ignore[method-assign]  # the bytes may or may not have come in time
+    ask(engine, "unwaited", TOKENS)
+    assert engine.recomputed == 1
+    del engine._is_right
+    assert ask(engine, "from then on", TOKENS).external == 5 * CHUNK
+    assert engine.recomputed == 1
+
+
+def test_a_defect_behind_the_border_is_a_miss_and_is_said_once(
+    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+
+    def broken(*_: object, **_more: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    engine.scheduler._scheduler.pool.lookup = broken
+    engine.workers[0]._worker.pool.save = broken
+    with caplog.at_level(logging.WARNING, "vllm.kvpool"):
+        for name in ("one", "two", "three"):
+            assert ask(engine, name, prompt(9, 4 * CHUNK + 1)).external == 0
+    assert sum("lookup failed: ZeroDivisionError" in record.getMessage() for record in caplog.records) == 1
+    assert sum("opening a save failed: ZeroDivisionError" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_a_defect_after_the_promise_still_ends_the_request(start_engine: StartEngine, load: str) -> None:
+    engine = start_engine(kvpool__load=load)
+    ask(engine, "cold", TOKENS)
+    half = engine.scheduler._scheduler
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    engine.on_asked = lambda: setattr(half, "_promise", broken)
+    assert ask(engine, "warm", TOKENS, new_tokens=3).offers[0] == 5 * CHUNK
+    assert engine.recomputed == 1
+
+
+def test_block_tables_that_could_not_be_read_are_never_saved_by(start_engine: StartEngine) -> None:
+    engine = start_engine(budget=CHUNK)
+    planner = engine.scheduler._scheduler._saving
+    plan, calls = planner.plan, []
+
+    def failing(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise ZeroDivisionError("a defect")
+        return plan(*arguments)
+
+    planner.plan = failing
+    ask(engine, "cold", TOKENS)
+    assert counted(engine, "saved_chunks") == 1
+    assert ask(engine, "warm", TOKENS).external == CHUNK
+
+
+def test_workers_without_a_pool_are_heard_of(start_engine: StartEngine) -> None:
+    writer, engine = start_engine(), start_engine()
+    ask(writer, "cold", TOKENS)
+    worker = engine.workers[0]
+    odd = {name: torch.zeros((64, 3), dtype=torch.uint8) for name in worker._worker._layers}
+    worker.register_kv_caches(odd)
+    assert "shape (64, 3)" in worker._worker.report().off
+    ask(engine, "first", TOKENS)
+    assert ask(engine, "second", TOKENS).external == 0
+
+
+def test_a_full_pool_declines_and_the_engine_goes_on(start_engine: StartEngine, daemon: Daemon) -> None:
+    engine = start_engine()
+    pool = engine.workers[0]._worker.pool
+    big = daemon.connect(kv.Layout(layers=2, kv_heads=8, head_dim=128, dtype="float16", chunk_tokens=256))
+    keys = big.keys(list(range(256 * 16)))
+    store(big, keys)
+    with big.acquire(big.lookup(keys)) as lease:
+        assert lease.chunks
+        assert ask(engine, "cold", TOKENS).generated == 1
+    assert pool.connected
+    big.close()
+
+
+def test_frames_of_the_daemon_that_say_too_little_are_a_miss(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+    session = engine.scheduler._scheduler.pool._link.session
+    call = session.call
+    session.call = lambda request, answer: (
+        m.Ticket(b"") if isinstance(request, m.IssueTicket) else call(request, answer)
+    )
+    assert ask(engine, "warm", TOKENS).external == 0

@@ -1,0 +1,116 @@
+"""vLLM forgets its prefixes while saves are under way: those that read are waited for, the others never begin to."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kvpool.clock import MonotonicClock
+from kvpool_client.vllm.save_board import RankSaves, SaveBoard
+from kvpool_client.vllm.scheduler.forgetting import ask_before_reset
+from tests.rigs.daemon import wait_until
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
+from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
+from tests.unit.vllm.scheduler.test_saves import gate  # noqa: E402 - only where torch is
+
+__all__ = ["gate", "start_engine"]
+pytestmark = pytest.mark.torch
+
+REQUESTS = 5
+
+
+def saves_under_way(engine: ScriptedEngine) -> list[Request]:
+    """Requests that have ended, whose saves wait at the gate: two have begun, the others not."""
+    requests = [Request(f"cold-{number}", prompt(number, 3 * CHUNK + 1), new_tokens=2) for number in range(REQUESTS)]
+    engine.arrive(*requests)
+    engine.step_until(lambda: not engine.requests, "they have ended")
+    assert engine.blocks.held
+    return requests
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_reset_waits_for_saves_that_read_and_drops_the_others(
+    start_engine: StartEngine, gate: threading.Event, ranks: int
+) -> None:
+    engine = start_engine(ranks=ranks, kvpool__timeout_s=20.0, kvpool__save="prompt")
+    requests = saves_under_way(engine)
+    resets: list[bool] = []
+    thread = threading.Thread(target=lambda: resets.append(engine.blocks.reset_prefix_cache()))
+    thread.start()
+    assert not resets, "two saves of each rank read"
+    gate.set()
+    thread.join(20.0)
+    assert resets == [True], "without a step between"
+    assert not engine.blocks.held
+    engine.idle()
+    ask(engine, "after", prompt(50, 3 * CHUNK + 1))
+    kept = counted(engine, "saved_chunks")
+    assert counted(engine, "dropped_saves") > 0
+    fresh = start_engine(ranks=ranks)
+    loaded = sum(ask(fresh, f"warm-{number}", request.tokens).external for number, request in enumerate(requests))
+    assert 0 < loaded <= (kept / ranks - 3) * CHUNK
+
+
+def test_a_reset_waits_no_longer_than_was_set_for_a_save_that_reads_on(
+    start_engine: StartEngine, gate: threading.Event
+) -> None:
+    engine = start_engine(kvpool__timeout_s=0.2, kvpool__save="prompt")
+    saves_under_way(engine)
+    assert not engine.blocks.reset_prefix_cache()
+    assert engine.blocks.held
+    gate.set()
+    wait_until(engine.blocks.reset_prefix_cache, "nobody reads any more")
+    assert not engine.blocks.held
+
+
+def test_a_reset_beside_requests_drops_no_save(start_engine: StartEngine, gate: threading.Event) -> None:
+    engine = start_engine(blocks=256, kvpool__timeout_s=20.0, kvpool__save="prompt")
+    requests = saves_under_way(engine)
+    running = Request("running", prompt(60, 2 * CHUNK + 1), new_tokens=50)
+    engine.arrive(running)
+    engine.step_until(lambda: running.generated > 0, "it computes")
+    assert not engine.blocks.reset_prefix_cache()
+    gate.set()
+    engine.abort(running)
+    engine.idle()
+    assert counted(engine, "dropped_saves") == 0
+    assert counted(engine, "saved_chunks") == 3 * len(requests) + 2
+
+
+def test_a_pool_without_a_reset_is_left_as_it_is() -> None:
+    assert not ask_before_reset(SimpleNamespace(), lambda: None)
+    asked: list[str] = []
+
+    def reset_prefix_cache() -> bool:
+        asked.append("reset")
+        return True
+
+    pool = SimpleNamespace(reset_prefix_cache=reset_prefix_cache)
+    assert ask_before_reset(pool, lambda: asked.append("question"))
+    assert pool.reset_prefix_cache()
+    assert asked == ["question", "reset"]
+
+
+def test_of_a_rank_that_has_not_attached_nothing_is_known(tmp_path: Path) -> None:
+    board, clock = SaveBoard(2), MonotonicClock()
+    ranks = [RankSaves(), RankSaves()]
+    ranks[0].attach(board.path, 0)
+    assert not board.take_back(3, 0.0, clock)
+    ranks[1].attach(board.path, 1)
+    with ranks[1].reading(3) as may_read:
+        assert may_read, "nothing was taken back while a rank was unknown"
+        assert not board.take_back(3, 0.0, clock)
+    assert board.take_back(3, 0.0, clock)
+    for pin, expected in ((3, False), (4, True)):
+        with ranks[0].reading(pin) as may_read:
+            assert may_read is expected
+    with pytest.raises(OSError, match="No such file"):
+        RankSaves().attach(str(tmp_path / "none"), 0)
+    for rank in ranks:
+        rank.close()
+    board.close()

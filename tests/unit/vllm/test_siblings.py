@@ -1,0 +1,230 @@
+"""The vLLM connector as one of several in a MultiConnector: what others take leaves nothing held, and vLLM knows it by name."""
+
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import kvpool_client as kv
+from tests.rigs.daemon import Daemon, wait_until
+from tests.rigs.payload import store
+from tests.rigs.vllm import fake_vllm
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.vllm.engine import Blocks, ScriptedEngine  # noqa: E402 - likewise
+from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
+from tests.rigs.vllm.specs import LAYERS  # noqa: E402 - likewise
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+
+TOKENS = prompt(1, 5 * CHUNK + 1)
+
+
+def offered(engine: ScriptedEngine, request: Request, held: int = 0) -> int:
+    """Tokens that the pool offers, once its daemon has answered."""
+    said: list[Any] = []
+
+    def is_told() -> bool:
+        said.append(engine.scheduler.get_num_new_matched_tokens(request, held)[0])
+        return said[-1] is not None
+
+    wait_until(is_told, "the pool has an answer")
+    return int(said[-1])
+
+
+def wait_nothing_held(daemon: Daemon) -> None:
+    """Until no lease and no ticket is left, long before their time to live is over."""
+    wait_until(lambda: daemon.stats()["leases"] == daemon.stats()["tickets"] == 0, "nothing is held")
+
+
+def test_the_name_is_registered_wherever_vllm_loads_plugins() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    named = project["entry-points"]["vllm.general_plugins"]
+    entry = importlib.metadata.EntryPoint("kvpool", named["kvpool"], "vllm.general_plugins")
+    with fake_vllm.installed():
+        registry = fake_vllm.KVConnectorFactory.registry
+        for _ in range(2):
+            entry.load()()
+        assert registry == {"KVPoolConnector": ("kvpool_client.vllm.connector", "KVPoolConnector")}
+
+
+def test_the_name_is_registered_where_plugins_are_switched_off() -> None:
+    with fake_vllm.installed():
+        from kvpool_client.vllm import connector
+
+        assert connector.KVPoolConnector is not None
+        assert "KVPoolConnector" in fake_vllm.KVConnectorFactory.registry
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_another_connector_takes_leaves_no_ticket(start_engine: StartEngine, daemon: Daemon, ranks: int) -> None:
+    engine = start_engine(ranks=ranks)
+    ask(engine, "cold", TOKENS)
+    request = Request("taken", list(TOKENS))
+    assert offered(engine, request) == 5 * CHUNK
+    assert daemon.stats()["tickets"] == 1
+    engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
+    wait_nothing_held(daemon)
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def test_a_request_whose_load_by_another_has_failed_is_offered_nothing(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+    request = Request("failed", list(TOKENS))
+    request.num_preemptions = 0  # type: ignore[attr-defined]  # as vLLM has it
+    assert offered(engine, request) == 5 * CHUNK
+    assert offered(engine, request) == 5 * CHUNK, "there was no room yet"
+    engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
+    assert offered(engine, request) == 0
+    request.num_preemptions = 1  # type: ignore[attr-defined]
+    engine.scheduler._scheduler._stands_back = False  # an answer of more than a millisecond is waited for
+    assert offered(engine, request) == 5 * CHUNK
+    engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+def test_a_request_that_ends_before_it_runs_leaves_no_ticket(start_engine: StartEngine, daemon: Daemon) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+    request = Request("aborted", list(TOKENS))
+    assert offered(engine, request) == 5 * CHUNK
+    engine.scheduler.request_finished_all_groups(request, ([],))
+    wait_nothing_held(daemon)
+
+
+def test_a_question_that_is_asked_anew_leaves_the_first_ones_ticket(start_engine: StartEngine, daemon: Daemon) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+    request = Request("longer", list(TOKENS))
+    assert offered(engine, request) == 5 * CHUNK
+    assert offered(engine, request, 2 * CHUNK) == 3 * CHUNK
+    wait_until(lambda: daemon.stats()["tickets"] == 1, "the first ticket is given back")
+    engine.scheduler.request_finished_all_groups(request, ([],))
+    wait_nothing_held(daemon)
+
+
+def test_a_daemon_that_comes_back_has_no_ticket_to_end(start_engine: StartEngine, daemon: Daemon) -> None:
+    engine = start_engine(kvpool__timeout_s=0.5)
+    ask(engine, "cold", TOKENS)
+    request = Request("taken", list(TOKENS))
+    assert offered(engine, request) == 5 * CHUNK
+    daemon.kill()
+    engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
+    engine.scheduler.request_finished_all_groups(request, ([],))
+    assert ask(engine, "away", TOKENS).generated == 1
+
+
+def test_another_models_scheduler_ends_no_ticket(daemon: Daemon) -> None:
+    layout = kv.Layout(layers=2, kv_heads=1, head_dim=8, dtype="float16", chunk_tokens=16)
+    with daemon.connect(layout) as pool, daemon.connect(layout, model="other") as other:
+        keys = pool.keys(list(range(64)))
+        store(pool, keys)
+        with pool.acquire(pool.lookup(keys)) as lease:
+            ticket = lease.ticket()
+        assert other.claim(ticket).chunks == 0
+        with pool.claim(ticket) as claimed:
+            assert claimed.chunks == 4
+
+
+def late(engine: ScriptedEngine) -> None:
+    """From now on the daemon's answers come never."""
+    engine.scheduler._scheduler._asker.ask = lambda _hit: Future()
+
+
+def test_where_others_take_what_is_offered_nobody_waits_for_a_late_answer(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=3600.0)
+    ask(engine, "cold", TOKENS)
+    first, second, third = (Request(name, list(TOKENS)) for name in ("first", "second", "third"))
+    assert offered(engine, first) == 5 * CHUNK
+    engine.scheduler.update_state_after_alloc(first, Blocks([]), 0)
+    ask_daemon = engine.scheduler._scheduler._asker.ask
+    late(engine)
+    assert engine.scheduler.get_num_new_matched_tokens(second, 0) == (0, False)
+    assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
+    engine.scheduler._scheduler._asker.ask = ask_daemon
+    wait_until(lambda: ask(engine, f"own-{counted(engine, 'lookups')}", TOKENS).external > 0, "an offer was taken")
+    late(engine)
+    assert engine.scheduler.get_num_new_matched_tokens(third, 0) == (None, False)
+    for request in (first, second, third):
+        engine.scheduler.request_finished_all_groups(request, ([],))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_in_which_another_connector_loads_is_saved_when_it_has_gone_well(
+    start_engine: StartEngine, fails: bool
+) -> None:
+    """The other one's load is synchronous and brings nothing; vLLM is told so at the step's end, or it was right by chance."""
+    engine = start_engine()
+    request = Request("other's", list(TOKENS), new_tokens=2 * CHUNK)
+    engine.arrive(request)
+    match, worker, taken = engine.scheduler.get_num_new_matched_tokens, engine.workers[0], 2 * CHUNK
+
+    def claim(asked: Request, held: int) -> tuple[int, bool]:
+        assert match(asked, held) == (0, False)
+        return taken, False
+
+    update, bad = engine.scheduler.update_state_after_alloc, worker.get_block_ids_with_load_errors
+    engine.scheduler.get_num_new_matched_tokens = claim
+    engine.scheduler.update_state_after_alloc = lambda asked, blocks, _tokens: update(asked, blocks, 0)
+    if fails:
+        worker.get_block_ids_with_load_errors = lambda: bad() | set(request.table[: taken // BLOCK])
+    else:
+        engine._ask = filling(engine, request, taken)  # type: ignore[method-assign,assignment]
+    engine.step()
+    assert counted(engine, "waits_for_another_connectors_load") == 1
+    assert counted(engine, "saved_chunks") == 0
+    worker.get_block_ids_with_load_errors = bad
+    engine.scheduler.get_num_new_matched_tokens, engine.scheduler.update_state_after_alloc = match, update
+    engine.run(request)
+    assert counted(engine, "saved_chunks") >= 5
+    assert ask(start_engine(), "fresh", TOKENS, new_tokens=2).external == 5 * CHUNK
+
+
+def filling(engine: ScriptedEngine, request: Request, taken: int) -> Callable[[Request], bool]:
+    """Bring what the other connector has claimed as soon as the request has blocks."""
+    admit = engine._ask
+
+    def ask_and_fill(asked: Request) -> bool:
+        is_in = admit(asked)
+        for layer in range(LAYERS):
+            for position in range(taken):
+                engine._slot(0, layer, asked, position).copy_(engine._kv_of(0, layer, asked, position))
+        return is_in
+
+    return ask_and_fill
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scheduler_config": SimpleNamespace(async_scheduling=True)}, "--no-async-scheduling"),
+        ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ({"scheduler_config": SimpleNamespace(async_scheduling=False), "use_v2_model_runner": False}, ""),
+    ],
+    ids=["async-scheduling", "second-runner", "neither"],
+)
+def test_loads_run_between_steps_where_vllm_does_not_recover_from_others(
+    change: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from kvpool_client.vllm.settings import Settings
+    from kvpool_client.vllm.worker.sync_loads import served_loads
+    from tests.rigs.vllm.config import config_of
+
+    config = config_of("/x")
+    vars(config).update(change)
+    settings, reason = served_loads(Settings(load="sync"), config)
+    assert (settings.load, said in reason) == ("async" if said else "sync", True)
+    assert served_loads(Settings(load="async"), config) == (Settings(load="async"), "")

@@ -1,0 +1,85 @@
+"""What a step costs in which vLLM's connector has nothing to do: so many calls of its functions, however many requests run.
+
+Calls are counted, not seconds: they are the same on every machine, and behind a forward pass each comes from cold memory.
+"""
+
+import statistics
+import sys
+from types import FrameType
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is needed")
+
+from tests.rigs.daemon import wait_until
+from tests.rigs.vllm.engine import ScriptedEngine
+from tests.rigs.vllm.request import Request
+from tests.rigs.vllm.setting import CHUNK, StartEngine, counted, prompt, start_engine
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+# The hooks of a step and of three layers, and what two of them do: bring block tables up to date, and hear of the step's end.
+CALLS_MAX = 80
+# More than the steps that are waited for.
+TOKENS, BLOCKS = 2000, 2048
+OWN = ("/kvpool_client/", "/kvpool/")
+
+
+def calls_of_a_step(engine: ScriptedEngine) -> int:
+    """Calls of kvpool's functions on this thread in one step of the engine."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call" and any(part in frame.f_code.co_filename for part in OWN)
+
+    sys.setprofile(count)
+    try:
+        engine.step()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def decoding(engine: ScriptedEngine, first: int, count: int) -> list[Request]:
+    """Requests that have been computed and saved, and have many tokens to decode."""
+    requests = [
+        Request(f"{first + number}", prompt(first + number, 2 * CHUNK + 1), new_tokens=TOKENS)
+        for number in range(count)
+    ]
+    engine.arrive(*requests)
+
+    def are_saved() -> bool:
+        engine.step()
+        return counted(engine, "saved_chunks") >= 2 * (first + count)
+
+    wait_until(are_saved, f"{2 * count} chunks are saved")
+    return requests
+
+
+def test_a_step_without_chunks_to_save_costs_few_calls_however_many_requests_run(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__save="prompt", blocks=BLOCKS)
+    found = []
+    for first, count in ((0, 1), (1, 6)):
+        requests = decoding(engine, first, count)
+        found.append(statistics.median(calls_of_a_step(engine) for _ in range(9)))
+        for request in requests:
+            engine.abort(request)
+    alone, together = found
+    assert alone <= CALLS_MAX
+    assert together == pytest.approx(alone, abs=2)
+
+
+def test_a_save_behind_a_quiet_step_is_told_of(start_engine: StartEngine) -> None:
+    """A request that comes while others decode is saved, and its blocks are given back."""
+    engine = start_engine(kvpool__save="prompt", blocks=BLOCKS)
+    requests = decoding(engine, 0, 1)
+    calls_of_a_step(engine)
+    assert all(worker._is_quiet for worker in engine.workers)
+    requests += decoding(engine, 1, 1)
+    for request in requests:
+        engine.abort(request)
+    engine.idle()
+    wait_until(lambda: not engine.blocks.held, "no block is held")
+    assert counted(engine, "saved_chunks") == 4
+    assert counted(engine, "dropped_saves") == 0

@@ -1,0 +1,82 @@
+"""The vLLM connector where a worker cannot keep KV: what the scheduler's half plans for it ends as failed, and is heard of."""
+
+import pytest
+
+from tests.rigs.daemon import wait_until
+
+torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
+
+from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
+from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
+from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
+from tests.rigs.vllm.specs import specs_by_layer  # noqa: E402 - likewise
+
+__all__ = ["start_engine"]
+pytestmark = pytest.mark.torch
+
+TOKENS = prompt(1, 5 * CHUNK + 1)
+
+
+def test_workers_that_are_shown_a_spec_for_each_layer_share_with_others(start_engine: StartEngine) -> None:
+    engine = start_engine(worker_specs={0: specs_by_layer()})
+    ask(engine, "cold", TOKENS)
+    assert ask(engine, "warm", TOKENS).external == 5 * CHUNK
+    assert ask(start_engine(), "plain", TOKENS).external == 5 * CHUNK
+
+
+def run_with_a_promise(engine: ScriptedEngine, request: Request) -> None:
+    """Run a request that is planned for before a worker has said anything."""
+    engine.arrive(request)
+    wait_until(
+        lambda: engine.scheduler.get_num_new_matched_tokens(request, 0)[0] is not None, "the daemon has promised chunks"
+    )
+    engine.run(request)
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+@pytest.mark.parametrize("absent", [(0,), (1,), (0, 1)])
+def test_what_is_ordered_of_a_worker_without_a_pool_fails_and_nothing_more_is(
+    start_engine: StartEngine, load: str, absent: tuple[int, ...]
+) -> None:
+    ask(start_engine(ranks=2), "cold", TOKENS)
+    odd = specs_by_layer(num_kv_heads=1)
+    engine = start_engine(ranks=2, kvpool__load=load, worker_specs=dict.fromkeys(absent, odd))
+    engine.forget()
+    request = Request("first", list(TOKENS), new_tokens=3)
+    run_with_a_promise(engine, request)
+    assert request.offers[0] == 5 * CHUNK
+    assert engine.recomputed >= 1
+    assert counted(engine, "short_loads_no-pool") >= len(absent)
+    assert "has num_kv_heads 1, expected what layer" in engine.scheduler._scheduler._off
+    assert ask(engine, "third", TOKENS).offers == [0]
+    assert counted(engine, "saved_chunks") == 0
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_a_worker_whose_tensors_do_not_fit_fails_what_is_ordered(start_engine: StartEngine, load: str) -> None:
+    ask(start_engine(), "cold", TOKENS)
+    engine = start_engine(kvpool__load=load)
+    odd = {name: torch.zeros((64, 3), dtype=torch.uint8) for name in engine.workers[0]._worker._layers}
+    engine.workers[0].register_kv_caches(odd)
+    engine.workers[0]._worker.pool, engine.workers[0]._worker._cache = None, None
+    request = Request("first", list(TOKENS), new_tokens=3)
+    run_with_a_promise(engine, request)
+    assert request.offers[0] == 5 * CHUNK
+    assert engine.recomputed == 1
+    assert ask(engine, "second", TOKENS).offers == [0]
+
+
+def test_a_worker_that_is_refused_while_registering_is_counted_once(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start_engine()
+    worker = engine.workers[0]
+    worker.get_kv_connector_stats()
+    names = list(worker._worker._layers)
+    worker.register_kv_caches({name: torch.zeros((64, 3), dtype=torch.uint8) for name in names})
+    assert worker.get_kv_connector_stats().data["refusals_odd_blocks"] == 1
+    worker.build_connector_worker_meta()
+    assert worker.get_kv_connector_stats() is None
+    monkeypatch.setattr(type(worker._worker), "register", lambda _half, _tensors: 1 / 0)
+    worker.register_kv_caches({})
+    assert worker.get_kv_connector_stats().data["refusals_other"] == 1

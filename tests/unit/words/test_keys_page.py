@@ -1,0 +1,40 @@
+"""docs/keys.md as a program: its keys are those of a chain of our own, whatever goes into the root."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvpool.keys import domain_key, root_key
+from kvpool.layout import Layout
+from kvpool_client.key_chain import KeyChain
+
+PAGE = Path(__file__).parents[3] / "docs" / "keys.md"
+SHAPE: dict[str, Any] = {"layers": 2, "kv_heads": 1, "head_dim": 8, "chunk_tokens": 32, "dtype": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "salt", "secret", "more"),
+    [
+        ("", b"", b"", {}),
+        ("sql-lora", b"tenant", b"", {}),
+        ("", b"", b"a secret", {"rank": 1, "world": 4}),
+        ("", b"", b"", {"planes": 1, "block_tokens": 16, "format": "vllm/x"}),
+    ],
+)
+def test_the_page_computes_our_keys(adapter: str, salt: bytes, secret: bytes, more: dict[str, Any]) -> None:
+    found = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    page: dict[str, Any] = {}
+    exec(found[1], page)
+    tokens = np.random.default_rng(3).integers(0, 50_000, 100).tolist()
+    layout = Layout(**SHAPE, **more)
+    root = root_key(domain_key(secret), model="m@r", adapter=adapter, salt=salt, layout=layout)
+    chain = KeyChain(32, lambda: (root,))
+    chain.extend(tokens)
+    expected = [chain[at] for at in range(len(chain))]
+    assert len(expected) == 3
+    fingerprint = page["fingerprint"](**SHAPE, **more)
+    assert page["chunk_keys"](tokens, 32, "m@r", fingerprint, adapter, salt, secret) == expected
