@@ -21,8 +21,8 @@ TIMEOUT_S = 0.5
 
 READER = """
 import sys, numpy as np, kvpool_client as kv
-from tests.daemon import SMALL
-from tests.payload import assert_right_bytes, tokens_of
+from tests.rigs.daemon import SMALL
+from tests.rigs.payload import assert_right_bytes, tokens_of
 pool = kv.connect(sys.argv[1], model="test-model", layout=SMALL, timeout_s=2.0)
 keys = pool.keys(tokens_of(1, 6 * 32))
 lease = pool.acquire(pool.lookup(keys))
@@ -36,8 +36,8 @@ print(result.chunks, result.reason)
 
 WRITER = """
 import sys, kvpool_client as kv
-from tests.daemon import SMALL
-from tests.payload import payload_of, tokens_of
+from tests.rigs.daemon import SMALL
+from tests.rigs.payload import payload_of, tokens_of
 pool = kv.connect(sys.argv[1], model="test-model", layout=SMALL, timeout_s=2.0)
 keys = pool.keys(tokens_of(1, 6 * 32))
 save = pool.save(keys, from_=payload_of(keys, SMALL))

@@ -1,7 +1,7 @@
 """`bench ssd`: the SSD tier against the disk it is on, part by part, each with its own table.
 
-What is measured is in modules of their own: bench_ssd_queue, bench_ssd_tail and bench_ssd_wait (the native queue without a
-daemon), bench_ssd_daemon (end to end) and bench_ssd_reopen. All work in one fresh folder, which is removed afterwards. Main
+What is measured is in modules of their own: queue, tail and wait (the native queue without a
+daemon), end_to_end and reopen. All work in one fresh folder, which is removed afterwards. Main
 thread of a command only.
 """
 

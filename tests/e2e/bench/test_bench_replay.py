@@ -327,7 +327,7 @@ def test_no_process_outlives_the_command(
 def test_a_client_that_is_killed_fails_the_run(running: Callable[[], "subprocess.Popen[bytes]"]) -> None:
     process = running()
     children = _descendants(process.pid)
-    client = next(pid for pid in children if b"bench_replay_client" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    client = next(pid for pid in children if b"kvpool.bench.replay.client" in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(client, signal.SIGKILL)
     assert process.wait(30.0) == 1
     assert not any(_runs(pid) for pid in children)

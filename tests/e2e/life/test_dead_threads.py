@@ -16,11 +16,11 @@ from tests.rigs.payload import store, tokens_of
 # A daemon one of whose threads dies when a line comes on its standard input, at what it does next.
 DYING_DAEMON = """
 import asyncio, sys, threading
-from kvpool.config import load_config
+from kvpool.config.config import load_config
 from kvpool.server.app import App
-from kvpool.server.event_publisher import EventPublisher
-from kvpool.tiers.catalogue import Catalogue
-from kvpool.tiers.ssd_headers import SsdHeaders
+from kvpool.server.events.publisher import EventPublisher
+from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
+from kvpool.tiers.ssd.headers import SsdHeaders
 
 threading.excepthook = lambda ended: None
 kind, method = {"catalogue": (Catalogue, "_write"), "publisher": (EventPublisher, "_turn"),

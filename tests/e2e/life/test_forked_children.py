@@ -10,8 +10,8 @@ import os, signal, sys, threading, warnings
 import numpy as np
 import kvpool_client as kv
 from kvpool_client.save import publish_each
-from tests.daemon import SMALL
-from tests.payload import assert_right_bytes, payload_of, store, tokens_of
+from tests.rigs.daemon import SMALL
+from tests.rigs.payload import assert_right_bytes, payload_of, store, tokens_of
 warnings.simplefilter("ignore", DeprecationWarning)
 CHUNKS = 400
 

@@ -32,7 +32,7 @@ ON = "127.0.0.1:0"
 # A daemon whose control thread stands still between two lines on its standard input.
 STANDING_DAEMON = """
 import asyncio, sys
-from kvpool.config import load_config
+from kvpool.config.config import load_config
 from kvpool.server.app import App
 
 def stand_still():

@@ -22,7 +22,7 @@ import json, os, sys
 from kvpool.errors import Refused
 from kvpool.protocol.blocking import BlockingConnection
 import kvpool_client as kv
-from tests.daemon import SMALL
+from tests.rigs.daemon import SMALL
 folder = os.open(sys.argv[1], os.O_RDONLY)
 os.setgroups(json.loads(sys.argv[2]))
 os.setgid(int(sys.argv[3]))

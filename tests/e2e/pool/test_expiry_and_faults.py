@@ -19,8 +19,8 @@ CAPACITY = f"{CHUNKS * SMALL.chunk_bytes}B"
 
 CLIENT = """
 import sys, numpy as np, kvpool_client as kv
-from tests.daemon import SMALL
-from tests.payload import payload_of, tokens_of
+from tests.rigs.daemon import SMALL
+from tests.rigs.payload import payload_of, tokens_of
 pool = kv.connect(sys.argv[1], model="test-model", layout=SMALL)
 keys = pool.keys(tokens_of(int(sys.argv[3]), 6 * 32))
 if sys.argv[2] == "save":

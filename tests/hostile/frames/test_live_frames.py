@@ -40,8 +40,8 @@ GOOD_CLIENT = """
 import sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from kvpool.protocol import messages as m
-from tests.hostile.raw_clients import engine, keys_of
+from kvpool.protocol.records import messages as m
+from tests.hostile.rigs.raw_clients import engine, keys_of
 connection = engine(SimpleNamespace(socket=sys.argv[1]))
 keys = keys_of(100, 16)
 for line in sys.stdin:

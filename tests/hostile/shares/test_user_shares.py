@@ -23,8 +23,8 @@ from dataclasses import replace
 import kvpool_client as kv
 from kvpool.errors import Refused
 from kvpool.protocol.blocking import BlockingConnection
-from tests.daemon import SMALL, wait_connected
-from tests.hostile.raw_clients import TIMEOUT_S, hello_of
+from tests.rigs.daemon import SMALL, wait_connected
+from tests.hostile.rigs.raw_clients import TIMEOUT_S, hello_of
 folder = os.open(sys.argv[1], os.O_RDONLY)
 os.setgroups([])
 os.setgid(int(sys.argv[4]))
@@ -87,8 +87,8 @@ import numpy as np
 import kvpool_client as kv
 from kvpool.errors import Refused
 from kvpool.protocol.blocking import BlockingConnection
-from tests.daemon import SMALL, wait_connected
-from tests.hostile.raw_clients import TIMEOUT_S, hello_of
+from tests.rigs.daemon import SMALL, wait_connected
+from tests.hostile.rigs.raw_clients import TIMEOUT_S, hello_of
 folder = os.open(sys.argv[1], os.O_RDONLY)
 os.setgroups([])
 os.setgid(int(sys.argv[3]))

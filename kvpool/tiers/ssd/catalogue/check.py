@@ -1,6 +1,6 @@
 """Read a whole catalogue in a process of its own, because a damaged LMDB file can kill who opens it.
 
-    python -I catalogue_check.py DIRECTORY ROWS_FD ROW_BYTES
+    python -I check.py DIRECTORY ROWS_FD ROW_BYTES
 
 Writes every row, its bytes good or bad, to the descriptor as it goes, and one line, `ok ROWS`, to standard output; exits 0 when
 everything could be read. Anything else (another exit code, a signal, no line in time) means that the catalogue must not be
