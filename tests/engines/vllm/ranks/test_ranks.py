@@ -26,13 +26,15 @@ def ranks(request: pytest.FixtureRequest, start_engine: StartEngine, module_daem
     )
 
 
+def _has_shards_of_all(daemon: Daemon, tokens: int) -> bool:
+    chunks = chunks_in_dram(daemon)
+    return chunks >= RANKS * tokens // CHUNK_TOKENS and chunks % RANKS == 0
+
+
 def test_two_ranks_load_what_they_computed(ranks: Engine, module_daemon: Daemon) -> None:
     asked = prompts(first=2000)
     computed = ranks.tokens(asked, 16)
-    wait_until(
-        lambda: chunks_in_dram(module_daemon) >= RANKS * loadable_tokens(asked) // CHUNK_TOKENS, "shards are stored"
-    )
-    assert chunks_in_dram(module_daemon) % RANKS == 0
+    wait_until(lambda: _has_shards_of_all(module_daemon, loadable_tokens(asked)), "every rank has stored its shards")
     before = loaded_tokens(module_daemon)
     assert ranks.tokens(asked, 16) == computed
     wait_loaded(module_daemon, before + loadable_tokens(asked))

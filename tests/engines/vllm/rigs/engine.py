@@ -179,10 +179,12 @@ def _transfer(
 ) -> dict[str, object]:
     """What docs/engines/vllm.md tells an operator to give vLLM."""
     policy = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    # A request is held back for a second rather than a tenth of one: a busy machine must not decide what is loaded.
+    patient = {"kvpool.wait_s": 2.0, **settings}
     own: dict[str, object] = {
         "kv_connector": "KVPoolConnector",
         **policy,
-        "kv_connector_extra_config": {"kvpool.socket": socket, "kvpool.chunk_tokens": CHUNK_TOKENS, **settings},
+        "kv_connector_extra_config": {"kvpool.socket": socket, "kvpool.chunk_tokens": CHUNK_TOKENS, **patient},
     }
     if siblings is None:
         return {**own, "kv_connector_module_path": "kvpool_client.vllm.connector"}
