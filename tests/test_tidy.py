@@ -283,6 +283,19 @@ def test_no_work_is_left_for_later(path: Path) -> None:
     assert not re.search(rf"\b({marks})\b", _text(path))
 
 
+PAGES = [
+    path for path in sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")) if path.name != "CHANGELOG.md"
+]
+
+
+@pytest.mark.parametrize("path", [*PRODUCT, *NATIVE, *PAGES], ids=_name)
+def test_files_that_are_named_are_there(path: Path) -> None:
+    """`leases.py` or `index/leases.py` is the end of some file's path; an engine's own files are named otherwise."""
+    files = [f"/{_name(there)}" for there in (*PYTHON, *NATIVE, *PAGES, *(ROOT / "configs").iterdir())]
+    for named in re.findall(r"`([\w./-]+\.(?:py|h|cpp|md|toml|service))`", _text(path)):
+        assert named.startswith("/") or any(file.endswith(f"/{named}") for file in files), f"{named} is not there"
+
+
 def test_the_client_is_thin() -> None:
     """`import kvpool_client` loads the standard library, msgpack, numpy, the native module and kvpool's base."""
     code = "import sys, kvpool_client; print('\\n'.join(sys.modules))"
