@@ -1,4 +1,4 @@
-"""What the workers are asked: conversations as token ids, in a file that the demonstration writes and every worker reads.
+"""Conversations that the workers are asked, as token ids, in a file that the demonstration writes and every worker reads.
 
 So that all workers have the same prompts by construction. Immutable; any thread.
 """

@@ -1,4 +1,4 @@
-"""What the demonstration shows: progress while it runs, then the table and the verdict.
+"""Output of the demonstration: progress while it runs, then the table and the verdict.
 
 With a terminal a bar moves; without one the same lines are printed plainly. One thread.
 """

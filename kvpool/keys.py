@@ -1,4 +1,4 @@
-"""Where a chain of chunk keys begins: the root of a namespace; and what of it may be told: the scope.
+"""Root of a chain of chunk keys, made from a namespace; and its scope, the part that may be told to others.
 
 The root binds everything that makes KV of equal tokens differ, so that chunks of different namespaces can
 never meet. Hashing itself is native (`kvpool_native`): `leaf = H(tokens)`, `key = H(parent key, leaf)`, H = BLAKE3

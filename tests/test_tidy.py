@@ -211,7 +211,12 @@ def test_functions_are_short_and_modules_say_what_they_are(path: Path) -> None:
             assert node.end_lineno - node.lineno < FUNCTION_LINES_MAX, f"{node.name} in line {node.lineno}"
     module = _nodes(path)[0]
     assert isinstance(module, ast.Module)
-    assert ast.get_docstring(module), "no module docstring"
+    docstring = ast.get_docstring(module)
+    assert docstring, "no module docstring"
+    is_question = re.match(r"(What|Who|Whose|Whether|How|Where|Which|When|Why)\b", docstring)
+    assert not is_question or path.parts[len(ROOT.parts)] in {"tests", "typings"}, (
+        "the docstring begins with a question word"
+    )
 
 
 @pytest.mark.parametrize("path", NATIVE, ids=_name)

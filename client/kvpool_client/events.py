@@ -1,4 +1,4 @@
-"""What happens to a Pool's chunks, as the daemon tells it: events since a mark, and what is stored now.
+"""Events of a Pool's chunks, as the daemon reports them: those since a mark, and a snapshot of what is stored now.
 
 Records and a function each to ask for them; the Pool gives the session. Nothing raises because of the daemon: away, there is
 nothing new. Any thread.

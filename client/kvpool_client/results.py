@@ -1,4 +1,4 @@
-"""What the verbs answer. Miss, pending and declined are results here, never exceptions. Immutable; any thread."""
+"""Results of the verbs. Miss, pending and declined are results here, never exceptions. Immutable; any thread."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

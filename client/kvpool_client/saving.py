@@ -1,4 +1,4 @@
-"""How a save begins: slots are reserved, and what is to be copied is handed to the native threads.
+"""Beginning of a save: slots are reserved, and what is to be copied is handed to the native threads.
 
 Arguments are checked by the Pool before. Whatever fails on the daemon's side is a save that stores nothing. Any thread.
 """

@@ -1,4 +1,4 @@
-"""Whether what is in DRAM is what it claims to be: chunks that a client or a check wants compared with their checksums.
+"""Check of chunks in DRAM: those that a client or an operator wants compared with their checksums.
 
 Has the bytes of pinned chunks read elsewhere (by the `find_corrupt` it is given), and drops those that are bad, with what
 hangs on them. A chunk has a pin while it is read, so its slot is nobody else's meanwhile, whatever becomes of who asked. A

@@ -1,4 +1,4 @@
-"""What machine a document's figures are from. Reads the system alone; any thread."""
+"""Description of the machine that a document's figures are from. Reads the system alone; any thread."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What commands print: JSON for machines, aligned names and tables for people, errors that say what to do next.
+"""Output of commands: JSON for machines, aligned names and tables for people, errors that say what to do next.
 
 Nothing here talks to a daemon. Main thread of a command only.
 """

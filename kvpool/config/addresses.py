@@ -1,4 +1,4 @@
-"""Where listeners are bound: HTTP on a loopback address, events on a loopback address, a socket of the file system, or,
+"""Addresses of listeners: HTTP on a loopback address, events on a loopback address, a socket of the file system, or,
 with keys, any address that is one.
 
 A name, a wildcard and an address without a port are no addresses: what listens says where. Pure functions and values.

@@ -1,4 +1,4 @@
-"""How the value of one configuration option is read, and what is said when it cannot be. Functions and values."""
+"""Parsers of option values, and the message where a value cannot be read. Functions and values."""
 
 import re
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""What is stored and for whom: namespaces, leases, tickets, reservations. Control thread only, no I/O."""
+"""Books of what is stored, and for whom: namespaces, leases, tickets, reservations. Control thread only, no I/O."""

@@ -1,4 +1,4 @@
-"""What LRU of any size would hit of what this daemon is asked for: reuse distances, from a sample of the chunks.
+"""Miss-ratio curve: hits that LRU of any size would have had, from reuse distances of a sample of the chunks.
 
 Fed with what is leased (chunks that were there) and with what is to be saved (chunks that were not), so each chunk that an
 engine wants counts once, whether the pool had it or not. What an engine neither finds nor saves is not seen. A prompt that is

@@ -1,4 +1,4 @@
-"""Who asks: an engine's connection and the namespaces it stands for. Immutable; control thread only."""
+"""Session: an engine's connection and the namespaces it stands for. Immutable; control thread only."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""What engines asked for and what they got, by model: the numbers behind a hit rate.
+"""Usage by model: what engines asked for and what they got, the numbers behind a hit rate.
 
 Lookups and loads happen inside clients without a request, so clients report them; stores are counted here at commit.
 A report is another process's word: values are clamped, hits never exceed what was looked up, and all of it counts for

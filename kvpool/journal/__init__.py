@@ -1,1 +1,1 @@
-"""What happened to which chunk: the event log and the history of chunks."""
+"""History of chunks: the event log, and the reasons why chunks are gone."""

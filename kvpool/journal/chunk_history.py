@@ -1,4 +1,4 @@
-"""What became of chunks that are not there: removed when and why, or not taken when they were offered. Bounded.
+"""History of chunks that are not there: removed when and why, or not taken when they were offered. Bounded.
 
 The newest fates are kept, whatever they are fates of; departures and refusals each have their own room, so that neither can
 crowd out the other. A fate is a memory, not a truth: whether a chunk is stored the directory alone knows.

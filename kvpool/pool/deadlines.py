@@ -1,4 +1,4 @@
-"""What ends by itself: leases, tickets, reservations and announcements at their deadlines, priorities after their durations.
+"""Deadlines on the control thread: of leases, tickets, reservations and announcements, and of priorities with a duration.
 
 Wakes the control thread for what is pending and for nothing else: an idle daemon that keeps nothing for a time is never
 woken. Decides nothing: who owns a thing ends it. Control thread only.

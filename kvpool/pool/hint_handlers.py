@@ -1,4 +1,4 @@
-"""What is said about chunks rather than done with them: keep these, these will be asked for soon, these will not.
+"""Handlers of hints: retention requests, announcements, demote hints.
 
 Joins retention and announcements (`index`) with the tiers. The pool owns one; what a connection may ask of it are its public
 verbs. None of them waits for a disk. Control thread only.

@@ -1,4 +1,4 @@
-"""What the daemon tells operators: the names of `info` and `stats`, and where each number comes from.
+"""Report for operators: the names of `info` and `stats`, and where each number comes from.
 
 Names never change their meaning; a new number gets a new name. Pure functions; any thread.
 """

@@ -1,4 +1,4 @@
-"""Where chunks may be, for checks of their bytes: a tier's level and the number of a place in it, a word for each.
+"""Addresses of chunks in tiers, for checks of their bytes: a tier's level and a slot's number in it, a word for each.
 
 A check of everything asks for all places one after the other, a sample for drawn ones; both ask slice by slice, so that no
 request takes long and a check ends with its connection. What is stored while a check goes on may escape it. Any thread.

@@ -1,4 +1,4 @@
-"""How many connections the process's limit of file descriptors has room for. Main thread, at the start."""
+"""Room for connections in the process's limit of file descriptors. Main thread, at the start."""
 
 import logging
 import resource

@@ -1,4 +1,4 @@
-"""What a connection may ask: each request's record and the pool's verb that answers it.
+"""Requests of a connection: each request's record and the pool's verb that answers it.
 
 The handlers hold no state of their own. Most answer at once; what may be about a long chain is served in parts, where it may
 also wait for memory, and checks of bytes run on the transfer threads. Control thread only.

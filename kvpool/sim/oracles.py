@@ -1,4 +1,4 @@
-"""What is possible, and what is simple: hits of the offline optimum and of leaf-first LRU, computed on their own.
+"""Bounds for a policy: hits of the offline optimum and of leaf-first LRU, computed on their own.
 
 They share nothing with the daemon's policies, so that those can be measured against them. The rules are the simulator's: a hit
 is the longest prefix cached before the request; then all of the request's blocks are used. Pure; any thread.

@@ -1,4 +1,4 @@
-"""When the requests of a replay began: one number a line, seconds of the machine's monotonic clock, in the trace's order.
+"""Start times of a replay's requests: one number a line, seconds of the machine's monotonic clock, in the trace's order.
 
 `bench replay --times` writes such a file and `simulate --times` reads it, so that a policy that learns from ages sees the same
 ages in both. Main thread of a command only.

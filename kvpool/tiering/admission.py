@@ -1,4 +1,4 @@
-"""Which chunks are worth being written to the SSD tier, and how much may be written.
+"""Admission to the SSD tier: the chunks that are worth a write, and how much may be written.
 
 A step says what a chunk needs to be written. That is monotone along the chain by construction: a chunk goes down with its
 ancestors. A budget bounds the bytes of a day by a bucket that fills evenly; as it runs low the steps become stricter one after

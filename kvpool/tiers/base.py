@@ -1,4 +1,4 @@
-"""What the index needs of a slower tier: its directory, and that chunks can be read from and written to it.
+"""Interface of a lower tier: its directory, and that chunks can be read from it and written to it.
 
 An interface, so that `index` decides about two tiers without knowing how bytes lie on a disk. Control thread only.
 """

@@ -1,4 +1,4 @@
-"""What one Pool counts: by name for `Pool.stats()`, and since the last report for the daemon's metrics.
+"""Counters of one Pool: by name for `Pool.stats()`, and since the last report for the daemon's metrics.
 
 Counting costs an engine's call one short lock and no request: the link's thread takes what has gathered, at most once a
 second, and sends it. While the daemon is away it gathers here, in numbers that do not grow in space.

@@ -1,4 +1,4 @@
-"""Which bytes of engine memory a load or save means, and who moves them: the native threads, or torch for a device.
+"""Copies of a load or save: the bytes of engine memory it means, moved by the native threads, or by torch on a device.
 
 Checks what the caller passed, raises InvalidArgument, and starts runs. Any thread. Lock: `_lock` guards the arenas.
 """

@@ -1,1 +1,1 @@
-"""What the adapters of all engines share."""
+"""Parts that the adapters of all engines share."""

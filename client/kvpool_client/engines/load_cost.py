@@ -1,4 +1,4 @@
-"""Whether a hit is worth taking: loading against computing, by measured rates.
+"""Cost of loading a hit against computing it, by measured rates.
 
 `worthwhile_chunks` and `wait_limit_s` are pure; `SpeedBook` keeps the rates they are asked with. A rate is the median of the
 last few measurements, so that one load that stalled says nothing, and two in a row that a tier has become slow.

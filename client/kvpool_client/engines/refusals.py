@@ -1,4 +1,4 @@
-"""What an engine is refused, by reason: in the adapter's own counters, and where the engine shows its own.
+"""Refusals of an engine, by reason: in the adapter's own counters, and where the engine shows its own.
 
 SGLang and TensorRT-LLM have no door for a backend's metrics, but both show those of prometheus_client's registry, their ranks'
 through its files. A counter stands in it, `kvpool_engine_refused_total` with the labels `engine` and `reason`: where the engine

@@ -1,4 +1,4 @@
-"""Which weights an engine serves: digests of files that tell one model from another, and a fine-tuned one from its origin.
+"""Identity of an engine's weights: digests of files that tell one model from another, and a fine-tuned one from its origin.
 
 Of a directory (or one file) with weights: sizes, headers and a sample of every tensor, so that two random models of one shape
 differ, and a model and its successor in the same place. Of a model of the Hub: the commit that lies in the local cache. What is

@@ -1,4 +1,4 @@
-"""What a Pool says about chunks: keep these, these will be asked for soon, these will not; and orchestrators' hints.
+"""Hints of a Pool about chunks: retention, announcements, demote hints, and the envelopes of orchestrators.
 
 Each wish is a round trip that waits for nothing but its answer; what takes several begins none behind half of the Pool's
 time. Whatever fails on the daemon's side is absent, never an exception. Any thread.

@@ -1,4 +1,4 @@
-"""Which model SGLang serves: what its weights and its arguments say, as the revision under which pages are kept.
+"""Identity of SGLang's model: its weights and arguments, as the revision under which pages are kept.
 
 SGLang tells a backend the name that it serves a model by, which says nothing of its weights. So the weights are sampled where
 they lie in a directory, a model of the Hub is named by its commit, and what else changes KV beside them enters: overrides of

@@ -1,4 +1,4 @@
-"""What SGLang's orchestrator says of a batch's pages: hints that came with the request, as ranges for each page.
+"""Retention and hints of a batch's pages, as SGLang's orchestrator sends them with a request: ranges for each page.
 
 SGLang hands an envelope on untouched, in the free part of a storage call's extra info. Its ranges count the prompt's tokens,
 while a batch begins anywhere in the prompt: `prefix_keys` says how many pages precede it where SGLang passes them, and where it

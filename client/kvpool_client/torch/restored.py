@@ -1,4 +1,4 @@
-"""What the pool gives back of a prompt: leading tokens whose KV is on its way into the engine's blocks.
+"""Leading tokens of a prompt that the pool gives back, on their way into the engine's blocks.
 
     RESTORING ──every layer waited for──► SETTLED, `tokens` as promised
         └──a wait finds fewer chunks────► SETTLED, `tokens` smaller: prefill again from there

@@ -1,4 +1,4 @@
-"""What the scheduler half tells the worker halves, once for each step; records of plain values that the engine broadcasts.
+"""Plan of a step, from the scheduler half to the worker halves; records of plain values that the engine broadcasts.
 
 Nothing here acts. Tokens travel as packed int32, block ids and slots as tuples.
 """

@@ -1,4 +1,4 @@
-"""What the scheduler half knows of the requests in flight: who may share KV, what was claimed, what was saved.
+"""Requests in flight, as the scheduler half knows them: who may share KV, what was claimed, what was saved.
 
 Facts about a request come from the engine's own request object at its one lookup; tokens and blocks come with every step.
 A request that was never looked up, or whose KV depends on more than tokens, salt and adapter, is neither loaded nor saved.

@@ -1,4 +1,4 @@
-"""What the pool has and loses, told in vLLM's own stream of KV events.
+"""The pool's chunks as events in vLLM's own stream.
 
     daemon's log ──a thread asks──► cut into batches ──`take`, one a step──► vLLM's publisher
        a gap ──► AllBlocksCleared (if anything was told before), then everything that is stored, parents before children

@@ -1,4 +1,4 @@
-"""What crosses between the two halves: a plan for each step to the workers, a report on each step back.
+"""Plan and report: what crosses between the two halves, to the workers before each step and back after it.
 
 vLLM carries both between processes, so they are plain records of plain values. Invariant: a plan says everything a worker
 needs for its step; a worker keeps of earlier plans only what it has under way. Immutable; any thread.

@@ -1,4 +1,4 @@
-"""What the ranks' save threads say between steps: whether any of them reads blocks, and from when on none will.
+"""Board of the ranks' save threads: says between steps whether any of them reads blocks, and from when on none will.
 
 vLLM forgets its prefixes only while nobody holds a block, and asks for that between steps, when no report comes from the
 workers. So the scheduler's half takes back all pins up to one, and waits until no thread of any rank reads.

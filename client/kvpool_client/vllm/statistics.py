@@ -1,4 +1,4 @@
-"""What one half of the connector counts, in the form that vLLM gathers, adds up and logs.
+"""Counts of one half of the connector, in the form that vLLM gathers, adds up and logs.
 
 Plain numbers by name, added by name; what is gathered between two steps travels once. One thread for each half.
 """

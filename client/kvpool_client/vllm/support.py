@@ -1,4 +1,4 @@
-"""What of vLLM is served, as one table: docs/engines.md shows it, refusals have their remedies from it, tests walk through it.
+"""Support table of vLLM's features: docs/engines.md shows it, refusals have their remedies from it, tests walk through it.
 
     python -m kvpool_client.vllm.support docs/engines.md
 

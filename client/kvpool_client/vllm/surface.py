@@ -1,4 +1,4 @@
-"""What of vLLM's objects this adapter reads: structural types, so that nothing here imports vLLM.
+"""Surface of vLLM that this adapter reads: structural types, so that nothing here imports vLLM.
 
 Not a copy of vLLM's interface: only the attributes that are used, each as vLLM 0.32 has it. Types alone; any thread.
 """

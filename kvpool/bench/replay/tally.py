@@ -1,4 +1,4 @@
-"""What a replay adds up to: counts, rates and latencies of all its requests. Main thread of a command only.
+"""Sums of a replay: counts, rates and latencies of all its requests. Main thread of a command only.
 
 Rates are of one client: bytes of a load over the seconds of that load. Invariant: every request that was served is
 counted once, and the sums are of the same requests as the samples.

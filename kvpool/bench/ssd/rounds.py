@@ -1,4 +1,4 @@
-"""What rounds of a benchmark against a raw floor come to: rates, ratios, latencies and CPU seconds of one direction.
+"""Results of rounds against a raw floor: rates, ratios, latencies and CPU seconds of one direction.
 
 A round is raw, measured and raw again; its ratio is to the mean of the two raw passes, so that a disk that is slower for a
 while is slower for all three. Main thread of a command only.

@@ -1,1 +1,1 @@
-"""What readers ask: leases and tickets on stored chunks."""
+"""Verbs of readers: leases and tickets on stored chunks."""

@@ -1,4 +1,4 @@
-"""What a reader may ask: leases and tickets on stored chunks, over the holds of the native directory.
+"""Readers: leases and tickets on stored chunks, over the holds of the native directory.
 
 Joins the directory, which protects chunks, with the records of who asked and until when. It schedules nothing and
 speaks no protocol; `now_ns` is an argument. Control thread only.

@@ -1,1 +1,1 @@
-"""What writers ask: reservations, commits, saves by copy."""
+"""Verbs of writers: reservations, commits, saves by copy."""

@@ -1,4 +1,4 @@
-"""What a writer may ask: reserve, commit, end, over the slots of the native directory.
+"""Writers: reserve, commit, end, over the slots of the native directory.
 
 Joins the directory, which makes room and publishes, with the records of who writes and until when. What a connection
 reserves counts there for it, until it says that it writes no more or is gone. It schedules nothing and speaks no protocol;

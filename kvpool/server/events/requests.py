@@ -1,4 +1,4 @@
-"""What a connection may ask about chunks that come and go: events, snapshots, fates, the names of namespaces.
+"""Handlers of requests about chunks that come and go: events, snapshots, histories, the names of namespaces.
 
 An engine hears of its own namespaces alone and never waits; an operator hears of all and may wait for the next event. The
 handlers hold no state of their own. Control thread only.

@@ -1,4 +1,4 @@
-"""When everything is told anew to routers that lack what came before: who has just come, or asks for what is not kept.
+"""Retelling: a whole snapshot for routers that lack what came before, because they are new or ask for what is not kept.
 
 Telling is for all of them at once, so what one asks for is bounded: at most RETELLS_AT_ONCE in as many `interval_s`, and one
 peer at replay brings about one of them in that time. After somebody has come others are waited for, SETTLE_S, since after a

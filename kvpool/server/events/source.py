@@ -1,4 +1,4 @@
-"""What a thread beside the control thread reads of the journal: events, snapshot pages, and the namespaces that they name.
+"""Source of events for a thread beside the control thread: events, snapshot pages, and the namespaces that they name.
 
 Each read hops to the control thread, is answered there within a turn of the loop, and waits with a deadline. One thread at a
 time, never the loop's own.

@@ -1,4 +1,4 @@
-"""Whether the daemon can do its work, from what was seen and not from its being there.
+"""Health of the daemon: can it do its work, judged by what was seen and not by its being there.
 
     STARTING ──begin_serving, first probe good──► READY ──begin_draining──► DRAINING
                                                    │ ▲

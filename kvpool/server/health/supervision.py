@@ -1,4 +1,4 @@
-"""Who is told how the daemon is: the service manager, the log, operators.
+"""Supervision: reports of the daemon's health to the service manager, the log and operators.
 
 Joins health, the self-probe and the service manager, which know nothing of each other. The manager hears WATCHDOG=1 only
 right after a good probe of a daemon without problems: a daemon that hangs, answers wrongly or has lost a thread is

@@ -1,4 +1,4 @@
-"""What a service manager is told by sd_notify: a datagram of `NAME=value` lines to the socket in NOTIFY_SOCKET.
+"""Messages to a service manager by sd_notify: a datagram of `NAME=value` lines to the socket in NOTIFY_SOCKET.
 
 Without that variable nothing is sent and nothing is watched. A message that cannot be delivered is counted and logged
 once: the daemon serves engines whether or not somebody watches it. No library is needed for one datagram.

@@ -1,4 +1,4 @@
-"""How long requests took on the control thread, by verb, and which of them failed.
+"""Durations of requests on the control thread, by verb, and failures.
 
 The time runs from a request's dispatch to its answer; one that has to wait (for memory, for a check of bytes) includes its
 wait. Adding is a search among 18 bounds and two additions, 0.2 µs (measured); it never makes a row.

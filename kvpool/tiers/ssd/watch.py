@@ -1,4 +1,4 @@
-"""When an SSD tier is put to rest because its disk does not answer, and when one that rests is tried again.
+"""Watch over a disk: suspends an SSD tier that does not answer, and says when a suspended one is tried again.
 
     I/O begins ──► looked at every LOOK_S while there is any ──unanswered for ssd.stall_timeout──► OFFLINE
     READONLY, OFFLINE ──a pause, longer each time until something succeeds──► tried again, if the disk answers at all

@@ -1,1 +1,1 @@
-"""Which KV this is: the model, its geometry, the ranks that share it."""
+"""Identity of the KV: the model, its geometry, the ranks that share it."""

@@ -1,4 +1,4 @@
-"""What orders the bytes inside a block beyond the configuration: found out, not told by a version.
+"""Order of the bytes inside a block, beyond the configuration: found out, not taken from a version.
 
 On a CPU vLLM's own operation fills one block with known numbers, and a digest of its bytes is the form: K is packed for the
 instructions at hand, and whoever packs alike may share. Elsewhere the operation cannot be tried, because the scheduler has no

@@ -1,4 +1,4 @@
-"""How vLLM's processes lie: whether somebody steps an idle engine, and whether its worker's connector is in this process.
+"""Processes of vLLM: is an idle engine stepped, and is its worker's connector in this process.
 
 An engine in a process of its own steps on while a connector says that it has work; one inside its caller's process (`LLM`
 without V1 multiprocessing) runs only while the caller waits for output. Asks vLLM's modules where they are loaded. Any thread.

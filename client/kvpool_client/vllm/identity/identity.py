@@ -1,4 +1,4 @@
-"""Which model this is: the name and the revision under which its chunks are kept.
+"""Identity of the model: the name and the revision under which its chunks are kept.
 
 KV of equal tokens differs with the weights, so beside the model's own name stands a digest of all that changes it: the model's
 configuration, and its weights, by a sample of every tensor where they lie in a directory, by the commit where they are of the

@@ -1,4 +1,4 @@
-"""What of a model's KV depends on the longest sequence that it is served with (`--max-model-len`), which changes no other.
+"""Parts of a model's KV that depend on the longest sequence it is served with (`--max-model-len`); others stay the same.
 
 vLLM takes LongRoPE's long factors where that length exceeds the original one, sizes dynamic NTK by it in some models, and tunes
 Llama 4's attention above 32 Ki tokens. A RoPE variant that is not known here keeps the length itself: its KV may depend on it.

@@ -1,4 +1,4 @@
-"""Where ranks run: kvpool serves ranks that share one node's daemon, each with all the tokens of its heads and layers.
+"""Placement of ranks: kvpool serves ranks that share one node's daemon, each with all the tokens of its heads and layers.
 
 What the configuration says is refused at the start. What it does not say (Ray places ranks where it likes) each worker finds
 out from the first plan that reaches it, which names the scheduler's node: a node is one running kernel, whatever containers are

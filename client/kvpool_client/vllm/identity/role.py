@@ -1,4 +1,4 @@
-"""What vLLM's `kv_role` asks of a connector: who produces KV for others loads none, who consumes others' saves none.
+"""Role of a connector (vLLM's `kv_role`): a producer for others loads nothing, a consumer of others' KV saves nothing.
 
 Under a MultiConnector each child has a role of its own. Immutable; any thread.
 """

@@ -1,4 +1,4 @@
-"""What the scheduler's half has the daemon told without waiting for it: wishes of requests, announcements of those that wait.
+"""Sender of hints: requests for retention and announcements, sent to the daemon without waiting for it.
 
     request arrives ──► its wishes ──► outcomes, which come back with the request's output
             │ not asked for when a step was planned ──► announced, and again while it waits

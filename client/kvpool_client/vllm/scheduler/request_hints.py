@@ -1,4 +1,4 @@
-"""What a request wishes of the pool: its `kv_transfer_params`, read once, and what is answered.
+"""Hints of one request: its `kv_transfer_params`, read once, and what is answered.
 
     {"kv_hints": envelope, "retention": [{start, end, priority, duration}], "decode_priority", "decode_duration_s",
      "save": "prompt" | "all" | true | false, "load": true | false | "wait"}

@@ -1,4 +1,4 @@
-"""What the scheduler's half remembers of one request, from its first question to its end. One thread."""
+"""Record of one request in the scheduler's half, from its first question to its end. One thread."""
 
 from collections.abc import Mapping
 

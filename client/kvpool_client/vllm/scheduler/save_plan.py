@@ -1,4 +1,4 @@
-"""Which chunks a step completes, and may be saved when its forward pass has run.
+"""Chunks that a step completes, and that may be saved when its forward pass has run.
 
 Invariant: a chunk is planned only when every token of it is known and computed by the end of the step. Its blocks are pinned
 from then on where they can be; where too many are, it is planned in a later step, if its request has one. With several shards

@@ -1,4 +1,4 @@
-"""How many requests have had a chunk: what is met once may never be met again, and need not be stored.
+"""Count of the requests that have had a chunk: what is met once may never be met again, and need not be stored.
 
 A bounded memory by block hash; what was met longest ago is forgotten first, of one request the tail before the root. It
 never leaves the process. The scheduler's thread.

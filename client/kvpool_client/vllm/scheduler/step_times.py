@@ -1,4 +1,4 @@
-"""How long steps take that prefill: what vLLM's own computing is worth beside a load.
+"""Durations of steps that prefill: the cost of vLLM's own computing, to compare with a load.
 
 Steps may overlap: one begins to run when it was planned and the one before it has ended. One that loads measures nothing.
 The scheduler's thread.

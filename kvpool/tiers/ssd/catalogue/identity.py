@@ -1,4 +1,4 @@
-"""Who the segment files belong to: their epoch, and the namespaces by which slots name themselves.
+"""Identity of segment files: their epoch, and the namespaces by which slots name themselves.
 
     file := "KVPTIER1" length:u32 crc:u32 body     body: msgpack [epoch, {number: [model, layout in wire form]}]
 
