@@ -162,6 +162,32 @@ def test_where_others_take_what_is_offered_nobody_waits_for_a_late_answer(start_
         engine.scheduler.request_finished_all_groups(request, ([],))
 
 
+def test_an_answer_that_promises_nothing_is_not_taken_for_another_connectors_load(
+    start_engine: StartEngine, daemon: Daemon
+) -> None:
+    engine = start_engine(kvpool__wait_s=3600.0)
+    ask(engine, "cold", TOKENS)
+    half = engine.scheduler._scheduler
+    ask_daemon = half._asker.ask
+
+    def dropped_meanwhile(hit: kv.Hit) -> "Future[Any]":
+        with daemon.admin() as admin:
+            admin.flush(None, None)
+        answer: Future[Any] = ask_daemon(hit)
+        return answer
+
+    half._asker.ask = dropped_meanwhile
+    assert ask(engine, "dropped", TOKENS).external == 0
+    half._asker.ask = ask_daemon
+    ask(engine, "stored again", TOKENS)
+    wait_until(lambda: int(daemon.stats()["dram.chunks"]) >= 5, "it is stored again")
+    late(engine)
+    patient = Request("patient", list(TOKENS))
+    engine.forget()
+    assert engine.scheduler.get_num_new_matched_tokens(patient, 0) == (None, False)
+    engine.scheduler.request_finished_all_groups(patient, ([],))
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_step_in_which_another_connector_loads_is_saved_when_it_has_gone_well(
     start_engine: StartEngine, fails: bool

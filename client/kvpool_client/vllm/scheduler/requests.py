@@ -55,6 +55,7 @@ class Tracked:
         self.asked_tokens = 0
         self.answer: Answer | None = None
         self.answer_age = Deadline(0.0)
+        self.is_offered = False
         self.patience_with_save: Deadline | None = None
         self.patience_with_daemon: Deadline | None = None
         self.is_loading = False
@@ -113,9 +114,15 @@ class Tracked:
         known = getattr(request, "num_preemptions", None)
         return known is not None and known == self._preemptions_at_allocation
 
+    def offers(self, tokens: int) -> bool:
+        """Whether vLLM is offered anything: if it does not take an offer, another connector's was better."""
+        self.is_offered = tokens > 0
+        return self.is_offered
+
     def forget_answer(self) -> None:
         """Whatever was asked for is used, or of no use any more."""
         self.answer = None
+        self.is_offered = False
         self.patience_with_save = self.patience_with_daemon = None
 
 

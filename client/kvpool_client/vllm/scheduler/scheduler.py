@@ -141,7 +141,7 @@ class SchedulerHalf:
         if promise is None:
             return None, False
         tokens = min(promise.chunks * self._geometry.chunk_tokens, usable) - held_tokens
-        return (tokens, self._settings.is_async) if tokens > 0 else nothing
+        return (tokens, self._settings.is_async) if entry.offers(tokens) else nothing
 
     def allocated(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> None:
         """vLLM has given the request blocks, and counts on `tokens` of the pool's (0: none, or the second call of a load)."""
@@ -157,7 +157,7 @@ class SchedulerHalf:
         entry.hit_sources = {}
         if tokens <= 0:
             if not entry.is_loading:
-                self._stands_back = self._stands_back or entry.answer is not None
+                self._stands_back = self._stands_back or entry.is_offered
                 self._give_back(entry)
             return True
         promise = self._promise(entry) or NOTHING
