@@ -39,7 +39,7 @@ LAYERS: dict[str, set[str]] = {
     "pool": {"config", "protocol", "index", "journal", "tiers", "transfer", "checks", "tiering"},
     "sim": {"config", "index", "tiers", "tiering", "pool"},
     "server": {"config", "protocol", "router_events", "index", "journal", "tiers", "tiering", "pool"},
-    "bench": {"config", "protocol", "pool", "sim"},
+    "bench": {"config", "protocol", "tiering", "pool", "sim"},
     "cli": {"config", "protocol", "router_events", "server", "sim", "bench"},
 }
 CLIENT_MAY_IMPORT = {

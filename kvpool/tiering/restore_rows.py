@@ -10,7 +10,7 @@ from kvpool.types import SizeClassId
 
 _NONE = (1 << 32) - 1
 _MS_PER_S = 1000
-_RESTORE_ROW = np.dtype(
+RESTORE_ROW = np.dtype(
     [
         ("key", "V32"),
         ("parent", "V32"),
@@ -34,7 +34,7 @@ def pack_restore_rows(
     `namespaces`: by the catalogue's numbers. Rows of no known namespace, or of another geometry than its own, are packed so
     that they are refused.
     """
-    packed = np.zeros(len(rows), _RESTORE_ROW)
+    packed = np.zeros(len(rows), RESTORE_ROW)
     for name in ("key", "parent", "offset", "generation", "priority"):
         packed[name] = rows[name]
     packed["duration_ms"] = np.minimum(rows["duration_s"].astype(np.uint64) * _MS_PER_S, _NONE)

@@ -18,6 +18,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool.errors import InvalidArgument
+from kvpool.tiering.restore_rows import RESTORE_ROW
 from kvpool.types import DEFAULT_PRIORITY, EPOCH_BYTES, KEY_BYTES
 
 DRAM_BYTES = 1 << 30
@@ -29,19 +30,6 @@ CHAIN = 64
 CHUNKS_MAX = 32 << 20
 BATCH = 2048
 BYTES_BAR = 256
-# As `Directory.restore` takes them.
-_ROW = np.dtype(
-    [
-        ("key", "V32"),
-        ("parent", "V32"),
-        ("offset", "<u8"),
-        ("generation", "<u8"),
-        ("namespace", "<u4"),
-        ("size_class", "<u4"),
-        ("priority", "<u4"),
-        ("duration_ms", "<u4"),
-    ]
-)
 _COUNT = re.compile(r"([0-9]{1,9})([KM]?)")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
 
@@ -112,7 +100,7 @@ def _restore(files: kvpool_native.Directory, tier: Tier, random: np.random.Gener
     for first in range(0, tier.chunks, BATCH):
         numbers = np.arange(first, min(tier.chunks, first + BATCH), dtype=np.uint64)
         keys = np.frombuffer(random.bytes(KEY_BYTES * len(numbers)), f"V{KEY_BYTES}")
-        rows = np.zeros(len(numbers), _ROW)
+        rows = np.zeros(len(numbers), RESTORE_ROW)
         rows["key"] = keys
         rows["parent"][1:] = keys[:-1]
         rows["parent"][numbers % CHAIN == 0] = bytes(KEY_BYTES)
