@@ -80,11 +80,11 @@ class Daemon:
         wait_until(self._answers_or_died, f"daemon answers at {self.socket}", START_TIMEOUT_S)
         assert self.process.poll() is None, self.log()
 
-    def stop(self) -> int:
+    def stop(self, timeout_s: float = START_TIMEOUT_S) -> int:
         """SIGTERM; the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(START_TIMEOUT_S)
+        return self.process.wait(timeout_s)
 
     def kill(self) -> None:
         """SIGKILL."""

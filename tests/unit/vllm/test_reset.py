@@ -86,14 +86,15 @@ def test_a_pool_without_a_reset_is_left_as_it_is() -> None:
     assert not ask_before_reset(SimpleNamespace(), lambda: None)
     asked: list[str] = []
 
-    def reset_prefix_cache() -> bool:
-        asked.append("reset")
+    def reset_prefix_cache(*arguments: object, **named: object) -> bool:
+        asked.append(f"reset{arguments}{named}")
         return True
 
     pool = SimpleNamespace(reset_prefix_cache=reset_prefix_cache)
     assert ask_before_reset(pool, lambda: asked.append("question"))
     assert pool.reset_prefix_cache()
-    assert asked == ["question", "reset"]
+    assert pool.reset_prefix_cache(1, of="all")
+    assert asked == ["question", "reset(){}", "question", "reset(1,){'of': 'all'}"], "arguments are vLLM's own affair"
 
 
 def test_of_a_rank_that_has_not_attached_nothing_is_known(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ def ask_before_reset(pool: object, ask: Callable[[], None]) -> bool:
     if not callable(reset):
         return False
 
-    def asked() -> object:
+    def asked(*arguments: object, **named: object) -> object:
         ask()
-        return reset()
+        return reset(*arguments, **named)
 
     setattr(pool, METHOD, asked)
     return True
