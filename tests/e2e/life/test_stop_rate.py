@@ -131,6 +131,7 @@ def test_a_stop_under_load_takes_as_long_as_the_disk_for_its_bytes(
         ssd__path=str(tmp_path / "ssd"),
         ssd__capacity=f"{(LIVES + 1) * DRAM_MIB + 256}MiB",
         ssd__watermark="1",  # nothing is written down before the stop
+        ssd__stall_timeout=f"{LONG_S}s",
         server__stop_timeout=f"{STOP_TIMEOUT_S}s",
     )
     stops = []
