@@ -1,0 +1,56 @@
+"""Samples of long suites: of the cases of each parametrised test, one in KVPOOL_SAMPLE runs, drawn by a printed seed.
+
+Continuous integration has a bound on its time. Each test keeps one case at least, so what a sample leaves out is a repetition
+with other parameters. KVPOOL_SEED draws the same sample again; without KVPOOL_SAMPLE everything runs.
+"""
+
+import os
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+
+SAMPLE_SEED = pytest.StashKey[int]()
+
+
+def drawn(names: Sequence[str], one_in: int, seed: int) -> set[str]:
+    """Which of these test names run: of those that differ in their parameters alone one in `one_in`, rounded up."""
+    cases: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        cases[name.partition("[")[0]].append(name)
+    draw = random.Random(seed)
+    return {name for found in cases.values() for name in draw.sample(found, -(-len(found) // one_in))}
+
+
+def _one_in() -> int:
+    text = os.environ.get("KVPOOL_SAMPLE", "") or "1"
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise pytest.UsageError(f"KVPOOL_SAMPLE={text}: expected a whole number from 1 on")
+    return int(text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the seed, and refuse a sample that is no number."""
+    if _one_in() > 1 and hasattr(config, "workerinput"):
+        raise pytest.UsageError("KVPOOL_SAMPLE: every worker would draw a sample of its own; run without -n")
+    config.stash[SAMPLE_SEED] = int(os.environ.get("KVPOOL_SEED") or random.SystemRandom().randrange(1 << 32))
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Name the sample and its seed."""
+    if _one_in() == 1:
+        return None
+    return f"a sample: one case in {_one_in()} of each test, KVPOOL_SEED={config.stash[SAMPLE_SEED]}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the other cases out."""
+    if _one_in() == 1:
+        return
+    chosen = drawn([item.nodeid for item in items], _one_in(), config.stash[SAMPLE_SEED])
+    left_out = [item for item in items if item.nodeid not in chosen]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.nodeid in chosen]
