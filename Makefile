@@ -69,7 +69,7 @@ demo: setup
 # Torch computes in one thread a process: more of them than cores wait for one another (test_demo.py and test_torch_engine.py
 # without the demonstration, beside other work: 27 and 38 s of CPU with two threads, 10 with one).
 WORKERS ?= 2
-# How often a failed test runs again. Continuous integration sets 1, for machines that others use too; see tests/rigs/reruns.py.
+# How often a failed test runs again. Continuous integration sets 1, for machines that others use too; see tests/rigs/runs/reruns.py.
 RERUNS ?= 0
 PYTEST = $(RUN_TREE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --reruns $(RERUNS)
 

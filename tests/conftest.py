@@ -14,7 +14,7 @@ import pytest
 
 from tests.rigs.daemon import WRITE_MODES, Daemon
 
-pytest_plugins = ["tests.rigs.reruns", "tests.rigs.sampling"]
+pytest_plugins = ["tests.rigs.runs.reruns", "tests.rigs.runs.sampling"]
 
 # A property of a test whose value is a line of the section `campaigns`. Properties reach the end of a run from every worker.
 CAMPAIGN_LINE = "campaign"

@@ -301,6 +301,32 @@ def test_files_that_are_named_are_there(path: Path) -> None:
         assert named.startswith("/") or any(file.endswith(f"/{named}") for file in files), f"{named} is not there"
 
 
+def _is_defined(name: str, path: Path) -> bool:
+    """Whether a file defines `Class.method` (Python) or `Class::method` (C++)."""
+    if path.suffix != ".py":
+        return re.search(rf"^[\w<>:,&* \[\]]*\b{re.escape(name)}\(", _text(path), re.MULTILINE) is not None
+    body: list[ast.stmt] = list(ast.parse(_text(path)).body)
+    for part in name.split("."):
+        found = [
+            node
+            for node in body
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == part
+        ]
+        if not found:
+            return False
+        body = found[0].body
+    return True
+
+
+def test_the_ways_through_the_house_name_what_is_there() -> None:
+    steps = re.findall(r"`([\w.:]+)` in `([\w/.]+)`", _text(ROOT / "ARCHITECTURE.md"))
+    assert len(steps) >= 30, "the ways of a save, a load, a promotion, a demotion and an eviction"
+    missing = [f"{name} in {path}" for name, path in steps if not _is_defined(name, ROOT / path)]
+    assert not missing, f"ARCHITECTURE.md names what is not there: {missing}"
+    assert not _is_defined("Pool.none", ROOT / "kvpool/pool/pool.py")
+    assert not _is_defined("Directory::none", ROOT / "native/directory/directory.cpp")
+
+
 def test_the_client_is_thin() -> None:
     """`import kvpool_client` loads the standard library, msgpack, numpy, the native module and kvpool's base."""
     code = "import sys, kvpool_client; print('\\n'.join(sys.modules))"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rigs.reruns import is_unforgivable
+from tests.rigs.runs.reruns import is_unforgivable
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,7 +29,7 @@ def _run(directory: Path, statement: str) -> subprocess.CompletedProcess[str]:
         "pytest",
         "-q",
         "-p",
-        "tests.rigs.reruns",
+        "tests.rigs.runs.reruns",
         "-p",
         "no:cacheprovider",
         "--reruns",

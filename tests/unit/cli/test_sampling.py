@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.rigs.sampling import drawn
+from tests.rigs.runs.sampling import drawn
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,7 +24,17 @@ def test_one():
 def _run(directory: Path, sample: str, seed: str = "") -> subprocess.CompletedProcess[str]:
     file = directory / "test_suite.py"
     file.write_text(SUITE)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.rigs.sampling", "-p", "no:cacheprovider", "-rA", str(file)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.rigs.runs.sampling",
+        "-p",
+        "no:cacheprovider",
+        "-rA",
+        str(file),
+    ]
     return subprocess.run(
         command,
         cwd=ROOT,

@@ -1,0 +1,1 @@
+"""How a run of tests goes: second runs and samples."""
