@@ -21,7 +21,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.types import KEY_BYTES, LoadReason, TokenRange
 from kvpool_client.arguments import check_connect, check_index, check_keys
 from kvpool_client.connection.counters import Counters
-from kvpool_client.connection.lease_fetcher import Leasing
+from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.roots import Roots
 from kvpool_client.connection.session import Session
@@ -31,14 +31,14 @@ from kvpool_client.copying.device_arena import PinnedBytes
 from kvpool_client.copying.device_blocks import DeviceBlocks
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart, read_events, read_snapshot
 from kvpool_client.hints.envelope import HintReport, parse_hints
-from kvpool_client.hints.hint_client import Wishing
+from kvpool_client.hints.hint_client import HintClient
 from kvpool_client.key_chain import Extra, KeyChain
 from kvpool_client.lease import Lease
 from kvpool_client.load import Load, LoadRun
 from kvpool_client.results import AnnounceResult, Hit, LoadResult, RetainResult
 from kvpool_client.retention import plan_retention
 from kvpool_client.save import Save
-from kvpool_client.saving import Saving
+from kvpool_client.save_starter import SaveStarter
 from kvpool_client.separate_chunks import SeparateChunks
 
 _NO_TIERS = np.empty(0, np.uint8)
@@ -96,10 +96,10 @@ class Pool:
         self._counters = Counters()
         self._link = Link(os.fspath(path), self.model, layout, self._timeout_s, self._counters)
         self._copies = Copies(layout, copy_threads)
-        self._leasing = Leasing(layout, self._link, self._counters, self._copies.estimate_s, self._timeout_s)
-        self._saving = Saving(layout, self._link, self._copies, self._counters, self._timeout_s)
-        self.separate = SeparateChunks(layout, self._copies, self._leasing, self._saving)
-        self._wishing = Wishing(layout, self._link, self._counters, self._timeout_s)
+        self._lease_fetcher = LeaseFetcher(layout, self._link, self._counters, self._copies.estimate_s, self._timeout_s)
+        self._save_starter = SaveStarter(layout, self._link, self._copies, self._counters, self._timeout_s)
+        self.separate = SeparateChunks(layout, self._copies, self._lease_fetcher, self._save_starter)
+        self._hint_client = HintClient(layout, self._link, self._counters, self._timeout_s)
 
     def __repr__(self) -> str:
         return f"<Pool {self.model} {'connected' if self.connected else 'away'}>"
@@ -207,7 +207,7 @@ class Pool:
         """
         if not isinstance(hit, Hit):
             raise InvalidArgument(f"hit is {type(hit).__name__}, expected what lookup answered")
-        return self._leasing.acquire(hit)
+        return self._lease_fetcher.acquire(hit)
 
     def claim(self, ticket: bytes) -> Lease:
         """The lease that a ticket stands for, once on each rank. A used, expired or forged ticket gives an empty lease.
@@ -216,7 +216,7 @@ class Pool:
         """
         if not isinstance(ticket, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"ticket is {type(ticket).__name__}, expected bytes")
-        return self._leasing.claim(bytes(ticket))
+        return self._lease_fetcher.claim(bytes(ticket))
 
     def load(
         self,
@@ -275,7 +275,7 @@ class Pool:
         check_index("first_chunk", first_chunk, len(keys))
         count = len(keys) - first_chunk if chunks is None else chunks
         check_index("chunks", count, len(keys) - first_chunk)
-        wishes = plan_retention(
+        retention_columns = plan_retention(
             retention,
             chunks=len(keys),
             chunk_tokens=self.layout.chunk_tokens,
@@ -284,7 +284,7 @@ class Pool:
             decode_duration_s=decode_duration_s,
         )
         blocks = self._copies.blocks(cache, block_ids, from_, count, is_load=False)
-        return self._saving.begin(keys, blocks, first_chunk, count, wishes)
+        return self._save_starter.begin(keys, blocks, first_chunk, count, retention_columns)
 
     def events(self, since: EventMark = BEGINNING) -> EventBatch:
         """What has happened to the chunks of this Pool's model and layout behind a mark; some of it, where it is much.
@@ -314,7 +314,7 @@ class Pool:
         Chunks that no range covers are left as they are. One round trip for each 4096 chunks and rank.
         """
         check_keys(keys)
-        wishes = plan_retention(
+        retention_columns = plan_retention(
             retention,
             chunks=len(keys),
             chunk_tokens=self.layout.chunk_tokens,
@@ -322,7 +322,7 @@ class Pool:
             decode_priority=decode_priority,
             decode_duration_s=decode_duration_s,
         )
-        return self._wishing.retain(keys, wishes)
+        return self._hint_client.retain(keys, retention_columns)
 
     def announce(self, keys: KeyChain) -> AnnounceResult:
         """Say that these chunks will be asked for soon: they stay in DRAM, or come up to it, until this Pool acquires them.
@@ -330,12 +330,12 @@ class Pool:
         Bounded in bytes (`dram.announced_share`) and time (`dram.announced_ttl`). One round trip that waits for nothing.
         """
         check_keys(keys)
-        return self._wishing.announce(keys)
+        return self._hint_client.announce(keys)
 
     def demote(self, keys: KeyChain) -> RetainResult:
         """Say that these chunks will not be asked for soon: they are written to the SSD tier, and leave DRAM first."""
         check_keys(keys)
-        return self._wishing.demote(keys)
+        return self._hint_client.demote(keys)
 
     def hint(self, envelope: object, keys: KeyChain, *, prompt_tokens: int | None = None) -> HintReport:
         """Carry an orchestrator's KvHintsEnvelope out on these keys: what became of each action. Never raises for its content.
@@ -344,7 +344,7 @@ class Pool:
         taken as they are.
         """
         check_keys(keys)
-        return self._wishing.hint(parse_hints(envelope), keys, prompt_tokens)
+        return self._hint_client.hint(parse_hints(envelope), keys, prompt_tokens)
 
     def device_blocks(self, cache: Cache, memory: PinnedBytes) -> DeviceBlocks:
         """Copies between a registered cache on a device and host memory, through this Pool's staging ring."""

@@ -26,7 +26,7 @@ RANGES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RetentionColumns:
     """What to keep each chunk with: uint8 priorities (KEEP_PRIORITY: as it is) and uint32 milliseconds (0: for good)."""
 
     priorities: npt.NDArray[np.uint8]
@@ -53,7 +53,7 @@ def plan_retention(
     prompt_tokens: int | None = None,
     decode_priority: int | None = None,
     decode_duration_s: float | None = None,
-) -> Wishes:
+) -> RetentionColumns:
     """What to keep each of `chunks` chunks with. `prompt_tokens`: where decoding began; None: all of it is prompt.
 
     Raises InvalidArgument, naming the range, its value and what was expected.
@@ -74,7 +74,7 @@ def plan_retention(
         touched = slice(entry.start // chunk_tokens, min(prompt_chunks, -(-end // chunk_tokens)))
         priorities[touched] = entry.priority
         durations_ms[touched] = _milliseconds(entry.duration_s)
-    return Wishes(priorities, durations_ms)
+    return RetentionColumns(priorities, durations_ms)
 
 
 def check_retention(

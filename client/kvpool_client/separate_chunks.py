@@ -12,7 +12,7 @@ from kvpool.errors import KVPoolError
 from kvpool.layout import Layout
 from kvpool.types import TokenRange
 from kvpool_client.connection.batching import drop_leases
-from kvpool_client.connection.lease_fetcher import Leasing
+from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies
 from kvpool_client.key_chain import KeyChain
@@ -20,21 +20,21 @@ from kvpool_client.lease import Lease
 from kvpool_client.results import Hit, SaveResult
 from kvpool_client.retention import plan_retention
 from kvpool_client.save import Save, publish_each
-from kvpool_client.saving import Saving
+from kvpool_client.save_starter import SaveStarter
 
 
 class SeparateChunks:
     """See the module; `Pool.separate`."""
 
-    def __init__(self, layout: Layout, copies: Copies, leasing: Leasing, saving: Saving) -> None:
+    def __init__(self, layout: Layout, copies: Copies, lease_fetcher: LeaseFetcher, save_starter: SaveStarter) -> None:
         self._layout = layout
         self._copies = copies
-        self._leasing = leasing
-        self._saving = saving
+        self._lease_fetcher = lease_fetcher
+        self._save_starter = save_starter
 
     def acquire(self, hits: Sequence[Hit]) -> list[Lease]:
         """A lease for each hit, as `Pool.acquire` gives it. What is leased last counts as used last."""
-        return self._leasing.acquire_each(hits)
+        return self._lease_fetcher.acquire_each(hits)
 
     def release(self, leases: Sequence[Lease]) -> None:
         """End leases, after their running loads. Idempotent; never raises."""
@@ -55,9 +55,9 @@ class SeparateChunks:
         """A save of every chunk of each chain, as `Pool.save` begins it, out of its blocks of `cache`."""
         planned = []
         for chain, ids, ranges in zip(chains, block_ids, retention, strict=True):
-            wishes = plan_retention(ranges, chunks=len(chain), chunk_tokens=self._layout.chunk_tokens)
-            planned.append((chain, self._copies.blocks(cache, ids, None, len(chain), is_load=False), wishes))
-        return self._saving.begin_each(planned)
+            retention_columns = plan_retention(ranges, chunks=len(chain), chunk_tokens=self._layout.chunk_tokens)
+            planned.append((chain, self._copies.blocks(cache, ids, None, len(chain), is_load=False), retention_columns))
+        return self._save_starter.begin_each(planned)
 
     def publish(self, saves: Sequence[Save]) -> list[SaveResult]:
         """Copy and publish saves, in their order; what each has come to."""

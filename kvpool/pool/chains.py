@@ -85,8 +85,8 @@ class Chains:
         columns.check_reserve(request)
         if self.is_stopping:
             return _declined(SaveState.STOPPING, request)
-        wishes = request.priorities, request.durations
-        reserving = self.writing.begin(session, request.parent, request.keys, wishes)
+        retention = request.priorities, request.durations
+        reserving = self.writing.begin(session, request.parent, request.keys, retention)
 
         def advance(may_wait: bool) -> Step:
             first = reserving.chunks

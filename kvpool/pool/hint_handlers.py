@@ -75,7 +75,7 @@ class Hinting:
         ranks = len(session.namespaces)
         columns.check_keys(request.keys, ranks=ranks)
         chunks = len(request.keys) // KEY_BYTES // ranks
-        columns.check_wishes(chunks, ranks=ranks)
+        columns.check_retention_columns(chunks, ranks=ranks)
         columns.check_retention(request.priorities, request.durations, chunks)
         states = b""
         while True:
@@ -96,7 +96,7 @@ class Hinting:
         chunks = len(request.keys) // KEY_BYTES // ranks
         if not 0 <= request.first < chunks:
             raise ProtocolError(f"first is {request.first}, expected 0..{chunks - 1}")
-        columns.check_wishes(chunks - request.first, ranks=ranks)
+        columns.check_retention_columns(chunks - request.first, ranks=ranks)
         states = b""
         for start in range(0, chunks, part_chunks(ranks)):
             parent = part_of(request.keys, ranks, slice(start - 1, start)) if start else b""
@@ -125,7 +125,7 @@ class Hinting:
         """Keep chunks of whatever namespace with one priority: an operator's order, which lets others in between."""
         columns.check_keys(request.keys, ranks=1)
         count = len(request.keys) // KEY_BYTES
-        columns.check_wishes(count, ranks=1)
+        columns.check_retention_columns(count, ranks=1)
         if not 0 <= request.priority <= PRIORITY_MAX or not 0.0 <= request.duration_s <= DURATION_S_MAX:
             expected = f"0..{PRIORITY_MAX} and 0..{DURATION_S_MAX:.0f}"
             raise ProtocolError(

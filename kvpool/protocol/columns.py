@@ -46,10 +46,10 @@ def check_reserve(request: m.Reserve) -> None:
         check_retention(request.priorities, request.durations, len(request.keys) // KEY_BYTES)
 
 
-def check_wishes(chunks: int, *, ranks: int) -> None:
+def check_retention_columns(chunks: int, *, ranks: int) -> None:
     """Raises ProtocolError unless a wish about this many chunks on each of `ranks` is within WISHES_MAX."""
-    if not 0 < chunks * ranks <= m.WISHES_MAX:
-        raise ProtocolError(f"{chunks} chunks are wished about, expected 1..{m.WISHES_MAX // ranks}")
+    if not 0 < chunks * ranks <= m.RETAIN_KEYS_MAX:
+        raise ProtocolError(f"{chunks} chunks are wished about, expected 1..{m.RETAIN_KEYS_MAX // ranks}")
 
 
 def check_retention(priorities: bytes, durations: bytes, count: int) -> None:

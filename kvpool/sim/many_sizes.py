@@ -66,8 +66,8 @@ class ManySizes:
         session, keys = self._sessions[model], self._draws.bytes(KEY_BYTES * chunks)
         now_ns = self._clock.now_ns() + TICK_NS
         self._clock.set(now_ns)
-        wishes = (b"", b"") if priority is None else (bytes([priority]) * chunks, bytes(4 * chunks))
-        places = self._writing.reserve(session, b"", keys, now_ns, may_wait=False, wishes=wishes)
+        retention = (b"", b"") if priority is None else (bytes([priority]) * chunks, bytes(4 * chunks))
+        places = self._writing.reserve(session, b"", keys, now_ns, may_wait=False, retention=retention)
         assert places is not None
         reserved = places.states.count(SaveState.RESERVED)
         if reserved:

@@ -78,8 +78,8 @@ class Player:
     def save(self) -> None:
         pool = self.pool()
         keys = self.chain(pool)
-        wishes = [kv.TokenRange(0, None, int(self.random.integers(101)))] if self.random.random() < 0.3 else []
-        result = pool.save(keys, from_=payload_of(keys, pool.layout), retention=wishes).commit()
+        retention = [kv.TokenRange(0, None, int(self.random.integers(101)))] if self.random.random() < 0.3 else []
+        result = pool.save(keys, from_=payload_of(keys, pool.layout), retention=retention).commit()
         assert result is not None
         self.remember(keys, result)
         kept = result.stored + result.present
@@ -184,7 +184,7 @@ def test_random_operations_agree_with_a_dict(
     assert int(stats["dram.used_bytes"]) <= CHUNKS * SMALL.chunk_bytes
 
 
-def test_wishes_over_two_tiers_cost_no_byte(start_daemon: Callable[..., Daemon], tmp_path: Path, seed: int) -> None:
+def test_hints_over_two_tiers_cost_no_byte(start_daemon: Callable[..., Daemon], tmp_path: Path, seed: int) -> None:
     daemon = start_daemon(
         dram__capacity=f"{CHUNKS * SMALL.chunk_bytes}B",
         dram__announced_ttl="200ms",

@@ -16,7 +16,7 @@ from tests.rigs.daemon import Daemon, wait_until
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.vllm.worker.storing import Storing  # noqa: E402 - only where torch is
+from kvpool_client.vllm.worker.save_task import SaveTask  # noqa: E402 - only where torch is
 from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
 from tests.rigs.vllm.setting import CHUNK, StartEngine, counted, start_engine  # noqa: E402 - likewise
@@ -31,15 +31,15 @@ SAVES = [None, None, None, {"save": "all"}, {"save": False}, {"load": False}, {"
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """No save thread begins an order while it is cleared."""
-    opened, begin = threading.Event(), Storing.open
+    opened, begin = threading.Event(), SaveTask.open
     opened.set()
 
-    def wait(storing: Storing) -> None:
+    def wait(storing: SaveTask) -> None:
         if threading.current_thread().name.startswith("kvpool-save"):
             opened.wait(20.0)
         begin(storing)
 
-    monkeypatch.setattr(Storing, "open", wait)
+    monkeypatch.setattr(SaveTask, "open", wait)
     yield opened
     opened.set()
 

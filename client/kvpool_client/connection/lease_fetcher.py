@@ -23,7 +23,7 @@ TICKET_BYTES_MAX = 256
 _NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 
 
-class Leasing:
+class LeaseFetcher:
     """Asks for the leases of one Pool."""
 
     def __init__(

@@ -30,7 +30,7 @@ ENGINE_FAILURES = (
 REASONS_MAX = 256
 
 
-class Border:
+class FailureGuard:
     """Failures by the call in which they happened. Invariant: a call's first failure was logged, with its cause."""
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -45,7 +45,7 @@ class Border:
             return function()
         except Exception as error:
             self._count(call)
-            self.complain(f"{call} failed: {type(error).__name__}", str(error), is_defect=True)
+            self.warn_once(f"{call} failed: {type(error).__name__}", str(error), is_defect=True)
             return default
 
     def miss(self, call: str, cause: object) -> None:
@@ -53,7 +53,7 @@ class Border:
         if self._count(call) == 1:
             self._logger.warning("%s missed: %s (said once, then counted)", call, cause)
 
-    def complain(self, reason: str, detail: str = "", *, is_defect: bool = False) -> None:
+    def warn_once(self, reason: str, detail: str = "", *, is_defect: bool = False) -> None:
         """Log a reason, the first time that it is given."""
         with self._lock:
             if reason in self._said or len(self._said) >= REASONS_MAX:

@@ -1,6 +1,6 @@
 """Cost of loading a hit against computing it, by measured rates.
 
-`worthwhile_chunks` and `wait_limit_s` are pure; `SpeedBook` keeps the rates they are asked with. A rate is the median of the
+`chunks_to_load` and `wait_limit_s` are pure; `RateEstimator` keeps the rates they are asked with. A rate is the median of the
 last few measurements, so that one load that stalled says nothing, and two in a row that a tier has become slow.
 Invariants: a decision takes a prefix, never a piece behind a gap; what is not known yet is taken, because only a load can
 measure it. A tier that is declined is measured anew after a while, by a piece of a hit that is small enough to cost little:
@@ -32,35 +32,35 @@ LAST_PROBE_S = 960.0
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
+class Rates:
     """What is known: bytes per second of each tier, and the engine's prefill in tokens per second (0: not known yet)."""
 
     bytes_per_s: Mapping[int, float]
     prefill_tokens_per_s: float
 
 
-def worthwhile_chunks(levels: bytes, *, chunk_bytes: int, chunk_tokens: int, speeds: Speeds) -> int:
+def chunks_to_load(levels: bytes, *, chunk_bytes: int, chunk_tokens: int, rates: Rates) -> int:
     """How many leading chunks of a hit to load; `levels` has the tier of each.
 
     The prefix that saves most time against computing it, the longer one of two equal ones. 0 where no prefix saves any.
     """
-    if not speeds.prefill_tokens_per_s:
+    if not rates.prefill_tokens_per_s:
         return len(levels)
-    compute_s = chunk_tokens / speeds.prefill_tokens_per_s
+    compute_s = chunk_tokens / rates.prefill_tokens_per_s
     best = 0
     saved_s = best_s = 0.0
     for taken, level in enumerate(levels, 1):
-        saved_s += compute_s - chunk_bytes / speeds.bytes_per_s[level]
+        saved_s += compute_s - chunk_bytes / rates.bytes_per_s[level]
         if saved_s >= best_s:
             best, best_s = taken, saved_s
     return best
 
 
-def wait_limit_s(missing_tokens: int, *, speeds: Speeds, longest_s: float) -> float:
+def wait_limit_s(missing_tokens: int, *, rates: Rates, longest_s: float) -> float:
     """How long to wait for chunks that another engine is just saving: never longer than computing them would take."""
-    if not speeds.prefill_tokens_per_s:
+    if not rates.prefill_tokens_per_s:
         return longest_s
-    return max(0.0, min(longest_s, missing_tokens / speeds.prefill_tokens_per_s))
+    return max(0.0, min(longest_s, missing_tokens / rates.prefill_tokens_per_s))
 
 
 class MedianRate:
@@ -117,7 +117,7 @@ class Probe:
         self._due_ns = None
 
 
-class SpeedBook:
+class RateEstimator:
     """The rates of each tier and of the engine, and what to take by them."""
 
     def __init__(self) -> None:
@@ -127,13 +127,13 @@ class SpeedBook:
         self._probes = {int(level): Probe() for level in FIRST_GUESS}
         self._prefill = MedianRate(0.0, least=PREFILL_MIN, most=PREFILL_MAX)
 
-    def speeds(self) -> Speeds:
+    def rates(self) -> Rates:
         """What is known now."""
-        return Speeds({level: rate.value for level, rate in self._tiers.items()}, self._prefill.value)
+        return Rates({level: rate.value for level, rate in self._tiers.items()}, self._prefill.value)
 
-    def take(self, levels: bytes, *, chunk_bytes: int, chunk_tokens: int, now_ns: int) -> int:
+    def plan_load(self, levels: bytes, *, chunk_bytes: int, chunk_tokens: int, now_ns: int) -> int:
         """How many leading chunks of a hit to load: those that are worth it, at times a few more that measure a tier."""
-        count = worthwhile_chunks(levels, chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens, speeds=self.speeds())
+        count = chunks_to_load(levels, chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens, rates=self.rates())
         for level in set(levels[:count]):
             self._probes[level].rest()
         probed = -(-PROBE_BYTES // chunk_bytes)

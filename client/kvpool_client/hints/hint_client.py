@@ -27,13 +27,13 @@ from kvpool_client.hints.envelope import (
 )
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.results import AnnounceResult, RetainResult
-from kvpool_client.retention import Wishes, plan_retention
+from kvpool_client.retention import RetentionColumns, plan_retention
 
 _AWAY = "the daemon is away"
 _LATE = "the daemon did not answer in time"
 
 
-class Wishing:
+class HintClient:
     """Carries the wishes of one Pool to the daemon, for every rank that the Pool stands for."""
 
     def __init__(self, layout: Layout, link: Link, counters: Counters, timeout_s: float) -> None:
@@ -43,20 +43,22 @@ class Wishing:
         self._timeout_s = timeout_s
         ranks = len(layout.ranks)
         self._chunks_max = m.KEYS_MAX // ranks
-        self._wishes_max = max(1, m.WISHES_MAX // ranks)
+        self._retain_keys_max = max(1, m.RETAIN_KEYS_MAX // ranks)
 
-    def retain(self, keys: KeyChain, wishes: Wishes, deadline: Deadline | None = None) -> RetainResult:
+    def retain(
+        self, keys: KeyChain, retention_columns: RetentionColumns, deadline: Deadline | None = None
+    ) -> RetainResult:
         """Keep the covered chunks so; one round trip for each WISHES_MAX of them on all ranks."""
         deadline = deadline or Deadline(self._timeout_s)
-        covered = wishes.covered
+        covered = retention_columns.covered
         columns = [np.frombuffer(column, f"V{KEY_BYTES}") for column in keys.columns()]
         states = b""
-        for first in range(0, len(covered), self._wishes_max):
-            chosen = covered[first : first + self._wishes_max]
+        for first in range(0, len(covered), self._retain_keys_max):
+            chosen = covered[first : first + self._retain_keys_max]
             request = m.Retain(
                 b"".join(column[chosen].tobytes() for column in columns),
-                wishes.priorities[chosen].tobytes(),
-                wishes.durations_ms[chosen].astype("<u4").tobytes(),
+                retention_columns.priorities[chosen].tobytes(),
+                retention_columns.durations_ms[chosen].astype("<u4").tobytes(),
             )
             states += self._ask(request, len(chosen), deadline)
         result = RetainResult.of(len(keys), covered.tolist(), states)
@@ -72,8 +74,8 @@ class Wishing:
         end = min(len(keys) if end_chunk is None else end_chunk, self._chunks_max)
         covered = range(min(first_chunk, end), end)
         states = b""
-        for first in covered[:: self._wishes_max]:
-            last = min(first + self._wishes_max, end)
+        for first in covered[:: self._retain_keys_max]:
+            last = min(first + self._retain_keys_max, end)
             column = b"".join(column[: last * KEY_BYTES] for column in keys.columns())
             states += self._ask(m.Demote(column, first), last - first, deadline)
         result = RetainResult.of(len(keys), covered, states)
@@ -128,7 +130,7 @@ class Wishing:
         if action.verb == DEMOTE:
             first, end = self._chunks_of(action.ranges[0], keys)
             return _outcome_of(action, self.demote(keys, first, end, deadline))
-        wishes = plan_retention(
+        retention_columns = plan_retention(
             action.ranges,
             chunks=len(keys),
             chunk_tokens=self._layout.chunk_tokens,
@@ -136,7 +138,7 @@ class Wishing:
             decode_priority=action.output.priority if action.output and prompt_tokens is not None else None,
             decode_duration_s=action.output.duration_s if action.output and prompt_tokens is not None else None,
         )
-        return _outcome_of(action, self.retain(keys, wishes, deadline))
+        return _outcome_of(action, self.retain(keys, retention_columns, deadline))
 
     def _prefetch(self, action: Action, keys: KeyChain, deadline: Deadline) -> Outcome:
         _, end = self._chunks_of(action.ranges[0], keys)

@@ -18,7 +18,7 @@ from kvpool.errors import InvalidArgument, KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.types import TokenRange
 from kvpool_client.copying.cache import Cache
-from kvpool_client.engines.failure_guard import ENGINE_FAILURES, Border
+from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.refusals import Refusals
 from kvpool_client.hints.envelope import Outcome
 from kvpool_client.key_chain import KeyChain
@@ -27,7 +27,7 @@ from kvpool_client.load import Load
 from kvpool_client.pool import Pool
 from kvpool_client.save import Save
 from kvpool_client.sglang.host_pages import HostPages, Shard, describe_host_pool
-from kvpool_client.sglang.page_wishes import hints_of, page_wishes
+from kvpool_client.sglang.page_retention import hints_of, page_retention
 from kvpool_client.sglang.settings import Settings
 
 # Pages under way at once. Loads: what SGLang asks for at once. Saves: as many as a daemon's connection may have by default.
@@ -47,7 +47,7 @@ class PageStore:
         self._refusal = refusal
         self._refusals = Refusals("sglang")
         self._shard = shard
-        self._border = Border(_log)
+        self._guard = FailureGuard(_log)
         self._host_pool: Any = None  # keeps the host memory alive
         self._pages: HostPages | None = None
         self._pool: Pool | None = None
@@ -76,7 +76,7 @@ class PageStore:
     def register(self, host_pool: Any) -> None:
         """Learn SGLang's host pool and connect. A pool that cannot be described leaves everything a miss."""
         if self._refusal:
-            self._border.complain(f"kvpool shares nothing with this engine: {self._refusal}")
+            self._guard.warn_once(f"kvpool shares nothing with this engine: {self._refusal}")
             return
         try:
             pages = describe_host_pool(host_pool, self._shard)
@@ -92,7 +92,7 @@ class PageStore:
             )
         except ENGINE_FAILURES as error:
             self._refusal = f"layout: {error}"
-            self._border.miss("register", f"kvpool shares nothing with this engine: {error}")
+            self._guard.miss("register", f"kvpool shares nothing with this engine: {error}")
             return
         self.close()
         self._host_pool, self._pages, self._cache, self._pool = host_pool, pages, cache, pool
@@ -105,7 +105,7 @@ class PageStore:
         try:
             return self._present(self._pool, self._chains(self._pool, keys), len(keys))
         except ENGINE_FAILURES as error:
-            self._border.miss("batch_exists", error)
+            self._guard.miss("batch_exists", error)
             return 0
 
     def load(self, keys: Sequence[str], host_indices: object) -> list[bool]:
@@ -125,7 +125,7 @@ class PageStore:
                 if got < len(chains[asked]):
                     break
         except ENGINE_FAILURES as error:
-            self._border.miss("batch_get", error)
+            self._guard.miss("batch_get", error)
             return answer
         self._counts["loaded_pages"] += good
         return [number < good for number in range(len(keys))]
@@ -145,14 +145,14 @@ class PageStore:
         try:
             numbers = self._pages.page_numbers(host_indices, len(keys))
             chains = list(self._chains(self._pool, keys))
-            wishes = self._wishes(extra_info, len(keys), self._pages.page_tokens)
+            retention = self._page_retention(extra_info, len(keys), self._pages.page_tokens)
             for first in reversed(range(0, len(keys), SAVES_AT_ONCE)):
                 if deadline.has_passed():
                     break
                 asked = slice(first, first + SAVES_AT_ONCE)
-                answer[asked] = self._save_some(self._pool, chains[asked], numbers[asked], wishes[asked])
+                answer[asked] = self._save_some(self._pool, chains[asked], numbers[asked], retention[asked])
         except ENGINE_FAILURES as error:
-            self._border.miss("batch_set", error)
+            self._guard.miss("batch_set", error)
         return answer
 
     def clear(self) -> bool:
@@ -161,14 +161,14 @@ class PageStore:
             with BlockingConnection.admin(self._settings.socket, self._settings.timeout_s) as connection:
                 connection.flush(self._settings.identity, None)
         except (KVPoolError, OSError) as error:
-            self._border.miss("clear", error)
+            self._guard.miss("clear", error)
             return False
         return True
 
     def stats(self) -> dict[str, int | float | str]:
         """Pages moved and refused, failures by call, and the Pool's own counters."""
         pool = self._pool.stats() if self._pool is not None else {}
-        return {**self._counts, **self._refusals.counts(), **self._border.counts(), **pool}
+        return {**self._counts, **self._refusals.counts(), **self._guard.counts(), **pool}
 
     def close(self) -> None:
         """End the connection. Idempotent; everything is a miss afterwards."""
@@ -179,7 +179,7 @@ class PageStore:
     def refuse(self, call: str, refusal: str, pages: int) -> None:
         """`call` is answered by a miss because of `refusal`, which names its remedy."""
         self._refusals.count(refusal, pages)
-        self._border.miss(call, refusal)
+        self._guard.miss(call, refusal)
 
     def _count_refused(self, pages: int) -> None:
         if self._refusal:
@@ -218,25 +218,25 @@ class PageStore:
             pool.separate.release(leases)
         return good
 
-    def _wishes(self, extra_info: object, pages: int, page_tokens: int) -> list[tuple[TokenRange, ...]]:
+    def _page_retention(self, extra_info: object, pages: int, page_tokens: int) -> list[tuple[TokenRange, ...]]:
         hints = hints_of(extra_info)
         for entry in hints.actions if hints is not None else ():
             if isinstance(entry, Outcome):
-                self._border.miss("kv_hints", entry.reason)
-        return page_wishes(extra_info, hints, pages, page_tokens, self._settings.priority)
+                self._guard.miss("kv_hints", entry.reason)
+        return page_retention(extra_info, hints, pages, page_tokens, self._settings.priority)
 
     def _save_some(
         self,
         pool: Pool,
         chains: Sequence[KeyChain],
         numbers: Sequence[int],
-        wishes: Sequence[tuple[TokenRange, ...]],
+        retention: Sequence[tuple[TokenRange, ...]],
     ) -> list[bool]:
         """One save for each page, all copying at once; committed from the last page to the first."""
         assert self._cache is not None
         saves: list[Save] = []
         try:
-            saves = pool.separate.save(chains, self._cache, [[number] for number in numbers], wishes)
+            saves = pool.separate.save(chains, self._cache, [[number] for number in numbers], retention)
             results = pool.separate.publish(saves[::-1])
         finally:
             for save in saves:

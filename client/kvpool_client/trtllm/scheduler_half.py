@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvpool_client.engines.failure_guard import ENGINE_FAILURES, Border
+from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.refusals import Refusals
 from kvpool_client.trtllm.adapters import Adapters
 from kvpool_client.trtllm.claims import NO_CLAIM, Claim, Claims
@@ -29,7 +29,7 @@ class SchedulerHalf:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._border = Border(_log)
+        self._guard = FailureGuard(_log)
         self._board = Board.create(settings.ranks)
         self._claims: Claims | None = None
         self._is_serving = False
@@ -55,7 +55,7 @@ class SchedulerHalf:
         try:
             return self._match(request, computed_tokens)
         except ENGINE_FAILURES as error:
-            self._border.miss("get_num_new_matched_tokens", error)
+            self._guard.miss("get_num_new_matched_tokens", error)
             return 0
 
     def plan(self, scheduled: Any) -> Plan:
@@ -67,7 +67,7 @@ class SchedulerHalf:
             for data in [*scheduled.new_requests, *scheduled.cached_requests]:
                 saves += self._saves_of(data)
         except ENGINE_FAILURES as error:
-            self._border.miss("build_connector_meta", error)
+            self._guard.miss("build_connector_meta", error)
         memory = self._claims.memory if self._claims is not None else None
         dropped, self._dropped = tuple(self._dropped), []
         return Plan(
@@ -119,7 +119,7 @@ class SchedulerHalf:
     def stats(self) -> dict[str, int | float | str]:
         """Requests asked and refused (by reason too), tokens claimed, failures by call, staging slots free."""
         free = self._claims.slots_free if self._claims is not None else 0
-        return {**self._counts, **self._refusals.counts(), **self._border.counts(), "staging_slots_free": free}
+        return {**self._counts, **self._refusals.counts(), **self._guard.counts(), "staging_slots_free": free}
 
     def close(self) -> None:
         """End the connections and the shared memory."""
@@ -154,7 +154,7 @@ class SchedulerHalf:
         if prompt.is_prompt:
             self._refusals.count("engine" if self._settings.refusal else refusal)
             if not self._settings.refusal:
-                self._border.complain(f"a request is neither loaded nor saved: {refusal}")
+                self._guard.warn_once(f"a request is neither loaded nor saved: {refusal}")
 
     def _look_at_board(self) -> None:
         """Go from START to MAPPING to SERVING, and take back the slots of orders that every rank has carried out."""
@@ -166,7 +166,7 @@ class SchedulerHalf:
                     self._claims = Claims(self._settings, geometry)
                 except ENGINE_FAILURES as error:  # it would fail again: the engine goes on without claims
                     self._cannot_claim = True
-                    self._border.miss("claims", error)
+                    self._guard.miss("claims", error)
         if self._claims is not None:
             self._is_serving = self._is_serving or self._board.has_mapped(ranks)
             self._claims.reclaim(self._board.done(ranks))

@@ -19,7 +19,7 @@ from kvpool.layout import Layout
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.device_arena import PinnedBytes
 from kvpool_client.copying.device_blocks import DeviceBlocks
-from kvpool_client.engines.failure_guard import ENGINE_FAILURES, Border
+from kvpool_client.engines.failure_guard import ENGINE_FAILURES, FailureGuard
 from kvpool_client.engines.refusals import Refusals
 from kvpool_client.engines.shared_bytes import SharedBytes
 from kvpool_client.pool import Pool
@@ -47,7 +47,7 @@ class WorkerHalf:
     def __init__(self, settings: Settings, rank: int) -> None:
         self._settings = settings
         self._rank = rank
-        self._border = Border(_log)
+        self._guard = FailureGuard(_log)
         self._refusals = Refusals("trtllm")
         self._geometry: Geometry | None = None
         self._layout: Layout | None = None
@@ -97,7 +97,7 @@ class WorkerHalf:
             self._pool = connect(self._settings, layout)
         except ENGINE_FAILURES as error:
             self._refusals.count("layout")
-            self._border.miss("register_kv_caches", f"kvpool shares nothing with this engine: {error}")
+            self._guard.miss("register_kv_caches", f"kvpool shares nothing with this engine: {error}")
             return
         self._is_layerwise = self._settings.is_layerwise and pages.is_by_layer
         self._geometry, self._layout, self._cache = pages.geometry, layout, cache
@@ -111,7 +111,7 @@ class WorkerHalf:
         try:
             self._map(plan, self._geometry)
         except ENGINE_FAILURES as error:
-            self._border.miss("bind_connector_meta", error)
+            self._guard.miss("bind_connector_meta", error)
         for request_id in plan.dropped:
             self._waiting.pop(request_id, None)
             save = self._under_way.pop(request_id, None)
@@ -179,7 +179,7 @@ class WorkerHalf:
     def stats(self) -> dict[str, int | float | str]:
         """Blocks moved, failures by call, and the Pool's own counters."""
         pool = self._pool.stats() if self._pool is not None else {}
-        return {**self._counts, **self._refusals.counts(), **self._border.counts(), **pool}
+        return {**self._counts, **self._refusals.counts(), **self._guard.counts(), **pool}
 
     def close(self) -> None:
         """End the saves and the connection."""
@@ -259,15 +259,17 @@ class WorkerHalf:
         try:
             tokens = np.frombuffer(order.tokens, dtype=np.int32)
             keys = self._pool.keys(tokens, salt=order.salt or None, adapter=order.adapter)
-            wishes = ranges_of_blocks(
+            retention = ranges_of_blocks(
                 order.priorities,
                 self._settings.tokens_per_block,
                 first_block=order.first_chunk,
                 duration_s=self._settings.retention_s,
             )
-            return self._pool.save(keys, self._cache, order.block_ids, first_chunk=order.first_chunk, retention=wishes)
+            return self._pool.save(
+                keys, self._cache, order.block_ids, first_chunk=order.first_chunk, retention=retention
+            )
         except ENGINE_FAILURES as error:
-            self._border.miss("save", error)
+            self._guard.miss("save", error)
             return None
 
     def _go_on_saving(self) -> None:
@@ -291,4 +293,4 @@ class WorkerHalf:
         try:
             verb(argument)
         except ENGINE_FAILURES as error:
-            self._border.miss(call, error)
+            self._guard.miss(call, error)

@@ -17,7 +17,7 @@ from kvpool.clock import NS_PER_S, MonotonicClock
 from kvpool.errors import InvalidArgument, LayoutMismatch
 from kvpool.keys import namespace_name
 from kvpool.layout import Layout
-from kvpool_client.engines.failure_guard import Border
+from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool, connect
 from kvpool_client.vllm import one_child, plugin
 from kvpool_client.vllm.event_feed import EventFeed
@@ -54,7 +54,7 @@ Answer = TypeVar("Answer")
 LOG = logging.getLogger("vllm.kvpool")
 
 # Time spent inside the connector is told with whatever else there is, or when it is so much: vLLM works on what it is told.
-TOLD_NS = NS_PER_S // 10
+REPORT_NS = NS_PER_S // 10
 
 # vLLM's names for where hits come from, by tier.
 HIT_SOURCES = {"hbm": "DEVICE", "dram": "HOST", "ssd": "DISK", "peer": "P2P"}
@@ -84,7 +84,7 @@ class ConnectorCalls:
     def __init__(self, vllm_config: EngineConfig, role: Enum, kv_cache_config: CacheConfig) -> None:
         """Raises ConfigError for `kvpool.*` keys that are wrong; an engine that kvpool cannot serve runs without it."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)  # type: ignore[call-arg]  # vLLM's base
-        self._border = Border(LOG)
+        self._guard = FailureGuard(LOG)
         self._clock = MonotonicClock()
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | AbsentWorker | None = None
@@ -94,7 +94,7 @@ class ConnectorCalls:
         self._rank, self._micro_batches = 0, MicroBatches(1)
         self._is_quiet, self._inside_ns = False, 0
         if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
-            self._border.complain(
+            self._guard.warn_once(
                 "kv_load_failure_policy is not 'recompute'", "a load that fails will fail its request"
             )
         try:
@@ -109,17 +109,17 @@ class ConnectorCalls:
 
     def _say_refusal(self, error: Exception, role: str) -> None:
         if code_of(error) != one_child.CODE:
-            self._border.complain("the engine runs without a pool", str(error))
+            self._guard.warn_once("the engine runs without a pool", str(error))
         elif role == "SCHEDULER":  # its workers are refused alike, and the first connector has the pool
-            self._border.complain("a second connector of kvpool's does nothing", str(error))
+            self._guard.warn_once("a second connector of kvpool's does nothing", str(error))
 
     def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
-        border = self._border
+        guard = self._guard
         transfer = config.kv_transfer_config
         one_child.claim(self, getattr(transfer, "engine_id", None), role, getattr(config.parallel_config, "rank", 0))
         settings, reason = served_loads(self._settings, config)
         if reason:
-            border.complain("kvpool.load is 'sync', and loads run between steps ('async') all the same", reason)
+            guard.warn_once("kvpool.load is 'sync', and loads run between steps ('async') all the same", reason)
         groups = caches.kv_cache_groups
         spec = one_spec(groups[0].kv_cache_spec) if groups else None
         chunk_tokens = settings.chunk_tokens_for(spec.block_size if spec is not None else 1)
@@ -130,12 +130,12 @@ class ConnectorCalls:
             feed = self._make_feed(geometry) if settings.events and self._publishes_events(config) else None
             role_of = Role.of(transfer.kv_role)
             pool = self._connect(geometry.layout)
-            self._scheduler = SchedulerHalf(pool, geometry, settings, border, feed=feed, role=role_of)
+            self._scheduler = SchedulerHalf(pool, geometry, settings, guard, feed=feed, role=role_of)
             return
         rank = config.parallel_config.rank
         shard = geometry.shard(rank)
         self._rank, self._micro_batches = rank, MicroBatches.of(config.parallel_config)
-        self._worker = WorkerHalf(lambda: self._connect(shard), geometry, settings, border, rank=rank)
+        self._worker = WorkerHalf(lambda: self._connect(shard), geometry, settings, guard, rank=rank)
 
     def _check_node(self, scheduler: str) -> None:
         """A rank on another node than its scheduler cannot claim what that was promised: it ends its orders, and says so."""
@@ -155,12 +155,12 @@ class ConnectorCalls:
             event: object = kind(**{field: value for field, value in fields.items() if field in known})
             return event
 
-        return EventFeed(self._connect(geometry.layout), make, geometry.block_tokens, self._border)
+        return EventFeed(self._connect(geometry.layout), make, geometry.block_tokens, self._guard)
 
     def _publishes_events(self, config: EngineConfig) -> bool:
         is_on = bool(getattr(getattr(config, "kv_events_config", None), "enable_kv_cache_events", False))
         if not is_on:
-            self._border.complain("kvpool.events is on and vLLM's KV events are not", "the pool's are told to nobody")
+            self._guard.warn_once("kvpool.events is on and vLLM's KV events are not", "the pool's are told to nobody")
         return is_on
 
     @property
@@ -277,9 +277,9 @@ class ConnectorCalls:
             return True
         is_new = self._of_scheduler("new weights", False, lambda half: half.renew())
         is_kept = self._settings.reset != "node"
-        if not is_kept and not self._border.call("reset", False, lambda: flush_model(self._settings, self._name)):
+        if not is_kept and not self._guard.call("reset", False, lambda: flush_model(self._settings, self._name)):
             remedy = f"this engine finds none of them, others do: kvpoolctl flush --model {self._name}"
-            self._border.complain("chunks of the model are left in the pool, though kvpool.reset is 'node'", remedy)
+            self._guard.warn_once("chunks of the model are left in the pool, though kvpool.reset is 'node'", remedy)
         return is_new
 
     # --- the worker's side ---
@@ -358,7 +358,7 @@ class ConnectorCalls:
     def get_kv_connector_stats(self) -> KVPoolStats | None:
         """What was counted since the last time."""
         half, refused = self._scheduler or self._worker, self._refused.take()
-        if half is None or not (half.tally.has_news or self._inside_ns >= TOLD_NS):
+        if half is None or not (half.tally.has_news or self._inside_ns >= REPORT_NS):
             return refused
         half.tally.add("engine_seconds", self._inside_ns / NS_PER_S)
         self._inside_ns = 0
@@ -385,6 +385,6 @@ class ConnectorCalls:
 
     def _timed(self, what: str, default: Answer, ask: Callable[[], Answer]) -> Answer:
         begun_ns = self._clock.now_ns()
-        answer = self._border.call(what, default, ask)
+        answer = self._guard.call(what, default, ask)
         self._inside_ns += self._clock.now_ns() - begun_ns
         return answer

@@ -20,7 +20,7 @@ from kvpool.router_events.columns import NamespaceNames
 from kvpool.router_events.snapshot_order import SnapshotOrder
 from kvpool.router_events.vllm_format import EventForm, TokenIds, WireEvent, batches
 from kvpool.types import Event, StoredChunk
-from kvpool_client.engines.failure_guard import Border
+from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.events import BEGINNING, EventMark
 from kvpool_client.pool import Pool
 
@@ -42,11 +42,11 @@ MakeEvent = Callable[[str, Mapping[str, object]], object]
 class EventFeed:
     """See the module. `pool` is the feed's own, and closed by its thread."""
 
-    def __init__(self, pool: Pool, make: MakeEvent, block_tokens: int, border: Border) -> None:
+    def __init__(self, pool: Pool, make: MakeEvent, block_tokens: int, guard: FailureGuard) -> None:
         self._pool = pool
         self._make = make
         self._form = EventForm(block_tokens=block_tokens)
-        self._border = border
+        self._guard = guard
         self._changed = threading.Condition()
         self._ready: deque[list[object]] = deque()  # guarded by _changed
         self._is_stopping = False  # guarded by _changed
@@ -83,7 +83,7 @@ class EventFeed:
 
     def _follow(self) -> None:
         while not self._is_stopping:
-            is_behind = self._border.call("reading events", None, self._turn)
+            is_behind = self._guard.call("reading events", None, self._turn)
             # What was told of a turn that failed is not known: everything is told anew.
             self._is_lost = self._is_lost or is_behind is None
             pause_s = RETRY_S if self._is_lost else 0.0 if is_behind else POLL_S

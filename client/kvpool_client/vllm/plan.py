@@ -27,10 +27,10 @@ class LoadOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
-    """What chunks are kept with: the prompt's by `retention`, what is decoded behind `prompt_tokens` with `decode_priority`."""
+class SaveRetention:
+    """What chunks are kept with: the prompt's by `ranges`, what is decoded behind `prompt_tokens` with `decode_priority`."""
 
-    retention: tuple[TokenRange, ...]
+    ranges: tuple[TokenRange, ...]
     prompt_tokens: int
     decode_priority: int | None = None
     decode_duration_s: float | None = None
@@ -42,7 +42,7 @@ class SaveOrder:
 
     `hashes`: the engine's hash for each chunk from the root of the prompt on; `block_ids`: the blocks of the saved ones.
     `tokens`: the token ids of the saved ones, i32, or none where their KV depends on more than those. `lora_name`: what
-    events call the adapter. `keeping`: what the request wishes of them, if anything. `pin`: the number under which their blocks
+    events call the adapter. `retention`: what the request asks for, if anything. `pin`: the number under which their blocks
     are held until every rank has reported that it has ended; 0: they are read by no rank after the step.
     """
 
@@ -54,7 +54,7 @@ class SaveOrder:
     block_ids: tuple[int, ...]
     tokens: bytes = b""
     lora_name: str = ""
-    keeping: Keeping | None = None
+    retention: SaveRetention | None = None
     pin: int = 0
 
 

@@ -16,7 +16,7 @@ CHUNK_TOKENS_WANTED = 64
 MODEL_BYTES_MAX = 300
 SECONDS_MAX = 3600.0
 THREADS_MAX = 64
-SIGHTS_WANTED_MAX = 1000
+SIGHTINGS_WANTED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _fault(name: str, value: object) -> str:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         is_right = is_number and (0 < value <= SECONDS_MAX or (lowest_is_in and value == 0))  # type: ignore[operator]  # a number
         return "" if is_right else said + f"seconds above 0 and at most {SECONDS_MAX:.0f}"
-    most = {"chunk_tokens": 1 << 20, "save_after": SIGHTS_WANTED_MAX}.get(name, THREADS_MAX)
+    most = {"chunk_tokens": 1 << 20, "save_after": SIGHTINGS_WANTED_MAX}.get(name, THREADS_MAX)
     least = 0 if name == "chunk_tokens" else 1
     is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
     return "" if is_count else said + f"an integer {least}..{most}"

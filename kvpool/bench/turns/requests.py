@@ -58,15 +58,15 @@ class Requests:
                 "commit", chains.commit(session, m.Commit(made.reservation, bytes(CHECKSUM_BYTES * CHAIN), b""))
             )
         # What follows evicts nothing, so that its parts have nothing of others to write into the journal.
-        wishes = bytes([KEPT_PRIORITY]) * CHAIN, bytes(4 * CHAIN)
-        self._serve("reserve, all there, with priorities", chains.reserve(session, m.Reserve(b"", keys[2], *wishes)))
+        retention = bytes([KEPT_PRIORITY]) * CHAIN, bytes(4 * CHAIN)
+        self._serve("reserve, all there, with priorities", chains.reserve(session, m.Reserve(b"", keys[2], *retention)))
         leased = self._serve("acquire", chains.acquire(session, m.Acquire(keys[2])))
         if leased.chunks != CHAIN:
             raise KVPoolError(
                 f"{leased.chunks} chunks of the longest chain were leased: the measured parts prove nothing"
             )
         self._note("release", lambda: self.pool.leases.release(session, leased.lease))
-        some, count = keys[2][: m.WISHES_MAX * KEY_BYTES], m.WISHES_MAX
+        some, count = keys[2][: m.RETAIN_KEYS_MAX * KEY_BYTES], m.RETAIN_KEYS_MAX
         self._serve("retain", hints.retain(session, m.Retain(some, bytes([KEPT_PRIORITY]) * count, bytes(4 * count))))
         self._serve("demote", hints.demote(session, m.Demote(keys[2], CHAIN - count)))
         self._serve("announce", hints.announce(session, m.Announce(keys[2])))

@@ -76,8 +76,8 @@ def retain(
             columns = [b"".join(_key(text) for text in keys)]
         counts: Counter[int] = Counter()
         for column in columns:
-            for at in range(0, len(column), m.WISHES_MAX * KEY_BYTES):
-                part = column[at : at + m.WISHES_MAX * KEY_BYTES]
+            for at in range(0, len(column), m.RETAIN_KEYS_MAX * KEY_BYTES):
+                part = column[at : at + m.RETAIN_KEYS_MAX * KEY_BYTES]
                 counts.update(ask(partial(connection.retain, part, priority, duration_s)))
     report = {state.name.lower(): counts[state] for state in RetainState}
     if options.is_json:

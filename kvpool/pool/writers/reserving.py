@@ -16,7 +16,7 @@ HAVE_SLOTS = (SaveState.PRESENT, SaveState.RESERVED)
 
 
 class Reserving:
-    """See the module. `wishes`: priorities and durations to keep chunks with, new or present, or nothing; see `m.Reserve`."""
+    """See the module. `retention`: priorities and durations of chunks, new or present, or nothing; see `m.Reserve`."""
 
     def __init__(
         self,
@@ -24,14 +24,14 @@ class Reserving:
         session: EngineSession,
         parent: bytes,
         keys: bytes,
-        wishes: tuple[bytes, bytes] = (b"", b""),
+        retention: tuple[bytes, bytes] = (b"", b""),
     ) -> None:
         self._directory = directory
         self._own = session.own
         self._connection = session.connection
         self._parent = parent
         self.keys = keys
-        self._wishes = wishes
+        self._retention = retention
         self.reservation = ReservationId(0)
         self.states = bytearray()
         self.offsets = bytearray()
@@ -58,7 +58,7 @@ class Reserving:
         self.states += states
         self.offsets += offsets
         self.generations += generations
-        if self._wishes[0]:
+        if self._retention[0]:
             self.retained += self._retain(first, states, now_ns)
         if self.chunks * KEY_BYTES == len(self.keys):
             return Step.DONE
@@ -83,7 +83,7 @@ class Reserving:
             kept += 1
         if not kept:
             return bytes([RetainState.ABSENT]) * len(states)
-        priorities, durations = self._wishes
+        priorities, durations = self._retention
         answer = keep(
             self._directory,
             self._own.id,

@@ -85,14 +85,14 @@ class Writing:
         return self._endings.are_left
 
     def begin(
-        self, session: EngineSession, parent: bytes, keys: bytes, wishes: tuple[bytes, bytes] = (b"", b"")
+        self, session: EngineSession, parent: bytes, keys: bytes, retention: tuple[bytes, bytes] = (b"", b"")
     ) -> Reserving:
-        """Slots for new chunks, to be reserved in parts. `wishes`: see `Reserving`. Raises Refused."""
+        """Slots for new chunks, to be reserved in parts. `retention`: see `Reserving`. Raises Refused."""
         if self._reservations.count_of(session.connection) >= self._reservations_max:
             limit = self._reservations_max
             raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
         failpoint.reach("daemon.reserve.before", failpoint.refused)
-        return Reserving(self._directory, session, parent, keys, wishes)
+        return Reserving(self._directory, session, parent, keys, retention)
 
     def make(self, session: EngineSession, reserving: Reserving, now_ns: int) -> Places:
         """A reservation of what has been reserved."""
@@ -129,10 +129,10 @@ class Writing:
         now_ns: int,
         *,
         may_wait: bool,
-        wishes: tuple[bytes, bytes] = (b"", b""),
+        retention: tuple[bytes, bytes] = (b"", b""),
     ) -> Places | None:
         """All parts at once; None where only memory could serve that is being faulted in or written down. Raises Refused."""
-        reserving = self.begin(session, parent, keys, wishes)
+        reserving = self.begin(session, parent, keys, retention)
         while (step := reserving.advance(now_ns, may_wait=may_wait)) is Step.MORE:
             pass
         if step is Step.WAIT:

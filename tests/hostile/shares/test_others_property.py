@@ -245,13 +245,13 @@ def test_what_columns_cannot_be_is_refused(daemon: Daemon) -> None:
         m.Retain(key_of(1), b"", b""),
         m.Retain(key_of(1), b"\xfe", bytes(4)),
         m.Retain(key_of(1), b"\x64", bytes(3)),
-        m.Retain(keys_of(0, m.WISHES_MAX + 1), bytes(m.WISHES_MAX + 1), bytes(4 * (m.WISHES_MAX + 1))),
+        m.Retain(keys_of(0, m.RETAIN_KEYS_MAX + 1), bytes(m.RETAIN_KEYS_MAX + 1), bytes(4 * (m.RETAIN_KEYS_MAX + 1))),
         m.Announce(b""),
         m.Announce(b"k" * 33),
         m.Demote(b"", 0),
         m.Demote(key_of(1), 1),
         m.Demote(key_of(1), -1),
-        m.Demote(keys_of(0, m.WISHES_MAX + 1), 0),
+        m.Demote(keys_of(0, m.RETAIN_KEYS_MAX + 1), 0),
     )
     for request in bad:
         with engine(daemon) as hostile, pytest.raises(Refused) as refusal:
@@ -280,7 +280,7 @@ def test_what_an_operators_order_cannot_be_is_refused(daemon: Daemon, request_: 
     assert refusal.value.code == "protocol"
 
 
-def test_wishes_reach_no_other_namespace(daemon: Daemon) -> None:
+def test_hints_reach_no_other_namespace(daemon: Daemon) -> None:
     with engine(daemon) as good, engine(daemon, model="another") as hostile:
         store(good, keys_of(0, 2))
         wish = m.Retain(keys_of(0, 2), b"\0\0", bytes(8))

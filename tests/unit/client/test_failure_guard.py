@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from kvpool_client.engines.failure_guard import REASONS_MAX, Border
+from kvpool_client.engines.failure_guard import REASONS_MAX, FailureGuard
 
 LOG = logging.getLogger("tests.border")
 
@@ -14,14 +14,14 @@ def failing() -> int:
 
 
 def test_what_fails_is_the_callers_miss_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    border = Border(LOG)
-    assert border.call("lookup", 7, lambda: 3) == 3
+    guard = FailureGuard(LOG)
+    assert guard.call("lookup", 7, lambda: 3) == 3
     for _ in range(3):
-        assert border.call("lookup", 7, failing) == 7
-    border.miss("save", "no room")
-    border.miss("save", "no room")
-    assert border.failures == 5
-    assert border.counts() == {"failed_lookup": 3, "failed_save": 2}
+        assert guard.call("lookup", 7, failing) == 7
+    guard.miss("save", "no room")
+    guard.miss("save", "no room")
+    assert guard.failures == 5
+    assert guard.counts() == {"failed_lookup": 3, "failed_save": 2}
     assert [record.message.partition(":")[0] for record in caplog.records] == ["kvpool", "save missed"]
     assert "the cause" in caplog.text
 
@@ -30,14 +30,14 @@ def test_what_a_person_does_is_no_miss() -> None:
     def interrupted() -> int:
         raise KeyboardInterrupt
 
-    border = Border(LOG)
+    guard = FailureGuard(LOG)
     with pytest.raises(KeyboardInterrupt):
-        border.call("lookup", 0, interrupted)
-    assert border.failures == 0
+        guard.call("lookup", 0, interrupted)
+    assert guard.failures == 0
 
 
 def test_reasons_that_differ_every_time_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    border = Border(LOG)
+    guard = FailureGuard(LOG)
     for number in range(REASONS_MAX + 50):
-        border.complain(f"reason {number}")
+        guard.warn_once(f"reason {number}")
     assert len(caplog.records) == REASONS_MAX

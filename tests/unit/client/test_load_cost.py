@@ -15,10 +15,10 @@ from kvpool_client.engines.load_cost import (
     RATE_MAX,
     RATE_MIN,
     MedianRate,
-    SpeedBook,
-    Speeds,
+    RateEstimator,
+    Rates,
+    chunks_to_load,
     wait_limit_s,
-    worthwhile_chunks,
 )
 
 DRAM, SSD = int(Level.DRAM), int(Level.SSD)
@@ -30,8 +30,8 @@ prefills = st.floats(1.0, 1e7)
 
 
 def taken(levels: bytes, dram: float, ssd: float, prefill: float) -> int:
-    speeds = Speeds({DRAM: dram, SSD: ssd}, prefill)
-    return worthwhile_chunks(levels, chunk_bytes=CHUNK_BYTES, chunk_tokens=CHUNK_TOKENS, speeds=speeds)
+    rates = Rates({DRAM: dram, SSD: ssd}, prefill)
+    return chunks_to_load(levels, chunk_bytes=CHUNK_BYTES, chunk_tokens=CHUNK_TOKENS, rates=rates)
 
 
 def saved_s(levels: bytes, count: int, dram: float, ssd: float, prefill: float) -> float:
@@ -86,7 +86,7 @@ def test_what_is_not_known_yet_is_taken() -> None:
 
 @given(st.integers(0, 1 << 20), st.floats(0.0, 1e7), st.floats(0.0, 10.0))
 def test_a_wait_is_no_longer_than_computing_and_than_the_limit(tokens: int, prefill: float, longest: float) -> None:
-    limit = wait_limit_s(tokens, speeds=Speeds({}, prefill), longest_s=longest)
+    limit = wait_limit_s(tokens, rates=Rates({}, prefill), longest_s=longest)
     assert 0.0 <= limit <= longest
     if prefill:
         assert limit <= tokens / prefill
@@ -125,39 +125,39 @@ def test_three_slow_loads_are_believed(before: int, slow: float) -> None:
 
 
 def test_a_new_tier_is_believed_slow_after_two_loads() -> None:
-    book = SpeedBook()
+    estimator = RateEstimator()
     for _ in range(2):
-        assert book.speeds().bytes_per_s[SSD] == FIRST_GUESS[Level.SSD]
-        book.add_load(SLOW_HIT, CHUNK_BYTES, 64.0)
-    assert book.speeds().bytes_per_s[SSD] < FIRST_GUESS[Level.SSD] / 100
+        assert estimator.rates().bytes_per_s[SSD] == FIRST_GUESS[Level.SSD]
+        estimator.add_load(SLOW_HIT, CHUNK_BYTES, 64.0)
+    assert estimator.rates().bytes_per_s[SSD] < FIRST_GUESS[Level.SSD] / 100
 
 
 SLOW_HIT = bytes([SSD] * 64)
 PROBED = PROBE_BYTES // CHUNK_BYTES
 
 
-def declining_book() -> SpeedBook:
+def declining_book() -> RateEstimator:
     """It knows an engine that computes a chunk in 0.1 s, and an SSD that brings one in a second."""
-    book = SpeedBook()
-    book.add_prefill(CHUNK_TOKENS, 0.1)
+    estimator = RateEstimator()
+    estimator.add_prefill(CHUNK_TOKENS, 0.1)
     for _ in range(2):
-        book.add_load(SLOW_HIT, CHUNK_BYTES, 64.0)
-    return book
+        estimator.add_load(SLOW_HIT, CHUNK_BYTES, 64.0)
+    return estimator
 
 
-def take(book: SpeedBook, levels: bytes, at_s: float) -> int:
-    return book.take(levels, chunk_bytes=CHUNK_BYTES, chunk_tokens=CHUNK_TOKENS, now_ns=int(at_s * 1e9))
+def take(estimator: RateEstimator, levels: bytes, at_s: float) -> int:
+    return estimator.plan_load(levels, chunk_bytes=CHUNK_BYTES, chunk_tokens=CHUNK_TOKENS, now_ns=int(at_s * 1e9))
 
 
-def probes_within(book: SpeedBook, seconds: int, *, probe_s: float) -> list[int]:
+def probes_within(estimator: RateEstimator, seconds: int, *, probe_s: float) -> list[int]:
     """The seconds at which a hit asked for every second was taken, in part, to measure; each took `probe_s`."""
     at = []
     for second in range(seconds):
-        taken = take(book, SLOW_HIT, second)
+        taken = take(estimator, SLOW_HIT, second)
         assert taken in (0, PROBED)
         if taken:
             at.append(second)
-            book.add_load(SLOW_HIT[:taken], CHUNK_BYTES, probe_s)
+            estimator.add_load(SLOW_HIT[:taken], CHUNK_BYTES, probe_s)
     return at
 
 
@@ -170,46 +170,46 @@ def test_a_declined_tier_that_stays_slow_is_measured_ever_more_rarely_by_a_piece
 
 
 def test_a_declined_tier_that_has_become_quick_is_taken_again_after_one_measurement() -> None:
-    book = declining_book()
-    assert take(book, SLOW_HIT, 0.0) == 0
-    assert take(book, SLOW_HIT, FIRST_PROBE_S) == PROBED
-    book.add_load(SLOW_HIT[:PROBED], CHUNK_BYTES, 0.02)
-    assert take(book, SLOW_HIT, FIRST_PROBE_S) == len(SLOW_HIT)
+    estimator = declining_book()
+    assert take(estimator, SLOW_HIT, 0.0) == 0
+    assert take(estimator, SLOW_HIT, FIRST_PROBE_S) == PROBED
+    estimator.add_load(SLOW_HIT[:PROBED], CHUNK_BYTES, 0.02)
+    assert take(estimator, SLOW_HIT, FIRST_PROBE_S) == len(SLOW_HIT)
 
 
 def test_a_measurement_that_never_came_is_tried_again() -> None:
-    book = declining_book()
-    assert take(book, SLOW_HIT, 0.0) == 0
-    assert take(book, SLOW_HIT, FIRST_PROBE_S) == PROBED
-    assert take(book, SLOW_HIT, 2 * FIRST_PROBE_S) == 0
-    assert take(book, SLOW_HIT, 3 * FIRST_PROBE_S) == PROBED
+    estimator = declining_book()
+    assert take(estimator, SLOW_HIT, 0.0) == 0
+    assert take(estimator, SLOW_HIT, FIRST_PROBE_S) == PROBED
+    assert take(estimator, SLOW_HIT, 2 * FIRST_PROBE_S) == 0
+    assert take(estimator, SLOW_HIT, 3 * FIRST_PROBE_S) == PROBED
 
 
 def test_what_lies_before_the_declined_tier_is_taken_with_it() -> None:
-    book = declining_book()
+    estimator = declining_book()
     levels = bytes([DRAM] * 3) + SLOW_HIT
-    assert take(book, levels, 0.0) == 3
-    assert take(book, levels, FIRST_PROBE_S) == 3 + PROBED
-    assert take(book, levels[: 3 + PROBED - 1], 100 * FIRST_PROBE_S) == 3
+    assert take(estimator, levels, 0.0) == 3
+    assert take(estimator, levels, FIRST_PROBE_S) == 3 + PROBED
+    assert take(estimator, levels[: 3 + PROBED - 1], 100 * FIRST_PROBE_S) == 3
 
 
 def test_the_slowest_tier_answers_for_the_time_of_a_mixed_load() -> None:
-    book = SpeedBook()
+    estimator = RateEstimator()
     for _ in range(2):
-        book.add_load(bytes([DRAM] * 40 + [SSD] * 10), CHUNK_BYTES, 1.0)
-    assert book.speeds().bytes_per_s[DRAM] == FIRST_GUESS[Level.DRAM]
-    assert book.speeds().bytes_per_s[SSD] == pytest.approx(10 * CHUNK_BYTES, rel=0.05)
+        estimator.add_load(bytes([DRAM] * 40 + [SSD] * 10), CHUNK_BYTES, 1.0)
+    assert estimator.rates().bytes_per_s[DRAM] == FIRST_GUESS[Level.DRAM]
+    assert estimator.rates().bytes_per_s[SSD] == pytest.approx(10 * CHUNK_BYTES, rel=0.05)
 
 
 def test_small_loads_measure_nothing() -> None:
-    book = SpeedBook()
-    book.add_load(bytes([SSD]), BYTES_TO_MEASURE - 1, 5.0)
-    book.add_load(b"", CHUNK_BYTES, 5.0)
-    assert book.speeds().bytes_per_s == {int(level): guess for level, guess in FIRST_GUESS.items()}
+    estimator = RateEstimator()
+    estimator.add_load(bytes([SSD]), BYTES_TO_MEASURE - 1, 5.0)
+    estimator.add_load(b"", CHUNK_BYTES, 5.0)
+    assert estimator.rates().bytes_per_s == {int(level): guess for level, guess in FIRST_GUESS.items()}
 
 
 def test_prefill_is_unknown_until_it_was_seen() -> None:
-    book = SpeedBook()
-    assert book.speeds().prefill_tokens_per_s == 0
-    book.add_prefill(1000, 0.5)
-    assert book.speeds().prefill_tokens_per_s == 2000
+    estimator = RateEstimator()
+    assert estimator.rates().prefill_tokens_per_s == 0
+    estimator.add_prefill(1000, 0.5)
+    assert estimator.rates().prefill_tokens_per_s == 2000

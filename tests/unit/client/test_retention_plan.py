@@ -13,8 +13,8 @@ CHUNK = 16
 
 
 def planned(retention: list[TokenRange], chunks: int, **fields: Any) -> list[tuple[int, int]]:
-    wishes = plan_retention(retention, chunks=chunks, chunk_tokens=CHUNK, **fields)
-    return list(zip(wishes.priorities.tolist(), wishes.durations_ms.tolist(), strict=True))
+    planned = plan_retention(retention, chunks=chunks, chunk_tokens=CHUNK, **fields)
+    return list(zip(planned.priorities.tolist(), planned.durations_ms.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_what_is_wrong_is_named(retention: Any, fields: dict[str, Any], message:
 
 
 def test_columns_are_empty_where_nothing_is_said() -> None:
-    wishes = plan_retention([TokenRange(32, None, 7, 1.0)], chunks=4, chunk_tokens=CHUNK)
-    assert wishes.columns(0, 2) == (b"", b"")
-    assert wishes.columns(1, 2) == (bytes([N, 7]), (0).to_bytes(4, "little") + (1000).to_bytes(4, "little"))
-    assert wishes.covered.tolist() == [2, 3]
+    retention = plan_retention([TokenRange(32, None, 7, 1.0)], chunks=4, chunk_tokens=CHUNK)
+    assert retention.columns(0, 2) == (b"", b"")
+    assert retention.columns(1, 2) == (bytes([N, 7]), (0).to_bytes(4, "little") + (1000).to_bytes(4, "little"))
+    assert retention.covered.tolist() == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -141,14 +141,14 @@ def leases(setting: Setting) -> None:
     setting.pool.leases.release(setting.session, leased.lease)
 
 
-def wishes(setting: Setting) -> None:
+def retention(setting: Setting) -> None:
     keys = chain(1)
     setting.store(keys)
-    some = keys[: m.WISHES_MAX * KEY_BYTES]
-    request = m.Retain(some, bytes([70]) * m.WISHES_MAX, bytes(4 * m.WISHES_MAX))
-    assert len(setting.serve(setting.pool.hints.retain(setting.session, request)).states) == m.WISHES_MAX
-    demoted = setting.serve(setting.pool.hints.demote(setting.session, m.Demote(keys, CHAIN - m.WISHES_MAX)))
-    assert len(demoted.states) == m.WISHES_MAX
+    some = keys[: m.RETAIN_KEYS_MAX * KEY_BYTES]
+    request = m.Retain(some, bytes([70]) * m.RETAIN_KEYS_MAX, bytes(4 * m.RETAIN_KEYS_MAX))
+    assert len(setting.serve(setting.pool.hints.retain(setting.session, request)).states) == m.RETAIN_KEYS_MAX
+    demoted = setting.serve(setting.pool.hints.demote(setting.session, m.Demote(keys, CHAIN - m.RETAIN_KEYS_MAX)))
+    assert len(demoted.states) == m.RETAIN_KEYS_MAX
     announced = setting.serve(setting.pool.hints.announce(setting.session, m.Announce(keys)))
     assert announced.chunks == CHAIN
 
@@ -166,7 +166,7 @@ def orders(setting: Setting) -> None:
     assert setting.serve(setting.pool.flush("model", None))["chunks"] == CHAIN
 
 
-@pytest.mark.parametrize("check", [new_ones, over_others, kept_ones, leases, wishes, ends, orders])
+@pytest.mark.parametrize("check", [new_ones, over_others, kept_ones, leases, retention, ends, orders])
 def test_no_part_of_a_request_takes_longer_than_a_turn(check: Callable[[Setting], None]) -> None:
     longest_s = in_setting(check)
     print(f"{check.__name__}: longest part {longest_s * 1e3:.2f} ms")

@@ -40,13 +40,13 @@ class Store:
         self.retention = Retention(self.directory)
         self.now = 1000 * S
 
-    def save(self, keys: bytes, **wishes: Any) -> bytes:
+    def save(self, keys: bytes, **retention: Any) -> bytes:
         """Save a prompt; how each chunk's retention ended."""
         self.now += 1
         chunks = len(keys) // KEY_BYTES
-        planned = plan_retention(wishes.pop("retention", ()), chunks=chunks, chunk_tokens=16, **wishes)
+        planned = plan_retention(retention.pop("retention", ()), chunks=chunks, chunk_tokens=16, **retention)
         places = self._writing.reserve(
-            self.session, b"", keys, self.now, may_wait=False, wishes=planned.columns(0, chunks)
+            self.session, b"", keys, self.now, may_wait=False, retention=planned.columns(0, chunks)
         )
         assert places is not None
         reserved = places.states.count(SaveState.RESERVED)
@@ -97,9 +97,9 @@ def test_a_system_prompt_of_1000_tokens_outlives_all_traffic() -> None:
 
 def test_context_goes_after_30_s_and_decoded_tokens_after_10() -> None:
     store = Store(40)
-    wishes = {"prompt_tokens": 6 * 16, "decode_priority": 80, "decode_duration_s": 10.0}
+    retention = {"prompt_tokens": 6 * 16, "decode_priority": 80, "decode_duration_s": 10.0}
     request = prompt(10)
-    store.save(request, retention=[kv.TokenRange(0, None, 80, 30.0)], **wishes)
+    store.save(request, retention=[kv.TokenRange(0, None, 80, 30.0)], **retention)
     store.press(60)
     assert store.found(request) == 10
     store.now += 12 * S

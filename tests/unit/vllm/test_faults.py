@@ -192,14 +192,14 @@ def test_a_scheduler_is_told_to_ask_later_while_the_answer_is_out(start_engine: 
     engine = start_engine(kvpool__wait_s=5.0)
     ask(engine, "cold", TOKENS)
     half = engine.scheduler._scheduler
-    ask_daemon = half._asker.ask
+    ask_daemon = half._promise_fetcher.ask
     answers: list[Any] = []
 
     def late(hit: kv.Hit) -> Any:
         answers.append((hit, Future()))
         return answers[-1][1]
 
-    half._asker.ask = late
+    half._promise_fetcher.ask = late
     request = Request("late", list(TOKENS))
     assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
     assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
@@ -223,7 +223,7 @@ def reserved_by_another(engine: ScriptedEngine, keys_of: list[int], have: int) -
 def test_chunks_that_another_engine_is_saving_are_waited_for(start_engine: StartEngine) -> None:
     engine = start_engine(kvpool__wait_s=10.0)
     ask(engine, "part", TOKENS[: 3 * CHUNK + 1])
-    engine.scheduler._scheduler._speeds = type(engine.scheduler._scheduler._speeds)()  # its prefill is not known
+    engine.scheduler._scheduler._rates = type(engine.scheduler._scheduler._rates)()  # its prefill is not known
     with reserved_by_another(engine, TOKENS, 3) as save:
         request = Request("waiting", list(TOKENS))
         assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
@@ -294,13 +294,13 @@ def test_a_request_that_shares_blocks_of_a_load_under_way_waits_for_it(start_eng
 def test_a_hit_that_computing_beats_is_declined_and_counted(start_engine: StartEngine) -> None:
     engine = start_engine(kvpool__always_load=False)
     ask(engine, "cold", TOKENS)
-    speeds = engine.scheduler._scheduler._speeds
-    speeds._prefill = MedianRate(1e7, least=1.0, most=1e7)
-    for level in speeds._tiers:
-        speeds._tiers[level] = MedianRate(1e6, least=1e6, most=1e12)
+    rates = engine.scheduler._scheduler._rates
+    rates._prefill = MedianRate(1e7, least=1.0, most=1e7)
+    for level in rates._tiers:
+        rates._tiers[level] = MedianRate(1e6, least=1e6, most=1e12)
     assert ask(engine, "warm", TOKENS).external == 0
     assert counted(engine, "declined_tokens_slower_than_computing_dram") == 5 * CHUNK
-    speeds._prefill = MedianRate(1.0, least=1.0, most=1e7)
+    rates._prefill = MedianRate(1.0, least=1.0, most=1e7)
     assert ask(engine, "slow engine", TOKENS).external == 5 * CHUNK
 
 
@@ -316,7 +316,7 @@ def test_layers_that_nobody_waited_for_count_as_failed(start_engine: StartEngine
     assert engine.recomputed == 1
 
 
-def test_a_defect_behind_the_border_is_a_miss_and_is_said_once(
+def test_a_defect_inside_the_guard_is_a_miss_and_is_logged_once(
     start_engine: StartEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = start_engine()
@@ -350,7 +350,7 @@ def test_a_defect_after_the_promise_still_ends_the_request(start_engine: StartEn
 
 def test_block_tables_that_could_not_be_read_are_never_saved_by(start_engine: StartEngine) -> None:
     engine = start_engine(budget=CHUNK)
-    planner = engine.scheduler._scheduler._saving
+    planner = engine.scheduler._scheduler._save_planner
     plan, calls = planner.plan, []
 
     def failing(*arguments: Any) -> Any:

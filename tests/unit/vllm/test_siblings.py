@@ -141,7 +141,7 @@ def test_another_models_scheduler_ends_no_ticket(daemon: Daemon) -> None:
 
 def late(engine: ScriptedEngine) -> None:
     """From now on the daemon's answers come never."""
-    engine.scheduler._scheduler._asker.ask = lambda _hit: Future()
+    engine.scheduler._scheduler._promise_fetcher.ask = lambda _hit: Future()
 
 
 def test_where_others_take_what_is_offered_nobody_waits_for_a_late_answer(start_engine: StartEngine) -> None:
@@ -150,11 +150,11 @@ def test_where_others_take_what_is_offered_nobody_waits_for_a_late_answer(start_
     first, second, third = (Request(name, list(TOKENS)) for name in ("first", "second", "third"))
     assert offered(engine, first) == 5 * CHUNK
     engine.scheduler.update_state_after_alloc(first, Blocks([]), 0)
-    ask_daemon = engine.scheduler._scheduler._asker.ask
+    ask_daemon = engine.scheduler._scheduler._promise_fetcher.ask
     late(engine)
     assert engine.scheduler.get_num_new_matched_tokens(second, 0) == (0, False)
     assert counted(engine, "declined_tokens_late_answer") == 5 * CHUNK
-    engine.scheduler._scheduler._asker.ask = ask_daemon
+    engine.scheduler._scheduler._promise_fetcher.ask = ask_daemon
     wait_until(lambda: ask(engine, f"own-{counted(engine, 'lookups')}", TOKENS).external > 0, "an offer was taken")
     late(engine)
     assert engine.scheduler.get_num_new_matched_tokens(third, 0) == (None, False)
@@ -168,7 +168,7 @@ def test_an_answer_that_promises_nothing_is_not_taken_for_another_connectors_loa
     engine = start_engine(kvpool__wait_s=3600.0)
     ask(engine, "cold", TOKENS)
     half = engine.scheduler._scheduler
-    ask_daemon = half._asker.ask
+    ask_daemon = half._promise_fetcher.ask
 
     def dropped_meanwhile(hit: kv.Hit) -> "Future[Any]":
         with daemon.admin() as admin:
@@ -176,9 +176,9 @@ def test_an_answer_that_promises_nothing_is_not_taken_for_another_connectors_loa
         answer: Future[Any] = ask_daemon(hit)
         return answer
 
-    half._asker.ask = dropped_meanwhile
+    half._promise_fetcher.ask = dropped_meanwhile
     assert ask(engine, "dropped", TOKENS).external == 0
-    half._asker.ask = ask_daemon
+    half._promise_fetcher.ask = ask_daemon
     ask(engine, "stored again", TOKENS)
     wait_until(lambda: int(daemon.stats()["dram.chunks"]) >= 5, "it is stored again")
     late(engine)

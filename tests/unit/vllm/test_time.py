@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvpool_client.vllm.plan import LoadOrder, LoadOutcome, StepPlan, StepReport
-from kvpool_client.vllm.scheduler.unverified_loads import STEPS_MAX, UnprovenLoad, UnprovenLoads
+from kvpool_client.vllm.scheduler.unverified_loads import STEPS_MAX, UnverifiedLoad, UnverifiedLoads
 from kvpool_client.vllm.worker.fetch import Fetch
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -79,12 +79,12 @@ def test_a_load_that_ends_for_want_of_progress_counts_as_slow(
 ) -> None:
     half = start_engine().scheduler._scheduler
     chunks = 1 + (2 << 20) // half._geometry.layout.chunk_bytes
-    before = half._speeds.speeds().bytes_per_s[1]
+    before = half._rates.rates().bytes_per_s[1]
     for step in range(1, 3):
         outcome = LoadOutcome(chunks, 0, reason, 10.0, bytes([1]) * chunks)
         report = StepReport(step, step, {"request": outcome})
         half.ended(SimpleNamespace(kv_connector_worker_meta=report, finished_recving=set(), invalid_block_ids=set()))
-    assert (half._speeds.speeds().bytes_per_s[1] < before / 1000) == is_measured
+    assert (half._rates.rates().bytes_per_s[1] < before / 1000) == is_measured
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
@@ -116,8 +116,8 @@ def test_the_plan_says_whether_a_step_computes(start_engine: StartEngine) -> Non
 
 
 def test_a_load_that_is_never_reported_holds_nobody_back_for_ever() -> None:
-    loads, hashes, entry = UnprovenLoads(), [b"zero", b"one", b"two"], SimpleNamespace(table=None)
-    loads.add(UnprovenLoad(1, 1, b"one", entry))  # type: ignore[arg-type]  # not looked into
+    loads, hashes, entry = UnverifiedLoads(), [b"zero", b"one", b"two"], SimpleNamespace(table=None)
+    loads.add(UnverifiedLoad(1, 1, b"one", entry))  # type: ignore[arg-type]  # not looked into
     assert not loads.has_any_of(hashes, 1)
     assert loads.has_any_of(hashes, 2)
     assert not loads.has_any_of([b"zero", b"other", b"two"], 3)

@@ -24,7 +24,7 @@ def test_workers_that_are_shown_a_spec_for_each_layer_share_with_others(start_en
     assert ask(start_engine(), "plain", TOKENS).external == 5 * CHUNK
 
 
-def run_with_a_promise(engine: ScriptedEngine, request: Request) -> None:
+def run_with_a_lease_promise(engine: ScriptedEngine, request: Request) -> None:
     """Run a request that is planned for before a worker has said anything."""
     engine.arrive(request)
     wait_until(
@@ -43,7 +43,7 @@ def test_what_is_ordered_of_a_worker_without_a_pool_fails_and_nothing_more_is(
     engine = start_engine(ranks=2, kvpool__load=load, worker_specs=dict.fromkeys(absent, odd))
     engine.forget()
     request = Request("first", list(TOKENS), new_tokens=3)
-    run_with_a_promise(engine, request)
+    run_with_a_lease_promise(engine, request)
     assert request.offers[0] == 5 * CHUNK
     assert engine.recomputed >= 1
     assert counted(engine, "short_loads_no-pool") >= len(absent)
@@ -60,7 +60,7 @@ def test_a_worker_whose_tensors_do_not_fit_fails_what_is_ordered(start_engine: S
     engine.workers[0].register_kv_caches(odd)
     engine.workers[0]._worker.pool, engine.workers[0]._worker._cache = None, None
     request = Request("first", list(TOKENS), new_tokens=3)
-    run_with_a_promise(engine, request)
+    run_with_a_lease_promise(engine, request)
     assert request.offers[0] == 5 * CHUNK
     assert engine.recomputed == 1
     assert ask(engine, "second", TOKENS).offers == [0]

@@ -11,19 +11,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from kvpool_client.engines.failure_guard import Border
+from kvpool_client.engines.failure_guard import FailureGuard
 
 # An errand that is out ends by the Pool's own deadlines; the thread holds nothing that an engine's end should wait for longer.
 STOP_TIMEOUT_S = 2.0
 
 
-class Errands:
+class BackgroundQueue:
     """See the module. `purpose` is what the border says of errands that failed."""
 
-    def __init__(self, name: str, purpose: str, waiting_max: int, border: Border) -> None:
+    def __init__(self, name: str, purpose: str, waiting_max: int, guard: FailureGuard) -> None:
         self._purpose = purpose
         self._waiting_max = waiting_max
-        self._border = border
+        self._guard = guard
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()  # guarded by _changed
         self._is_stopping = False  # guarded by _changed
@@ -31,7 +31,7 @@ class Errands:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<Errands {self._purpose}: {len(self._waiting)} wait>"
+        return f"<BackgroundQueue {self._purpose}: {len(self._waiting)} wait>"
 
     def send(self, run: Callable[[], None], dropped: Callable[[], None]) -> None:
         """Have `run` called behind what was sent before, or `dropped` where that is not going to happen."""
@@ -61,4 +61,4 @@ class Errands:
                 if self._is_stopping:
                     return
                 run, _ = self._waiting.popleft()
-            self._border.call(self._purpose, None, run)
+            self._guard.call(self._purpose, None, run)

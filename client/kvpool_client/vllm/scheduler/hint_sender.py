@@ -14,45 +14,45 @@ from concurrent.futures import Future
 from itertools import islice
 
 from kvpool.clock import Clock, Deadline
-from kvpool_client.engines.failure_guard import Border
+from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.hints.envelope import ACCEPTED, CLIPPED, REJECTED, Outcome
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.pool import Pool
-from kvpool_client.vllm.scheduler.background_queue import Errands
-from kvpool_client.vllm.scheduler.request_hints import BESIDE, Outcomes, RequestWishes, Wishing
+from kvpool_client.vllm.scheduler.background_queue import BackgroundQueue
+from kvpool_client.vllm.scheduler.request_hints import BESIDE, HintReply, Outcomes, RequestHints
 from kvpool_client.vllm.scheduler.requests import Tracked
 from kvpool_client.vllm.statistics import Tally
 
-ERRANDS_MAX = 256
+QUEUE_MAX = 256
 # Of the requests that wait, the first so many are announced: what is behind them has time.
 ANNOUNCED_MAX = 32
 # Half the time for which the daemon minds an announcement by default.
 ANNOUNCED_S = 15.0
 
 
-class Envoy:
+class HintSender:
     """See the module."""
 
-    def __init__(self, pool: Pool, tally: Tally, border: Border, clock: Clock) -> None:
+    def __init__(self, pool: Pool, tally: Tally, guard: FailureGuard, clock: Clock) -> None:
         self._pool = pool
         self._tally = tally
-        self._border = border
+        self._guard = guard
         self._clock = clock
-        self._errands = Errands("kvpool-envoy", "telling the daemon", ERRANDS_MAX, border)
+        self._queue = BackgroundQueue("kvpool-envoy", "telling the daemon", QUEUE_MAX, guard)
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}  # guarded by _lock
 
     def __repr__(self) -> str:
-        return f"<Envoy {self._errands!r}>"
+        return f"<HintSender {self._queue!r}>"
 
     def begin(self, entry: Tracked) -> None:
         """A request has arrived: what it wishes of chunks that are stored, or are to come up."""
-        wishes = entry.wishes
-        if not wishes:
+        request_hints = entry.hints
+        if not request_hints:
             return
         answer: Future[Outcomes] = Future()
-        entry.wishing = Wishing(wishes, answer)
-        self._send(lambda: self._carry_out(wishes, entry.keys, answer), answer)
+        entry.hint_reply = HintReply(request_hints, answer)
+        self._send(lambda: self._carry_out(request_hints, entry.keys, answer), answer)
 
     def announce(self, waiting: Iterable[Tracked]) -> None:
         """These requests wait, in this order: their chunks will be asked for soon."""
@@ -63,13 +63,13 @@ class Envoy:
 
     def end(self, entry: Tracked, when_saved: Callable[[Callable[[], None]], None]) -> dict[str, object] | None:
         """A request has ended: what is answered to its wishes. `when_saved` calls when its saves have ended too."""
-        if entry.wishing is None:
+        if entry.hint_reply is None:
             return None
-        demotions = entry.wishes.at_the_end
+        demotions = entry.hints.at_the_end
         if demotions.actions:
             keys = entry.keys
             when_saved(lambda: self._send(lambda: self._note(self._pool.hint(demotions, keys).outcomes)))
-        return entry.wishing.told()
+        return entry.hint_reply.told()
 
     def count(self) -> None:
         """Move what was counted on the other thread to the tally."""
@@ -82,7 +82,7 @@ class Envoy:
 
     def stop(self) -> None:
         """End the thread; errands not begun are dropped."""
-        self._errands.stop()
+        self._queue.stop()
 
     def _send(self, run: Callable[[], None], answer: Future[Outcomes] | None = None) -> None:
         def drop() -> None:
@@ -90,29 +90,29 @@ class Envoy:
             if answer is not None:
                 answer.cancel()
 
-        self._errands.send(run, drop)
+        self._queue.send(run, drop)
 
-    def _carry_out(self, wishes: RequestWishes, keys: KeyChain, answer: Future[Outcomes]) -> None:
+    def _carry_out(self, request_hints: RequestHints, keys: KeyChain, answer: Future[Outcomes]) -> None:
         outcomes: Outcomes = ()
         try:
-            hints = wishes.at_once
+            hints = request_hints.at_once
             if hints.actions:
-                outcomes = self._pool.hint(hints, keys, prompt_tokens=wishes.prompt_tokens).outcomes
-            if wishes.has_own:
+                outcomes = self._pool.hint(hints, keys, prompt_tokens=request_hints.prompt_tokens).outcomes
+            if request_hints.has_own:
                 # Behind the hints, because what is said beside an envelope counts more than what is in it.
-                outcomes = (*outcomes, self._retain(wishes, keys))
+                outcomes = (*outcomes, self._retain(request_hints, keys))
         finally:
             answer.set_result(outcomes)
         self._note(outcomes)
 
-    def _retain(self, wishes: RequestWishes, keys: KeyChain) -> Outcome:
-        keeping = wishes.keeping_of_all()
+    def _retain(self, request_hints: RequestHints, keys: KeyChain) -> Outcome:
+        retention = request_hints.retention_of_all()
         result = self._pool.retain(
             keys,
-            keeping.retention,
-            prompt_tokens=keeping.prompt_tokens,
-            decode_priority=keeping.decode_priority,
-            decode_duration_s=keeping.decode_duration_s,
+            retention.ranges,
+            prompt_tokens=retention.prompt_tokens,
+            decode_priority=retention.decode_priority,
+            decode_duration_s=retention.decode_duration_s,
         )
         self._add("retained_chunks", result.accepted)
         if result.clipped:
@@ -129,7 +129,7 @@ class Envoy:
             self._add(f"wishes_{outcome.status}", 1)
             if outcome.status == REJECTED:
                 what = outcome.action_type or "envelope"
-                self._border.complain("a wish of a request was rejected", f"{what}: {outcome.reason}")
+                self._guard.warn_once("a wish of a request was rejected", f"{what}: {outcome.reason}")
 
     def _add(self, name: str, amount: int) -> None:
         with self._lock:

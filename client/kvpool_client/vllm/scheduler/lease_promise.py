@@ -11,17 +11,17 @@ claims and nobody gives back end by their time to live.
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from kvpool_client.engines.failure_guard import Border
+from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
-from kvpool_client.vllm.scheduler.background_queue import Errands
+from kvpool_client.vllm.scheduler.background_queue import BackgroundQueue
 
 # Questions and what is given back.
 QUESTIONS_MAX = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class LeasePromise:
     """Leading chunks that can be loaded with `tickets`, one for each replica. `tiers`: the level of each chunk."""
 
     chunks: int
@@ -29,31 +29,31 @@ class Promise:
     tiers: bytes
 
 
-NOTHING = Promise(0, (), b"")
-Answer = Future[Promise]
+NOTHING = LeasePromise(0, (), b"")
+Answer = Future[LeasePromise]
 
 
-class Asker:
+class LeasePromiseFetcher:
     """Fetches promises from a scheduler's Pool."""
 
-    def __init__(self, pool: Pool, replicas: int, border: Border) -> None:
+    def __init__(self, pool: Pool, replicas: int, guard: FailureGuard) -> None:
         self._pool = pool
         self._replicas = replicas
-        self._errands = Errands("kvpool-ask", "asking the daemon", QUESTIONS_MAX, border)
+        self._queue = BackgroundQueue("kvpool-ask", "asking the daemon", QUESTIONS_MAX, guard)
 
     def ask(self, hit: Hit) -> Answer:
         """Begin to fetch; a full queue or an ended asker answers NOTHING at once."""
         answer: Answer = Future()
-        self._errands.send(lambda: self._fetch(hit, answer), lambda: answer.set_result(NOTHING))
+        self._queue.send(lambda: self._fetch(hit, answer), lambda: answer.set_result(NOTHING))
         return answer
 
     def give_back(self, answer: Answer) -> None:
         """Nobody loads with this answer: its tickets hold nothing any more. A full queue leaves them to their time to live."""
-        self._errands.send(lambda: self._end_tickets(answer), lambda: None)
+        self._queue.send(lambda: self._end_tickets(answer), lambda: None)
 
     def stop(self) -> None:
         """End the thread; questions not asked yet are answered with NOTHING."""
-        self._errands.stop()
+        self._queue.stop()
 
     def _fetch(self, hit: Hit, answer: Answer) -> None:
         promise = NOTHING
@@ -61,7 +61,7 @@ class Asker:
             with self._pool.acquire(hit) as lease:
                 tickets = tuple(lease.ticket() for _ in range(self._replicas)) if lease.chunks else ()
                 if tickets and all(tickets):
-                    promise = Promise(lease.chunks, tickets, lease.tiers.tobytes())
+                    promise = LeasePromise(lease.chunks, tickets, lease.tiers.tobytes())
         finally:
             answer.set_result(promise)
 

@@ -21,7 +21,7 @@ from kvpool_client.vllm.surface import BlockPool
 # Of running requests a pin costs nothing; of those that have ended it keeps room from others (guess).
 PINNED_SHARE = 0.5
 # Where blocks are short vLLM waits this long for a save to end before it preempts a request, which computes it anew.
-PATIENCE_NS = 50_000_000
+PIN_WAIT_NS = 50_000_000
 # Ends the saves of a worker in this process, within a time: how often each pinned one has ended.
 Drain = Callable[[float], Mapping[int, int]]
 NEEDED = ("blocks", "touch", "free_blocks")
@@ -37,13 +37,13 @@ class Pin:
 
 
 class Pins:
-    """See the module. Without a block pool it holds nothing. `last`: the number of the last pin; `patience_s`: how long
+    """See the module. Without a block pool it holds nothing. `last`: the number of the last pin; `wait_budget_s`: how long
     saves are waited for where somebody waits for them.
     """
 
-    def __init__(self, ranks: int, clock: Clock, patience_s: float) -> None:
+    def __init__(self, ranks: int, clock: Clock, wait_budget_s: float) -> None:
         self._ranks = ranks
-        self._patience_s = patience_s
+        self._wait_budget_s = wait_budget_s
         self._clock = clock
         self._pool: BlockPool | None = None
         self._drain: Drain | None = None
@@ -91,8 +91,8 @@ class Pins:
         if not self._pins or not self._are_alone():
             return
         if self._drain is not None:
-            self.end(self._drain(self._patience_s))
-        elif self._board is not None and self._board.take_back(self.last, self._patience_s, self._clock):
+            self.end(self._drain(self._wait_budget_s))
+        elif self._board is not None and self._board.take_back(self.last, self._wait_budget_s, self._clock):
             self.end(dict.fromkeys(self._pins, self._ranks))
 
     @property
@@ -104,7 +104,7 @@ class Pins:
         """No request is left. Where nobody steps the engine until somebody asks for more, saves end now: vLLM forgets no prefix
         while blocks are held."""
         if self._drain is not None and self._pins:
-            self.end(self._drain(self._patience_s))
+            self.end(self._drain(self._wait_budget_s))
 
     def room(self) -> int:
         """How many more blocks may be held."""
@@ -156,7 +156,7 @@ class Pins:
     def may_soon_end(self) -> bool:
         """Whether a pin is so young that waiting for it is better than preempting a request."""
         now_ns = self._clock.now_ns()
-        return any(now_ns - pin.begun_ns < PATIENCE_NS for pin in self._pins.values())
+        return any(now_ns - pin.begun_ns < PIN_WAIT_NS for pin in self._pins.values())
 
     def _are_alone(self) -> bool:
         """Whether nobody else holds a block, as far as this pool says how many are free and who holds the others."""

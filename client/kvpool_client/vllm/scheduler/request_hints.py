@@ -5,7 +5,7 @@
 
 They come from whoever sends the request, so nothing in them is believed and nothing in them raises: what is wrong is an
 outcome with its reason, and the request is served as if it had not been said. Saves carry what concerns their own chunks; what
-concerns chunks that are stored already is an errand of the scheduler's half (`envoy`). Immutable but for `Wishing`; any thread.
+concerns chunks that are stored already is sent by `hint_sender.py`. Immutable but for `HintReply`; any thread.
 """
 
 import reprlib
@@ -16,7 +16,7 @@ from typing import Any
 
 from kvpool.types import TokenRange
 from kvpool_client.hints.envelope import DEMOTE, REJECTED, Action, Hints, Outcome, hints_of_transfer_params
-from kvpool_client.vllm.plan import Keeping
+from kvpool_client.vllm.plan import SaveRetention
 from kvpool_client.vllm.surface import EngineRequest
 
 # Where the answer stands in the parameters that come back with a request's output. Not the name of an envelope: proxies hand
@@ -32,7 +32,7 @@ LOADS: Mapping[object, str] = {True: "", False: "none", "wait": "wait"}
 
 
 @dataclass(frozen=True, slots=True)
-class RequestWishes:
+class RequestHints:
     """What one request wishes. `ranges` and `output`: for its saves; `has_own`: some of them were said beside the envelope.
 
     `save`: which of its chunks to save, "prompt", "all", "none", or nothing where it is not said. `load`: "none" where none are
@@ -69,7 +69,7 @@ class RequestWishes:
         """What the daemon is told when the request has ended: its chunks will not be asked for soon."""
         return self._only(is_demotion=True)
 
-    def keeping(self, first: int, end: int) -> Keeping | None:
+    def retention_of(self, first: int, end: int) -> SaveRetention | None:
         """What a save of tokens `first` up to `end` is given."""
         touching = tuple(
             entry for entry in self.ranges if entry.start < end and (entry.end is None or entry.end > first)
@@ -77,69 +77,69 @@ class RequestWishes:
         output = self.output if end > self.prompt_tokens else None
         if not touching and output is None:
             return None
-        return self._keeping(touching, output)
+        return self._retention(touching, output)
 
-    def keeping_of_all(self) -> Keeping:
+    def retention_of_all(self) -> SaveRetention:
         """The same for all chunks of the request."""
-        return self._keeping(self.ranges, self.output)
+        return self._retention(self.ranges, self.output)
 
-    def _keeping(self, ranges: tuple[TokenRange, ...], output: TokenRange | None) -> Keeping:
+    def _retention(self, ranges: tuple[TokenRange, ...], output: TokenRange | None) -> SaveRetention:
         if output is None:
-            return Keeping(ranges, self.prompt_tokens)
-        return Keeping(ranges, self.prompt_tokens, output.priority, output.duration_s)
+            return SaveRetention(ranges, self.prompt_tokens)
+        return SaveRetention(ranges, self.prompt_tokens, output.priority, output.duration_s)
 
     def _only(self, *, is_demotion: bool) -> Hints:
         actions = tuple(entry for entry in self.hints.actions if _is_demotion(entry) == is_demotion)
         return replace(self.hints, actions=actions)
 
 
-NO_WISHES = RequestWishes(Hints("", ()), (), None, 0, has_own=False)
+NO_HINTS = RequestHints(Hints("", ()), (), None, 0, has_own=False)
 
 
-class Wishing:
+class HintReply:
     """What becomes of a request's wishes: `answer` has the outcomes of what the daemon was told."""
 
-    def __init__(self, wishes: RequestWishes, answer: Future[Outcomes]) -> None:
-        self._wishes = wishes
+    def __init__(self, request_hints: RequestHints, answer: Future[Outcomes]) -> None:
+        self._request_hints = request_hints
         self._answer = answer
 
     def __repr__(self) -> str:
-        return f"<Wishing {'answered' if self._answer.done() else 'out'}>"
+        return f"<HintReply {'answered' if self._answer.done() else 'out'}>"
 
     def told(self) -> dict[str, Any]:
         """The answer as it comes back with the request's output; waits for nothing."""
         is_there = self._answer.done() and not self._answer.cancelled()
         known = list(self._answer.result()) if is_there else []
         outcomes = []
-        for entry in self._wishes.hints.actions:
+        for entry in self._request_hints.hints.actions:
             if isinstance(entry, Action) and _is_demotion(entry):
                 outcomes.append(entry.ended("accepted", "carried out when the request has ended"))
             elif known:
                 outcomes.append(known.pop(0))
             else:
                 outcomes.append(entry.ended("unknown", NO_ANSWER) if isinstance(entry, Action) else entry)
-        outcomes += known or [Outcome("", BESIDE, "unknown", NO_ANSWER)] * self._wishes.has_own
-        message_id = self._wishes.hints.message_id
+        outcomes += known or [Outcome("", BESIDE, "unknown", NO_ANSWER)] * self._request_hints.has_own
+        message_id = self._request_hints.hints.message_id
         return {ANSWER: {"message_id": message_id, "outcomes": [_as_dict(entry) for entry in outcomes]}}
 
 
 NO_ANSWER = "the daemon has not answered yet"
 
 
-def wishes_of(request: EngineRequest) -> RequestWishes:
+def request_hints_of(request: EngineRequest) -> RequestHints:
     """What a request wishes."""
     params = getattr(request, "kv_transfer_params", None)
     if params is None:
-        return NO_WISHES
+        return NO_HINTS
     if not isinstance(params, Mapping):
         wrong = Outcome("", BESIDE, REJECTED, f"kv_transfer_params is {type(params).__name__}, expected a map")
-        return replace(NO_WISHES, hints=Hints("", (wrong,)))
+        return replace(NO_HINTS, hints=Hints("", (wrong,)))
     hints, ranges, output = hints_of_transfer_params(params)
     save, save_fault = _switch(params, "save", SAVES)
     load, load_fault = _switch(params, "load", LOADS)
     hints = replace(hints, actions=(*hints.actions, *save_fault, *load_fault))
     has_own = len(ranges) > len(hints.retention) or (output is not None and output is not hints.output)
-    return RequestWishes(hints, ranges, output, int(request.num_prompt_tokens), has_own, save, load)
+    return RequestHints(hints, ranges, output, int(request.num_prompt_tokens), has_own, save, load)
 
 
 def _switch(params: Mapping[str, Any], name: str, known: Mapping[object, str]) -> tuple[str, tuple[Outcome, ...]]:

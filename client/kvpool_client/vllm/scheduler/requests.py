@@ -8,7 +8,7 @@ from kvpool.clock import Deadline
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, hash_in_epoch
 from kvpool_client.vllm.scheduler.lease_promise import Answer
-from kvpool_client.vllm.scheduler.request_hints import RequestWishes, Wishing
+from kvpool_client.vllm.scheduler.request_hints import HintReply, RequestHints
 from kvpool_client.vllm.surface import EngineRequest
 
 # What makes KV depend on more than token ids, salt and adapter: such tokens would mislead whoever goes by them.
@@ -22,7 +22,7 @@ class Tracked:
     that a step with a load left for a later one. `table`: its blocks in order, None while
     they are not known. Each patience runs from the first time that the request was held back for that reason.
     `asked_tokens`: what the answer under way is about, behind `held_tokens`. `has_given_up`: no more questions for this
-    request. `wishes`: what it says of its chunks, `wishing` what becomes of that; `announced` runs while it need not be
+    request. `hints`: what it says of its chunks, `hint_reply` what becomes of that; `announced` runs while it need not be
     announced again. `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while what another save was just
     writing is planned again.
     `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: others have begun, nothing of it is saved.
@@ -35,13 +35,13 @@ class Tracked:
         salt: bytes,
         adapter: str,
         chunk_hashes: int,
-        wishes: RequestWishes,
+        hints: RequestHints,
         save_chunks: int,
     ) -> None:
         self.request = request
         self.keys = keys
-        self.wishes = wishes
-        self.wishing: Wishing | None = None
+        self.hints = hints
+        self.hint_reply: HintReply | None = None
         self.announced = Deadline(0.0)
         self.salt = salt
         self.adapter = adapter
@@ -56,8 +56,8 @@ class Tracked:
         self.answer: Answer | None = None
         self.answer_age = Deadline(0.0)
         self.is_offered = False
-        self.patience_with_save: Deadline | None = None
-        self.patience_with_daemon: Deadline | None = None
+        self.save_wait: Deadline | None = None
+        self.answer_wait: Deadline | None = None
         self.is_loading = False
         self.has_given_up = False
         self.hit_sources: dict[str, int] = {}
@@ -123,7 +123,7 @@ class Tracked:
         """Whatever was asked for is used, or of no use any more."""
         self.answer = None
         self.is_offered = False
-        self.patience_with_save = self.patience_with_daemon = None
+        self.save_wait = self.answer_wait = None
 
 
 def is_looked_up(request: EngineRequest) -> bool:

@@ -15,7 +15,7 @@ from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder
 from kvpool_client.vllm.scheduler.pins import Pins
 from kvpool_client.vllm.scheduler.requests import Tracked
-from kvpool_client.vllm.scheduler.sights import Sights
+from kvpool_client.vllm.scheduler.sightings import SightingCounts
 from kvpool_client.vllm.surface import EngineStep, RunningRequests
 
 
@@ -25,10 +25,10 @@ class SavePlanner:
     Invariant: a scheduled request with chunks to save is in `_open`.
     """
 
-    def __init__(self, geometry: Geometry, pins: Pins, sights: Sights) -> None:
+    def __init__(self, geometry: Geometry, pins: Pins, sightings: SightingCounts) -> None:
         self._geometry = geometry
         self._pins = pins
-        self._sights = sights
+        self._sightings = sightings
         self._is_sharded = geometry.layout.world * geometry.replicas > 1
         self._unconfirmed: set[int] = set()
         self._held_back: list[SaveOrder] = []
@@ -144,8 +144,8 @@ class SavePlanner:
         if entry.table is None or last <= first:
             return None
         entry.extend_keys()
-        self._sights.see(entry.take_unseen())
-        end = first + self._sights.ready(entry.hashes[first:last])
+        self._sightings.see(entry.take_unseen())
+        end = first + self._sightings.ready(entry.hashes[first:last])
         size = self._geometry.chunk_blocks
         if self._pins.are_possible:
             end = min(end, first + self._pins.room() // size)
@@ -162,7 +162,7 @@ class SavePlanner:
             first_chunk=first,
             block_ids=tuple(blocks),
             tokens=entry.token_ids(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
-            keeping=entry.wishes.keeping(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
+            retention=entry.hints.retention_of(first * self._geometry.chunk_tokens, end * self._geometry.chunk_tokens),
             lora_name=str(getattr(getattr(entry.request, "lora_request", None), "lora_name", "")),
             pin=pin,
         )

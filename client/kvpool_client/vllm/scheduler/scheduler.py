@@ -12,8 +12,8 @@ from concurrent.futures import TimeoutError as LateError
 from dataclasses import replace
 
 from kvpool.clock import Clock, Deadline, MonotonicClock
-from kvpool_client.engines.failure_guard import Border
-from kvpool_client.engines.load_cost import SpeedBook, wait_limit_s
+from kvpool_client.engines.failure_guard import FailureGuard
+from kvpool_client.engines.load_cost import RateEstimator, wait_limit_s
 from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
 from kvpool_client.vllm.event_feed import EventFeed
@@ -24,25 +24,25 @@ from kvpool_client.vllm.identity.role import BOTH, Role
 from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, new_epoch
 from kvpool_client.vllm.plan import LoadOrder, StepPlan, StepReport
 from kvpool_client.vllm.scheduler.forgetting import ask_before_reset
-from kvpool_client.vllm.scheduler.hint_sender import Envoy
-from kvpool_client.vllm.scheduler.lease_promise import NOTHING, Asker, Promise
+from kvpool_client.vllm.scheduler.hint_sender import HintSender
+from kvpool_client.vllm.scheduler.lease_promise import NOTHING, LeasePromise, LeasePromiseFetcher
 from kvpool_client.vllm.scheduler.pins import Drain, Pins, can_be_held
-from kvpool_client.vllm.scheduler.request_hints import NO_WISHES, wishes_of
+from kvpool_client.vllm.scheduler.request_hints import NO_HINTS, request_hints_of
 from kvpool_client.vllm.scheduler.requests import Tracked, is_looked_up
 from kvpool_client.vllm.scheduler.save_plan import SavePlanner, has_strange_loads
-from kvpool_client.vllm.scheduler.sights import Sights
+from kvpool_client.vllm.scheduler.sightings import SightingCounts
 from kvpool_client.vllm.scheduler.step_times import StepTimes
-from kvpool_client.vllm.scheduler.unverified_loads import UnprovenLoad, UnprovenLoads, blocks_from_the_first_bad
+from kvpool_client.vllm.scheduler.unverified_loads import UnverifiedLoad, UnverifiedLoads, blocks_from_the_first_bad
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally, by_level, sources_of
 from kvpool_client.vllm.surface import BlockPool, EngineBlocks, EngineOutput, EngineRequest, EngineStep
 
 # How long one question may keep the scheduler itself; an answer usually takes a tenth of a millisecond.
-PATIENCE_S = 0.005
+ANSWER_WAIT_S = 0.005
 # The same where another connector takes what this one offers: requests are held back for nothing then.
-PATIENCE_BEHIND_OTHERS_S = 0.001
+ANSWER_WAIT_BEHIND_OTHERS_S = 0.001
 # A promise older than this is asked for anew: well below the shortest time to live that makes sense for leases (guess).
-PROMISE_S = 5.0
+PROMISE_AGE_MAX_S = 5.0
 
 
 class SchedulerHalf:
@@ -53,7 +53,7 @@ class SchedulerHalf:
         pool: Pool,
         geometry: Geometry,
         settings: Settings,
-        border: Border,
+        guard: FailureGuard,
         *,
         feed: EventFeed | None = None,
         role: Role = BOTH,
@@ -63,14 +63,14 @@ class SchedulerHalf:
         self.tally = Tally()
         self._geometry = geometry
         self._settings = settings
-        self._border = border
+        self._guard = guard
         self._role = role
         self._clock = clock or MonotonicClock()
-        self._asker = Asker(pool, geometry.replicas, border)
-        self._speeds = SpeedBook()
-        self._times = StepTimes(self._speeds, self._clock)
+        self._promise_fetcher = LeasePromiseFetcher(pool, geometry.replicas, guard)
+        self._rates = RateEstimator()
+        self._times = StepTimes(self._rates, self._clock)
         self._feed = feed
-        self._envoy = Envoy(pool, self.tally, border, self._clock)
+        self._hint_sender = HintSender(pool, self.tally, guard, self._clock)
         self._requests: dict[str, Tracked] = {}
         self._waiting: dict[str, Tracked] = {}
         self._adapters = AdapterNames()
@@ -80,9 +80,9 @@ class SchedulerHalf:
         self._stands_back = False
         self._epoch = FIRST_EPOCH
         self._pins = Pins(geometry.layout.world * geometry.replicas, self._clock, settings.timeout_s)
-        self._sights = Sights(settings.save_after)
-        self._saving = SavePlanner(geometry, self._pins, self._sights)
-        self._unproven = UnprovenLoads()
+        self._sightings = SightingCounts(settings.save_after)
+        self._save_planner = SavePlanner(geometry, self._pins, self._sightings)
+        self._unverified_loads = UnverifiedLoads()
         self._evict: Callable[[set[int]], object] = lambda _blocks: None
         self._step = self._acknowledged = 0
         self._off = ""
@@ -98,9 +98,9 @@ class SchedulerHalf:
         self._evict = pool.evict_blocks
         if can_be_held(pool) and (is_stepped_while_idle or drain is not None):
             self._pins.use(pool, None if is_stepped_while_idle else drain)
-            ask_before_reset(pool, lambda: self._border.call("a reset of prefixes", None, self._pins.free_for_reset))
+            ask_before_reset(pool, lambda: self._guard.call("a reset of prefixes", None, self._pins.free_for_reset))
         else:
-            self._border.complain("vLLM's blocks cannot be held", "each step waits until its chunks are saved")
+            self._guard.warn_once("vLLM's blocks cannot be held", "each step waits until its chunks are saved")
 
     def arrived(self, request: EngineRequest) -> None:
         """A request is new, and waits until it is asked for."""
@@ -113,7 +113,7 @@ class SchedulerHalf:
         nothing = (0, False)
         self._waiting.pop(request.request_id, None)
         self._asked[request.request_id] = held_tokens
-        if self._unproven.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
+        if self._unverified_loads.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
             self.tally.add("waits_for_a_shared_load")
             return None, False
         if self._off or not (self._role.may_load and is_looked_up(request)):
@@ -123,18 +123,18 @@ class SchedulerHalf:
             return nothing
         # One token at least is left to compute, and what is taken ends with a block.
         usable = (request.num_tokens - 1) // self._geometry.block_tokens * self._geometry.block_tokens
-        if entry.has_given_up or entry.wishes.load == "none" or usable <= held_tokens:
+        if entry.has_given_up or entry.hints.load == "none" or usable <= held_tokens:
             return nothing
         if entry.answer is None or entry.held_tokens != held_tokens or entry.answer_age.has_passed():
             hit = self._hit(entry, held_tokens, usable)
             if hit is None:
                 return None, False
             if entry.answer is not None:
-                self._asker.give_back(entry.answer)
+                self._promise_fetcher.give_back(entry.answer)
             entry.held_tokens = held_tokens
             entry.asked_tokens = hit.tokens - held_tokens
-            entry.answer = self._asker.ask(hit) if hit.tokens > held_tokens else None
-            entry.answer_age = Deadline(PROMISE_S, self._clock)
+            entry.answer = self._promise_fetcher.ask(hit) if hit.tokens > held_tokens else None
+            entry.answer_age = Deadline(PROMISE_AGE_MAX_S, self._clock)
             if entry.answer is None:
                 return nothing
         promise = self._promise(entry)
@@ -145,7 +145,7 @@ class SchedulerHalf:
 
     def allocated(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> None:
         """vLLM has given the request blocks, and counts on `tokens` of the pool's (0: none, or the second call of a load)."""
-        is_done = self._border.call("allocation", False, lambda: self._note_allocation(request, blocks, tokens))
+        is_done = self._guard.call("allocation", False, lambda: self._note_allocation(request, blocks, tokens))
         if not is_done and tokens > 0:
             # vLLM waits for this load: the worker is to say that none of the blocks came.
             table = tuple(blocks.get_block_ids()[0])
@@ -184,7 +184,7 @@ class SchedulerHalf:
         self._loads.append(order)
         if not order.is_async:
             place = first // self._geometry.hash_tokens
-            self._unproven.add(UnprovenLoad(self._step + 1, place, bytes(request.block_hashes[place]), entry))
+            self._unverified_loads.add(UnverifiedLoad(self._step + 1, place, bytes(request.block_hashes[place]), entry))
         self.tally.add("hit_tokens", tokens)
         entry.hit_sources = sources_of(tiers, tokens, first % size, size)
         for name, amount in entry.hit_sources.items():
@@ -199,24 +199,24 @@ class SchedulerHalf:
     def plan(self, step: EngineStep) -> StepPlan:
         """What the workers are to do in this step."""
         self._step += 1
-        self._unproven.begin(self._step)
+        self._unverified_loads.begin(self._step)
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
         self._times.begin(self._step, step, has_loads=any(not order.is_async for order in loads))
         if not self._off:
-            self._envoy.announce(self._waiting.values())
-        self._envoy.count()
+            self._hint_sender.announce(self._waiting.values())
+        self._hint_sender.count()
         pinned_before = self._pins.last
         asked, self._asked = self._asked, {}
         if has_strange_loads(step, asked, {order.request_id for order in loads}):
             self.tally.add("waits_for_another_connectors_load")
-            self._saving.hold(self._step)
-        saves = self._border.call(
-            "planning saves", None, lambda: self._saving.plan(self._step, step, self._requests, loads)
+            self._save_planner.hold(self._step)
+        saves = self._guard.call(
+            "planning saves", None, lambda: self._save_planner.plan(self._step, step, self._requests, loads)
         )
         if saves is None:
             self._pins.undo(pinned_before)
-            self._saving.forget_tables(self._requests)
+            self._save_planner.forget_tables(self._requests)
         is_idle, board = not step.num_scheduled_tokens, self._pins.board_path
         return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
 
@@ -229,26 +229,28 @@ class SchedulerHalf:
             return
         self._times.end(report.step)
         has_failed = report.failed_step > self._acknowledged or bool(output.invalid_block_ids)
-        self.tally.add("dropped_saves", self._saving.confirm(report.step, self._requests, has_failed=has_failed))
+        self.tally.add("dropped_saves", self._save_planner.confirm(report.step, self._requests, has_failed=has_failed))
         self._pins.end(report.ended_saves)
         if report.unsaved:
-            self._saving.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
-        settled = self._unproven.settle(report.step)
+            self._save_planner.plan_again(
+                report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock)
+            )
+        settled = self._unverified_loads.settle(report.step)
         if output.invalid_block_ids:
             entries = [*self._requests.values(), *(load.entry for load in settled)]
             self._evict(blocks_from_the_first_bad(entries, set(output.invalid_block_ids)))
         if report.off and not self._off:
             self._off = report.off
-            self._border.complain("the workers have no pool", report.off)
+            self._guard.warn_once("the workers have no pool", report.off)
         for request_id, outcome in report.loads.items():
             size = self._geometry.layout.chunk_bytes
             if outcome.is_complete or outcome.reason == "timeout":
                 # What did not come in time says at least how slow it was.
-                self._speeds.add_load(outcome.tiers, size, outcome.seconds)
+                self._rates.add_load(outcome.tiers, size, outcome.seconds)
             if outcome.is_complete:
                 continue
             self.tally.add(f"failed_loads_{outcome.reason}")
-            self._border.complain(
+            self._guard.warn_once(
                 f"a load failed: {outcome.reason}", f"{outcome.chunks} of {outcome.wanted} chunks came"
             )
             entry = self._requests.get(request_id)
@@ -268,9 +270,9 @@ class SchedulerHalf:
         self._give_back(entry)
         self.tally.add("declined_chunks_beside-a-load", entry.chunks_unplanned)
         if not self._requests and self._pins.must_end_with_requests:
-            self.tally.add("dropped_saves", self._saving.give_up())
+            self.tally.add("dropped_saves", self._save_planner.give_up())
             self._pins.idle()
-        return self._envoy.end(entry, self._pins.when_ended)
+        return self._hint_sender.end(entry, self._pins.when_ended)
 
     def has_saves(self) -> bool:
         """Whether the engine is to step on because the end of saves has to be heard of."""
@@ -306,8 +308,8 @@ class SchedulerHalf:
         """End the threads and the Pool."""
         if self._feed is not None:
             self._feed.stop()
-        self._envoy.stop()
-        self._asker.stop()
+        self._hint_sender.stop()
+        self._promise_fetcher.stop()
         self._pins.close()
         self.pool.close()
 
@@ -323,15 +325,15 @@ class SchedulerHalf:
         entry.chunks_planned = hit.chunks
         first = held_tokens // size
         offered = hit.tiers[first:chunks].tobytes()
-        taken = len(offered) if self._settings.always_load else self._worthwhile(offered)
+        taken = len(offered) if self._settings.always_load else self._chunks_to_load(offered)
         for name, tokens in by_level("declined_tokens_slower_than_computing", offered[taken:], size):
             self.tally.add(name, tokens)
         chunks = first + taken if taken else 0
         return Hit(chunks, min(chunks * size, usable), hit.tiers[:chunks], hit.keys)
 
-    def _worthwhile(self, levels: bytes) -> int:
+    def _chunks_to_load(self, levels: bytes) -> int:
         layout = self._geometry.layout
-        return self._speeds.take(
+        return self._rates.plan_load(
             levels,
             chunk_bytes=layout.chunk_bytes,
             chunk_tokens=layout.chunk_tokens,
@@ -339,30 +341,30 @@ class SchedulerHalf:
         )
 
     def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
-        is_told = entry.wishes.load == "wait" and self.pool.connected
+        is_told = entry.hints.load == "wait" and self.pool.connected
         if self._stands_back or not (is_told or self.pool.is_being_saved(entry.keys, chunks)):
             return False
-        if entry.patience_with_save is None:
+        if entry.save_wait is None:
             limit_s = self._settings.wait_s / 2
             if not (is_told or self._settings.always_load):
                 missing = usable - chunks * self._geometry.chunk_tokens
-                limit_s = wait_limit_s(missing, speeds=self._speeds.speeds(), longest_s=limit_s)
-            entry.patience_with_save = Deadline(limit_s, self._clock)
+                limit_s = wait_limit_s(missing, rates=self._rates.rates(), longest_s=limit_s)
+            entry.save_wait = Deadline(limit_s, self._clock)
             self.tally.add("waits_for_another_save")
-        return not entry.patience_with_save.has_passed()
+        return not entry.save_wait.has_passed()
 
-    def _promise(self, entry: Tracked) -> Promise | None:
+    def _promise(self, entry: Tracked) -> LeasePromise | None:
         """What the daemon has promised; NOTHING where it is too late for that, None while there is time left."""
         if entry.answer is None:
             return NOTHING
         try:
-            return entry.answer.result(PATIENCE_BEHIND_OTHERS_S if self._stands_back else PATIENCE_S)
+            return entry.answer.result(ANSWER_WAIT_BEHIND_OTHERS_S if self._stands_back else ANSWER_WAIT_S)
         except LateError:
-            if entry.patience_with_daemon is None:
+            if entry.answer_wait is None:
                 wait_s = 0.0 if self._stands_back else self._settings.wait_s / 2
-                entry.patience_with_daemon = Deadline(wait_s, self._clock)
+                entry.answer_wait = Deadline(wait_s, self._clock)
                 self.tally.add("waits_for_the_daemon")
-            if not entry.patience_with_daemon.has_passed():
+            if not entry.answer_wait.has_passed():
                 return None
         except CancelledError:
             pass
@@ -374,7 +376,7 @@ class SchedulerHalf:
     def _give_back(self, entry: Tracked) -> None:
         """The answer under way, if any, is of no use."""
         if entry.answer is not None:
-            self._asker.give_back(entry.answer)
+            self._promise_fetcher.give_back(entry.answer)
         entry.forget_answer()
 
     def _track(self, request: EngineRequest) -> Tracked:
@@ -383,18 +385,18 @@ class SchedulerHalf:
             salt = str(getattr(request, "cache_salt", None) or "").encode("utf-8", "surrogatepass")
             adapter = self._adapters.of(getattr(request, "lora_request", None))
             keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
-            wishes = self._border.call("reading wishes", NO_WISHES, lambda: wishes_of(request))
+            hints = self._guard.call("reading wishes", NO_HINTS, lambda: request_hints_of(request))
             chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
             save_tokens = (
-                wishes.save_tokens(self._settings.save, request.num_prompt_tokens) if self._role.may_save else 0
+                hints.save_tokens(self._settings.save, request.num_prompt_tokens) if self._role.may_save else 0
             )
             save_chunks = save_tokens // self._geometry.chunk_tokens
-            entry = Tracked(request, keys, salt, adapter, chunk_hashes, wishes, save_chunks)
+            entry = Tracked(request, keys, salt, adapter, chunk_hashes, hints, save_chunks)
             entry.epoch = self._epoch
             self._requests[request.request_id] = entry
             entry.extend_keys()
-            self._sights.see(entry.take_unseen())
-            self._envoy.begin(entry)
+            self._sightings.see(entry.take_unseen())
+            self._hint_sender.begin(entry)
         entry.request = request
         entry.extend_keys()
         return entry

@@ -5,7 +5,7 @@ The scheduler's thread.
 """
 
 from kvpool.clock import NS_PER_S, Clock
-from kvpool_client.engines.load_cost import SpeedBook
+from kvpool_client.engines.load_cost import RateEstimator
 from kvpool_client.vllm.scheduler.unverified_loads import STEPS_MAX
 from kvpool_client.vllm.surface import EngineStep
 
@@ -14,10 +14,10 @@ PREFILL_TOKENS_MIN = 64
 
 
 class StepTimes:
-    """Notes in `speeds` what steps measure. At most STEPS_MAX are under way."""
+    """Notes in `rates` what steps measure. At most STEPS_MAX are under way."""
 
-    def __init__(self, speeds: SpeedBook, clock: Clock) -> None:
-        self._speeds = speeds
+    def __init__(self, rates: RateEstimator, clock: Clock) -> None:
+        self._rates = rates
         self._clock = clock
         self._begun: dict[int, tuple[int, int]] = {}
         self._last_end_ns = 0
@@ -37,5 +37,5 @@ class StepTimes:
         now_ns = self._clock.now_ns()
         begun_ns, tokens = self._begun.pop(number, (now_ns, 0))
         if tokens >= PREFILL_TOKENS_MIN:
-            self._speeds.add_prefill(tokens, (now_ns - max(begun_ns, self._last_end_ns)) / NS_PER_S)
+            self._rates.add_prefill(tokens, (now_ns - max(begun_ns, self._last_end_ns)) / NS_PER_S)
         self._last_end_ns = now_ns

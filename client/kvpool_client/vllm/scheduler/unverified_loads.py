@@ -18,7 +18,7 @@ STEPS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
-class UnprovenLoad:
+class UnverifiedLoad:
     """`place` and `block_hash` of the first block that it fills: who shares any of them shares that one."""
 
     step: int
@@ -27,20 +27,20 @@ class UnprovenLoad:
     entry: Tracked
 
 
-class UnprovenLoads:
+class UnverifiedLoads:
     """All of them."""
 
     def __init__(self) -> None:
-        self._loads: list[UnprovenLoad] = []
+        self._loads: list[UnverifiedLoad] = []
 
     def __repr__(self) -> str:
-        return f"<UnprovenLoads {len(self._loads)}>"
+        return f"<UnverifiedLoads {len(self._loads)}>"
 
-    def add(self, load: UnprovenLoad) -> None:
+    def add(self, load: UnverifiedLoad) -> None:
         """A load that a step begins."""
         self._loads.append(load)
 
-    def settle(self, step: int) -> list[UnprovenLoad]:
+    def settle(self, step: int) -> list[UnverifiedLoad]:
         """Step `step` and those before it have been reported; their loads."""
         settled = [load for load in self._loads if load.step <= step]
         self._loads = [load for load in self._loads if load.step > step]

@@ -18,13 +18,13 @@ from typing import Any
 from kvpool.clock import Clock, Deadline
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.engine_mark import engine_mark
-from kvpool_client.engines.failure_guard import Border
+from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.plan import SaveOrder
 from kvpool_client.vllm.save_board import RankSaves
 from kvpool_client.vllm.statistics import Tally
-from kvpool_client.vllm.worker.storing import Storing
+from kvpool_client.vllm.worker.save_task import SaveTask
 
 # Saves under way at once: one copies while another one asks the daemon.
 SAVE_THREADS = 2
@@ -32,25 +32,32 @@ LOOK_S = 0.001
 
 
 class Saver:
-    """See the module. `is_writer`: whether this rank stores what several ranks have; `patience_s`: an order's longest time."""
+    """See the module. `is_writer`: this rank stores what several ranks have; `wait_budget_s`: an order may take this long."""
 
     def __init__(
-        self, geometry: Geometry, tally: Tally, border: Border, *, is_writer: bool, patience_s: float, clock: Clock
+        self,
+        geometry: Geometry,
+        tally: Tally,
+        guard: FailureGuard,
+        *,
+        is_writer: bool,
+        wait_budget_s: float,
+        clock: Clock,
     ) -> None:
         self._geometry = geometry
         self._tally = tally
-        self._border = border
+        self._guard = guard
         self._is_writer = is_writer
-        self._patience_s = patience_s
+        self._wait_budget_s = wait_budget_s
         self._clock = clock
         self._threads = ThreadPoolExecutor(SAVE_THREADS, thread_name_prefix="kvpool-save")
         self.board = RankSaves()
         self._memory: tuple[Pool, Cache] | None = None
         self._orders: Sequence[SaveOrder] = ()
-        self._open: list[Storing] | None = None
-        self._running: list[tuple[Storing, Future[bool]]] = []
-        self._waiting: list[Storing] = []
-        self._behind: list[tuple[Storing, Callable[[], None]]] = []
+        self._open: list[SaveTask] | None = None
+        self._running: list[tuple[SaveTask, Future[bool]]] = []
+        self._waiting: list[SaveTask] = []
+        self._behind: list[tuple[SaveTask, Callable[[], None]]] = []
         self._ended: dict[int, int] = {}
         self._unsaved: dict[str, int] = {}
 
@@ -100,7 +107,7 @@ class Saver:
         orders, self._orders = self._orders, ()
         opened, self._open = self._open or [], None
         for storing in opened:
-            self._border.call("giving a save up", None, storing.abort)
+            self._guard.call("giving a save up", None, storing.abort)
         pinned = [order for order in orders if order.pin]
         for order in pinned:
             self._end(order)
@@ -119,9 +126,9 @@ class Saver:
                 self._settle(storing)
         waiting, self._waiting = self._waiting, []
         for storing in waiting:
-            is_held_up = self._border.call("waiting for another save", False, storing.waits_for_another)
+            is_held_up = self._guard.call("waiting for another save", False, storing.waits_for_another)
             if storing.is_late:
-                self._border.call("giving a save up", None, storing.abort)
+                self._guard.call("giving a save up", None, storing.abort)
                 self._settle(storing)
             elif is_held_up:
                 self._waiting.append(storing)
@@ -162,10 +169,10 @@ class Saver:
         self.drop()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for storing in [*self._waiting, *(storing for storing, _ in [*self._running, *self._behind])]:
-            self._border.call("giving a save up", None, storing.abort)
+            self._guard.call("giving a save up", None, storing.abort)
         self.board.close()
 
-    def _opened(self, *, may_save: bool) -> list[Storing]:
+    def _opened(self, *, may_save: bool) -> list[SaveTask]:
         """The saves that end with this step, opened at the first layer that is ready."""
         if self._open is None:
             self._open = []
@@ -176,24 +183,24 @@ class Saver:
                     self._open.append(storing)
         return self._open
 
-    def _new(self, order: SaveOrder) -> Storing | None:
+    def _new(self, order: SaveOrder) -> SaveTask | None:
         if self._memory is None:
             return None
         pool, cache = self._memory
-        return Storing(order, self._geometry, pool, cache, patience_s=self._patience_s, clock=self._clock)
+        return SaveTask(order, self._geometry, pool, cache, wait_budget_s=self._wait_budget_s, clock=self._clock)
 
-    def _commit(self, storing: Storing) -> bool:
+    def _commit(self, storing: SaveTask) -> bool:
         """Whether a save of this step is over."""
-        is_over = self._border.call("ending a save", None, storing.commit)
+        is_over = self._guard.call("ending a save", None, storing.commit)
         if is_over is None:
-            self._border.call("giving a save up", None, storing.abort)
+            self._guard.call("giving a save up", None, storing.abort)
         if is_over is not False:
             self._count(storing)
         return is_over is not False
 
-    def _try_again(self, storing: Storing) -> None:
+    def _try_again(self, storing: SaveTask) -> None:
         """The step's own saves have ended: what waited for one of them can be stored now, the rest is planned again."""
-        is_held_up = self._border.call("waiting for another save", True, storing.waits_for_another)
+        is_held_up = self._guard.call("waiting for another save", True, storing.waits_for_another)
         if not is_held_up and (not self._did("opening a save", storing.open) or self._commit(storing)):
             return
         self._unsaved[storing.order.request_id] = storing.next_chunk
@@ -206,7 +213,7 @@ class Saver:
             return
         self._submit_in_turn(storing, mark)
 
-    def _submit_in_turn(self, storing: Storing, mark: Callable[[], None]) -> None:
+    def _submit_in_turn(self, storing: SaveTask, mark: Callable[[], None]) -> None:
         request_id = storing.order.request_id
         under_way = [*self._waiting, *(earlier for earlier, _ in [*self._running, *self._behind])]
         if any(earlier.order.request_id == request_id for earlier in under_way):
@@ -214,29 +221,29 @@ class Saver:
         else:
             self._submit(storing, mark)
 
-    def _submit(self, storing: Storing, mark: Callable[[], None] | None) -> None:
+    def _submit(self, storing: SaveTask, mark: Callable[[], None] | None) -> None:
         self._running.append((storing, self._threads.submit(self._carry_out, storing, mark)))
 
-    def _carry_out(self, storing: Storing, mark: Callable[[], None] | None) -> bool:
+    def _carry_out(self, storing: SaveTask, mark: Callable[[], None] | None) -> bool:
         """Whether the order is over. On a save thread."""
         with self.board.reading(storing.order.pin) as may_read:
             return self._carry_out_if(storing, mark, is_wanted=may_read and not storing.is_late)
 
-    def _carry_out_if(self, storing: Storing, mark: Callable[[], None] | None, *, is_wanted: bool) -> bool:
+    def _carry_out_if(self, storing: SaveTask, mark: Callable[[], None] | None, *, is_wanted: bool) -> bool:
         is_on = is_wanted and (mark is None or self._did("waiting for the device", mark))
         if not is_on or not self._did("opening a save", storing.open):
             storing.drop()
             return True
-        is_over = self._border.call("ending a save", None, storing.commit)
+        is_over = self._guard.call("ending a save", None, storing.commit)
         if is_over is None:
-            self._border.call("giving a save up", None, storing.abort)
+            self._guard.call("giving a save up", None, storing.abort)
         return is_over is not False
 
-    def _settle(self, storing: Storing) -> None:
+    def _settle(self, storing: SaveTask) -> None:
         self._count(storing)
         self._end(storing.order)
 
-    def _count(self, storing: Storing) -> None:
+    def _count(self, storing: SaveTask) -> None:
         for name, amount in storing.counts.items():
             self._tally.add(name, amount)
 
@@ -248,7 +255,7 @@ class Saver:
         if self._memory is None:
             return None
         device = self._memory[1].device
-        return self._border.call("marking the device's work", None, lambda: engine_mark(device))
+        return self._guard.call("marking the device's work", None, lambda: engine_mark(device))
 
     def _did(self, what: str, function: Callable[[], None]) -> bool:
         """Whether the call came back."""
@@ -257,4 +264,4 @@ class Saver:
             function()
             return True
 
-        return self._border.call(what, False, run)
+        return self._guard.call(what, False, run)

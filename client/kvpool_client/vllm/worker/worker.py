@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from kvpool.clock import Clock, MonotonicClock
 from kvpool.errors import KVPoolError
 from kvpool_client.copying.cache import Cache
-from kvpool_client.engines.failure_guard import Border
+from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.pool import Pool
 from kvpool_client.vllm.identity.geometry import Geometry, Tensor, block_views
 from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
@@ -34,7 +34,7 @@ class WorkerHalf:
         connect: Callable[[], Pool],
         geometry: Geometry,
         settings: Settings,
-        border: Border,
+        guard: FailureGuard,
         *,
         rank: int,
         clock: Clock | None = None,
@@ -44,7 +44,7 @@ class WorkerHalf:
         self._connect = connect
         self._geometry = geometry
         self._settings = settings
-        self._border = border
+        self._guard = guard
         self._rank = rank % (geometry.layout.world * geometry.replicas)
         self._replica = rank % geometry.replicas
         self._clock = clock or MonotonicClock()
@@ -69,9 +69,9 @@ class WorkerHalf:
         self._saver = Saver(
             geometry,
             self.tally,
-            border,
+            guard,
             is_writer=self._replica == 0,
-            patience_s=settings.timeout_s,
+            wait_budget_s=settings.timeout_s,
             clock=self._clock,
         )
 
@@ -91,7 +91,7 @@ class WorkerHalf:
             self._off = ""
         except KVPoolError as error:
             self._off = str(error)
-            self._border.complain("this worker has no pool", self._off)
+            self._guard.warn_once("this worker has no pool", self._off)
             self.tally.add(f"refusals_{code_of(error)}")
         return True
 
@@ -106,7 +106,7 @@ class WorkerHalf:
         self._plan, self._seen, self._is_settled = plan, set(), False
         board = self._saver.board
         if plan.board and not board.has_attached:
-            self._border.call("attaching to the scheduler's memory", None, lambda: board.attach(plan.board, self._rank))
+            self._guard.call("attaching to the scheduler's memory", None, lambda: board.attach(plan.board, self._rank))
         self.saves_by_layer = any(not order.pin for order in plan.saves)
         self.loads_by_layer = not self._settings.is_async or any(not order.is_async for order in plan.loads)
         # Where loads are synchronous each step also shows which layers the model waits for before loads are settled.
@@ -119,7 +119,7 @@ class WorkerHalf:
         for request_id in plan.cancelled:
             for fetch, _ in self._running:
                 if fetch.request_id == request_id:
-                    self._border.call("cancelling a load", None, fetch.cancel)
+                    self._guard.call("cancelling a load", None, fetch.cancel)
 
     def start_loads(self) -> None:
         """Begin the plan's loads: synchronous ones run when this returns, asynchronous ones are handed over."""
@@ -129,7 +129,7 @@ class WorkerHalf:
                 self._running.append((fetch, self._threads.submit(self._carry_out, fetch)))
                 continue
             self._sync.append(fetch)
-            self._border.call("starting a load", None, lambda fetch=fetch: self._begin(fetch))  # type: ignore[misc]  # bound now
+            self._guard.call("starting a load", None, lambda fetch=fetch: self._begin(fetch))  # type: ignore[misc]  # bound now
             for layer in range(len(self._layers)):
                 if layer not in self._trusted:
                     self._wait(fetch, layer)
@@ -168,7 +168,7 @@ class WorkerHalf:
         for fetch, future in ended:
             error = future.exception()
             if error is not None:
-                self._border.complain(f"a load failed: {type(error).__name__}", str(error))
+                self._guard.warn_once(f"a load failed: {type(error).__name__}", str(error))
                 fetch.release()
             self._settle(fetch, failed(fetch.order, "error") if error is not None else future.result())
         return {fetch.request_id for fetch, _ in ended}
@@ -222,7 +222,7 @@ class WorkerHalf:
         return fetch.finish()
 
     def _wait(self, fetch: Fetch, layer: int) -> None:
-        if not self._border.call("waiting for a layer", False, lambda: fetch.wait_layer(layer)):
+        if not self._guard.call("waiting for a layer", False, lambda: fetch.wait_layer(layer)):
             self._failed_step = self._plan.step
 
     def _settle_sync(self) -> None:
@@ -232,11 +232,11 @@ class WorkerHalf:
         self._is_settled = True
         loads, self._sync = self._sync, []
         for fetch in loads:
-            outcome = self._border.call("ending a load", failed(fetch.order, "error"), fetch.finish)
+            outcome = self._guard.call("ending a load", failed(fetch.order, "error"), fetch.finish)
             if outcome.is_complete and not fetch.has_waited_for(len(self._layers)):
                 self._trusted = set()
                 self._seen = set()
-                self._border.complain("the model does not wait for its layers, loads are waited for at once")
+                self._guard.warn_once("the model does not wait for its layers, loads are waited for at once")
                 outcome = failed(fetch.order, "not-waited-for")
             self._settle(fetch, outcome)
         self._trusted |= self._seen

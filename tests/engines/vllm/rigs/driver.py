@@ -305,14 +305,14 @@ def _watch_pools() -> list[kv.Pool]:
 def _take_every_hit() -> None:
     """Let no hit be declined for being slower than computing: with models this small the two are close, and a test of bytes
     wants them loaded. A rate of prefill that is not known yet is the client's own way to say so."""
-    from kvpool_client.engines import load_cost as worth
+    from kvpool_client.engines import load_cost
 
-    speeds = worth.SpeedBook.speeds
+    rates = load_cost.RateEstimator.rates
 
-    def unknown(self: worth.SpeedBook) -> worth.Speeds:
-        return replace(speeds(self), prefill_tokens_per_s=0.0)
+    def unknown(self: load_cost.RateEstimator) -> load_cost.Rates:
+        return replace(rates(self), prefill_tokens_per_s=0.0)
 
-    worth.SpeedBook.speeds = unknown  # type: ignore[method-assign]
+    load_cost.RateEstimator.rates = unknown  # type: ignore[method-assign]
 
 
 def _least_gap(steps: list[dict[int, Any]]) -> float:

@@ -1,4 +1,4 @@
-"""Errands of a scheduler: in order, bounded, and every one carried out or dropped, whatever fails or ends."""
+"""BackgroundQueue of a scheduler: in order, bounded, and every one carried out or dropped, whatever fails or ends."""
 
 import logging
 import threading
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvpool_client.engines.failure_guard import Border
-from kvpool_client.vllm.scheduler.background_queue import Errands
+from kvpool_client.engines.failure_guard import FailureGuard
+from kvpool_client.vllm.scheduler.background_queue import BackgroundQueue
 
 TIMEOUT_S = 10.0
 WAITING_MAX = 3
@@ -16,14 +16,14 @@ WAITING_MAX = 3
 class Worked:
     """What became of errands, by their numbers."""
 
-    def __init__(self, border: Border) -> None:
-        self.errands = Errands("kvpool-test", "working", WAITING_MAX, border)
+    def __init__(self, guard: FailureGuard) -> None:
+        self.queue = BackgroundQueue("kvpool-test", "working", WAITING_MAX, guard)
         self.done: list[int] = []
         self.dropped: list[int] = []
         self._all_done = threading.Event()
 
     def send(self, number: int) -> None:
-        self.errands.send(lambda: self.done.append(number), lambda: self.dropped.append(number))
+        self.queue.send(lambda: self.done.append(number), lambda: self.dropped.append(number))
 
     def block(self) -> threading.Event:
         """An errand that is out until the event is set."""
@@ -33,30 +33,30 @@ class Worked:
             is_out.set()
             assert go_on.wait(TIMEOUT_S)
 
-        self.errands.send(wait, lambda: None)
+        self.queue.send(wait, lambda: None)
         assert is_out.wait(TIMEOUT_S)
         return go_on
 
     def wait(self) -> None:
         """Until what was sent has been carried out."""
-        self.errands.send(self._all_done.set, lambda: None)
+        self.queue.send(self._all_done.set, lambda: None)
         assert self._all_done.wait(TIMEOUT_S)
         self._all_done.clear()
 
 
 @pytest.fixture
-def border() -> Border:
-    return Border(logging.getLogger("test"))
+def guard() -> FailureGuard:
+    return FailureGuard(logging.getLogger("test"))
 
 
 @pytest.fixture
-def worked(border: Border) -> Iterator[Worked]:
-    worked = Worked(border)
+def worked(guard: FailureGuard) -> Iterator[Worked]:
+    worked = Worked(guard)
     yield worked
-    worked.errands.stop()
+    worked.queue.stop()
 
 
-def test_errands_are_carried_out_in_their_order(worked: Worked) -> None:
+def test_calls_are_made_in_their_order(worked: Worked) -> None:
     for number in range(2):
         worked.send(number)
     worked.wait()
@@ -76,7 +76,7 @@ def test_a_stop_drops_what_has_not_begun(worked: Worked) -> None:
     go_on = worked.block()
     worked.send(0)
     worked.send(1)
-    stopping = threading.Thread(target=worked.errands.stop)
+    stopping = threading.Thread(target=worked.queue.stop)
     stopping.start()
     go_on.set()
     stopping.join(TIMEOUT_S)
@@ -86,12 +86,12 @@ def test_a_stop_drops_what_has_not_begun(worked: Worked) -> None:
     assert worked.dropped[-1] == 2
 
 
-def test_an_errand_that_fails_is_counted_and_the_next_is_carried_out(worked: Worked, border: Border) -> None:
+def test_a_call_that_fails_is_counted_and_the_next_is_made(worked: Worked, guard: FailureGuard) -> None:
     def fail() -> None:
         raise OSError("gone")
 
-    worked.errands.send(fail, lambda: None)
+    worked.queue.send(fail, lambda: None)
     worked.send(1)
     worked.wait()
     assert worked.done == [1]
-    assert border.counts() == {"failed_working": 1}
+    assert guard.counts() == {"failed_working": 1}

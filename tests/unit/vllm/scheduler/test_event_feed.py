@@ -15,7 +15,7 @@ import kvpool_client as kv
 from kvpool.router_events.block_hashes import block_hashes
 from kvpool.router_events.columns import NamespaceNames
 from kvpool.types import Event, EventKind, StoredChunk, levels_in
-from kvpool_client.engines.failure_guard import Border
+from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.events import BEGINNING, EventBatch, EventMark, SnapshotPart
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.events.router import Block, Index
@@ -212,7 +212,7 @@ def key(number: int) -> bytes:
 
 def test_a_page_that_is_older_than_what_was_read_brings_nothing_back() -> None:
     pool: Any = OverlappingPool()
-    feed = EventFeed(pool, lambda name, fields: {"type": name, **fields}, 0, Border(logging.getLogger("test")))
+    feed = EventFeed(pool, lambda name, fields: {"type": name, **fields}, 0, FailureGuard(logging.getLogger("test")))
     index = Index(is_strict=False)
 
     def hears() -> bool:
@@ -254,7 +254,7 @@ def test_a_feed_that_stops_waits_for_no_snapshot(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(event_feed, "STOP_TIMEOUT_S", 20.0 if has_pages else 0.05)
     slow = SlowPool(has_pages=has_pages)
     pool: Any = slow
-    feed = EventFeed(pool, lambda name, fields: (name, fields), 0, Border(logging.getLogger("test")))
+    feed = EventFeed(pool, lambda name, fields: (name, fields), 0, FailureGuard(logging.getLogger("test")))
     assert slow.is_asked.wait(10.0)
     stopping = threading.Thread(target=feed.stop, name="stopping")
     stopping.start()

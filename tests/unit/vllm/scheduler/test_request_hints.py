@@ -11,7 +11,7 @@ import pytest
 
 from kvpool.types import DEFAULT_PRIORITY, Level
 from kvpool_client.hints.envelope import ACTIONS_MAX, DIRECTIVES_MAX
-from kvpool_client.vllm.scheduler.request_hints import ANSWER, wishes_of
+from kvpool_client.vllm.scheduler.request_hints import ANSWER, request_hints_of
 from tests.rigs.daemon import Daemon, wait_until
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -122,7 +122,7 @@ def test_tokens_that_do_not_say_what_the_kv_is_of_are_told_to_nobody(start_engin
     assert counted(engine, "saved_chunks") == 3
 
 
-def test_a_wish_counts_for_chunks_that_are_stored_already(start_engine: StartEngine) -> None:
+def test_retention_is_set_for_chunks_that_are_stored_already(start_engine: StartEngine) -> None:
     engine = start_engine()
     tokens = prompt(1, 4 * CHUNK + 1)
     ask(engine, "plain", tokens)
@@ -135,7 +135,7 @@ def test_a_wish_counts_for_chunks_that_are_stored_already(start_engine: StartEng
 
 def answered(engine: ScriptedEngine, request: Request) -> Callable[[], bool]:
     """Whether the daemon has answered a request that has not ended; steps of others go on."""
-    return lambda: engine.scheduler._scheduler._requests[request.request_id].wishing._answer.done()
+    return lambda: engine.scheduler._scheduler._requests[request.request_id].hint_reply._answer.done()
 
 
 def test_every_action_of_an_envelope_is_answered_in_its_place(start_engine: StartEngine) -> None:
@@ -178,7 +178,7 @@ def test_every_action_of_an_envelope_is_answered_in_its_place(start_engine: Star
 
 
 def _has_counted(engine: ScriptedEngine, name: str, amount: int) -> bool:
-    engine.scheduler._scheduler._envoy.count()
+    engine.scheduler._scheduler._hint_sender.count()
     return counted(engine, name) == amount
 
 
@@ -200,7 +200,7 @@ def test_garbage_is_answered_said_once_and_changes_nothing(
             assert {status for _, status in statuses(request)} <= {"rejected", "unknown"}, params
         wait_until(lambda: _has_counted(engine, "wishes_rejected", len(GARBAGE)), "all are counted")
     assert len([message for message in caplog.messages if "rejected" in message]) == 1
-    assert engine.scheduler._scheduler._border.failures == 0
+    assert engine.scheduler._scheduler._guard.failures == 0
 
 
 def test_parameters_of_other_connectors_say_nothing(start_engine: StartEngine) -> None:
@@ -211,8 +211,8 @@ def test_parameters_of_other_connectors_say_nothing(start_engine: StartEngine) -
 def test_more_directives_than_may_be_are_rejected_and_the_save_goes_on(start_engine: StartEngine) -> None:
     many = [{"start": 0, "end": 1 + place, "priority": 40} for place in range(DIRECTIVES_MAX)]
     hints = envelope(*[("kv.retain", {"directives": many}) for _ in range(ACTIONS_MAX)])
-    wishes = wishes_of(SimpleNamespace(kv_transfer_params={"kv_hints": hints}, num_prompt_tokens=9))
-    assert len(wishes.ranges) == DIRECTIVES_MAX
+    found = request_hints_of(SimpleNamespace(kv_transfer_params={"kv_hints": hints}, num_prompt_tokens=9))
+    assert len(found.ranges) == DIRECTIVES_MAX
     request = ask(start_engine(), "many", prompt(1, 2 * CHUNK + 1), kv_transfer_params={"kv_hints": hints})
     assert [status for _, status in statuses(request)[1:]] == ["rejected"] * (ACTIONS_MAX - 1)
 
@@ -226,19 +226,17 @@ def test_a_save_is_told_of_the_ranges_that_touch_it_alone() -> None:
         ],
         "decode_priority": 4,
     }
-    wishes = wishes_of(SimpleNamespace(kv_transfer_params=params, num_prompt_tokens=40))
-    first, second, last = (wishes.keeping(*span) for span in ((0, 8), (8, 16), (32, 48)))
+    hints = request_hints_of(SimpleNamespace(kv_transfer_params=params, num_prompt_tokens=40))
+    first, second, last = (hints.retention_of(*span) for span in ((0, 8), (8, 16), (32, 48)))
     assert first is not None
     assert second is not None
     assert last is not None
-    assert [entry.priority for keeping in (first, second, last) for entry in keeping.retention] == [1, 2, 3]
+    assert [entry.priority for retention in (first, second, last) for entry in retention.ranges] == [1, 2, 3]
     assert (first.decode_priority, last.decode_priority) == (None, 4)
-    assert wishes.keeping(16, 24) is None
+    assert hints.retention_of(16, 24) is None
 
 
-def test_without_a_daemon_wishes_cost_nothing_and_are_said_to_be_lost(
-    start_engine: StartEngine, tmp_path: Path
-) -> None:
+def test_without_a_daemon_hints_cost_nothing_and_are_reported_lost(start_engine: StartEngine, tmp_path: Path) -> None:
     engine = start_engine(socket=str(tmp_path / "nobody"))
     params = {"kv_hints": envelope(("kv.pin", {})), "retention": [{"priority": 50}]}
     request = ask(engine, "alone", prompt(1, 2 * CHUNK + 1), kv_transfer_params=params)

@@ -16,7 +16,7 @@ from tests.rigs.vllm import fake_vllm
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
-from kvpool_client.vllm.worker.storing import Storing  # noqa: E402 - only where torch is
+from kvpool_client.vllm.worker.save_task import SaveTask  # noqa: E402 - only where torch is
 from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
 from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
@@ -32,13 +32,13 @@ Gate = Callable[[], None]
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """No save begins before it is set."""
-    opened, begin = threading.Event(), Storing.open
+    opened, begin = threading.Event(), SaveTask.open
 
-    def wait(storing: Storing) -> None:
+    def wait(storing: SaveTask) -> None:
         opened.wait(20.0)
         begin(storing)
 
-    monkeypatch.setattr(Storing, "open", wait)
+    monkeypatch.setattr(SaveTask, "open", wait)
     yield opened
     opened.set()
 
@@ -329,7 +329,7 @@ def test_a_consumer_holds_no_block(start_engine: StartEngine) -> None:
 
 def test_a_plan_that_fails_holds_no_block(start_engine: StartEngine) -> None:
     engine = start_engine()
-    planner = engine.scheduler._scheduler._saving
+    planner = engine.scheduler._scheduler._save_planner
     order = planner._order
     made: list[object] = []
 

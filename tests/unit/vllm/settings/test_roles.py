@@ -88,7 +88,7 @@ def test_who_takes_every_hit_waits_for_saves_that_computing_would_outrun(
 ) -> None:
     engine = start_engine(kvpool__wait_s=60.0, kvpool__always_load=always_load)
     half = engine.scheduler._scheduler
-    half._speeds.add_prefill(10_000_000, 0.001)
+    half._rates.add_prefill(10_000_000, 0.001)
     pool = engine.workers[0]._worker.pool
     keys = pool.keys_from_hashes(Request("keys", TOKENS).block_hashes, BLOCK, salt=b"")
     request = Request("waiting", list(TOKENS))

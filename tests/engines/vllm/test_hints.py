@@ -109,7 +109,7 @@ def test_priorities_reach_the_pool_and_the_answer_comes_back(setting: Setting, p
     ]
 
 
-def test_tokens_are_the_same_whatever_is_wished(setting: Setting, plain: Plain) -> None:
+def test_tokens_are_the_same_with_any_hints(setting: Setting, plain: Plain) -> None:
     asked = [prompt(910 + number, 200 + number) for number in range(8)]
     params: list[Any] = [
         None,

@@ -22,11 +22,11 @@ from kvpool_client.copying.copies import Copies, EngineBlocks
 from kvpool_client.key_chain import KeyChain
 from kvpool_client.pending import PendingChunks
 from kvpool_client.results import save_state_of
-from kvpool_client.retention import Wishes
+from kvpool_client.retention import RetentionColumns
 from kvpool_client.save import Save, SaveRun
 
 
-class Saving:
+class SaveStarter:
     """Makes the saves of one Pool."""
 
     def __init__(self, layout: Layout, link: Link, copies: Copies, counters: Counters, timeout_s: float) -> None:
@@ -36,12 +36,14 @@ class Saving:
         self._counters = counters
         self._timeout_s = timeout_s
 
-    def begin(self, keys: KeyChain, blocks: EngineBlocks, first_chunk: int, count: int, wishes: Wishes) -> Save:
+    def begin(
+        self, keys: KeyChain, blocks: EngineBlocks, first_chunk: int, count: int, retention_columns: RetentionColumns
+    ) -> Save:
         """A save of `count` chunks from `first_chunk` on, out of `blocks`. One round trip."""
         session = self._link.session
         if session is None or not count:
             return self._saved_nothing([SaveState.DISCONNECTED] * count)
-        request = _reserve(keys, first_chunk, count, wishes)
+        request = _reserve(keys, first_chunk, count, retention_columns)
         try:
             failpoint.reach("client.save.before_reserve", failpoint.unreachable)
             answer = session.call(request, m.Reserved)
@@ -50,10 +52,10 @@ class Saving:
             return self._saved_nothing([SaveState.DISCONNECTED] * count)
         return self._reserved(session, request, answer, keys, blocks, first_chunk, count)
 
-    def begin_each(self, planned: Sequence[tuple[KeyChain, EngineBlocks, Wishes]]) -> list[Save]:
+    def begin_each(self, planned: Sequence[tuple[KeyChain, EngineBlocks, RetentionColumns]]) -> list[Save]:
         """A save of every chunk of each chain, out of its blocks. One round trip for all."""
         session = self._link.session
-        requests = [_reserve(keys, 0, len(keys), wishes) for keys, _, wishes in planned]
+        requests = [_reserve(keys, 0, len(keys), retention_columns) for keys, _, retention_columns in planned]
         answers: list[m.Reserved | None] = [None] * len(planned)
         if session is not None and planned:
             try:
@@ -148,13 +150,13 @@ class Saving:
         )
 
 
-def _reserve(keys: KeyChain, first_chunk: int, count: int, wishes: Wishes) -> m.Reserve:
+def _reserve(keys: KeyChain, first_chunk: int, count: int, retention_columns: RetentionColumns) -> m.Reserve:
     """The request for `count` chunks from `first_chunk` on, or as many of them as one request may name."""
     column = keys.columns()[0]
     parent = column[(first_chunk - 1) * KEY_BYTES : first_chunk * KEY_BYTES] if first_chunk else b""
     asked = min(count, m.KEYS_MAX)
     wanted = column[first_chunk * KEY_BYTES : (first_chunk + asked) * KEY_BYTES]
-    return m.Reserve(parent, wanted, *wishes.columns(first_chunk, asked))
+    return m.Reserve(parent, wanted, *retention_columns.columns(first_chunk, asked))
 
 
 def _disconnected(states: list[SaveState]) -> list[SaveState]:

@@ -23,7 +23,7 @@ def hints_of(extra_info: object) -> Hints | None:
     return None if given is None else parse_hints(given)
 
 
-def page_wishes(
+def page_retention(
     extra_info: object, hints: Hints | None, pages: int, page_tokens: int, priority: int | None = None
 ) -> list[tuple[TokenRange, ...]]:
     """What to keep each page of a batch with: by the hints, else with `priority`, else nothing."""
@@ -33,12 +33,12 @@ def page_wishes(
         return [otherwise] * pages
     prefix = getattr(extra_info, "prefix_keys", None)
     known = len(prefix) if isinstance(prefix, (list, tuple)) else None
-    wishes = []
+    retention = []
     for number in range(pages):
         first = None if known is None else (known + number) * page_tokens
         found = next((entry for entry in ranges if _touches(entry, first, page_tokens)), None)
-        wishes.append(otherwise if found is None else (TokenRange(0, None, found.priority, found.duration_s),))
-    return wishes
+        retention.append(otherwise if found is None else (TokenRange(0, None, found.priority, found.duration_s),))
+    return retention
 
 
 def _touches(entry: TokenRange, first: int | None, page_tokens: int) -> bool:

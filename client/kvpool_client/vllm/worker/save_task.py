@@ -18,31 +18,31 @@ from kvpool_client.pool import Pool
 from kvpool_client.results import SaveResult
 from kvpool_client.save import Save
 from kvpool_client.vllm.identity.geometry import Geometry
-from kvpool_client.vllm.plan import Keeping, SaveOrder
+from kvpool_client.vllm.plan import SaveOrder, SaveRetention
 
-NOTHING_SAID = Keeping((), 0)
+NO_RETENTION = SaveRetention((), 0)
 # What another writer is the reason for: its own chunks, and those behind them.
 WAITS_FOR_ANOTHER = {"pending", "no-parent"}
 
 
-class Storing:
-    """See the module. `patience_s`: from now on, how long another writer is waited for, and the order's turn at all."""
+class SaveTask:
+    """See the module. `wait_budget_s`: from now on, how long another writer is waited for, and the order's turn at all."""
 
     def __init__(
-        self, order: SaveOrder, geometry: Geometry, pool: Pool, cache: Cache, *, patience_s: float, clock: Clock
+        self, order: SaveOrder, geometry: Geometry, pool: Pool, cache: Cache, *, wait_budget_s: float, clock: Clock
     ) -> None:
         self.order = order
         self.counts: dict[str, int] = {}
         self._geometry = geometry
         self._pool = pool
         self._cache = cache
-        self._deadline = Deadline(patience_s, clock)
+        self._deadline = Deadline(wait_budget_s, clock)
         self._settled = 0
         self._save: Save | None = None
         self._declined: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Storing {self.order.request_id} from chunk {self.next_chunk}>"
+        return f"<SaveTask {self.order.request_id} from chunk {self.next_chunk}>"
 
     @property
     def next_chunk(self) -> int:
@@ -57,7 +57,7 @@ class Storing:
     def open(self) -> None:
         """Reserve slots for what is not settled. One round trip."""
         order, size, first = self.order, self._geometry.chunk_tokens, self.next_chunk
-        keeping = order.keeping or NOTHING_SAID
+        retention = order.retention or NO_RETENTION
         keys = self._pool.keys_from_hashes(
             order.hashes[:first], size, salt=order.salt, adapter=order.adapter, adapter_name=order.lora_name or None
         )
@@ -68,10 +68,10 @@ class Storing:
             self._cache,
             order.block_ids[self._settled * self._geometry.chunk_blocks :],
             first_chunk=first,
-            retention=keeping.retention,
-            prompt_tokens=keeping.prompt_tokens,
-            decode_priority=keeping.decode_priority,
-            decode_duration_s=keeping.decode_duration_s,
+            retention=retention.ranges,
+            prompt_tokens=retention.prompt_tokens,
+            decode_priority=retention.decode_priority,
+            decode_duration_s=retention.decode_duration_s,
         )
 
     def layer(self, layer: int) -> None:

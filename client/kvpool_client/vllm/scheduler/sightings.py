@@ -7,11 +7,11 @@ never leaves the process. The scheduler's thread.
 from collections import OrderedDict
 from collections.abc import Sequence
 
-SIGHTS_MAX = 1 << 17
+SIGHTINGS_MAX = 1 << 17
 HASH_BYTES = 16
 
 
-class Sights:
+class SightingCounts:
     """See the module. `wanted`: how often a chunk is met before it is stored; 1: at once, and nothing is remembered."""
 
     def __init__(self, wanted: int) -> None:
@@ -19,7 +19,7 @@ class Sights:
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Sights of {len(self._counts)} chunks>"
+        return f"<SightingCounts of {len(self._counts)} chunks>"
 
     def see(self, hashes: Sequence[bytes]) -> None:
         """A request has these chunks, in the order of its prompt."""
@@ -28,7 +28,7 @@ class Sights:
         for value in reversed(hashes):
             known = bytes(value[:HASH_BYTES])
             self._counts[known] = self._counts.pop(known, 0) + 1
-        while len(self._counts) > SIGHTS_MAX:
+        while len(self._counts) > SIGHTINGS_MAX:
             self._counts.popitem(last=False)
 
     def ready(self, hashes: Sequence[bytes]) -> int:
