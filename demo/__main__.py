@@ -118,7 +118,7 @@ class _Stage:
     def kill_and_profit(self, cold: list[Event]) -> list[Row]:
         """The second act: its rows. `cold`: the cold answers to the first questions."""
         self.console.print(
-            f"{self.daemon.write_down()} chunks are on disk; kvpoold is killed with -9 and started again"
+            f"{self.daemon.demote_all()} chunks are on disk; kvpoold is killed with -9 and started again"
         )
         self.daemon.kill()
         self.daemon.start()

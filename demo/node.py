@@ -22,7 +22,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 WORKER_TIMEOUT_S = 300.0
 ASK_TIMEOUT_S = 5.0
-WRITE_DOWN_TIMEOUT_S = 60.0
+DEMOTE_ALL_TIMEOUT_S = 60.0
 
 
 class ProcessFailed(Exception):
@@ -72,10 +72,10 @@ class Daemon:
             self._process.kill()
             self._process.wait()
 
-    def write_down(self) -> int:
+    def demote_all(self) -> int:
         """Have the SSD tier keep what DRAM alone has; how many chunks it has then. Raises ProcessFailed if some are left."""
         with BlockingConnection.admin(str(self.socket), ASK_TIMEOUT_S) as connection:
-            left = connection.write_down(WRITE_DOWN_TIMEOUT_S)["left"]
+            left = connection.demote_all(DEMOTE_ALL_TIMEOUT_S)["left"]
         if left:
             raise ProcessFailed(f"{left} chunks were not written to the SSD tier\n{self._log.read_text()}")
         return int(self.stats()["ssd.chunks"])

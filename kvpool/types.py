@@ -125,7 +125,7 @@ class UsageReport:
 
 
 @dataclass(frozen=True, slots=True)
-class TrafficCounts:
+class ModelUsage:
     """What was asked of the pool for one model since the daemon's start; tuples are by level."""
 
     lookups: int = 0
@@ -175,7 +175,7 @@ class Measurements:
     resident_bytes: int
     huge_bytes: int
     is_settling: bool
-    models: Mapping[str, TrafficCounts]
+    models: Mapping[str, ModelUsage]
     failures: ClientFailures
     events: Mapping[str, int] = field(default_factory=dict)
     ssd: Mapping[str, int | float | str] = field(default_factory=dict)

@@ -65,10 +65,10 @@ class MeasuredDaemon:
         with self._connect() as connection:
             connection.flush(model, None, tier)
 
-    def write_down(self, timeout_s: float) -> dict[str, Any]:
+    def demote_all(self, timeout_s: float) -> dict[str, Any]:
         """Write what DRAM alone has to the SSD tier, and make it certain there."""
         with self._connect() as connection:
-            return connection.write_down(timeout_s)
+            return connection.demote_all(timeout_s)
 
     def _connect(self) -> BlockingConnection:
         return BlockingConnection.admin(self.socket, REQUEST_TIMEOUT_S)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 FindCorrupt = Callable[[tuple[ChunkExtent, ...]], Awaitable[tuple[ChunkExtent, ...]]]
 
 
-class Integrity:
+class DramCheck:
     """The pool's conscience.
 
     Invariant: `checksum_failures` counts the chunks found corrupt; `pins` the pins it has in the directory.

@@ -6,8 +6,8 @@ chunk has a pin while it is read, also when who asked has gone meanwhile; no sli
 
 It is no use of a chunk, and changes nothing about which goes next.
 
-Control thread only; the bytes are read by `Integrity` and `Comparisons`. Invariant: every pin that a slice takes is given to
-one of these two, which give it back.
+Control thread only; the bytes are read by `DramCheck` and `SsdChecksumJobs`. Invariant: every pin of a
+slice is given to one of these two, which release it.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 import kvpool_native
-from kvpool.checks.dram_check import Integrity
-from kvpool.checks.ssd_checksum_jobs import Compared, Comparisons
+from kvpool.checks.dram_check import DramCheck
+from kvpool.checks.ssd_checksum_jobs import ChecksumResult, SsdChecksumJobs
 from kvpool.errors import Refused
 from kvpool.index.namespaces import Namespaces
 from kvpool.types import ChunkExtent, HoldId, Level, NamespaceId
@@ -41,7 +41,7 @@ class BadChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class ScrubSlice:
     """What a slice came to: places looked at, chunks and bytes read there, and which were bad."""
 
     looked_at: int
@@ -71,21 +71,21 @@ class _Pinned:
 
 
 class Scrub:
-    """Reads slices. `comparisons`: those of the SSD tier, where there is one."""
+    """Reads slices. `ssd_checksum_jobs`: those of the SSD tier, where there is one."""
 
     def __init__(
         self,
         directory: kvpool_native.Directory,
-        integrity: Integrity,
+        dram_check: DramCheck,
         namespaces: Namespaces,
-        comparisons: Comparisons | None,
+        ssd_checksum_jobs: SsdChecksumJobs | None,
     ) -> None:
         self._directories = {Level.DRAM: directory}
-        if comparisons is not None:
-            self._directories[Level.SSD] = comparisons.slower.directory
-        self._integrity = integrity
+        if ssd_checksum_jobs is not None:
+            self._directories[Level.SSD] = ssd_checksum_jobs.slower.directory
+        self._dram_check = dram_check
         self._namespaces = namespaces
-        self._comparisons = comparisons
+        self._ssd_checksum_jobs = ssd_checksum_jobs
         self.verified_chunks = 0
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class Scrub:
     @property
     def pinned_chunks(self) -> int:
         """Chunks that are being read."""
-        return self._integrity.pins + (self._comparisons.pins if self._comparisons else 0)
+        return self._dram_check.pins + (self._ssd_checksum_jobs.pins if self._ssd_checksum_jobs else 0)
 
     def tiers(self) -> dict[str, dict[str, int]]:
         """By tier: how many chunks it has, and at how many places they may be."""
@@ -103,7 +103,7 @@ class Scrub:
             for level, directory in self._directories.items()
         }
 
-    async def read(self, places: Iterable[tuple[int, int]], chunks_max: int) -> Slice:
+    async def read(self, places: Iterable[tuple[int, int]], chunks_max: int) -> ScrubSlice:
         """Read the chunks at places (level, number), `chunks_max` at most, and no more than a slice may have.
 
         Raises Refused when too much is being read, or the SSD tier cannot be.
@@ -124,7 +124,7 @@ class Scrub:
         self.verified_chunks += len(pinned)
         bad = [BadChunk(Level.DRAM, key, "bad_checksum", dropped) for key, dropped in corrupt.items()]
         bad += [BadChunk(Level.SSD, one.key, one.fault, one.dropped) for one in compared if one.fault]
-        return Slice(looked_at, len(pinned), sum(entry.size for entry in pinned), bad)
+        return ScrubSlice(looked_at, len(pinned), sum(entry.size for entry in pinned), bad)
 
     def _pin(self, places: Iterable[tuple[int, int]], chunks_max: int) -> tuple[int, list[_Pinned]]:
         pinned: list[_Pinned] = []
@@ -149,11 +149,11 @@ class Scrub:
             ChunkExtent(entry.key, entry.generation, entry.offset, entry.size // entry.layers, entry.layers)
             for entry in pinned
         )
-        return self._integrity.check_pinned(extents, partial(self._unpin, pinned))
+        return self._dram_check.check_pinned(extents, partial(self._unpin, pinned))
 
-    def _start(self, entry: _Pinned) -> "asyncio.Future[Compared] | None":
-        assert self._comparisons is not None
-        return self._comparisons.start(
+    def _start(self, entry: _Pinned) -> "asyncio.Future[ChecksumResult] | None":
+        assert self._ssd_checksum_jobs is not None
+        return self._ssd_checksum_jobs.start(
             entry.key, entry.pin, offset=entry.offset, generation=entry.generation, namespace=entry.namespace
         )
 
@@ -163,6 +163,6 @@ class Scrub:
 
 
 async def _settled(
-    fast: "asyncio.Future[dict[bytes, int]]", slow: "list[asyncio.Future[Compared]]"
-) -> tuple[dict[bytes, int], list[Compared]]:
+    fast: "asyncio.Future[dict[bytes, int]]", slow: "list[asyncio.Future[ChecksumResult]]"
+) -> tuple[dict[bytes, int], list[ChecksumResult]]:
     return await fast, [await comparison for comparison in slow]

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ChecksumResult:
     """What a comparison came to. `fault`: empty for a good chunk, else what was wrong; `dropped`: chunks that went for it."""
 
     key: bytes
@@ -31,10 +31,10 @@ class _Job:
     key: bytes
     generation: int
     pin: HoldId
-    waiting: "asyncio.Future[Compared]"
+    waiting: "asyncio.Future[ChecksumResult]"
 
 
-class Comparisons:
+class SsdChecksumJobs:
     """All comparisons under way."""
 
     def __init__(self, slower: SlowerTier, namespaces: Namespaces) -> None:
@@ -43,7 +43,7 @@ class Comparisons:
         self._jobs: dict[int, _Job] = {}
 
     def __repr__(self) -> str:
-        return f"<Comparisons {len(self._jobs)} chunks>"
+        return f"<SsdChecksumJobs {len(self._jobs)} chunks>"
 
     @property
     def pins(self) -> int:
@@ -52,14 +52,14 @@ class Comparisons:
 
     def start(
         self, key: bytes, pin: HoldId, *, offset: int, generation: int, namespace: NamespaceId
-    ) -> "asyncio.Future[Compared] | None":
+    ) -> "asyncio.Future[ChecksumResult] | None":
         """Compare a chunk. None when the tier cannot be read just now. The pin ends in any case."""
         rows = pack_moves([key], [b""], [offset], [0], [generation])
         job_id = self.slower.compare(self._namespaces.by_id(namespace), rows)
         if not job_id:
             self.slower.directory.unpin(pin)
             return None
-        waiting: asyncio.Future[Compared] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[ChecksumResult] = asyncio.get_running_loop().create_future()
         self._jobs[job_id] = _Job(key, generation, pin, waiting)
         return waiting
 
@@ -74,5 +74,5 @@ class Comparisons:
             log.error("chunk %s is bad in the slower tier (%s): %d chunks dropped", job.key.hex()[:16], fault, dropped)
         self.slower.directory.unpin(job.pin)
         if not job.waiting.done():
-            job.waiting.set_result(Compared(job.key, fault, dropped))
+            job.waiting.set_result(ChecksumResult(job.key, fault, dropped))
         return True

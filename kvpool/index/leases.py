@@ -72,7 +72,7 @@ class Leases:
         self._held_chunks: dict[ConnectionId, int] = {}
         self._ticket_chunks = 0
         self.expired_leases = 0
-        self.is_behind = False  # there is more to end: call `expire` again soon
+        self.has_backlog = False  # there is more to end: call `expire` again soon
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -138,7 +138,7 @@ class Leases:
             chunks, ended = over
             holds.extend(ended)
             left -= ENDED_COST + chunks * len(ended)
-        self.is_behind = left <= 0
+        self.has_backlog = left <= 0
         return holds
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:

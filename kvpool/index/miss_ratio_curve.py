@@ -22,7 +22,7 @@ HORIZON_FACTOR = 4
 HALF_LIFE_NS = 6 * 3600 * NS_PER_S
 
 
-class Reuse:
+class MissRatioCurve:
     """The estimate of one daemon."""
 
     def __init__(self, directory: kvpool_native.Directory, *, dram_bytes: int, ssd_bytes: int) -> None:
@@ -33,7 +33,7 @@ class Reuse:
         self._distances = kvpool_native.ReuseDistances(SAMPLES, self._horizon_bytes, RATE_MAX, HALF_LIFE_NS)
 
     def __repr__(self) -> str:
-        return f"<Reuse {self._distances.sampled} chunks, one in {1 / self._distances.rate:.0f}>"
+        return f"<MissRatioCurve {self._distances.sampled} chunks, one in {1 / self._distances.rate:.0f}>"
 
     def note_lease(self, holds: Sequence[tuple[HoldId, int]], now_ns: int) -> None:
         """Chunks were leased: (a hold in the DRAM directory, bytes of a chunk) for each rank."""

@@ -6,7 +6,7 @@ A namespace without chunks that no connection uses is given back when room for o
 which no namespace is left. Events name a namespace by its number until they are dropped, so a number serves another namespace
 only when all numbers are used up, and `on_numbers_reused` has been called before.
 
-One user keeps at most a share open of what the others leave (see `opened_by_users`): others can open theirs meanwhile.
+One user keeps at most a share open of what the others leave (see `namespaces_by_user`): others can open theirs meanwhile.
 
 Control thread only. Invariant: one number for one (model, layout fingerprint) that is known.
 """
@@ -18,7 +18,7 @@ from typing import Protocol
 
 import kvpool_native
 from kvpool.errors import LayoutMismatch, Refused
-from kvpool.index.opened_by_users import Geometry, OpenedByUsers
+from kvpool.index.namespaces_by_user import Geometry, NamespacesByUser
 from kvpool.layout import Layout
 from kvpool.types import NamespaceId, SizeClassId
 
@@ -45,7 +45,7 @@ class Namespace:
         return self.layout.chunk_bytes, self.layout.layers
 
 
-class ClassesBelow(Protocol):
+class LowerTierClasses(Protocol):
     """The size classes of the tier below, by a layout's chunks."""
 
     def fits(self, layout: Layout) -> bool:
@@ -69,9 +69,9 @@ class Namespaces:
     def __init__(self, directory: kvpool_native.Directory, user_share: float = 1.0) -> None:
         """`user_share`: what one user may keep open of what the others leave."""
         self._directory = directory
-        self._of_users = OpenedByUsers(user_share)
+        self._of_users = NamespacesByUser(user_share)
         self.below: kvpool_native.Directory | None = None
-        self.classes_below: ClassesBelow | None = None
+        self.classes_below: LowerTierClasses | None = None
         self.on_given_back: Callable[[Namespace], None] = lambda _namespace: None
         self.on_numbers_reused: Callable[[], None] = lambda: None
         self._size_classes: dict[Geometry, SizeClassId] = {}

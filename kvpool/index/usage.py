@@ -10,7 +10,7 @@ Control thread only. Invariant: at most MODELS_MAX models are told apart; later 
 from dataclasses import replace
 
 from kvpool.index.sessions import EngineSession
-from kvpool.types import CLIENT_DECLINES, LEVELS, ClientFailures, LoadReason, SaveState, TrafficCounts, UsageReport
+from kvpool.types import CLIENT_DECLINES, LEVELS, ClientFailures, LoadReason, ModelUsage, SaveState, UsageReport
 
 MODELS_MAX = 64
 OTHER_MODEL = "other"
@@ -18,20 +18,20 @@ OTHER_MODEL = "other"
 REPORTED_MAX = 1 << 32
 
 
-class Traffic:
+class UsageTable:
     """All models' counters, and what does not belong to one model."""
 
     def __init__(self) -> None:
-        self._models: dict[str, TrafficCounts] = {}
+        self._models: dict[str, ModelUsage] = {}
         self._reports = 0
         self._clamped_values = 0
         self._failed_loads = {reason: 0 for reason in LoadReason if reason is not LoadReason.COMPLETE}
         self._declined_chunks = dict.fromkeys((*CLIENT_DECLINES, SaveState.EXPIRED), 0)
 
     def __repr__(self) -> str:
-        return f"<Traffic {len(self._models)} models, {self._reports} reports>"
+        return f"<UsageTable {len(self._models)} models, {self._reports} reports>"
 
-    def models(self) -> dict[str, TrafficCounts]:
+    def models(self) -> dict[str, ModelUsage]:
         """Every model's counters."""
         return dict(self._models)
 
@@ -84,9 +84,9 @@ class Traffic:
         if stored != len(states):
             self._declined_chunks[SaveState.EXPIRED] += states.count(SaveState.EXPIRED)
 
-    def _of(self, model: str) -> tuple[str, TrafficCounts]:
+    def _of(self, model: str) -> tuple[str, ModelUsage]:
         name = model if model in self._models or len(self._models) < MODELS_MAX else OTHER_MODEL
-        return name, self._models.get(name, TrafficCounts())
+        return name, self._models.get(name, ModelUsage())
 
     def _clamped(self, value: int, most: int = REPORTED_MAX) -> int:
         self._clamped_values += value > most

@@ -33,10 +33,10 @@ class Refusal(NamedTuple):
     namespace: NamespaceId
 
 
-Fate = TypeVar("Fate", Departure, Refusal)
+Entry = TypeVar("Entry", Departure, Refusal)
 
 
-class Fates:
+class ChunkHistory:
     """The latest fates by key.
 
     Invariant: neither table holds more than `count_max` entries, and each is ordered by when its entry was noted.
@@ -87,7 +87,7 @@ class Fates:
         """Why the chunk was not taken, if it is remembered."""
         return self._refusals.get(key)
 
-    def _bound(self, table: OrderedDict[bytes, Fate]) -> None:
+    def _bound(self, table: OrderedDict[bytes, Entry]) -> None:
         for _ in range(len(table) - self._count_max):
             table.popitem(last=False)
 

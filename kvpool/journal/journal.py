@@ -29,7 +29,7 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.event_options import EventsConfig
 from kvpool.escaping import escaped
 from kvpool.index.namespaces import Namespaces
-from kvpool.journal.chunk_history import REFUSALS_PER_SAVE, Departure, Fates
+from kvpool.journal.chunk_history import REFUSALS_PER_SAVE, ChunkHistory, Departure
 from kvpool.journal.event_log import (
     CAUSES,
     EVENT_PAYLOAD_BYTES_MAX,
@@ -120,7 +120,7 @@ class Journal:
         for directory in self._directories.values():
             directory.report_to(self._feed)
         self._log = EventLog(config.buffer, [tiers[level][1] if level in tiers else 0 for level in Level])
-        self._fates = Fates(config.fates)
+        self._history = ChunkHistory(config.fates)
         self._corrupt: Counter[str] = Counter()  # dropped chunks, by model
         self._chunk_tokens: dict[int, int] = {}  # by namespace
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -185,7 +185,7 @@ class Journal:
         while self._feed.waiting:
             self._feed.take(CHANGES_PER_TURN)
         self._log.open_gap()
-        self._fates.clear()
+        self._history.clear()
         self._chunk_tokens.clear()
         self._wake()
 
@@ -197,7 +197,9 @@ class Journal:
         ].tolist()
         if refused:
             named = [keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in refused]
-            self._fates.note_refusals(named, [SaveState(states[at]) for at in refused], self._clock.now_ns(), namespace)
+            self._history.note_refusals(
+                named, [SaveState(states[at]) for at in refused], self._clock.now_ns(), namespace
+            )
 
     def since(self, incarnation: bytes, last: int) -> EventSlice:
         """Events behind id `last` of an incarnation (empty: this one, whichever it is)."""
@@ -271,7 +273,7 @@ class Journal:
             "events.dropped": self._log.dropped_events,
             "events.gaps": self._log.gaps,
             "events.lost_changes": self._feed.lost,
-            "events.fates": len(self._fates),
+            "events.fates": len(self._history),
             **(self._headers.stats() if self._headers is not None else {}),
             **counted,
         }
@@ -293,13 +295,15 @@ class Journal:
         self._log.append(run.event(self._log.next_id))
         keys = [run.keys[at : at + KEY_BYTES] for at in range(0, len(run.keys), KEY_BYTES)]
         if run.change_kind == ChangeKind.ARRIVED:
-            self._fates.forget(keys)
+            self._history.forget(keys)
             return
         namespace = NamespaceId(run.namespace)
         if run.cause == Cause.DROPPED:
             self._note_corrupt(namespace, len(keys))
         if not run.tiers:
-            self._fates.note_departures(keys, Departure(now_ns, CAUSES[run.cause], run.level, run.priority, namespace))
+            self._history.note_departures(
+                keys, Departure(now_ns, CAUSES[run.cause], run.level, run.priority, namespace)
+            )
 
     def _note_corrupt(self, namespace: NamespaceId, chunks: int) -> None:
         model = self._model(namespace)
@@ -360,7 +364,7 @@ class Journal:
         return SnapshotPage(page.chunks, page.as_of, page.cursor, lacking, words)
 
     def _explain_absence(self, key: bytes) -> dict[str, Any]:
-        departure, refusal = self._fates.departure(key), self._fates.refusal(key)
+        departure, refusal = self._history.departure(key), self._history.refusal(key)
         if refusal is not None and (departure is None or refusal.at_ns > departure.at_ns):
             return {
                 "fate": "declined",

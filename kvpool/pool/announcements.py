@@ -16,7 +16,7 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.index.parts import Parts, Step
 from kvpool.index.sessions import EngineSession
-from kvpool.pool.readers.acquiring import Acquiring
+from kvpool.pool.readers.acquire_task import AcquireTask
 from kvpool.tiering.promotions import Promotions
 from kvpool.types import KEY_BYTES, ConnectionId, HoldId
 
@@ -37,14 +37,14 @@ class Announcement:
     chunks: int
     size: int
     deadline_ns: int
-    acquiring: Acquiring
+    acquire_task: AcquireTask
     is_whole: bool = False
     is_over: bool = False
 
     @property
     def holds(self) -> list[HoldId]:
         """What it has in the DRAM directory."""
-        return self.acquiring.holds
+        return self.acquire_task.holds
 
     @property
     def leaf(self) -> bytes:
@@ -130,8 +130,8 @@ class Announcements:
         if not chunks:
             return None
         wanted = b"".join(column[: chunks * KEY_BYTES] for column in columns)
-        acquiring = Acquiring(self._directory, self._promotions, session, wanted, is_urgent=False)
-        entry = Announcement(session, wanted, chunks, chunks * chunk_bytes, now_ns + self._ttl_ns, acquiring)
+        acquire_task = AcquireTask(self._directory, self._promotions, session, wanted, is_urgent=False)
+        entry = Announcement(session, wanted, chunks, chunks * chunk_bytes, now_ns + self._ttl_ns, acquire_task)
         self._of_owner.setdefault(session.connection, []).append(entry)
         self._bytes += entry.size
         self.announced_chunks += chunks
@@ -144,11 +144,11 @@ class Announcements:
         """
         if entry.is_whole or entry.is_over:
             return Step.DONE
-        step = entry.acquiring.advance(now_ns)
+        step = entry.acquire_task.advance(now_ns)
         if step is Step.DONE:
             entry.is_whole = True
-            if entry.acquiring.chunks < entry.chunks:
-                self._cut(entry, entry.acquiring.chunks, now_ns)
+            if entry.acquire_task.chunks < entry.chunks:
+                self._cut(entry, entry.acquire_task.chunks, now_ns)
         return step
 
     def to_advance(self) -> list[Announcement]:
@@ -216,4 +216,4 @@ class Announcements:
             del self._of_owner[owner]
         self._bytes -= entry.size
         entry.is_over = True
-        entry.acquiring.end(now_ns)
+        entry.acquire_task.end(now_ns)

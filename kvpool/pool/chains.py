@@ -3,7 +3,7 @@
 Joins readers and writers (`index`) with the tiers and the journal, part by part (`index.parts`): a chain may be so long that
 everybody else would wait for it. The pool owns one. Control thread only.
 
-Invariant: what a request holds while it is under way is in its `Acquiring` or `Reserving`, and ends with it.
+Invariant: what a request holds while it is under way is in its `AcquireTask` or `ReserveTask`, and ends with it.
 """
 
 import contextlib
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from kvpool.clock import Clock, Deadline
 from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.sessions import EngineSession
-from kvpool.index.usage import Traffic
+from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
-from kvpool.pool.deadlines import Expiry
-from kvpool.pool.hint_handlers import Hinting
-from kvpool.pool.readers.readers import NOTHING, Grant, Reading
-from kvpool.pool.writers.reserving import Reserving
-from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writing
+from kvpool.pool.deadlines import HoldExpiry
+from kvpool.pool.hint_handlers import HintHandlers
+from kvpool.pool.readers.readers import NOTHING, Grant, Readers
+from kvpool.pool.writers.reserve_task import ReserveTask
+from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writers
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
@@ -36,13 +36,13 @@ PLACE_BYTES = 8  # an offset, or a generation
 class Chains:
     """See the module. `is_stopping`: nothing new is reserved."""
 
-    reading: Reading
-    writing: Writing
+    readers: Readers
+    writers: Writers
     tiering: Tiering | None
     journal: Journal
-    hints: Hinting
-    expiry: Expiry
-    traffic: Traffic
+    hints: HintHandlers
+    expiry: HoldExpiry
+    usage: UsageTable
     room: Room
     clock: Clock
     keeps_token_ids: bool
@@ -54,12 +54,12 @@ class Chains:
         Waits where what moves between the tiers leaves no room for all of it just now.
         """
         columns.check_keys(request.keys, ranks=len(session.namespaces))
-        acquiring = self.reading.begin(session, request.keys)
+        acquire_task = self.readers.begin(session, request.keys)
         try:
-            yield from self._advance(lambda _: acquiring.advance(self.clock.now_ns()), self._can_make_room)
-            return self.lease(session, self.reading.grant(session, acquiring, self.clock.now_ns()))
+            yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self._can_make_room)
+            return self.lease(session, self.readers.grant(session, acquire_task, self.clock.now_ns()))
         finally:
-            acquiring.end(self.clock.now_ns())
+            acquire_task.end(self.clock.now_ns())
 
     def acquire_leaves(self, session: EngineSession, request: m.AcquireLeaves) -> m.Leased:
         """Lease whole prefixes by their last keys. Nothing for longer ones: these are leased by their keys, in parts."""
@@ -68,13 +68,13 @@ class Chains:
         if request.chunks * ranks > m.LEAF_CHUNKS_MAX:
             return self.lease(session, NOTHING)
         now_ns = self.clock.now_ns()
-        return self.lease(session, self.reading.acquire_leaves(session, request.leaves, request.chunks, now_ns))
+        return self.lease(session, self.readers.acquire_leaves(session, request.leaves, request.chunks, now_ns))
 
     def lease(self, session: EngineSession, grant: Grant) -> m.Leased:
         """The answer to whoever has been granted a lease, or none."""
         if grant.lease:
             self.expiry.schedule()
-            self.hints.note_lease(session, self.reading, grant.lease)
+            self.hints.note_lease(session, self.readers, grant.lease)
         return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers)
 
     def reserve(self, session: EngineSession, request: m.Reserve) -> Parts[m.Reserved]:
@@ -86,53 +86,53 @@ class Chains:
         if self.is_stopping:
             return _declined(SaveState.STOPPING, request)
         retention = request.priorities, request.durations
-        reserving = self.writing.begin(session, request.parent, request.keys, retention)
+        reserve_task = self.writers.begin(session, request.parent, request.keys, retention)
 
         def advance(may_wait: bool) -> Step:
-            first = reserving.chunks
-            step = reserving.advance(self.clock.now_ns(), may_wait=may_wait)
-            self._note_part(session, reserving, first)
+            first = reserve_task.chunks
+            step = reserve_task.advance(self.clock.now_ns(), may_wait=may_wait)
+            self._note_part(session, reserve_task, first)
             return step
 
         try:
             yield from self._advance(advance, self._make_room)
-            places = self.writing.make(session, reserving, self.clock.now_ns())
+            slots = self.writers.make(session, reserve_task, self.clock.now_ns())
         finally:
-            self.writing.give_up(reserving, self.clock.now_ns())
+            self.writers.give_up(reserve_task, self.clock.now_ns())
         self.expiry.schedule()
-        return m.Reserved(places.reservation, places.states, places.offsets, places.generations, places.retained)
+        return m.Reserved(slots.reservation, slots.states, slots.offsets, slots.generations, slots.retained)
 
     def commit(self, session: EngineSession, request: m.Commit) -> Parts[m.Committed]:
         """Publish the next chunks of a reservation."""
         tokens = request.tokens if self.keeps_token_ids else b""
         sums, number = request.checksums, request.reservation
-        chunks = self.writing.check_commit(session, number, sums, tokens, request.scope)
+        chunks = self.writers.check_commit(session, number, sums, tokens, request.scope)
         sum_bytes, token_bytes = CHECKSUM_BYTES * session.own.layout.layers, len(tokens) // chunks
         states = b""
         while True:
             first, end = len(states), len(states) + PART_CHUNKS
             part, named = sums[first * sum_bytes : end * sum_bytes], tokens[first * token_bytes : end * token_bytes]
-            states += self.writing.commit(session, number, part, named, self.clock.now_ns(), request.scope)
+            states += self.writers.commit(session, number, part, named, self.clock.now_ns(), request.scope)
             if len(states) == chunks:
                 break
             yield None
         yield from self._end(number)
-        self.traffic.count_commit(session, states)
+        self.usage.count_commit(session, states)
         if self.tiering is not None:
             self.tiering.run()
         return m.Committed(states)
 
     def end_reservation(self, session: EngineSession, request: m.End | one_way.DropReservation) -> Parts[m.Done]:
         """Give up what was not committed; the writer has said that it writes no more."""
-        self.writing.end(session, request.reservation, self.clock.now_ns())
+        self.writers.end(session, request.reservation, self.clock.now_ns())
         yield from self._end(request.reservation)
         return m.Done()
 
     def _end(self, reservation: int) -> Parts[None]:
         """Until nothing of a reservation that has ended is in use any more."""
-        while self.writing.is_ending(reservation):
+        while self.writers.is_ending(reservation):
             yield None
-            self.writing.go_on_with(reservation, self.clock.now_ns())
+            self.writers.go_on_with(reservation, self.clock.now_ns())
 
     def _advance(self, advance: Callable[[bool], Step], make_room: Callable[[], bool]) -> Parts[None]:
         """Take part after part until one is the last, or there is room for no more."""
@@ -163,12 +163,13 @@ class Chains:
             self.tiering.make_room()
         return True
 
-    def _note_part(self, session: EngineSession, reserving: Reserving, first: int) -> None:
-        keys, states = reserving.keys[first * KEY_BYTES : reserving.chunks * KEY_BYTES], bytes(reserving.states[first:])
+    def _note_part(self, session: EngineSession, reserve_task: ReserveTask, first: int) -> None:
+        keys = reserve_task.keys[first * KEY_BYTES : reserve_task.chunks * KEY_BYTES]
+        states = bytes(reserve_task.states[first:])
         if states.count(SaveState.RESERVED) + states.count(SaveState.PRESENT) < len(states):
             self.journal.note_refusals(keys, states, session.own.id)
-        if reserving.retained:
-            self.hints.note_retained(keys, bytes(reserving.retained[first:]))
+        if reserve_task.retained:
+            self.hints.note_retained(keys, bytes(reserve_task.retained[first:]))
 
     def _protected(self, is_wanted: bool) -> contextlib.AbstractContextManager[None]:
         return self.tiering.protecting(is_wanted) if self.tiering else contextlib.nullcontext()

@@ -14,26 +14,26 @@ from typing import Protocol
 import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import NS_PER_S, Clock
-from kvpool.pool.readers.readers import Reading
-from kvpool.pool.writers.writers import Writing
+from kvpool.pool.readers.readers import Readers
+from kvpool.pool.writers.writers import Writers
 
 EXPIRY_FRACTION = 0.25
 EXPIRY_S_MAX = 1.0
 # Lapses are told so late at most: a wake-up for each of many priorities would cost more than it tells.
-LAPSE_INTERVAL_NS = 100_000_000
+PRIORITY_EXPIRY_INTERVAL_NS = 100_000_000
 # What one tick leaves over, because it does no more than a bounded number, the next one does after whoever waits.
 BACKLOG_NS = 1_000_000
 
 
-class Expiry:
+class HoldExpiry:
     """Looks at deadlines now and then. `expire_further`: ends what is over elsewhere; whether anything is left there."""
 
     def __init__(
-        self, shortest_s: float, reading: Reading, writing: Writing, clock: Clock, expire_further: Callable[[], bool]
+        self, shortest_s: float, readers: Readers, writers: Writers, clock: Clock, expire_further: Callable[[], bool]
     ) -> None:
         self.change_shortest(shortest_s)
-        self._reading = reading
-        self._writing = writing
+        self._readers = readers
+        self._writers = writers
         self._clock = clock
         self._expire_further = expire_further
         self._next: asyncio.TimerHandle | None = None
@@ -56,15 +56,15 @@ class Expiry:
 
     def go_on(self) -> None:
         """End more leases and reservations after whoever waits, where too many were over to end them at once."""
-        if self._more is None and (self._reading.is_behind or self._writing.is_behind):
+        if self._more is None and (self._readers.has_backlog or self._writers.has_backlog):
             self._more = asyncio.get_running_loop().call_soon(self._end_more)
 
     def _end_more(self) -> None:
         self._more = None
         now_ns = self._clock.now_ns()
-        if self._reading.is_behind:
-            self._reading.expire(now_ns)
-        self._writing.go_on(now_ns)
+        if self._readers.has_backlog:
+            self._readers.expire(now_ns)
+        self._writers.go_on(now_ns)
         self.go_on()
 
     def _look(self) -> None:
@@ -72,17 +72,17 @@ class Expiry:
         failpoint.reach("daemon.expire.before")
         now_ns, are_left = self._clock.now_ns(), True
         try:
-            self._reading.expire(now_ns)
-            self._writing.expire(now_ns)
-            self._writing.end_overdue(now_ns)
+            self._readers.expire(now_ns)
+            self._writers.expire(now_ns)
+            self._writers.end_overdue(now_ns)
             self.go_on()
             are_left = self._expire_further()
         finally:  # whatever fails in one look, the next one comes
-            if are_left or self._reading.leases or self._reading.tickets or self._writing.reservations:
+            if are_left or self._readers.leases or self._readers.tickets or self._writers.reservations:
                 self.schedule()
 
 
-class SlowerTier(Protocol):
+class LowerTier(Protocol):
     """What lapses ask of the tier below."""
 
     @property
@@ -95,12 +95,12 @@ class SlowerTier(Protocol):
         ...
 
 
-class Lapses:
+class PriorityExpiry:
     """Has priorities fall back when their time is over, in every tier."""
 
-    def __init__(self, directory: kvpool_native.Directory, slower: SlowerTier | None, clock: Clock) -> None:
-        self._directories = [directory, *([slower.directory] if slower else [])]
-        self._slower = slower
+    def __init__(self, directory: kvpool_native.Directory, lower: LowerTier | None, clock: Clock) -> None:
+        self._directories = [directory, *([lower.directory] if lower else [])]
+        self._lower = lower
         self._clock = clock
         self._next: asyncio.TimerHandle | None = None
         self._due_ns = 0  # of `_next`
@@ -113,7 +113,7 @@ class Lapses:
             return
         now_ns = self._clock.now_ns()
         is_backlog = min(due) <= self._last_ns
-        due_ns = max(min(due), now_ns + BACKLOG_NS, 0 if is_backlog else self._last_ns + LAPSE_INTERVAL_NS)
+        due_ns = max(min(due), now_ns + BACKLOG_NS, 0 if is_backlog else self._last_ns + PRIORITY_EXPIRY_INTERVAL_NS)
         if self._next is not None:
             if self._due_ns <= due_ns:
                 return
@@ -131,6 +131,6 @@ class Lapses:
         self._last_ns = self._clock.now_ns()
         for directory in self._directories:
             directory.expire_retention(self._last_ns)
-        if self._slower is not None:
-            self._slower.remember_lapsed()
+        if self._lower is not None:
+            self._lower.remember_lapsed()
         self.look()

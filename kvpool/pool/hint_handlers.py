@@ -19,7 +19,7 @@ from kvpool.index.parts import PART_CHUNKS, Parts, Step, part_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.journal.journal import Journal
 from kvpool.pool.announcements import Announcement, Announcements
-from kvpool.pool.readers.readers import Reading
+from kvpool.pool.readers.readers import Readers
 from kvpool.pool.writers.retention import Retention, part_of
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
@@ -30,7 +30,7 @@ LAYOUTS_MAX = 256  # a frame has room for a few thousand items
 DURATION_S_MAX = ((1 << 32) - 1) / 1000
 
 
-class Hinting:
+class HintHandlers:
     """See the module. `on_due`: schedules the pool's expiry; `on_retained`: priorities may lapse that were set now."""
 
     def __init__(
@@ -143,11 +143,11 @@ class Hinting:
         self._retention.remember_below(keys, states)
         self._on_retained()
 
-    def note_lease(self, session: EngineSession, reading: Reading, lease_id: int) -> None:
+    def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
         """A connection has leased what it may have announced."""
         if not len(self._announcements):
             return
-        lease = reading.find(session, LeaseId(lease_id))
+        lease = readers.find(session, LeaseId(lease_id))
         assert lease is not None
         hold = next(iter(lease.holds.values()))
         self._announcements.note_use(session.connection, hold, lease.chunks, self._clock.now_ns())

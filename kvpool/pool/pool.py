@@ -17,25 +17,26 @@ from typing import Any
 import kvpool_native
 from kvpool import failpoint
 from kvpool.checks.checksums import find_corrupt_on
-from kvpool.checks.dram_check import Integrity
+from kvpool.checks.dram_check import DramCheck
 from kvpool.checks.recount import compare_counts, compare_shared
 from kvpool.checks.scrub import Scrub
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.config.config import Config
-from kvpool.index.miss_ratio_curve import Reuse
+from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
-from kvpool.index.usage import Traffic
+from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
 from kvpool.layout import Layout
 from kvpool.pool.chains import Chains
-from kvpool.pool.deadlines import Expiry, Lapses
+from kvpool.pool.deadlines import HoldExpiry, PriorityExpiry
+from kvpool.pool.demote_all import demote_all
 from kvpool.pool.flush import FlushOrder, flush
-from kvpool.pool.hint_handlers import Hinting
+from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection
-from kvpool.pool.readers.readers import Reading
+from kvpool.pool.readers.readers import Readers
 from kvpool.pool.report import (
     Sections,
     find_shortcomings,
@@ -45,10 +46,9 @@ from kvpool.pool.report import (
     render_stats,
     warn_of_small_ssd,
 )
-from kvpool.pool.write_down import write_down
 from kvpool.pool.writers.staged_saves import StagedSaves
-from kvpool.pool.writers.writers import Writing
-from kvpool.protocol import places, usage
+from kvpool.pool.writers.writers import Writers
+from kvpool.protocol import usage, verify_walk
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
 from kvpool.tiers.dram.prefault import Prefault
@@ -92,30 +92,30 @@ class Pool:
         self._tiering = self._make_tiering(ssd) if ssd else None
         promotions = self._tiering.promotions if self._tiering else None
         lease_ttl_ns, write_ttl_ns = int(server.lease_ttl * NS_PER_S), int(server.reservation_ttl * NS_PER_S)
-        self.reuse = Reuse(self._directory, dram_bytes=config.dram.capacity, ssd_bytes=config.ssd.capacity)
-        self._reading = Reading(
-            self._directory, lease_ttl_ns, server.max_leases, promotions, self.reuse, on_behind=self._end_more
+        self.hit_curve = MissRatioCurve(self._directory, dram_bytes=config.dram.capacity, ssd_bytes=config.ssd.capacity)
+        self._readers = Readers(
+            self._directory, lease_ttl_ns, server.max_leases, promotions, self.hit_curve, on_backlog=self._end_more
         )
-        self._writing = Writing(
+        self._writers = Writers(
             self._directory,
             write_ttl_ns,
             server.max_reservations,
-            self.reuse,
+            self.hit_curve,
             is_staged=is_staged,
-            on_behind=self._end_more,
+            on_backlog=self._end_more,
         )
-        self._traffic = Traffic()
+        self._usage = UsageTable()
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
-        self.staged = StagedSaves(self._writing, self._dram.arena, self._workers, clock, server.staging_bytes)
+        self.staged = StagedSaves(self._writers, self._dram.arena, self._workers, clock, server.staging_bytes)
         self._prefault: Prefault | None = None
         self._index_view = view = kvpool_native.IndexView(self._dram.index)
-        self._integrity = Integrity(self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view))
-        comparisons = self._tiering.comparisons if self._tiering else None
-        self._scrub = Scrub(self._directory, self._integrity, self.namespaces, comparisons)
+        self._dram_check = DramCheck(self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view))
+        ssd_checksum_jobs = self._tiering.ssd_checksum_jobs if self._tiering else None
+        self._scrub = Scrub(self._directory, self._dram_check, self.namespaces, ssd_checksum_jobs)
         self.journal = self._make_journal()
-        self._expiry = Expiry(config.shortest_ttl, self._reading, self._writing, clock, lambda: self.hints.expire())
-        self._lapses = Lapses(self._directory, self._tiering, clock)
-        self.hints = Hinting(
+        self._expiry = HoldExpiry(config.shortest_ttl, self._readers, self._writers, clock, lambda: self.hints.expire())
+        self._priority_expiry = PriorityExpiry(self._directory, self._tiering, clock)
+        self.hints = HintHandlers(
             self._directory,
             view,
             self.namespaces,
@@ -124,27 +124,27 @@ class Pool:
             clock,
             config,
             on_due=self._expiry.schedule,
-            on_retained=self._lapses.look,
+            on_retained=self._priority_expiry.look,
         )
         self.chains = Chains(
-            self._reading,
-            self._writing,
+            self._readers,
+            self._writers,
             self._tiering,
             self.journal,
             self.hints,
             self._expiry,
-            self._traffic,
+            self._usage,
             self._room,
             clock,
             keeps_token_ids=server.keep_token_ids,
         )
-        self.leases = LeaseVerbs(self._reading, self.chains, self._expiry, self._integrity, clock)
+        self.leases = LeaseVerbs(self._readers, self.chains, self._expiry, self._dram_check, clock)
 
     def reconfigure(self, config: Config) -> None:
         """Go on with another configuration, which differs in what can change meanwhile alone."""
         self._config = config
-        self._reading.change_ttl(int(config.server.lease_ttl * NS_PER_S))
-        self._writing.change_ttl(int(config.server.reservation_ttl * NS_PER_S))
+        self._readers.change_ttl(int(config.server.lease_ttl * NS_PER_S))
+        self._writers.change_ttl(int(config.server.reservation_ttl * NS_PER_S))
         self.hints.change_ttl(int(config.dram.announced_ttl * NS_PER_S))
         self._expiry.change_shortest(config.shortest_ttl)
         if self._tiering is not None:
@@ -174,7 +174,7 @@ class Pool:
     async def stop(self) -> bool:
         """End the threads; False where one is left waiting for a disk. Chunks in DRAM alone are gone with the process."""
         self._expiry.cancel()
-        self._lapses.cancel()
+        self._priority_expiry.cancel()
         self.journal.close()
         loop = asyncio.get_running_loop()
         has_ended = self._tiering is None or await self._tiering.close()
@@ -183,7 +183,7 @@ class Pool:
         await loop.run_in_executor(None, self._workers.stop)
         return has_ended
 
-    async def write_down(
+    async def demote_all(
         self, timeout_s: float, is_more_coming: Callable[[], bool] | None = None, *, is_forced: bool = True
     ) -> dict[str, int]:
         """Have the SSD tier keep what DRAM alone has, as far as the time goes: `chunks` written, and those `left`.
@@ -193,7 +193,7 @@ class Pool:
         """
         count, is_synced = 0, True
         if self._tiering is not None:
-            count, is_synced = await write_down(
+            count, is_synced = await demote_all(
                 self._tiering, self._clock, timeout_s, is_more_coming, is_forced=is_forced
             )
         return {"chunks": count, "left": (left := self._directory.count_unsaved()), "durable": is_synced and not left}
@@ -208,17 +208,17 @@ class Pool:
 
     def on_overdue(self, end: Callable[[ConnectionId], None]) -> None:
         """Have `end` called for connections that hold slots of a reservation which expired a whole time ago."""
-        self._writing.on_overdue = end
+        self._writers.on_overdue = end
 
     @property
     def is_busy(self) -> bool:
         """Whether a save is under way that a stop should wait for."""
-        return self._writing.reservations > 0
+        return self._writers.reservations > 0
 
     @property
     def is_ending(self) -> bool:
         """Whether what connections have left behind still holds chunks."""
-        return self._reading.is_behind or self._writing.is_behind
+        return self._readers.has_backlog or self._writers.has_backlog
 
     def open_namespaces(self, model: str, layout: Layout, user: int | None = None) -> dict[int, Namespace]:
         """The namespaces of a model and layout, by rank; made where they are new. Raises LayoutMismatch or Refused.
@@ -242,15 +242,15 @@ class Pool:
 
     def count_usage(self, session: EngineSession, column: bytes) -> None:
         """Add what a client says it did. Raises ProtocolError."""
-        self._traffic.count_report(session, usage.unpack(column))
+        self._usage.count_report(session, usage.unpack(column))
 
     def drop_connection(self, connection: ConnectionId) -> None:
         """A connection has ended: its leases and reservations end with it."""
         failpoint.reach("daemon.connection.ended")
         now_ns = self._clock.now_ns()
-        self._reading.drop_owner(connection, now_ns)
+        self._readers.drop_owner(connection, now_ns)
         self._expiry.go_on()
-        self._writing.drop_owner(connection, now_ns)
+        self._writers.drop_owner(connection, now_ns)
         self.staged.drop_owner(connection)
         self.hints.drop_owner(connection)
         self._directory.leave_user(connection)
@@ -259,13 +259,13 @@ class Pool:
 
     def end_reading(self, connection: ConnectionId) -> None:
         """End a connection's leases and announcements before it has ended: nothing is written by them."""
-        self._reading.drop_owner(connection, self._clock.now_ns())
+        self._readers.drop_owner(connection, self._clock.now_ns())
         self._expiry.go_on()
         self.hints.drop_owner(connection)
 
     def held_by_connection(self) -> dict[int, dict[str, int]]:
         """What each connection holds, by name: leases, reservations, and the bytes of slots that they keep from others."""
-        return held_by_connection(self._directory, self._reading, self._writing, self.hints)
+        return held_by_connection(self._directory, self._readers, self._writers, self.hints)
 
     def info(self) -> dict[str, Any]:
         """What the daemon is and uses."""
@@ -280,10 +280,10 @@ class Pool:
         """Everything that is counted, at one moment; nothing of it changes afterwards."""
         server = {**connections, "uptime_s": int(self._uptime_s()), "transfer_waiting": self._workers.waiting}
         index = {
-            **self._reading.stats(),
-            **self._writing.stats(),
+            **self._readers.stats(),
+            **self._writers.stats(),
             **self.staged.stats(),
-            **self._integrity.stats(),
+            **self._dram_check.stats(),
             "namespaces": len(self.namespaces),
             "verified_chunks": self._scrub.verified_chunks,
             **self.hints.stats(),
@@ -297,8 +297,8 @@ class Pool:
             resident_bytes=pages.resident_bytes,
             huge_bytes=pages.huge_bytes,
             is_settling=pages.is_settling,
-            models=self._traffic.models(),
-            failures=self._traffic.failures(),
+            models=self._usage.models(),
+            failures=self._usage.failures(),
             events=self.journal.stats(),
             ssd={} if self._tiering is None else self._tiering.stats(),
             ssd_classes=[] if self._tiering is None else render_ssd_classes(self._tiering.directory),
@@ -334,9 +334,9 @@ class Pool:
         Takes as long as there are chunks (a second for a million): a daemon has a child process do it, which cannot see what
         clients map, and looks at that itself (`verify_shared`).
         """
-        problems = self._directory.verify(with_shared) + self._reading.verify() + self._writing.verify()
+        problems = self._directory.verify(with_shared) + self._readers.verify() + self._writers.verify()
         problems += self.hints.verify() + self.namespaces.verify() + self.journal.verify()
-        holds, pins = self._reading.holds + self.hints.holds, self._integrity.pins
+        holds, pins = self._readers.holds + self.hints.holds, self._dram_check.pins
         if self._tiering is not None:
             holds, pins = holds + self._tiering.holds, pins + self._tiering.pins
             problems += self._tiering.verify(with_shared=with_shared)
@@ -350,7 +350,7 @@ class Pool:
 
     async def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
         """Read a slice of the chunks at places; see `m.VerifyBytes`. Raises ProtocolError or Refused."""
-        return (await self._scrub.read(places.unpack(column), chunks)).to_report()
+        return (await self._scrub.read(verify_walk.unpack(column), chunks)).to_report()
 
     def _directories(self) -> list[kvpool_native.Directory]:
         return [self._directory, *([self._tiering.directory] if self._tiering is not None else [])]
@@ -396,4 +396,4 @@ class Pool:
         """Chunks or segments have moved: whoever waits for room looks again."""
         self._room.note()
         self.hints.note_room()
-        self._lapses.look()
+        self._priority_expiry.look()

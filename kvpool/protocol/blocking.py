@@ -175,7 +175,7 @@ class BlockingConnection:
         request = m.Flush(model or "", -1.0 if older_than_s is None else float(older_than_s), tier)
         return self.call(request, m.Report).values
 
-    def write_down(self, timeout_s: float, *, is_forced: bool = True) -> dict[str, Any]:
+    def demote_all(self, timeout_s: float, *, is_forced: bool = True) -> dict[str, Any]:
         """Write what DRAM alone has to the SSD tier, as far as the write budget goes or (`is_forced`) beyond.
 
         Answers `chunks` written that are still there, and `left` in DRAM alone.
@@ -183,7 +183,7 @@ class BlockingConnection:
         `durable`: a power cut now would take none of the chunks that the pool has. False when any are left, or a sync of the
         data or of the catalogue failed or came late.
         """
-        return self.call(m.WriteDown(timeout_s, is_forced), m.Report, timeout_s + self._timeout_s).values
+        return self.call(m.DemoteAll(timeout_s, is_forced), m.Report, timeout_s + self._timeout_s).values
 
     def connections(self) -> dict[str, Any]:
         """Who is connected and what each holds (`connections`, those that hold the most first), and how many are `left_out`."""
@@ -216,11 +216,13 @@ class BlockingConnection:
         """A page of what the pool has; see `em.AskSnapshot`."""
         return self.call(em.AskSnapshot(cursor), em.SnapshotPage)
 
-    def fates(self, keys: Sequence[bytes]) -> list[dict[str, Any]]:
+    def chunk_history(self, keys: Sequence[bytes]) -> list[dict[str, Any]]:
         """What is known of each chunk, as the daemon's journal says it."""
         found: list[dict[str, Any]] = []
-        for at in range(0, len(keys), em.FATES_MAX):
-            found += self.call(em.AskFates(b"".join(keys[at : at + em.FATES_MAX])), m.Report).values["fates"]
+        for at in range(0, len(keys), em.HISTORY_KEYS_MAX):
+            found += self.call(em.AskChunkHistory(b"".join(keys[at : at + em.HISTORY_KEYS_MAX])), m.Report).values[
+                "fates"
+            ]
         return found
 
     def namespaces(self) -> NamespaceNames:
@@ -246,7 +248,7 @@ class BlockingConnection:
         return dict(self.call(m.Check(), m.Report).values)
 
     def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
-        """Have a slice of chunks read; see `m.VerifyBytes`. `places.read_all` asks for all of them."""
+        """Have a slice of chunks read; see `m.VerifyBytes`. `verify_walk.read_all` asks for all of them."""
         return self.call(m.VerifyBytes(column, chunks), m.Report, SLICE_TIMEOUT_S + self._timeout_s).values
 
     def _receive_welcome(self, deadline: Deadline) -> m.Welcome:

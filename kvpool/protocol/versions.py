@@ -36,7 +36,7 @@ SINCE: dict[type[Any], int] = {
     om.Reload: 2,
 }
 # How many fields a record had up to a version; those behind have defaults.
-FIELDS_UP_TO: dict[type[Any], tuple[int, int]] = {m.Hello: (1, 5), m.Welcome: (1, 10), m.WriteDown: (1, 1)}
+FIELDS_UP_TO: dict[type[Any], tuple[int, int]] = {m.Hello: (1, 5), m.Welcome: (1, 10), m.DemoteAll: (1, 1)}
 # What clients up to a version make of a state that came later: the nearest one that they know.
 _STATES_UP_TO_1 = bytes.maketrans(
     bytes([SaveState.SHARE, SaveState.STOPPING]), bytes([SaveState.FULL, SaveState.NOT_READY])

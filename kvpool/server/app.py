@@ -29,7 +29,7 @@ from kvpool.protocol import versions
 from kvpool.protocol.records import messages as m
 from kvpool.server.connections.connection import Connection, Handlers
 from kvpool.server.connections.input_budget import InputBudget
-from kvpool.server.connections.local_socket import Admission, LocalSocket, Peer
+from kvpool.server.connections.local_socket import AcceptedHello, LocalSocket, Peer
 from kvpool.server.connections.refusal_log import RefusalLog
 from kvpool.server.connections.requests import connection_handlers, end_connection
 from kvpool.server.connections.roster import Roster
@@ -38,7 +38,7 @@ from kvpool.server.descriptor_room import fit_connections, raise_limit
 from kvpool.server.health.health import Health
 from kvpool.server.health.supervision import Supervision
 from kvpool.server.health.systemd import ServiceManager
-from kvpool.server.metrics.measurements import LoopReader, Snapshot
+from kvpool.server.metrics.measurements import LoopReader, Scrape
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.operators import Operators
 from kvpool.server.reload import Reload
@@ -213,10 +213,10 @@ class App:
         publisher.start()
         return publisher
 
-    def _take_snapshot(self) -> Snapshot:
+    def _take_snapshot(self) -> Scrape:
         info = self._pool.info()
         self._counts.refused = self._listener.refused_connections
-        return Snapshot(
+        return Scrape(
             build={"version": __version__, "checksum": info["checksum"], "key_hash": info["key_hash"]},
             pool=self._pool.measure(self._counts.stats()),
             connections=self._roster.count_roles(),
@@ -224,20 +224,20 @@ class App:
             health=self._health.report(),
         )
 
-    def _admit(self, hello: m.Hello, peer: Peer) -> Admission:
+    def _admit(self, hello: m.Hello, peer: Peer) -> AcceptedHello:
         if self._stop.is_set():
             raise Refused("stopping", "the daemon is stopping")
         self._roster.check_role(peer, hello.role)
         if hello.role == m.ROLE_ADMIN:
             self._operators.check(peer)
-            return Admission(self._welcome(), ())
+            return AcceptedHello(self._welcome(), ())
         if hello.role != m.ROLE_ENGINE:
             raise Refused("role", f"role is {hello.role!r}, expected {m.ROLE_ENGINE!r} or {m.ROLE_ADMIN!r}")
         if len(hello.model.encode()) > MODEL_BYTES_MAX:
             raise Refused("model", f"model name has more than {MODEL_BYTES_MAX} bytes")
         self._pool.open_namespaces(hello.model, Layout.from_wire(hello.layout), self._user_of(peer))
         log.debug("engine of model %s connects: pid %d uid %d", hello.model, peer.pid, peer.uid)
-        return Admission(self._welcome(), self._pool.fds())
+        return AcceptedHello(self._welcome(), self._pool.fds())
 
     async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer) -> None:
         connection_id = ConnectionId(next(self._next_connection))
@@ -344,7 +344,7 @@ class App:
         self._pool.chains.is_stopping = True
         deadline = Deadline(self._config.server.stop_timeout, self._clock)
         writing = asyncio.ensure_future(
-            self._pool.write_down(self._config.ssd.stop_timeout, lambda: len(self._roster) > 0 or self._pool.is_ending)
+            self._pool.demote_all(self._config.ssd.stop_timeout, lambda: len(self._roster) > 0 or self._pool.is_ending)
         )
         while self._pool.is_busy and not deadline.has_passed():
             await asyncio.sleep(DRAIN_POLL_S)

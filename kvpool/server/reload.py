@@ -52,7 +52,7 @@ LIVE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reloading:
+class ReloadResult:
     """What one reading has done: `changed`, a line for each option; `restart`, the options that wait for a restart."""
 
     changed: tuple[str, ...]
@@ -100,7 +100,7 @@ class Reload:
         if self._asked is not None:
             self._asked.cancel()
 
-    async def run(self) -> Reloading:
+    async def run(self) -> ReloadResult:
         """Read again now, and log what was changed. Raises ConfigError with every fault; then nothing is changed."""
         async with self._turn:
             self._is_waiting = False
@@ -133,7 +133,7 @@ class Reload:
         config = self._read()
         return config, self._read_keys(config)
 
-    def _change_to(self, config: Config, keys: EventKeys | None) -> Reloading:
+    def _change_to(self, config: Config, keys: EventKeys | None) -> ReloadResult:
         different = _differences(self.config, config)
         is_same, changed = not different, []
         for name in [name for name in different if name in LIVE]:
@@ -155,7 +155,7 @@ class Reload:
             log.warning("%s has changed, which needs a restart", name)
         if is_same:
             log.info("reloaded: no option has changed")
-        return Reloading(tuple(changed), restart)
+        return ReloadResult(tuple(changed), restart)
 
 
 def _with_option(config: Config, name: str, value: object) -> Config:

@@ -20,14 +20,14 @@ from kvpool.protocol.records import one_way
 from kvpool.protocol.records import staging as sm
 from kvpool.server.connections.audit import audited
 from kvpool.server.connections.batches import serve_batch
-from kvpool.server.connections.connection import Answer, Handler, Handlers, WithDescriptor
+from kvpool.server.connections.connection import Answer, AnswerWithDescriptor, Handler, Handlers
 from kvpool.server.connections.local_socket import Peer
 from kvpool.server.events.requests import admin_event_handlers, engine_event_handlers
 from kvpool.server.health.forked_check import check_in_child
 from kvpool.server.reload import Reload
 from kvpool.server.steering import steering_handlers
 
-WRITE_DOWN_S_MAX = 3600.0
+DEMOTE_ALL_S_MAX = 3600.0
 PROBLEMS_MAX = 500
 
 
@@ -45,7 +45,7 @@ def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
             m.Claim: lambda request: pool.leases.claim(session, request.ticket),
             m.Reserve: lambda request: pool.chains.reserve(session, request),
             m.Commit: lambda request: pool.chains.commit(session, request),
-            sm.OpenStaging: lambda _: WithDescriptor(*pool.staged.open(session)),
+            sm.OpenStaging: lambda _: AnswerWithDescriptor(*pool.staged.open(session)),
             sm.CopyStaged: lambda request: pool.staged.copy(session, request),
             m.End: lambda request: pool.chains.end_reservation(session, request),
             one_way.DropReservation: lambda request: pool.chains.end_reservation(session, request),
@@ -70,12 +70,12 @@ def admin_handlers(
             m.AskInfo: lambda _: m.Report({**info(), **pool.info()}),
             m.AskStats: lambda _: m.Report(pool.stats(connections.stats())),
             m.Flush: audited(peer, "flush", partial(_flush, pool), "model", "older_than_s", "tier"),
-            m.WriteDown: audited(peer, "demote", partial(_write_down, pool), "timeout_s", "is_forced"),
+            m.DemoteAll: audited(peer, "demote", partial(_demote_all, pool), "timeout_s", "is_forced"),
             m.Check: lambda _: _check(pool),
             m.AskLayouts: lambda request: pool.hints.layouts(request),
             m.RetainKeys: audited(peer, "retain", partial(_retain_keys, pool), "priority", "duration_s"),
             m.VerifyBytes: lambda request: _verify_bytes(pool, request),
-            m.AskHitCurve: lambda request: m.Report(pool.reuse.report(hit_curve.unpack(request.capacities))),
+            m.AskHitCurve: lambda request: m.Report(pool.hit_curve.report(hit_curve.unpack(request.capacities))),
             **admin_event_handlers(pool),
             **steering_handlers(reload, peer),
         }
@@ -115,10 +115,10 @@ def _flush(pool: Pool, request: m.Flush) -> Parts[Answer]:
     return m.Report((yield from pool.flush(request.model or None, older_than_s, request.tier)))
 
 
-async def _write_down(pool: Pool, request: m.WriteDown) -> Answer:
-    if not 0.0 <= request.timeout_s <= WRITE_DOWN_S_MAX:
-        return m.Failure("argument", f"timeout_s is {request.timeout_s}, expected 0 to {WRITE_DOWN_S_MAX:g}")
-    return m.Report(await pool.write_down(request.timeout_s, is_forced=request.is_forced))
+async def _demote_all(pool: Pool, request: m.DemoteAll) -> Answer:
+    if not 0.0 <= request.timeout_s <= DEMOTE_ALL_S_MAX:
+        return m.Failure("argument", f"timeout_s is {request.timeout_s}, expected 0 to {DEMOTE_ALL_S_MAX:g}")
+    return m.Report(await pool.demote_all(request.timeout_s, is_forced=request.is_forced))
 
 
 def _retain_keys(pool: Pool, request: m.RetainKeys) -> Answer:
@@ -143,6 +143,6 @@ def _check(pool: Pool) -> Parts[Answer]:
 
 
 async def _verify_bytes(pool: Pool, request: m.VerifyBytes) -> Answer:
-    if not 0 < request.chunks <= m.PLACES_MAX:
-        return m.Failure("argument", f"chunks is {request.chunks}, expected 1..{m.PLACES_MAX}")
+    if not 0 < request.chunks <= m.RECORDS_MAX:
+        return m.Failure("argument", f"chunks is {request.chunks}, expected 1..{m.RECORDS_MAX}")
     return m.Report(await pool.verify_bytes(request.places, request.chunks))

@@ -15,7 +15,7 @@ from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
 from kvpool.layout import Layout
-from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writing
+from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writers
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.sim.node import SEED, VirtualClock
 from kvpool.tiering.tiering import Tiering
@@ -54,7 +54,7 @@ class ManySizes:
             max_chunks=max_chunks,
             on_settled=lambda: None,
         )
-        self._writing = Writing(self.directory, 10**12, 10)
+        self._writers = Writers(self.directory, 10**12, 10)
         self._sessions = [
             EngineSession(ConnectionId(1), layout, f"model-{number}", namespaces.open_ranks(f"model-{number}", layout))
             for number, layout in enumerate(layouts)
@@ -67,12 +67,12 @@ class ManySizes:
         now_ns = self._clock.now_ns() + TICK_NS
         self._clock.set(now_ns)
         retention = (b"", b"") if priority is None else (bytes([priority]) * chunks, bytes(4 * chunks))
-        places = self._writing.reserve(session, b"", keys, now_ns, may_wait=False, retention=retention)
-        assert places is not None
-        reserved = places.states.count(SaveState.RESERVED)
+        reserved_slots = self._writers.reserve(session, b"", keys, now_ns, may_wait=False, retention=retention)
+        assert reserved_slots is not None
+        reserved = reserved_slots.states.count(SaveState.RESERVED)
         if reserved:
             checksums = bytes(CHECKSUM_BYTES * session.layout.layers * reserved)
-            self._writing.commit(session, places.reservation, checksums, b"", now_ns)
+            self._writers.commit(session, reserved_slots.reservation, checksums, b"", now_ns)
 
     def look_for_demotions(self) -> None:
         """What the control thread does after each commit."""

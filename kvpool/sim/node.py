@@ -18,8 +18,8 @@ from kvpool.errors import KVPoolError
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
 from kvpool.layout import Layout
-from kvpool.pool.readers.readers import Grant, Reading
-from kvpool.pool.writers.writers import CHECKSUM_BYTES, Places, Writing
+from kvpool.pool.readers.readers import Grant, Readers
+from kvpool.pool.writers.writers import CHECKSUM_BYTES, ReservedSlots, Writers
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.tiering.admission import Admission
 from kvpool.tiering.tiering import Tiering
@@ -101,10 +101,10 @@ class SimulatedNode:
                 on_settled=lambda: None,
             )
         promotions = self._tiering.promotions if self._tiering else None
-        self._reading = Reading(
+        self._readers = Readers(
             self._directory, int(config.server.lease_ttl * NS_PER_S), config.server.max_leases, promotions
         )
-        self._writing = Writing(
+        self._writers = Writers(
             self._directory, int(config.server.reservation_ttl * NS_PER_S), config.server.max_reservations
         )
         self._session = EngineSession(ConnectionId(1), LAYOUT, MODEL, namespaces.open_ranks(MODEL, LAYOUT))
@@ -131,19 +131,19 @@ class SimulatedNode:
         if grant is not None and grant.lease:
             leased, dram = grant.chunks, grant.tiers.count(Level.DRAM)
             self._settle()
-            self._reading.release(self._session, grant.lease, now_ns)
+            self._readers.release(self._session, grant.lease, now_ns)
         if leased * KEY_BYTES < len(keys):
             self._store(keys[max(0, leased - 1) * KEY_BYTES : leased * KEY_BYTES], keys[leased * KEY_BYTES :])
         return Hits(dram, leased - dram)
 
     def verify(self) -> list[str]:
         """Broken invariants of every class, one line each: holes would be among them."""
-        problems = self._directory.verify() + self._reading.verify() + self._writing.verify()
+        problems = self._directory.verify() + self._readers.verify() + self._writers.verify()
         return problems + (self._tiering.verify() if self._tiering else [])
 
     def _lease(self, keys: bytes, chunks: int) -> Grant | None:
         now_ns = self._clock.now_ns()
-        grant = self._reading.acquire_leaves(self._session, keys[-KEY_BYTES:], chunks, now_ns)
+        grant = self._readers.acquire_leaves(self._session, keys[-KEY_BYTES:], chunks, now_ns)
         if grant.chunks:
             return grant
         for _ in range(WAITS_MAX):
@@ -154,30 +154,30 @@ class SimulatedNode:
 
     def _acquire(self, keys: bytes, *, may_wait: bool) -> Grant | None:
         if self._tiering is None:
-            return self._reading.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
+            return self._readers.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
         with self._tiering.protecting(may_wait):
-            return self._reading.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
+            return self._readers.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
 
     def _store(self, parent: bytes, keys: bytes) -> None:
         for _ in range(WAITS_MAX):
-            places = self._reserve(parent, keys, may_wait=True)
-            if places is not None or not self._make_room():
+            reserved_slots = self._reserve(parent, keys, may_wait=True)
+            if reserved_slots is not None or not self._make_room():
                 break
-        places = places if places is not None else self._reserve(parent, keys, may_wait=False)
-        assert places is not None
-        reserved = places.states.count(SaveState.RESERVED)
+        reserved_slots = reserved_slots if reserved_slots is not None else self._reserve(parent, keys, may_wait=False)
+        assert reserved_slots is not None
+        reserved = reserved_slots.states.count(SaveState.RESERVED)
         if reserved:
             checksums = bytes(reserved * LAYOUT.layers * CHECKSUM_BYTES)
-            self._writing.commit(self._session, places.reservation, checksums, b"", self._clock.now_ns())
+            self._writers.commit(self._session, reserved_slots.reservation, checksums, b"", self._clock.now_ns())
         if self._tiering is not None:
             self._tiering.run()
             self._settle()
 
-    def _reserve(self, parent: bytes, keys: bytes, *, may_wait: bool) -> Places | None:
+    def _reserve(self, parent: bytes, keys: bytes, *, may_wait: bool) -> ReservedSlots | None:
         if self._tiering is None:
-            return self._writing.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
+            return self._writers.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
         with self._tiering.protecting(may_wait):
-            return self._writing.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
+            return self._writers.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
 
     def _make_room(self) -> bool:
         """Have the coldest blocks written down. False when nothing moves: then what there is has to do."""

@@ -1,6 +1,6 @@
 """Promotion: chunks of a slower tier on their way back into DRAM, for a request that wants them.
 
-A lease covers the longest prefix that the two tiers hold together (`acquiring`). What only the slower one has gets slots in
+A lease covers the longest prefix that the two tiers hold together (`acquire_task`). What only the slower one has gets slots in
 DRAM and is read into them; it can be acquired by anybody at once and loaded layer by layer as it lands.
 
     RESERVED ──read──► LANDED

@@ -16,7 +16,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool import failpoint
-from kvpool.checks.ssd_checksum_jobs import Comparisons
+from kvpool.checks.ssd_checksum_jobs import SsdChecksumJobs
 from kvpool.clock import Clock
 from kvpool.config.config import Config, SsdConfig
 from kvpool.errors import KVPoolError
@@ -90,7 +90,7 @@ class Tiering:
             is_write_through=config.ssd.write_through,
             admission=self.admission,
         )
-        self.comparisons = Comparisons(self, namespaces)
+        self.ssd_checksum_jobs = SsdChecksumJobs(self, namespaces)
         self._keep_ghosts()
         self.restored_chunks = 0
         self.lost_chunks = 0
@@ -297,7 +297,7 @@ class Tiering:
             "promoted_chunks": fast["promoted_chunks"],
             "promotions_failed": self.promotions.failed_chunks,
             "promotions_under_way": len(self.promotions),
-            "ssd.checks_under_way": self.comparisons.pins,
+            "ssd.checks_under_way": self.ssd_checksum_jobs.pins,
             "ssd.retention_lapsed": slots["lapsed_chunks"],
             **{f"ssd.declined_{reason}": fast[f"declined_{reason}"] for reason in DECLINED},
             **self.admission.stats(self._clock.now_ns()),
@@ -310,7 +310,7 @@ class Tiering:
         """Broken invariants of the slower directory, one line each. See `Directory.verify`."""
         problems = [f"ssd: {problem}" for problem in self.directory.verify(with_shared)]
         stats = self.directory.stats()
-        found, expected = (stats["holds"], stats["pins"]), (self.promotions.holds, self.comparisons.pins)
+        found, expected = (stats["holds"], stats["pins"]), (self.promotions.holds, self.ssd_checksum_jobs.pins)
         if found != expected:
             problems.append(f"ssd: {found} holds and pins, {expected} are in promotions and checks")
         return problems
@@ -321,7 +321,7 @@ class Tiering:
         for job, chunk, status, tokens in self.tier.take_outcomes():
             is_good = status == SsdStatus.OK
             fault = "" if is_good else status.name.lower()
-            if self.comparisons.settle(job, fault=fault, is_bad=status.is_corruption):
+            if self.ssd_checksum_jobs.settle(job, fault=fault, is_bad=status.is_corruption):
                 continue
             generation = self.promotions.generation_below(job, chunk)
             is_promotion = self.promotions.settle(
@@ -344,7 +344,7 @@ class Tiering:
             self._ghosts = 0
 
     def _has_jobs(self) -> bool:
-        return len(self.promotions) + len(self.demotions) + self.comparisons.pins > 0
+        return len(self.promotions) + len(self.demotions) + self.ssd_checksum_jobs.pins > 0
 
     def _try_again(self) -> None:
         self._drop_lost()

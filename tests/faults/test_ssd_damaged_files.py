@@ -152,7 +152,7 @@ def test_a_catalogue_spoilt_under_a_daemon_begins_anew(start_daemon: StartDaemon
     with DramClient(daemon, first_chain=6000) as client, daemon.admin() as admin:
         client.turn()
         # Which page a write meets first decides: the catalogue begins anew under the tier, or the tier closes and opens again.
-        wait_until(lambda: admin.write_down(10.0)["left"] == 0, "the tier has every chunk")
+        wait_until(lambda: admin.demote_all(10.0)["left"] == 0, "the tier has every chunk")
     wait_until(lambda: daemon.stats()["ssd.catalogue_waiting"] == 0, "the catalogue is written")
     load_chains(daemon, CHAINS)
     assert not is_dead(daemon), daemon.log()

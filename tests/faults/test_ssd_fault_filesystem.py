@@ -72,7 +72,7 @@ def _expect_all_well(daemon: Daemon) -> Tally:
         wait_connected(pool)
         for number in range(1000, 1008):
             store(pool, chain_of(pool, number))
-        assert admin.write_down(10.0)["left"] == 0
+        assert admin.demote_all(10.0)["left"] == 0
         daemon.kill()
         restart(daemon)
         wait_open(daemon)

@@ -79,7 +79,7 @@ def test_a_catalogue_on_a_full_disk_rests_until_there_is_room(
                 (disk.path / "filler").unlink()
                 wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is tried again", BACK_WITHIN_S)
             with daemon.admin() as admin:
-                assert admin.write_down(10.0)["left"] == 0
+                assert admin.demote_all(10.0)["left"] == 0
             daemon.kill()
             restart(daemon)
             wait_open(daemon)

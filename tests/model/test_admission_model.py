@@ -17,7 +17,7 @@ HOUR_NS = NS_PER_DAY // 24
 REQUESTS = 600
 
 
-class Traffic:
+class UsageTable:
     """Prompts that go on from earlier ones or are asked again, at times of bursts and pauses."""
 
     def __init__(self, seed: int) -> None:
@@ -49,13 +49,13 @@ def test_steps_keep_their_order_and_no_more_is_written_than_the_budget(policy: s
     )
     admission = node.admission
     assert admission is not None
-    traffic, seen = Traffic(seed), set()
+    usage, seen = UsageTable(seed), set()
     for _ in range(REQUESTS):
-        node.serve(traffic.prompt(), traffic.now_ns)
-        step = admission.step(traffic.now_ns)
+        node.serve(usage.prompt(), usage.now_ns)
+        step = admission.step(usage.now_ns)
         seen.add(step)
         assert node.verify() == []
-        assert node.ssd_blocks_written <= hourly * (traffic.now_ns / HOUR_NS + 1)
+        assert node.ssd_blocks_written <= hourly * (usage.now_ns / HOUR_NS + 1)
         assert admission.written_bytes == node.ssd_blocks_written * SLOT_BYTES
         assert step is not Admitted.LIKELY or policy == "class-queues"
     assert {Admitted.ALL, Admitted.USED_AGAIN} <= seen
@@ -64,9 +64,9 @@ def test_steps_keep_their_order_and_no_more_is_written_than_the_budget(policy: s
 def test_a_budget_as_small_as_a_block_writes_one_at_a_time(seed: int) -> None:
     budget = f"ssd.write_budget={12 * SLOT_BYTES}B"
     node = SimulatedNode(dram_blocks=30, ssd_blocks=100, policy="lru", config=load_config(None, [budget]))
-    traffic = Traffic(seed)
+    usage = UsageTable(seed)
     for _ in range(REQUESTS):
-        node.serve(traffic.prompt(), traffic.now_ns)
-        assert node.ssd_blocks_written <= traffic.now_ns / HOUR_NS / 2 + 1
+        node.serve(usage.prompt(), usage.now_ns)
+        assert node.ssd_blocks_written <= usage.now_ns / HOUR_NS / 2 + 1
     assert node.ssd_blocks_written > 1
     assert node.verify() == []

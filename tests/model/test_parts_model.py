@@ -170,7 +170,7 @@ class Client:
 
     def _check(self, number: int, keys: list[bytes]) -> None:
         """Every chunk of the lease that has landed has the bytes of its key, unless this test has spoilt them."""
-        lease = self.pool._reading.find(self.session, number)
+        lease = self.pool._readers.find(self.session, number)
         if lease is None:
             return
         (hold,) = lease.holds.values()
@@ -186,7 +186,7 @@ class Client:
 
     def _spoil(self, number: int) -> None:
         """Ruin a leased chunk and report it, or have somebody else's verdict about it."""
-        lease = self.pool._reading.find(self.session, number)
+        lease = self.pool._readers.find(self.session, number)
         if lease is None:
             return
         (hold,) = lease.holds.values()
@@ -244,8 +244,8 @@ async def _play(folder: Path, seed: int) -> int:
     tiering = world.pool._tiering
     assert tiering is not None
     while (
-        world.pool._reading.is_behind
-        or world.pool._writing.is_behind
+        world.pool._readers.has_backlog
+        or world.pool._writers.has_backlog
         or len(tiering.promotions) + len(tiering.demotions)
     ):
         await asyncio.sleep(0.001)

@@ -18,7 +18,7 @@ import pytest
 
 import kvpool_client as kv
 from kvpool.errors import KVPoolError
-from kvpool.protocol import places
+from kvpool.protocol import verify_walk
 from kvpool.protocol.blocking import BlockingConnection
 
 START_TIMEOUT_S = 20.0
@@ -120,8 +120,8 @@ class Daemon:
             report = connection.check()
             problems: list[str] = report["problems"]
             if deep:
-                found = places.read_all(connection.verify_bytes, places.every(report["tiers"]), sys.maxsize)
-                problems = [*problems, *places.problems_of(found)]
+                found = verify_walk.read_all(connection.verify_bytes, verify_walk.every(report["tiers"]), sys.maxsize)
+                problems = [*problems, *verify_walk.problems_of(found)]
         return problems
 
     def _answers_or_died(self) -> bool:

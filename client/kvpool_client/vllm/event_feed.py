@@ -83,10 +83,10 @@ class EventFeed:
 
     def _follow(self) -> None:
         while not self._is_stopping:
-            is_behind = self._guard.call("reading events", None, self._turn)
+            has_backlog = self._guard.call("reading events", None, self._turn)
             # What was told of a turn that failed is not known: everything is told anew.
-            self._is_lost = self._is_lost or is_behind is None
-            pause_s = RETRY_S if self._is_lost else 0.0 if is_behind else POLL_S
+            self._is_lost = self._is_lost or has_backlog is None
+            pause_s = RETRY_S if self._is_lost else 0.0 if has_backlog else POLL_S
             with self._changed:
                 self._changed.wait_for(lambda: self._is_stopping, pause_s)
 

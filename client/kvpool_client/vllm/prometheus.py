@@ -48,7 +48,7 @@ COUNTERS = {
     "clipped_chunks": "Saved chunks that stay at the default priority because the share above it is full",
     "retained_chunks": "Stored chunks that are kept as a later request wished",
     "announced_chunks": "Chunks of requests that wait, announced and in DRAM or to come there",
-    "dropped_errands": "RetentionColumns and announcements that were not sent because too many waited",
+    "dropped_errands": "Hints and announcements that were not sent because too many waited",
     "engine_seconds": "Time that vLLM spent inside the connector",
 }
 # The sum of its family, which has it by tier.

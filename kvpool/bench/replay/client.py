@@ -61,7 +61,7 @@ class ReplaySettings:
 
 
 @dataclass(slots=True)
-class Served:
+class RequestResult:
     """What became of one request. Times in seconds; 0 where a part was not needed. `began_s`: by the monotonic clock.
 
     `loaded_ssd_chunks` of the loaded ones were not in DRAM when they were leased.
@@ -87,7 +87,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class ProcessUsage:
     """What a client process used for its requests: CPU seconds of the whole process, and of the threads that copy."""
 
     cpu_seconds: float
@@ -105,7 +105,7 @@ def replay_layout(chunk_bytes: int, block_tokens: int) -> kv.Layout:
     )
 
 
-class Settling:
+class IdleWait:
     """Waits until a daemon has nothing under way between its tiers, through a connection of its own."""
 
     def __init__(self, socket: str) -> None:
@@ -137,12 +137,12 @@ class Replayer:
         self._floor_at = 0
         self._loads = 0
 
-    def serve(self, hash_ids: list[int]) -> Served:
+    def serve(self, hash_ids: list[int]) -> RequestResult:
         """Look up, lease, load and verify what is there, save the rest."""
         hashes = [kvpool_native.blake3(value.to_bytes(8, "little")) for value in hash_ids]
         keys = self._pool.keys_from_hashes(hashes, self._pool.layout.chunk_tokens)
         self._settle()
-        served = Served(chunks=len(keys), began_s=self._clock.now_ns() / NS_PER_S)
+        served = RequestResult(chunks=len(keys), began_s=self._clock.now_ns() / NS_PER_S)
         if len(keys):
             self._load(keys, served)
             if served.loaded_chunks < len(keys):
@@ -150,7 +150,7 @@ class Replayer:
                 self._save(keys, served)
         return served
 
-    def _load(self, keys: kv.KeyChain, served: Served) -> None:
+    def _load(self, keys: kv.KeyChain, served: RequestResult) -> None:
         start = time.perf_counter()
         hit = self._pool.lookup(keys)
         lease = self._pool.acquire(hit)
@@ -175,7 +175,7 @@ class Replayer:
         if self._loads % FLOOR_EVERY == 0 and result.chunks:
             self._measure_floor(result.chunks * self._pool.layout.chunk_bytes, served)
 
-    def _measure_floor(self, size: int, served: Served) -> None:
+    def _measure_floor(self, size: int, served: RequestResult) -> None:
         """memcpy of as many bytes as were loaded, from memory that was not touched for long, as the arena was not."""
         size = min(size, len(self._floor_source))
         if self._floor_at + size > len(self._floor_source):
@@ -186,7 +186,7 @@ class Replayer:
         served.memcpy_bytes = size
         self._floor_at += size
 
-    def _save(self, keys: kv.KeyChain, served: Served) -> None:
+    def _save(self, keys: kv.KeyChain, served: RequestResult) -> None:
         first = served.loaded_chunks
         rows = self._rows[: len(keys) - first]
         self._payload.fill(rows, keys, first)
@@ -205,7 +205,7 @@ def main() -> None:
     salt = settings.salt.encode()
     with kv.connect(settings.socket, model=MODEL, layout=layout, salt=salt, timeout_s=POOL_TIMEOUT_S) as pool:
         _wait_connected(pool)
-        settle = Settling(settings.socket).wait if settings.is_settled else _do_nothing
+        settle = IdleWait(settings.socket).wait if settings.is_settled else _do_nothing
         replayer = Replayer(pool, settings.chunks_max, settle)
         with contextlib.suppress(BrokenPipeError):  # the parent has gone, and with it whom to tell
             cpu_before_s = time.process_time()
@@ -213,7 +213,7 @@ def main() -> None:
             for line in sys.stdin.buffer:
                 _say(asdict(replayer.serve(json.loads(line))))
             copied = float(pool.stats()["copy_cpu_seconds"])
-            _say(asdict(Used(time.process_time() - cpu_before_s, copied)))
+            _say(asdict(ProcessUsage(time.process_time() - cpu_before_s, copied)))
             return
     # Nobody reads: let nothing be written again when the interpreter closes its files.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

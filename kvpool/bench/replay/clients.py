@@ -18,7 +18,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
-from kvpool.bench.replay.client import READY, ReplaySettings, Served, Used
+from kvpool.bench.replay.client import READY, ProcessUsage, ReplaySettings, RequestResult
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
 from kvpool.sim.children import start_bound, stop
@@ -52,7 +52,7 @@ class Client:
         self.is_closing = False
         self.is_ready = False
         self.waiting = 0
-        self.used: Used | None = None
+        self.used: ProcessUsage | None = None
         self.deadline = Deadline(ANSWER_TIMEOUT_S)
         selector.register(self._output, selectors.EVENT_READ, self.read)
 
@@ -73,7 +73,7 @@ class Client:
             self.deadline = Deadline(ANSWER_TIMEOUT_S)
             self._write()
 
-    def read(self) -> list[Served]:
+    def read(self) -> list[RequestResult]:
         """What the client has said since. Raises KVPoolError when it has ended too early or says nonsense."""
         data = os.read(self._output, READ_BYTES)
         if not data:
@@ -87,15 +87,15 @@ class Client:
             if fields == READY:
                 self.is_ready = True
             elif "cpu_seconds" in fields:
-                self.used = Used(**fields)
+                self.used = ProcessUsage(**fields)
                 self._selector.unregister(self._output)
             else:
-                served.append(Served(**fields))
+                served.append(RequestResult(**fields))
         self.waiting -= len(served)
         self.deadline = Deadline(ANSWER_TIMEOUT_S)
         return served
 
-    def _write(self) -> list[Served]:
+    def _write(self) -> list[RequestResult]:
         """Send what the pipe takes now; come back when it takes more."""
         while self._unsent:
             try:
@@ -152,7 +152,7 @@ class Clients:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def serve(self, requests: Iterator[HashIds], on_served: Callable[[Served], None]) -> list[Used]:
+    def serve(self, requests: Iterator[HashIds], on_served: Callable[[RequestResult], None]) -> list[ProcessUsage]:
         """Have the requests served, given out in order; what each process used. Raises KVPoolError when one fails."""
         while any(client.used is None for client in self._clients):
             self._give_out(requests)
@@ -172,9 +172,9 @@ class Clients:
                     return
                 client.ask(following)
 
-    def _hear(self, on_served: Callable[[Served], None]) -> None:
+    def _hear(self, on_served: Callable[[RequestResult], None]) -> None:
         for key, _ in self._selector.select(WAIT_S):
-            act: Callable[[], list[Served]] = key.data
+            act: Callable[[], list[RequestResult]] = key.data
             for served in act():
                 on_served(served)
         late = [client for client in self._clients if client.used is None and client.deadline.has_passed()]
@@ -187,5 +187,5 @@ class Clients:
             client.stop()
 
 
-def _ignore(_: Served) -> None:
+def _ignore(_: RequestResult) -> None:
     """Nothing was asked yet."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import kvpool_native
 from kvpool.bench.daemon import MeasuredDaemon, found_daemon, own_daemon, wait_until_open
 from kvpool.bench.disk import disk_folder
-from kvpool.bench.replay.client import MODEL, ReplaySettings, Served, replay_layout
+from kvpool.bench.replay.client import MODEL, ReplaySettings, RequestResult, replay_layout
 from kvpool.bench.replay.clients import Clients
 from kvpool.bench.replay.tally import Tally
 from kvpool.config.config import SSD_CAPACITY_MIN
@@ -129,7 +129,7 @@ def bench_replay(trace: Trace, options: ReplayOptions, advance: Advance) -> Row:
     salt = options.salt or os.urandom(SALT_BYTES).hex()
     requests = (request.hash_ids for request in islice(trace.requests(), plan.requests))
 
-    def count(served: Served) -> None:
+    def count(served: RequestResult) -> None:
         tally.add(served)
         began_s.append(served.began_s)
         advance(plan.requests)

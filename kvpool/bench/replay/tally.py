@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from kvpool.bench.measure import median, quantiles_us, rates
-from kvpool.bench.replay.client import Served
+from kvpool.bench.replay.client import RequestResult
 
 WRONG_NAMED_MAX = 16
 
@@ -56,7 +56,7 @@ class Tally:
         self._saves = Samples()
         self._floor = Samples()
 
-    def add(self, served: Served) -> None:
+    def add(self, served: RequestResult) -> None:
         """Count one request."""
         self.requests += 1
         self.loaded_chunks += served.loaded_chunks

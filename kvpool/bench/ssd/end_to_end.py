@@ -31,7 +31,7 @@ CHUNK_TOKENS = 64
 PLANES = 2
 ROUNDS, QUICK_ROUNDS = 5, 1
 POOL_TIMEOUT_S = 30.0
-WRITE_DOWN_TIMEOUT_S = 120.0
+DEMOTE_ALL_TIMEOUT_S = 120.0
 POLL_S = 0.01
 # Room in DRAM, so that nothing is written before it is asked for; on disk, so that nothing is evicted. A tier is cut in at
 # least eight segments, and a slot is more than its chunk.
@@ -163,7 +163,7 @@ class _Comparison:
         return time.perf_counter() - start, time.process_time() + self._daemon.cpu_seconds() - cpu_s
 
     def _demote(self) -> None:
-        report = self._daemon.write_down(WRITE_DOWN_TIMEOUT_S)
+        report = self._daemon.demote_all(DEMOTE_ALL_TIMEOUT_S)
         if report["left"]:
             raise KVPoolError(f"{report['left']} chunks were not written down")
 

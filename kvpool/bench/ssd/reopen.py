@@ -37,7 +37,7 @@ READY_BAR_S = 1.0
 # For each million of chunks.
 OPEN_BAR_S = 2.0
 DRAM_BYTES_MIN = 64 << 20
-WRITE_DOWN_TIMEOUT_S = 300.0
+DEMOTE_ALL_TIMEOUT_S = 300.0
 
 Row = dict[str, Any]
 
@@ -156,7 +156,7 @@ def _fill(daemon: MeasuredDaemon, chunks: int, salt: bytes) -> None:
             result = pool.save(keys, from_=rows).commit()
             if result is None or result.stored != CHAIN:
                 raise KVPoolError(f"the daemon declined a save of {CHAIN} small chunks: {result}")
-    if daemon.write_down(WRITE_DOWN_TIMEOUT_S)["left"]:
+    if daemon.demote_all(DEMOTE_ALL_TIMEOUT_S)["left"]:
         raise KVPoolError("not all chunks were written down")
 
 

@@ -12,7 +12,7 @@ from kvpool.errors import InvalidArgument
 from kvpool.units import format_size, parse_duration
 
 HEADER_EVERY = 20
-WRITE_DOWN_TIMEOUT_S = 600.0
+DEMOTE_ALL_TIMEOUT_S = 600.0
 INTERVAL_MIN_S, INTERVAL_MAX_S = 0.01, 86400.0
 WATCHED = ("dram.chunks", "dram.used_bytes", "stored_chunks", "evicted_chunks", "leases", "reservations", "connections")
 
@@ -93,7 +93,7 @@ def flush(
     (--force writes them all the same) or the tier has no room for them, or a sync failed or came late.
     """
     if demote:
-        _write_down(options, is_alone=model is None and older_than is None and tier is None, is_forced=force)
+        _demote_all(options, is_alone=model is None and older_than is None and tier is None, is_forced=force)
         return
     if force:
         fail("--force goes with --demote", EXIT_USAGE)
@@ -124,11 +124,11 @@ def flush(
         print_line(f"dropped {report['chunks']} chunks, {size}; {report['skipped']} are held and stay")
 
 
-def _write_down(options: Options, *, is_alone: bool, is_forced: bool) -> None:
+def _demote_all(options: Options, *, is_alone: bool, is_forced: bool) -> None:
     if not is_alone:
         fail("--demote writes everything down: it goes with no other choice than --all", EXIT_USAGE)
     with options.connect() as connection:
-        report = ask(lambda: connection.write_down(WRITE_DOWN_TIMEOUT_S, is_forced=is_forced))
+        report = ask(lambda: connection.demote_all(DEMOTE_ALL_TIMEOUT_S, is_forced=is_forced))
     if options.is_json:
         print_json(report)
     else:

@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SimulateOptions:
     """What was asked, for every trace. `ssd_capacity` is used where it is given, else `ssd_ratio`; 0: no such tier."""
 
     capacities: tuple[str, ...]
@@ -99,37 +99,44 @@ def parse_share(text: str) -> float | None:
     return share
 
 
-def simulate_trace(path: str, asked: Asked, progress: Progress) -> list[Row]:
+def simulate_trace(path: str, wanted: SimulateOptions, progress: Progress) -> list[Row]:
     """Rows of one trace, by capacity and policy. Raises TraceError, InvalidArgument, or KVPoolError when a process fails."""
-    settings = SimulationSettings(path, asked.requests, asked.tails, asked.block_bytes, asked.overrides, asked.times)
+    settings = SimulationSettings(
+        path,
+        wanted.requests,
+        wanted.tails,
+        wanted.block_bytes,
+        wanted.overrides,
+        wanted.times,
+    )
     name = Trace(Path(path)).name
     settings.config()  # what is wrong in it is said before the trace is read
     task = progress.add_task(f"read {name}", total=None)
     workload = settings.workload()
-    cells = _cells(asked, workload)
+    cells = _cells(wanted, workload)
     works: list[Work] = [*cells, *dict.fromkeys(cell.blocks for cell in cells)]
     progress.update(task, description=f"simulate {name}", total=len(works))
     results: dict[Work, Result] = {}
-    for work, result in Simulation(settings, workload).run_all(works, asked.processes):
+    for work, result in Simulation(settings, workload).run_all(works, wanted.processes):
         results[work] = result
         progress.update(task, advance=1)
     return [_row(name, workload, cell, share, results) for cell, share in cells.items()]
 
 
-def _cells(asked: Asked, workload: Workload) -> dict[Cell, float]:
+def _cells(wanted: SimulateOptions, workload: Workload) -> dict[Cell, float]:
     """Each cell with its share of the unique blocks, as it was asked for."""
     cells = {}
-    for text in asked.capacities:
-        blocks = parse_blocks(text, workload.unique, asked.block_bytes)
-        ssd_blocks = max(1, int(asked.ssd_ratio * blocks)) if asked.ssd_ratio else 0
-        if asked.ssd_capacity is not None:
-            ssd_blocks = parse_blocks(asked.ssd_capacity, workload.unique, asked.block_bytes)
+    for text in wanted.capacities:
+        blocks = parse_blocks(text, workload.unique, wanted.block_bytes)
+        ssd_blocks = max(1, int(wanted.ssd_ratio * blocks)) if wanted.ssd_ratio else 0
+        if wanted.ssd_capacity is not None:
+            ssd_blocks = parse_blocks(wanted.ssd_capacity, workload.unique, wanted.block_bytes)
         if ssd_blocks > BLOCKS_MAX:
             raise InvalidArgument(
                 f"the SSD tier has {ssd_blocks} blocks beside {blocks} of capacity {text!r}, expected {BLOCKS_MAX} at most"
             )
         share = parse_share(text) or blocks / workload.unique
-        cells.update({Cell(policy, blocks, ssd_blocks): round(share, 6) for policy in asked.policies})
+        cells.update({Cell(policy, blocks, ssd_blocks): round(share, 6) for policy in wanted.policies})
     return cells
 
 
@@ -288,7 +295,7 @@ def simulate(
                 check_writable(option, Path(file))
         if png is not None:
             require_plot()
-        asked = Asked(
+        wanted = SimulateOptions(
             capacities=_listed("--capacity", capacity),
             policies=_policies(policy),
             ssd_ratio=0.0 if tiers == TIERS[0] else ssd_ratio,
@@ -300,7 +307,7 @@ def simulate(
             overrides=_heeded(overrides),
             times=times,
         )
-        rows = _simulate_all(traces, asked, is_json=options.is_json, out=out)
+        rows = _simulate_all(traces, wanted, is_json=options.is_json, out=out)
         if png is not None:
             plot_hit_rates(rows, Path(png))
     except (TraceError, InvalidArgument, ConfigError) as error:
@@ -311,7 +318,7 @@ def simulate(
         fail("the index was found broken: see holes", EXIT_FAILURE)
 
 
-def _simulate_all(traces: Sequence[str], asked: Asked, *, is_json: bool, out: str | None) -> list[Row]:
+def _simulate_all(traces: Sequence[str], wanted: SimulateOptions, *, is_json: bool, out: str | None) -> list[Row]:
     document: dict[str, Any] = {
         "command": "simulate",
         "version": __version__,
@@ -323,10 +330,10 @@ def _simulate_all(traces: Sequence[str], asked: Asked, *, is_json: bool, out: st
     for path in traces:
         console = Console(stderr=True)
         with Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal) as progress:
-            rows = simulate_trace(path, asked, progress)
+            rows = simulate_trace(path, wanted, progress)
         document["rows"] += rows
         if not is_json:
-            _print_rows(rows, asked.block_bytes)
+            _print_rows(rows, wanted.block_bytes)
     if is_json:
         print_json(document)
     if out is not None:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line
-from kvpool.protocol import places
+from kvpool.protocol import verify_walk
 from kvpool.units import format_size
 
 KEY_DIGITS = 16
@@ -42,13 +42,13 @@ def check(options: Options, deep: bool) -> None:
         if deep:
             tiers, chunks = report["tiers"], report["chunks"]
             with _progress(options, "check", chunks) as advance:
-                every = places.every(tiers)
-                found = ask(lambda: places.read_all(connection.verify_bytes, every, sys.maxsize, advance))
-    bad = places.problems_of(found) if deep else []
+                every = verify_walk.every(tiers)
+                found = ask(lambda: verify_walk.read_all(connection.verify_bytes, every, sys.maxsize, advance))
+    bad = verify_walk.problems_of(found) if deep else []
     if options.is_json:
         print_json({**report, "verified": 0, **found, "problems": [*problems, *bad]})
     else:
-        for problem in [*problems, *(places.problems_of(found, KEY_DIGITS) if deep else [])]:
+        for problem in [*problems, *(verify_walk.problems_of(found, KEY_DIGITS) if deep else [])]:
             print_line(problem)
         verified = f", {found['verified']} verified by their bytes" if deep else ""
         print_line(f"{len(problems) + len(bad)} problems, {report['chunks']} chunks{verified}")
@@ -77,13 +77,13 @@ def verify(options: Options, sample: int, tier: str | None, seed: int | None) ->
         wanted = tiers if tier is None else {tier: tiers[tier]}
         chunks = sum(counts["chunks"] for counts in wanted.values())
         with _progress(options, "verify", min(sample, chunks)) as advance:
-            drawn = places.drawn(wanted, chosen)
-            found = ask(lambda: places.read_all(connection.verify_bytes, drawn, sample, advance))
-    problems = places.problems_of(found)
+            drawn = verify_walk.drawn(wanted, chosen)
+            found = ask(lambda: verify_walk.read_all(connection.verify_bytes, drawn, sample, advance))
+    problems = verify_walk.problems_of(found)
     if options.is_json:
         print_json({"seed": chosen, "tiers": list(wanted), "chunks": chunks, **found, "problems": problems})
     else:
-        for problem in places.problems_of(found, KEY_DIGITS):
+        for problem in verify_walk.problems_of(found, KEY_DIGITS):
             print_line(problem)
         read = f"{found['verified']} of {chunks} chunks verified by their bytes, {format_size(found['bytes'])}"
         print_line(f"{len(problems)} problems, {read}; seed {chosen}")
@@ -91,7 +91,7 @@ def verify(options: Options, sample: int, tier: str | None, seed: int | None) ->
 
 
 @contextmanager
-def _progress(options: Options, name: str, chunks: int) -> Iterator[places.Advance]:
+def _progress(options: Options, name: str, chunks: int) -> Iterator[verify_walk.Advance]:
     """A bar on standard error, where that is a terminal and people read the answer."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("chunks"))

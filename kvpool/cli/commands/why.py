@@ -75,7 +75,7 @@ def why(options: Options, keys: tuple[str, ...], tokens_file: Any, model: str | 
 
 
 def _of_keys(connection: BlockingConnection, keys: list[bytes], model: str | None) -> list[dict[str, Any]]:
-    rows = connection.fates(keys)
+    rows = connection.chunk_history(keys)
     for row in rows:
         if model is not None and row.get("model", model) != model:
             row["mismatch"] = model
@@ -104,9 +104,9 @@ def _rows(
     root = root_key(connection.welcome.domain, model=model, adapter=adapter, salt=salt, layout=layout)
     chain = KeyChain(layout.chunk_tokens, lambda: (root,))
     chain.extend(tokens)
-    fates = connection.fates([chain[number] for number in range(len(chain))])
+    history = connection.chunk_history([chain[number] for number in range(len(chain))])
     place = {"rank": layout.rank, "chunk_tokens": layout.chunk_tokens}
-    return [{"chunk": number, **place, **fate, "model": model} for number, fate in enumerate(fates)]
+    return [{"chunk": number, **place, **entry, "model": model} for number, entry in enumerate(history)]
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -116,10 +116,10 @@ def _line(row: dict[str, Any]) -> str:
         where += f" ({row['model']}" + (f", rank {row['rank']})" if row.get("rank") else ")")
     if "mismatch" in row:
         where += f" is no chunk of {row['mismatch']}: namespace mismatch"
-    return f"{where}: {_fate(row)}"
+    return f"{where}: {_history_line(row)}"
 
 
-def _fate(row: dict[str, Any]) -> str:
+def _history_line(row: dict[str, Any]) -> str:
     if row["fate"] == "stored":
         return f"stored in {' and '.join(row['tiers'])}, priority {row['priority']}"
     if row["fate"] == "unknown":

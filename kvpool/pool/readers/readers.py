@@ -20,10 +20,10 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import Refused
 from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST, HELD_CHUNKS_MAX, Lease, Leases
-from kvpool.index.miss_ratio_curve import Reuse
+from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
-from kvpool.pool.readers.acquiring import Acquiring
+from kvpool.pool.readers.acquire_task import AcquireTask
 from kvpool.tiering.promotions import Promotions
 from kvpool.types import ConnectionId, HoldId, LeaseId
 
@@ -43,7 +43,7 @@ TICKETS = 0
 NOTHING = Grant(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 
 
-class Reading:
+class Readers:
     """All readers of the daemon. `leases_max` bounds the leases of one connection."""
 
     def __init__(
@@ -52,21 +52,21 @@ class Reading:
         ttl_ns: int,
         leases_max: int,
         promotions: Promotions | None = None,
-        reuse: Reuse | None = None,
-        on_behind: Callable[[], None] | None = None,
+        hit_curve: MissRatioCurve | None = None,
+        on_backlog: Callable[[], None] | None = None,
     ) -> None:
-        """`on_behind` has `expire` called soon; without it every hold is ended at once."""
+        """`on_backlog` has `expire` called soon; without it every hold is ended at once."""
         self._directory = directory
         self._promotions = promotions
-        self._reuse = reuse
+        self._hit_curve = hit_curve
         self._leases = Leases(ttl_ns)
         self._leases_max = leases_max
-        self._on_behind = on_behind
-        self._acquiring: WeakSet[Acquiring] = WeakSet()
+        self._on_backlog = on_backlog
+        self._acquiring: WeakSet[AcquireTask] = WeakSet()
         self._ending: deque[HoldId] = deque()
 
     def __repr__(self) -> str:
-        return f"<Reading {self.leases} leases, {self.tickets} tickets>"
+        return f"<Readers {self.leases} leases, {self.tickets} tickets>"
 
     def change_ttl(self, ttl_ns: int) -> None:
         """Have leases and tickets live for another time; a connection's leases no shorter than it was told."""
@@ -83,14 +83,14 @@ class Reading:
         return self._leases.tickets
 
     @property
-    def is_behind(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether `expire` has more to end than it ends at once."""
-        return self._leases.is_behind or bool(self._ending)
+        return self._leases.has_backlog or bool(self._ending)
 
     @property
     def holds(self) -> int:
         """Holds in the directory that are of leases and tickets, or are just being taken or ending."""
-        taken = sum(len(acquiring.holds) for acquiring in self._acquiring)
+        taken = sum(len(acquire_task.holds) for acquire_task in self._acquiring)
         return self._leases.hold_count() + taken + len(self._ending)
 
     def stats(self) -> dict[str, int]:
@@ -101,27 +101,27 @@ class Reading:
         """The lease, if it lives and is the session's."""
         return self._leases.find(LeaseId(lease), session.connection)
 
-    def begin(self, session: EngineSession, keys: bytes) -> Acquiring:
+    def begin(self, session: EngineSession, keys: bytes) -> AcquireTask:
         """A lease of the longest present prefix of `keys`, on every rank, to be taken in parts. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
-        acquiring = Acquiring(self._directory, self._promotions, session, keys, holder=session.connection)
-        self._acquiring.add(acquiring)
-        return acquiring
+        acquire_task = AcquireTask(self._directory, self._promotions, session, keys, holder=session.connection)
+        self._acquiring.add(acquire_task)
+        return acquire_task
 
-    def grant(self, session: EngineSession, acquiring: Acquiring, now_ns: int) -> Grant:
+    def grant(self, session: EngineSession, acquire_task: AcquireTask, now_ns: int) -> Grant:
         """A lease of what has been taken."""
-        return self._grant_acquired(session, acquiring.chunks, list(acquiring.take()), now_ns)
+        return self._grant_acquired(session, acquire_task.chunks, list(acquire_task.take()), now_ns)
 
     def acquire(self, session: EngineSession, keys: bytes, now_ns: int, *, may_wait: bool) -> Grant | None:
         """All parts at once. None where DRAM has no room for all that a slower tier has (and `may_wait`). Raises Refused."""
-        acquiring = self.begin(session, keys)
-        while (step := acquiring.advance(now_ns)) is Step.MORE:
+        acquire_task = self.begin(session, keys)
+        while (step := acquire_task.advance(now_ns)) is Step.MORE:
             pass
         if step is Step.WAIT and may_wait:
-            acquiring.end(now_ns)
+            acquire_task.end(now_ns)
             return None
-        return self.grant(session, acquiring, now_ns)
+        return self.grant(session, acquire_task, now_ns)
 
     def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int, now_ns: int) -> Grant:
         """Lease the `chunks` chunks that end in `leaves`, one key for each rank: all of them or nothing. Raises Refused."""
@@ -179,7 +179,7 @@ class Reading:
         return self._grant(session, chunks, {rank: hold}, now_ns)
 
     def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
-        """End every lease of a connection; where there are many (`is_behind`), `expire` ends the others."""
+        """End every lease of a connection; where there are many (`has_backlog`), `expire` ends the others."""
         self._end_holds(self._leases.drop_owner(connection), now_ns)
 
     def expire(self, now_ns: int) -> None:
@@ -194,14 +194,14 @@ class Reading:
 
     def verify(self) -> list[str]:
         """Broken invariants, one line each."""
-        return self._leases.verify() + (self._reuse.verify() if self._reuse is not None else [])
+        return self._leases.verify() + (self._hit_curve.verify() if self._hit_curve is not None else [])
 
     def _grant_acquired(self, session: EngineSession, chunks: int, holds: list[int], now_ns: int) -> Grant:
         if not chunks:
             return NOTHING
-        if self._reuse is not None:
+        if self._hit_curve is not None:
             sizes = [namespace.layout.chunk_bytes for namespace in session.namespaces.values()]
-            self._reuse.note_lease([(HoldId(hold), size) for hold, size in zip(holds, sizes, strict=True)], now_ns)
+            self._hit_curve.note_lease([(HoldId(hold), size) for hold, size in zip(holds, sizes, strict=True)], now_ns)
         by_rank = {rank: HoldId(hold) for rank, hold in zip(session.namespaces, holds, strict=True)}
         grant = self._grant(session, chunks, by_rank, now_ns)
         failpoint.reach("daemon.acquire.after_grant", failpoint.refused)
@@ -224,14 +224,14 @@ class Reading:
     def _end_holds(self, holds: list[HoldId], now_ns: int) -> None:
         """End these after those that wait for their end, as far as that goes at once."""
         self._ending.extend(holds)
-        left = ENDED_AT_ONCE if self._on_behind else sys.maxsize
+        left = ENDED_AT_ONCE if self._on_backlog else sys.maxsize
         while self._ending and left > 0:
             ended = self._directory.release_part(self._ending[0], left, now_ns)
             if ended < left:
                 self._ending.popleft()
             left -= ended + ENDED_COST
-        if self._ending and self._on_behind is not None:
-            self._on_behind()
+        if self._ending and self._on_backlog is not None:
+            self._on_backlog()
 
     def _check_room(self, session: EngineSession) -> None:
         if self._leases.count_of(session.connection) >= self._leases_max:

@@ -15,7 +15,7 @@ from kvpool.clock import Clock
 from kvpool.errors import LayoutMismatch, ProtocolError, Refused
 from kvpool.index.sessions import EngineSession
 from kvpool.layout import Layout
-from kvpool.pool.writers.writers import Writing
+from kvpool.pool.writers.writers import Writers
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
 from kvpool.transfer.staged_copy import StagedCopy
@@ -28,9 +28,9 @@ class StagedSaves:
     """The saves of all connections that go through staging; none do where `staging_bytes` is 0."""
 
     def __init__(
-        self, writing: Writing, arena: kvpool_native.Mapping, workers: Workers, clock: Clock, staging_bytes: int
+        self, writers: Writers, arena: kvpool_native.Mapping, workers: Workers, clock: Clock, staging_bytes: int
     ) -> None:
-        self._writing = writing
+        self._writers = writers
         self._arena = arena
         self._workers = workers
         self._clock = clock
@@ -76,13 +76,13 @@ class StagedSaves:
             raise ProtocolError(
                 f"copy of {len(chunks)} chunks from offset {request.offset} of {area.size} bytes of staging"
             )
-        begun = self._writing.begin_copy(session, request.reservation, chunks, layers, self._clock.now_ns())
+        begun = self._writers.begin_copy(session, request.reservation, chunks, layers, self._clock.now_ns())
         if begun is None:
             return m.Done()
         reservation, slots = begun
         targets = tuple(slot + layers.start * layout.layer_bytes for slot in slots)
         job = StagedCopy(self._arena, targets, area, request.offset, len(layers), layout.layer_bytes)
-        return self._start(job, partial(self._writing.end_copy, reservation, chunks, layers))
+        return self._start(job, partial(self._writers.end_copy, reservation, chunks, layers))
 
     def drop_owner(self, connection: ConnectionId) -> None:
         """A connection has ended: its staging memory goes."""

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import ProtocolError, Refused
-from kvpool.index.miss_ratio_curve import Reuse
+from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.parts import Step
 from kvpool.index.reservations import Reservation, Reservations
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import StagedSlots
 from kvpool.journal.token_columns import check_tokens, with_scope
-from kvpool.pool.writers.endings import Endings
-from kvpool.pool.writers.reserving import Reserving
+from kvpool.pool.writers.ending_reservations import EndingReservations
+from kvpool.pool.writers.reserve_task import ReserveTask
 from kvpool.types import ConnectionId, ReservationId, SaveState
 
 CHECKSUM_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ReservedSlots:
     """A reservation as its holder sees it: u8 states, columns of u64 offsets and generations. Id 0: nothing to write.
 
     `retained`: a `RetainState` for each chunk where something was said of retention, else empty.
@@ -40,7 +40,7 @@ class Places:
     retained: bytes
 
 
-class Writing:
+class Writers:
     """All writers of the daemon. `reservations_max` bounds the reservations of one connection."""
 
     def __init__(
@@ -48,23 +48,23 @@ class Writing:
         directory: kvpool_native.Directory,
         ttl_ns: int,
         reservations_max: int,
-        reuse: Reuse | None = None,
+        hit_curve: MissRatioCurve | None = None,
         *,
         is_staged: bool = False,
-        on_behind: Callable[[], None] | None = None,
+        on_backlog: Callable[[], None] | None = None,
     ) -> None:
-        """`is_staged`: clients write staging memory, and the daemon copies from there. `on_behind`: see `Endings`."""
+        """`is_staged`: clients write staging memory, the daemon copies from there. `on_backlog`: see `EndingReservations`."""
         self._directory = directory
-        self._reuse = reuse
+        self._hit_curve = hit_curve
         self._reservations = Reservations(ttl_ns)
         self._reservations_max = reservations_max
-        self._endings = Endings(directory, on_behind)
+        self._ending_reservations = EndingReservations(directory, on_backlog)
         self._is_staged = is_staged
         self.on_overdue: Callable[[ConnectionId], None] = lambda _connection: None  # its slots are nobody's for long
         self.expired_reservations = 0
 
     def __repr__(self) -> str:
-        return f"<Writing {self.reservations} reservations>"
+        return f"<Writers {self.reservations} reservations>"
 
     def change_ttl(self, ttl_ns: int) -> None:
         """Have reservations that are made from now on last for another time."""
@@ -80,30 +80,30 @@ class Writing:
         return {"reservations": self.reservations, "expired_reservations": self.expired_reservations}
 
     @property
-    def is_behind(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether `go_on` has more to end than it ends at once."""
-        return self._endings.are_left
+        return self._ending_reservations.are_left
 
     def begin(
         self, session: EngineSession, parent: bytes, keys: bytes, retention: tuple[bytes, bytes] = (b"", b"")
-    ) -> Reserving:
-        """Slots for new chunks, to be reserved in parts. `retention`: see `Reserving`. Raises Refused."""
+    ) -> ReserveTask:
+        """Slots for new chunks, to be reserved in parts. `retention`: see `ReserveTask`. Raises Refused."""
         if self._reservations.count_of(session.connection) >= self._reservations_max:
             limit = self._reservations_max
             raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
         failpoint.reach("daemon.reserve.before", failpoint.refused)
-        return Reserving(self._directory, session, parent, keys, retention)
+        return ReserveTask(self._directory, session, parent, keys, retention)
 
-    def make(self, session: EngineSession, reserving: Reserving, now_ns: int) -> Places:
+    def make(self, session: EngineSession, reserve_task: ReserveTask, now_ns: int) -> ReservedSlots:
         """A reservation of what has been reserved."""
         layout = session.own.layout
-        reserved = reserving.states.count(SaveState.RESERVED)
-        states, offsets = bytes(reserving.states), bytes(reserving.offsets)
-        if self._reuse is not None:
-            self._reuse.note_save(reserving.keys, layout.chunk_bytes, now_ns)
+        reserved = reserve_task.states.count(SaveState.RESERVED)
+        states, offsets = bytes(reserve_task.states), bytes(reserve_task.offsets)
+        if self._hit_curve is not None:
+            self._hit_curve.note_save(reserve_task.keys, layout.chunk_bytes, now_ns)
         if not reserved:
-            self.give_up(reserving, now_ns)  # what is present was merely touched
-        reservation = reserving.take()
+            self.give_up(reserve_task, now_ns)  # what is present was merely touched
+        reservation = reserve_task.take()
         if reserved:
             self._reservations.add(
                 reservation,
@@ -113,13 +113,15 @@ class Writing:
                 now_ns=now_ns,
                 staged=StagedSlots(states, offsets, layout.layers) if self._is_staged else None,
             )
-        return Places(reservation, states, offsets, bytes(reserving.generations), bytes(reserving.retained))
+        return ReservedSlots(
+            reservation, states, offsets, bytes(reserve_task.generations), bytes(reserve_task.retained)
+        )
 
-    def give_up(self, reserving: Reserving, now_ns: int) -> None:
+    def give_up(self, reserve_task: ReserveTask, now_ns: int) -> None:
         """Whoever began it goes: what it reserved ends."""
-        reservation = reserving.take()
+        reservation = reserve_task.take()
         if reservation:
-            self._endings.end(reservation, reserving.chunks, now_ns)
+            self._ending_reservations.end(reservation, reserve_task.chunks, now_ns)
 
     def reserve(
         self,
@@ -130,15 +132,15 @@ class Writing:
         *,
         may_wait: bool,
         retention: tuple[bytes, bytes] = (b"", b""),
-    ) -> Places | None:
+    ) -> ReservedSlots | None:
         """All parts at once; None where only memory could serve that is being faulted in or written down. Raises Refused."""
-        reserving = self.begin(session, parent, keys, retention)
-        while (step := reserving.advance(now_ns, may_wait=may_wait)) is Step.MORE:
+        reserve_task = self.begin(session, parent, keys, retention)
+        while (step := reserve_task.advance(now_ns, may_wait=may_wait)) is Step.MORE:
             pass
         if step is Step.WAIT:
-            self.give_up(reserving, now_ns)
+            self.give_up(reserve_task, now_ns)
             return None
-        return self.make(session, reserving, now_ns)
+        return self.make(session, reserve_task, now_ns)
 
     def check_commit(
         self, session: EngineSession, reservation_id: int, checksums: bytes, tokens: bytes, scope: bytes
@@ -229,14 +231,14 @@ class Writing:
             self._end(reservation, now_ns)
 
     def drop_owner(self, connection: ConnectionId, now_ns: int) -> None:
-        """End every reservation of a connection; where they are long (`is_behind`), `go_on` ends the others."""
+        """End every reservation of a connection; where they are long (`has_backlog`), `go_on` ends the others."""
         for reservation in self._reservations.of_owner(connection):
             self._end(reservation, now_ns, is_asked=False)
 
     def expire(self, now_ns: int) -> None:
         """Take what has outlived its time out of sight, a bounded part at once; its slots wait for their writer's word."""
         for reservation in self._reservations.expire(now_ns):
-            self._endings.expire(reservation.id, reservation.chunks, now_ns)
+            self._ending_reservations.expire(reservation.id, reservation.chunks, now_ns)
             self.expired_reservations += 1
 
     def end_overdue(self, now_ns: int) -> None:
@@ -246,15 +248,15 @@ class Writing:
 
     def is_ending(self, reservation_id: int) -> bool:
         """Whether a reservation has ended, and its slots are not free yet."""
-        return self._endings.is_ending(ReservationId(reservation_id))
+        return self._ending_reservations.is_ending(ReservationId(reservation_id))
 
     def go_on_with(self, reservation_id: int, now_ns: int) -> None:
         """End more of one that has ended."""
-        self._endings.go_on_with(ReservationId(reservation_id), now_ns)
+        self._ending_reservations.go_on_with(ReservationId(reservation_id), now_ns)
 
     def go_on(self, now_ns: int) -> None:
         """End more of what has ended or expired."""
-        self._endings.go_on(now_ns)
+        self._ending_reservations.go_on(now_ns)
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
         """What each connection has, by name."""
@@ -283,7 +285,7 @@ class Writing:
     def _end(self, reservation: Reservation, now_ns: int, *, is_asked: bool = True) -> None:
         if reservation.copies:
             reservation.is_ending = reservation.is_expired = True
-            self._endings.expire(reservation.id, reservation.chunks, now_ns)
+            self._ending_reservations.expire(reservation.id, reservation.chunks, now_ns)
             return
         self._reservations.end(reservation)
-        self._endings.end(reservation.id, reservation.chunks, now_ns, is_asked=is_asked)
+        self._ending_reservations.end(reservation.id, reservation.chunks, now_ns, is_asked=is_asked)

@@ -6,7 +6,7 @@ As those of `messages`, whose numbers go on here; `router_events.columns` says w
 from dataclasses import dataclass
 from typing import ClassVar
 
-FATES_MAX = 256
+HISTORY_KEYS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class SnapshotPage:
 
 
 @dataclass(frozen=True, slots=True)
-class AskFates:
+class AskChunkHistory:
     """What became of chunks: `keys`, FATES_MAX at most. Answered by Report."""
 
     KIND: ClassVar[int] = 44

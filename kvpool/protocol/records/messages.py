@@ -20,7 +20,7 @@ LEAF_CHUNKS_MAX = 4096  # chunks, of all ranks, that are leased at once by their
 RETAIN_KEYS_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each is looked at on the control thread
 RENEWALS_MAX = 4096
 COMMIT_BYTES_MAX = 900_000
-PLACES_MAX = 512
+RECORDS_MAX = 512
 
 ROLE_ENGINE = "engine"
 ROLE_ADMIN = "admin"
@@ -298,7 +298,7 @@ class Flush:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteDown:
+class DemoteAll:
     """Have the SSD tier keep what DRAM alone has, and checkpoint, within `timeout_s`. Answered by Report.
 
     `is_forced`: whatever is left of the write budget.
@@ -318,7 +318,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class VerifyBytes:
-    """Read the chunks at `places` (see `places`; PLACES_MAX at most) in that order, a slice of them and `chunks` at most.
+    """Read the chunks at `places` (`verify_walk.py`; RECORDS_MAX at most) in that order, a slice of them and `chunks` at most.
 
     Answered by Report, which says at how many of the places it has looked.
     """

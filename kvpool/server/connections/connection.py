@@ -47,7 +47,7 @@ WRITE_BUFFER_BYTES_MAX = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class WithDescriptor:
+class AnswerWithDescriptor:
     """An answer that a file descriptor goes with; whoever made it keeps its own."""
 
     record: object
@@ -329,12 +329,12 @@ class Connection(asyncio.Protocol):
             log.warning("connection %d ends: %s", self.id, error)
             self._transport.abort()
             return
-        if isinstance(answer, WithDescriptor):
+        if isinstance(answer, AnswerWithDescriptor):
             self._pass_descriptor(self._transport, answer, sequence)
         else:
             self._transport.write(versions.encode_for(answer, sequence, self._version))
 
-    def _pass_descriptor(self, transport: asyncio.Transport, answer: WithDescriptor, sequence: int) -> None:
+    def _pass_descriptor(self, transport: asyncio.Transport, answer: AnswerWithDescriptor, sequence: int) -> None:
         """Send past the transport, which knows no descriptors: only while nothing waits in it."""
         if transport.get_write_buffer_size():
             transport.write(m.encode(m.Failure("busy", "answers are waiting to be read: read them first"), sequence))

@@ -46,14 +46,14 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AcceptedHello:
     """The answer to a hello: the welcome, and the descriptors to pass with it."""
 
     welcome: m.Welcome
     fds: tuple[int, ...]
 
 
-class Places(Protocol):
+class ConnectionSlots(Protocol):
     """Connections that may be open or in a handshake at a time."""
 
     def begin(self, peer: Peer) -> None:
@@ -64,7 +64,7 @@ class Places(Protocol):
 
 
 # Decides on a hello (raises Refused), and takes the handshaken socket over.
-Admit = Callable[[m.Hello, Peer], Admission]
+Admit = Callable[[m.Hello, Peer], AcceptedHello]
 Adopt = Callable[[socket.socket, m.Hello, Peer], Coroutine[None, None, None]]
 # Told of the peer, a code and the reason.
 OnRefused = Callable[[Peer, str, str], None]
@@ -104,7 +104,7 @@ class LocalSocket:
         self,
         admit: Admit,
         adopt: Adopt,
-        places: Places,
+        slots: ConnectionSlots,
         on_failed: Callable[[BaseException], None],
     ) -> None:
         """Show the socket and accept. `adopt` keeps the place that a connection has.
@@ -113,7 +113,7 @@ class LocalSocket:
         """
         self._listener.listen(BACKLOG)
         os.rename(_unpublished(self._path), self._path)
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(admit, adopt, places, on_failed))
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(admit, adopt, slots, on_failed))
 
     async def stop(self) -> None:
         """Accept nobody any more and take the socket away."""
@@ -138,7 +138,7 @@ class LocalSocket:
         self,
         admit: Admit,
         adopt: Adopt,
-        places: Places,
+        slots: ConnectionSlots,
         on_failed: Callable[[BaseException], None],
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -164,11 +164,11 @@ class LocalSocket:
                 accepted.close()
                 continue
             try:
-                places.begin(peer)
+                slots.begin(peer)
             except Refused as error:
                 self._refuse_full(accepted, peer, error)
                 continue
-            task = loop.create_task(self._handshake(accepted, peer, places, admit, adopt))
+            task = loop.create_task(self._handshake(accepted, peer, slots, admit, adopt))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
 
@@ -181,7 +181,9 @@ class LocalSocket:
             except OSError as error:
                 log.debug("a refused connection had gone: %s", error)
 
-    async def _handshake(self, accepted: socket.socket, peer: Peer, places: Places, admit: Admit, adopt: Adopt) -> None:
+    async def _handshake(
+        self, accepted: socket.socket, peer: Peer, slots: ConnectionSlots, admit: Admit, adopt: Adopt
+    ) -> None:
         is_adopted = False
         try:
             try:
@@ -194,7 +196,7 @@ class LocalSocket:
                 if socket.send_fds(accepted, [sent], list(admission.fds)) != len(sent):
                     raise ProtocolError("the welcome did not fit the socket's buffer")
             except BaseException:
-                places.end(peer)
+                slots.end(peer)
                 raise
             await adopt(accepted, hello, peer)
             failpoint.reach("daemon.handshake.after_welcome")

@@ -21,7 +21,7 @@ TURN_NS = 1_000_000
 SLICE_NS = 250_000
 
 
-class Served(Protocol):
+class RequestSource(Protocol):
     """Somebody with requests, long ones in parts. `used_ns`: what it was served while others waited; both belong to `Turns`."""
 
     used_ns: int
@@ -41,7 +41,7 @@ class Turns:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: list[tuple[int, int, Served]] = []
+        self._waiting: list[tuple[int, int, RequestSource]] = []
         self._pass: asyncio.Handle | None = None
         self._asked = 0
         self._least_used_ns = 0
@@ -51,7 +51,7 @@ class Turns:
     def __repr__(self) -> str:
         return f"<Turns {len(self._waiting)} waiting>"
 
-    def ask(self, served: Served) -> None:
+    def ask(self, served: RequestSource) -> None:
         """Have requests served, now or later."""
         if served.is_waiting:
             return
@@ -64,14 +64,14 @@ class Turns:
             )  # before those that wait again and again
             self._wait(served)
 
-    def _wait(self, served: Served) -> None:
+    def _wait(self, served: RequestSource) -> None:
         self._asked += 1
         served.is_waiting = True
         heapq.heappush(self._waiting, (served.used_ns, self._asked, served))
         if self._pass is None:
             self._pass = asyncio.get_running_loop().call_soon(self._serve_waiting)
 
-    def _serve(self, served: Served, until_ns: int) -> bool:
+    def _serve(self, served: RequestSource, until_ns: int) -> bool:
         try:
             has_more = served.serve(until_ns)
         except Exception as error:  # whoever else waits is served on

@@ -28,7 +28,7 @@ from kvpool.router_events.columns import NamespaceNames
 from kvpool.router_events.snapshot_order import SnapshotOrder
 from kvpool.router_events.vllm_format import Batch, EventForm, WireEvent, batches
 from kvpool.server.events.replay import NUMBER
-from kvpool.server.events.retelling import Due, Retelling
+from kvpool.server.events.republish_schedule import Republish, RepublishSchedule
 from kvpool.server.events.sockets import EventSockets
 from kvpool.server.events.source import EventSource, NamedEvents
 from kvpool.server.health.probe import PROBE_MODEL
@@ -51,7 +51,7 @@ SNAPSHOT_ATTEMPTS = 3
 # An id behind which no log can go on: the next read is a gap, and everything is told anew.
 NOWHERE = -2
 
-Told = list[tuple[str, list[WireEvent]]]
+Outgoing = list[tuple[str, list[WireEvent]]]
 
 
 class EventPublisher:
@@ -73,7 +73,7 @@ class EventPublisher:
         self._host = host
         self._wall_time_s = wall_time_s
         self._form = EventForm(is_positional=config.format == "positional", block_tokens=config.block_tokens)
-        self._retelling = Retelling(config.retell_interval, clock)
+        self._schedule = RepublishSchedule(config.retell_interval, clock)
         self._sockets = EventSockets(config, socket_mode, clock)
         self.publish_endpoint = self._sockets.publish_endpoint
         self.replay_endpoint = self._sockets.replay_endpoint
@@ -82,7 +82,7 @@ class EventPublisher:
         self._messages = self._events = self._replayed = self._resyncs = self._errors = 0
         self._is_stopping = False
         self._is_woken = False
-        self._is_behind = True
+        self._has_backlog = True
         self._pause = threading.Event()  # never set
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._sockets.poller.register(self._wake_fd, zmq.POLLIN)
@@ -145,29 +145,29 @@ class EventPublisher:
             self._errors += 1
             if self._errors == 1:
                 log.exception("an event could not be published; further ones like it are counted, not logged")
-            self._last, self._is_behind = NOWHERE, False
+            self._last, self._has_backlog = NOWHERE, False
             self._pause.wait(RETRY_MS / 1e3)
 
     def _turn(self) -> None:
         """Wait for work and do some of it."""
-        waits = [wait for wait in (POLL_MS, self._sockets.wait_ms, self._retelling.wait_ms) if wait is not None]
-        ready = dict(self._sockets.poller.poll(0 if self._is_behind else min(waits)))
+        waits = [wait for wait in (POLL_MS, self._sockets.wait_ms, self._schedule.wait_ms) if wait is not None]
+        ready = dict(self._sockets.poller.poll(0 if self._has_backlog else min(waits)))
         if self._wake_fd in ready:
             # In this order: a wake between the two would be read away with its flag left up, and no other one would be written.
             os.eventfd_read(self._wake_fd)
             self._is_woken = False
-            if not self._is_behind and not self._is_stopping:
+            if not self._has_backlog and not self._is_stopping:
                 self._pause.wait(LINGER_S)
-            self._is_behind = True
+            self._has_backlog = True
         self._serve()
-        due = self._retelling.take()
-        if due == Due.EVERYTHING:
-            self._last, self._is_behind = NOWHERE, True
-        elif due == Due.MARK:
+        due = self._schedule.take()
+        if due == Republish.EVERYTHING:
+            self._last, self._has_backlog = NOWHERE, True
+        elif due == Republish.MARK:
             self._send_marks()
-        if self._is_behind and not self._is_stopping:
+        if self._has_backlog and not self._is_stopping:
             try:
-                self._is_behind = self._publish_some()
+                self._has_backlog = self._publish_some()
             except LoopStalled as error:
                 log.warning("events wait: %s", error)
                 self._sockets.poller.poll(RETRY_MS)
@@ -176,10 +176,10 @@ class EventPublisher:
         self._replayed += self._sockets.serve()
         subscribed, self._sockets.subscribed = self._sockets.subscribed, set()
         if any(topic.encode().startswith(tuple(subscribed)) for topic in self._numbers):
-            self._retelling.note_newcomer()
+            self._schedule.note_newcomer()
         lost, self._sockets.lost = self._sockets.lost, set()
         for peer in lost:
-            self._retelling.note_lost(peer)
+            self._schedule.note_lost(peer)
 
     def _publish_some(self) -> bool:
         """Publish what is new, as much as one read gives. Whether there may be more."""
@@ -187,17 +187,17 @@ class EventPublisher:
         if found.slice.is_gap:
             self._resync()
         else:
-            self._tell_events(found)
+            self._publish_events(found)
         return bool(found.slice.is_gap or found.slice.events)
 
     def _resync(self) -> None:
         """Tell everything anew. Where the log is overtaken even so, the next turn begins again."""
         for _ in range(SNAPSHOT_ATTEMPTS):
             self._resyncs += 1
-            if self._tell_snapshot():
+            if self._publish_snapshot():
                 return
 
-    def _tell_snapshot(self) -> bool:
+    def _publish_snapshot(self) -> bool:
         """Whether it was told to its end, without another gap."""
         self._send([(topic, [self._form.all_cleared()]) for topic in self._numbers])
         order, names = SnapshotOrder(ORPHANS_MAX), NamespaceNames()
@@ -212,30 +212,30 @@ class EventPublisher:
                     return False
                 happened = news.slice.events_until(found.page.as_of)
                 order.note(happened.events)
-                self._tell_events(NamedEvents(happened, news.namespaces))
+                self._publish_events(NamedEvents(happened, news.namespaces))
             names.update(found.namespaces)
-            self._tell_chunks(order.admit(found.page.chunks), names)
+            self._publish_chunks(order.admit(found.page.chunks), names)
             self._serve()
             cursor = found.page.cursor
-        self._tell_chunks(order.rest(), names)
+        self._publish_chunks(order.rest(), names)
         return True
 
-    def _tell_events(self, found: NamedEvents) -> None:
-        told: Told = []
+    def _publish_events(self, found: NamedEvents) -> None:
+        outgoing: Outgoing = []
         for event in found.slice.events:
             name = found.namespaces.get(event.namespace)
             if name is not None and name[0] != PROBE_MODEL:
-                told.append((self._topic_of(name[0]), self._form.events_of(event, name[1])))
-        self._send(told)
+                outgoing.append((self._topic_of(name[0]), self._form.events_of(event, name[1])))
+        self._send(outgoing)
         self._last = found.slice.last
 
-    def _tell_chunks(self, chunks: list[StoredChunk], names: NamespaceNames) -> None:
-        told: Told = []
+    def _publish_chunks(self, chunks: list[StoredChunk], names: NamespaceNames) -> None:
+        outgoing: Outgoing = []
         for chunk in chunks:
             model, layout = names[chunk.namespace]
             if model != PROBE_MODEL:
-                told.append((self._topic_of(model), self._form.chunk_events(chunk, layout)))
-        self._send(told)
+                outgoing.append((self._topic_of(model), self._form.chunk_events(chunk, layout)))
+        self._send(outgoing)
 
     def _topic_of(self, model: str) -> str:
         return self._topic.format(host=self._host, model=model)
@@ -253,12 +253,12 @@ class EventPublisher:
                 # Its numbers begin anew, with AllBlocksCleared, when it is needed again.
                 del self._numbers[next(iter(self._numbers))]
             if self._numbers:
-                self._retelling.note_newcomer()
+                self._schedule.note_newcomer()
             self._numbers[topic] = 0
             self._send_batch(Batch(topic, (self._form.all_cleared(),)))
 
-    def _send(self, told: Told) -> None:
-        for batch in batches(told):
+    def _send(self, outgoing: Outgoing) -> None:
+        for batch in batches(outgoing):
             self._begin(batch.topic)
             self._send_batch(batch)
 

@@ -1,6 +1,6 @@
 """Messages that can be asked for again: which are kept, and what is on its way to whom.
 
-`KeptMessages` bounds what is kept by messages and by bytes. `Replays` hands it out piece by piece, a few messages to each peer
+`ReplayBuffer` bounds what is kept by messages and by bytes. `Replays` hands it out piece by piece, a few messages to each peer
 in turn: a peer that does not read is left where it is, and after STALLED_S without a message taken it has what it has. What ZMQ
 may hold for a peer is PEER_MESSAGES_MAX messages, and at most PEERS_MAX peers have any: one that has stalled counts until its
 connection has surely ended (HELD_S, by heartbeats that a peer which does not read cannot answer). Whoever asks beyond that
@@ -29,7 +29,7 @@ HELD_S = 3 * HEARTBEAT_S
 RETRY_MS_MIN, RETRY_MS_MAX = 1, 64
 
 
-class KeptMessages:
+class ReplayBuffer:
     """The latest messages of all topics, by a number that rises over all of them.
 
     Invariants: `_messages` holds exactly the numbers `first` up to `end`; at most `messages_max`, and `bytes_max` bytes unless
@@ -93,7 +93,7 @@ class Replays:
     PEERS_MAX.
     """
 
-    def __init__(self, kept: KeptMessages, send: Callable[[bytes, Message | None], bool], clock: Clock) -> None:
+    def __init__(self, kept: ReplayBuffer, send: Callable[[bytes, Message | None], bool], clock: Clock) -> None:
         self._clock = clock
         self._kept = kept
         self._send = send

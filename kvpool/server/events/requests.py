@@ -45,7 +45,7 @@ def admin_event_handlers(pool: Pool) -> dict[type, Handler]:
     return {
         em.AskEvents: partial(_events_or_wait, pool),
         em.AskSnapshot: partial(_snapshot, pool, None),
-        em.AskFates: partial(_fates, pool),
+        em.AskChunkHistory: partial(_chunk_history, pool),
         em.AskNamespaces: partial(_list_namespaces, pool),
     }
 
@@ -124,11 +124,11 @@ def _page(pool: Pool, session: EngineSession | None, page: SnapshotPage) -> em.S
     )
 
 
-def _fates(pool: Pool, request: em.AskFates) -> Answer:
+def _chunk_history(pool: Pool, request: em.AskChunkHistory) -> Answer:
     count, rest = divmod(len(request.keys), KEY_BYTES)
-    if rest or not 0 < count <= em.FATES_MAX:
+    if rest or not 0 < count <= em.HISTORY_KEYS_MAX:
         raise ProtocolError(
-            f"keys column has {len(request.keys)} bytes, expected 32 for each of 1 to {em.FATES_MAX} keys"
+            f"keys column has {len(request.keys)} bytes, expected 32 for each of 1 to {em.HISTORY_KEYS_MAX} keys"
         )
     keys = [request.keys[at : at + KEY_BYTES] for at in range(0, len(request.keys), KEY_BYTES)]
     return m.Report({"fates": [{"key": key.hex(), **pool.journal.explain(key)} for key in keys]})

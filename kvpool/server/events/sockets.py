@@ -27,7 +27,7 @@ from kvpool.config.addresses import ZmqAddress
 from kvpool.config.event_options import EventsConfig
 from kvpool.errors import ConfigError
 from kvpool.ownership import is_served, make_place
-from kvpool.server.events.replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, KeptMessages, Message, Replays
+from kvpool.server.events.replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, Message, ReplayBuffer, Replays
 
 END_OF_REPLAY = struct.pack(">q", -1)
 REQUEST_BYTES_MAX = 4096
@@ -56,7 +56,7 @@ class EventSockets:
         self.poller = zmq.Poller()
         self.refused_clients = 0
         self.bad_requests = 0
-        self.kept = KeptMessages(config.replay_messages, config.buffer)
+        self.kept = ReplayBuffer(config.replay_messages, config.buffer)
         self._replays = Replays(self.kept, self._replay_to, clock)
         self.lost: set[bytes] = set()
         self.subscribed: set[bytes] = set()

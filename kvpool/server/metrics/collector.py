@@ -17,13 +17,13 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from kvpool.server.metrics.definitions import METRICS, Histogram, Kind, Metric
-from kvpool.server.metrics.measurements import Snapshot
+from kvpool.server.metrics.measurements import Scrape
 
 
-class SnapshotCollector(Collector):
+class ScrapeCollector(Collector):
     """Answers a scrape from a fresh snapshot. What `take` raises goes through to whoever scrapes."""
 
-    def __init__(self, take: Callable[[], Snapshot]) -> None:
+    def __init__(self, take: Callable[[], Scrape]) -> None:
         self._take = take
 
     def describe(self) -> Iterable[Family]:
@@ -36,10 +36,10 @@ class SnapshotCollector(Collector):
         return [_filled(metric, now) for metric in METRICS]
 
 
-def make_registry(take: Callable[[], Snapshot]) -> CollectorRegistry:
+def make_registry(take: Callable[[], Scrape]) -> CollectorRegistry:
     """The daemon's own registry: its metrics and those of its process."""
     registry = CollectorRegistry()
-    registry.register(SnapshotCollector(take))
+    registry.register(ScrapeCollector(take))
     ProcessCollector(registry=registry)
     return registry
 
@@ -57,7 +57,7 @@ def _family(metric: Metric) -> AnyFamily:
     return HistogramMetricFamily(metric.name, metric.help, labels=metric.labels, unit=metric.unit)
 
 
-def _filled(metric: Metric, now: Snapshot) -> Family:
+def _filled(metric: Metric, now: Scrape) -> Family:
     family = _family(metric)
     found = metric.read(now)
     if found is None:

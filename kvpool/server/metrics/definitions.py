@@ -1,7 +1,7 @@
 """Every metric that kvpoold exports: its name, type, unit, labels and meaning, and where its values are in a Snapshot.
 
 The collector and `docs/metrics.md` are both made from this table. Names never change their meaning. Label sets are bounded:
-models by `traffic.MODELS_MAX`, size classes by the arena's 64, all others by their enums.
+models by `usage.MODELS_MAX`, size classes by the arena's 64, all others by their enums.
 
 Counters are named here without the `_total` that their samples end in. Pure functions; any thread.
 """
@@ -12,10 +12,10 @@ from enum import Enum
 from typing import Any
 
 from kvpool.clock import NS_PER_S
-from kvpool.server.metrics.measurements import Snapshot
+from kvpool.server.metrics.measurements import Scrape
 from kvpool.server.metrics.request_times import BOUNDS_NS
 from kvpool.tiering.admission import DECLINED, Admitted
-from kvpool.types import Level, TrafficCounts
+from kvpool.types import Level, ModelUsage
 
 
 class Kind(Enum):
@@ -48,74 +48,74 @@ class Metric:
     name: str
     kind: Kind
     help: str
-    read: Callable[[Snapshot], Values | Histogram | None]
+    read: Callable[[Scrape], Values | Histogram | None]
     unit: str = ""
     labels: tuple[str, ...] = ()
 
 
-def _counter(name: str, help: str, read: Callable[[Snapshot], Values | None], unit: str = "", *labels: str) -> Metric:
+def _counter(name: str, help: str, read: Callable[[Scrape], Values | None], unit: str = "", *labels: str) -> Metric:
     return Metric(name, Kind.COUNTER, help, read, unit, labels)
 
 
-def _gauge(name: str, help: str, read: Callable[[Snapshot], Values | None], unit: str = "", *labels: str) -> Metric:
+def _gauge(name: str, help: str, read: Callable[[Scrape], Values | None], unit: str = "", *labels: str) -> Metric:
     return Metric(name, Kind.GAUGE, help, read, unit, labels)
 
 
-def _index(key: str) -> Callable[[Snapshot], float]:
+def _index(key: str) -> Callable[[Scrape], float]:
     return lambda now: now.pool.index[key]
 
 
-def _server(key: str) -> Callable[[Snapshot], float]:
+def _server(key: str) -> Callable[[Scrape], float]:
     return lambda now: now.pool.server[key]
 
 
-def _events(key: str) -> Callable[[Snapshot], float | None]:
+def _events(key: str) -> Callable[[Scrape], float | None]:
     """Absent where nothing is published and the number is about that."""
 
-    def read(now: Snapshot) -> float | None:
+    def read(now: Scrape) -> float | None:
         return now.pool.events.get(key)
 
     return read
 
 
-def _refused_by_publisher(now: Snapshot) -> Iterable[tuple[str, float]]:
+def _refused_by_publisher(now: Scrape) -> Iterable[tuple[str, float]]:
     names = {"no_key": "events.refused_clients", "no_request": "events.bad_requests", "unread": "events.unsent_replays"}
     return ((reason, now.pool.events[name]) for reason, name in names.items() if name in now.pool.events)
 
 
-def _directory(key: str) -> Callable[[Snapshot], float]:
+def _directory(key: str) -> Callable[[Scrape], float]:
     return lambda now: float(now.pool.directory[key])
 
 
-def _ssd(key: str) -> Callable[[Snapshot], float | None]:
+def _ssd(key: str) -> Callable[[Scrape], float | None]:
     """Absent where there is no SSD tier."""
 
-    def read(now: Snapshot) -> float | None:
+    def read(now: Scrape) -> float | None:
         return float(now.pool.ssd[key]) if now.pool.ssd else None
 
     return read
 
 
-def _ssd_by(**keys: str) -> Callable[[Snapshot], Values]:
+def _ssd_by(**keys: str) -> Callable[[Scrape], Values]:
     """A value for each word, from the key that stands for it; absent where there is no SSD tier."""
     return lambda now: {(value,): float(now.pool.ssd[key]) for value, key in keys.items() if now.pool.ssd}
 
 
-def _ssd_state(now: Snapshot) -> Values:
+def _ssd_state(now: Scrape) -> Values:
     states = ("starting", "ok", "readonly", "offline") if now.pool.ssd else ()
     return {(state,): float(now.pool.ssd["ssd.state"] == state) for state in states}
 
 
-def _ssd_admission(now: Snapshot) -> Values:
+def _ssd_admission(now: Scrape) -> Values:
     words = [step.word for step in Admitted] if now.pool.ssd else []
     return {(word,): float(now.pool.ssd["ssd.admission"] == word) for word in words}
 
 
-def _by_model(read: Callable[[TrafficCounts], float]) -> Callable[[Snapshot], Values]:
+def _by_model(read: Callable[[ModelUsage], float]) -> Callable[[Scrape], Values]:
     return lambda now: {(model,): read(counts) for model, counts in now.pool.models.items()}
 
 
-def _by_tier(read: Callable[[TrafficCounts], tuple[int, ...]]) -> Callable[[Snapshot], Values]:
+def _by_tier(read: Callable[[ModelUsage], tuple[int, ...]]) -> Callable[[Scrape], Values]:
     """DRAM always, other tiers from their first use on."""
     return lambda now: {
         (model, level.name.lower()): read(counts)[level]
@@ -125,11 +125,11 @@ def _by_tier(read: Callable[[TrafficCounts], tuple[int, ...]]) -> Callable[[Snap
     }
 
 
-def _labelled(read: Callable[[Snapshot], Iterable[tuple[str, float]]]) -> Callable[[Snapshot], Values]:
+def _labelled(read: Callable[[Scrape], Iterable[tuple[str, float]]]) -> Callable[[Scrape], Values]:
     return lambda now: {(label,): value for label, value in read(now)}
 
 
-def _removed(now: Snapshot) -> Iterable[tuple[str, float]]:
+def _removed(now: Scrape) -> Iterable[tuple[str, float]]:
     names = {
         "own_class": "evicted_own_class",
         "other_class": "evicted_other_class",
@@ -140,27 +140,28 @@ def _removed(now: Snapshot) -> Iterable[tuple[str, float]]:
     return ((reason, now.pool.directory[name]) for reason, name in names.items())
 
 
-def _declined(now: Snapshot) -> Iterable[tuple[str, float]]:
+def _declined(now: Scrape) -> Iterable[tuple[str, float]]:
     for reason in ("pending", "no_parent", "full", "not_ready", "foreign", "share"):
         yield reason, now.pool.directory[f"answered_{reason}"]
     yield from now.pool.failures.declined_chunks.items()
 
 
-def _segments(now: Snapshot) -> Iterable[tuple[str, float]]:
+def _segments(now: Scrape) -> Iterable[tuple[str, float]]:
     counts = now.pool.directory
     yield "free", counts["free_segments"]
     yield "lent", counts["ready_segments"] - counts["free_segments"]
     yield "not_ready", counts["segments"] - counts["ready_segments"]
 
 
-def _dram_classes(now: Snapshot) -> Iterable[Mapping[str, int]]:
+def _dram_classes(now: Scrape) -> Iterable[Mapping[str, int]]:
     classes: Iterable[Mapping[str, int]] = now.pool.directory["classes"]
     return classes
 
 
 def _slots(
-    unit: Callable[[Mapping[str, Any]], int], classes: Callable[[Snapshot], Iterable[Mapping[str, int]]] = _dram_classes
-) -> Callable[[Snapshot], Values]:
+    unit: Callable[[Mapping[str, Any]], int],
+    classes: Callable[[Scrape], Iterable[Mapping[str, int]]] = _dram_classes,
+) -> Callable[[Scrape], Values]:
     """Used and free slots of each size class; a class is named `<chunk bytes>x<layers>`."""
     return lambda now: {
         (f"{row['chunk_bytes']}x{row['layers']}", state): slots * unit(row)
@@ -169,20 +170,20 @@ def _slots(
     }
 
 
-def _log2_seconds(key: str) -> Callable[[Snapshot], Histogram]:
-    def read(now: Snapshot) -> Histogram:
+def _log2_seconds(key: str) -> Callable[[Scrape], Histogram]:
+    def read(now: Scrape) -> Histogram:
         counts, sum_s = now.pool.directory[key]
         return Histogram(tuple(float(1 << power) for power in range(len(counts) - 1)), tuple(counts), sum_s)
 
     return read
 
 
-def _durations(now: Snapshot) -> Values:
+def _durations(now: Scrape) -> Values:
     bounds = tuple(bound / NS_PER_S for bound in BOUNDS_NS)
     return {(verb,): Histogram(bounds, times.counts, times.sum_ns / NS_PER_S) for verb, times in now.verbs.items()}
 
 
-def _build(now: Snapshot) -> Values:
+def _build(now: Scrape) -> Values:
     return {tuple(now.build[label] for label in BUILD_LABELS): 1.0}
 
 

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Scrape:
     """The daemon at one moment. `connections` counts the open ones by role; nothing here changes afterwards."""
 
     build: Mapping[str, str]

@@ -26,8 +26,8 @@ VERBS: tuple[type[Any], ...] = (
     *(m.Acquire, m.AcquireLeaves, m.Release, one_way.DropLease, one_way.DropLeases, m.Renew, m.IssueTicket, m.Claim),
     *(m.Reserve, sm.OpenStaging, sm.CopyStaged, m.Commit, m.End, one_way.DropReservation, m.ReportCorrupt, m.Usage),
     bm.Batch,
-    *(em.AskEvents, em.AskSnapshot, em.AskFates, em.AskNamespaces, m.Retain, m.Announce, m.Demote),
-    *(m.AskInfo, m.AskStats, m.Flush, m.WriteDown, m.Check, m.VerifyBytes, m.AskHitCurve, m.AskLayouts, m.RetainKeys),
+    *(em.AskEvents, em.AskSnapshot, em.AskChunkHistory, em.AskNamespaces, m.Retain, m.Announce, m.Demote),
+    *(m.AskInfo, m.AskStats, m.Flush, m.DemoteAll, m.Check, m.VerifyBytes, m.AskHitCurve, m.AskLayouts, m.RetainKeys),
     *(cm.AskConnections, cm.Disconnect),
     *(om.LogLevel, om.Reload),
 )

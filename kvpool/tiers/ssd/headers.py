@@ -27,7 +27,7 @@ QUESTIONS_MAX = 16
 THREAD_NAME = "kvpool-headers"
 
 
-class SlotPlace(NamedTuple):
+class SlotAddress(NamedTuple):
     """A slot, and what its header must say. `namespace`: the fingerprint that `kvpool.keys` derives."""
 
     key: bytes
@@ -41,7 +41,7 @@ Answer = list[bytes]
 
 # Urgent questions, the others, and the end, by number of asking.
 _URGENT, _PATIENT, _END = range(3)
-_Question = tuple[int, int, tuple[SlotPlace, ...], "Future[Answer]"]
+_Question = tuple[int, int, tuple[SlotAddress, ...], "Future[Answer]"]
 
 
 class SsdHeaders:
@@ -62,7 +62,7 @@ class SsdHeaders:
         return f"<SsdHeaders {self.read_headers} read, {self._questions.qsize()} questions wait>"
 
     def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[Answer]":
-        """Have the headers at places (see `SlotPlace`) read; the words of each."""
+        """Have the headers at places (see `SlotAddress`) read; the words of each."""
         answer: Future[Answer] = Future()
         with self._lock:
             has_room = is_urgent or self._questions.qsize() < QUESTIONS_MAX
@@ -70,7 +70,7 @@ class SsdHeaders:
                 self.refused_questions += 1
                 answer.set_result([b""] * len(places))
                 return answer
-            asked = tuple(SlotPlace(*place) for place in places)
+            asked = tuple(SlotAddress(*place) for place in places)
             self._questions.put((_URGENT if is_urgent else _PATIENT, next(self._numbers), asked, answer))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
@@ -100,7 +100,7 @@ class SsdHeaders:
             if answer.set_running_or_notify_cancel():  # else whoever asked waits no more
                 answer.set_result([b""] * len(places) if self._is_closed else self._read(places))
 
-    def _read(self, places: Sequence[SlotPlace]) -> Answer:
+    def _read(self, places: Sequence[SlotAddress]) -> Answer:
         """In the order of their places on disk; a file that cannot be read gives nothing."""
         found = [b""] * len(places)
         order = sorted(range(len(places)), key=lambda number: places[number].offset)
@@ -131,7 +131,7 @@ class SsdHeaders:
             if fd >= 0:
                 os.close(fd)
 
-    def _words_of(self, place: SlotPlace, fd: int, offset: int, buffer: mmap.mmap) -> bytes:
+    def _words_of(self, place: SlotAddress, fd: int, offset: int, buffer: mmap.mmap) -> bytes:
         page = b""
         with contextlib.suppress(OSError), memoryview(buffer) as view:  # the tier itself finds out about its disk
             page = bytes(view[: os.preadv(fd, [view], offset)])

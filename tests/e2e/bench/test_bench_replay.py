@@ -18,7 +18,7 @@ import kvpool_native
 from kvpool.bench.disk import has_disk
 from kvpool.bench.payload import Payload
 from kvpool.bench.replay import clients as bench_clients
-from kvpool.bench.replay.client import MODEL, ReplaySettings, Served, replay_layout
+from kvpool.bench.replay.client import MODEL, ReplaySettings, RequestResult, replay_layout
 from kvpool.bench.replay.clients import Clients
 from kvpool.bench.replay.replay import parse_capacity, plan_replay
 from kvpool.config.config import SSD_CAPACITY_MIN
@@ -335,7 +335,7 @@ def test_a_client_that_is_killed_fails_the_run(running: Callable[[], "subprocess
 
 def test_a_client_that_says_nothing_is_given_up(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ReplaySettings(daemon.socket, SALT, CHUNK_BYTES, BLOCK_TOKENS, 4)
-    served: list[Served] = []
+    served: list[RequestResult] = []
     with Clients(settings, 1) as clients:
         (child,) = _descendants(os.getpid()) - {daemon.process.pid if daemon.process is not None else 0}
         os.kill(child, signal.SIGSTOP)

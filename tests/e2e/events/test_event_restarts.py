@@ -51,7 +51,7 @@ def _fill(daemon: Daemon, pool: kv.Pool, router: Router, *, ssd: bool) -> None:
         store(pool, pool.keys(tokens_of(number, CHUNK * 10)))
     if ssd:
         with daemon.admin() as admin:
-            admin.write_down(10.0)
+            admin.demote_all(10.0)
     router.receive_until(lambda: known(router) == expected(daemon), "the router knows the first life")
     assert known(router)["CPU"]
     assert bool(known(router)["STORAGE"]) == ssd
@@ -88,7 +88,7 @@ def test_every_topic_of_a_life_begins_with_all_blocks_cleared(publish: Publish, 
             store(one, one.keys(tokens_of(1, CHUNK * 4)))
         if ssd:
             with daemon.admin() as admin:
-                admin.write_down(10.0)
+                admin.demote_all(10.0)
     _restart(daemon, "kill", ssd=ssd)
     with router_of(daemon, "none") as router:
         for model in () if ssd else models:  # the disk's namespaces are known without them

@@ -180,7 +180,11 @@ def unpack_none() -> bytes:
 def test_columns_that_are_none_end_the_connection(daemon: Daemon) -> None:
     requests = (
         *(em.AskEvents(b"x", 0, 0.0), em.AskEvents(bytes(17), 0, 0.0)),
-        *(em.AskFates(b""), em.AskFates(bytes(33)), em.AskFates(bytes(32 * (em.FATES_MAX + 1)))),
+        *(
+            em.AskChunkHistory(b""),
+            em.AskChunkHistory(bytes(33)),
+            em.AskChunkHistory(bytes(32 * (em.HISTORY_KEYS_MAX + 1))),
+        ),
     )
     for request in requests:
         with daemon.admin() as admin, pytest.raises((Refused, ProtocolError), match="expected"):
@@ -201,12 +205,12 @@ def test_the_daemon_says_what_became_of_chunks(daemon: Daemon) -> None:
         keys = pool.keys(tokens_of(1, 4 * SMALL.chunk_tokens))
         assert store(pool, keys).stored == 4
         with daemon.admin() as admin:
-            assert [fate["fate"] for fate in admin.fates([keys[0], bytes(32)])] == ["stored", "unknown"]
+            assert [fate["fate"] for fate in admin.chunk_history([keys[0], bytes(32)])] == ["stored", "unknown"]
             admin.flush(None, None)
-            (fate,) = admin.fates([keys[3]])
+            (fate,) = admin.chunk_history([keys[3]])
             assert (fate["fate"], fate["reason"], fate["model"]) == ("removed", "flushed", "test-model")
             assert 0 <= fate["age_s"] < 60
-            assert len(admin.fates([keys[number % 4] for number in range(600)])) == 600
+            assert len(admin.chunk_history([keys[number % 4] for number in range(600)])) == 600
 
 
 def test_what_is_written_down_is_told_with_its_token_ids(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:

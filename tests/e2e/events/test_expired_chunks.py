@@ -32,7 +32,7 @@ def save(daemon: Daemon, pool: kv.Pool, number: int, duration_s: float, priority
     assert result is not None
     assert (result.stored, result.clipped) == (CHAIN, 0)
     with daemon.admin() as admin:
-        assert admin.write_down(10.0)["left"] == 0
+        assert admin.demote_all(10.0)["left"] == 0
     return keys
 
 

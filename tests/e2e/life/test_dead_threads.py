@@ -80,7 +80,7 @@ def test_a_dead_thread_is_unhealthy_everywhere(tmp_path: Path, thread: str, monk
         assert _health(tmp_path / "metrics.sock") == (200, [])
         with daemon.connect() as pool:
             store(pool, pool.keys(tokens_of(1, CHUNK * 3)))
-            _write_down(daemon)
+            _demote_all(daemon)
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write("die\n")
@@ -106,9 +106,9 @@ def test_a_dead_thread_is_unhealthy_everywhere(tmp_path: Path, thread: str, monk
         process.kill()
 
 
-def _write_down(daemon: Daemon) -> None:
+def _demote_all(daemon: Daemon) -> None:
     with daemon.admin() as admin:
-        admin.write_down(10.0)
+        admin.demote_all(10.0)
         admin.flush(None, None, "dram")
 
 
@@ -118,4 +118,4 @@ def _give_work(daemon: Daemon, thread: str) -> None:
         if thread == "headers":
             admin.snapshot(1 << 32)
         elif thread == "catalogue":
-            admin.write_down(0.2)
+            admin.demote_all(0.2)

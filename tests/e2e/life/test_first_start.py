@@ -72,7 +72,7 @@ def test_a_symbolic_link_to_a_private_directory_is_used(start_daemon: Callable[.
     daemon = _start_with(start_daemon, tmp_path / "ssd")
     with daemon.connect() as pool, daemon.admin() as admin:
         assert store(pool, pool.keys(tokens_of(1, 64))).stored == 2
-        assert admin.write_down(10.0) == {"chunks": 2, "left": 0, "durable": True}
+        assert admin.demote_all(10.0) == {"chunks": 2, "left": 0, "durable": True}
     assert _check(daemon)[0] == 0
     assert list((tmp_path / "disk").iterdir())
 

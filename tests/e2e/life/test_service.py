@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpool.protocol import places
+from kvpool.protocol import verify_walk
 from kvpool.protocol.blocking import BlockingConnection
 from tests.rigs.daemon import Daemon, wait_until
 from tests.rigs.notify_socket import NotifySocket
@@ -251,8 +251,8 @@ def test_the_unit_allows_every_system_call_of_the_daemon(
     service = start_service(*traced)
     manager.wait_for("WATCHDOG=1", times=3)
     with service.admin() as admin:
-        every = places.every(admin.check()["tiers"])
-        places.read_all(admin.verify_bytes, every, sys.maxsize)
+        every = verify_walk.every(admin.check()["tiers"])
+        verify_walk.read_all(admin.verify_bytes, every, sys.maxsize)
         pid = admin.info()["pid"]
     os.kill(pid, signal.SIGTERM)
     assert service.process is not None

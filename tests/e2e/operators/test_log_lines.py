@@ -59,8 +59,8 @@ def test_every_order_of_an_operator_is_one_line_with_who_gave_it(start_daemon: C
     who = f"by pid {os.getpid()} uid {os.getuid()}"
     with daemon.admin() as admin:
         admin.flush("two\nlines", 60.0, "dram")
-        admin.write_down(1.0, is_forced=False)
-        admin.write_down(2.0, is_forced=True)
+        admin.demote_all(1.0, is_forced=False)
+        admin.demote_all(2.0, is_forced=True)
         admin.retain(keys_of(0, 3), 80, 1.0)
         admin.log_level("error")
         assert not admin.disconnect(1 << 40)

@@ -56,7 +56,7 @@ def only_on_ssd(daemon: Daemon, pool: kv.Pool, count: int) -> list[kv.KeyChain]:
     """Chains that DRAM does not have."""
     stored = fill(pool, range(count))
     with daemon.admin() as admin:
-        assert admin.write_down(10.0)["left"] == 0
+        assert admin.demote_all(10.0)["left"] == 0
         admin.flush(None, None, "dram")
     assert all(levels(pool, keys) == [Level.SSD] * CHAIN for keys in stored)
     return stored

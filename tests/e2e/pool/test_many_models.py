@@ -64,7 +64,7 @@ def test_models_without_chunks_are_not_brought_back_by_a_restart(
     for model in ("stays", "goes"):
         with engine(daemon, SMALL, model) as one, daemon.admin() as admin:
             store(one, keys_of(1 if model == "stays" else 10, 3))
-            assert admin.write_down(10.0)["left"] == 0
+            assert admin.demote_all(10.0)["left"] == 0
     with daemon.admin() as admin:
         admin.flush("goes", None, "")
     assert daemon.stats()["namespaces"] == 2

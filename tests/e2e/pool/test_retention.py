@@ -309,14 +309,14 @@ def test_retention_goes_below_comes_back_and_survives_a_restart(start_daemon: St
         save(pool, first, retention=[kv.TokenRange(0, None, 80, 3600.0)])
         save(pool, second)
         with daemon.admin() as admin:
-            assert admin.write_down(10.0)["left"] == 0
+            assert admin.demote_all(10.0)["left"] == 0
         assert daemon.stats()["ssd.kept_chunks"] == CHAIN
         assert pool.retain(second, [kv.TokenRange(0, 2 * CHUNK_TOKENS, 90)]).accepted == 2
         assert daemon.stats()["ssd.kept_chunks"] == CHAIN + 2
         third = keys_of(pool, 3)
         save(pool, third)
         with daemon.admin() as admin:
-            assert admin.write_down(10.0)["left"] == 0
+            assert admin.demote_all(10.0)["left"] == 0
         assert save(pool, third, retention=[kv.TokenRange(0, 1, 70)]).present == CHAIN
         assert daemon.stats()["ssd.kept_chunks"] == CHAIN + 3
     assert daemon.stop() == 0

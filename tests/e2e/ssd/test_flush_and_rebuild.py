@@ -24,10 +24,10 @@ def test_flushed_chunks_stay_flushed_over_a_rebuild(
     with engine(daemon, SMALL, "goes") as goes, engine(daemon, SMALL, "stays") as stays, daemon.admin() as admin:
         store(goes, dropped)
         store(stays, kept)
-        assert admin.write_down(10.0)["left"] == 0
+        assert admin.demote_all(10.0)["left"] == 0
         admin.flush(None if is_all else "goes", None)
         store(goes, later)
-        assert admin.write_down(10.0)["left"] == 0
+        assert admin.demote_all(10.0)["left"] == 0
     for _ in range(2):  # the second one finds what the first one's life has written
         assert daemon.stop() == 0
         daemon.start("--rebuild")
@@ -51,7 +51,7 @@ def test_flushed_chunks_stay_flushed_over_a_rebuild(
         assert daemon.stats()["ssd.chunks"] == 0
     with engine(daemon, SMALL, "goes") as goes, daemon.admin() as admin:
         store(goes, later)  # above every floor, though nothing was found
-        assert admin.write_down(10.0)["left"] == 0
+        assert admin.demote_all(10.0)["left"] == 0
     assert daemon.stop() == 0
     daemon.start("--rebuild")
     wait_open(daemon)

@@ -11,7 +11,7 @@ import pytest
 
 import kvpool_client as kv
 import kvpool_native
-from kvpool.protocol import places
+from kvpool.protocol import verify_walk
 from kvpool.protocol.records import messages as m
 from kvpool.types import Level
 from tests.rigs.daemon import SMALL, Daemon, wait_until
@@ -43,7 +43,7 @@ def fill(daemon: Daemon, pool: kv.Pool, chains: int) -> list[kv.KeyChain]:
     for keys in stored:
         assert store(pool, keys).stored == CHAIN
     with daemon.admin() as admin:
-        assert admin.write_down(10.0)["left"] == 0
+        assert admin.demote_all(10.0)["left"] == 0
     return stored
 
 
@@ -235,7 +235,7 @@ def test_loads_and_saves_go_on_during_checks(tiered: Daemon) -> None:
 def test_a_connection_that_ends_during_a_check_leaves_no_holds(tiered: Daemon, level: Level) -> None:
     with tiered.connect() as pool:
         fill(tiered, pool, 6)
-        column = places.pack([int(level) << 32 | number for number in range(6 * CHAIN)])
+        column = verify_walk.pack([int(level) << 32 | number for number in range(6 * CHAIN)])
         for _ in range(20):
             with tiered.admin() as admin:
                 assert admin.notify(m.encode(m.VerifyBytes(column, 16), 0))
@@ -253,11 +253,11 @@ def test_a_slice_is_bounded_whatever_is_asked(tiered: Daemon) -> None:
         fill(tiered, pool, 6)
         tiers = admin.check()["tiers"]
         assert {name: counts["chunks"] for name, counts in tiers.items()} == {"dram": 6 * CHAIN, "ssd": 6 * CHAIN}
-        column = places.pack(list(places.every(tiers))[: m.PLACES_MAX])
-        answer = admin.verify_bytes(column, m.PLACES_MAX)
+        column = verify_walk.pack(list(verify_walk.every(tiers))[: m.RECORDS_MAX])
+        answer = admin.verify_bytes(column, m.RECORDS_MAX)
         assert answer["chunks"] == 16 <= answer["looked_at"] < 2 * 6 * CHAIN
         assert answer["bytes"] == 16 * SMALL.chunk_bytes
-        far_away = places.pack([Level.SSD << 32 | (1 << 31) - 1, Level.DRAM << 32 | 10**6])
+        far_away = verify_walk.pack([Level.SSD << 32 | (1 << 31) - 1, Level.DRAM << 32 | 10**6])
         assert admin.verify_bytes(far_away, 1) == {"looked_at": 2, "chunks": 0, "bytes": 0, "bad": []}
 
 

@@ -30,7 +30,7 @@ def test_chains_longer_than_the_tier_are_written_no_longer_than_they_find_room(
         for seed in range(4):
             assert store(pool, pool.keys(tokens_of(seed, 300 * 32))).stored == 300
     with daemon.admin() as admin:
-        report = admin.write_down(10.0)
+        report = admin.demote_all(10.0)
     assert not report["durable"]
     assert int(daemon.stats()["demoted_chunks"]) <= 4 * 2 * 64  # each chain twice: by itself, and by order
     assert daemon.problems() == []

@@ -72,7 +72,7 @@ def test_no_generation_is_given_again_after_a_life_that_left_no_rows(tiered: Dae
         with tiered.connect() as pool, tiered.admin() as admin:
             keys = pool.keys(tokens_of(seed, CHAIN * SMALL.chunk_tokens))
             assert store(pool, keys).stored == CHAIN
-            assert admin.write_down(10.0)["left"] == 0
+            assert admin.demote_all(10.0)["left"] == 0
         tiered.kill()
         shutil.rmtree(ssd / "catalogue")
         shutil.copytree(tmp_path / str(seed), ssd / "catalogue")
@@ -170,7 +170,7 @@ def test_a_directory_that_appears_later_is_used_then(start_daemon: Callable[...,
     with daemon.connect() as pool, daemon.admin() as admin:
         wait_connected(pool)
         assert store(pool, chains(pool, 1)[0]).stored == CHAIN
-        assert admin.write_down(10.0)["chunks"] == CHAIN
+        assert admin.demote_all(10.0)["chunks"] == CHAIN
     assert daemon.stop() == 0
 
 

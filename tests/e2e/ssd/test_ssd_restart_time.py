@@ -61,7 +61,7 @@ def test_a_restart_is_as_quick_as_promised(start_daemon: Callable[..., Daemon], 
     with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
         keys = pool.keys(tokens_of(1, CHAIN * TINY.chunk_tokens))
         store(pool, keys)
-        assert admin.write_down(10.0)["chunks"] == CHAIN
+        assert admin.demote_all(10.0)["chunks"] == CHAIN
     assert daemon.stop() == 0
     add_records(tmp_path / "ssd", count)
 

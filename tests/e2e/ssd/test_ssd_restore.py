@@ -31,7 +31,7 @@ def _tiered(start_daemon: Callable[..., Daemon], ssd: Path) -> Daemon:
     with daemon.connect(layout=TINY) as pool, daemon.admin() as admin:
         for seed in range(CHAINS):
             store(pool, _keys(pool, seed))
-        assert admin.write_down(10.0)["chunks"] == CHAINS * CHAIN
+        assert admin.demote_all(10.0)["chunks"] == CHAINS * CHAIN
     assert daemon.stop() == 0
     add_records(ssd, RECORDS, is_old=True)
     daemon.environment["KVPOOL_FAILPOINT"] = "daemon.ssd.restore:*:delay(60ms)"

@@ -170,7 +170,7 @@ def test_a_tier_that_cannot_be_opened_stops_nothing(start_daemon: Callable[..., 
 def test_flush_takes_one_tier_or_all(tiered: Daemon) -> None:
     with tiered.connect() as pool, tiered.admin() as admin:
         stored = fill(pool, 2)
-        assert admin.write_down(10.0)["left"] == 0
+        assert admin.demote_all(10.0)["left"] == 0
         assert tiered.stats()["ssd.chunks"] == 2 * CHAIN
         assert admin.flush(None, None, "dram")["chunks"] == 2 * CHAIN
         assert [pool.lookup(keys).tiers.tolist() for keys in stored] == [[Level.SSD] * CHAIN] * 2
@@ -178,7 +178,7 @@ def test_flush_takes_one_tier_or_all(tiered: Daemon) -> None:
         wait_until(lambda: tiered.stats()["promotions_under_way"] == 0, "promotions have ended")
         assert admin.flush(None, None, "ssd")["chunks"] == 2 * CHAIN
         assert [pool.lookup(keys).chunks for keys in stored] == [CHAIN, 0]
-        assert admin.write_down(10.0)["left"] == 0
+        assert admin.demote_all(10.0)["left"] == 0
         assert admin.flush(None, None)["chunks"] == CHAIN
         assert [pool.lookup(keys).chunks for keys in stored] == [0, 0]
         assert tiered.stats()["ssd.chunks"] == 0
@@ -196,12 +196,12 @@ def test_durability_is_not_claimed_where_a_sync_has_failed(tiered: Daemon, point
     with tiered.connect() as pool, tiered.admin() as admin:
         keys = pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))
         assert store(pool, keys).stored == CHAIN
-        report = admin.write_down(10.0)
+        report = admin.demote_all(10.0)
         assert (report["chunks"], report["left"], report["durable"]) == (CHAIN, 0, False)
         wait_until(
             lambda: tiered.stats()["ssd.lost_chunks"] == CHAIN, "the tier is tried again without what is in doubt"
         )
-        report = admin.write_down(10.0)
+        report = admin.demote_all(10.0)
         assert (report["chunks"], report["left"], report["durable"]) == (CHAIN, 0, True)
 
 
@@ -218,9 +218,9 @@ def test_a_stop_says_that_durability_is_not_certain(tiered: Daemon) -> None:
 
 def test_a_daemon_without_a_disk_claims_no_durability_for_what_it_has(daemon: Daemon) -> None:
     with daemon.admin() as admin, daemon.connect() as pool:
-        assert admin.write_down(1.0) == {"chunks": 0, "left": 0, "durable": True}, "a power cut has nothing to take"
+        assert admin.demote_all(1.0) == {"chunks": 0, "left": 0, "durable": True}, "a power cut has nothing to take"
         assert store(pool, pool.keys(tokens_of(1, CHAIN * CHUNK_TOKENS))).stored == CHAIN
-        assert admin.write_down(1.0) == {"chunks": 0, "left": CHAIN, "durable": False}
+        assert admin.demote_all(1.0) == {"chunks": 0, "left": CHAIN, "durable": False}
 
 
 @pytest.mark.parametrize("chunks", [0, CHAIN])
@@ -246,7 +246,7 @@ def test_what_a_small_tier_could_not_keep_is_neither_counted_nor_durable(
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     with daemon.connect() as pool, daemon.admin() as admin:
         stored = fill(pool, 250)
-        report = admin.write_down(30.0)
+        report = admin.demote_all(30.0)
         assert 0 < report["chunks"] == daemon.stats()["ssd.chunks"] < daemon.stats()["demoted_chunks"]
         assert (report["chunks"] + report["left"], report["durable"]) == (250 * CHAIN, False)
         assert admin.flush(None, None, "dram")["chunks"] == 250 * CHAIN
@@ -277,7 +277,7 @@ def test_a_disk_that_takes_no_writes_is_left_alone_and_tried_again(tiered: Daemo
         resource.prlimit(tiered.process.pid, resource.RLIMIT_FSIZE, unlimited)
         wait_until(lambda: tiered.stats()["ssd.state"] == "ok", "the tier is tried again")
         with tiered.admin() as admin:
-            assert admin.write_down(10.0)["left"] == 0
+            assert admin.demote_all(10.0)["left"] == 0
         assert int(tiered.stats()["demoted_chunks"]) > demoted
 
         for keys in stored:
@@ -368,7 +368,7 @@ def test_chunks_that_have_no_place_on_disk_keep_no_others_from_it(
         assert store(unfit, unfit.keys(tokens_of(1, chunks * UNFIT[name].chunk_tokens))).stored == chunks
         stored = fill(pool, 4)
         with daemon.admin() as connection:
-            report = connection.write_down(10.0)
+            report = connection.demote_all(10.0)
         assert (report["chunks"], report["left"]) == (4 * CHAIN, chunks)
         started = time.monotonic()
         assert store(unfit, unfit.keys(tokens_of(2, chunks * UNFIT[name].chunk_tokens))).stored == chunks

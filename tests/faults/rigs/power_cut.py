@@ -26,7 +26,7 @@ def _cover(daemon: Daemon, first: int) -> range:
         wait_connected(pool)
         for number in chains:
             store(pool, chain_of(pool, number))
-        admin.write_down(10.0)
+        admin.demote_all(10.0)
         found = [pool.lookup(chain_of(pool, number)).chunks for number in chains]
     assert found == [CHAIN] * COVERED_CHAINS
     return chains

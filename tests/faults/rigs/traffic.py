@@ -71,7 +71,7 @@ def fill(daemon: Daemon, chains: int) -> None:
         wait_connected(pool)
         for number in range(chains):
             store(pool, chain_of(pool, number))
-        assert admin.write_down(10.0)["left"] == 0
+        assert admin.demote_all(10.0)["left"] == 0
         admin.flush(None, None, "dram")
 
 

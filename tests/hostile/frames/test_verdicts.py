@@ -19,7 +19,7 @@ def test_a_report_about_chunks_on_their_way_up_drops_nothing(
     keys = keys_of(0, CHUNKS)
     with engine(daemon) as good, daemon.admin() as admin, raw_engine(daemon) as hostile:
         store(good, keys)
-        assert admin.write_down(10.0)["left"] == 0
+        assert admin.demote_all(10.0)["left"] == 0
         admin.flush(None, None, "dram")
         assert daemon.stats()["dram.chunks"] == 0
         with mapped_arena(good) as arena:

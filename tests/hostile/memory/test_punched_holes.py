@@ -52,9 +52,9 @@ def punch(hostile: BlockingConnection) -> None:
     assert LIBC.fallocate(hostile.fds[0], PUNCH_HOLE, 0, hostile.welcome.arena_bytes) == 0
 
 
-def write_down(daemon: Daemon) -> dict[str, Any]:
+def demote_all(daemon: Daemon) -> dict[str, Any]:
     with daemon.admin() as connection:
-        return connection.write_down(TIMEOUT_S)
+        return connection.demote_all(TIMEOUT_S)
 
 
 def forget_dram(daemon: Daemon) -> None:
@@ -86,7 +86,7 @@ def test_no_good_copy_on_disk_is_dropped_for_a_hole_in_the_arena(tiered: Daemon)
     with tiered.connect(LARGE) as pool, engine(tiered) as hostile:
         keys = pool.keys(tokens_of(1, CHUNKS * LARGE.chunk_tokens))
         assert store(pool, keys).stored == CHUNKS
-        assert write_down(tiered)["chunks"] == CHUNKS
+        assert demote_all(tiered)["chunks"] == CHUNKS
         for _ in range(2):
             forget_dram(tiered)
             punch(hostile)
@@ -101,7 +101,7 @@ def test_what_is_acknowledged_after_a_hole_is_right_after_a_restart(tiered: Daem
         punch(hostile)
         keys = pool.keys(tokens_of(2, CHUNKS * LARGE.chunk_tokens))
         assert store(pool, keys).stored == CHUNKS
-        report = write_down(tiered)
+        report = demote_all(tiered)
         assert (report["chunks"], report["left"]) == (CHUNKS, 0)
         restart(tiered, pool)
         assert_all_right(pool, keys)
@@ -112,7 +112,7 @@ def test_what_a_hole_has_ruined_in_memory_is_not_acknowledged(tiered: Daemon) ->
         keys = pool.keys(tokens_of(3, CHUNKS * LARGE.chunk_tokens))
         assert store(pool, keys).stored == CHUNKS
         punch(hostile)
-        assert write_down(tiered)["chunks"] == 0
+        assert demote_all(tiered)["chunks"] == 0
         restart(tiered, pool)
         assert pool.lookup(keys).chunks == 0
 
@@ -121,7 +121,7 @@ def test_no_good_copy_on_disk_is_dropped_for_holes_made_while_it_is_read(tiered:
     with tiered.connect(LARGE) as pool, engine(tiered) as hostile:
         keys = pool.keys(tokens_of(4, CHUNKS * LARGE.chunk_tokens))
         assert store(pool, keys).stored == CHUNKS
-        assert write_down(tiered)["chunks"] == CHUNKS
+        assert demote_all(tiered)["chunks"] == CHUNKS
         with punching(hostile):
             for _ in range(ROUNDS):
                 forget_dram(tiered)
@@ -138,7 +138,7 @@ def test_what_is_acknowledged_beside_holes_is_right_after_a_restart(tiered: Daem
         with punching(hostile):
             for one in keys:
                 store(pool, one)
-            acknowledged = write_down(tiered)["chunks"]
+            acknowledged = demote_all(tiered)["chunks"]
         restart(tiered, pool)
         found = [one for one in keys if pool.lookup(one).chunks]
         assert len(found) >= acknowledged

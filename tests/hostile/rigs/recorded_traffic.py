@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import kvpool_client as kv
-from kvpool.protocol import places
+from kvpool.protocol import verify_walk
 from kvpool.protocol.records import connections as cm
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
@@ -59,7 +59,7 @@ SENT = (
     m.AskHitCurve(bytes(8)),
     em.AskEvents(b"", 0, 0.0),
     em.AskSnapshot(0),
-    em.AskFates(b""),
+    em.AskChunkHistory(b""),
     em.AskNamespaces(0),
     m.AskLayouts(""),
     m.RetainKeys(b"", 0, 0.0),
@@ -93,12 +93,12 @@ def _run_session(daemon: Daemon) -> None:
     with daemon.admin() as admin:
         admin.info()
         admin.stats()
-        every = places.every(admin.check()["tiers"])
-        places.read_all(admin.verify_bytes, every, sys.maxsize)
+        every = verify_walk.every(admin.check()["tiers"])
+        verify_walk.read_all(admin.verify_bytes, every, sys.maxsize)
         admin.hit_curve([1 << 20])
         admin.events(b"", -1)
         admin.snapshot(0)
-        admin.fates([keys[0]])
+        admin.chunk_history([keys[0]])
         admin.namespaces()
         admin.connections()
         assert not admin.disconnect(1 << 40)

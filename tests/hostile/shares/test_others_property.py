@@ -50,7 +50,7 @@ ADMIN_REQUESTS = (
     m.VerifyBytes(bytes(8), 1),
     m.AskLayouts(MODEL),
     m.RetainKeys(key_of(1), 100, 0.0),
-    em.AskFates(bytes(32)),
+    em.AskChunkHistory(bytes(32)),
     em.AskNamespaces(0),
 )
 

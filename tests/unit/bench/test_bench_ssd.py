@@ -8,7 +8,7 @@ import pytest
 
 from kvpool.bench import disk as bench_disk
 from kvpool.bench.disk import RawFile, aligned_bytes, disk_folder, file_system, fio_gb_per_s, has_disk
-from kvpool.bench.replay.client import Served
+from kvpool.bench.replay.client import RequestResult
 from kvpool.bench.replay.tally import Tally
 from kvpool.bench.ssd.parts import parse_total
 from kvpool.bench.ssd.reopen import per_million
@@ -66,7 +66,7 @@ def test_seconds_per_million_are_of_the_chunks_alone() -> None:
 
 def test_hits_are_told_apart_by_tier() -> None:
     tally = Tally(CHUNK)
-    tally.add(Served(chunks=5, hit_chunks=4, leased_chunks=4, loaded_chunks=4, loaded_ssd_chunks=3, load_s=1.0))
+    tally.add(RequestResult(chunks=5, hit_chunks=4, leased_chunks=4, loaded_chunks=4, loaded_ssd_chunks=3, load_s=1.0))
     columns = tally.by_tier(chunk_tokens=512, input_tokens=5 * 512, ssd_written_bytes=9 * CHUNK)
     assert (columns["hit_tokens_dram"], columns["hit_tokens_ssd"]) == (512, 3 * 512)
     assert (columns["hit_rate_dram"], columns["hit_rate_ssd"]) == (0.2, 0.6)

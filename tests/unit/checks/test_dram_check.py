@@ -2,13 +2,13 @@
 
 import asyncio
 
-from kvpool.checks.dram_check import Integrity
+from kvpool.checks.dram_check import DramCheck
 from kvpool.types import ChunkExtent, HoldId
 from tests.rigs.events.journal_rig import LAYERS, LAYOUT, Rig, key
 from tests.rigs.flushing import flush_whole
 
 
-class Reading:
+class Readers:
     """Stands for the transfer threads: every chunk is found bad, once `go_on` is set."""
 
     def __init__(self) -> None:
@@ -30,15 +30,15 @@ def _acquire(rig: Rig, names: list[int]) -> HoldId:
 
 def test_a_report_drops_what_was_read_and_found_bad() -> None:
     async def play() -> None:
-        rig, reading = Rig(), Reading()
-        integrity = Integrity(rig.memory, reading.find_corrupt)
+        rig, reading = Rig(), Readers()
+        dram_check = DramCheck(rig.memory, reading.find_corrupt)
         rig.store([1, 2, 3])
         hold = _acquire(rig, [1, 2, 3])
         reading.go_on.set()
-        await integrity.check_reported(hold, 1, LAYOUT.chunk_bytes, LAYERS)
+        await dram_check.check_reported(hold, 1, LAYOUT.chunk_bytes, LAYERS)
         rig.memory.release(hold, rig.tick())
         assert reading.asked[0].key == key([1, 2])
-        assert integrity.stats() == {"checksum_failures": 1, "corrupt_reports": 1, "corrupt_reports_early": 0}
+        assert dram_check.stats() == {"checksum_failures": 1, "corrupt_reports": 1, "corrupt_reports_early": 0}
         assert rig.memory.stats()["chunks"] == 1
         assert rig.memory.verify() == []
 
@@ -47,11 +47,11 @@ def test_a_report_drops_what_was_read_and_found_bad() -> None:
 
 def test_a_verdict_that_comes_late_leaves_what_was_saved_again() -> None:
     async def play() -> None:
-        rig, reading = Rig(), Reading()
-        integrity = Integrity(rig.memory, reading.find_corrupt)
+        rig, reading = Rig(), Readers()
+        dram_check = DramCheck(rig.memory, reading.find_corrupt)
         rig.store([1, 2, 3])
         hold = _acquire(rig, [1, 2, 3])
-        report = asyncio.ensure_future(integrity.check_reported(hold, 0, LAYOUT.chunk_bytes, LAYERS))
+        report = asyncio.ensure_future(dram_check.check_reported(hold, 0, LAYOUT.chunk_bytes, LAYERS))
         while not reading.asked:
             await asyncio.sleep(0)
         rig.memory.discard(key([1]))
@@ -68,8 +68,8 @@ def test_a_verdict_that_comes_late_leaves_what_was_saved_again() -> None:
 
 def test_a_report_about_what_has_not_landed_reads_and_drops_nothing() -> None:
     async def play() -> None:
-        rig, reading = Rig(), Reading()
-        integrity = Integrity(rig.memory, reading.find_corrupt)
+        rig, reading = Rig(), Readers()
+        dram_check = DramCheck(rig.memory, reading.find_corrupt)
         rig.store([1, 2])
         rig.demote()
         rig.demote()
@@ -79,9 +79,9 @@ def test_a_report_about_what_has_not_landed_reads_and_drops_nothing() -> None:
             rig.namespace.id, rig.namespace.size_class, b"", column, rig.tick()
         )
         hold = _acquire(rig, [1, 2])
-        await integrity.check_reported(hold, 0, LAYOUT.chunk_bytes, LAYERS)
+        await dram_check.check_reported(hold, 0, LAYOUT.chunk_bytes, LAYERS)
         assert reading.asked == []
-        assert integrity.stats()["corrupt_reports_early"] == 1
+        assert dram_check.stats()["corrupt_reports_early"] == 1
         for at in range(2):
             generation = int.from_bytes(generations[8 * at : 8 * at + 8], "little")
             assert rig.memory.landed(column[32 * at : 32 * at + 32], generation)

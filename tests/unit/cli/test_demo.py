@@ -213,7 +213,7 @@ def test_a_killed_daemon_serves_again_from_what_was_written_down(tmp_path: Path)
             wait_connected(pool)
             keys = pool.keys(tokens_of(1, 5 * 32))
             assert store(pool, keys).stored == 5
-            assert daemon.write_down() == 5
+            assert daemon.demote_all() == 5
         daemon.kill()
         daemon.start()
         with kv.connect(str(daemon.socket), model="m", layout=layout) as pool:

@@ -78,7 +78,7 @@ def test_what_takes_long_to_end_is_ended_in_bounded_parts(how: str) -> None:
         else:
             leases.grant(ANN, 1000, _holds(number), now_ns=0)
     parts = [leases.drop_owner(ANN) if how == "drop" else leases.expire(TTL_NS)]
-    while leases.is_behind:
+    while leases.has_backlog:
         assert leases.verify() == []
         parts.append(leases.expire(0 if how == "drop" else TTL_NS))
     assert len(parts) >= 3
@@ -93,7 +93,7 @@ def test_connections_that_leave_together_are_ended_one_after_the_other() -> None
         leases.grant(owner, module.ENDED_AT_ONCE, _holds(owner), now_ns=0)
         leases.grant(owner, 1, _holds(10 + owner), now_ns=0)
     back = leases.drop_owner(ANN) + leases.drop_owner(BOB)
-    while leases.is_behind:
+    while leases.has_backlog:
         back += leases.expire(0)
     assert sorted(back) == [1, 2, 11, 12]
     assert leases.expired_leases == 0

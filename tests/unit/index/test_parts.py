@@ -182,7 +182,7 @@ def test_a_request_that_ends_under_way_leaves_nothing_behind() -> None:
         assert setting.pool.measure({}).directory["writing"] == 3 * PART_CHUNKS
         parts.close()
         assert setting.pool.measure({}).directory["writing"] == 0
-        setting.pool._writing.go_on(setting.clock.now_ns())
+        setting.pool._writers.go_on(setting.clock.now_ns())
         assert setting.pool.measure({}).directory["used_bytes"] == 0
         setting.store(keys)
         leasing = setting.pool.chains.acquire(setting.session, m.Acquire(keys))
@@ -206,11 +206,11 @@ def test_what_a_connection_leaves_ends_in_parts(how: str) -> None:
         else:
             setting.pool.drop_connection(setting.session.connection)
         rounds = 0
-        while setting.pool._writing.is_behind:
+        while setting.pool._writers.has_backlog:
             setting.longest_s = max(setting.longest_s, time.thread_time() - begun_s)
             rounds += 1
             begun_s = time.thread_time()
-            setting.pool._writing.go_on(setting.clock.now_ns())
+            setting.pool._writers.go_on(setting.clock.now_ns())
         assert rounds > 2 * CHAIN // 1024
         counts = setting.pool.measure({}).directory
         assert (counts["writing"], counts["zombies"]) == (0, 2 * CHAIN if how == "its time is over" else 0)
@@ -224,12 +224,12 @@ def test_a_short_save_ends_beside_whatever_ends_slowly() -> None:
     def check(setting: Setting) -> None:
         made = setting.reserve(chain(1))
         short = setting.reserve(chain(2)[: 4 * KEY_BYTES])
-        setting.pool._writing.end(setting.session, made.reservation, setting.clock.now_ns())
-        assert setting.pool._writing.is_behind
+        setting.pool._writers.end(setting.session, made.reservation, setting.clock.now_ns())
+        assert setting.pool._writers.has_backlog
         assert setting.commit(short, 4).states == bytes([SaveState.STORED]) * 4
-        assert not setting.pool._writing.is_ending(short.reservation)
-        while setting.pool._writing.is_behind:
-            setting.pool._writing.go_on(setting.clock.now_ns())
+        assert not setting.pool._writers.is_ending(short.reservation)
+        while setting.pool._writers.has_backlog:
+            setting.pool._writers.go_on(setting.clock.now_ns())
         assert setting.pool.measure({}).directory["writing"] == 0
 
     in_setting(check)
@@ -244,9 +244,9 @@ def test_many_short_saves_of_a_connection_that_goes_end_in_parts() -> None:
         setting.pool.drop_connection(setting.session.connection)
         setting.longest_s = time.thread_time() - begun_s
         rounds = 0
-        while setting.pool._writing.is_behind:
+        while setting.pool._writers.has_backlog:
             rounds += 1
-            setting.pool._writing.go_on(setting.clock.now_ns())
+            setting.pool._writers.go_on(setting.clock.now_ns())
         assert rounds > 60 * 200 // 1024
         assert setting.pool.measure({}).directory["used_bytes"] == 0
 

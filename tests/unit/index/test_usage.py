@@ -8,7 +8,7 @@ import kvpool_client as kv
 from kvpool.errors import ProtocolError
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
-from kvpool.index.usage import MODELS_MAX, OTHER_MODEL, REPORTED_MAX, Traffic
+from kvpool.index.usage import MODELS_MAX, OTHER_MODEL, REPORTED_MAX, UsageTable
 from kvpool.protocol import usage
 from kvpool.types import (
     CLIENT_DECLINES,
@@ -43,8 +43,8 @@ def _column(**counts: int) -> bytes:
     return usage.pack(values)
 
 
-def _report(traffic: Traffic, session: EngineSession, **counts: int) -> None:
-    traffic.count_report(session, usage.unpack(_column(**counts)))
+def _report(table: UsageTable, session: EngineSession, **counts: int) -> None:
+    table.count_report(session, usage.unpack(_column(**counts)))
 
 
 def test_a_column_holds_every_level_reason_and_state() -> None:
@@ -62,75 +62,71 @@ def test_a_column_of_another_length_is_refused(size: int) -> None:
 
 
 def test_a_report_counts_in_the_connections_own_units() -> None:
-    traffic = Traffic()
-    _report(
-        traffic, _session(), lookups=2, lookup_chunks=10, hit_chunks_1=6, hit_chunks_2=1, loads=1, loaded_chunks_1=5
-    )
-    found = traffic.models()["m"]
+    table = UsageTable()
+    _report(table, _session(), lookups=2, lookup_chunks=10, hit_chunks_1=6, hit_chunks_2=1, loads=1, loaded_chunks_1=5)
+    found = table.models()["m"]
     assert (found.lookups, found.loads) == (2, 1)
     assert (found.lookup_tokens, found.lookup_bytes) == (10 * TOKENS, 10 * BYTES)
     assert found.hit_tokens == (0, 6 * TOKENS, 1 * TOKENS, 0)
     assert found.hit_bytes == (0, 6 * BYTES, 1 * BYTES, 0)
     assert (found.missed_tokens, found.missed_bytes) == (3 * TOKENS, 3 * BYTES)
     assert found.loaded_bytes == (0, 5 * BYTES, 0, 0)
-    assert traffic.failures().clamped_values == 0
+    assert table.failures().clamped_values == 0
 
 
 def test_a_scheduler_asks_for_the_bytes_of_every_rank() -> None:
-    traffic = Traffic()
+    table = UsageTable()
     layout = kv.Layout(layers=3, kv_heads=2, head_dim=16, dtype="float16", chunk_tokens=32, rank=None, world=4)
-    _report(traffic, _session(layout=layout), lookups=1, lookup_chunks=2, hit_chunks_1=2)
-    found = traffic.models()["m"]
+    _report(table, _session(layout=layout), lookups=1, lookup_chunks=2, hit_chunks_1=2)
+    found = table.models()["m"]
     assert found.hit_tokens[Level.DRAM] == 2 * 32
     assert found.hit_bytes[Level.DRAM] == 2 * 4 * layout.chunk_bytes
 
 
 def test_hits_never_exceed_what_was_looked_up() -> None:
-    traffic = Traffic()
-    _report(traffic, _session(), lookups=1, lookup_chunks=10, hit_chunks_0=7, hit_chunks_1=7, hit_chunks_3=7)
-    found = traffic.models()["m"]
+    table = UsageTable()
+    _report(table, _session(), lookups=1, lookup_chunks=10, hit_chunks_0=7, hit_chunks_1=7, hit_chunks_3=7)
+    found = table.models()["m"]
     assert found.hit_tokens == (7 * TOKENS, 3 * TOKENS, 0, 0)
     assert found.missed_tokens == 0
-    assert traffic.failures().clamped_values == 2
+    assert table.failures().clamped_values == 2
 
 
 def test_values_too_large_to_believe_are_cut_and_counted() -> None:
-    traffic = Traffic()
-    traffic.count_report(_session(), usage.unpack(b"\xff" * 8 * usage.COUNTS))
-    found = traffic.models()["m"]
+    table = UsageTable()
+    table.count_report(_session(), usage.unpack(b"\xff" * 8 * usage.COUNTS))
+    found = table.models()["m"]
     assert found.lookups == found.loads == REPORTED_MAX
     assert sum(found.hit_tokens) == found.lookup_tokens == REPORTED_MAX * TOKENS
     # COMPLETE is no failure: its place is not read.
-    assert traffic.failures().clamped_values == usage.COUNTS - 1
-    assert set(traffic.failures().failed_loads.values()) == {REPORTED_MAX}
+    assert table.failures().clamped_values == usage.COUNTS - 1
+    assert set(table.failures().failed_loads.values()) == {REPORTED_MAX}
 
 
 def test_models_are_told_apart_up_to_a_bound() -> None:
-    traffic = Traffic()
+    table = UsageTable()
     for number in range(MODELS_MAX + 10):
-        _report(traffic, _session(f"model-{number}"), lookups=1)
-    _report(traffic, _session("model-3"), lookups=1)
-    models = traffic.models()
+        _report(table, _session(f"model-{number}"), lookups=1)
+    _report(table, _session("model-3"), lookups=1)
+    models = table.models()
     assert len(models) == MODELS_MAX + 1
     assert (models["model-3"].lookups, models[OTHER_MODEL].lookups) == (2, 10)
 
 
 def test_a_commit_counts_what_was_stored_and_what_came_too_late() -> None:
-    traffic = Traffic()
-    traffic.count_commit(
-        _session(), bytes([SaveState.STORED, SaveState.STORED, SaveState.EXPIRED, SaveState.NO_PARENT])
-    )
-    found = traffic.models()["m"]
+    table = UsageTable()
+    table.count_commit(_session(), bytes([SaveState.STORED, SaveState.STORED, SaveState.EXPIRED, SaveState.NO_PARENT]))
+    found = table.models()["m"]
     assert (found.stored_chunks, found.stored_tokens, found.stored_bytes) == (2, 2 * TOKENS, 2 * BYTES)
-    assert traffic.failures().declined_chunks["expired"] == 1
+    assert table.failures().declined_chunks["expired"] == 1
 
 
 def test_a_snapshot_of_models_does_not_change() -> None:
-    traffic = Traffic()
-    _report(traffic, _session(), lookups=1)
-    before = traffic.models()
-    _report(traffic, _session(), lookups=1)
-    assert (before["m"].lookups, traffic.models()["m"].lookups) == (1, 2)
+    table = UsageTable()
+    _report(table, _session(), lookups=1)
+    before = table.models()
+    _report(table, _session(), lookups=1)
+    assert (before["m"].lookups, table.models()["m"].lookups) == (1, 2)
 
 
 def test_a_client_counts_by_name_and_for_the_daemon() -> None:

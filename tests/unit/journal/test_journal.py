@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvpool.journal.chunk_history import Departure, Fates
+from kvpool.journal.chunk_history import ChunkHistory, Departure
 from kvpool.journal.journal import SNAPSHOT_END
 from kvpool.types import KEY_BYTES, Cause, EventKind, Level, NamespaceId, SaveState
 from tests.rigs.events.journal_rig import DRAM, SLOT, SSD, Rig, follow, key, take_snapshot, tokens_of
@@ -211,33 +211,33 @@ def _seconds_of_a_refusal(chunks: int) -> float:
 
 
 def _seconds_of_fates(count_max: int) -> float:
-    fates = Fates(count_max)
+    history = ChunkHistory(count_max)
     departure = Departure(1, Cause.OWN_CLASS, Level.DRAM, 35, NamespaceId(0))
     keys = [number.to_bytes(32, "big") for number in range(count_max + 50_000)]
-    fates.note_departures(keys[:count_max], departure)
+    history.note_departures(keys[:count_max], departure)
     before = time.thread_time()
     for one in keys[count_max:]:
-        fates.note_departures([one], departure)
+        history.note_departures([one], departure)
     elapsed = time.thread_time() - before
-    assert len(fates) == count_max
-    assert fates.departure(keys[-count_max - 1]) is None
-    assert fates.departure(keys[-count_max]) == departure
+    assert len(history) == count_max
+    assert history.departure(keys[-count_max - 1]) is None
+    assert history.departure(keys[-count_max]) == departure
     return elapsed
 
 
 def test_fates_of_many_chunks_at_once_are_those_of_each() -> None:
-    fates, keys = Fates(8), [number.to_bytes(32, "big") for number in range(12)]
+    history, keys = ChunkHistory(8), [number.to_bytes(32, "big") for number in range(12)]
     first, second = (Departure(at, Cause.FLUSHED, Level.DRAM, 35, NamespaceId(0)) for at in (1, 2))
-    fates.note_departures(keys[:8], first)
-    fates.note_departures([keys[0], keys[8], keys[9]], second)
-    assert [fates.departure(one) for one in keys] == [second, None, None, *[first] * 5, second, second, None, None]
-    fates.note_refusals([keys[10], keys[0]], [SaveState.FULL] * 2, 3, NamespaceId(0))
-    fates.forget([keys[0], keys[3], keys[11]])
-    assert [fates.departure(keys[at]) for at in (0, 3, 4)] == [None, None, first]
-    assert (fates.refusal(keys[0]), fates.refusal(keys[10]) is not None) == (None, True)
-    assert len(fates) == 7
-    fates.note_departures(keys, second)
-    assert [fates.departure(one) for one in keys] == [*[None] * 4, *[second] * 8]
+    history.note_departures(keys[:8], first)
+    history.note_departures([keys[0], keys[8], keys[9]], second)
+    assert [history.departure(one) for one in keys] == [second, None, None, *[first] * 5, second, second, None, None]
+    history.note_refusals([keys[10], keys[0]], [SaveState.FULL] * 2, 3, NamespaceId(0))
+    history.forget([keys[0], keys[3], keys[11]])
+    assert [history.departure(keys[at]) for at in (0, 3, 4)] == [None, None, first]
+    assert (history.refusal(keys[0]), history.refusal(keys[10]) is not None) == (None, True)
+    assert len(history) == 7
+    history.note_departures(keys, second)
+    assert [history.departure(one) for one in keys] == [*[None] * 4, *[second] * 8]
 
 
 def test_a_change_of_priority_is_an_update_of_each_chunk() -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from kvpool.pool.deadlines import BACKLOG_NS, LAPSE_INTERVAL_NS, Lapses
+from kvpool.pool.deadlines import BACKLOG_NS, PRIORITY_EXPIRY_INTERVAL_NS, PriorityExpiry
 
 SECOND_NS = 10**9
 
@@ -48,7 +48,7 @@ class FakeLoop:
 
 
 class FakeDirectory:
-    """Lapses at given times, `per_tick` of them in a call."""
+    """PriorityExpiry at given times, `per_tick` of them in a call."""
 
     def __init__(self, *due_ns: int, per_tick: int = 1000) -> None:
         self.due_ns = sorted(due_ns)
@@ -79,8 +79,8 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
     return made
 
 
-def lapses_of(loop: FakeLoop, memory: FakeDirectory, files: FakeDirectory | None = None) -> Lapses:
-    return Lapses(cast(Any, memory), cast(Any, files), loop)
+def lapses_of(loop: FakeLoop, memory: FakeDirectory, files: FakeDirectory | None = None) -> PriorityExpiry:
+    return PriorityExpiry(cast(Any, memory), cast(Any, files), loop)
 
 
 def test_nothing_is_scheduled_while_nothing_can_lapse(loop: FakeLoop) -> None:
@@ -123,8 +123,8 @@ def test_many_that_are_due_one_after_the_other_do_not_wake_it_for_each(loop: Fak
     while loop.waiting:
         loop.run_next()
     assert memory.due_ns == []
-    assert memory.ticks <= 5 * SECOND_NS // LAPSE_INTERVAL_NS + 2
-    assert loop.time_ns <= start + 6 * SECOND_NS + LAPSE_INTERVAL_NS
+    assert memory.ticks <= 5 * SECOND_NS // PRIORITY_EXPIRY_INTERVAL_NS + 2
+    assert loop.time_ns <= start + 6 * SECOND_NS + PRIORITY_EXPIRY_INTERVAL_NS
 
 
 def test_what_one_tick_leaves_over_the_next_ones_do_soon(loop: FakeLoop) -> None:

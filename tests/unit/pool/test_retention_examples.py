@@ -11,7 +11,7 @@ import kvpool_client as kv
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.writers.retention import Retention, keep
-from kvpool.pool.writers.writers import Writing
+from kvpool.pool.writers.writers import Writers
 from kvpool.types import KEY_BYTES, ConnectionId, NamespaceId, RetainState, SaveState, SizeClassId
 from kvpool_client.retention import plan_retention
 from kvpool_native import Directory, DirectoryGeometry, IndexView, Mapping
@@ -36,7 +36,7 @@ class Store:
             self.directory.mark_segment_ready(segment)
         namespace = Namespace(number, size_class, "m", LAYOUT)
         self.session = EngineSession(ConnectionId(1), LAYOUT, "m", {0: namespace})
-        self._writing = Writing(self.directory, 3600 * S, 64)
+        self._writers = Writers(self.directory, 3600 * S, 64)
         self.retention = Retention(self.directory)
         self.now = 1000 * S
 
@@ -45,14 +45,14 @@ class Store:
         self.now += 1
         chunks = len(keys) // KEY_BYTES
         planned = plan_retention(retention.pop("retention", ()), chunks=chunks, chunk_tokens=16, **retention)
-        places = self._writing.reserve(
+        places = self._writers.reserve(
             self.session, b"", keys, self.now, may_wait=False, retention=planned.columns(0, chunks)
         )
         assert places is not None
         reserved = places.states.count(SaveState.RESERVED)
         if reserved:
             sums = struct.pack(f"<{reserved * LAYOUT.layers}I", *range(reserved * LAYOUT.layers))
-            assert set(self._writing.commit(self.session, places.reservation, sums, b"", self.now)) == {
+            assert set(self._writers.commit(self.session, places.reservation, sums, b"", self.now)) == {
                 SaveState.STORED
             }
         assert self.directory.verify() == []

@@ -11,11 +11,11 @@ import pytest
 from kvpool.clock import MonotonicClock
 from kvpool.protocol.records import messages as m
 from kvpool.server.connections import local_socket as module
-from kvpool.server.connections.local_socket import Admission, LocalSocket, Peer
+from kvpool.server.connections.local_socket import AcceptedHello, LocalSocket, Peer
 from kvpool.server.connections.roster import Roster
 
 
-def _nobody(hello: m.Hello, peer: Peer) -> Admission:
+def _nobody(hello: m.Hello, peer: Peer) -> AcceptedHello:
     raise AssertionError("nobody connects")
 
 

@@ -1,4 +1,4 @@
-"""Places for connections: bounds in all and by user, those kept for operators, and memory for unfinished requests."""
+"""ConnectionSlots for connections: bounds in all and by user, those kept for operators, and memory for unfinished requests."""
 
 import pytest
 

@@ -350,7 +350,7 @@ def test_a_defect_after_the_promise_still_ends_the_request(start_engine: StartEn
 
 def test_block_tables_that_could_not_be_read_are_never_saved_by(start_engine: StartEngine) -> None:
     engine = start_engine(budget=CHUNK)
-    planner = engine.scheduler._scheduler._save_planner
+    planner = engine.scheduler._scheduler._planner
     plan, calls = planner.plan, []
 
     def failing(*arguments: Any) -> Any:

@@ -81,7 +81,7 @@ class SchedulerHalf:
         self._epoch = FIRST_EPOCH
         self._pins = Pins(geometry.layout.world * geometry.replicas, self._clock, settings.timeout_s)
         self._sightings = SightingCounts(settings.save_after)
-        self._save_planner = SavePlanner(geometry, self._pins, self._sightings)
+        self._planner = SavePlanner(geometry, self._pins, self._sightings)
         self._unverified_loads = UnverifiedLoads()
         self._evict: Callable[[set[int]], object] = lambda _blocks: None
         self._step = self._acknowledged = 0
@@ -210,13 +210,13 @@ class SchedulerHalf:
         asked, self._asked = self._asked, {}
         if has_strange_loads(step, asked, {order.request_id for order in loads}):
             self.tally.add("waits_for_another_connectors_load")
-            self._save_planner.hold(self._step)
+            self._planner.hold(self._step)
         saves = self._guard.call(
-            "planning saves", None, lambda: self._save_planner.plan(self._step, step, self._requests, loads)
+            "planning saves", None, lambda: self._planner.plan(self._step, step, self._requests, loads)
         )
         if saves is None:
             self._pins.undo(pinned_before)
-            self._save_planner.forget_tables(self._requests)
+            self._planner.forget_tables(self._requests)
         is_idle, board = not step.num_scheduled_tokens, self._pins.board_path
         return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
 
@@ -229,12 +229,10 @@ class SchedulerHalf:
             return
         self._times.end(report.step)
         has_failed = report.failed_step > self._acknowledged or bool(output.invalid_block_ids)
-        self.tally.add("dropped_saves", self._save_planner.confirm(report.step, self._requests, has_failed=has_failed))
+        self.tally.add("dropped_saves", self._planner.confirm(report.step, self._requests, has_failed=has_failed))
         self._pins.end(report.ended_saves)
         if report.unsaved:
-            self._save_planner.plan_again(
-                report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock)
-            )
+            self._planner.plan_again(report.unsaved, self._requests, Deadline(self._settings.timeout_s, self._clock))
         settled = self._unverified_loads.settle(report.step)
         if output.invalid_block_ids:
             entries = [*self._requests.values(), *(load.entry for load in settled)]
@@ -270,7 +268,7 @@ class SchedulerHalf:
         self._give_back(entry)
         self.tally.add("declined_chunks_beside-a-load", entry.chunks_unplanned)
         if not self._requests and self._pins.must_end_with_requests:
-            self.tally.add("dropped_saves", self._save_planner.give_up())
+            self.tally.add("dropped_saves", self._planner.give_up())
             self._pins.idle()
         return self._hint_sender.end(entry, self._pins.when_ended)
 

@@ -3,9 +3,9 @@
 import pytest
 
 from kvpool.server.events import replay as event_replay
-from kvpool.server.events import retelling as event_retelling
-from kvpool.server.events.replay import NUMBER, PEERS_MAX, KeptMessages, Message, Replays
-from kvpool.server.events.retelling import RETELLS_AT_ONCE, Due, Retelling
+from kvpool.server.events import republish_schedule
+from kvpool.server.events.replay import NUMBER, PEERS_MAX, Message, ReplayBuffer, Replays
+from kvpool.server.events.republish_schedule import REPUBLISHED_AT_ONCE, Republish, RepublishSchedule
 
 
 def _message(number: int, topic: bytes = b"a", size: int = 10) -> Message:
@@ -48,7 +48,7 @@ def clock() -> StandingClock:
 
 
 def test_kept_messages_are_bounded_in_number_and_in_bytes() -> None:
-    for kept in (KeptMessages(5, 1 << 20), KeptMessages(100, 5 * 19)):
+    for kept in (ReplayBuffer(5, 1 << 20), ReplayBuffer(100, 5 * 19)):
         for number in range(20):
             kept.append(_message(number))
         assert (len(kept), kept.first, kept.end) == (5, 15, 20)
@@ -57,13 +57,13 @@ def test_kept_messages_are_bounded_in_number_and_in_bytes() -> None:
         assert kept.has_lost(14, b"a")
         assert not kept.has_lost(15, b"a")
         assert not kept.has_lost(0, b"another")
-    single = KeptMessages(100, 10)
+    single = ReplayBuffer(100, 10)
     single.append(_message(0, size=1000))
     assert len(single) == 1
 
 
 def test_what_was_lost_is_known_for_each_topic() -> None:
-    kept = KeptMessages(3, 1 << 20)
+    kept = ReplayBuffer(3, 1 << 20)
     for number in range(3):
         kept.append(_message(number, b"old"))
     for number in range(3):
@@ -75,7 +75,7 @@ def test_what_was_lost_is_known_for_each_topic() -> None:
 
 
 def test_a_peer_that_takes_nothing_keeps_no_other_waiting_and_is_given_up(clock: StandingClock) -> None:
-    kept, peers = KeptMessages(1000, 1 << 20), Peers()
+    kept, peers = ReplayBuffer(1000, 1 << 20), Peers()
     for number in range(600):
         kept.append(_message(number))
     replays = Replays(kept, peers.send, clock)
@@ -98,7 +98,7 @@ def test_a_peer_that_takes_nothing_keeps_no_other_waiting_and_is_given_up(clock:
 
 
 def test_peers_are_bounded_and_who_has_stalled_counts_until_it_has_surely_gone(clock: StandingClock) -> None:
-    kept, peers = KeptMessages(10, 1 << 20), Peers()
+    kept, peers = ReplayBuffer(10, 1 << 20), Peers()
     kept.append(_message(0))
     replays = Replays(kept, peers.send, clock)
     for number in range(PEERS_MAX):
@@ -118,7 +118,7 @@ def test_peers_are_bounded_and_who_has_stalled_counts_until_it_has_surely_gone(c
 
 
 def test_a_peer_that_asks_again_or_goes_ends_what_it_had_asked_for(clock: StandingClock) -> None:
-    kept, peers = KeptMessages(10, 1 << 20), Peers()
+    kept, peers = ReplayBuffer(10, 1 << 20), Peers()
     for number in range(4):
         kept.append(_message(number))
     replays = Replays(kept, peers.send, clock)
@@ -138,7 +138,7 @@ def test_a_peer_that_asks_again_or_goes_ends_what_it_had_asked_for(clock: Standi
 
 
 def test_messages_that_go_while_they_are_replayed_are_passed_over(clock: StandingClock) -> None:
-    kept, peers = KeptMessages(4, 1 << 20), Peers()
+    kept, peers = ReplayBuffer(4, 1 << 20), Peers()
     for number in range(4):
         kept.append(_message(number))
     replays = Replays(kept, peers.send, clock)
@@ -154,42 +154,42 @@ def test_messages_that_go_while_they_are_replayed_are_passed_over(clock: Standin
 
 
 def test_one_peer_makes_others_listen_again_once_and_many_a_few_times(clock: StandingClock) -> None:
-    retelling = Retelling(100.0, clock)
-    assert retelling.take() == Due.NOTHING
+    schedule = RepublishSchedule(100.0, clock)
+    assert schedule.take() == Republish.NOTHING
     told = 0
     for _ in range(50):
-        retelling.note_lost(b"one")
-        told += retelling.take() == Due.EVERYTHING
+        schedule.note_lost(b"one")
+        told += schedule.take() == Republish.EVERYTHING
     assert told == 1
-    for number in range(2 * event_retelling.PEERS_KNOWN_MAX):
-        retelling.note_lost(number.to_bytes(4, "big"))
-        told += retelling.take() == Due.EVERYTHING
-    assert told == RETELLS_AT_ONCE
-    assert len(retelling._peers) <= event_retelling.PEERS_KNOWN_MAX
-    retelling.note_newcomer()
-    clock.pass_s(event_retelling.SETTLE_S)
-    assert retelling.take() == Due.MARK
-    assert retelling.take() == Due.NOTHING
-    wait_ms = retelling.wait_ms
+    for number in range(2 * republish_schedule.PEERS_KNOWN_MAX):
+        schedule.note_lost(number.to_bytes(4, "big"))
+        told += schedule.take() == Republish.EVERYTHING
+    assert told == REPUBLISHED_AT_ONCE
+    assert len(schedule._peers) <= republish_schedule.PEERS_KNOWN_MAX
+    schedule.note_newcomer()
+    clock.pass_s(republish_schedule.SETTLE_S)
+    assert schedule.take() == Republish.MARK
+    assert schedule.take() == Republish.NOTHING
+    wait_ms = schedule.wait_ms
     assert wait_ms is not None
     assert 200_000 < wait_ms <= 300_001
 
 
 def test_who_comes_is_told_after_a_moment_with_all_who_come_in_it(clock: StandingClock) -> None:
-    retelling = Retelling(100.0, clock)
+    schedule = RepublishSchedule(100.0, clock)
     for _ in range(5):
-        retelling.note_newcomer()
-    assert retelling.take() == Due.NOTHING
-    clock.pass_s(event_retelling.SETTLE_S)
-    assert retelling.take() == Due.EVERYTHING
-    assert retelling.take() == Due.NOTHING
-    assert retelling.wait_ms is None
+        schedule.note_newcomer()
+    assert schedule.take() == Republish.NOTHING
+    clock.pass_s(republish_schedule.SETTLE_S)
+    assert schedule.take() == Republish.EVERYTHING
+    assert schedule.take() == Republish.NOTHING
+    assert schedule.wait_ms is None
 
 
 def test_nothing_is_told_anew_where_the_interval_is_zero(clock: StandingClock) -> None:
-    retelling = Retelling(0.0, clock)
-    retelling.note_lost(b"p")
-    retelling.note_newcomer()
-    clock.pass_s(event_retelling.SETTLE_S)
-    assert retelling.take() == Due.MARK
-    assert retelling.take() == Due.NOTHING
+    schedule = RepublishSchedule(0.0, clock)
+    schedule.note_lost(b"p")
+    schedule.note_newcomer()
+    clock.pass_s(republish_schedule.SETTLE_S)
+    assert schedule.take() == Republish.MARK
+    assert schedule.take() == Republish.NOTHING

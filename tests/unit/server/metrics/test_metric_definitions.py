@@ -11,19 +11,19 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from kvpool.server.health.health import HealthReport
-from kvpool.server.metrics.collector import SnapshotCollector, make_registry
+from kvpool.server.metrics.collector import ScrapeCollector, make_registry
 from kvpool.server.metrics.definitions import METRICS, PROCESS_METRICS, Histogram, Kind, Metric, sample_names
-from kvpool.server.metrics.measurements import Snapshot
+from kvpool.server.metrics.measurements import Scrape
 from kvpool.server.metrics.page import render
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.tiering.admission import DECLINED
-from kvpool.types import ClientFailures, LoadReason, Measurements, TrafficCounts
+from kvpool.types import ClientFailures, LoadReason, Measurements, ModelUsage
 from kvpool_native import Directory, DirectoryGeometry, Mapping
 
 ROOT = Path(__file__).parents[4]
 UNITS = {"seconds", "bytes", "tokens", "chunks", "slots", "segments", "leases", "tickets", "reservations"}
 UNITS |= {"connections", "namespaces", "jobs", "events", "messages"}
-_COUNTS = TrafficCounts(lookups=3, lookup_tokens=20, lookup_bytes=20, hit_tokens=(0, 5, 7, 0), hit_bytes=(0, 5, 7, 0))
+_COUNTS = ModelUsage(lookups=3, lookup_tokens=20, lookup_bytes=20, hit_tokens=(0, 5, 7, 0), hit_bytes=(0, 5, 7, 0))
 
 
 def _directory() -> dict[str, Any]:
@@ -53,7 +53,7 @@ EVENT_COUNTS = (
 )
 
 
-def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
+def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
     held = ("leases", "tickets", "reservations", "namespaces", "staging_bytes")
     index = dict.fromkeys((*held, "expired_leases", "expired_reservations"), 1)
     announced = dict.fromkeys(("announced_bytes", "announced_chunks", "announced_chunks_clipped"), 1)
@@ -75,7 +75,7 @@ def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
     times = RequestTimes()
     times.add(10, 7_000)
     times.add(10, 3_000_000_000)
-    return Snapshot(
+    return Scrape(
         build={"version": "1", "checksum": "c", "key_hash": "k"},
         pool=measured,
         connections={"engine": 1, "admin": 0},
@@ -84,9 +84,9 @@ def _snapshot(models: dict[str, TrafficCounts] | None = None) -> Snapshot:
     )
 
 
-def _text(now: Snapshot) -> str:
+def _text(now: Scrape) -> str:
     registry = CollectorRegistry()
-    registry.register(SnapshotCollector(lambda: now))
+    registry.register(ScrapeCollector(lambda: now))
     return generate_latest(registry).decode()
 
 
@@ -144,10 +144,10 @@ def test_the_text_shows_what_was_counted() -> None:
 
 def test_a_model_may_have_any_name() -> None:
     name = 'x"} 1\nkvpool_fake 9 \\ \u2603'
-    text = _text(_snapshot(models={name: TrafficCounts(lookups=3)}))
+    text = _text(_snapshot(models={name: ModelUsage(lookups=3)}))
     assert not [line for line in text.splitlines() if line.startswith("kvpool_fake")]
     registry = CollectorRegistry()
-    registry.register(SnapshotCollector(lambda: _snapshot(models={name: TrafficCounts(lookups=3)})))
+    registry.register(ScrapeCollector(lambda: _snapshot(models={name: ModelUsage(lookups=3)})))
     families = {
         family.name: family for family in text_string_to_metric_families(generate_openmetrics(registry).decode())
     }
@@ -169,7 +169,7 @@ def test_openmetrics_can_be_parsed_and_holds_every_metric() -> None:
 def test_a_scrape_takes_one_snapshot() -> None:
     taken = []
 
-    def take() -> Snapshot:
+    def take() -> Scrape:
         taken.append(1)
         return _snapshot()
 

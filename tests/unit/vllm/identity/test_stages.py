@@ -73,7 +73,7 @@ def test_stages_are_found_on_disk_by_another_life_of_the_daemon(
     wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open")
     ask(start_engine(socket=daemon.socket, stages=STAGES), "cold", TOKENS)
     with daemon.admin() as admin:
-        assert admin.write_down(10.0)["left"] == 0
+        assert admin.demote_all(10.0)["left"] == 0
     daemon.kill()
     daemon.start()
     wait_until(lambda: daemon.stats().get("ssd.chunks", 0) >= 5 * len(STAGES), "all chunks are found on disk")

@@ -258,7 +258,7 @@ class TestWaiting:
         tokens = prompt(1, 4 * CHUNK + 1)
         ask(engine, "cold", tokens)
         with disk.admin() as admin:
-            assert admin.write_down(10.0)["left"] == 0
+            assert admin.demote_all(10.0)["left"] == 0
             admin.flush(None, None, "dram")
         engine.forget()
         engine.running_max = 1

@@ -329,7 +329,7 @@ def test_a_consumer_holds_no_block(start_engine: StartEngine) -> None:
 
 def test_a_plan_that_fails_holds_no_block(start_engine: StartEngine) -> None:
     engine = start_engine()
-    planner = engine.scheduler._scheduler._save_planner
+    planner = engine.scheduler._scheduler._planner
     order = planner._order
     made: list[object] = []
 

@@ -12,7 +12,7 @@ from kvpool.tiering.promotions import Promotions
 from kvpool.types import KEY_BYTES, ConnectionId, HoldId
 
 
-class Acquiring:
+class AcquireTask:
     """See the module. `keys`: of one rank after those of another. No more than the `holder` may keep, where one is named."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Acquiring:
         self.chunks = 0
 
     def __repr__(self) -> str:
-        return f"<Acquiring {self.chunks} of {self._length // KEY_BYTES} chunks>"
+        return f"<AcquireTask {self.chunks} of {self._length // KEY_BYTES} chunks>"
 
     def advance(self, now_ns: int) -> Step:
         """Hold the next part. WAIT where DRAM has no room for all of it just now; DONE where no more is stored, or allowed."""

@@ -15,19 +15,19 @@ ENDED_AT_ONCE = 512
 ENDED_COST = 8
 
 
-class Endings:
-    """See the module. `on_behind` has `go_on` called soon; without it everything is ended at once."""
+class EndingReservations:
+    """See the module. `on_backlog` has `go_on` called soon; without it everything is ended at once."""
 
-    def __init__(self, directory: kvpool_native.Directory, on_behind: Callable[[], None] | None = None) -> None:
+    def __init__(self, directory: kvpool_native.Directory, on_backlog: Callable[[], None] | None = None) -> None:
         self._directory = directory
-        self._on_behind = on_behind
+        self._on_backlog = on_backlog
         # With how many chunks each has, the first to be ended first.
         self._expiring: dict[ReservationId, int] = {}
         self._ending: dict[ReservationId, int] = {}
         self._left = ENDED_AT_ONCE  # what may be ended before `go_on` is called again
 
     def __repr__(self) -> str:
-        return f"<Endings {len(self._expiring)} expiring, {len(self._ending)} ending>"
+        return f"<EndingReservations {len(self._expiring)} expiring, {len(self._ending)} ending>"
 
     @property
     def are_left(self) -> bool:
@@ -46,7 +46,7 @@ class Endings:
     def end(self, reservation: ReservationId, chunks: int, now_ns: int, *, is_asked: bool = True) -> None:
         """End a reservation of so many chunks: a short one that somebody asks for at once, whatever waits."""
         self._ending[reservation] = chunks
-        if (is_asked and chunks <= ENDED_AT_ONCE) or self._on_behind is None:
+        if (is_asked and chunks <= ENDED_AT_ONCE) or self._on_backlog is None:
             self._directory.end_reservation(reservation, now_ns)
             del self._ending[reservation]
         self._begin(now_ns)
@@ -58,17 +58,17 @@ class Endings:
 
     def go_on(self, now_ns: int) -> None:
         """End a bounded number of chunks."""
-        self._left = ENDED_AT_ONCE if self._on_behind else sys.maxsize
+        self._left = ENDED_AT_ONCE if self._on_backlog else sys.maxsize
         self._run(now_ns)
 
     def _begin(self, now_ns: int) -> None:
         """At once what this turn has left for it; the next one goes on."""
-        if self._on_behind is None:
+        if self._on_backlog is None:
             self.go_on(now_ns)
             return
         self._run(now_ns)
         if self.are_left:
-            self._on_behind()
+            self._on_backlog()
 
     def _run(self, now_ns: int) -> None:
         for reservations, end_part in (

@@ -15,7 +15,7 @@ from kvpool.types import DURATION_BYTES, KEY_BYTES, ReservationId, RetainState, 
 HAVE_SLOTS = (SaveState.PRESENT, SaveState.RESERVED)
 
 
-class Reserving:
+class ReserveTask:
     """See the module. `retention`: priorities and durations of chunks, new or present, or nothing; see `m.Reserve`."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Reserving:
         self.retained = bytearray()
 
     def __repr__(self) -> str:
-        return f"<Reserving {self.chunks} of {len(self.keys) // KEY_BYTES} chunks>"
+        return f"<ReserveTask {self.chunks} of {len(self.keys) // KEY_BYTES} chunks>"
 
     @property
     def chunks(self) -> int:

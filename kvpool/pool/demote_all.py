@@ -20,7 +20,7 @@ SILENCE_S = 0.5
 CHECKPOINT_TIMEOUT_S = 10.0
 
 
-async def write_down(
+async def demote_all(
     tiering: Tiering,
     clock: Clock,
     timeout_s: float,

@@ -12,12 +12,12 @@ from enum import Enum
 
 from kvpool.clock import Clock, Deadline
 
-RETELLS_AT_ONCE = 3
+REPUBLISHED_AT_ONCE = 3
 PEERS_KNOWN_MAX = 1024
 SETTLE_S = 0.1
 
 
-class Due(Enum):
+class Republish(Enum):
     """What is to be told now."""
 
     NOTHING = 0
@@ -25,14 +25,14 @@ class Due(Enum):
     EVERYTHING = 2
 
 
-class Retelling:
+class RepublishSchedule:
     """What is wanted and what is allowed. `interval_s` 0: nothing is told anew because somebody wants it."""
 
     def __init__(self, interval_s: float, clock: Clock) -> None:
         self._clock = clock
         self._interval_s = interval_s
-        self._span_s = RETELLS_AT_ONCE * interval_s
-        self._told: deque[Deadline] = deque(maxlen=RETELLS_AT_ONCE)
+        self._span_s = REPUBLISHED_AT_ONCE * interval_s
+        self._told: deque[Deadline] = deque(maxlen=REPUBLISHED_AT_ONCE)
         self._peers: OrderedDict[bytes, Deadline] = OrderedDict()
         self._settled: Deadline | None = None
         self._is_wanted = False
@@ -53,25 +53,25 @@ class Retelling:
             self._peers.popitem(last=False)
         self._is_wanted = True
 
-    def take(self) -> Due:
+    def take(self) -> Republish:
         """What is due, which counts as done with this."""
         has_come = self._settled is not None and self._settled.has_passed()
         if has_come:
             self._settled = None
             self._is_wanted |= self._interval_s > 0
-        if self._is_wanted and self._may_tell():
+        if self._is_wanted and self._may_republish():
             self._is_wanted = False
             self._told.append(Deadline(self._span_s, self._clock))
-            return Due.EVERYTHING
-        return Due.MARK if has_come else Due.NOTHING
+            return Republish.EVERYTHING
+        return Republish.MARK if has_come else Republish.NOTHING
 
     @property
     def wait_ms(self) -> int | None:
         """In how long something may be due; None: when somebody wants it."""
         waits = [self._settled.remaining_s()] if self._settled is not None else []
         if self._is_wanted:
-            waits.append(0.0 if self._may_tell() else self._told[0].remaining_s())
+            waits.append(0.0 if self._may_republish() else self._told[0].remaining_s())
         return int(min(waits) * 1000) + 1 if waits else None
 
-    def _may_tell(self) -> bool:
-        return len(self._told) < RETELLS_AT_ONCE or self._told[0].has_passed()
+    def _may_republish(self) -> bool:
+        return len(self._told) < REPUBLISHED_AT_ONCE or self._told[0].has_passed()

@@ -113,7 +113,7 @@ def test_what_was_dropped_and_came_back_while_a_lease_or_a_hint_was_taken_is_tak
         pool = setting.pool
         while pool.measure({}).ssd["ssd.state"] != "ok":
             await asyncio.sleep(0.001)
-        assert (await pool.write_down(10.0))["left"] == 0
+        assert (await pool.demote_all(10.0))["left"] == 0
         served(pool.flush(None, None, "dram"))
         leasing = setting.begin(pool.chains.acquire(setting.session, m.Acquire(KEYS)))
         hint = setting.begin(pool.hints.announce(setting.session, m.Announce(KEYS)))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvpool.errors import ProtocolError, Refused
-from kvpool.protocol.records.messages import PLACES_MAX
+from kvpool.protocol.records.messages import RECORDS_MAX
 from kvpool.types import Level
 
 _WORD = np.dtype("<u8")
@@ -22,24 +22,24 @@ _NUMBERS = 1 << 31
 AskSlice = Callable[[bytes, int], Mapping[str, Any]]
 # Called after each slice with the chunks read so far.
 Advance = Callable[[int], None]
-# By tier: `chunks` and `places`, as the answer to `Check` has them.
+# By tier: `chunks` and `records`, as the answer to `Check` has them.
 Tiers = Mapping[str, Mapping[str, int]]
 
 
-def pack(places: list[int]) -> bytes:
+def pack(records: list[int]) -> bytes:
     """The column of words."""
-    return np.array(places, _WORD).tobytes()
+    return np.array(records, _WORD).tobytes()
 
 
 def unpack(column: bytes) -> list[tuple[Level, int]]:
     """The places of a column. Raises ProtocolError."""
-    if len(column) % _WORD.itemsize or len(column) > PLACES_MAX * _WORD.itemsize:
-        raise ProtocolError(f"places column has {len(column)} bytes, expected 8 each for at most {PLACES_MAX} places")
+    if len(column) % _WORD.itemsize or len(column) > RECORDS_MAX * _WORD.itemsize:
+        raise ProtocolError(f"places column has {len(column)} bytes, expected 8 each for at most {RECORDS_MAX} places")
     words = np.frombuffer(column, _WORD).tolist()
-    places = [divmod(word, 1 << _LEVEL_SHIFT) for word in words]
-    if any(level not in (Level.DRAM, Level.SSD) or number >= _NUMBERS for level, number in places):
+    records = [divmod(word, 1 << _LEVEL_SHIFT) for word in words]
+    if any(level not in (Level.DRAM, Level.SSD) or number >= _NUMBERS for level, number in records):
         raise ProtocolError("a place is in no tier that has any")
-    return [(Level(level), number) for level, number in places]
+    return [(Level(level), number) for level, number in records]
 
 
 def every(tiers: Tiers) -> Iterator[int]:
@@ -65,24 +65,24 @@ def drawn(tiers: Tiers, seed: int) -> Iterator[int]:
 
 
 def read_all(
-    ask: AskSlice, places: Iterator[int], chunks_max: int, on_slice: Advance = lambda _chunks: None
+    ask: AskSlice, records: Iterator[int], chunks_max: int, on_slice: Advance = lambda _chunks: None
 ) -> dict[str, Any]:
     """Have chunks read slice by slice: how many were `verified`, their `bytes`, and the `corrupt` ones.
 
     `refusal` says why it ended before it was through, where it did.
     """
     found: dict[str, Any] = {"verified": 0, "bytes": 0, "corrupt": [], "refusal": ""}
-    batch = list(islice(places, PLACES_MAX))
+    batch = list(islice(records, RECORDS_MAX))
     while batch and found["verified"] < chunks_max:
         try:
-            answer = ask(pack(batch), min(chunks_max - found["verified"], PLACES_MAX))
+            answer = ask(pack(batch), min(chunks_max - found["verified"], RECORDS_MAX))
         except Refused as error:
             return {**found, "refusal": str(error)}
         found["verified"] += answer["chunks"]
         found["bytes"] += answer["bytes"]
         found["corrupt"] += answer["bad"]
         on_slice(found["verified"])
-        batch = list(islice(chain(batch[answer["looked_at"] :], places), PLACES_MAX))
+        batch = list(islice(chain(batch[answer["looked_at"] :], records), RECORDS_MAX))
     return found
 
 

@@ -19,7 +19,7 @@ from kvpool.types import NamespaceId
 Geometry = tuple[int, int]  # a chunk's bytes and layers
 
 
-class Opened(Protocol):
+class OpenNamespace(Protocol):
     """A namespace that connections have open."""
 
     @property
@@ -31,7 +31,7 @@ class Opened(Protocol):
         """What names its size class."""
 
 
-class OpenedByUsers:
+class NamespacesByUser:
     """What each user of one daemon keeps open."""
 
     def __init__(self, share: float) -> None:
@@ -42,9 +42,9 @@ class OpenedByUsers:
         self._owned: dict[int, dict[NamespaceId, Geometry]] = {}
 
     def __repr__(self) -> str:
-        return f"<OpenedByUsers {len(self._namespaces)} users>"
+        return f"<NamespacesByUser {len(self._namespaces)} users>"
 
-    def join(self, user: int, opened: Iterable[Opened]) -> None:
+    def join(self, user: int, opened: Iterable[OpenNamespace]) -> None:
         """A connection of this user has these open from now on."""
         namespaces = self._namespaces.setdefault(user, Counter())
         geometries = self._geometries.setdefault(user, Counter())
@@ -54,7 +54,7 @@ class OpenedByUsers:
             if self._owner.setdefault(one.id, user) == user:
                 self._owned.setdefault(user, {})[one.id] = one.geometry
 
-    def leave(self, user: int, opened: Iterable[Opened]) -> None:
+    def leave(self, user: int, opened: Iterable[OpenNamespace]) -> None:
         """A connection of this user that has joined these has ended."""
         namespaces, geometries = self._namespaces[user], self._geometries[user]
         for one in opened:
