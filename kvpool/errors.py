@@ -51,7 +51,7 @@ class DaemonUnreachable(KVPoolError):
     """No daemon answers at the socket, or it did not answer in time."""
 
 
-class DaemonSilent(DaemonUnreachable):
+class DaemonUnresponsive(DaemonUnreachable):
     """A daemon listens at the socket, and did not greet in time: stopped, overloaded, or it hangs."""
 
 

@@ -17,7 +17,7 @@ DAEMON_UID_VARIABLE = "KVPOOL_DAEMON_UID"
 _PEERCRED = struct.Struct("3i")
 
 
-def make_place(socket_path: str, *, is_private: bool = False) -> str:
+def make_socket_directory(socket_path: str, *, is_private: bool = False) -> str:
     """Make the directory of a socket where there is none: passable for all, writable for its owner alone. Raises OSError.
 
     Returns why it may be a stranger's, and what to do about it; empty where it is not. `is_private`: others than its owner may
@@ -25,7 +25,7 @@ def make_place(socket_path: str, *, is_private: bool = False) -> str:
     """
     directory = Path(socket_path).parent
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-    return (fault_of_directory if is_private else fault_of_place)(str(directory))
+    return (fault_of_directory if is_private else fault_of_owner)(str(directory))
 
 
 def is_served(socket_path: str) -> bool:
@@ -39,7 +39,7 @@ def is_served(socket_path: str) -> bool:
     return True
 
 
-def owner_of_place(path: str) -> int | None:
+def trusted_owner_of(path: str) -> int | None:
     """The owner of a directory, if nobody but they and root can have made it; None where others could, or there is none."""
     try:
         found = os.stat(path)
@@ -51,9 +51,9 @@ def owner_of_place(path: str) -> int | None:
     return None if any(os.stat(one).st_mode & stat.S_IWOTH for one in above) else found.st_uid
 
 
-def fault_of_place(path: str) -> str:
+def fault_of_owner(path: str) -> str:
     """Why a directory may be a stranger's, and what to do about it; empty where it is not."""
-    if owner_of_place(path) is not None:
+    if trusted_owner_of(path) is not None:
         return ""
     if not os.path.isdir(path):
         return f"{path} is no directory"
@@ -66,7 +66,7 @@ def fault_of_place(path: str) -> str:
 
 def fault_of_directory(path: str) -> str:
     """Why others than its owner could replace what stands in a directory; empty where they cannot."""
-    fault = fault_of_place(path)
+    fault = fault_of_owner(path)
     if fault:
         return fault
     mode = stat.S_IMODE(os.stat(path).st_mode)
@@ -88,7 +88,7 @@ def fault_of_daemon(path: str, uid: int) -> str:
     else can have made that.
     """
     named = os.environ.get(DAEMON_UID_VARIABLE, "")
-    if uid in (ROOT_UID, os.geteuid(), owner_of_place(str(Path(path).parent))) or named == str(uid):
+    if uid in (ROOT_UID, os.geteuid(), trusted_owner_of(str(Path(path).parent))) or named == str(uid):
         return ""
     return (
         f"{path} is served by uid {uid}, expected root, uid {os.geteuid()} or the owner of a directory that nobody else can "

@@ -14,7 +14,7 @@ from kvpool import __version__
 from kvpool.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, fail
 from kvpool.cli.standard_output import end_with
 from kvpool.config.config import default_socket
-from kvpool.errors import DaemonSilent, DaemonUnreachable, KVPoolError
+from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, KVPoolError
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.types import SERVICE_SOCKET
 
@@ -41,7 +41,7 @@ class Options:
         """A connection to the daemon; ends the command with exit code 3 when there is none."""
         try:
             return BlockingConnection.admin(self.socket_path, TIMEOUT_S)
-        except DaemonSilent as error:
+        except DaemonUnresponsive as error:
             fail(str(error), EXIT_UNREACHABLE)
         except DaemonUnreachable as error:
             fail(f"{error}; is kvpoold running? name another socket with --socket PATH", EXIT_UNREACHABLE)

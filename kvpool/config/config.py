@@ -269,7 +269,7 @@ def _check_together(parsed: Mapping[str, Any], faults: list[str]) -> None:
     if 0 < parsed["ssd.capacity"] < SSD_CAPACITY_MIN:
         faults.append(f"ssd.capacity is {parsed['ssd.capacity']}, expected 0 or at least {SSD_CAPACITY_MIN}")
     check_events(parsed, faults)
-    _check_places(parsed, faults)
+    _check_socket_paths(parsed, faults)
 
 
 def _socket_path(value: Any) -> str:
@@ -279,7 +279,7 @@ def _socket_path(value: Any) -> str:
     return path
 
 
-def _check_places(parsed: Mapping[str, Any], faults: list[str]) -> None:
+def _check_socket_paths(parsed: Mapping[str, Any], faults: list[str]) -> None:
     """Sockets of the file system each have a place of their own, and so have the files beside the first."""
     socket_path = parsed["server.socket"]
     taken = {f"{socket_path}{suffix}": "server.socket" for suffix in ("", ".new", ".lock")}

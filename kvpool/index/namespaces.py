@@ -70,8 +70,8 @@ class Namespaces:
         """`user_share`: what one user may keep open of what the others leave."""
         self._directory = directory
         self._of_users = NamespacesByUser(user_share)
-        self.below: kvpool_native.Directory | None = None
-        self.classes_below: LowerTierClasses | None = None
+        self.lower_tier: kvpool_native.Directory | None = None
+        self.lower_tier_classes: LowerTierClasses | None = None
         self.on_given_back: Callable[[Namespace], None] = lambda _namespace: None
         self.on_numbers_reused: Callable[[], None] = lambda: None
         self._size_classes: dict[Geometry, SizeClassId] = {}
@@ -211,9 +211,9 @@ class Namespaces:
     def _new_number(self) -> NamespaceId:
         if len(self._by_id) < NUMBERS_MAX:
             number = NamespaceId(self._directory.add_namespace())
-            if self.below is not None:
-                below = self.below.add_namespace()
-                assert below == number
+            if self.lower_tier is not None:
+                lower = self.lower_tier.add_namespace()
+                assert lower == number
             return number
         if not self._reusable:
             self.on_numbers_reused()
@@ -237,26 +237,26 @@ class Namespaces:
         return (
             namespace.id not in self._users
             and self._directory.is_empty_namespace(namespace.id)
-            and (self.below is None or self.below.is_empty_namespace(namespace.id))
+            and (self.lower_tier is None or self.lower_tier.is_empty_namespace(namespace.id))
         )
 
     def _size_class_of(self, layout: Layout) -> SizeClassId:
         geometry = (layout.chunk_bytes, layout.layers)
         if geometry not in self._size_classes:
             instead = self._unused_class() if len(self._size_classes) == SIZE_CLASSES_MAX else None
-            below = self.classes_below
+            lower = self.lower_tier_classes
             try:
                 size_class = self._directory.add_class(
-                    *geometry, below is None or below.fits(layout), None if instead is None else instead[1]
+                    *geometry, lower is None or lower.fits(layout), None if instead is None else instead[1]
                 )
             except ValueError as error:
                 raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
             if instead is not None:
                 del self._size_classes[instead[0]]
-                if below is not None:
-                    below.give_back(instead[0])
-            if below is not None:
-                below.of(layout)
+                if lower is not None:
+                    lower.give_back(instead[0])
+            if lower is not None:
+                lower.of(layout)
             self._size_classes[geometry] = SizeClassId(size_class)
         return self._size_classes[geometry]
 

@@ -29,7 +29,7 @@ from kvpool.types import KEY_BYTES, RetainState, SaveState
 
 # How long a request waits for memory that is being faulted in or written down; then it takes what there is.
 ROOM_WAIT_S = 0.5
-PLACE_BYTES = 8  # an offset, or a generation
+WORD_BYTES = 8  # an offset, or a generation
 
 
 @dataclass(slots=True)
@@ -180,4 +180,4 @@ def _declined(state: SaveState, request: m.Reserve) -> m.Reserved:
     count = len(request.keys) // KEY_BYTES
     states = bytes([state, *[SaveState.NO_PARENT] * (count - 1)])
     retained = bytes([RetainState.ABSENT]) * len(request.priorities)
-    return m.Reserved(0, states, bytes(PLACE_BYTES * count), bytes(PLACE_BYTES * count), retained)
+    return m.Reserved(0, states, bytes(WORD_BYTES * count), bytes(WORD_BYTES * count), retained)

@@ -140,7 +140,7 @@ class HintHandlers:
 
     def note_retained(self, keys: bytes, states: bytes) -> None:
         """A save has said with what these chunks are to be kept."""
-        self._retention.remember_below(keys, states)
+        self._retention.remember_in_lower_tier(keys, states)
         self._on_retained()
 
     def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:

@@ -365,7 +365,7 @@ class Pool:
 
     def _make_tiering(self, plan: SsdPlan) -> Tiering:
         tier = SsdTier(plan, self._dram.arena, self._dram.index)
-        self.namespaces.below = tier.directory
+        self.namespaces.lower_tier = tier.directory
         return Tiering(
             self._directory,
             tier,

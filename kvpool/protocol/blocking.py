@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from kvpool.clock import Deadline
-from kvpool.errors import DaemonSilent, DaemonUnreachable, ProtocolError, Refused
+from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, ProtocolError, Refused
 from kvpool.layout import WireLayout
 from kvpool.ownership import fault_of_daemon, peer_of
 from kvpool.protocol import frames, hit_curve, versions
@@ -69,7 +69,7 @@ class BlockingConnection:
         except (BlockingIOError, TimeoutError) as error:
             pid = peer_of(self._socket)[0]  # who listens, where the connection was taken; 0 where nobody takes any
             self.close()
-            raise DaemonSilent(_silence(path, pid, self._timeout_s)) from error
+            raise DaemonUnresponsive(_silence(path, pid, self._timeout_s)) from error
         except OSError as error:
             self.close()
             raise DaemonUnreachable(f"no daemon answers at {path}: {error}") from error

@@ -19,7 +19,9 @@ class SnapshotOrder:
 
     def __init__(self, waiting_max: int) -> None:
         self._waiting_max = waiting_max
-        self._told: set[int] = set()  # by the end of their keys: a tenth of the memory, and a mistake costs only order
+        self._admitted: set[int] = (
+            set()
+        )  # by the end of their keys: a tenth of the memory, and a mistake costs only order
         # Not a plain dict: see `admit`, which takes the oldest entries one by one; a dict looks for each from its beginning.
         self._waiting: OrderedDict[bytes, StoredChunk] = OrderedDict()
         self._children: dict[bytes, list[bytes]] = {}
@@ -28,13 +30,13 @@ class SnapshotOrder:
         """Take a page; what can be told now, in order."""
         ready: list[StoredChunk] = []
         for chunk in chunks:
-            if chunk.parent and block_hash(chunk.parent) not in self._told:
+            if chunk.parent and block_hash(chunk.parent) not in self._admitted:
                 self._waiting[chunk.key] = chunk
                 self._children.setdefault(chunk.parent, []).append(chunk.key)
             else:
-                self._tell(chunk, ready)
+                self._admit(chunk, ready)
         while len(self._waiting) > self._waiting_max:
-            self._tell(self._waiting.popitem(last=False)[1], ready)
+            self._admit(self._waiting.popitem(last=False)[1], ready)
         return ready
 
     def note(self, events: Iterable[Event]) -> None:
@@ -43,7 +45,7 @@ class SnapshotOrder:
             for key in event.chunks:
                 chunk = self._waiting.get(key)
                 if event.kind == EventKind.STORED:
-                    self._told.add(block_hash(key))
+                    self._admitted.add(block_hash(key))
                 if chunk is None:
                     continue
                 if event.kind == EventKind.UPDATED:
@@ -56,13 +58,13 @@ class SnapshotOrder:
         rest, self._waiting = list(self._waiting.values()), OrderedDict()
         return rest
 
-    def _tell(self, chunk: StoredChunk, ready: list[StoredChunk]) -> None:
+    def _admit(self, chunk: StoredChunk, ready: list[StoredChunk]) -> None:
         """Tell a chunk and whatever has waited for it; without recursion, since chains are long."""
         todo = [chunk]
         while todo:
             now = todo.pop()
             ready.append(now)
-            self._told.add(block_hash(now.key))
+            self._admitted.add(block_hash(now.key))
             for key in self._children.pop(now.key, ()):
                 follower = self._waiting.pop(key, None)
                 if follower is not None:

@@ -65,10 +65,10 @@ class EventForm:
         if event.kind == EventKind.CREATED or layout.rank != 0:
             return []
         blocks = blocks_of(layout.chunk_tokens, self.block_tokens)
-        told: list[WireEvent] = []
+        outgoing: list[WireEvent] = []
         if event.tokens:
-            told += [self._stored(event, layout.chunk_tokens, blocks, MEDIA[level]) for level in event.gained]
-        return told + [self._removed(event, blocks, MEDIA[level]) for level in event.lost]
+            outgoing += [self._stored(event, layout.chunk_tokens, blocks, MEDIA[level]) for level in event.gained]
+        return outgoing + [self._removed(event, blocks, MEDIA[level]) for level in event.lost]
 
     def chunk_events(self, chunk: StoredChunk, layout: Layout) -> list[WireEvent]:
         """What a chunk of a snapshot is to a router."""
@@ -131,13 +131,13 @@ class Batch:
         return b"".join(pieces)
 
 
-def batches(told: Iterable[tuple[str, list[WireEvent]]]) -> list[Batch]:
+def batches(outgoing: Iterable[tuple[str, list[WireEvent]]]) -> list[Batch]:
     """Cuts what is told under topics into messages, in its order."""
     done: list[Batch] = []
     events: list[WireEvent] = []
     stored: set[int] = set()
     topic, size = "", 0
-    for name, news in told:
+    for name, news in outgoing:
         for event in news:
             hashes, event_bytes = _stored_hashes(event), _bytes_of(event)
             is_full = size + event_bytes > MESSAGE_BYTES_MAX or len(events) == MESSAGE_EVENTS_MAX

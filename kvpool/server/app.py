@@ -110,7 +110,7 @@ class App:
                 self._clock,
                 shortcomings_of_pool=self._pool.shortcomings,
                 watchdog_interval_s=manager.watchdog_interval_s,
-                kept_every_s=server.probe_interval or None if server.has_metrics else None,
+                probe_every_s=server.probe_interval or None if server.has_metrics else None,
             )
             self._supervision = Supervision(manager, self._health, self._clock)
             try:

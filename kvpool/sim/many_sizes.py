@@ -44,7 +44,7 @@ class ManySizes:
         namespaces = Namespaces(self.directory)
         largest = max(layout.chunk_bytes for layout in layouts)
         self._tier = MetadataTier(max_chunks // len(layouts), largest, segments=len(layouts))
-        namespaces.below = self._tier.directory
+        namespaces.lower_tier = self._tier.directory
         self._tiering = Tiering(
             self.directory,
             cast(SsdTier, self._tier),  # what Tiering asks of an open tier, without its bytes

@@ -90,7 +90,7 @@ class SimulatedNode:
         self._tiering: Tiering | None = None
         if ssd_blocks:
             self._tier = MetadataTier(ssd_blocks, CHUNK_BYTES)
-            namespaces.below = self._tier.directory
+            namespaces.lower_tier = self._tier.directory
             self._tiering = Tiering(
                 self._directory,
                 cast(SsdTier, self._tier),  # what Tiering asks of an open tier, without its bytes

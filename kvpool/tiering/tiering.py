@@ -68,7 +68,7 @@ class Tiering:
         self._namespaces = namespaces
         self._clock = clock
         self._classes = SsdClasses(tier.directory, tier.plan.segment_bytes)
-        namespaces.classes_below = self._classes
+        namespaces.lower_tier_classes = self._classes
         namespaces.on_given_back = self._forget_namespace
         self._numbers: dict[int, int] = {}  # the catalogue's number of a namespace, which outlives this daemon
         self._next_number = 1

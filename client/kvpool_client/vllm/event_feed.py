@@ -53,7 +53,7 @@ class EventFeed:
         self._mark = BEGINNING
         self._unread: deque[Event] = deque()
         self._names: NamespaceNames = {}
-        self._has_told = self._is_lost = False
+        self._has_published = self._is_lost = False
         self._thread = threading.Thread(target=self._run, name="kvpool-events", daemon=True)
         self._thread.start()
 
@@ -93,9 +93,9 @@ class EventFeed:
     def _turn(self) -> bool:
         """Tell some of what is new; whether there may be more."""
         if self._is_lost or not self._read():
-            self._is_lost = not self._tell_snapshot()
+            self._is_lost = not self._queue_snapshot()
             return not self._is_lost
-        return self._tell_unread(self._mark)
+        return self._queue_unread(self._mark)
 
     def _read(self) -> bool:
         """Take in some events; False where some are lost."""
@@ -107,23 +107,23 @@ class EventFeed:
         self._mark = batch.mark
         return True
 
-    def _tell_unread(self, up_to: EventMark, order: SnapshotOrder | None = None) -> bool:
+    def _queue_unread(self, up_to: EventMark, order: SnapshotOrder | None = None) -> bool:
         """Tell the events that were read, up to a mark; whether there were any."""
         events = []
         while self._unread and self._unread[0].id <= up_to.last:
             events.append(self._unread.popleft())
         if order is not None:
             order.note(events)
-        self._tell(wire for event in events for wire in self._wire(event))
+        self._queue_events(wire for event in events for wire in self._wire(event))
         return bool(events)
 
-    def _tell_snapshot(self) -> bool:
+    def _queue_snapshot(self) -> bool:
         """Tell everything anew. False where that came to no end: the daemon went away, or its log was overtaken."""
         self._unread.clear()
         self._names = {}
-        if self._has_told:
-            self._tell([self._form.all_cleared()])
-            self._has_told = False
+        if self._has_published:
+            self._queue_events([self._form.all_cleared()])
+            self._has_published = False
         order, is_first = SnapshotOrder(ORPHANS_MAX), True
         try:
             for part in self._pool.snapshot():
@@ -134,10 +134,10 @@ class EventFeed:
                 self._names.update(part.namespaces)
                 if not self._catch_up(part.mark, order):
                     return False
-                self._tell_chunks(order.admit(part.chunks))
+                self._queue_chunks(order.admit(part.chunks))
         except KVPoolError:
             return False  # the Pool has counted it, and looks for the daemon
-        self._tell_chunks(order.rest())
+        self._queue_chunks(order.rest())
         return not is_first
 
     def _catch_up(self, mark: EventMark, order: SnapshotOrder) -> bool:
@@ -146,11 +146,11 @@ class EventFeed:
             before = self._mark
             if not self._read() or self._mark == before or self._is_stopping:
                 return False
-        self._tell_unread(mark, order)
+        self._queue_unread(mark, order)
         return self._mark.incarnation == mark.incarnation
 
-    def _tell_chunks(self, chunks: Iterable[StoredChunk]) -> None:
-        self._tell(
+    def _queue_chunks(self, chunks: Iterable[StoredChunk]) -> None:
+        self._queue_events(
             wire for chunk in chunks for wire in self._form.chunk_events(chunk, self._layout_of(chunk.namespace))
         )
 
@@ -160,16 +160,16 @@ class EventFeed:
     def _layout_of(self, namespace: int) -> Layout:
         return self._names[namespace][1]
 
-    def _tell(self, told: Iterable[WireEvent]) -> None:
+    def _queue_events(self, events: Iterable[WireEvent]) -> None:
         """Lay ready what is told, batch by batch, each when there is room."""
-        for batch in batches([("", list(told))]):
+        for batch in batches([("", list(events))]):
             made = [self._made(event) for event in batch.events]
             with self._changed:
                 self._changed.wait_for(lambda: self._is_stopping or len(self._ready) < BATCHES_MAX)
                 if self._is_stopping:
                     return
                 self._ready.append(made)
-            self._has_told = True
+            self._has_published = True
 
     def _made(self, event: WireEvent) -> object:
         assert isinstance(event, dict)

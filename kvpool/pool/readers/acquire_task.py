@@ -46,15 +46,15 @@ class AcquireTask:
         wanted = min(part_chunks(len(self._ranks)), self._length // KEY_BYTES - first)
         columns = [self._keys_of(rank, first, wanted) for rank in range(len(self._ranks))]
         found = self._extend(columns, now_ns)
-        below = [self._find_below(rank, column, found[rank]) for rank, column in enumerate(columns)]
-        reach = min(max(here, there) for here, (there, _) in zip(found, below, strict=True))
+        lower = [self._find_in_lower_tier(rank, column, found[rank]) for rank, column in enumerate(columns)]
+        reach = min(max(here, there) for here, (there, _) in zip(found, lower, strict=True))
         if self._holder is not None:
             holds = [HoldId(0)] * len(self._ranks) if not self.holds else self.holds
             allowed = self._directory.affordable(self._holder, holds, self._classes, first + reach)
             reach = max(0, allowed - first)
         chunks = reach
         for rank, column in enumerate(columns):
-            chunks = min(chunks, self._promote(rank, column, found[rank], below[rank], reach, now_ns))
+            chunks = min(chunks, self._promote(rank, column, found[rank], lower[rank], reach, now_ns))
         self._align(columns, found, chunks, now_ns)
         if chunks < reach:
             return Step.WAIT
@@ -99,19 +99,19 @@ class AcquireTask:
         self.holds = [HoldId(hold) for _, hold in found]
         return [chunks for chunks, _ in found]
 
-    def _find_below(self, rank: int, column: bytes, found: int) -> tuple[int, HoldId]:
+    def _find_in_lower_tier(self, rank: int, column: bytes, found: int) -> tuple[int, HoldId]:
         if self._promotions is None or found * KEY_BYTES == len(column):
             return 0, HoldId(0)
         return self._promotions.find(self._ranks[rank], column, found, parent=self._parent_of(rank, self.chunks))
 
-    def _promote(self, rank: int, column: bytes, found: int, below: tuple[int, HoldId], reach: int, now_ns: int) -> int:
+    def _promote(self, rank: int, column: bytes, found: int, lower: tuple[int, HoldId], reach: int, now_ns: int) -> int:
         """Have chunks up to `reach` read; how many are in DRAM or on their way."""
         if self._promotions is None:
             return found
         parent = self._parent_of(rank, self.chunks + found)
         wanted = column[found * KEY_BYTES : reach * KEY_BYTES]
         return found + self._promotions.promote(
-            self._ranks[rank], parent, wanted, found, below[1], now_ns, is_urgent=self._is_urgent
+            self._ranks[rank], parent, wanted, found, lower[1], now_ns, is_urgent=self._is_urgent
         )
 
     def _parent_of(self, rank: int, chunks: int) -> bytes:

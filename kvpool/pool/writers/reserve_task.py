@@ -78,18 +78,18 @@ class ReserveTask:
         )
 
     def _retain(self, first: int, states: bytes, now_ns: int) -> bytes:
-        kept = 0
-        while kept < len(states) and states[kept] in HAVE_SLOTS:
-            kept += 1
-        if not kept:
+        retained = 0
+        while retained < len(states) and states[retained] in HAVE_SLOTS:
+            retained += 1
+        if not retained:
             return bytes([RetainState.ABSENT]) * len(states)
         priorities, durations = self._retention
         answer = keep(
             self._directory,
             self._own.id,
-            self.keys[first * KEY_BYTES : (first + kept) * KEY_BYTES],
-            priorities[first : first + kept],
-            durations[first * DURATION_BYTES : (first + kept) * DURATION_BYTES],
+            self.keys[first * KEY_BYTES : (first + retained) * KEY_BYTES],
+            priorities[first : first + retained],
+            durations[first * DURATION_BYTES : (first + retained) * DURATION_BYTES],
             now_ns,
         )
-        return answer + bytes([RetainState.ABSENT]) * (len(states) - kept)
+        return answer + bytes([RetainState.ABSENT]) * (len(states) - retained)

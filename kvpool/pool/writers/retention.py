@@ -40,7 +40,7 @@ class Retention:
         states = []
         for namespace, column in _by_rank(session, keys, len(priorities)):
             states.append(keep(self._directory, namespace.id, column, priorities, durations, now_ns))
-            self.remember_below(column, states[-1])
+            self.remember_in_lower_tier(column, states[-1])
         return _worst(states)
 
     def retain_in(self, namespace: Namespace, keys: bytes, priority: int, duration_ms: int, now_ns: int) -> bytes:
@@ -48,7 +48,7 @@ class Retention:
         count = len(keys) // KEY_BYTES
         durations = duration_ms.to_bytes(DURATION_BYTES, "little") * count
         states = self._directory.retain(namespace.id, keys, bytes([priority]) * count, durations, now_ns)
-        self.remember_below(keys, states)
+        self.remember_in_lower_tier(keys, states)
         return states
 
     def demote(self, session: EngineSession, parents: bytes, keys: bytes, first: int, now_ns: int) -> bytes:
@@ -70,16 +70,16 @@ class Retention:
             if self._demotions is not None:
                 self._demotions.write(namespace, parent, column, now_ns)
             chosen = column[first * KEY_BYTES :]
-            kept = self._kept_below(chosen)
+            retained = self._retained_in_lower_tier(chosen)
             states.append(self._directory.retain(namespace.id, chosen, bytes(count - first), durations, now_ns))
-            if self._slower is not None and kept:
-                below = b"".join(key for key, _, _ in kept)
-                priorities = bytes(priority for _, priority, _ in kept)
-                lasting = b"".join(duration.to_bytes(DURATION_BYTES, "little") for _, _, duration in kept)
-                self._slower.directory.retain(namespace.id, below, priorities, lasting, now_ns)
+            if self._slower is not None and retained:
+                lower = b"".join(key for key, _, _ in retained)
+                priorities = bytes(priority for _, priority, _ in retained)
+                lasting = b"".join(duration.to_bytes(DURATION_BYTES, "little") for _, _, duration in retained)
+                self._slower.directory.retain(namespace.id, lower, priorities, lasting, now_ns)
         return _worst(states)
 
-    def remember_below(self, keys: bytes, states: bytes) -> None:
+    def remember_in_lower_tier(self, keys: bytes, states: bytes) -> None:
         """Have what these chunks are kept with outlive the daemon, as far as the slower tier has them.
 
         `states`: a `RetainState` for each; an ABSENT one may be another namespace's.
@@ -91,13 +91,13 @@ class Retention:
             if state != RetainState.ABSENT and self._slower.directory.retention(key) is not None:
                 self._slower.touch(key)
 
-    def _kept_below(self, column: bytes) -> list[tuple[bytes, int, int]]:
+    def _retained_in_lower_tier(self, column: bytes) -> list[tuple[bytes, int, int]]:
         """Those of the keys that the slower tier has, and with what it keeps each."""
         if self._slower is None:
             return []
         keys = [column[at : at + KEY_BYTES] for at in range(0, len(column), KEY_BYTES)]
         found = [(key, self._slower.directory.retention(key)) for key in keys]
-        return [(key, *kept) for key, kept in found if kept is not None]
+        return [(key, *retained) for key, retained in found if retained is not None]
 
 
 def keep(

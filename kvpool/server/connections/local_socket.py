@@ -21,7 +21,7 @@ from typing import Protocol
 
 from kvpool import failpoint
 from kvpool.errors import ConfigError, LayoutMismatch, ProtocolError, Refused, SocketInUse
-from kvpool.ownership import is_served, make_place, peer_of
+from kvpool.ownership import is_served, make_socket_directory, peer_of
 from kvpool.protocol import frames, versions
 from kvpool.protocol.records import messages as m
 
@@ -89,7 +89,7 @@ class LocalSocket:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.refused_connections = 0
-        if fault := make_place(path):  # who finds the socket there would find a stranger's
+        if fault := make_socket_directory(path):  # who finds the socket there would find a stranger's
             raise ConfigError([f"server.socket cannot be there: {fault}"])
         self._lock_fd = _lock(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

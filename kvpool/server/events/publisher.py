@@ -266,7 +266,7 @@ class EventPublisher:
         number = self._numbers.pop(batch.topic)
         self._numbers[batch.topic] = number + 1  # now the last one: the first is the one that is quiet for longest
         message = (batch.topic.encode(), NUMBER.pack(number), batch.payload(self._wall_time_s()))
-        self._sockets.kept.append(message)
+        self._sockets.buffer.append(message)
         self._sockets.send(message)
         self._messages += 1
         self._events += len(batch.events)

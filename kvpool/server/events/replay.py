@@ -65,7 +65,7 @@ class ReplayBuffer:
     def has_lost(self, number: int, topic: bytes | None) -> bool:
         """Whether messages from a number on, of one topic or of any, are not kept any more."""
         oldest = self._oldest if topic is None else {topic: self._oldest.get(topic, 0)}
-        return any(number < kept for kept in oldest.values())
+        return any(number < first for first in oldest.values())
 
 
 @dataclass(slots=True)
@@ -93,9 +93,9 @@ class Replays:
     PEERS_MAX.
     """
 
-    def __init__(self, kept: ReplayBuffer, send: Callable[[bytes, Message | None], bool], clock: Clock) -> None:
+    def __init__(self, buffer: ReplayBuffer, send: Callable[[bytes, Message | None], bool], clock: Clock) -> None:
         self._clock = clock
-        self._kept = kept
+        self._buffer = buffer
         self._send = send
         self._replays: dict[bytes, Replay] = {}
         self._stalled: dict[bytes, Deadline] = {}
@@ -128,8 +128,8 @@ class Replays:
             return
         if self._replays.pop(peer, None) is not None:
             self.unsent_replays += 1
-        kept = self._kept
-        self._replays[peer] = Replay(peer, number, topic, kept.first, kept.end, Deadline(STALLED_S, self._clock))
+        buffer = self._buffer
+        self._replays[peer] = Replay(peer, number, topic, buffer.first, buffer.end, Deadline(STALLED_S, self._clock))
 
     def go_on(self) -> int:
         """Send what peers take now; how many messages that was."""
@@ -148,10 +148,10 @@ class Replays:
     def _go_on_with(self, replay: Replay) -> int:
         """How many messages a peer took, or were passed over for it."""
         done = 0
-        replay.at = max(replay.at, self._kept.first)
+        replay.at = max(replay.at, self._buffer.first)
         try:
             while done < LOOKS_PER_TURN:
-                message = self._kept[replay.at] if replay.at < replay.end else None
+                message = self._buffer[replay.at] if replay.at < replay.end else None
                 if (message is None or replay.wants(message)) and not self._send(replay.peer, message):
                     break
                 done += 1

@@ -26,7 +26,7 @@ from kvpool.clock import Clock
 from kvpool.config.addresses import ZmqAddress
 from kvpool.config.event_options import EventsConfig
 from kvpool.errors import ConfigError
-from kvpool.ownership import is_served, make_place
+from kvpool.ownership import is_served, make_socket_directory
 from kvpool.server.events.replay import HEARTBEAT_S, NUMBER, PEER_MESSAGES_MAX, Message, ReplayBuffer, Replays
 
 END_OF_REPLAY = struct.pack(">q", -1)
@@ -40,8 +40,8 @@ _ZAP_REQUEST_FRAMES = 7
 class EventSockets:
     """XPUB, and where it is wanted ROUTER, bound. `close` ends them.
 
-    `kept` has the messages that can be asked for again; `lost` those who asked for others, and `subscribed` what was subscribed
-    to, since somebody looked last.
+    `buffer` has the messages that can be asked for again. `lost`: peers that asked for others since the last look;
+    `subscribed`: topics that were subscribed to since then.
     """
 
     def __init__(self, config: EventsConfig, socket_mode: int, clock: Clock) -> None:
@@ -56,8 +56,8 @@ class EventSockets:
         self.poller = zmq.Poller()
         self.refused_clients = 0
         self.bad_requests = 0
-        self.kept = ReplayBuffer(config.replay_messages, config.buffer)
-        self._replays = Replays(self.kept, self._replay_to, clock)
+        self.buffer = ReplayBuffer(config.replay_messages, config.buffer)
+        self._replays = Replays(self.buffer, self._replay_to, clock)
         self.lost: set[bytes] = set()
         self.subscribed: set[bytes] = set()
         try:
@@ -165,7 +165,7 @@ class EventSockets:
             return
         peer, (first,) = request[0], NUMBER.unpack(request[2])
         topic = request[3] if len(request) == 4 else None
-        if self.kept.has_lost(first, topic):
+        if self.buffer.has_lost(first, topic):
             self.lost.add(peer)
         self._replays.begin(peer, first, topic)
 
@@ -185,7 +185,7 @@ def _bind(made: "zmq.Socket[bytes]", option: str, address: ZmqAddress, socket_mo
     """A socket of the file system is made with its rights: nobody can connect before they are there."""
     path = address.endpoint.removeprefix("ipc://") if address.endpoint.startswith("ipc://") else ""
     if path:
-        fault = make_place(path, is_private=True)
+        fault = make_socket_directory(path, is_private=True)
         if fault and not is_guarded:
             raise ConfigError([f"{option} is {address}, where others could put a socket of their own: {fault}"])
         _check_free(option, path)

@@ -44,8 +44,8 @@ class Health:
     """The health of one daemon.
 
     `problems_of_pool` may be called from any thread, and so may `shortcomings_of_pool`: what a restart would not mend.
-    A self-probe is wanted (`probe_interval_s`) when a service manager watches, or every `kept_every_s` when health can be asked
-    from outside; without either nothing wakes an idle daemon.
+    A self-probe runs (`probe_interval_s`) when a service manager watches, or every `probe_every_s` when health can be
+    asked from outside; without either nothing wakes an idle daemon.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Health:
         *,
         shortcomings_of_pool: Callable[[], list[str]] = list,
         watchdog_interval_s: float | None = None,
-        kept_every_s: float | None = None,
+        probe_every_s: float | None = None,
     ) -> None:
         self._problems_of_pool = problems_of_pool
         self._shortcomings_of_pool = shortcomings_of_pool
         self._clock = clock
-        self.probe_interval_s = _probe_interval_s(watchdog_interval_s, kept_every_s)
+        self.probe_interval_s = _probe_interval_s(watchdog_interval_s, probe_every_s)
         self._lock = threading.Lock()
         self._is_serving = False  # guarded by _lock
         self._is_draining = False  # guarded by _lock
@@ -122,7 +122,7 @@ class Health:
         return 2 * self.probe_interval_s + STEPS_MAX * STEP_TIMEOUT_S
 
 
-def _probe_interval_s(watchdog_interval_s: float | None, kept_every_s: float | None) -> float | None:
+def _probe_interval_s(watchdog_interval_s: float | None, probe_every_s: float | None) -> float | None:
     if watchdog_interval_s is not None:
-        return min(watchdog_interval_s / PROBES_PER_WATCHDOG, kept_every_s or PROBE_INTERVAL_S)
-    return kept_every_s
+        return min(watchdog_interval_s / PROBES_PER_WATCHDOG, probe_every_s or PROBE_INTERVAL_S)
+    return probe_every_s

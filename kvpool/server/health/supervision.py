@@ -101,9 +101,9 @@ class Supervision:
         word = "unhealthy" if not report.is_healthy else "degraded" if report.problems else ""
         if word != self._was:
             self._was = word
-            self._tell_change(word, "; ".join(report.problems))
+            self._log_change(word, "; ".join(report.problems))
 
-    def _tell_change(self, word: str, problems: str) -> None:
+    def _log_change(self, word: str, problems: str) -> None:
         if word:
             log.error("%s: %s", word, problems)
             self._manager.status(f"{word}: {problems}")

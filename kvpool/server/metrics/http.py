@@ -23,7 +23,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from kvpool.clock import Clock, Deadline
 from kvpool.config.addresses import LoopbackAddress
 from kvpool.errors import ConfigError
-from kvpool.ownership import is_served, make_place
+from kvpool.ownership import is_served, make_socket_directory
 from kvpool.server.metrics.answers import WsgiApp
 
 log = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ def _cut(request: socket.socket) -> None:
 
 def _clear_place(path: str) -> None:
     """Make the socket's directory, and take away a socket that nobody serves any more. Raises OSError or ConfigError."""
-    if fault := make_place(path):
+    if fault := make_socket_directory(path):
         raise ConfigError([f"server.metrics_socket cannot be there: {fault}"])
     if Path(path).is_socket():
         if is_served(path):

@@ -54,7 +54,7 @@ CATALOGUE_NAME = "catalogue"
 ERRORS_UNTIL_OFFLINE = 8
 # A disk that has left I/O unanswered for so long is not waited for when room is needed. A piece of a few MiB takes a disk
 # that is well some milliseconds.
-SILENT_S = 1.0
+UNRESPONSIVE_S = 1.0
 # How long the end waits for a disk, once for the segment files and once for the catalogue.
 CLOSE_TIMEOUT_S = 10.0
 
@@ -333,7 +333,7 @@ class SsdTier:
     @property
     def is_answering(self) -> bool:
         """Whether there is a point in waiting for the disk."""
-        return self.unanswered_s < SILENT_S
+        return self.unanswered_s < UNRESPONSIVE_S
 
     @property
     def has_stalled(self) -> bool:

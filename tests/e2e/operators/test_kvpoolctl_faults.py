@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvpool.cli.kvpoolctl import load_commands
-from kvpool.errors import DaemonSilent
+from kvpool.errors import DaemonUnresponsive
 from kvpool.protocol.blocking import BlockingConnection
 from tests.rigs.daemon import Daemon
 
@@ -90,5 +90,5 @@ def test_one_who_takes_no_connection_any_more_is_named_too(tmp_path: Path) -> No
                 waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
                 waiting.setblocking(False)
                 waiting.connect(path)
-        with pytest.raises(DaemonSilent, match=r"listens at .*full.sock but has not answered .*kill -CONT PID"):
+        with pytest.raises(DaemonUnresponsive, match=r"listens at .*full.sock but has not answered .*kill -CONT PID"):
             BlockingConnection.admin(path, 0.1)

@@ -89,8 +89,8 @@ def test_the_owner_of_a_directory_that_nobody_else_can_have_made_is_believed(tmp
     try:
         os.chown(place, STRANGER, STRANGER)
         assert not ownership.fault_of_daemon(str(place / "kvpool.sock"), STRANGER)
-        assert not ownership.fault_of_place(str(place))
+        assert not ownership.fault_of_owner(str(place))
         assert ownership.fault_of_daemon(str(place / "kvpool.sock"), STRANGER - 1)
     finally:
         place.rmdir()
-    assert ownership.fault_of_place(str(tmp_path / "nowhere")).endswith("is no directory")
+    assert ownership.fault_of_owner(str(tmp_path / "nowhere")).endswith("is no directory")

@@ -76,7 +76,7 @@ class Rig:
             for segment in range(segments):
                 directory.mark_segment_ready(segment)
         self.namespaces = Namespaces(self.memory)
-        self.namespaces.below = self.files
+        self.namespaces.lower_tier = self.files
         self.namespace = self.namespaces.open("model", LAYOUT)
         self.below = self.files.add_class(LAYOUT.chunk_bytes + SLOT, LAYERS)
         self.clock = Ticks()

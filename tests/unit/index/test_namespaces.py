@@ -34,9 +34,9 @@ class Tiers:
         self.files = kvpool_native.Directory.of_files(kvpool_native.DirectoryGeometry.plan_files(segment_bytes, 2, 32))
         self.directory.attach_slower(self.files)
         self.namespaces = Namespaces(self.directory)
-        self.namespaces.below = self.files
+        self.namespaces.lower_tier = self.files
         self.classes = SsdClasses(self.files, segment_bytes)
-        self.namespaces.classes_below = self.classes
+        self.namespaces.lower_tier_classes = self.classes
 
     def store(self, namespace: Namespace, key: bytes) -> None:
         reservation, *_ = self.directory.reserve(namespace.id, namespace.size_class, b"", key, 1)

@@ -78,7 +78,7 @@ class TwoModels:
             self.directory.mark_segment_ready(segment)
         self.disk = SlowDisk()
         namespaces = Namespaces(self.directory)
-        namespaces.below = self.disk.directory
+        namespaces.lower_tier = self.disk.directory
         self.directory.attach_slower(self.disk.directory)
         self.models = [namespaces.open_ranks(name, layout)[0] for name, layout in zip("ab", layouts, strict=True)]
         self.demotions = Demotions(

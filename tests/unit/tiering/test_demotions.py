@@ -64,7 +64,7 @@ class Chain:
             self.directory.mark_segment_ready(segment)
         self.slower = Slower()
         namespaces = Namespaces(self.directory)
-        namespaces.below = self.slower.directory
+        namespaces.lower_tier = self.slower.directory
         self.directory.attach_slower(self.slower.directory)
         self.namespace = namespaces.open_ranks("m", LAYOUT)[0]
         self.demotions = Demotions(

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvpool.ownership import is_served, make_place
+from kvpool.ownership import is_served, make_socket_directory
 
 
 def test_a_place_is_made_for_its_owner_to_write(tmp_path: Path) -> None:
     path = tmp_path / "run" / "kvpool" / "kvpool.sock"
-    assert make_place(str(path)) == make_place(str(path), is_private=True) == ""
+    assert make_socket_directory(str(path)) == make_socket_directory(str(path), is_private=True) == ""
     assert not stat.S_IMODE(path.parent.stat().st_mode) & 0o022
     assert not path.exists()
 
@@ -21,8 +21,8 @@ def test_a_place_that_others_may_write_is_no_private_one(tmp_path: Path) -> None
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o775)
     path = str(tmp_path / "shared" / "kvpool.sock")
-    assert make_place(path) == ""
-    assert make_place(path, is_private=True) == (
+    assert make_socket_directory(path) == ""
+    assert make_socket_directory(path, is_private=True) == (
         f"{tmp_path}/shared has rights 0775, expected no more than 0755: chmod go-w {tmp_path}/shared"
     )
 
@@ -33,7 +33,9 @@ def test_a_strangers_place_is_named_with_what_to_do(tmp_path: Path) -> None:
     place.mkdir(parents=True)
     place.parent.chmod(0o1777)
     os.chown(place, 65534, 65534)
-    assert "belongs to uid 65534 in a directory where everybody may write" in make_place(f"{place}/kvpool.sock")
+    assert "belongs to uid 65534 in a directory where everybody may write" in make_socket_directory(
+        f"{place}/kvpool.sock"
+    )
 
 
 def test_a_socket_is_served_while_somebody_accepts(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class HintSender:
         if demotions.actions:
             keys = entry.keys
             when_saved(lambda: self._send(lambda: self._note(self._pool.hint(demotions, keys).outcomes)))
-        return entry.hint_reply.told()
+        return entry.hint_reply.to_params()
 
     def count(self) -> None:
         """Move what was counted on the other thread to the tally."""

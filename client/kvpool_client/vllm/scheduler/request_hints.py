@@ -106,7 +106,7 @@ class HintReply:
     def __repr__(self) -> str:
         return f"<HintReply {'answered' if self._answer.done() else 'out'}>"
 
-    def told(self) -> dict[str, Any]:
+    def to_params(self) -> dict[str, Any]:
         """The answer as it comes back with the request's output; waits for nothing."""
         is_there = self._answer.done() and not self._answer.cancelled()
         known = list(self._answer.result()) if is_there else []

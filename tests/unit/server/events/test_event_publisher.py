@@ -74,8 +74,8 @@ def _rig_of(publisher: EventPublisher) -> Rig:
 
 
 def _kept(publisher: EventPublisher) -> list[Message]:
-    kept = publisher._sockets.kept
-    return [kept[at] for at in range(kept.first, kept.end)]
+    buffer = publisher._sockets.buffer
+    return [buffer[at] for at in range(buffer.first, buffer.end)]
 
 
 def _publish_all(publisher: EventPublisher) -> None:

@@ -48,37 +48,37 @@ def clock() -> StandingClock:
 
 
 def test_kept_messages_are_bounded_in_number_and_in_bytes() -> None:
-    for kept in (ReplayBuffer(5, 1 << 20), ReplayBuffer(100, 5 * 19)):
+    for buffer in (ReplayBuffer(5, 1 << 20), ReplayBuffer(100, 5 * 19)):
         for number in range(20):
-            kept.append(_message(number))
-        assert (len(kept), kept.first, kept.end) == (5, 15, 20)
-        assert kept.used_bytes == 5 * 19
-        assert kept.has_lost(14, None)
-        assert kept.has_lost(14, b"a")
-        assert not kept.has_lost(15, b"a")
-        assert not kept.has_lost(0, b"another")
+            buffer.append(_message(number))
+        assert (len(buffer), buffer.first, buffer.end) == (5, 15, 20)
+        assert buffer.used_bytes == 5 * 19
+        assert buffer.has_lost(14, None)
+        assert buffer.has_lost(14, b"a")
+        assert not buffer.has_lost(15, b"a")
+        assert not buffer.has_lost(0, b"another")
     single = ReplayBuffer(100, 10)
     single.append(_message(0, size=1000))
     assert len(single) == 1
 
 
 def test_what_was_lost_is_known_for_each_topic() -> None:
-    kept = ReplayBuffer(3, 1 << 20)
+    buffer = ReplayBuffer(3, 1 << 20)
     for number in range(3):
-        kept.append(_message(number, b"old"))
+        buffer.append(_message(number, b"old"))
     for number in range(3):
-        kept.append(_message(number, b"new"))
-    assert kept.has_lost(2, b"old")
-    assert not kept.has_lost(3, b"old")
-    assert not kept.has_lost(0, b"new")
-    assert kept.has_lost(0, None)
+        buffer.append(_message(number, b"new"))
+    assert buffer.has_lost(2, b"old")
+    assert not buffer.has_lost(3, b"old")
+    assert not buffer.has_lost(0, b"new")
+    assert buffer.has_lost(0, None)
 
 
 def test_a_peer_that_takes_nothing_keeps_no_other_waiting_and_is_given_up(clock: StandingClock) -> None:
-    kept, peers = ReplayBuffer(1000, 1 << 20), Peers()
+    buffer, peers = ReplayBuffer(1000, 1 << 20), Peers()
     for number in range(600):
-        kept.append(_message(number))
-    replays = Replays(kept, peers.send, clock)
+        buffer.append(_message(number))
+    replays = Replays(buffer, peers.send, clock)
     peers.room = {b"slow": 3, b"good": 1 << 20}
     replays.begin(b"slow", 0, None)
     replays.begin(b"good", 500, b"a")
@@ -98,9 +98,9 @@ def test_a_peer_that_takes_nothing_keeps_no_other_waiting_and_is_given_up(clock:
 
 
 def test_peers_are_bounded_and_who_has_stalled_counts_until_it_has_surely_gone(clock: StandingClock) -> None:
-    kept, peers = ReplayBuffer(10, 1 << 20), Peers()
-    kept.append(_message(0))
-    replays = Replays(kept, peers.send, clock)
+    buffer, peers = ReplayBuffer(10, 1 << 20), Peers()
+    buffer.append(_message(0))
+    replays = Replays(buffer, peers.send, clock)
     for number in range(PEERS_MAX):
         peers.room[bytes([number])] = 0
         assert replays.has_room
@@ -118,10 +118,10 @@ def test_peers_are_bounded_and_who_has_stalled_counts_until_it_has_surely_gone(c
 
 
 def test_a_peer_that_asks_again_or_goes_ends_what_it_had_asked_for(clock: StandingClock) -> None:
-    kept, peers = ReplayBuffer(10, 1 << 20), Peers()
+    buffer, peers = ReplayBuffer(10, 1 << 20), Peers()
     for number in range(4):
-        kept.append(_message(number))
-    replays = Replays(kept, peers.send, clock)
+        buffer.append(_message(number))
+    replays = Replays(buffer, peers.send, clock)
     peers.room[b"p"] = 0
     replays.begin(b"p", 0, None)
     replays.begin(b"p", 3, None)
@@ -138,15 +138,15 @@ def test_a_peer_that_asks_again_or_goes_ends_what_it_had_asked_for(clock: Standi
 
 
 def test_messages_that_go_while_they_are_replayed_are_passed_over(clock: StandingClock) -> None:
-    kept, peers = ReplayBuffer(4, 1 << 20), Peers()
+    buffer, peers = ReplayBuffer(4, 1 << 20), Peers()
     for number in range(4):
-        kept.append(_message(number))
-    replays = Replays(kept, peers.send, clock)
+        buffer.append(_message(number))
+    replays = Replays(buffer, peers.send, clock)
     peers.room[b"p"] = 1
     replays.begin(b"p", 0, None)
     replays.go_on()
     for number in range(4, 7):
-        kept.append(_message(number))
+        buffer.append(_message(number))
     peers.room[b"p"] = 100
     while len(replays):
         replays.go_on()

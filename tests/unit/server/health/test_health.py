@@ -44,7 +44,7 @@ def pool() -> FakePool:
 
 @pytest.fixture
 def health(pool: FakePool, clock: FakeClock) -> Health:
-    return Health(pool.problems, clock, kept_every_s=10.0)
+    return Health(pool.problems, clock, probe_every_s=10.0)
 
 
 def _result(clock: FakeClock, failure: str = "") -> ProbeResult:
@@ -104,13 +104,13 @@ def test_without_a_probe_ready_is_serving_with_living_threads(pool: FakePool, cl
 
 
 @pytest.mark.parametrize(
-    ("watchdog_s", "kept_every_s", "expected"),
+    ("watchdog_s", "probe_every_s", "expected"),
     [(None, None, None), (None, 10.0, 10.0), (30.0, None, 10.0), (3.0, 10.0, 1.0), (300.0, None, 10.0)],
 )
 def test_the_probe_runs_only_for_somebody(
-    pool: FakePool, clock: FakeClock, watchdog_s: float | None, kept_every_s: float | None, expected: float | None
+    pool: FakePool, clock: FakeClock, watchdog_s: float | None, probe_every_s: float | None, expected: float | None
 ) -> None:
-    health = Health(pool.problems, clock, watchdog_interval_s=watchdog_s, kept_every_s=kept_every_s)
+    health = Health(pool.problems, clock, watchdog_interval_s=watchdog_s, probe_every_s=probe_every_s)
     assert health.probe_interval_s == expected
 
 
