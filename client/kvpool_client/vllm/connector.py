@@ -105,7 +105,7 @@ class ConnectorCalls:
             one_child.release(self)
             if role.name == "WORKER":
                 # The scheduler's half may plan all the same, and vLLM would wait for what it has planned.
-                self._worker = AbsentWorker(str(error))
+                self._worker = AbsentWorker(str(error), getattr(vllm_config.parallel_config, "rank", 0))
 
     def _say_refusal(self, error: Exception, role: str) -> None:
         if code_of(error) != one_child.CODE:
@@ -142,7 +142,7 @@ class ConnectorCalls:
         reason = strange_node(self._rank, node_name(), scheduler)
         if reason and isinstance(self._worker, WorkerHalf):
             self._worker.close()
-            self._worker = AbsentWorker(reason)
+            self._worker = AbsentWorker(reason, self._rank)
             self._refused.add(f"refusals_{SEVERAL_NODES}")
 
     def _make_feed(self, geometry: Geometry) -> EventFeed:
@@ -169,7 +169,7 @@ class ConnectorCalls:
 
     def _connect(self, layout: Layout) -> Pool:
         settings = self._settings
-        return connect(
+        pool = connect(
             settings.socket,
             model=self._model,
             revision=self._revision,
@@ -177,6 +177,10 @@ class ConnectorCalls:
             timeout_s=settings.timeout_s,
             copy_threads=settings.copy_threads,
         )
+        if not pool.connected:
+            what = f"no daemon answers at kvpool.socket, {settings.socket}: {pool.stats()['last_error']}"
+            self._guard.warn_once("nothing is loaded or saved until a daemon answers", what)
+        return pool
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -276,10 +280,12 @@ class ConnectorCalls:
         if self._scheduler is None:
             return True
         is_new = self._of_scheduler("new weights", False, lambda half: half.renew())
-        is_kept = self._settings.reset != "node"
-        if not is_kept and not self._guard.call("reset", False, lambda: flush_model(self._settings, self._name)):
+        if self._settings.reset == "node":
+            failure = self._guard.call("reset", "see above", lambda: flush_model(self._settings, self._name))
             remedy = f"this engine finds none of them, others do: kvpoolctl flush --model {self._name}"
-            self._guard.warn_once("chunks of the model are left in the pool, though kvpool.reset is 'node'", remedy)
+            if failure:
+                event = "chunks of the model are left in the pool, though kvpool.reset is 'node'"
+                self._guard.warn_once(event, f"{failure}; {remedy}")
         return is_new
 
     # --- the worker's side ---

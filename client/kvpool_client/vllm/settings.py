@@ -4,6 +4,7 @@ A wrong value refuses the engine's start and names the key, the value and what w
 the one moment at which raising is right. Immutable; any thread.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -86,7 +87,7 @@ class Settings:
 def _fault(name: str, value: object) -> str:
     said = f"{PREFIX}{name} is {value!r}, expected "
     if name == "socket":
-        return "" if isinstance(value, str) and value else said + "a path"
+        return "" if isinstance(value, str) and _is_path(value) else said + "a path"
     if name == "model":
         is_name = isinstance(value, str) and value.isprintable() and 0 < len(value.encode()) <= MODEL_BYTES_MAX
         return "" if is_name else said + f"a name of 1 to {MODEL_BYTES_MAX} bytes"
@@ -107,3 +108,10 @@ def _fault(name: str, value: object) -> str:
     least = 0 if name == "chunk_tokens" else 1
     is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
     return "" if is_count else said + f"an integer {least}..{most}"
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return bool(text) and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False

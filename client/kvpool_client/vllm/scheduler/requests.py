@@ -25,7 +25,8 @@ class Tracked:
     request. `hints`: what it says of its chunks, `hint_reply` what becomes of that; `announced` runs while it need not be
     announced again. `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while what another save was just
     writing is planned again.
-    `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: others have begun, nothing of it is saved.
+    `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: it may have KV of others, nothing of it is saved.
+    `has_had_blocks`: vLLM has given it blocks once, and what is in them may come from anywhere.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Tracked:
         self.has_given_up = False
         self.hit_sources: dict[str, int] = {}
         self.epoch = FIRST_EPOCH
-        self.is_stale = False
+        self.is_stale = self.has_had_blocks = False
         self._preemptions_at_allocation: int | None = None
         self._chunk_hashes = chunk_hashes
         self._seen = 0
@@ -103,6 +104,7 @@ class Tracked:
 
     def note_allocation(self, request: EngineRequest) -> None:
         """vLLM has given the request blocks."""
+        self.has_had_blocks = True
         self._preemptions_at_allocation = getattr(request, "num_preemptions", None)
 
     def has_come_back(self, request: EngineRequest) -> bool:

@@ -5,10 +5,12 @@ a load as failed, its blocks as never filled, a save as ended. Invariant: each o
 Has the methods of `worker.WorkerHalf`. The thread that runs the model.
 """
 
+import contextlib
 from collections.abc import Mapping
 
 from kvpool_client.vllm.identity.geometry import Tensor
 from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
+from kvpool_client.vllm.save_board import RankSaves
 from kvpool_client.vllm.statistics import Tally
 
 
@@ -17,8 +19,10 @@ class AbsentWorker:
 
     loads_by_layer = saves_by_layer = is_quiet = False
 
-    def __init__(self, off: str) -> None:
+    def __init__(self, off: str, rank: int) -> None:
         self.tally = Tally()
+        self._rank = rank
+        self._board = RankSaves()
         self._off = off
         self._plan = NO_PLAN
         self._outcomes: dict[str, LoadOutcome] = {}
@@ -38,6 +42,9 @@ class AbsentWorker:
     def begin(self, plan: StepPlan) -> None:
         """A step begins: what it is to load never comes."""
         self._plan = plan
+        if plan.board and not self._board.has_attached:
+            with contextlib.suppress(OSError):  # without it a reset of vLLM's prefixes fails while others save
+                self._board.attach(plan.board, self._rank)
         for order in plan.loads:
             self._outcomes[order.request_id] = LoadOutcome(order.chunks, 0, "no-pool", 0.0, order.tiers)
             self._bad_blocks.update(block for block in order.block_ids if block >= 0)
@@ -86,4 +93,5 @@ class AbsentWorker:
         return StepReport(self._plan.step, self._failed_step, loads, self._off, self.drain(0.0))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """End what the scheduler's half reads."""
+        self._board.close()

@@ -13,9 +13,9 @@ from collections.abc import Container, Mapping, Sequence
 from kvpool.clock import Deadline
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder
-from kvpool_client.vllm.scheduler.pins import Pins
 from kvpool_client.vllm.scheduler.requests import Tracked
-from kvpool_client.vllm.scheduler.sightings import SightingCounts
+from kvpool_client.vllm.scheduler.saves.pins import Pins
+from kvpool_client.vllm.scheduler.saves.sightings import SightingCounts
 from kvpool_client.vllm.surface import EngineStep, RunningRequests
 
 

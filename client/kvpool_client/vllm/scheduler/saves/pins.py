@@ -24,6 +24,8 @@ PINNED_SHARE = 0.5
 PIN_WAIT_NS = 50_000_000
 # Ends the saves of a worker in this process, within a time: how often each pinned one has ended.
 Drain = Callable[[float], Mapping[int, int]]
+# What a save may take after it has begun to read: its questions, each up to the time for one, and its copy (guess).
+SAVE_QUESTIONS, COPY_S = 2, 0.1
 NEEDED = ("blocks", "touch", "free_blocks")
 
 
@@ -84,15 +86,16 @@ class Pins:
             self._board.close()
 
     def free_for_reset(self) -> None:
-        """vLLM is about to forget its prefixes. Where saves alone hold blocks, those that read are waited for.
+        """vLLM is about to forget its prefixes: saves that read are waited for. Requires: nobody else holds a block.
 
-        In this process all of them are, in others what has not begun is dropped.
+        In this process all of them are, in others what has not begun is dropped. A save asks the daemon twice, and reads
+        between the two questions.
         """
-        if not self._pins or not self._are_alone():
-            return
         if self._drain is not None:
-            self.end(self._drain(self._wait_budget_s))
-        elif self._board is not None and self._board.take_back(self.last, self._wait_budget_s, self._clock):
+            self.end(self._drain(SAVE_QUESTIONS * self._wait_budget_s + COPY_S))
+        elif self._board is not None and self._board.take_back(
+            self.last, SAVE_QUESTIONS * self._wait_budget_s + COPY_S, self._clock
+        ):
             self.end(dict.fromkeys(self._pins, self._ranks))
 
     @property
@@ -158,7 +161,7 @@ class Pins:
         now_ns = self._clock.now_ns()
         return any(now_ns - pin.begun_ns < PIN_WAIT_NS for pin in self._pins.values())
 
-    def _are_alone(self) -> bool:
+    def are_alone(self) -> bool:
         """Whether nobody else holds a block, as far as this pool says how many are free and who holds the others."""
         assert self._pool is not None
         held = Counter(block for pin in self._pins.values() for block in pin.block_ids)
