@@ -18,7 +18,7 @@ import numpy as np
 
 import kvpool_native
 from kvpool.errors import InvalidArgument
-from kvpool.tiering.restore_rows import RESTORE_ROW
+from kvpool.packed_rows import RESTORE_ROW
 from kvpool.types import DEFAULT_PRIORITY, EPOCH_BYTES, KEY_BYTES
 
 DRAM_BYTES = 1 << 30

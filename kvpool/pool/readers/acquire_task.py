@@ -96,8 +96,8 @@ class AcquireTask:
             self._directory.acquire(namespace.id, column, now_ns)
             for namespace, column in zip(self._ranks, columns, strict=True)
         ]
-        self.holds = [HoldId(hold) for _, hold in found]
-        return [chunks for chunks, _ in found]
+        self.holds = [HoldId(held.id) for held in found]
+        return [held.chunks for held in found]
 
     def _find_in_lower_tier(self, rank: int, column: bytes, found: int) -> tuple[int, HoldId]:
         if self._promotions is None or found * KEY_BYTES == len(column):
@@ -131,8 +131,8 @@ class AcquireTask:
                 if hold:
                     taken = self._directory.extend(hold, more, now_ns)
                 else:
-                    taken, number = self._directory.acquire(self._ranks[rank].id, more, now_ns)
-                    self.holds[rank] = HoldId(number)
+                    held = self._directory.acquire(self._ranks[rank].id, more, now_ns)
+                    taken, self.holds[rank] = held.chunks, HoldId(held.id)
                 assert taken == chunks - here
         if not total:
             self.holds = []

@@ -50,26 +50,26 @@ class ReserveTask:
         """Reserve the next part. WAIT (if it may) where only memory could serve that is being faulted in or written down."""
         first = self.chunks
         evicted_before = self._directory.evicted_chunks
-        reservation, states, offsets, generations = self._reserve(first, now_ns, may_wait=may_wait)
-        self.reservation = ReservationId(reservation)
+        made = self._reserve(first, now_ns, may_wait=may_wait)
+        self.reservation = ReservationId(made.id)
         failpoint.reach("daemon.reserve.after", failpoint.refused)
         if self._directory.evicted_chunks > evicted_before:
             failpoint.reach("daemon.evict.after", failpoint.refused)
-        self.states += states
-        self.offsets += offsets
-        self.generations += generations
+        self.states += made.states
+        self.offsets += made.offsets
+        self.generations += made.generations
         if self._retention[0]:
-            self.retained += self._retain(first, states, now_ns)
+            self.retained += self._retain(first, made.states, now_ns)
         if self.chunks * KEY_BYTES == len(self.keys):
             return Step.DONE
-        return Step.MORE if len(states) == PART_CHUNKS else Step.WAIT
+        return Step.MORE if len(made.states) == PART_CHUNKS else Step.WAIT
 
     def take(self) -> ReservationId:
         """The reservation, which is the caller's from now on."""
         taken, self.reservation = self.reservation, ReservationId(0)
         return taken
 
-    def _reserve(self, first: int, now_ns: int, *, may_wait: bool) -> tuple[int, bytes, bytes, bytes]:
+    def _reserve(self, first: int, now_ns: int, *, may_wait: bool) -> kvpool_native.Reserved:
         if self.reservation:
             return self._directory.reserve_more(self.reservation, self.keys, now_ns, first, PART_CHUNKS, may_wait)
         own, holder = self._own, self._connection
