@@ -39,9 +39,10 @@ from kvpool.journal.event_log import (
     EventSlice,
     event_of_run,
 )
+from kvpool.key_column import KEY_BYTES, KeyColumn
 from kvpool.keys import Scope, namespace_fingerprint, split_scope
 from kvpool.packed_rows import CHANGE_ROW, struct_of
-from kvpool.types import KEY_BYTES, TOKEN_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
+from kvpool.types import TOKEN_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
 
 # A change takes 0.3 to 1 µs to write down, 2 where each is an event of its own (measured): with a part of a request beside them
 # a turn stays under a millisecond.
@@ -193,7 +194,7 @@ class Journal:
             :REFUSALS_PER_SAVE
         ].tolist()
         if refused:
-            named = [keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in refused]
+            named = list(KeyColumn(keys).chosen(refused))
             self._history.note_refusals(
                 named, [SaveState(states[at]) for at in refused], self._clock.now_ns(), namespace
             )
@@ -289,9 +290,8 @@ class Journal:
         return self._log.verify()
 
     def _write(self, run: kvpool_native.ChangeRun, now_ns: int) -> None:
-        packed = run.keys
         self._log.append(event_of_run(run, self._log.next_id))
-        keys = [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
+        keys = list(KeyColumn(run.keys))
         if run.change_kind == ChangeKind.ARRIVED:
             self._history.forget(keys)
             return

@@ -15,6 +15,7 @@ from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
+from kvpool.key_column import KeyColumn
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.readers.readers import NOTHING, Grant, Readers
@@ -25,7 +26,7 @@ from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
-from kvpool.types import KEY_BYTES, RetainState, SaveState
+from kvpool.types import RetainState, SaveState
 
 # How long a request waits for memory that is being faulted in or written down; then it takes what there is.
 ROOM_WAIT_S = 0.5
@@ -53,7 +54,7 @@ class Chains:
 
         Waits where what moves between the tiers leaves no room for all of it just now.
         """
-        columns.check_keys(request.keys, ranks=len(session.namespaces))
+        columns.keys_of(request.keys, ranks=len(session.namespaces))
         acquire_task = self.readers.begin(session, request.keys)
         try:
             yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self._can_make_room)
@@ -164,10 +165,9 @@ class Chains:
         return True
 
     def _note_part(self, session: EngineSession, reserve_task: ReserveTask, first: int) -> None:
-        keys = reserve_task.keys[first * KEY_BYTES : reserve_task.chunks * KEY_BYTES]
-        states = bytes(reserve_task.states[first:])
+        keys, states = reserve_task.keys[first : reserve_task.chunks], bytes(reserve_task.states[first:])
         if states.count(SaveState.RESERVED) + states.count(SaveState.PRESENT) < len(states):
-            self.journal.note_refusals(keys, states, session.own.id)
+            self.journal.note_refusals(keys.packed, states, session.own.id)
         if reserve_task.retained:
             self.hints.note_retained(keys, bytes(reserve_task.retained[first:]))
 
@@ -177,7 +177,7 @@ class Chains:
 
 def _declined(state: SaveState, request: m.Reserve) -> m.Reserved:
     """An answer that declines the first chunk so, and what follows it for want of a parent."""
-    count = len(request.keys) // KEY_BYTES
+    count = len(KeyColumn(request.keys))
     states = bytes([state, *[SaveState.NO_PARENT] * (count - 1)])
     retained = bytes([RetainState.ABSENT]) * len(request.priorities)
     return m.Reserved(0, states, bytes(WORD_BYTES * count), bytes(WORD_BYTES * count), retained)

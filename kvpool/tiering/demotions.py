@@ -28,9 +28,10 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.key_column import KeyColumn
 from kvpool.tiering.admission import LEAST_CHANCE, UNBOUNDED, Admission, Admitted
 from kvpool.tiers.base import SlowerTier, pack_moves
-from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, HoldId, NamespaceId, ReservationId, SaveState, WriteOrder
+from kvpool.types import DEFAULT_PRIORITY, HoldId, NamespaceId, ReservationId, SaveState, WriteOrder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -57,7 +58,7 @@ class _Chain:
     namespace: Namespace
     pin: HoldId
     parent: bytes
-    keys: bytes
+    keys: KeyColumn
     places: "npt.NDArray[np.uint64]"  # in the arena
     sources: "npt.NDArray[np.uint64]"  # generations in DRAM
     priorities: bytes
@@ -272,7 +273,7 @@ class Demotions:
             self._namespaces.by_id(NamespaceId(pinned.namespace)),
             HoldId(pinned.id),
             pinned.parent,
-            self._directory.keys_of(pinned.id),
+            KeyColumn(self._directory.keys_of(pinned.id)),
             np.frombuffer(slots.offsets, "<u8"),
             np.frombuffer(slots.generations, "<u8"),
             priorities,
@@ -308,22 +309,23 @@ class Demotions:
         if count <= 0:
             return None
         begin, end = chain.next, chain.next + count
-        before = chain.keys[(begin - 1) * KEY_BYTES : begin * KEY_BYTES] if begin else chain.parent
-        packed = chain.keys[begin * KEY_BYTES : end * KEY_BYTES]
-        made = self._slower.directory.reserve(chain.namespace.id, size_class, before, packed, now_ns)
+        before, wanted = chain.keys.before(begin, chain.parent), chain.keys[begin:end]
+        made = self._slower.directory.reserve(chain.namespace.id, size_class, before, wanted.packed, now_ns)
         taken = made.states.count(SaveState.RESERVED)
         if chain.priorities[begin:end].strip(bytes([DEFAULT_PRIORITY])):
             durations_ms = chain.durations_ms[begin:end].tobytes()
-            self._slower.directory.retain(chain.namespace.id, packed, chain.priorities[begin:end], durations_ms, now_ns)
+            self._slower.directory.retain(
+                chain.namespace.id, wanted.packed, chain.priorities[begin:end], durations_ms, now_ns
+            )
         if not taken:
             return 0
         first = made.states.index(SaveState.RESERVED)
-        keys = [packed[at : at + KEY_BYTES] for at in range(0, (first + taken) * KEY_BYTES, KEY_BYTES)]
+        keys = wanted[first : first + taken]
         job = _Job(
             chain,
             ReservationId(made.id),
-            keys[first:],
-            [before, *keys][first:-1],
+            list(keys),
+            keys.parents(wanted.before(first, before)),
             np.frombuffer(made.offsets, "<u8")[first : first + taken].tolist(),
             np.frombuffer(made.generations, "<u8")[first : first + taken].tolist(),
             chain.sources[begin + first : begin + first + taken].tolist(),

@@ -18,8 +18,9 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.index.namespaces import Namespace
+from kvpool.key_column import KeyColumn
 from kvpool.tiers.base import SlowerTier, pack_moves
-from kvpool.types import KEY_BYTES, HoldId, SaveState
+from kvpool.types import HoldId, SaveState
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class Promotions:
         chosen = np.array(reserved)
         fresh: list[int] = np.frombuffer(made.generations, "<u8")[chosen].tolist()
         sources: list[int] = np.frombuffer(below.generations, "<u8")[first + chosen].tolist()
-        named = [keys[n * KEY_BYTES : (n + 1) * KEY_BYTES] for n in reserved]
+        named = list(KeyColumn(keys).chosen(reserved))
         rows = pack_moves(
             named,
             [b""] * len(named),

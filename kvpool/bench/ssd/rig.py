@@ -19,8 +19,9 @@ from kvpool.bench.disk import Bytes, RawFile
 from kvpool.clock import Deadline
 from kvpool.config.config import OPTIONS
 from kvpool.errors import KVPoolError
+from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.packed_rows import MOVE_ROW
-from kvpool.types import KEY_BYTES, SaveState
+from kvpool.types import SaveState
 
 LAYERS = 32
 # As the tier has by default: reads on all threads, writes on half of them.
@@ -170,7 +171,7 @@ class QueueRig:
         size_class = self._directory.add_class(chunk_bytes, LAYERS)
         namespace = self._directory.add_namespace()
         contents = np.frombuffer(np.random.default_rng(7).bytes(chunk_bytes), np.uint8)
-        keys = np.random.default_rng(seed).bytes(KEY_BYTES * chunks)
+        keys = np.random.default_rng(seed).bytes(packed_bytes(chunks))
         made = self._directory.reserve(namespace, size_class, b"", keys, 1)
         assert made.states.count(SaveState.RESERVED) == chunks
         places = np.frombuffer(made.offsets, "<u8")
@@ -190,7 +191,7 @@ class QueueRig:
 def _moves(seed: int, places: npt.NDArray[np.uint64]) -> "npt.NDArray[np.void]":
     """Rows of chunks at places in the files."""
     moves = np.zeros(len(places), MOVE_ROW)
-    moves["key"] = np.frombuffer(np.random.default_rng(seed).bytes(KEY_BYTES * len(places)), "V32")
+    moves["key"] = KeyColumn(np.random.default_rng(seed).bytes(packed_bytes(len(places)))).rows
     moves["offset"] = places
     moves["generation"] = np.arange(len(places), dtype=np.uint64) + 1
     return moves

@@ -18,12 +18,13 @@ from kvpool.index.sessions import EngineSession
 from kvpool.journal.journal import SnapshotPage
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
+from kvpool.protocol import columns
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
 from kvpool.router_events import columns as event_columns
 from kvpool.server.connections.connection import Answer, Handler
 from kvpool.server.events.source import HEADERS_TIMEOUT_S
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, Event, NamespaceId
+from kvpool.types import EPOCH_BYTES, Event, NamespaceId
 
 WAIT_S_MAX = 30.0
 # With `journal.ANSWER_BYTES_MAX` of events they fit a frame.
@@ -125,12 +126,7 @@ def _page(pool: Pool, session: EngineSession | None, page: SnapshotPage) -> em.S
 
 
 def _chunk_history(pool: Pool, request: em.AskChunkHistory) -> Answer:
-    count, rest = divmod(len(request.keys), KEY_BYTES)
-    if rest or not 0 < count <= em.HISTORY_KEYS_MAX:
-        raise ProtocolError(
-            f"keys column has {len(request.keys)} bytes, expected 32 for each of 1 to {em.HISTORY_KEYS_MAX} keys"
-        )
-    keys = [request.keys[at : at + KEY_BYTES] for at in range(0, len(request.keys), KEY_BYTES)]
+    keys = columns.keys_of(request.keys, keys_max=em.HISTORY_KEYS_MAX)
     return m.Report({"fates": [{"key": key.hex(), **pool.journal.explain(key)} for key in keys]})
 
 

@@ -18,6 +18,8 @@ from kvpool.packed_rows import CATALOGUE_ROW, struct_of
 from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES
 
 _CHECKED, _ = struct_of(CATALOGUE_ROW, "key", "duration_s")
+_KEY, _ = struct_of(CATALOGUE_ROW, "key", "key")
+KEY = slice(0, _KEY.size)  # of a row
 _CRC, _ = struct_of(CATALOGUE_ROW, "crc", "pad")
 _RECENCY, _RECENCY_AT = struct_of(CATALOGUE_ROW, "recency", "recency")
 _GENERATION, _GENERATION_AT = struct_of(CATALOGUE_ROW, "generation", "generation")
