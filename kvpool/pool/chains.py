@@ -24,6 +24,7 @@ from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writers
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
 from kvpool.types import RetainState, SaveState
@@ -49,6 +50,7 @@ class Chains:
     keeps_token_ids: bool
     is_stopping: bool = False
 
+    @verb(m.Acquire, roles=ENGINE)
     def acquire(self, session: EngineSession, request: m.Acquire) -> Parts[m.Leased]:
         """Lease the longest prefix that is present, on every rank the session stands for.
 
@@ -62,6 +64,7 @@ class Chains:
         finally:
             acquire_task.end(self.clock.now_ns())
 
+    @verb(m.AcquireLeaves, roles=ENGINE)
     def acquire_leaves(self, session: EngineSession, request: m.AcquireLeaves) -> m.Leased:
         """Lease whole prefixes by their last keys. Nothing for longer ones: these are leased by their keys, in parts."""
         ranks = len(session.namespaces)
@@ -78,6 +81,7 @@ class Chains:
             self.hints.note_lease(session, self.readers, grant.lease)
         return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers)
 
+    @verb(m.Reserve, roles=ENGINE)
     def reserve(self, session: EngineSession, request: m.Reserve) -> Parts[m.Reserved]:
         """Reserve slots for new chunks, evicting others where memory is short.
 
@@ -103,6 +107,7 @@ class Chains:
         self.expiry.schedule()
         return m.Reserved(slots.reservation, slots.states, slots.offsets, slots.generations, slots.retained)
 
+    @verb(m.Commit, roles=ENGINE)
     def commit(self, session: EngineSession, request: m.Commit) -> Parts[m.Committed]:
         """Publish the next chunks of a reservation."""
         tokens = request.tokens if self.keeps_token_ids else b""
@@ -123,6 +128,7 @@ class Chains:
             self.tiering.run()
         return m.Committed(states)
 
+    @verb(m.End, one_way.DropReservation, roles=ENGINE)
     def end_reservation(self, session: EngineSession, request: m.End | one_way.DropReservation) -> Parts[m.Done]:
         """Give up what was not committed; the writer has said that it writes no more."""
         self.writers.end(session, request.reservation, self.clock.now_ns())

@@ -24,6 +24,7 @@ from kvpool.pool.readers.readers import Readers
 from kvpool.pool.writers.retention import Retention
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.verbs import ENGINE, OPERATOR, verb
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import DURATION_BYTES, PRIORITY_MAX, ConnectionId, LeaseId, RetainState
 
@@ -71,6 +72,7 @@ class HintHandlers:
         """Have announcements that are made from now on be kept for another time."""
         self._announcements.change_ttl(ttl_ns)
 
+    @verb(m.Retain, roles=ENGINE)
     def retain(self, session: EngineSession, request: m.Retain) -> Parts[m.Retained]:
         """Keep chunks with other priorities from now on, on every rank the session stands for."""
         ranks = len(session.namespaces)
@@ -90,6 +92,7 @@ class HintHandlers:
                 return m.Retained(states)
             yield None
 
+    @verb(m.Demote, roles=ENGINE)
     def demote(self, session: EngineSession, request: m.Demote) -> Parts[m.Retained]:
         """Write chunks down, and have DRAM give them up first."""
         ranks = len(session.namespaces)
@@ -107,6 +110,7 @@ class HintHandlers:
             yield None
         return m.Retained(states)
 
+    @verb(m.Announce, roles=ENGINE)
     def announce(self, session: EngineSession, request: m.Announce) -> Parts[m.Announced]:
         """Protect chunks that will be asked for soon, and have those of the slower tier come up."""
         keys = columns.keys_of(request.keys, ranks=len(session.namespaces))
@@ -133,6 +137,7 @@ class HintHandlers:
             )
         return self._retain_everywhere(keys, request.priority, -int(-request.duration_s * 1000 // 1))
 
+    @verb(m.AskLayouts, roles=OPERATOR)
     def layouts(self, request: m.AskLayouts) -> m.Report:
         """The first layouts in which a model has been served: with them an operator makes the keys of a prompt."""
         entries = self._namespaces.of_model(request.model)[:LAYOUTS_MAX]

@@ -126,7 +126,7 @@ class Client:
         if self._leases and chance < 0.25:
             lease, held = self._leases.pop(self.random.randrange(len(self._leases)))
             self._check(lease, held)
-            self.pool.leases.release(self.session, lease)
+            self.pool.leases.release(self.session, m.Release(lease))
         elif self._saves and chance < 0.55:
             self._publish(*self._saves.pop())
         elif chance < 0.65:
@@ -204,7 +204,8 @@ class Client:
             return
         self.world.arena[offset : offset + 8] = b"spoilt!!"
         self.world.spoilt.add(generation)
-        self.world.tasks.append(asyncio.ensure_future(self.pool.leases.check_reported(self.session, number, chunk)))
+        checking = self.pool.leases.check_reported(self.session, m.ReportCorrupt(number, chunk))
+        self.world.tasks.append(asyncio.ensure_future(checking))
 
 
 def _advance(world: World, order: Any) -> bool:
