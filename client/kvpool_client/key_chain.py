@@ -27,8 +27,8 @@ _INT32 = np.iinfo(np.int32)
 class KeyChain:
     """The chunk keys of one growing token sequence, for each rank that its Pool stands for.
 
-    Invariant: `_columns[r]` is the chain over `_leaves` from `_roots[r]`; `_token_ids` joined are those of all leaves from
-    number `_ids_begin` on.
+    Invariant: `_columns[r]` is the chain over `_leaves`, `_chunks` of them, from `_roots[r]`; `_token_ids` joined are those of
+    all leaves from number `_ids_begin` on.
     """
 
     def __init__(self, chunk_tokens: int, roots: Roots, extra: Sequence[Extra] = (), scope: bytes = b"") -> None:
@@ -40,13 +40,14 @@ class KeyChain:
         self._lock = threading.Lock()
         self._tail: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self._leaves = b""
+        self._chunks = 0
         self._token_ids: list[bytes] = []  # i32, of whole chunks
         self._ids_begin = 0  # after the last chunk that was given without
         self._roots = roots()
         self._columns = tuple(b"" for _ in self._roots)
 
     def __len__(self) -> int:
-        return len(KeyColumn(self._leaves))
+        return self._chunks
 
     def __getitem__(self, chunk: int) -> bytes:
         """The 32-byte key of a chunk (of the first rank, for a scheduler's chain)."""
@@ -125,6 +126,7 @@ class KeyChain:
             KeyColumn(column).before(first, root) for column, root in zip(self._columns, self._roots, strict=True)
         ]
         self._leaves += leaves
+        self._chunks = len(KeyColumn(self._leaves))
         self._columns = tuple(
             column + kvpool_native.chain_keys(parent, leaves)
             for column, parent in zip(self._columns, parents, strict=True)

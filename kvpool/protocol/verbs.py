@@ -9,7 +9,7 @@ and, held by tests, the list in docs/protocol.md. Pure; any thread.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
 from kvpool.protocol.records import messages as m
@@ -41,7 +41,6 @@ def verb(*records: type[Any], roles: frozenset[str]) -> Callable[[_Method], _Met
     return declare
 
 
-@cache
 def verbs_of(*owners: type[Any]) -> tuple[Verb, ...]:
     """The verbs that classes declare, in the order of their kinds. REQUIRES: none is declared twice."""
     found: dict[int, Verb] = {}

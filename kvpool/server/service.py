@@ -1,8 +1,8 @@
 """Verbs of a connection: what answers an engine, and what an operator.
 
-Each verb is declared at its method (`protocol/verbs.py`); here are those that the pool's own classes do not
-answer, and the list of all classes. Most answer at once; what may be about a long chain is served in parts, where it may also wait for memory,
-and checks of bytes run on the transfer threads. Control thread only.
+Each verb is declared at its method (`protocol/verbs.py`); here are those that the pool's own classes do not answer, and the
+list of all classes. Most answer at once; what may be about a long chain is served in parts, where it may also wait for
+memory, and checks of bytes run on the transfer threads. Control thread only.
 """
 
 import asyncio
