@@ -10,8 +10,9 @@ from enum import IntEnum
 from typing import Any, NamedTuple, NewType
 
 import kvpool_native
+from kvpool.key_column import KEY_BYTES as KEY_BYTES
+from kvpool.key_column import KeyColumn
 
-KEY_BYTES = 32
 EPOCH_BYTES = 16
 TOKEN_BYTES = 4
 DURATION_BYTES = 4
@@ -262,7 +263,7 @@ class Event(NamedTuple):
     @property
     def chunks(self) -> tuple[bytes, ...]:
         """The keys one by one."""
-        return tuple(self.keys[at : at + KEY_BYTES] for at in range(0, len(self.keys), KEY_BYTES))
+        return tuple(KeyColumn(self.keys))
 
     @property
     def level(self) -> Level | None:

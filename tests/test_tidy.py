@@ -24,7 +24,10 @@ NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in 
 PRODUCT = [path for path in PYTHON if path.is_relative_to(ROOT / "kvpool") or path.is_relative_to(ROOT / "client")]
 
 FOLDER_FILES_MAX = 12
-BASE = {"types", "errors", "units", "layout", "keys", "clock", "failpoint", "ownership", "escaping"}
+BASE = {
+    *("types", "errors", "units", "layout", "keys", "clock", "failpoint", "ownership", "escaping"),
+    *("key_column", "packed_rows"),
+}
 # Which rooms of `kvpool` may import which: the layers of ARCHITECTURE.md from the ground up, base being open to all.
 LAYERS: dict[str, set[str]] = {
     "config": set(),
@@ -44,6 +47,7 @@ LAYERS: dict[str, set[str]] = {
 }
 CLIENT_MAY_IMPORT = {
     "types",
+    "key_column",
     "errors",
     "layout",
     "keys",
@@ -288,6 +292,18 @@ def test_no_work_is_left_for_later(path: Path) -> None:
     assert not re.search(rf"\b({marks})\b", _text(path))
 
 
+@pytest.mark.parametrize("path", PRODUCT, ids=_name)
+def test_columns_of_keys_are_cut_in_one_place(path: Path) -> None:
+    """How many bytes a key has is for the length of one key alone; what counts keys in a row of them is `KeyColumn`."""
+    if _name(path) == "kvpool/key_column.py":
+        pytest.skip("this module is the place")
+    for node in _nodes(path):
+        is_call = isinstance(node, ast.Call) and ast.unparse(node.func) in {"range", "divmod", "slice"}
+        if is_call or isinstance(node, (ast.BinOp, ast.Slice)):
+            names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            assert "KEY_BYTES" not in names, f"counts keys by their bytes in line {getattr(node, 'lineno', 0)}"
+
+
 PAGES = [
     path for path in sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")) if path.name != "CHANGELOG.md"
 ]
@@ -345,6 +361,7 @@ def test_the_client_is_thin() -> None:
     parts = {name.split(".")[1] for name in loaded if name.startswith("kvpool.")}
     assert parts <= {
         "types",
+        "key_column",
         "errors",
         "layout",
         "keys",

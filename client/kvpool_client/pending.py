@@ -7,7 +7,7 @@ memory, so that waiting for it asks nobody. Any thread.
 import threading
 
 from kvpool.clock import Deadline
-from kvpool.types import KEY_BYTES
+from kvpool.key_column import KeyColumn
 from kvpool_client.connection.session import Session
 
 # Looked at this often at first, and half as often again each time up to the last: a save takes a millisecond or a forward pass.
@@ -16,11 +16,11 @@ LAST_LOOK_S = 0.01
 
 
 class PendingChunks:
-    """`keys`: those of the chunks that were pending when a save was asked for, packed."""
+    """`keys`: those of the chunks that were pending when a save was asked for."""
 
-    def __init__(self, session: Session | None, keys: bytes) -> None:
+    def __init__(self, session: Session | None, keys: KeyColumn) -> None:
         self._session = session
-        self._keys = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+        self._keys = list(keys)
 
     def __len__(self) -> int:
         return len(self._keys)

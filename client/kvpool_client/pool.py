@@ -15,10 +15,11 @@ import numpy as np
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.key_column import KeyColumn
 from kvpool.keys import DEFAULT_DOMAIN, namespace_name, pack_scope
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES, LoadReason, TokenRange
+from kvpool.types import LoadReason, TokenRange
 from kvpool_client.arguments import check_connect, check_index, check_keys
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.lease_fetcher import LeaseFetcher
@@ -196,8 +197,9 @@ class Pool:
         check_index("chunk", chunk, len(keys) - 1)
         session = self._link.session
         columns = keys.columns() if session is not None else ()
-        place = slice(chunk * KEY_BYTES, (chunk + 1) * KEY_BYTES)
-        return session is not None and any(session.index.is_being_written(column[place]) for column in columns)
+        return session is not None and any(
+            session.index.is_being_written(KeyColumn(column)[chunk]) for column in columns
+        )
 
     def acquire(self, hit: Hit) -> Lease:
         """Lease a hit's chunks, or the longest prefix of them that is still there.

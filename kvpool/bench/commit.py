@@ -14,9 +14,10 @@ from kvpool.bench.echo import RawEcho
 from kvpool.bench.lookup import LAYOUT, MODEL
 from kvpool.bench.measure import latencies, median, timed_s
 from kvpool.errors import KVPoolError
+from kvpool.key_column import packed_bytes
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES, TOKEN_BYTES, SaveState
+from kvpool.types import TOKEN_BYTES, SaveState
 
 CHUNKS = 512
 BAR_US = 1500
@@ -70,7 +71,7 @@ def bench_commit(is_quick: bool) -> list[dict[str, object]]:
 
 def _commit_s(connection: BlockingConnection) -> float:
     """Reserve, commit and end; the seconds of the commit alone."""
-    made = connection.call(m.Reserve(b"", os.urandom(CHUNKS * KEY_BYTES)), m.Reserved)
+    made = connection.call(m.Reserve(b"", os.urandom(packed_bytes(CHUNKS))), m.Reserved)
     if made.states != bytes([SaveState.RESERVED]) * CHUNKS:
         raise KVPoolError(f"not all of {CHUNKS} small chunks were reserved: the measured call proves nothing")
     checksums, tokens = (

@@ -49,7 +49,8 @@ class DramCheck:
         if not pin:
             self.corrupt_reports_early += 1
             return
-        offset, generation = (int.from_bytes(column, "little") for column in self._directory.columns(pin)[:2])
+        slot = self._directory.columns(pin)
+        offset, generation = (int.from_bytes(column, "little") for column in (slot.offsets, slot.generations))
         extent = ChunkExtent(self._directory.key_of(pin, 0), generation, offset, chunk_bytes // layers, layers)
         await asyncio.shield(self.check_pinned((extent,), lambda: self._directory.unpin(pin)))
 

@@ -134,13 +134,24 @@ class Scrub:
                 break
             looked_at += 1
             directory = self._directories.get(Level(level))
-            pin, rows = (0, []) if directory is None else directory.records(place, 1, place + 1)[1:]
-            for key, offset, generation, _, layers, owner in rows:
-                namespace = NamespaceId(owner)
+            if directory is None:
+                continue
+            page = directory.records(place, 1, place + 1)
+            for row in page.records:
+                namespace = NamespaceId(row.namespace)
                 chunk_bytes = self._namespaces.by_id(namespace).layout.chunk_bytes
                 size += chunk_bytes
                 pinned.append(
-                    _Pinned(Level(level), HoldId(pin), key, offset, generation, namespace, layers, chunk_bytes)
+                    _Pinned(
+                        level=Level(level),
+                        pin=HoldId(page.pin),
+                        key=row.key,
+                        offset=row.offset,
+                        generation=row.generation,
+                        namespace=namespace,
+                        layers=row.layers,
+                        size=chunk_bytes,
+                    )
                 )
         return looked_at, pinned
 

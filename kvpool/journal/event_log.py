@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import kvpool_native
 from kvpool.keys import Scope, split_scope
 from kvpool.types import Cause, Event, EventKind
 
@@ -34,7 +35,10 @@ class ChangeKind:
 
 
 class Change(NamedTuple):
-    """A row of the native feed. `parent` of the first chunk of a prompt is zeros; `tiers` are those after the change."""
+    """A row of the native feed, field by field of `CHANGE_ROW`.
+
+    `parent` of the first chunk of a prompt is zeros; `tiers` are those after the change.
+    """
 
     key: bytes
     parent: bytes
@@ -47,43 +51,24 @@ class Change(NamedTuple):
     priority_before: int
 
 
-class Run(NamedTuple):
-    """Changes that one event tells, as the native module gives them. `change_kind` and `level` are those of each.
-
-    `parent` is empty for the first chunk of a prompt; `scope` is packed, see `kvpool.keys`.
-    """
-
-    kind: int
-    change_kind: int
-    namespace: int
-    level: int
-    keys: bytes
-    parent: bytes
-    tokens: bytes
-    tiers: int
-    tiers_before: int
-    priority: int
-    priority_before: int
-    cause: int
-    scope: bytes
-
-    def event(self, number: int) -> Event:
-        """What it is under an event's number."""
-        return Event(
-            number,
-            _KINDS[self.kind],
-            self.namespace,
-            self.keys,
-            self.parent,
-            self.tokens,
-            self.tiers,
-            self.tiers_before,
-            self.priority,
-            self.priority_before,
-            CAUSES[self.cause],
-            (),
-            *(split_scope(self.scope, 0)[1] if self.scope else NO_SCOPE),
-        )
+def event_of_run(run: kvpool_native.ChangeRun, number: int) -> Event:
+    """The changes of a run as the event that tells them, under its number."""
+    scope = run.scope
+    return Event(
+        number,
+        _KINDS[run.kind],
+        run.namespace,
+        run.keys,
+        run.parent,
+        run.tokens,
+        run.tiers,
+        run.tiers_before,
+        run.priority,
+        run.priority_before,
+        CAUSES[run.cause],
+        (),
+        *(split_scope(scope, 0)[1] if scope else NO_SCOPE),
+    )
 
 
 @dataclass(frozen=True, slots=True)

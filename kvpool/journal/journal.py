@@ -15,7 +15,6 @@ Control thread only. `watch` has the event loop call it when there are changes; 
 """
 
 import asyncio
-import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -38,10 +37,12 @@ from kvpool.journal.event_log import (
     ChangeKind,
     EventLog,
     EventSlice,
-    Run,
+    event_of_run,
 )
+from kvpool.key_column import KEY_BYTES, KeyColumn
 from kvpool.keys import Scope, namespace_fingerprint, split_scope
-from kvpool.types import KEY_BYTES, TOKEN_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
+from kvpool.packed_rows import CHANGE_ROW, struct_of
+from kvpool.types import TOKEN_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
 
 # A change takes 0.3 to 1 µs to write down, 2 where each is an event of its own (measured): with a part of a request beside them
 # a turn stays under a millisecond.
@@ -52,14 +53,11 @@ ANSWER_BYTES_MAX = 512 << 10
 PAGE_CHUNKS_MAX = 128
 WAITING_MAX = 256
 SNAPSHOT_END = -1
-_ROW = struct.Struct("<32s32sIBBBBBB6x")
+_ROW, _ = struct_of(CHANGE_ROW, "key", "unused")
 _NO_KEY = bytes(KEY_BYTES)
 # Models whose corrupt chunks are counted, and those that `kvpoolctl info` names.
 CORRUPT_MODELS_MAX = 256
 CORRUPT_NAMED = 8
-# Where a row has its namespace, in words.
-_ROW_WORDS, _NAMESPACE_WORD = _ROW.size // 4, 2 * KEY_BYTES // 4
-assert _ROW.size == kvpool_native.CHANGE_BYTES
 
 
 class Headers(Protocol):
@@ -165,11 +163,11 @@ class Journal:
         if has_gap:
             self._log.open_gap()
         if rows:
-            numbers = set(np.frombuffer(rows, "<u4")[_NAMESPACE_WORD::_ROW_WORDS].tolist())
+            numbers = set(np.frombuffer(rows, CHANGE_ROW)["namespace"].tolist())
             sizes = {number: self._tokens_of_a_chunk(number) for number in numbers}
             now_ns = self._clock.now_ns()
             for run in self._directories[Level.DRAM].runs_of(rows, sizes, EVENT_PAYLOAD_BYTES_MAX):
-                self._write(Run._make(run), now_ns)
+                self._write(run, now_ns)
         if self._log.next_id != before:
             self._wake()
 
@@ -196,7 +194,7 @@ class Journal:
             :REFUSALS_PER_SAVE
         ].tolist()
         if refused:
-            named = [keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in refused]
+            named = list(KeyColumn(keys).chosen(refused))
             self._history.note_refusals(
                 named, [SaveState(states[at]) for at in refused], self._clock.now_ns(), namespace
             )
@@ -291,9 +289,9 @@ class Journal:
         """Broken invariants, one line each."""
         return self._log.verify()
 
-    def _write(self, run: Run, now_ns: int) -> None:
-        self._log.append(run.event(self._log.next_id))
-        keys = [run.keys[at : at + KEY_BYTES] for at in range(0, len(run.keys), KEY_BYTES)]
+    def _write(self, run: kvpool_native.ChangeRun, now_ns: int) -> None:
+        self._log.append(event_of_run(run, self._log.next_id))
+        keys = list(KeyColumn(run.keys))
         if run.change_kind == ChangeKind.ARRIVED:
             self._history.forget(keys)
             return

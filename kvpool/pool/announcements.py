@@ -16,9 +16,10 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.index.parts import Parts, Step
 from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
 from kvpool.pool.readers.acquire_task import AcquireTask
 from kvpool.tiering.promotions import Promotions
-from kvpool.types import KEY_BYTES, ConnectionId, HoldId
+from kvpool.types import ConnectionId, HoldId
 
 # Of one connection; what a hold costs beyond its chunks is small, but each is looked at when its connection acquires.
 ANNOUNCEMENTS_MAX = 64
@@ -33,7 +34,7 @@ class Announcement:
     """`chunks` leading chunks of `keys` (rank-major) for `session`; `is_whole`: all of them are in DRAM or on their way."""
 
     session: EngineSession
-    keys: bytes
+    keys: KeyColumn
     chunks: int
     size: int
     deadline_ns: int
@@ -49,7 +50,7 @@ class Announcement:
     @property
     def leaf(self) -> bytes:
         """The first rank's last key: it names all that precede it."""
-        return self.keys[(self.chunks - 1) * KEY_BYTES : self.chunks * KEY_BYTES]
+        return self.keys[self.chunks - 1]
 
 
 class Announcements:
@@ -101,27 +102,26 @@ class Announcements:
         """Have announcements that are made from now on be kept for another time."""
         self._ttl_ns = ttl_ns
 
-    def find(self, session: EngineSession, keys: bytes) -> Parts[int]:
+    def find(self, session: EngineSession, keys: KeyColumn) -> Parts[int]:
         """How many leading chunks of `keys` are stored, on every rank."""
-        length = len(keys) // len(session.namespaces)
-        found = length // KEY_BYTES
-        for start in range(0, len(keys), length):
-            column, seen, count = keys[start : start + length], 0, 0
+        ranks = len(session.namespaces)
+        found = len(keys) // ranks
+        for column in keys.by_rank(ranks):
+            seen = count = 0
             while seen == count and seen < found:
-                count += self._view.lookup(column[seen * KEY_BYTES : (seen + FOUND_AT_ONCE) * KEY_BYTES])[0]
+                count += self._view.lookup(column[seen : seen + FOUND_AT_ONCE].packed)[0]
                 seen += FOUND_AT_ONCE
                 yield None
             found = min(found, count)
         return found
 
-    def announce(self, session: EngineSession, keys: bytes, found: int, now_ns: int) -> Announcement | None:
+    def announce(self, session: EngineSession, keys: KeyColumn, found: int, now_ns: int) -> Announcement | None:
         """Protect the first `found` chunks of `keys`, as far as the bounds go, beginning with `take_part`. None: no room."""
         failpoint.reach("daemon.announce.before", failpoint.refused)
         ranks = len(session.namespaces)
-        length = len(keys) // ranks
-        columns = [keys[rank * length : (rank + 1) * length] for rank in range(ranks)]
+        own = keys.of_rank(0, ranks)
         for entry in list(self._of_owner.get(session.connection, ())):
-            if columns[0][(entry.chunks - 1) * KEY_BYTES : entry.chunks * KEY_BYTES] == entry.leaf:
+            if entry.chunks <= len(own) and own[entry.chunks - 1] == entry.leaf:
                 self._end(entry, now_ns)  # said again, or more of it
         chunk_bytes = sum(namespace.layout.chunk_bytes for namespace in session.namespaces.values())
         is_full = len(self._of_owner.get(session.connection, ())) >= ANNOUNCEMENTS_MAX
@@ -129,8 +129,8 @@ class Announcements:
         self.clipped_chunks += found - chunks
         if not chunks:
             return None
-        wanted = b"".join(column[: chunks * KEY_BYTES] for column in columns)
-        acquire_task = AcquireTask(self._directory, self._promotions, session, wanted, is_urgent=False)
+        wanted = keys.part_of_ranks(ranks, 0, chunks)
+        acquire_task = AcquireTask(self._directory, self._promotions, session, wanted.packed, is_urgent=False)
         entry = Announcement(session, wanted, chunks, chunks * chunk_bytes, now_ns + self._ttl_ns, acquire_task)
         self._of_owner.setdefault(session.connection, []).append(entry)
         self._bytes += entry.size
@@ -199,12 +199,10 @@ class Announcements:
 
     def _cut(self, entry: Announcement, chunks: int, now_ns: int) -> None:
         """Of the announcement only this much is left."""
-        length = len(entry.keys) // len(entry.session.namespaces)
-        columns = [entry.keys[at : at + length] for at in range(0, len(entry.keys), length)]
         size = entry.size // entry.chunks * chunks
         self._bytes -= entry.size - size
         self.announced_chunks -= entry.chunks - chunks
-        entry.keys = b"".join(column[: chunks * KEY_BYTES] for column in columns)
+        entry.keys = entry.keys.part_of_ranks(len(entry.session.namespaces), 0, chunks)
         entry.chunks, entry.size = chunks, size
         if not chunks:
             self._end(entry, now_ns)

@@ -15,6 +15,7 @@ from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
+from kvpool.key_column import KeyColumn
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.readers.readers import NOTHING, Grant, Readers
@@ -23,9 +24,10 @@ from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writers
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
-from kvpool.types import KEY_BYTES, RetainState, SaveState
+from kvpool.types import RetainState, SaveState
 
 # How long a request waits for memory that is being faulted in or written down; then it takes what there is.
 ROOM_WAIT_S = 0.5
@@ -48,12 +50,13 @@ class Chains:
     keeps_token_ids: bool
     is_stopping: bool = False
 
+    @verb(m.Acquire, roles=ENGINE)
     def acquire(self, session: EngineSession, request: m.Acquire) -> Parts[m.Leased]:
         """Lease the longest prefix that is present, on every rank the session stands for.
 
         Waits where what moves between the tiers leaves no room for all of it just now.
         """
-        columns.check_keys(request.keys, ranks=len(session.namespaces))
+        columns.keys_of(request.keys, ranks=len(session.namespaces))
         acquire_task = self.readers.begin(session, request.keys)
         try:
             yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self._can_make_room)
@@ -61,6 +64,7 @@ class Chains:
         finally:
             acquire_task.end(self.clock.now_ns())
 
+    @verb(m.AcquireLeaves, roles=ENGINE)
     def acquire_leaves(self, session: EngineSession, request: m.AcquireLeaves) -> m.Leased:
         """Lease whole prefixes by their last keys. Nothing for longer ones: these are leased by their keys, in parts."""
         ranks = len(session.namespaces)
@@ -77,6 +81,7 @@ class Chains:
             self.hints.note_lease(session, self.readers, grant.lease)
         return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers)
 
+    @verb(m.Reserve, roles=ENGINE)
     def reserve(self, session: EngineSession, request: m.Reserve) -> Parts[m.Reserved]:
         """Reserve slots for new chunks, evicting others where memory is short.
 
@@ -102,6 +107,7 @@ class Chains:
         self.expiry.schedule()
         return m.Reserved(slots.reservation, slots.states, slots.offsets, slots.generations, slots.retained)
 
+    @verb(m.Commit, roles=ENGINE)
     def commit(self, session: EngineSession, request: m.Commit) -> Parts[m.Committed]:
         """Publish the next chunks of a reservation."""
         tokens = request.tokens if self.keeps_token_ids else b""
@@ -122,6 +128,7 @@ class Chains:
             self.tiering.run()
         return m.Committed(states)
 
+    @verb(m.End, one_way.DropReservation, roles=ENGINE)
     def end_reservation(self, session: EngineSession, request: m.End | one_way.DropReservation) -> Parts[m.Done]:
         """Give up what was not committed; the writer has said that it writes no more."""
         self.writers.end(session, request.reservation, self.clock.now_ns())
@@ -164,10 +171,9 @@ class Chains:
         return True
 
     def _note_part(self, session: EngineSession, reserve_task: ReserveTask, first: int) -> None:
-        keys = reserve_task.keys[first * KEY_BYTES : reserve_task.chunks * KEY_BYTES]
-        states = bytes(reserve_task.states[first:])
+        keys, states = reserve_task.keys[first : reserve_task.chunks], bytes(reserve_task.states[first:])
         if states.count(SaveState.RESERVED) + states.count(SaveState.PRESENT) < len(states):
-            self.journal.note_refusals(keys, states, session.own.id)
+            self.journal.note_refusals(keys.packed, states, session.own.id)
         if reserve_task.retained:
             self.hints.note_retained(keys, bytes(reserve_task.retained[first:]))
 
@@ -177,7 +183,7 @@ class Chains:
 
 def _declined(state: SaveState, request: m.Reserve) -> m.Reserved:
     """An answer that declines the first chunk so, and what follows it for want of a parent."""
-    count = len(request.keys) // KEY_BYTES
+    count = len(KeyColumn(request.keys))
     states = bytes([state, *[SaveState.NO_PARENT] * (count - 1)])
     retained = bytes([RetainState.ABSENT]) * len(request.priorities)
     return m.Reserved(0, states, bytes(WORD_BYTES * count), bytes(WORD_BYTES * count), retained)

@@ -45,20 +45,21 @@ def flush(
         raise Refused("argument", f"tier is {order.tier[:32]!r}, expected one of {', '.join(tiers)}")
     age_ns = -1 if order.older_than_s is None else int(min(order.now_ns, order.older_than_s * NS_PER_S))
     owners = None if order.model is None else [int(entry.id) for entry in namespaces.of_model(order.model)]
-    total, gone = [0, 0, 0], 0
+    left_tier = left_pool = size = skipped = 0
     for directory in [tiers[order.tier]] if order.tier else tiers.values():
         walk, has_more = kvpool_native.FlushWalk(directory, owners, order.now_ns - age_ns), True
         while has_more:
             found_before = view.count
             has_more = walk.advance(PART_CHUNKS)
-            gone += found_before - view.count
+            left_pool += found_before - view.count
             on_part()
             yield None
-        total = [before + more for before, more in zip(total, walk.result(), strict=True)]
+        dropped = walk.result()
+        size, skipped = size + dropped.bytes, skipped + dropped.skipped
+        left_tier += dropped.chunks
         if remember is not None and order.older_than_s is None and directory is tiers.get(ON_DISK):
             yield remember(_fingerprints(namespaces, order.model), walk.generation)
-    chunks, size, skipped = total
-    return {"chunks": chunks if order.tier else gone, "bytes": size, "skipped": skipped}
+    return {"chunks": left_tier if order.tier else left_pool, "bytes": size, "skipped": skipped}
 
 
 def _fingerprints(namespaces: Namespaces, model: str | None) -> list[bytes] | None:

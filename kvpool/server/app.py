@@ -31,7 +31,7 @@ from kvpool.server.connections.connection import Connection, Handlers
 from kvpool.server.connections.input_budget import InputBudget
 from kvpool.server.connections.local_socket import AcceptedHello, LocalSocket, Peer
 from kvpool.server.connections.refusal_log import RefusalLog
-from kvpool.server.connections.requests import connection_handlers, end_connection
+from kvpool.server.connections.requests import ConnectionVerbs, end_connection
 from kvpool.server.connections.roster import Roster
 from kvpool.server.connections.turns import Turns
 from kvpool.server.descriptor_room import fit_connections, raise_limit
@@ -42,7 +42,8 @@ from kvpool.server.metrics.measurements import LoopReader, Scrape
 from kvpool.server.metrics.request_times import RequestTimes
 from kvpool.server.operators import Operators
 from kvpool.server.reload import Reload
-from kvpool.server.service import ConnectionCounts, admin_handlers, engine_handlers
+from kvpool.server.service import VERBS, ConnectionCounts, OperatorVerbs, engine_handlers, operator_handlers
+from kvpool.server.steering import SteeringVerbs
 from kvpool.types import ConnectionId
 from kvpool.units import format_size
 
@@ -83,7 +84,7 @@ class App:
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self.has_ended = True  # False after `run`: a thread is left that waits for a disk
-        self._times = RequestTimes()
+        self._times = RequestTimes(VERBS)
         self._turns = Turns(self._clock)
         self._metrics: dict[str, MetricsServer] = {}
         self._publisher: EventPublisher | None = None
@@ -271,9 +272,12 @@ class App:
 
     def _handlers_of(self, connection_id: ConnectionId, hello: m.Hello, peer: Peer) -> Handlers:
         if hello.role == m.ROLE_ADMIN:
-            about_connections = connection_handlers(self._pool, self._roster, self._input, self._clock, peer)
-            orders = admin_handlers(self._pool, self._info, self._counts, peer, self._reload)
-            return {**orders, **about_connections}
+            return operator_handlers(
+                self._pool,
+                OperatorVerbs(self._pool, self._info, self._counts, peer),
+                SteeringVerbs(self._reload, peer),
+                ConnectionVerbs(self._pool, self._roster, self._input, self._clock, peer),
+            )
         layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
         session = self._pool.open_session(connection_id, hello.model, layout, user)
         return engine_handlers(self._pool, session)

@@ -8,12 +8,9 @@ from collections import deque
 from dataclasses import dataclass
 
 import kvpool_native
+from kvpool.packed_rows import MOVE_ROW
 from kvpool.tiers.ssd.plan import OUTCOMES_AT_ONCE
 from kvpool.tiers.ssd.status import SsdStatus
-from kvpool.types import KEY_BYTES
-
-# Key, parent, place in the files, place in the arena, generation: see `index.slower.pack_moves`.
-MOVE_BYTES = 2 * KEY_BYTES + 3 * 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +78,5 @@ class MetadataTier:
 
     def _start(self, rows: bytes) -> int:
         self._jobs += 1
-        self._outcomes += [(self._jobs, chunk, SsdStatus.OK, b"") for chunk in range(len(rows) // MOVE_BYTES)]
+        self._outcomes += [(self._jobs, chunk, SsdStatus.OK, b"") for chunk in range(len(rows) // MOVE_ROW.itemsize)]
         return self._jobs

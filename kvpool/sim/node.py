@@ -17,6 +17,7 @@ from kvpool.config.config import Config
 from kvpool.errors import KVPoolError
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.pool.readers.readers import Grant, Readers
 from kvpool.pool.writers.writers import CHECKSUM_BYTES, ReservedSlots, Writers
@@ -25,7 +26,7 @@ from kvpool.tiering.admission import Admission
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.dram.tier import plan_geometry
 from kvpool.tiers.ssd.tier import SsdTier
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, ConnectionId, Level, SaveState
+from kvpool.types import EPOCH_BYTES, ConnectionId, Level, SaveState
 
 # A simulated chunk is as small as a slot can be: sizes are counts of blocks.
 LAYOUT = Layout(layers=1, planes=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_tokens=512)
@@ -126,14 +127,15 @@ class SimulatedNode:
         """One request: lease what is there, then have the rest stored. `keys`: packed, the root first."""
         self._clock.set(now_ns)
         found = self._index.lookup(keys)[0]
-        grant = self._lease(keys[: found * KEY_BYTES], found) if found else None
+        column = KeyColumn(keys)
+        grant = self._lease(column[:found]) if found else None
         leased, dram = 0, 0
         if grant is not None and grant.lease:
             leased, dram = grant.chunks, grant.tiers.count(Level.DRAM)
             self._settle()
             self._readers.release(self._session, grant.lease, now_ns)
-        if leased * KEY_BYTES < len(keys):
-            self._store(keys[max(0, leased - 1) * KEY_BYTES : leased * KEY_BYTES], keys[leased * KEY_BYTES :])
+        if leased < len(column):
+            self._store(column.before(leased), column[leased:].packed)
         return Hits(dram, leased - dram)
 
     def verify(self) -> list[str]:
@@ -141,16 +143,16 @@ class SimulatedNode:
         problems = self._directory.verify() + self._readers.verify() + self._writers.verify()
         return problems + (self._tiering.verify() if self._tiering else [])
 
-    def _lease(self, keys: bytes, chunks: int) -> Grant | None:
+    def _lease(self, keys: KeyColumn) -> Grant | None:
         now_ns = self._clock.now_ns()
-        grant = self._readers.acquire_leaves(self._session, keys[-KEY_BYTES:], chunks, now_ns)
+        grant = self._readers.acquire_leaves(self._session, keys[-1], len(keys), now_ns)
         if grant.chunks:
             return grant
         for _ in range(WAITS_MAX):
-            granted = self._acquire(keys, may_wait=True)
+            granted = self._acquire(keys.packed, may_wait=True)
             if granted is not None or not self._make_room():
                 break
-        return granted if granted is not None else self._acquire(keys, may_wait=False)
+        return granted if granted is not None else self._acquire(keys.packed, may_wait=False)
 
     def _acquire(self, keys: bytes, *, may_wait: bool) -> Grant | None:
         if self._tiering is None:

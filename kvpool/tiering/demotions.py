@@ -28,9 +28,10 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.key_column import KeyColumn
 from kvpool.tiering.admission import LEAST_CHANCE, UNBOUNDED, Admission, Admitted
 from kvpool.tiers.base import SlowerTier, pack_moves
-from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, HoldId, NamespaceId, ReservationId, SaveState, WriteOrder
+from kvpool.types import DEFAULT_PRIORITY, HoldId, NamespaceId, ReservationId, SaveState, WriteOrder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -57,7 +58,7 @@ class _Chain:
     namespace: Namespace
     pin: HoldId
     parent: bytes
-    keys: bytes
+    keys: KeyColumn
     places: "npt.NDArray[np.uint64]"  # in the arena
     sources: "npt.NDArray[np.uint64]"  # generations in DRAM
     priorities: bytes
@@ -163,9 +164,9 @@ class Demotions:
         with self._passing_refused() as refused:
             while left > 0 and refused.chunks < REFUSED_AT_ONCE and self._has_room:
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
-                if not pinned[0]:
-                    return pinned[1] > 0  # looked at in vain, and there may be others behind
-                size = _slot_bytes(self._namespaces.by_id(NamespaceId(pinned[3])))
+                if not pinned.id:
+                    return pinned.chunks > 0  # looked at in vain, and there may be others behind
+                size = _slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))
                 affordable = (lambda _: UNBOUNDED) if is_forced else partial(self._admission.affordable, size)
                 started = self._begin(pinned, affordable, now_ns, left, refused)
                 if started is None:
@@ -181,7 +182,7 @@ class Demotions:
         if not self._has_room:
             return
         pinned = self._directory.pin_unsaved_prefix(namespace.id, keys, parent)
-        if pinned[0]:
+        if pinned.id:
             size = _slot_bytes(namespace)
             affordable = partial(self._admission.affordable, size, is_ordered=True)
             with self._passing_refused() as refused:
@@ -200,9 +201,9 @@ class Demotions:
                 and (is_urgent or self._is_write_through or self._directory.unsaved_bytes > self._watermark_bytes)
             ):
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
-                if not pinned[0]:
+                if not pinned.id:
                     return
-                size = _slot_bytes(self._namespaces.by_id(NamespaceId(pinned[3])))
+                size = _slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))
                 started = self._begin(pinned, partial(self._admission.affordable, size), now_ns, left, refused)
                 if started is None:
                     self._admit(now_ns)
@@ -258,7 +259,7 @@ class Demotions:
 
     def _begin(
         self,
-        pinned: tuple[int, int, bytes, int],
+        pinned: kvpool_native.Pinned,
         affordable: Callable[[int], int],
         now_ns: int,
         chunks_max: int,
@@ -266,20 +267,19 @@ class Demotions:
     ) -> int | None:
         """Start writing pinned chunks, `chunks_max` of them now. How many that are: 0 where the tier refuses this chain, which
         is then in `refused`; None where it or the budget takes nothing more."""
-        pin, chunks, parent, namespace_id = pinned
-        offsets, sources, _ = self._directory.columns(pin)
-        priorities, durations_ms = self._directory.retentions(pin)
+        slots = self._directory.columns(pinned.id)
+        priorities, durations_ms = self._directory.retentions(pinned.id)
         chain = _Chain(
-            self._namespaces.by_id(NamespaceId(namespace_id)),
-            HoldId(pin),
-            parent,
-            self._directory.keys_of(pin),
-            np.frombuffer(offsets, "<u8"),
-            np.frombuffer(sources, "<u8"),
+            self._namespaces.by_id(NamespaceId(pinned.namespace)),
+            HoldId(pinned.id),
+            pinned.parent,
+            KeyColumn(self._directory.keys_of(pinned.id)),
+            np.frombuffer(slots.offsets, "<u8"),
+            np.frombuffer(slots.generations, "<u8"),
             priorities,
             np.frombuffer(durations_ms, "<u4"),
             affordable,
-            chunks,
+            pinned.chunks,
         )
         self._bytes += chain.size
         started = self._start_part(chain, now_ns, chunks_max)
@@ -309,26 +309,25 @@ class Demotions:
         if count <= 0:
             return None
         begin, end = chain.next, chain.next + count
-        before = chain.keys[(begin - 1) * KEY_BYTES : begin * KEY_BYTES] if begin else chain.parent
-        packed = chain.keys[begin * KEY_BYTES : end * KEY_BYTES]
-        reservation, states, offsets, generations = self._slower.directory.reserve(
-            chain.namespace.id, size_class, before, packed, now_ns
-        )
-        taken = states.count(SaveState.RESERVED)
+        before, wanted = chain.keys.before(begin, chain.parent), chain.keys[begin:end]
+        made = self._slower.directory.reserve(chain.namespace.id, size_class, before, wanted.packed, now_ns)
+        taken = made.states.count(SaveState.RESERVED)
         if chain.priorities[begin:end].strip(bytes([DEFAULT_PRIORITY])):
             durations_ms = chain.durations_ms[begin:end].tobytes()
-            self._slower.directory.retain(chain.namespace.id, packed, chain.priorities[begin:end], durations_ms, now_ns)
+            self._slower.directory.retain(
+                chain.namespace.id, wanted.packed, chain.priorities[begin:end], durations_ms, now_ns
+            )
         if not taken:
             return 0
-        first = states.index(SaveState.RESERVED)
-        keys = [packed[at : at + KEY_BYTES] for at in range(0, (first + taken) * KEY_BYTES, KEY_BYTES)]
+        first = made.states.index(SaveState.RESERVED)
+        keys = wanted[first : first + taken]
         job = _Job(
             chain,
-            ReservationId(reservation),
-            keys[first:],
-            [before, *keys][first:-1],
-            np.frombuffer(offsets, "<u8")[first : first + taken].tolist(),
-            np.frombuffer(generations, "<u8")[first : first + taken].tolist(),
+            ReservationId(made.id),
+            list(keys),
+            keys.parents(wanted.before(first, before)),
+            np.frombuffer(made.offsets, "<u8")[first : first + taken].tolist(),
+            np.frombuffer(made.generations, "<u8")[first : first + taken].tolist(),
             chain.sources[begin + first : begin + first + taken].tolist(),
             taken,
             [False] * taken,
@@ -337,7 +336,7 @@ class Demotions:
         rows = pack_moves(job.keys, job.parents, job.offsets, places, job.generations)
         job_id = self._slower.write(chain.namespace, rows, [self._directory.tokens_of(key) for key in job.keys])
         if not job_id:
-            self._slower.directory.end_reservation(reservation, now_ns)
+            self._slower.directory.end_reservation(made.id, now_ns)
             return None
         chain.next = begin + first + taken
         if chain.next < end:

@@ -18,8 +18,9 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.index.namespaces import Namespace
+from kvpool.key_column import KeyColumn
 from kvpool.tiers.base import SlowerTier, pack_moves
-from kvpool.types import KEY_BYTES, HoldId, SaveState
+from kvpool.types import HoldId, SaveState
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +59,10 @@ class Promotions:
         """What the tier below has of the chunks behind `parent`, of which DRAM has `chunks`: how many, and a hold on them."""
         if not self._slower.can_read:
             return 0, HoldId(0)
-        below, hold = self._slower.directory.acquire(namespace.id, keys, 0, parent)
-        if below > chunks:
+        below = self._slower.directory.acquire(namespace.id, keys, 0, parent)
+        if below.chunks > chunks:
             failpoint.reach("daemon.promote.held")
-        return below, HoldId(hold)
+        return below.chunks, HoldId(below.id)
 
     def promote(
         self,
@@ -80,17 +81,14 @@ class Promotions:
         """
         placed, is_under_way = 0, False
         if keys:
-            hold, states, offsets, generations = self._directory.promote(
-                namespace.id, namespace.size_class, parent, keys, now_ns
-            )
-            placed = _leading(states)
-            reserved = [number for number in range(placed) if states[number] == SaveState.RESERVED]
+            made = self._directory.promote(namespace.id, namespace.size_class, parent, keys, now_ns)
+            placed = _leading(made.states)
+            reserved = [number for number in range(placed) if made.states[number] == SaveState.RESERVED]
             if reserved:
-                slots = HoldId(hold), offsets, generations
-                is_under_way = self._read(namespace, keys, reserved, slots, first, hold_below, is_urgent=is_urgent)
+                is_under_way = self._read(namespace, keys, reserved, made, first, hold_below, is_urgent=is_urgent)
                 placed = placed if is_under_way else reserved[0]
-            if hold and not is_under_way:
-                self._directory.release(hold, now_ns)
+            if made.id and not is_under_way:
+                self._directory.release(made.id, now_ns)
         if hold_below and not is_under_way:
             self._slower.directory.release(hold_below, now_ns)
         return placed
@@ -128,24 +126,23 @@ class Promotions:
         namespace: Namespace,
         keys: bytes,
         reserved: list[int],
-        slots: tuple[HoldId, bytes, bytes],
+        made: kvpool_native.Reserved,
         first: int,
         hold_below: HoldId,
         *,
         is_urgent: bool,
     ) -> bool:
         """Start the reading of the reserved chunks. False when the tier takes no more: then they are given up."""
-        hold, offsets, generations = slots
         below = self._slower.directory.columns(hold_below)
         chosen = np.array(reserved)
-        fresh: list[int] = np.frombuffer(generations, "<u8")[chosen].tolist()
-        sources: list[int] = np.frombuffer(below[1], "<u8")[first + chosen].tolist()
-        named = [keys[n * KEY_BYTES : (n + 1) * KEY_BYTES] for n in reserved]
+        fresh: list[int] = np.frombuffer(made.generations, "<u8")[chosen].tolist()
+        sources: list[int] = np.frombuffer(below.generations, "<u8")[first + chosen].tolist()
+        named = list(KeyColumn(keys).chosen(reserved))
         rows = pack_moves(
             named,
             [b""] * len(named),
-            np.frombuffer(below[0], "<u8")[first + chosen].tolist(),
-            np.frombuffer(offsets, "<u8")[chosen].tolist(),
+            np.frombuffer(below.offsets, "<u8")[first + chosen].tolist(),
+            np.frombuffer(made.offsets, "<u8")[chosen].tolist(),
             sources,
         )
         job_id = self._slower.read(namespace, rows, is_urgent=is_urgent)
@@ -153,7 +150,7 @@ class Promotions:
             for key, generation in zip(named, fresh, strict=True):
                 self._directory.fail_landing(key, generation)
             return False
-        self._jobs[job_id] = _Job(hold, hold_below, named, fresh, sources, len(named))
+        self._jobs[job_id] = _Job(HoldId(made.id), hold_below, named, fresh, sources, len(named))
         return True
 
 

@@ -21,6 +21,7 @@ from kvpool.clock import Clock
 from kvpool.config.config import Config, SsdConfig
 from kvpool.errors import KVPoolError
 from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.key_column import KeyColumn
 from kvpool.keys import namespace_fingerprint
 from kvpool.layout import WireLayout
 from kvpool.tiering.admission import DECLINED, make_admission
@@ -33,7 +34,7 @@ from kvpool.tiers.ssd.size_classes import SsdClasses
 from kvpool.tiers.ssd.status import SsdStatus, TierState
 from kvpool.tiers.ssd.tier import Recovered, SsdTier
 from kvpool.tiers.ssd.watch import SsdWatch
-from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, SizeClassId
+from kvpool.types import DEFAULT_PRIORITY, SizeClassId
 
 log = logging.getLogger(__name__)
 
@@ -195,16 +196,14 @@ class Tiering:
 
     def forget_departed(self) -> None:
         """Have the catalogue forget what has left the slower tier."""
-        departed = self.directory.take_departed()
-        for at in range(0, len(departed), KEY_BYTES):
-            self.tier.forget(departed[at : at + KEY_BYTES])
+        for key in KeyColumn(self.directory.take_departed()):
+            self.tier.forget(key)
 
     def remember_lapsed(self) -> None:
         """Have the catalogue know of priorities that have fallen back, or a restart would raise them again."""
-        lapsed = self.directory.take_lapsed()
-        for at in range(0, len(lapsed), KEY_BYTES):
-            if self.directory.retention(lapsed[at : at + KEY_BYTES]) is not None:
-                self.touch(lapsed[at : at + KEY_BYTES])
+        for key in KeyColumn(self.directory.take_lapsed()):
+            if self.directory.retention(key) is not None:
+                self.touch(key)
 
     def start_opening(self, open_namespace: OpenNamespace) -> None:
         """Begin to open the tier, beside everything else."""

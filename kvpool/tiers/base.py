@@ -7,7 +7,10 @@ from typing import Protocol
 
 import kvpool_native
 from kvpool.index.namespaces import Namespace
+from kvpool.packed_rows import MOVE_ROW, struct_of
 from kvpool.types import SizeClassId
+
+_MOVE, _ = struct_of(MOVE_ROW, "key", "generation")
 
 
 class SlowerTier(Protocol):
@@ -61,11 +64,4 @@ def pack_moves(
 ) -> bytes:
     """The rows of a job: key, parent (zeros: none), place in the files, place in the arena, generation in the files."""
     rows = zip(keys, parents, offsets, arena_offsets, generations, strict=True)
-    return b"".join(
-        key
-        + (parent or bytes(32))
-        + offset.to_bytes(8, "little")
-        + arena_offset.to_bytes(8, "little")
-        + generation.to_bytes(8, "little")
-        for key, parent, offset, arena_offset, generation in rows
-    )
+    return b"".join(_MOVE.pack(*row) for row in rows)

@@ -1,6 +1,5 @@
 // Bindings of what two tiers tell each other. Columns cross as packed little-endian bytes. No logic.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 
 #include "bindings.h"
 #include "columns.h"
+#include "rows.h"
 #include "directory/directory.h"
 
 namespace nb = nanobind;
@@ -21,20 +21,24 @@ std::optional<ChunkKey> parent_of(const nb::bytes& parent) {
   return parent.size() == 0 ? std::nullopt : std::optional(one_key(parent));
 }
 
-PackedReservation promote(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
+Reserved promote(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
                           const nb::bytes& keys, uint64_t now_ns) {
   if (size_class >= directory.arena().class_count()) {
     throw nb::index_error("unknown size class");
   }
   const Reservation answer = directory.promote(known_namespace(directory, owner), ClassId(size_class), parent_of(parent),
                                                packed_keys(keys), keys.size() / KEY_BYTES, now_ns);
-  return packed_answer(answer);
+  return reserved(answer);
 }
 
-// (pin, chunks, parent, namespace)
-using PinTuple = std::tuple<HoldId, size_t, nb::bytes, uint32_t>;
+struct Pinned {
+  HoldId id;
+  size_t chunks;
+  nb::bytes parent;
+  uint32_t owner;
+};
 
-PinTuple describe(const Directory& directory, Hold pin) {
+Pinned describe(const Directory& directory, Hold pin) {
   const auto record = pin.id == 0 ? std::nullopt : directory.record_of(pin.id, 0);
   const ChunkRecord first = record ? directory.record(*record) : ChunkRecord{};
   const auto parent = directory.parent_key_of(pin.id);
@@ -53,19 +57,6 @@ nb::bytes keys_of(const Directory& directory, HoldId hold) {
 Retention retention_of(uint32_t priority, uint32_t duration_ms) {
   return priority > MAX_PRIORITY ? Retention{} : Retention{static_cast<uint8_t>(priority), duration_ms};
 }
-
-// One row of a catalogue as the daemon restores it.
-struct RestoreRow {
-  uint8_t key[KEY_BYTES];
-  uint8_t parent[KEY_BYTES];  // zeros: the root
-  uint64_t offset;
-  uint64_t generation;
-  uint32_t owner;
-  uint32_t size_class;
-  uint32_t priority;
-  uint32_t duration_ms;
-};
-static_assert(sizeof(RestoreRow) == 96);
 
 bool restore_row(Directory& directory, const RestoreRow& row, uint64_t now_ns) {
   const bool has_parent = std::any_of(row.parent, row.parent + KEY_BYTES, [](uint8_t byte) { return byte != 0; });
@@ -93,7 +84,14 @@ nb::bytes restore(Directory& directory, const nb::bytes& rows, uint64_t now_ns) 
   return pack(is_restored);
 }
 
-void bind_pins(nb::class_<Directory>& directory) {
+void bind_pins(nb::module_& module, nb::class_<Directory>& directory) {
+  nb::class_<Pinned>(module, "Pinned", "Chunks of one chain that have a pin, so that they stay while they are written down.")
+      .def_ro("id", &Pinned::id, "Ends by `unpin`; 0: nothing is pinned.")
+      .def_ro("chunks", &Pinned::chunks,
+              "How many are pinned; without a pin how many were looked at in vain: they gave way below with those before them,\n"
+              "and there may be others behind.")
+      .def_ro("parent", &Pinned::parent, "The key before the first of them; b\"\": the root.")
+      .def_ro("namespace", &Pinned::owner);
   directory
       .def(
           "pin_unsaved",
@@ -104,9 +102,8 @@ void bind_pins(nb::class_<Directory>& directory) {
             return describe(self, self.pin_unsaved(scan, static_cast<WriteOrder>(order)));
           },
           "scan"_a, "order"_a,
-          "(pin, chunks, parent, namespace): chunks of one chain that the slower tier lacks, behind `parent` (b\"\": the\n"
-          "root), ending in one of the first `scan` chunks; order 0: the coldest first, 1: the newest, 2: the worthiest; pin 0: none,\n"
-          "but `chunks` that gave way below with those before them, and maybe others behind.")
+          "Pins chunks of one chain that the slower tier lacks, ending in one of the first `scan` chunks; order 0: the coldest\n"
+          "first, 1: the newest, 2: the worthiest.")
       .def(
           "pin_unsaved_prefix",
           [](Directory& self, uint32_t owner, const nb::bytes& keys, const nb::bytes& parent) {
@@ -124,13 +121,12 @@ void bind_pins(nb::class_<Directory>& directory) {
 
 }  // namespace
 
-void bind_tiers(nb::class_<Directory>& directory) {
+void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
   directory
       .def("attach_slower", &Directory::attach_slower, "slower"_a, nb::keep_alive<1, 2>(),
            "Has the slower tier's directory say here what it holds; both must be empty.")
       .def("promote", &promote, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a,
-           "(hold, states u8, offsets u64, generations u64): slots to read the slower tier's chunks into; RESERVED ones\n"
-           "are to be read. The hold ends by `release`.")
+           "Slots to read the slower tier's chunks into; RESERVED ones are to be read. The hold ends by `release`.")
       .def(
           "landed",
           [](Directory& self, const nb::bytes& key, uint64_t generation, const nb::bytes& tokens) {
@@ -175,8 +171,7 @@ void bind_tiers(nb::class_<Directory>& directory) {
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
            "While True nothing is evicted that no other tier has: NOT_READY instead.")
       .def("restore", &restore, "rows"_a, "now_ns"_a = 0,
-           "Rows of key, parent, offset u64, generation u64, namespace u32, size class u32, priority u32, duration_ms u32;\n"
-           "ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.")
+           "Rows as `RESTORE_ROW` says, ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.")
       .def("finish_restore", &Directory::finish_restore, "generation"_a = 0,
            "Generations go on behind this one, or behind the greatest that was restored.")
       .def("begin_count", &Directory::begin_count, "`counted` counts from now on.")
@@ -188,7 +183,7 @@ void bind_tiers(nb::class_<Directory>& directory) {
             return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
           },
           "The keys that left this slower tier since the last call, packed.");
-  bind_pins(directory);
+  bind_pins(module, directory);
 }
 
 }  // namespace kvpool

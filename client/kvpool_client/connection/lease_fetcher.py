@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
@@ -43,11 +43,10 @@ class LeaseFetcher:
         if session is None or not chunks:
             return self._lease(None, _NO_LEASE)
         columns = hit.keys.columns()
-        end = chunks * KEY_BYTES
         left_s = self._timeout_s
         if chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
             deadline = Deadline(left_s)
-            leaves = b"".join(column[end - KEY_BYTES : end] for column in columns)
+            leaves = b"".join(KeyColumn(column)[chunks - 1] for column in columns)
             leased = self._ask(session, m.AcquireLeaves(leaves, chunks), left_s)
             left_s = deadline.remaining_s()
             if leased is None or leased.chunks or left_s < self._timeout_s / 2:
@@ -93,5 +92,4 @@ class LeaseFetcher:
 
 
 def _acquire(hit: Hit, chunks: int | None = None) -> m.Acquire:
-    end = (hit.chunks if chunks is None else chunks) * KEY_BYTES
-    return m.Acquire(b"".join(column[:end] for column in hit.keys.columns()))
+    return m.Acquire(hit.keys.leading(hit.chunks if chunks is None else chunks).packed)

@@ -4,14 +4,13 @@ Each wish is a round trip that waits for nothing but its answer; what takes seve
 time. Whatever fails on the daemon's side is absent, never an exception. Any thread.
 """
 
-import numpy as np
-
 from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES, RetainState, TokenRange
+from kvpool.types import RetainState, TokenRange
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.hints.envelope import (
@@ -51,12 +50,12 @@ class HintClient:
         """Keep the covered chunks so; one round trip for each WISHES_MAX of them on all ranks."""
         deadline = deadline or Deadline(self._timeout_s)
         covered = retention_columns.covered
-        columns = [np.frombuffer(column, f"V{KEY_BYTES}") for column in keys.columns()]
+        columns = [KeyColumn(column) for column in keys.columns()]
         states = b""
         for first in range(0, len(covered), self._retain_keys_max):
             chosen = covered[first : first + self._retain_keys_max]
             request = m.Retain(
-                b"".join(column[chosen].tobytes() for column in columns),
+                b"".join(column.chosen(chosen).packed for column in columns),
                 retention_columns.priorities[chosen].tobytes(),
                 retention_columns.durations_ms[chosen].astype("<u4").tobytes(),
             )
@@ -76,8 +75,7 @@ class HintClient:
         states = b""
         for first in covered[:: self._retain_keys_max]:
             last = min(first + self._retain_keys_max, end)
-            column = b"".join(column[: last * KEY_BYTES] for column in keys.columns())
-            states += self._ask(m.Demote(column, first), last - first, deadline)
+            states += self._ask(m.Demote(keys.leading(last).packed, first), last - first, deadline)
         result = RetainResult.of(len(keys), covered, states)
         self._counters.count("demoted_chunks", result.accepted)
         return result
@@ -94,8 +92,7 @@ class HintClient:
             return AnnounceResult(0, 0, named)
         try:
             failpoint.reach("client.announce.before", failpoint.unreachable)
-            column = b"".join(column[: asked * KEY_BYTES] for column in keys.columns())
-            answer = session.call(m.Announce(column), m.Announced, left_s)
+            answer = session.call(m.Announce(keys.leading(asked).packed), m.Announced, left_s)
         except KVPoolError as error:
             self._link.note_failure(session, error)
             return AnnounceResult(0, 0, named)

@@ -18,8 +18,9 @@ import numpy as np
 
 import kvpool_native
 from kvpool.errors import InvalidArgument
-from kvpool.tiering.restore_rows import RESTORE_ROW
-from kvpool.types import DEFAULT_PRIORITY, EPOCH_BYTES, KEY_BYTES
+from kvpool.key_column import KEY_BYTES, KeyColumn, packed_bytes
+from kvpool.packed_rows import RESTORE_ROW
+from kvpool.types import DEFAULT_PRIORITY, EPOCH_BYTES
 
 DRAM_BYTES = 1 << 30
 SEGMENT_BYTES = 64 << 20
@@ -99,7 +100,7 @@ def _restore(files: kvpool_native.Directory, tier: Tier, random: np.random.Gener
     slots = FILE_BYTES // tier.slot_bytes
     for first in range(0, tier.chunks, BATCH):
         numbers = np.arange(first, min(tier.chunks, first + BATCH), dtype=np.uint64)
-        keys = np.frombuffer(random.bytes(KEY_BYTES * len(numbers)), f"V{KEY_BYTES}")
+        keys = KeyColumn(random.bytes(packed_bytes(len(numbers)))).rows
         rows = np.zeros(len(numbers), RESTORE_ROW)
         rows["key"] = keys
         rows["parent"][1:] = keys[:-1]

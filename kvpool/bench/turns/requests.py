@@ -14,10 +14,11 @@ import numpy as np
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.errors import KVPoolError
+from kvpool.key_column import packed_bytes
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES, ConnectionId, SaveState
+from kvpool.types import ConnectionId, SaveState
 
 CHAIN = 16384
 CHUNK = Layout(layers=1, kv_heads=1, head_dim=64, dtype="uint8", chunk_tokens=32)
@@ -48,7 +49,7 @@ class Requests:
     async def run(self) -> None:
         """Every verb that may be about a long chain, once or more."""
         session, chains, hints = self._session, self.pool.chains, self.pool.hints
-        keys = [np.random.default_rng(seed).bytes(CHAIN * KEY_BYTES) for seed in range(3)]
+        keys = [np.random.default_rng(seed).bytes(packed_bytes(CHAIN)) for seed in range(3)]
         for number, chain in enumerate(keys):
             name = "reserve, new chunks" if number < 2 else "reserve, another goes for each"
             made = self._serve(name, chains.reserve(session, m.Reserve(b"", chain)))
@@ -65,8 +66,8 @@ class Requests:
             raise KVPoolError(
                 f"{leased.chunks} chunks of the longest chain were leased: the measured parts prove nothing"
             )
-        self._note("release", lambda: self.pool.leases.release(session, leased.lease))
-        some, count = keys[2][: m.RETAIN_KEYS_MAX * KEY_BYTES], m.RETAIN_KEYS_MAX
+        self._note("release", lambda: self.pool.leases.release(session, m.Release(leased.lease)))
+        some, count = keys[2][: packed_bytes(m.RETAIN_KEYS_MAX)], m.RETAIN_KEYS_MAX
         self._serve("retain", hints.retain(session, m.Retain(some, bytes([KEPT_PRIORITY]) * count, bytes(4 * count))))
         self._serve("demote", hints.demote(session, m.Demote(keys[2], CHAIN - count)))
         self._serve("announce", hints.announce(session, m.Announce(keys[2])))

@@ -16,14 +16,13 @@ import click
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line
 from kvpool.errors import InvalidArgument
+from kvpool.key_column import KEY_DIGITS, KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES, PRIORITY_MAX, RetainState
+from kvpool.types import PRIORITY_MAX, RetainState
 from kvpool.units import parse_duration
 from kvpool_client.connection.roots import Roots
 from kvpool_client.key_chain import KeyChain
-
-KEY_DIGITS = 2 * KEY_BYTES
 
 
 @cli.command(
@@ -76,9 +75,8 @@ def retain(
             columns = [b"".join(_key(text) for text in keys)]
         counts: Counter[int] = Counter()
         for column in columns:
-            for at in range(0, len(column), m.RETAIN_KEYS_MAX * KEY_BYTES):
-                part = column[at : at + m.RETAIN_KEYS_MAX * KEY_BYTES]
-                counts.update(ask(partial(connection.retain, part, priority, duration_s)))
+            for part in KeyColumn(column).parts(m.RETAIN_KEYS_MAX):
+                counts.update(ask(partial(connection.retain, part.packed, priority, duration_s)))
     report = {state.name.lower(): counts[state] for state in RetainState}
     if options.is_json:
         print_json({**report, "priority": priority, "duration_s": duration_s})

@@ -12,10 +12,10 @@ import click
 
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line
+from kvpool.key_column import KEY_BYTES, KEY_DIGITS
 from kvpool.keys import root_key
 from kvpool.layout import Layout
 from kvpool.protocol.blocking import BlockingConnection
-from kvpool.types import KEY_BYTES
 from kvpool_client.key_chain import KeyChain
 
 # What removed or refused a chunk, for people.
@@ -136,7 +136,7 @@ def _key(text: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        fail(f"{text!r} is no key, expected {2 * KEY_BYTES} hex digits", EXIT_USAGE)
+        fail(f"{text!r} is no key, expected {KEY_DIGITS} hex digits", EXIT_USAGE)
     return key
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from kvpool.config.config import DramConfig
 from kvpool.index.namespaces import Namespaces
 from kvpool.types import ConnectionId, NamespaceId
-from kvpool_native import Directory
+from kvpool_native import Directory, HolderUse
 
 # Of each kind; a report is one frame.
 ROWS_MAX = 32
@@ -36,8 +36,8 @@ class HoldsByOwner(Protocol):
 def held_by_connection(directory: Directory, *owners: HoldsByOwner) -> dict[int, dict[str, int]]:
     """Numbers and bytes by name that each connection has: of its holds in the directory, and what `owners` count."""
     found: dict[int, dict[str, int]] = {}
-    for number, *sizes in directory.holders():
-        found[number] = dict(zip(_KINDS, sizes, strict=True))
+    for use in directory.holders():
+        found[use.holder] = dict(zip(_KINDS, _bytes_of(use), strict=True))
     for owner in owners:
         for connection, counts in owner.count_by_owner().items():
             found.setdefault(connection, {}).update(counts)
@@ -46,11 +46,11 @@ def held_by_connection(directory: Directory, *owners: HoldsByOwner) -> dict[int,
 
 def count_held(directory: Directory, namespaces: Namespaces) -> dict[str, int]:
     """Bytes by name. `held.connection.0`: of tickets. Leases of one connection on the same chunks may count more than once."""
-    holders = directory.holders()
+    holders = [(use.holder, *_bytes_of(use)) for use in directory.holders()]
     by_namespace = []
-    for number, *chunks in directory.held_namespaces():
-        size = namespaces.by_id(NamespaceId(number)).layout.chunk_bytes
-        by_namespace.append((number, *(count * size for count in chunks)))
+    for kept in directory.held_namespaces():
+        size = namespaces.by_id(NamespaceId(kept.namespace)).layout.chunk_bytes
+        by_namespace.append((kept.namespace, kept.writing * size, kept.zombies * size, kept.held * size))
     rows = {
         "held.connections": len(holders),
         **{f"held.{kind}": sum(row[1 + at] for row in by_namespace) for at, kind in enumerate(_KINDS)},
@@ -59,3 +59,8 @@ def count_held(directory: Directory, namespaces: Namespaces) -> dict[str, int]:
         for number, *sizes in sorted(listed, key=lambda row: sum(row[1:]), reverse=True)[:ROWS_MAX]:
             rows |= {f"held.{word}.{number}.{kind}": size for kind, size in zip(_KINDS, sizes, strict=True)}
     return rows
+
+
+def _bytes_of(use: HolderUse) -> tuple[int, int, int]:
+    """In the order of `_KINDS`."""
+    return use.reserved_bytes, use.zombie_bytes, use.leased_bytes

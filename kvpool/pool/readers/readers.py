@@ -127,11 +127,11 @@ class Readers:
         """Lease the `chunks` chunks that end in `leaves`, one key for each rank: all of them or nothing. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
-        acquired, holds = self._directory.acquire_leaves(session.namespace_ids, leaves, chunks, now_ns)
-        if self._affordable(session.connection, session, holds, acquired) < acquired:
-            self._end_holds([HoldId(hold) for hold in holds], now_ns)
+        held = self._directory.acquire_leaves(session.namespace_ids, leaves, chunks, now_ns)
+        if self._affordable(session.connection, session, held.ids, held.chunks) < held.chunks:
+            self._end_holds([HoldId(hold) for hold in held.ids], now_ns)
             return NOTHING
-        return self._grant_acquired(session, acquired, holds, now_ns)
+        return self._grant_acquired(session, held.chunks, held.ids, now_ns)
 
     def release(self, session: EngineSession, lease: int, now_ns: int) -> None:
         """End a lease; nothing where it had ended before."""
@@ -212,10 +212,10 @@ class Readers:
         self._directory.charge(list(holds.values()), session.connection)
         rank = session.layout.rank
         if rank is None:
-            levels = [np.frombuffer(self._directory.columns(hold)[2], np.uint8) for hold in holds.values()]
+            levels = [np.frombuffer(self._directory.columns(hold).levels, np.uint8) for hold in holds.values()]
             return Grant(lease.id, chunks, b"", b"", np.maximum.reduce(levels).tobytes())
-        offsets, generations, tiers = self._directory.columns(holds[rank])
-        return Grant(lease.id, chunks, offsets, generations, tiers)
+        columns = self._directory.columns(holds[rank])
+        return Grant(lease.id, chunks, columns.offsets, columns.generations, columns.levels)
 
     def _affordable(self, holder: int, session: EngineSession, holds: Sequence[int], chunks: int) -> int:
         classes = [namespace.size_class for namespace in session.namespaces.values()]

@@ -9,8 +9,9 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.index.parts import PART_CHUNKS, Step
 from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.retention import keep
-from kvpool.types import DURATION_BYTES, KEY_BYTES, ReservationId, RetainState, SaveState
+from kvpool.types import DURATION_BYTES, ReservationId, RetainState, SaveState
 
 HAVE_SLOTS = (SaveState.PRESENT, SaveState.RESERVED)
 
@@ -30,7 +31,7 @@ class ReserveTask:
         self._own = session.own
         self._connection = session.connection
         self._parent = parent
-        self.keys = keys
+        self.keys = KeyColumn(keys)
         self._retention = retention
         self.reservation = ReservationId(0)
         self.states = bytearray()
@@ -39,7 +40,7 @@ class ReserveTask:
         self.retained = bytearray()
 
     def __repr__(self) -> str:
-        return f"<ReserveTask {self.chunks} of {len(self.keys) // KEY_BYTES} chunks>"
+        return f"<ReserveTask {self.chunks} of {len(self.keys)} chunks>"
 
     @property
     def chunks(self) -> int:
@@ -50,31 +51,33 @@ class ReserveTask:
         """Reserve the next part. WAIT (if it may) where only memory could serve that is being faulted in or written down."""
         first = self.chunks
         evicted_before = self._directory.evicted_chunks
-        reservation, states, offsets, generations = self._reserve(first, now_ns, may_wait=may_wait)
-        self.reservation = ReservationId(reservation)
+        made = self._reserve(first, now_ns, may_wait=may_wait)
+        self.reservation = ReservationId(made.id)
         failpoint.reach("daemon.reserve.after", failpoint.refused)
         if self._directory.evicted_chunks > evicted_before:
             failpoint.reach("daemon.evict.after", failpoint.refused)
-        self.states += states
-        self.offsets += offsets
-        self.generations += generations
+        self.states += made.states
+        self.offsets += made.offsets
+        self.generations += made.generations
         if self._retention[0]:
-            self.retained += self._retain(first, states, now_ns)
-        if self.chunks * KEY_BYTES == len(self.keys):
+            self.retained += self._retain(first, made.states, now_ns)
+        if self.chunks == len(self.keys):
             return Step.DONE
-        return Step.MORE if len(states) == PART_CHUNKS else Step.WAIT
+        return Step.MORE if len(made.states) == PART_CHUNKS else Step.WAIT
 
     def take(self) -> ReservationId:
         """The reservation, which is the caller's from now on."""
         taken, self.reservation = self.reservation, ReservationId(0)
         return taken
 
-    def _reserve(self, first: int, now_ns: int, *, may_wait: bool) -> tuple[int, bytes, bytes, bytes]:
+    def _reserve(self, first: int, now_ns: int, *, may_wait: bool) -> kvpool_native.Reserved:
         if self.reservation:
-            return self._directory.reserve_more(self.reservation, self.keys, now_ns, first, PART_CHUNKS, may_wait)
+            return self._directory.reserve_more(
+                self.reservation, self.keys.packed, now_ns, first, PART_CHUNKS, may_wait
+            )
         own, holder = self._own, self._connection
         return self._directory.reserve(
-            own.id, own.size_class, self._parent, self.keys, now_ns, holder, first, PART_CHUNKS, may_wait
+            own.id, own.size_class, self._parent, self.keys.packed, now_ns, holder, first, PART_CHUNKS, may_wait
         )
 
     def _retain(self, first: int, states: bytes, now_ns: int) -> bytes:
@@ -87,7 +90,7 @@ class ReserveTask:
         answer = keep(
             self._directory,
             self._own.id,
-            self.keys[first * KEY_BYTES : (first + retained) * KEY_BYTES],
+            self.keys[first : first + retained].packed,
             priorities[first : first + retained],
             durations[first * DURATION_BYTES : (first + retained) * DURATION_BYTES],
             now_ns,

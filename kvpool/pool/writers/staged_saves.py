@@ -18,6 +18,7 @@ from kvpool.layout import Layout
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
+from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.transfer.staged_copy import StagedCopy
 from kvpool.transfer.staging import StagingAreas
 from kvpool.transfer.workers import Workers, call_later
@@ -62,6 +63,7 @@ class StagedSaves:
             raise Refused("full", f"no staging memory can be had: {error}") from error
         return sm.Staging(area.size), area.fd
 
+    @verb(sm.CopyStaged, roles=ENGINE)
     def copy(self, session: EngineSession, request: sm.CopyStaged) -> "m.Done | asyncio.Future[m.Done]":
         """Copy layers out of staging into reserved slots. Raises ProtocolError for what lies outside, Refused."""
         area = self._areas.find(session.connection)

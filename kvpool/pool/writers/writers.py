@@ -100,7 +100,7 @@ class Writers:
         reserved = reserve_task.states.count(SaveState.RESERVED)
         states, offsets = bytes(reserve_task.states), bytes(reserve_task.offsets)
         if self._hit_curve is not None:
-            self._hit_curve.note_save(reserve_task.keys, layout.chunk_bytes, now_ns)
+            self._hit_curve.note_save(reserve_task.keys.packed, layout.chunk_bytes, now_ns)
         if not reserved:
             self.give_up(reserve_task, now_ns)  # what is present was merely touched
         reservation = reserve_task.take()

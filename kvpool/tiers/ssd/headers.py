@@ -138,6 +138,6 @@ class SsdHeaders:
         header = kvpool_native.decode_ssd_header(page) if len(page) == PAGE_BYTES else None
         if header is None:
             return b""
-        epoch, key, _, namespace, generation, _, _, words = header
-        is_asked = (epoch, key, namespace, generation) == (self.epoch, place.key, place.namespace, place.generation)
-        return words if is_asked else b""
+        found = (header.epoch, header.key, header.namespace, header.generation)
+        is_asked = found == (self.epoch, place.key, place.namespace, place.generation)
+        return header.tokens if is_asked else b""

@@ -228,7 +228,7 @@ class SsdTier:
         """What has ended, a turn's worth: job, chunk, status, and the token ids (i32) that came with a chunk that was read."""
         assert self._queue is not None
         taken = self._queue.take_outcomes(OUTCOMES_AT_ONCE)
-        outcomes = [(job, chunk, SsdStatus(status), tokens) for job, chunk, status, _, tokens in taken]
+        outcomes = [(each.job, each.chunk, SsdStatus(each.status), each.tokens) for each in taken]
         for _, _, status, _ in outcomes:
             self._note(status)
         if not self._is_distrusted and self._queue.io()["is_distrusted"]:

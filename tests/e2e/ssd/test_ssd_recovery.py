@@ -56,7 +56,7 @@ def generations_on_disk(ssd: Path) -> set[int]:
             if content.startswith(b"KVPSLOT1", at):
                 header = kvpool_native.decode_ssd_header(content[at : at + kvpool_native.SSD_HEADER_BYTES])
                 assert header is not None
-                found.add(header[4])
+                found.add(header.generation)
     return found
 
 

@@ -89,7 +89,7 @@ class Rig:
         rows, cursor, is_first = [], 0, True
         while cursor or is_first:
             cursor, packed = self.files.list_chunks(cursor, 50)
-            for at in range(0, len(packed), kvpool_native.CHANGE_BYTES):
+            for at in range(0, len(packed), kvpool_native.CHANGE_ROW.bytes):
                 stored, parent = packed[at : at + 32], packed[at + 32 : at + 64]
                 rows.append((stored, parent, *self.files.place_of(stored), self.files.retention(stored)))
             is_first = False
@@ -116,44 +116,42 @@ class Rig:
 
     def store(self, names: list[int]) -> bytes:
         column = b"".join(key(names[: at + 1]) for at in range(len(names)))
-        hold, states, _, _ = self.memory.reserve(self.namespace.id, self.namespace.size_class, b"", column, self.tick())
-        self.journal.note_refusals(column, states, self.namespace.id)
-        reserved = [at for at, state in enumerate(states) if state == SaveState.RESERVED]
+        made = self.memory.reserve(self.namespace.id, self.namespace.size_class, b"", column, self.tick())
+        self.journal.note_refusals(column, made.states, self.namespace.id)
+        reserved = [at for at, state in enumerate(made.states) if state == SaveState.RESERVED]
         if reserved:
             words = [words_of(names[: at + 1]) for at in reserved]
             self.headers.words.update((column[32 * at : 32 * at + 32], words_of(names[: at + 1])) for at in reserved)
-            self.memory.commit(hold, 0, sums(len(reserved)), self.tick(), b"".join(words))
-            self.memory.end_reservation(hold, self.tick())
-        return states
+            self.memory.commit(made.id, 0, sums(len(reserved)), self.tick(), b"".join(words))
+            self.memory.end_reservation(made.id, self.tick())
+        return made.states
 
     def drop(self, directory: kvpool_native.Directory, chunk: bytes) -> None:
         """What a verdict about the chunk as it is now does."""
         directory.drop(chunk, directory.place_of(chunk)[1])
 
     def demote(self) -> None:
-        pin, chunks, parent, _ = self.memory.pin_unsaved(64, 1)
-        if not pin:
+        pinned = self.memory.pin_unsaved(64, 1)
+        if not pinned.id:
             return
-        keys = self.memory.keys_of(pin)
-        made, states, _, _ = self.files.reserve(self.namespace.id, self.below, parent, keys, self.tick())
-        taken = states.count(SaveState.RESERVED)
-        assert taken <= chunks
-        if made:
-            self.files.commit(made, 0, sums(taken), self.tick())
-            self.files.end_reservation(made, self.tick())
-        self.memory.unpin(pin)
+        keys = self.memory.keys_of(pinned.id)
+        reserved = self.files.reserve(self.namespace.id, self.below, pinned.parent, keys, self.tick())
+        taken = reserved.states.count(SaveState.RESERVED)
+        assert taken <= pinned.chunks
+        if reserved.id:
+            self.files.commit(reserved.id, 0, sums(taken), self.tick())
+            self.files.end_reservation(reserved.id, self.tick())
+        self.memory.unpin(pinned.id)
 
     def promote(self, names: list[int]) -> None:
         column = b"".join(key(names[: at + 1]) for at in range(len(names)))
-        hold, states, _, generations = self.memory.promote(
-            self.namespace.id, self.namespace.size_class, b"", column, self.tick()
-        )
-        for at, state in enumerate(states):
+        made = self.memory.promote(self.namespace.id, self.namespace.size_class, b"", column, self.tick())
+        for at, state in enumerate(made.states):
             if state == SaveState.RESERVED:
-                (generation,) = struct.unpack_from("<Q", generations, 8 * at)
+                (generation,) = struct.unpack_from("<Q", made.generations, 8 * at)
                 self.memory.landed(column[32 * at : 32 * at + 32], generation, words_of(names[: at + 1]))
-        if hold:
-            self.memory.release(hold, self.tick())
+        if made.id:
+            self.memory.release(made.id, self.tick())
 
     def retain(self, names: list[int], chance: random.Random) -> None:
         column = b"".join(key(names[: at + 1]) for at in range(len(names)))
@@ -173,12 +171,12 @@ class Rig:
         for bit, directory in ((DRAM, self.memory), (SSD, self.files)):
             cursor, is_first = 0, True
             while cursor or is_first:
-                cursor, pin, rows = directory.records(cursor, 50)
-                for row in rows:
-                    found[row[0]] = found.get(row[0], 0) | bit
-                if pin:
-                    directory.unpin(pin)
-                is_first = False
+                page = directory.records(cursor, 50)
+                for row in page.records:
+                    found[row.key] = found.get(row.key, 0) | bit
+                if page.pin:
+                    directory.unpin(page.pin)
+                cursor, is_first = page.next, False
         return found
 
     def random_step(self, chance: random.Random) -> None:

@@ -39,9 +39,9 @@ class Tiers:
         self.namespaces.lower_tier_classes = self.classes
 
     def store(self, namespace: Namespace, key: bytes) -> None:
-        reservation, *_ = self.directory.reserve(namespace.id, namespace.size_class, b"", key, 1)
-        self.directory.commit(reservation, 0, bytes(4 * namespace.layout.layers))
-        self.directory.end_reservation(reservation, 1)
+        made = self.directory.reserve(namespace.id, namespace.size_class, b"", key, 1)
+        self.directory.commit(made.id, 0, bytes(4 * namespace.layout.layers))
+        self.directory.end_reservation(made.id, 1)
 
 
 def layout_of(chunk_tokens: int) -> Layout:

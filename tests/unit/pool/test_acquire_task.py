@@ -93,7 +93,7 @@ def test_a_lease_ends_before_what_was_dropped_while_it_was_taken() -> None:
         leased = await setting.serve(parts)
         assert leased.chunks == DROPPED
         assert set(leased.tiers) == {Level.DRAM}
-        setting.pool.leases.release(setting.session, leased.lease)
+        setting.pool.leases.release(setting.session, m.Release(leased.lease))
 
     in_setting(check)
 

@@ -119,9 +119,9 @@ def test_the_duration_counts_from_the_last_reuse() -> None:
     store.save(request, retention=[kv.TokenRange(0, None, 80, 30.0)])
     for _ in range(4):
         store.now += 20 * S
-        chunks, hold = store.directory.acquire(store.session.own.id, request, store.now)
-        assert chunks == 4
-        store.directory.release(hold, store.now)
+        held = store.directory.acquire(store.session.own.id, request, store.now)
+        assert held.chunks == 4
+        store.directory.release(held.id, store.now)
         store.press(60)
         assert store.found(request) == 4
     store.now += 40 * S

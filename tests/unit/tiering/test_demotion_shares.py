@@ -111,14 +111,14 @@ class TwoModels:
 
     def _save(self, model: Namespace, key: bytes) -> bool:
         self.directory.protect_unsaved(self._is_protected and self.demotions.may_write(self.now_ns))
-        made, states, _, _ = self.directory.reserve(model.id, model.size_class, b"", key, self.now_ns)
+        reserved = self.directory.reserve(model.id, model.size_class, b"", key, self.now_ns)
         self.directory.protect_unsaved(False)
-        if made:
-            self.directory.commit(made, 0, bytes(4 * model.layout.layers), self.now_ns)
-            self.directory.end_reservation(made, self.now_ns)
-        self.demotions.run(self.now_ns, is_urgent=not made)
-        assert made or set(states) == {SaveState.NOT_READY}
-        return bool(made)
+        if reserved.id:
+            self.directory.commit(reserved.id, 0, bytes(4 * model.layout.layers), self.now_ns)
+            self.directory.end_reservation(reserved.id, self.now_ns)
+        self.demotions.run(self.now_ns, is_urgent=not reserved.id)
+        assert reserved.id or set(reserved.states) == {SaveState.NOT_READY}
+        return bool(reserved.id)
 
     def _write(self, budget: float) -> None:
         self._budget = min(0.0, self._budget) + budget

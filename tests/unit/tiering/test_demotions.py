@@ -77,9 +77,9 @@ class Chain:
             admission=make_admission("all", 0, 0, lambda: False),
         )
         self.keys = np.random.default_rng(5).bytes(chunks * KEY_BYTES)
-        reservation, _, _, _ = self.directory.reserve(self.namespace.id, self.namespace.size_class, b"", self.keys, 1)
-        self.directory.commit(reservation, 0, bytes(4 * LAYOUT.layers * chunks))
-        self.directory.end_reservation(reservation, 1)
+        made = self.directory.reserve(self.namespace.id, self.namespace.size_class, b"", self.keys, 1)
+        self.directory.commit(made.id, 0, bytes(4 * LAYOUT.layers * chunks))
+        self.directory.end_reservation(made.id, 1)
         self.demotions.run_all(2)
         assert self.slower.jobs == [CHUNKS]
 
@@ -89,10 +89,10 @@ class Chain:
     @property
     def visible(self) -> int:
         """Leading chunks that are found below."""
-        chunks, hold = self.slower.directory.acquire(self.namespace.id, self.keys)
-        if hold:
-            self.slower.directory.release(hold, 3)
-        return chunks
+        held = self.slower.directory.acquire(self.namespace.id, self.keys)
+        if held.id:
+            self.slower.directory.release(held.id, 3)
+        return held.chunks
 
     def expect_ended(self, good: int) -> None:
         """The job is over, with so many leading chunks on disk."""
@@ -182,17 +182,17 @@ def test_a_chain_that_the_tier_refuses_does_not_hold_up_those_behind_it(chain: C
         chain.end(chunk)
     below, namespace = chain.slower.directory, chain.namespace
     first, second = (np.random.default_rng(seed).bytes(KEY_BYTES) for seed in (6, 7))
-    pending, _, _, _ = below.reserve(namespace.id, chain.slower.size_class_of(namespace), b"", first, 3)
+    made = below.reserve(namespace.id, chain.slower.size_class_of(namespace), b"", first, 3)
     for now_ns, key in ((4, first), (5, second)):
-        reservation, _, _, _ = chain.directory.reserve(namespace.id, namespace.size_class, b"", key, now_ns)
-        chain.directory.commit(reservation, 0, bytes(4 * LAYOUT.layers))
-        chain.directory.end_reservation(reservation, now_ns)
+        reserved = chain.directory.reserve(namespace.id, namespace.size_class, b"", key, now_ns)
+        chain.directory.commit(reserved.id, 0, bytes(4 * LAYOUT.layers))
+        chain.directory.end_reservation(reserved.id, now_ns)
     chain.demotions.run(6)
     assert chain.slower.jobs == [CHUNKS, 1], "the colder one is refused, and tried again in another turn"
     chain.end(0, job=2)
-    assert below.acquire(namespace.id, second)[0] == 1
+    assert below.acquire(namespace.id, second).chunks == 1
     assert (chain.directory.count_unsaved(), chain.demotions.pins, chain.directory.stats()["pins"]) == (1, 0, 0)
-    below.end_reservation(pending, 7)
+    below.end_reservation(made.id, 7)
     assert not chain.demotions.run_all(8)
     assert chain.slower.jobs == [CHUNKS, 1, 1]
     chain.end(0, job=3)

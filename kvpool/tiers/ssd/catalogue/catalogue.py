@@ -133,7 +133,7 @@ class Catalogue:
             with self._environment.begin(write=True) as transaction:
                 for row in rows[first : first + _FILL_ROWS]:
                     packed = row.tobytes()
-                    transaction.put(packed[:KEY_BYTES], packed, db=self._chunks)
+                    transaction.put(packed[catalogue_rows.KEY], packed, db=self._chunks)
 
     def start(self, *, checkpoint_s: float) -> None:
         """Begin to write behind, with a checkpoint at least this often while there are changes."""

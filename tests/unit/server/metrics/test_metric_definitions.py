@@ -16,6 +16,7 @@ from kvpool.server.metrics.definitions import METRICS, PROCESS_METRICS, Histogra
 from kvpool.server.metrics.measurements import Scrape
 from kvpool.server.metrics.page import render
 from kvpool.server.metrics.request_times import RequestTimes
+from kvpool.server.service import VERBS
 from kvpool.tiering.admission import DECLINED
 from kvpool.types import ClientFailures, LoadReason, Measurements, ModelUsage
 from kvpool_native import Directory, DirectoryGeometry, Mapping
@@ -72,7 +73,7 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
         ssd_classes=[{"chunk_bytes": 8192, "layers": 2, "slots_used": 1, "slots": 3}],
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
     )
-    times = RequestTimes()
+    times = RequestTimes(VERBS)
     times.add(10, 7_000)
     times.add(10, 3_000_000_000)
     return Scrape(
