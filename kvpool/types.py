@@ -166,7 +166,7 @@ class ClientFailures:
 class Measurements:
     """Everything that a pool counts, at one moment. `directory` is what the native directory says of itself.
 
-    `ssd_classes`: the slots of the SSD tier by size class, as `classes` in `directory` has them.
+    `lower`: what each tier below counts, by its name; `lower_classes`: its slots by size class, as `classes` in `directory`.
     """
 
     server: Mapping[str, int]
@@ -179,8 +179,8 @@ class Measurements:
     models: Mapping[str, ModelUsage]
     failures: ClientFailures
     events: Mapping[str, int] = field(default_factory=dict)
-    ssd: Mapping[str, int | float | str] = field(default_factory=dict)
-    ssd_classes: Sequence[Mapping[str, int]] = ()
+    lower: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
+    lower_classes: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
 
 

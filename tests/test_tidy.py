@@ -34,7 +34,7 @@ LAYERS: dict[str, set[str]] = {
     "router_events": set(),
     "protocol": {"router_events"},
     "index": {"config"},
-    "journal": {"config", "index"},
+    "journal": {"config", "index", "tiers"},
     "tiers": {"config", "index"},
     "transfer": set(),
     "checks": {"index", "tiers", "transfer"},
@@ -42,7 +42,7 @@ LAYERS: dict[str, set[str]] = {
     "pool": {"config", "protocol", "index", "journal", "tiers", "transfer", "checks", "tiering"},
     "sim": {"config", "index", "tiers", "tiering", "pool"},
     "server": {"config", "protocol", "router_events", "index", "journal", "tiers", "tiering", "pool"},
-    "bench": {"config", "protocol", "tiering", "pool", "sim"},
+    "bench": {"config", "protocol", "tiers", "tiering", "pool", "sim"},
     "cli": {"config", "protocol", "router_events", "server", "sim", "bench"},
 }
 CLIENT_MAY_IMPORT = {

@@ -6,7 +6,7 @@ found in part is seen in two pieces; what follows its first piece then counts as
 chunks of different sizes add up. Control thread only; `now_ns` is an argument.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
@@ -25,11 +25,11 @@ HALF_LIFE_NS = 6 * 3600 * NS_PER_S
 class MissRatioCurve:
     """The estimate of one daemon."""
 
-    def __init__(self, directory: kvpool_native.Directory, *, dram_bytes: int, ssd_bytes: int) -> None:
+    def __init__(self, directory: kvpool_native.Directory, tiers: Mapping[str, int]) -> None:
+        """`tiers`: the capacity of each in bytes, by name."""
         self._directory = directory
-        self._dram_bytes = dram_bytes
-        self._ssd_bytes = ssd_bytes
-        self._horizon_bytes = HORIZON_FACTOR * (dram_bytes + ssd_bytes)
+        self._tiers = dict(tiers)
+        self._horizon_bytes = HORIZON_FACTOR * sum(tiers.values())
         self._distances = kvpool_native.ReuseDistances(SAMPLES, self._horizon_bytes, RATE_MAX, HALF_LIFE_NS)
 
     def __repr__(self) -> str:
@@ -48,8 +48,7 @@ class MissRatioCurve:
         """The share of referenced bytes that LRU would have hit, for each capacity in bytes, and what it is known from."""
         return {
             "hit_rates": [round(self._distances.hit_share(capacity), 6) for capacity in capacities],
-            "dram_capacity_bytes": self._dram_bytes,
-            "ssd_capacity_bytes": self._ssd_bytes,
+            **{f"{name}_capacity_bytes": size for name, size in self._tiers.items()},
             "horizon_bytes": self._horizon_bytes,
             "referenced_bytes": int(self._distances.referenced_bytes),
             "sampled_chunks": self._distances.sampled,

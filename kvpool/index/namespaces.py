@@ -45,13 +45,19 @@ class Namespace:
         return self.layout.chunk_bytes, self.layout.layers
 
 
-class LowerTierClasses(Protocol):
-    """The size classes of the tier below, by a layout's chunks."""
+class LowerSlots(Protocol):
+    """The slots of a lower tier: its directory's namespaces, and its size classes by a layout's chunks."""
+
+    def add_namespace(self, number: NamespaceId) -> None:
+        """A namespace is new; numbers come in their order."""
+
+    def is_empty_namespace(self, number: NamespaceId) -> bool:
+        """Whether a namespace has no chunks there."""
 
     def fits(self, layout: Layout) -> bool:
         """Whether such chunks can have a place there. Makes nothing."""
 
-    def of(self, layout: Layout) -> SizeClassId | None:
+    def size_class_of(self, layout: Layout) -> SizeClassId | None:
         """The class of such chunks, made where it is new; None where they do not fit."""
 
     def give_back(self, geometry: Geometry) -> None:
@@ -61,7 +67,7 @@ class LowerTierClasses(Protocol):
 class Namespaces:
     """All namespaces that are known, NAMESPACES_MAX at most.
 
-    Invariants: a namespace has the same number in the directory of every tier; the tier below has classes of those chunks alone
+    Invariants: a namespace has the same number in the directory of every tier; a lower tier has classes of those chunks alone
     that DRAM has one of, so that nobody uses them up by asking for what cannot be stored; `_users` counts the connections that
     have joined each namespace; `_by_id` has every number given, `_given_back` those of which no namespace is known.
     """
@@ -70,9 +76,7 @@ class Namespaces:
         """`user_share`: what one user may keep open of what the others leave."""
         self._directory = directory
         self._of_users = NamespacesByUser(user_share)
-        self.lower_tier: kvpool_native.Directory | None = None
-        self.lower_tier_classes: LowerTierClasses | None = None
-        self.on_given_back: Callable[[Namespace], None] = lambda _namespace: None
+        self._lower: list[tuple[LowerSlots, Callable[[Namespace], None]]] = []
         self.on_numbers_reused: Callable[[], None] = lambda: None
         self._size_classes: dict[Geometry, SizeClassId] = {}
         self._by_identity: dict[tuple[str, bytes], Namespace] = {}
@@ -86,6 +90,11 @@ class Namespaces:
 
     def __len__(self) -> int:
         return len(self._by_identity)
+
+    def add_lower(self, slots: LowerSlots, on_given_back: Callable[[Namespace], None]) -> None:
+        """Have a lower tier know what is opened. `on_given_back`: a namespace without chunks is forgotten."""
+        assert not self._by_id
+        self._lower.append((slots, on_given_back))
 
     def find(self, model: str, layout: Layout) -> Namespace | None:
         """The namespace, if it is known."""
@@ -211,9 +220,8 @@ class Namespaces:
     def _new_number(self) -> NamespaceId:
         if len(self._by_id) < NUMBERS_MAX:
             number = NamespaceId(self._directory.add_namespace())
-            if self.lower_tier is not None:
-                lower = self.lower_tier.add_namespace()
-                assert lower == number
+            for slots, _ in self._lower:
+                slots.add_namespace(number)
             return number
         if not self._reusable:
             self.on_numbers_reused()
@@ -228,7 +236,8 @@ class Namespaces:
             del self._by_identity[namespace.model, namespace.layout.fingerprint()]
             self._given_back.append(namespace.id)
             self._of_users.give_back(namespace.id)
-            self.on_given_back(namespace)
+            for _, on_given_back in self._lower:
+                on_given_back(namespace)
         if unused:
             self._of_ranks.clear()
         return bool(unused)
@@ -237,26 +246,24 @@ class Namespaces:
         return (
             namespace.id not in self._users
             and self._directory.is_empty_namespace(namespace.id)
-            and (self.lower_tier is None or self.lower_tier.is_empty_namespace(namespace.id))
+            and all(slots.is_empty_namespace(namespace.id) for slots, _ in self._lower)
         )
 
     def _size_class_of(self, layout: Layout) -> SizeClassId:
         geometry = (layout.chunk_bytes, layout.layers)
         if geometry not in self._size_classes:
             instead = self._unused_class() if len(self._size_classes) == SIZE_CLASSES_MAX else None
-            lower = self.lower_tier_classes
+            fits_below = not self._lower or any(slots.fits(layout) for slots, _ in self._lower)
             try:
-                size_class = self._directory.add_class(
-                    *geometry, lower is None or lower.fits(layout), None if instead is None else instead[1]
-                )
+                size_class = self._directory.add_class(*geometry, fits_below, None if instead is None else instead[1])
             except ValueError as error:
                 raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
+            for slots, _ in self._lower:
+                if instead is not None:
+                    slots.give_back(instead[0])
+                slots.size_class_of(layout)
             if instead is not None:
                 del self._size_classes[instead[0]]
-                if lower is not None:
-                    lower.give_back(instead[0])
-            if lower is not None:
-                lower.of(layout)
             self._size_classes[geometry] = SizeClassId(size_class)
         return self._size_classes[geometry]
 

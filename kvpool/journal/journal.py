@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,7 @@ from kvpool.journal.event_log import (
 from kvpool.key_column import KEY_BYTES, KeyColumn
 from kvpool.keys import Scope, namespace_fingerprint, split_scope
 from kvpool.packed_rows import CHANGE_ROW, struct_of
+from kvpool.tiers.base import Headers
 from kvpool.types import TOKEN_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
 
 # A change takes 0.3 to 1 µs to write down, 2 where each is an event of its own (measured): with a part of a request beside them
@@ -58,18 +60,7 @@ _NO_KEY = bytes(KEY_BYTES)
 # Models whose corrupt chunks are counted, and those that `kvpoolctl info` names.
 CORRUPT_MODELS_MAX = 256
 CORRUPT_NAMED = 8
-
-
-class Headers(Protocol):
-    """What slots on disk say of their chunks: the tier's, as the journal needs it."""
-
-    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[list[bytes]]":
-        """Have headers read, by key, fingerprint of the namespace, offset and generation: token ids and scope of each."""
-        ...
-
-    def stats(self) -> dict[str, int]:
-        """Counters, by name."""
-        ...
+NO_HEADERS: Mapping[Level, Headers] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +97,9 @@ class Journal:
         namespaces: Namespaces,
         clock: Clock,
         config: EventsConfig,
-        headers: Headers | None = None,
+        headers: Mapping[Level, Headers] = NO_HEADERS,
     ) -> None:
-        """`headers`: of the SSD tier, where token ids are to be read back from it."""
+        """`headers`: of the tiers from which token ids are to be read back."""
         self.incarnation = incarnation
         self._headers = headers
         self._directories = {level: directory for level, (directory, _) in tiers.items()}
@@ -237,9 +228,9 @@ class Journal:
         if not next_place:
             following = number + 1 << 32 if number + 1 < len(levels) else SNAPSHOT_END
         page = SnapshotPage(chunks, self._log.next_id - 1, following)
-        if levels[number] != Level.SSD or self._headers is None:
+        if levels[number] not in self._headers:
             return page
-        return self._with_ids_asked_for(page, self._headers, is_urgent=is_urgent)
+        return self._with_ids_asked_for(page, levels[number], is_urgent=is_urgent)
 
     def chunk_tokens(self, namespace: int) -> int:
         """How many token ids each chunk of a namespace has."""
@@ -272,7 +263,7 @@ class Journal:
             "events.gaps": self._log.gaps,
             "events.lost_changes": self._feed.lost,
             "events.fates": len(self._history),
-            **(self._headers.stats() if self._headers is not None else {}),
+            **{name: count for headers in self._headers.values() for name, count in headers.stats().items()},
             **counted,
         }
 
@@ -349,16 +340,16 @@ class Journal:
             tokens = self._chunk_tokens[namespace] = self.chunk_tokens(namespace)
         return tokens
 
-    def _with_ids_asked_for(self, page: SnapshotPage, headers: Headers, *, is_urgent: bool) -> SnapshotPage:
+    def _with_ids_asked_for(self, page: SnapshotPage, level: Level, *, is_urgent: bool) -> SnapshotPage:
         """Has the token ids read that memory lacks."""
         lacking = tuple(at for at, chunk in enumerate(page.chunks) if not chunk.tokens)
         if not lacking:
             return page
         fingerprints = {number: self._fingerprint(number) for number in {page.chunks[at].namespace for at in lacking}}
-        place_of = self._directories[Level.SSD].place_of
+        place_of = self._directories[level].place_of
         chunks = (page.chunks[at] for at in lacking)
         places = [(chunk.key, fingerprints[chunk.namespace], *place_of(chunk.key)) for chunk in chunks]
-        words = headers.ask(places, is_urgent=is_urgent)
+        words = self._headers[level].ask(places, is_urgent=is_urgent)
         return SnapshotPage(page.chunks, page.as_of, page.cursor, lacking, words)
 
     def _explain_absence(self, key: bytes) -> dict[str, Any]:

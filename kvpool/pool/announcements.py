@@ -18,7 +18,7 @@ from kvpool.index.parts import Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.pool.readers.acquire_task import AcquireTask
-from kvpool.tiering.promotions import Promotions
+from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId
 
 # Of one connection; what a hold costs beyond its chunks is small, but each is looked at when its connection acquires.
@@ -60,14 +60,14 @@ class Announcements:
         self,
         directory: kvpool_native.Directory,
         view: kvpool_native.IndexView,
-        promotions: Promotions | None,
+        tiering: Tiering,
         *,
         bytes_max: int,
         ttl_ns: int,
     ) -> None:
         self._directory = directory
         self._view = view
-        self._promotions = promotions
+        self._tiering = tiering
         self._bytes_max = bytes_max
         self._ttl_ns = ttl_ns
         self._of_owner: dict[ConnectionId, list[Announcement]] = {}
@@ -130,7 +130,7 @@ class Announcements:
         if not chunks:
             return None
         wanted = keys.part_of_ranks(ranks, 0, chunks)
-        acquire_task = AcquireTask(self._directory, self._promotions, session, wanted.packed, is_urgent=False)
+        acquire_task = AcquireTask(self._directory, self._tiering, session, wanted.packed, is_urgent=False)
         entry = Announcement(session, wanted, chunks, chunks * chunk_bytes, now_ns + self._ttl_ns, acquire_task)
         self._of_owner.setdefault(session.connection, []).append(entry)
         self._bytes += entry.size

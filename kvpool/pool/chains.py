@@ -6,7 +6,6 @@ everybody else would wait for it. The pool owns one. Control thread only.
 Invariant: what a request holds while it is under way is in its `AcquireTask` or `ReserveTask`, and ends with it.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,7 +39,7 @@ class Chains:
 
     readers: Readers
     writers: Writers
-    tiering: Tiering | None
+    tiering: Tiering
     journal: Journal
     hints: HintHandlers
     expiry: HoldExpiry
@@ -59,7 +58,7 @@ class Chains:
         columns.keys_of(request.keys, ranks=len(session.namespaces))
         acquire_task = self.readers.begin(session, request.keys)
         try:
-            yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self._can_make_room)
+            yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self.tiering.make_room)
             return self.lease(session, self.readers.grant(session, acquire_task, self.clock.now_ns()))
         finally:
             acquire_task.end(self.clock.now_ns())
@@ -85,7 +84,7 @@ class Chains:
     def reserve(self, session: EngineSession, request: m.Reserve) -> Parts[m.Reserved]:
         """Reserve slots for new chunks, evicting others where memory is short.
 
-        Waits where only memory could serve that is still being faulted in, or holds what the SSD tier lacks.
+        Waits where only memory could serve that is still being faulted in, or holds what the lower tiers lack.
         """
         columns.check_reserve(request)
         if self.is_stopping:
@@ -124,8 +123,7 @@ class Chains:
             yield None
         yield from self._end(number)
         self.usage.count_commit(session, states)
-        if self.tiering is not None:
-            self.tiering.run()
+        self.tiering.run()
         return m.Committed(states)
 
     @verb(m.End, one_way.DropReservation, roles=ENGINE)
@@ -149,7 +147,7 @@ class Chains:
             if self.journal.keep_up():
                 yield None
                 self.journal.keep_up()
-            with self._protected(may_wait):
+            with self.tiering.protecting(may_wait):
                 step = advance(may_wait)
             if step is Step.MORE:
                 yield None
@@ -161,13 +159,9 @@ class Chains:
             if may_wait:
                 yield self.room.wait(deadline.remaining_s())
 
-    def _can_make_room(self) -> bool:
-        return self.tiering is not None and self.tiering.make_room()
-
     def _make_room(self) -> bool:
         """Have chunks written down; memory may also be there soon because it is being faulted in."""
-        if self.tiering is not None:
-            self.tiering.make_room()
+        self.tiering.make_room()
         return True
 
     def _note_part(self, session: EngineSession, reserve_task: ReserveTask, first: int) -> None:
@@ -176,9 +170,6 @@ class Chains:
             self.journal.note_refusals(keys.packed, states, session.own.id)
         if reserve_task.retained:
             self.hints.note_retained(keys, bytes(reserve_task.retained[first:]))
-
-    def _protected(self, is_wanted: bool) -> contextlib.AbstractContextManager[None]:
-        return self.tiering.protecting(is_wanted) if self.tiering else contextlib.nullcontext()
 
 
 def _declined(state: SaveState, request: m.Reserve) -> m.Reserved:

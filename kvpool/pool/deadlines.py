@@ -9,13 +9,13 @@ can lapse, and since `look` was called, a tick is scheduled for when it may.
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.pool.readers.readers import Readers
 from kvpool.pool.writers.writers import Writers
+from kvpool.tiering.tiering import Tiering
 
 EXPIRY_FRACTION = 0.25
 EXPIRY_S_MAX = 1.0
@@ -82,25 +82,12 @@ class HoldExpiry:
                 self.schedule()
 
 
-class LowerTier(Protocol):
-    """What lapses ask of the tier below."""
-
-    @property
-    def directory(self) -> kvpool_native.Directory:
-        """Which chunks it holds."""
-        ...
-
-    def remember_lapsed(self) -> None:
-        """Have lapses outlive the daemon."""
-        ...
-
-
 class PriorityExpiry:
     """Has priorities fall back when their time is over, in every tier."""
 
-    def __init__(self, directory: kvpool_native.Directory, lower: LowerTier | None, clock: Clock) -> None:
-        self._directories = [directory, *([lower.directory] if lower else [])]
-        self._lower = lower
+    def __init__(self, directory: kvpool_native.Directory, tiering: Tiering, clock: Clock) -> None:
+        self._directories = [directory, *tiering.directories]
+        self._tiering = tiering
         self._clock = clock
         self._next: asyncio.TimerHandle | None = None
         self._due_ns = 0  # of `_next`
@@ -131,6 +118,5 @@ class PriorityExpiry:
         self._last_ns = self._clock.now_ns()
         for directory in self._directories:
             directory.expire_retention(self._last_ns)
-        if self._lower is not None:
-            self._lower.remember_lapsed()
+        self._tiering.keep_up()
         self.look()

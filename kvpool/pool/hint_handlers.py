@@ -7,7 +7,6 @@ Invariant: while an announcement lives, the pool's expiry is scheduled.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 
 import kvpool_native
@@ -40,7 +39,7 @@ class HintHandlers:
         directory: kvpool_native.Directory,
         view: kvpool_native.IndexView,
         namespaces: Namespaces,
-        tiering: Tiering | None,
+        tiering: Tiering,
         journal: Journal,
         clock: Clock,
         config: Config,
@@ -54,11 +53,11 @@ class HintHandlers:
         self._journal = journal
         self._on_due = on_due
         self._on_retained = on_retained
-        self._retention = Retention(directory, tiering.demotions if tiering else None, tiering)
+        self._retention = Retention(directory, tiering)
         self._announcements = Announcements(
             directory,
             view,
-            tiering.promotions if tiering else None,
+            tiering,
             bytes_max=int(config.dram.capacity * config.dram.announced_share),
             ttl_ns=int(config.dram.announced_ttl * NS_PER_S),
         )
@@ -112,7 +111,7 @@ class HintHandlers:
 
     @verb(m.Announce, roles=ENGINE)
     def announce(self, session: EngineSession, request: m.Announce) -> Parts[m.Announced]:
-        """Protect chunks that will be asked for soon, and have those of the slower tier come up."""
+        """Protect chunks that will be asked for soon, and have those of lower tiers come up."""
         keys = columns.keys_of(request.keys, ranks=len(session.namespaces))
         found = yield from self._announcements.find(session, keys)
         entry = self._announcements.announce(session, keys, found, self._clock.now_ns())
@@ -122,7 +121,7 @@ class HintHandlers:
         self._on_due()
         while self._take_part(entry) is Step.MORE:
             yield None
-        if self._tiering is not None and self._announcements.are_waiting:
+        if self._announcements.are_waiting:
             self._tiering.make_room()
         return m.Announced(entry.chunks, clipped)
 
@@ -145,7 +144,7 @@ class HintHandlers:
 
     def note_retained(self, keys: KeyColumn, states: bytes) -> None:
         """A save has said with what these chunks are to be kept."""
-        self._retention.remember_in_lower_tier(keys, states)
+        self._tiering.remember_retention(keys, states)
         self._on_retained()
 
     def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
@@ -159,7 +158,7 @@ class HintHandlers:
 
     def note_room(self) -> None:
         """Something has moved between the tiers, or memory is there that was not."""
-        for entry in self._announcements.to_advance() if self._tiering is not None else ():
+        for entry in self._announcements.to_advance() if self._tiering else ():
             self._take_part(entry)
 
     def drop_owner(self, connection: ConnectionId) -> None:
@@ -186,7 +185,7 @@ class HintHandlers:
 
     def _take_part(self, entry: Announcement) -> Step:
         self._journal.keep_up()
-        with self._tiering.protecting(True) if self._tiering else contextlib.nullcontext():
+        with self._tiering.protecting(True):
             return self._announcements.take_part(entry, self._clock.now_ns())
 
     async def _retain_everywhere(self, keys: KeyColumn, priority: int, duration_ms: int) -> m.Retained:

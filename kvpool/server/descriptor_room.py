@@ -5,7 +5,7 @@ import resource
 
 from kvpool.config.config import Config
 from kvpool.errors import ConfigError
-from kvpool.tiers.ssd.plan import plan_ssd
+from kvpool.pool.lower_tiers import plan_lower_tiers
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def fit_connections(config: Config, limit: int) -> int:
 
     Raises ConfigError where hardly any has room.
     """
-    segments = plan_ssd(config.ssd).segments if config.ssd.capacity else 0
+    segments = sum(plan.descriptors for plan in plan_lower_tiers(config))
     each = 2 if config.server.staging_bytes else 1
     wanted = config.server.max_connections
     needed = OWN_DESCRIPTORS + segments + each * wanted

@@ -6,7 +6,6 @@ of a trace. One thread.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
@@ -18,10 +17,9 @@ from kvpool.key_column import packed_bytes
 from kvpool.layout import Layout
 from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writers
 from kvpool.sim.metadata_tier import MetadataTier
-from kvpool.sim.node import SEED, VirtualClock
-from kvpool.tiering.tiering import Tiering
+from kvpool.sim.node import SEED, SimulatedArena, VirtualClock
+from kvpool.tiering.link import Link
 from kvpool.tiers.dram.tier import plan_geometry
-from kvpool.tiers.ssd.tier import SsdTier
 from kvpool.types import EPOCH_BYTES, ConnectionId, SaveState
 
 SEGMENT_BYTES = 64 << 20
@@ -44,17 +42,9 @@ class ManySizes:
         self._clock = VirtualClock()
         namespaces = Namespaces(self.directory)
         largest = max(layout.chunk_bytes for layout in layouts)
-        self._tier = MetadataTier(max_chunks // len(layouts), largest, segments=len(layouts))
-        namespaces.lower_tier = self._tier.directory
-        self._tiering = Tiering(
-            self.directory,
-            cast(SsdTier, self._tier),  # what Tiering asks of an open tier, without its bytes
-            namespaces,
-            self._clock,
-            config,
-            max_chunks=max_chunks,
-            on_settled=lambda: None,
-        )
+        self._tier = MetadataTier(max_chunks // len(layouts), largest, config, segments=len(layouts))
+        arena = SimulatedArena(self.directory, capacity, max_chunks)
+        self._link = Link(arena, self._tier, namespaces, self._clock, lambda: None)
         self._writers = Writers(self.directory, 10**12, 10)
         self._sessions = [
             EngineSession(ConnectionId(1), layout, f"model-{number}", namespaces.open_ranks(f"model-{number}", layout))
@@ -77,18 +67,18 @@ class ManySizes:
 
     def look_for_demotions(self) -> None:
         """What the control thread does after each commit."""
-        self._tiering.run()
+        self._link.run()
 
     def settle(self) -> None:
         """Until nothing is being written."""
-        while self._tier.has_outcomes:
-            self._tiering.take_outcomes()
+        while self._tier.has_finished:
+            self._link.on_completed()
 
     def demote_all(self, turn: Callable[[Callable[[], int | None]], int | None]) -> None:
         """Have the slower tier keep everything. `turn` does one turn's work and returns what that does."""
-        self._tiering.demotions.forget_written()
+        self._link.demotions.forget_written()
         while True:
-            if not turn(lambda: self._tiering.demotions.run_all(self._clock.now_ns())):
-                if not self._tier.has_outcomes:
+            if not turn(lambda: self._link.demotions.run_all(self._clock.now_ns())):
+                if not self._tier.has_finished:
                     return
-                turn(self._tiering.take_outcomes)
+                turn(self._link.on_completed)

@@ -9,7 +9,6 @@ One thread. Invariant: between two calls of `serve` nothing is leased, reserved 
 """
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
@@ -23,9 +22,9 @@ from kvpool.pool.readers.readers import Grant, Readers
 from kvpool.pool.writers.writers import CHECKSUM_BYTES, ReservedSlots, Writers
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.tiering.admission import Admission
+from kvpool.tiering.link import Link
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.dram.tier import plan_geometry
-from kvpool.tiers.ssd.tier import SsdTier
 from kvpool.types import EPOCH_BYTES, ConnectionId, Level, SaveState
 
 # A simulated chunk is as small as a slot can be: sizes are counts of blocks.
@@ -63,6 +62,16 @@ class Hits:
     ssd: int
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedArena:
+    """An arena without memory; see `ArenaTier`."""
+
+    directory: kvpool_native.Directory
+    capacity_bytes: int
+    max_chunks: int
+    level: Level = Level.DRAM
+
+
 # Of the policy's sample: a simulation says the same each time.
 SEED = bytes(range(16))
 
@@ -87,23 +96,12 @@ class SimulatedNode:
             self._directory.mark_segment_ready(segment)
         self._index = kvpool_native.IndexView(index)
         namespaces = Namespaces(self._directory)
-        self._tier: MetadataTier | None = None
-        self._tiering: Tiering | None = None
-        if ssd_blocks:
-            self._tier = MetadataTier(ssd_blocks, CHUNK_BYTES)
-            namespaces.lower_tier = self._tier.directory
-            self._tiering = Tiering(
-                self._directory,
-                cast(SsdTier, self._tier),  # what Tiering asks of an open tier, without its bytes
-                namespaces,
-                self._clock,
-                config,
-                max_chunks=dram_blocks,
-                on_settled=lambda: None,
-            )
-        promotions = self._tiering.promotions if self._tiering else None
+        arena = SimulatedArena(self._directory, capacity, dram_blocks)
+        self._tiers = [MetadataTier(ssd_blocks, CHUNK_BYTES, config)] if ssd_blocks else []
+        self._links = [Link(arena, tier, namespaces, self._clock, lambda: None) for tier in self._tiers]
+        self._tiering = Tiering(arena, self._links, self._clock)
         self._readers = Readers(
-            self._directory, int(config.server.lease_ttl * NS_PER_S), config.server.max_leases, promotions
+            self._directory, int(config.server.lease_ttl * NS_PER_S), config.server.max_leases, self._tiering
         )
         self._writers = Writers(
             self._directory, int(config.server.reservation_ttl * NS_PER_S), config.server.max_reservations
@@ -111,17 +109,17 @@ class SimulatedNode:
         self._session = EngineSession(ConnectionId(1), LAYOUT, MODEL, namespaces.open_ranks(MODEL, LAYOUT))
 
     def __repr__(self) -> str:
-        return f"<SimulatedNode {self._directory.stats()['chunks']} blocks in DRAM, {self._tier}>"
+        return f"<SimulatedNode {self._directory.stats()['chunks']} blocks in DRAM, {self._tiers}>"
 
     @property
     def admission(self) -> Admission | None:
         """What is written to the slower tier, where there is one."""
-        return self._tiering.admission if self._tiering else None
+        return self._links[0].admission if self._links else None
 
     @property
     def ssd_blocks_written(self) -> int:
         """Blocks written to the slower tier so far."""
-        return self._tiering.demotions.demoted_chunks if self._tiering else 0
+        return sum(link.demotions.demoted_chunks for link in self._links)
 
     def serve(self, keys: bytes, now_ns: int) -> Hits:
         """One request: lease what is there, then have the rest stored. `keys`: packed, the root first."""
@@ -141,7 +139,7 @@ class SimulatedNode:
     def verify(self) -> list[str]:
         """Broken invariants of every class, one line each: holes would be among them."""
         problems = self._directory.verify() + self._readers.verify() + self._writers.verify()
-        return problems + (self._tiering.verify() if self._tiering else [])
+        return problems + self._tiering.verify()
 
     def _lease(self, keys: KeyColumn) -> Grant | None:
         now_ns = self._clock.now_ns()
@@ -155,8 +153,6 @@ class SimulatedNode:
         return granted if granted is not None else self._acquire(keys.packed, may_wait=False)
 
     def _acquire(self, keys: bytes, *, may_wait: bool) -> Grant | None:
-        if self._tiering is None:
-            return self._readers.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
         with self._tiering.protecting(may_wait):
             return self._readers.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
 
@@ -171,28 +167,24 @@ class SimulatedNode:
         if reserved:
             checksums = bytes(reserved * LAYOUT.layers * CHECKSUM_BYTES)
             self._writers.commit(self._session, reserved_slots.reservation, checksums, b"", self._clock.now_ns())
-        if self._tiering is not None:
-            self._tiering.run()
-            self._settle()
+        self._tiering.run()
+        self._settle()
 
     def _reserve(self, parent: bytes, keys: bytes, *, may_wait: bool) -> ReservedSlots | None:
-        if self._tiering is None:
-            return self._writers.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
         with self._tiering.protecting(may_wait):
             return self._writers.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
 
     def _make_room(self) -> bool:
         """Have the coldest blocks written down. False when nothing moves: then what there is has to do."""
-        is_moving = self._tiering is not None and self._tiering.make_room()
+        is_moving = self._tiering.make_room()
         self._settle()
         return is_moving
 
     def _settle(self) -> None:
         """Until nothing is under way. Ends, because no block is written twice without a use in between."""
-        if self._tier is None or self._tiering is None:
-            return
         for _ in range(ROUNDS_MAX):
-            if not self._tier.has_outcomes:
+            if not any(tier.has_finished for tier in self._tiers):
                 return
-            self._tiering.take_outcomes()
+            for link in self._links:
+                link.on_completed()
         raise KVPoolError(f"blocks are still moving between the tiers after {ROUNDS_MAX} rounds")

@@ -169,9 +169,9 @@ class Admission:
     def stats(self, now_ns: int) -> dict[str, int | str]:
         """What is written now, how often that became less, and the bytes left to be written now, 0 without a bound."""
         return {
-            "ssd.admission": self.step(now_ns).word,
-            "ssd.admission_tightened": self.tightened,
-            "ssd.budget_left_bytes": int(self._budget.left(now_ns)),
+            "admission": self.step(now_ns).word,
+            "admission_tightened": self.tightened,
+            "budget_left_bytes": int(self._budget.left(now_ns)),
         }
 
     def _step_of_budget(self, now_ns: int) -> Admitted:

@@ -246,12 +246,9 @@ async def _play(folder: Path, seed: int) -> int:
     await asyncio.gather(*world.tasks)
     for client in clients:
         client.close()
-    tiering = world.pool._tiering
-    assert tiering is not None
+    (link,) = world.pool._tiering.links
     while (
-        world.pool._readers.has_backlog
-        or world.pool._writers.has_backlog
-        or len(tiering.promotions) + len(tiering.demotions)
+        world.pool._readers.has_backlog or world.pool._writers.has_backlog or len(link.promotions) + len(link.demotions)
     ):
         await asyncio.sleep(0.001)
     assert world.pool.verify()["problems"] == []

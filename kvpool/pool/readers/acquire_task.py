@@ -9,7 +9,8 @@ import kvpool_native
 from kvpool.index.parts import Step, part_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
-from kvpool.tiering.promotions import Promotions
+from kvpool.tiering.promotions import Wanted
+from kvpool.tiering.tiering import RunBelow, Tiering
 from kvpool.types import ConnectionId, HoldId
 
 
@@ -19,7 +20,7 @@ class AcquireTask:
     def __init__(
         self,
         directory: kvpool_native.Directory,
-        promotions: Promotions | None,
+        tiering: Tiering,
         session: EngineSession,
         keys: bytes,
         *,
@@ -27,7 +28,7 @@ class AcquireTask:
         holder: ConnectionId | None = None,
     ) -> None:
         self._directory = directory
-        self._promotions = promotions
+        self._tiering = tiering
         self._ranks = list(session.namespaces.values())
         self._classes = [namespace.size_class for namespace in self._ranks]
         self._columns = KeyColumn(keys).by_rank(len(self._ranks))
@@ -48,14 +49,14 @@ class AcquireTask:
         columns = [column[first : first + wanted] for column in self._columns]
         found = self._extend(columns, now_ns)
         lower = [self._find_in_lower_tier(rank, column, found[rank]) for rank, column in enumerate(columns)]
-        reach = min(max(here, there) for here, (there, _) in zip(found, lower, strict=True))
+        reach = min(max(here, run.chunks if run else 0) for here, run in zip(found, lower, strict=True))
         if self._holder is not None:
             holds = [HoldId(0)] * len(self._ranks) if not self.holds else self.holds
             allowed = self._directory.affordable(self._holder, holds, self._classes, first + reach)
             reach = max(0, allowed - first)
         chunks = reach
         for rank, column in enumerate(columns):
-            chunks = min(chunks, self._promote(rank, column, found[rank], lower[rank], reach, now_ns))
+            chunks = min(chunks, self._promote(rank, column, found[rank], lower[rank], reach))
         self._align(columns, found, chunks, now_ns)
         if chunks < reach:
             return Step.WAIT
@@ -97,23 +98,19 @@ class AcquireTask:
         self.holds = [HoldId(held.id) for held in found]
         return [held.chunks for held in found]
 
-    def _find_in_lower_tier(self, rank: int, column: KeyColumn, found: int) -> tuple[int, HoldId]:
-        if self._promotions is None or found == len(column):
-            return 0, HoldId(0)
+    def _find_in_lower_tier(self, rank: int, column: KeyColumn, found: int) -> RunBelow | None:
+        if found == len(column):
+            return None
         parent = self._columns[rank].before(self.chunks)
-        return self._promotions.find(self._ranks[rank], column.packed, found, parent=parent)
+        return self._tiering.find(self._ranks[rank], column.packed, found, parent=parent)
 
-    def _promote(
-        self, rank: int, column: KeyColumn, found: int, lower: tuple[int, HoldId], reach: int, now_ns: int
-    ) -> int:
+    def _promote(self, rank: int, column: KeyColumn, found: int, lower: RunBelow | None, reach: int) -> int:
         """Have chunks up to `reach` read; how many are in DRAM or on their way."""
-        if self._promotions is None:
+        if lower is None:
             return found
         parent = self._columns[rank].before(self.chunks + found)
-        wanted = column[found:reach].packed
-        return found + self._promotions.promote(
-            self._ranks[rank], parent, wanted, found, lower[1], now_ns, is_urgent=self._is_urgent
-        )
+        wanted = Wanted(self._ranks[rank], parent, column[found:reach], first=found, is_urgent=self._is_urgent)
+        return found + self._tiering.promote(lower, wanted)
 
     def _align(self, columns: list[KeyColumn], found: list[int], chunks: int, now_ns: int) -> None:
         """Have each hold cover `chunks` chunks of this part: some were found, others have been promoted since."""

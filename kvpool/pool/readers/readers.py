@@ -24,7 +24,7 @@ from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.readers.acquire_task import AcquireTask
-from kvpool.tiering.promotions import Promotions
+from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId, LeaseId
 
 
@@ -51,13 +51,13 @@ class Readers:
         directory: kvpool_native.Directory,
         ttl_ns: int,
         leases_max: int,
-        promotions: Promotions | None = None,
+        tiering: Tiering,
         hit_curve: MissRatioCurve | None = None,
         on_backlog: Callable[[], None] | None = None,
     ) -> None:
         """`on_backlog` has `expire` called soon; without it every hold is ended at once."""
         self._directory = directory
-        self._promotions = promotions
+        self._tiering = tiering
         self._hit_curve = hit_curve
         self._leases = Leases(ttl_ns)
         self._leases_max = leases_max
@@ -105,7 +105,7 @@ class Readers:
         """A lease of the longest present prefix of `keys`, on every rank, to be taken in parts. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
-        acquire_task = AcquireTask(self._directory, self._promotions, session, keys, holder=session.connection)
+        acquire_task = AcquireTask(self._directory, self._tiering, session, keys, holder=session.connection)
         self._acquiring.add(acquire_task)
         return acquire_task
 

@@ -14,8 +14,7 @@ from kvpool import failpoint
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
-from kvpool.tiering.demotions import Demotions
-from kvpool.tiers.base import SlowerTier
+from kvpool.tiering.tiering import Tiering
 from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, RetainState
 
 # How long DRAM gives a demoted chunk up before others if nobody uses it; then it is one like any other.
@@ -23,17 +22,11 @@ DEMOTED_MS = 600_000
 
 
 class Retention:
-    """Wishes about chunks that are stored already. `demotions` and `slower`: of the slower tier, where there is one."""
+    """Wishes about chunks that are stored already."""
 
-    def __init__(
-        self,
-        directory: kvpool_native.Directory,
-        demotions: Demotions | None = None,
-        slower: SlowerTier | None = None,
-    ) -> None:
+    def __init__(self, directory: kvpool_native.Directory, tiering: Tiering) -> None:
         self._directory = directory
-        self._demotions = demotions
-        self._slower = slower
+        self._tiering = tiering
 
     def retain(
         self, session: EngineSession, keys: KeyColumn, priorities: bytes, durations: bytes, now_ns: int
@@ -43,7 +36,7 @@ class Retention:
         states = []
         for namespace, column in _by_rank(session, keys):
             states.append(keep(self._directory, namespace.id, column.packed, priorities, durations, now_ns))
-            self.remember_in_lower_tier(column, states[-1])
+            self._tiering.remember_retention(column, states[-1])
         return _worst(states)
 
     def retain_in(self, namespace: Namespace, keys: KeyColumn, priority: int, duration_ms: int, now_ns: int) -> bytes:
@@ -51,7 +44,7 @@ class Retention:
         count = len(keys)
         durations = duration_ms.to_bytes(DURATION_BYTES, "little") * count
         states = self._directory.retain(namespace.id, keys.packed, bytes([priority]) * count, durations, now_ns)
-        self.remember_in_lower_tier(keys, states)
+        self._tiering.remember_retention(keys, states)
         return states
 
     def demote(self, session: EngineSession, parents: KeyColumn, keys: KeyColumn, first: int, now_ns: int) -> bytes:
@@ -67,35 +60,12 @@ class Retention:
         durations = DEMOTED_MS.to_bytes(DURATION_BYTES, "little") * (count - first)
         states = []
         for (namespace, column), parent in zip(_by_rank(session, keys), above, strict=True):
-            if self._demotions is not None:
-                self._demotions.write(namespace, parent, column.packed, now_ns)
+            self._tiering.demote(namespace, parent, column.packed, now_ns)
             chosen = column[first:]
-            retained = self._retained_in_lower_tier(chosen)
+            lower = self._tiering.retained(chosen)
             states.append(self._directory.retain(namespace.id, chosen.packed, bytes(count - first), durations, now_ns))
-            if self._slower is not None and retained:
-                lower = KeyColumn.of(key for key, _, _ in retained)
-                priorities = bytes(priority for _, priority, _ in retained)
-                lasting = b"".join(duration.to_bytes(DURATION_BYTES, "little") for _, _, duration in retained)
-                self._slower.directory.retain(namespace.id, lower.packed, priorities, lasting, now_ns)
+            self._tiering.restore_retention(namespace, lower, now_ns)
         return _worst(states)
-
-    def remember_in_lower_tier(self, keys: KeyColumn, states: bytes) -> None:
-        """Have what these chunks are kept with outlive the daemon, as far as the slower tier has them.
-
-        `states`: a `RetainState` for each; an ABSENT one may be another namespace's.
-        """
-        if self._slower is None:
-            return
-        for key, state in zip(keys, states, strict=True):
-            if state != RetainState.ABSENT and self._slower.directory.retention(key) is not None:
-                self._slower.touch(key)
-
-    def _retained_in_lower_tier(self, keys: KeyColumn) -> list[tuple[bytes, int, int]]:
-        """Those of the keys that the slower tier has, and with what it keeps each."""
-        if self._slower is None:
-            return []
-        found = [(key, self._slower.directory.retention(key)) for key in keys]
-        return [(key, *retained) for key, retained in found if retained is not None]
 
 
 def keep(

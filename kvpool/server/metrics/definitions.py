@@ -91,24 +91,28 @@ def _ssd(key: str) -> Callable[[Scrape], float | None]:
     """Absent where there is no SSD tier."""
 
     def read(now: Scrape) -> float | None:
-        return float(now.pool.ssd[key]) if now.pool.ssd else None
+        counted = now.pool.lower.get("ssd")
+        return float(counted[key]) if counted else None
 
     return read
 
 
 def _ssd_by(**keys: str) -> Callable[[Scrape], Values]:
     """A value for each word, from the key that stands for it; absent where there is no SSD tier."""
-    return lambda now: {(value,): float(now.pool.ssd[key]) for value, key in keys.items() if now.pool.ssd}
+    read = {value: _ssd(key) for value, key in keys.items()}
+    return lambda now: {(value,): found for value, one in read.items() if (found := one(now)) is not None}
 
 
 def _ssd_state(now: Scrape) -> Values:
-    states = ("starting", "ok", "readonly", "offline") if now.pool.ssd else ()
-    return {(state,): float(now.pool.ssd["ssd.state"] == state) for state in states}
+    counted = now.pool.lower.get("ssd", {})
+    states = ("starting", "ok", "readonly", "offline") if counted else ()
+    return {(state,): float(counted["ssd.state"] == state) for state in states}
 
 
 def _ssd_admission(now: Scrape) -> Values:
-    words = [step.word for step in Admitted] if now.pool.ssd else []
-    return {(word,): float(now.pool.ssd["ssd.admission"] == word) for word in words}
+    counted = now.pool.lower.get("ssd", {})
+    words = [step.word for step in Admitted] if counted else []
+    return {(word,): float(counted["ssd.admission"] == word) for word in words}
 
 
 def _by_model(read: Callable[[ModelUsage], float]) -> Callable[[Scrape], Values]:
@@ -295,7 +299,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge("kvpool_ssd_used_bytes", "Bytes of its slots in use.", _ssd("ssd.used_bytes"), "bytes"),
         _gauge("kvpool_ssd_capacity_bytes", "Bytes of its segment files.", _ssd("ssd.capacity_bytes"), "bytes"),
         _gauge("kvpool_ssd_slots", "Slots lent to each size class in its files, named by chunk bytes and layers.",
-               _slots(lambda _: 1, lambda now: now.pool.ssd_classes), "slots", "size_class", "state"),
+               _slots(lambda _: 1, lambda now: now.pool.lower_classes.get("ssd", ())), "slots", "size_class", "state"),
         _counter("kvpool_ssd_demoted_chunks", "Chunks written to it.", _ssd("demoted_chunks"), "chunks"),
         _counter("kvpool_ssd_promoted_chunks", "Chunks read back from it.", _ssd("promoted_chunks"), "chunks"),
         _counter("kvpool_ssd_failed_chunks", "Chunks that could not be written to it (demotion) or read back (promotion).",

@@ -12,6 +12,7 @@ from kvpool.index.namespaces import Namespaces
 from kvpool.journal.journal import SNAPSHOT_END, Journal
 from kvpool.keys import pack_scope
 from kvpool.layout import Layout
+from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.types import Level, SaveState
 from tests.rigs.events.readers import Replica
 from tests.rigs.flushing import flush_whole
@@ -68,21 +69,23 @@ class Rig:
         index = kvpool_native.Mapping.create("index", geometry.index_bytes)
         self.epoch = os.urandom(16)
         self.memory = kvpool_native.Directory(arena, index, geometry, self.epoch)
-        files = kvpool_native.DirectoryGeometry.plan_files(8 * 2 * SLOT, 8, 400)
-        self.files = kvpool_native.Directory.of_files(files)
+        slots = Slots("ssd", SlotSizes(8 * 2 * SLOT, 8, 400, header_bytes=SLOT))
+        self.files = slots.directory
         self.memory.attach_slower(self.files)
-        for directory, segments in ((self.memory, geometry.segments), (self.files, 8)):
+        for directory in (self.memory, self.files):
             directory.cap_retained(0.5)
-            for segment in range(segments):
-                directory.mark_segment_ready(segment)
+        for segment in range(geometry.segments):
+            self.memory.mark_segment_ready(segment)
         self.namespaces = Namespaces(self.memory)
-        self.namespaces.lower_tier = self.files
+        self.namespaces.add_lower(slots, lambda _: None)
         self.namespace = self.namespaces.open("model", LAYOUT)
-        self.below = self.files.add_class(LAYOUT.chunk_bytes + SLOT, LAYERS)
+        below = slots.size_class_of(LAYOUT)
+        assert below is not None
+        self.below = below
         self.clock = Ticks()
         config = load_config(None, [f"events.{name}={value}" for name, value in self._options.items()]).events
         tiers = {Level.DRAM: (self.memory, 400), Level.SSD: (self.files, 400)}
-        self.journal = Journal(self.epoch, tiers, self.namespaces, self.clock, config, self.headers)
+        self.journal = Journal(self.epoch, tiers, self.namespaces, self.clock, config, {Level.SSD: self.headers})
 
     def restart(self, *, chunks: int = 24) -> None:
         """Another life of the daemon, which finds what lay on disk; parents first, as the catalogue gives them."""

@@ -7,7 +7,7 @@ import kvpool_native
 from kvpool.index.namespaces import Namespaces
 from kvpool.layout import Layout
 from kvpool.packed_rows import CATALOGUE_ROW
-from kvpool.tiering.restore_rows import pack_restore_rows
+from kvpool.tiers.ssd.catalogue.restore_rows import pack_restore_rows
 from kvpool.tiers.ssd.catalogue.rows import Row
 from kvpool.types import DEFAULT_PRIORITY, SizeClassId
 

@@ -9,7 +9,7 @@ import pytest
 import kvpool_native
 from kvpool import packed_rows
 from kvpool.journal.event_log import Change
-from kvpool.tiers.base import pack_moves
+from kvpool.tiers.base import Moves
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ROWS = {
@@ -48,7 +48,10 @@ def test_a_part_of_a_row_begins_where_its_first_field_does() -> None:
 
 def test_moves_are_packed_as_native_code_reads_them() -> None:
     keys, parents = [bytes([1]) * 32, bytes([2]) * 32], [b"", bytes([1]) * 32]
-    rows = np.frombuffer(pack_moves(keys, parents, [4096, 8192], [0, 1 << 40], [7, 1 << 61]), packed_rows.MOVE_ROW)
+    rows = np.frombuffer(
+        Moves(keys, parents, offsets=[4096, 8192], arena_offsets=[0, 1 << 40], generations=[7, 1 << 61]).rows(),
+        packed_rows.MOVE_ROW,
+    )
     assert [bytes(row["key"]) for row in rows] == keys
     assert [bytes(row["parent"]) for row in rows] == [bytes(32), keys[0]]
     assert [tuple(map(int, (row["offset"], row["arena_offset"], row["generation"]))) for row in rows] == [

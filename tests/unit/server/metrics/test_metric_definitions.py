@@ -69,8 +69,8 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
         is_settling=False,
         models={"m": _COUNTS} if models is None else models,
         events=dict.fromkeys(EVENT_COUNTS, 4),
-        ssd={"ssd.state": "ok", "ssd.admission": "all", **dict.fromkeys(SSD_COUNTS, 3)},
-        ssd_classes=[{"chunk_bytes": 8192, "layers": 2, "slots_used": 1, "slots": 3}],
+        lower={"ssd": {"ssd.state": "ok", "ssd.admission": "all", **dict.fromkeys(SSD_COUNTS, 3)}},
+        lower_classes={"ssd": [{"chunk_bytes": 8192, "layers": 2, "slots_used": 1, "slots": 3}]},
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
     )
     times = RequestTimes(VERBS)

@@ -1,4 +1,4 @@
-"""The rows in which the slower directory is told of chunks of an earlier life. Pure functions; any thread."""
+"""Rows in which a tier's directory is told of chunks of an earlier life. Pure functions; any thread."""
 
 from collections.abc import Callable
 
