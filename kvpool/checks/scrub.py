@@ -6,7 +6,7 @@ chunk has a pin while it is read, also when who asked has gone meanwhile; no sli
 
 It is no use of a chunk, and changes nothing about which goes next.
 
-Control thread only; the bytes are read by `DramCheck` and `SsdChecksumJobs`. Invariant: every pin of a
+Control thread only; the bytes are read by `DramCheck` and `ChecksumJobs`. Invariant: every pin of a
 slice is given to one of these two, which release it.
 """
 

@@ -147,6 +147,11 @@ class Config:
     log: LogConfig
 
     @property
+    def stop_timeout(self) -> float:
+        """Seconds that a stop may take to write down what DRAM alone has."""
+        return self.ssd.stop_timeout
+
+    @property
     def shortest_ttl(self) -> float:
         """Seconds in which something may expire at the earliest."""
         return min(self.server.lease_ttl, self.server.reservation_ttl, self.dram.announced_ttl)

@@ -17,7 +17,7 @@ def _plan_ssd(config: Config) -> TierPlan | None:
     if not config.ssd.capacity:
         return None
     plan = plan_ssd(config.ssd)
-    return TierPlan(SSD, plan.capacity, plan.max_chunks, plan.segments, partial(SsdTier, plan))
+    return TierPlan(SSD, plan.capacity, plan.max_chunks, plan.segments, "ssd.segment", partial(SsdTier, plan))
 
 
 PLANNERS: Sequence[Planner] = (_plan_ssd,)

@@ -348,7 +348,7 @@ class App:
         self._pool.chains.is_stopping = True
         deadline = Deadline(self._config.server.stop_timeout, self._clock)
         writing = asyncio.ensure_future(
-            self._pool.demote_all(self._config.ssd.stop_timeout, lambda: len(self._roster) > 0 or self._pool.is_ending)
+            self._pool.demote_all(self._config.stop_timeout, lambda: len(self._roster) > 0 or self._pool.is_ending)
         )
         while self._pool.is_busy and not deadline.has_passed():
             await asyncio.sleep(DRAIN_POLL_S)

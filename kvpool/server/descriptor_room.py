@@ -27,7 +27,8 @@ def fit_connections(config: Config, limit: int) -> int:
 
     Raises ConfigError where hardly any has room.
     """
-    segments = sum(plan.descriptors for plan in plan_lower_tiers(config))
+    plans = plan_lower_tiers(config)
+    segments = sum(plan.descriptors for plan in plans)
     each = 2 if config.server.staging_bytes else 1
     wanted = config.server.max_connections
     needed = OWN_DESCRIPTORS + segments + each * wanted
@@ -39,7 +40,9 @@ def fit_connections(config: Config, limit: int) -> int:
         f"and the process may have {limit} (LimitNOFILE= of the unit, ulimit -n)"
     )
     if fitting < min(CONNECTIONS_MIN, wanted):
-        raise ConfigError([f"{what}: raise the limit, or ssd.segment"])
+        raise ConfigError(
+            [f"{what}: {', or '.join(['raise the limit', *(plan.descriptors_option for plan in plans)])}"]
+        )
     log.warning(
         "%s: %d connections are served at a time; raise the limit, or lower server.max_connections", what, fitting
     )

@@ -1,7 +1,7 @@
 """Interface of a tier: what the rest of kvpool asks of bytes at rest, and the records that cross.
 
     ArenaTier     memory whose slots clients map and copy from: DRAM
-    BackingTier   chunks that must be brought into an arena before they can be read: the SSD tier
+    BackingTier   chunks that must be brought into an arena before they can be read: a disk
 
 `kvpool.tiering` is written against this page alone; docs/tiers.md says step by step how a tier is added. A tier moves bytes and
 decides nothing: which chunk goes down, comes up or is compared is decided above it, who may evict what in its directory
@@ -323,12 +323,13 @@ class BackingTier(Protocol):
 class TierPlan:
     """A backing tier that is configured and not made yet, with the sizes that others need before.
 
-    `max_chunks`: at most, which the arena's index has room for; `descriptors`: file descriptors that it keeps open; `make`: the
-    tier, not started.
+    `max_chunks`: at most, which the arena's index has room for; `descriptors`: file descriptors that it keeps open, fewer by
+    another value of `descriptors_option`; `make`: the tier, not started.
     """
 
     name: str
     capacity_bytes: int
     max_chunks: int
     descriptors: int
+    descriptors_option: str
     make: Callable[[ArenaMemory, Config, Clock], BackingTier]
