@@ -128,6 +128,21 @@ class IndexView:
     @property
     def epoch(self) -> bytes: ...
 
+class LandingBoard:
+    """
+    Where a tier announces the layers of chunks that it brings into the arena.
+    """
+
+    def __init__(self, index: Mapping) -> None: ...
+
+    def land(self, arena_offset: int, first: int, checksums: bytes) -> None:
+        """
+        Layers `first` and on of the chunk being promoted at this offset are in place, with these CRC-32C, u32; in their order.
+        """
+
+    def fail(self, arena_offset: int) -> None:
+        """No more layers of this chunk come."""
+
 DEFAULT_PRIORITY: int = 35
 
 TOKEN_IDS_MAX: int = 4096
