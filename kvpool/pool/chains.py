@@ -90,7 +90,8 @@ class Chains:
         if self.is_stopping:
             return _declined(SaveState.STOPPING, request)
         retention = request.priorities, request.durations
-        reserve_task = self.writers.begin(session, request.parent, request.keys, retention)
+        retainer = self.hints.retention
+        reserve_task = self.writers.begin(session, request.parent, request.keys, retention, retainer)
 
         def advance(may_wait: bool) -> Step:
             first = reserve_task.chunks
@@ -168,8 +169,6 @@ class Chains:
         keys, states = reserve_task.keys[first : reserve_task.chunks], bytes(reserve_task.states[first:])
         if states.count(SaveState.RESERVED) + states.count(SaveState.PRESENT) < len(states):
             self.journal.note_refusals(keys.packed, states, session.own.id)
-        if reserve_task.retained:
-            self.hints.note_retained(keys, bytes(reserve_task.retained[first:]))
 
 
 def _declined(state: SaveState, request: m.Reserve) -> m.Reserved:

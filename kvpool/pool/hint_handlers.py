@@ -52,8 +52,7 @@ class HintHandlers:
         self._tiering = tiering
         self._journal = journal
         self._on_due = on_due
-        self._on_retained = on_retained
-        self._retention = Retention(directory, tiering)
+        self.retention = Retention(directory, tiering, on_retained)
         self._announcements = Announcements(
             directory,
             view,
@@ -85,8 +84,7 @@ class HintHandlers:
             part = keys.part_of_ranks(ranks, first, end)
             durations = request.durations[first * DURATION_BYTES : end * DURATION_BYTES]
             priorities = request.priorities[first:end]
-            states += self._retention.retain(session, part, priorities, durations, self._clock.now_ns())
-            self._on_retained()
+            states += self.retention.retain(session, part, priorities, durations, self._clock.now_ns())
             if len(states) == chunks:
                 return m.Retained(states)
             yield None
@@ -104,8 +102,7 @@ class HintHandlers:
         for start in range(0, chunks, part_chunks(ranks)):
             parents = keys.part_of_ranks(ranks, max(0, start - 1), start)
             part = keys.part_of_ranks(ranks, start, start + part_chunks(ranks))
-            states += self._retention.demote(session, parents, part, request.first - start, self._clock.now_ns())
-            self._on_retained()
+            states += self.retention.demote(session, parents, part, request.first - start, self._clock.now_ns())
             yield None
         return m.Retained(states)
 
@@ -141,11 +138,6 @@ class HintHandlers:
         """The first layouts in which a model has been served: with them an operator makes the keys of a prompt."""
         entries = self._namespaces.of_model(request.model)[:LAYOUTS_MAX]
         return m.Report({"layouts": [entry.layout.to_wire() for entry in entries]})
-
-    def note_retained(self, keys: KeyColumn, states: bytes) -> None:
-        """A save has said with what these chunks are to be kept."""
-        self._tiering.remember_retention(keys, states)
-        self._on_retained()
 
     def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
         """A connection has leased what it may have announced."""
@@ -195,9 +187,8 @@ class HintHandlers:
             for start in range(0, len(absent), PART_CHUNKS):
                 part = absent[start : start + PART_CHUNKS]
                 now_ns = self._clock.now_ns()
-                found = self._retention.retain_in(namespace, keys.chosen(part), priority, duration_ms, now_ns)
+                found = self.retention.retain_in(namespace, keys.chosen(part), priority, duration_ms, now_ns)
                 for number, state in zip(part, found, strict=True):
                     states[number] = state
-                self._on_retained()
                 await asyncio.sleep(0)
         return m.Retained(bytes(states))

@@ -10,14 +10,15 @@ from kvpool import failpoint
 from kvpool.index.parts import PART_CHUNKS, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
-from kvpool.pool.writers.retention import keep
-from kvpool.types import DURATION_BYTES, ReservationId, RetainState, SaveState
-
-HAVE_SLOTS = (SaveState.PRESENT, SaveState.RESERVED)
+from kvpool.pool.writers.retention import Retention
+from kvpool.types import DURATION_BYTES, ReservationId
 
 
 class ReserveTask:
-    """See the module. `retention`: priorities and durations of chunks, new or present, or nothing; see `m.Reserve`."""
+    """See the module. `retention`: priorities and durations of chunks, new or present, or nothing; see `m.Reserve`.
+
+    `retainer`: has them kept so, in every tier.
+    """
 
     def __init__(
         self,
@@ -25,9 +26,11 @@ class ReserveTask:
         session: EngineSession,
         parent: bytes,
         keys: bytes,
-        retention: tuple[bytes, bytes] = (b"", b""),
+        retention: tuple[bytes, bytes],
+        retainer: Retention,
     ) -> None:
         self._directory = directory
+        self._retainer = retainer
         self._own = session.own
         self._connection = session.connection
         self._parent = parent
@@ -81,18 +84,6 @@ class ReserveTask:
         )
 
     def _retain(self, first: int, states: bytes, now_ns: int) -> bytes:
-        retained = 0
-        while retained < len(states) and states[retained] in HAVE_SLOTS:
-            retained += 1
-        if not retained:
-            return bytes([RetainState.ABSENT]) * len(states)
         priorities, durations = self._retention
-        answer = keep(
-            self._directory,
-            self._own.id,
-            self.keys[first : first + retained].packed,
-            priorities[first : first + retained],
-            durations[first * DURATION_BYTES : (first + retained) * DURATION_BYTES],
-            now_ns,
-        )
-        return answer + bytes([RetainState.ABSENT]) * (len(states) - retained)
+        wanted = priorities[first : self.chunks], durations[first * DURATION_BYTES : self.chunks * DURATION_BYTES]
+        return self._retainer.of_save(self._own, self.keys[first : self.chunks], states, wanted, now_ns)

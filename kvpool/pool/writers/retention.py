@@ -7,6 +7,8 @@ written down at once, and DRAM gives those chunks up first, while below they are
 Control thread only; `now_ns` is an argument. Holds no state of its own.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 import kvpool_native
@@ -15,18 +17,27 @@ from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, RetainState
+from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, NamespaceId, RetainState, SaveState
 
 # How long DRAM gives a demoted chunk up before others if nobody uses it; then it is one like any other.
 DEMOTED_MS = 600_000
+
+HAVE_SLOTS = (SaveState.PRESENT, SaveState.RESERVED)
 
 
 class Retention:
     """Wishes about chunks that are stored already."""
 
-    def __init__(self, directory: kvpool_native.Directory, tiering: Tiering) -> None:
+    def __init__(
+        self,
+        directory: kvpool_native.Directory,
+        tiering: Tiering | None = None,
+        on_retained: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`tiering`: the lower tiers; None: this directory alone. `on_retained`: priorities may expire that were set now."""
         self._directory = directory
         self._tiering = tiering
+        self._on_retained = on_retained
 
     def retain(
         self, session: EngineSession, keys: KeyColumn, priorities: bytes, durations: bytes, now_ns: int
@@ -35,17 +46,31 @@ class Retention:
         failpoint.reach("daemon.retain.before", failpoint.refused)
         states = []
         for namespace, column in _by_rank(session, keys):
-            states.append(keep(self._directory, namespace.id, column.packed, priorities, durations, now_ns))
-            self._tiering.remember_retention(column, states[-1])
+            states.append(self._retain(namespace.id, column, priorities, durations, now_ns))
         return _worst(states)
+
+    def of_save(
+        self, namespace: Namespace, keys: KeyColumn, states: bytes, wanted: tuple[bytes, bytes], now_ns: int
+    ) -> bytes:
+        """Keep chunks of a save, new or present, with what it says of them, in every tier: a `RetainState` for each.
+
+        `states`: a `SaveState` for each of `keys`; from the first one on that has no slot all are ABSENT. `wanted`: priorities
+        and durations, as in `m.Reserve`.
+        """
+        held = 0
+        while held < len(states) and states[held] in HAVE_SLOTS:
+            held += 1
+        absent = bytes([RetainState.ABSENT]) * (len(states) - held)
+        if not held:
+            return absent
+        priorities, durations = wanted[0][:held], wanted[1][: held * DURATION_BYTES]
+        return self._retain(namespace.id, keys[:held], priorities, durations, now_ns) + absent
 
     def retain_in(self, namespace: Namespace, keys: KeyColumn, priority: int, duration_ms: int, now_ns: int) -> bytes:
         """Keep chunks of one namespace with this: a `RetainState` for each."""
         count = len(keys)
         durations = duration_ms.to_bytes(DURATION_BYTES, "little") * count
-        states = self._directory.retain(namespace.id, keys.packed, bytes([priority]) * count, durations, now_ns)
-        self._tiering.remember_retention(keys, states)
-        return states
+        return self._retain(namespace.id, keys, bytes([priority]) * count, durations, now_ns)
 
     def demote(self, session: EngineSession, parents: KeyColumn, keys: KeyColumn, first: int, now_ns: int) -> bytes:
         """Write chunks behind `parents` down, and have DRAM give them up first from `first` on, on every rank.
@@ -53,6 +78,7 @@ class Retention:
         `parents` has a key for each rank, or none at the root. `first` may be before the chunks or behind. Answers a
         `RetainState` for each that is given up, the worst of the ranks'.
         """
+        assert self._tiering is not None, "a hint about tiers, and there are none"
         failpoint.reach("daemon.demote.asked", failpoint.refused)
         count = len(keys) // len(session.namespaces)
         first = min(max(0, first), count)
@@ -65,7 +91,17 @@ class Retention:
             lower = self._tiering.retained(chosen)
             states.append(self._directory.retain(namespace.id, chosen.packed, bytes(count - first), durations, now_ns))
             self._tiering.restore_retention(namespace, lower, now_ns)
+        self._on_retained()
         return _worst(states)
+
+    def _retain(
+        self, namespace: NamespaceId, keys: KeyColumn, priorities: bytes, durations: bytes, now_ns: int
+    ) -> bytes:
+        states = keep(self._directory, namespace, keys.packed, priorities, durations, now_ns)
+        if self._tiering is not None:
+            self._tiering.remember_retention(keys, states)
+        self._on_retained()
+        return states
 
 
 def keep(

@@ -21,6 +21,7 @@ from kvpool.index.staged_slots import StagedSlots
 from kvpool.journal.token_columns import check_tokens, with_scope
 from kvpool.pool.writers.ending_reservations import EndingReservations
 from kvpool.pool.writers.reserve_task import ReserveTask
+from kvpool.pool.writers.retention import Retention
 from kvpool.types import ConnectionId, ReservationId, SaveState
 
 CHECKSUM_BYTES = 4
@@ -85,14 +86,23 @@ class Writers:
         return self._ending_reservations.are_left
 
     def begin(
-        self, session: EngineSession, parent: bytes, keys: bytes, retention: tuple[bytes, bytes] = (b"", b"")
+        self,
+        session: EngineSession,
+        parent: bytes,
+        keys: bytes,
+        retention: tuple[bytes, bytes] = (b"", b""),
+        retainer: Retention | None = None,
     ) -> ReserveTask:
-        """Slots for new chunks, to be reserved in parts. `retention`: see `ReserveTask`. Raises Refused."""
+        """Slots for new chunks, to be reserved in parts. `retention`: see `ReserveTask`. Raises Refused.
+
+        `retainer`: of all tiers; None: of this directory alone.
+        """
         if self._reservations.count_of(session.connection) >= self._reservations_max:
             limit = self._reservations_max
             raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
         failpoint.reach("daemon.reserve.before", failpoint.refused)
-        return ReserveTask(self._directory, session, parent, keys, retention)
+        retainer = retainer or Retention(self._directory)
+        return ReserveTask(self._directory, session, parent, keys, retention, retainer)
 
     def make(self, session: EngineSession, reserve_task: ReserveTask, now_ns: int) -> ReservedSlots:
         """A reservation of what has been reserved."""
