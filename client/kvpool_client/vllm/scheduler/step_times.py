@@ -1,6 +1,6 @@
 """Durations of steps that prefill: the cost of vLLM's own computing, to compare with a load.
 
-Steps may overlap: one begins to run when it was planned and the one before it has ended. One that loads measures nothing.
+Steps may overlap: one begins to run when it was planned and the one before it has ended. A step with loads measures nothing.
 The scheduler's thread.
 """
 
@@ -14,7 +14,7 @@ PREFILL_TOKENS_MIN = 64
 
 
 class StepTimes:
-    """Notes in `rates` what steps measure. At most STEPS_MAX are under way."""
+    """Adds the measurements of steps to `rates`. At most STEPS_MAX are under way."""
 
     def __init__(self, rates: RateEstimator, clock: Clock) -> None:
         self._rates = rates
