@@ -1,4 +1,5 @@
-"""Writes `docs/metrics.md` from the table of metrics: `python -m kvpool.server.metrics.page > docs/metrics.md`.
+"""Page of metrics: writes `docs/metrics.md` from the table of metrics: `python -m kvpool.server.metrics.page >
+docs/metrics.md`.
 
 Pure; a test compares the page with what this writes.
 """
