@@ -1,8 +1,8 @@
-"""Retention: what engines, operators and hints say of how long stored chunks are worth keeping.
+"""Retention: priorities and durations of stored chunks, set by engines, operators and hints.
 
-Cuts what travels into what the native directory is asked; the directory keeps priorities, lets them lapse, and clips what would
-be kept beyond its share. A wish counts in every tier that has the chunk. To demote is the opposite wish: what DRAM alone has is
-written down at once, and DRAM gives those chunks up first, while below they are kept as they were.
+Turns request columns into calls of the native directory, which has the priorities, expires them, and clips those beyond its
+share. A retention request counts in every tier that has the chunk. A demote hint is the opposite: chunks that only DRAM has are
+written to the lower tier at once, and DRAM evicts them first, while the lower tier retains them as before.
 
 Control thread only; `now_ns` is an argument. Holds no state of its own.
 """
@@ -17,7 +17,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, RetainState
 
-# How long DRAM gives a demoted chunk up before others if nobody uses it; then it is one like any other.
+# How long DRAM evicts an unused demoted chunk before others; then it is an ordinary chunk.
 DEMOTED_MS = 600_000
 
 
@@ -71,7 +71,7 @@ class Retention:
 def keep(
     directory: kvpool_native.Directory, namespace: int, keys: bytes, priorities: bytes, durations: bytes, now_ns: int
 ) -> bytes:
-    """Keep chunks with these, but for those of KEEP_PRIORITY, which stay as they are: a `RetainState` for each."""
+    """Set the retention of chunks, but for those with KEEP_PRIORITY, which stay as they are: a `RetainState` for each."""
     if KEEP_PRIORITY not in priorities:
         return directory.retain(namespace, keys, priorities, durations, now_ns)
     chosen = np.flatnonzero(np.frombuffer(priorities, np.uint8) != KEEP_PRIORITY)
