@@ -391,8 +391,8 @@ class Pool:
         if not isinstance(adapter, str):
             raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")
         fixed = bytes(chosen)
-        roots, told = partial(self._roots_of, fixed, adapter), adapter if adapter_name is None else adapter_name
-        return KeyChain(self.layout.chunk_tokens, roots, extra, pack_scope(told, fixed))
+        roots, named = partial(self._roots_of, fixed, adapter), adapter if adapter_name is None else adapter_name
+        return KeyChain(self.layout.chunk_tokens, roots, extra, pack_scope(named, fixed))
 
     def _roots_of(self, salt: bytes, adapter: str) -> tuple[bytes, ...]:
         return self._roots.of(self._domain(), salt, adapter)

@@ -2,7 +2,7 @@
 token ids and with events published, against a raw unix socket's round trip of as many bytes.
 
 The daemon is one of its own, so small that from the third save on each chunk takes the place of another. The slots are
-reserved just before each commit, untimed, and not written: what copies cost is for `bench copy` to tell.
+reserved just before each commit, untimed, and not written: `bench copy` measures the cost of copies.
 """
 
 import os

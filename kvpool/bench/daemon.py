@@ -41,7 +41,7 @@ class MeasuredDaemon:
     is_own: bool
 
     def cpu_seconds(self) -> float:
-        """CPU time of the daemon so far, all threads. Raises DaemonUnreachable when it cannot be told."""
+        """CPU time of the daemon so far, all threads. Raises DaemonUnreachable when it is unknown."""
         try:
             return cpu_seconds(self.pid)
         except ProcessLookupError as error:
@@ -126,7 +126,8 @@ def wait_until_ready(socket: str, process: "subprocess.Popen[bytes]") -> None:
 
 
 def wait_until_settled(socket: str, process: "subprocess.Popen[bytes]", capacity: int) -> dict[str, Any]:
-    """Until the arena has all its pages; what `info` says then. Raises KVPoolError when the daemon ends or time runs out."""
+    """Wait until the arena has all its pages. Returns `info` of that moment. Raises KVPoolError when the daemon ends or time
+    runs out."""
     timeout_s = START_TIMEOUT_S + SETTLE_TIMEOUT_S_PER_GIB * capacity / (1 << 30)
     deadline = Deadline(timeout_s)
     with BlockingConnection.admin(socket, REQUEST_TIMEOUT_S) as connection:

@@ -61,7 +61,7 @@ def has_disk(parent: str | None) -> bool:
 
 
 def file_system(path: Path) -> str:
-    """The kind of file system that a path is on, such as `ext4`; `unknown` where the kernel does not say."""
+    """The kind of file system that a path is on, such as `ext4`; `unknown` where the kernel does not report it."""
     device = path.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

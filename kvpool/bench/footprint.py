@@ -3,7 +3,7 @@
 Ready counts from the start of a launcher that becomes the daemon to the first answered handshake, the interpreter's own
 start included, while the arena still gets its pages in the background. Memory and CPU are read when that work is over.
 Memory is what the kernel counts as resident, less the arena's pages. The index is part of it as far as it was touched: a
-daemon that has been filled once has all of it, which `index_full_mib` tells.
+daemon that has been filled once has all of it, which `index_full_mib` shows.
 """
 
 import re

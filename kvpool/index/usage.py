@@ -45,7 +45,7 @@ class UsageTable:
         )
 
     def count_report(self, session: EngineSession, report: UsageReport) -> None:
-        """Add what a client says it did since its last report."""
+        """Add a client's report of its usage since the last one."""
         self._reports += 1
         asked = left = self._clamped(report.lookup_chunks)
         hits, loaded = [], []

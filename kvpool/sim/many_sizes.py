@@ -27,7 +27,7 @@ TICK_NS = 1_000_000
 
 
 class ManySizes:
-    """A pool's control thread over no bytes: models of different chunk sizes, and a slower tier that is always done."""
+    """A pool's control thread without bytes: models of different chunk sizes, and a lower tier whose jobs are done at once."""
 
     def __init__(self, layouts: list[Layout], capacity: int, max_chunks: int, watermark: float) -> None:
         config = load_config(None, [f"ssd.watermark={watermark}", "dram.retained_share=1"])

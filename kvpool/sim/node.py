@@ -77,7 +77,7 @@ SEED = bytes(range(16))
 
 
 class SimulatedNode:
-    """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none)."""
+    """A node with room for `dram_blocks`, and `ssd_blocks` in a lower tier (0: none)."""
 
     def __init__(self, *, dram_blocks: int, ssd_blocks: int, policy: str, config: Config) -> None:
         assert policy in POLICIES

@@ -35,7 +35,7 @@ Result = Outcome | Bounds
 
 @dataclass(frozen=True, slots=True)
 class SimulationSettings:
-    """What every process of a simulation is told. `tails`: one of TAILS; `times`: a replay's file, its requests alone then."""
+    """Settings of every process of a simulation. `tails`: one of TAILS; `times`: a replay's file, its requests alone then."""
 
     path: str
     requests: int | None

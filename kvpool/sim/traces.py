@@ -60,12 +60,12 @@ class TraceRequest:
 
 
 class Trace:
-    """A trace file, read anew by each call of `requests`. `name` is the file's name without its suffix."""
+    """A trace file, read again by each call of `requests`. `name` is the file's name without its suffix."""
 
     block_tokens = BLOCK_TOKENS
 
     def __init__(self, path: Path) -> None:
-        """Raises TraceError if the name says no known form."""
+        """Raises TraceError if the name has no known suffix."""
         suffix = next((ending for ending in SUFFIXES if path.name.endswith(ending)), None)
         if suffix is None:
             raise TraceError(f"{path}: name of no known form, expected one that ends with {', '.join(SUFFIXES)}")
@@ -214,7 +214,7 @@ def _requests_of(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> Iterator[Tr
 
 
 def _load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of the archive. Objects are refused by numpy, which reads plain numbers alone unless told otherwise."""
+    """The arrays of the archive. Objects are refused by numpy, which reads only plain numbers by default."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     try:
         with zipfile.ZipFile(path) as members:

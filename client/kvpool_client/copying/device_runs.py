@@ -114,7 +114,7 @@ class DeviceLoad:
                     self._settle(*queued.popleft())
             while queued:
                 self._settle(*queued.popleft())
-        except RuntimeError:  # the device refuses: what it says is torch's, what it means is that nothing was loaded
+        except RuntimeError:  # the device refuses with an error of torch's: nothing was loaded
             with self._changed:
                 self._good, self._reason = 0, LoadReason.IO
         with self._changed:

@@ -37,7 +37,7 @@ class FailureGuard:
         self._logger = logger
         self._lock = threading.Lock()
         self._failures: dict[str, int] = {}  # guarded by _lock
-        self._said: set[str] = set()  # guarded by _lock
+        self._logged: set[str] = set()  # guarded by _lock
 
     def call(self, call: str, default: Answer, function: Callable[[], Answer]) -> Answer:
         """What `function` returns; `default`, a miss, where it raises."""
@@ -56,9 +56,9 @@ class FailureGuard:
     def warn_once(self, reason: str, detail: str = "", *, is_defect: bool = False) -> None:
         """Log a reason, the first time that it is given."""
         with self._lock:
-            if reason in self._said or len(self._said) >= REASONS_MAX:
+            if reason in self._logged or len(self._logged) >= REASONS_MAX:
                 return
-            self._said.add(reason)
+            self._logged.add(reason)
         self._logger.warning("kvpool: %s%s (logged once)", reason, f": {detail}" if detail else "", exc_info=is_defect)
 
     @property

@@ -1,8 +1,8 @@
 """Host pages: SGLang's host pool described as pages of opaque bytes in a few parts, each part at a fixed stride.
 
-HiCache keeps KV in registered host memory, in pages; `get_page_buffer_meta` says the addresses of a page's parts (K and V for
-page_first, one for MLA, one for each layer and plane for layer_first). A part becomes a layer of a packed Layout, so a page is
-one chunk, and loads and saves move its bytes straight between host page and arena: one copy, none on the way. What the parts
+HiCache keeps KV in registered host memory, in pages; `get_page_buffer_meta` returns the addresses of a page's parts (K and V
+for page_first, one for MLA, one for each layer and plane for layer_first). A part becomes a layer of a packed Layout, so a page
+is one chunk, and loads and saves move its bytes straight between host page and arena: one copy, none on the way. What the parts
 hold is in the Layout's format: engines share pages only where the formats are equal.
 
 Pure but for reading the pool's attributes; keeps no memory alive (the backend keeps the pool). Any thread.

@@ -1,8 +1,8 @@
 """Retention and hints of a batch's pages, as SGLang's orchestrator sends them with a request: ranges for each page.
 
 SGLang passes an envelope on unchanged, in the free part of a storage call's extra info. Its ranges count the prompt's tokens,
-while a batch begins anywhere in the prompt: `prefix_keys` says how many pages precede it where SGLang passes them, and where it
-does not, only ranges over the whole prompt count. Pure functions; any thread.
+while a batch begins anywhere in the prompt: `prefix_keys` shows how many pages precede it where SGLang passes them, and where
+it does not, only ranges over the whole prompt count. Pure functions; any thread.
 """
 
 from collections.abc import Mapping

@@ -2,8 +2,8 @@
 
     python -m kvpool_client.vllm.support docs/engines.md
 
-writes the page's part anew. Invariant: what is not served has a code, which the engine's metrics count it by, and a remedy,
-which is logged with it. Any thread.
+rewrites the page's part. Invariant: what is not served has a code, which the engine's metrics count it by, and a remedy, which
+is logged with it. Any thread.
 """
 
 import sys

@@ -2,9 +2,9 @@
 
 Plays an engine. Reads one request a line on stdin, `[hash id, …]`, and does with it what an engine does: keys → lookup →
 acquire → load of what is there → save of the rest. Before a load its target is overwritten, so that old bytes cannot
-pass for new ones; after it every byte that the load vouches for is compared with what the chunk's key asks for. Says one
-JSON object a line on stdout: that it is ready, what became of each request and how long its parts took, and at the end of
-stdin what the process used. Making and comparing contents is never inside a measured time.
+pass for new ones; after it every byte that the load reports as good is compared with the payload of the chunk's key. Prints one
+JSON object a line on stdout: that it is ready, what became of each request and how long its parts took, and at the end of stdin
+what the process used. Making and comparing contents is never inside a measured time.
 
 It ends with its stdin, with its stdout, or with its parent. One thread, beside those of the Pool; every wait has the
 Pool's deadline.
@@ -47,7 +47,7 @@ READY: dict[str, object] = {"ready": True}
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """What every client of a replay is told. `salt` keeps the keys of one replay apart from those of another.
+    """Settings of every client of a replay. `salt` keeps the keys of one replay apart from those of another.
 
     `is_settled`: before each request, and before what it saves, it is waited until nothing moves between the daemon's tiers.
     """
@@ -207,7 +207,7 @@ def main() -> None:
         _wait_connected(pool)
         settle = IdleWait(settings.socket).wait if settings.is_settled else _do_nothing
         replayer = Replayer(pool, settings.chunks_max, settle)
-        with contextlib.suppress(BrokenPipeError):  # the parent has gone, and with it whom to tell
+        with contextlib.suppress(BrokenPipeError):  # the parent has ended, and nobody reads the output
             cpu_before_s = time.process_time()
             _say(READY)
             for line in sys.stdin.buffer:

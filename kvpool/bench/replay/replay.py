@@ -4,7 +4,7 @@ A plan is made first: how many requests, what an infinite cache would hit of the
 processes share the requests in the trace's order, at the chunk size asked, as fast as they can: the trace's arrival times
 are not kept. A daemon of its own gets a capacity in bytes or as a share of the trace's unique bytes; keys are salted for
 each run, so that a shared daemon has nothing of an earlier one. Where an SSD tier is asked for, its capacity is a
-multiple of DRAM's, and hits are told apart by the tier that had them when they were leased.
+multiple of DRAM's, and hits are counted by the tier that had them when they were leased.
 
 Main thread of a command only.
 """

@@ -24,7 +24,7 @@ QUICK_SIZE = "16MiB"
 
 Row = dict[str, Any]
 Advance = Callable[[int], None]
-# Measures one part: its name, what it says above its table, and how it is run.
+# One part: its name, the text above its table, and the function that measures it.
 Measure = Callable[[str, str, Callable[[Advance], Sequence[Row]]], None]
 
 

@@ -73,7 +73,7 @@ class _Comparison:
         self._promoted.add_one(timed_s(lambda: self._read.read_one(buffer, chunk)), timed_s(lambda: rig.read([chunk])))
 
     def fio(self) -> tuple[float | None, float | None]:
-        """What fio says of the raw files: GB/s written and read."""
+        """fio's result for the raw files: GB/s written and read."""
         chunk_bytes, chunks = self._rig.chunk_bytes, self._rig.chunks
         return (
             fio_gb_per_s(self._written.path, is_write=True, chunk_bytes=chunk_bytes, chunks=chunks, depth=WRITERS),

@@ -69,7 +69,7 @@ class Rounds:
 
 
 def timed_raw(raw: Callable[[], float]) -> Timed:
-    """A raw pass, which tells its own seconds without those of its threads' start, with CPU seconds of this process."""
+    """A raw pass, which returns its own seconds without those of its threads' start, with CPU seconds of this process."""
     before_s = time.process_time()
     seconds = raw()
     return seconds, time.process_time() - before_s

@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._on_protocol_error = on_protocol_error
         self._on_failed = on_failed
         self._on_unfinished = on_unfinished
-        self._unfinished = 0  # as it was told last
+        self._unfinished = 0  # the last reported value
         self._version = version
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None

@@ -80,7 +80,7 @@ class LocalSocket:
     def __init__(self, path: str, *, mode: int, handshake_timeout_s: float, on_refused: OnRefused) -> None:
         """Claim the socket's path. `on_refused` is called for each handshake that was refused or failed.
 
-        Raises SocketInUse, ConfigError (a stranger's directory) or OSError (one of no use).
+        Raises SocketInUse, ConfigError (another user's directory) or OSError (an unusable one).
         """
         self._path = path
         self._mode = mode

@@ -252,7 +252,7 @@ class EventPublisher:
     def _begin(self, topic: str) -> None:
         if topic not in self._numbers:
             if len(self._numbers) == TOPICS_MAX:
-                # Its numbers begin anew, with AllBlocksCleared, when it is needed again.
+                # Its numbers begin at 0 again, with AllBlocksCleared, when it is needed again.
                 del self._numbers[next(iter(self._numbers))]
             if self._numbers:
                 self._schedule.note_newcomer()

@@ -33,7 +33,7 @@ class RepublishSchedule:
         self._clock = clock
         self._interval_s = interval_s
         self._span_s = REPUBLISHED_AT_ONCE * interval_s
-        self._told: deque[Deadline] = deque(maxlen=REPUBLISHED_AT_ONCE)
+        self._published: deque[Deadline] = deque(maxlen=REPUBLISHED_AT_ONCE)
         self._peers: OrderedDict[bytes, Deadline] = OrderedDict()
         self._settled: Deadline | None = None
         self._is_wanted = False
@@ -63,7 +63,7 @@ class RepublishSchedule:
             self._is_wanted |= self._interval_s > 0
         if self._is_wanted and self._may_republish():
             self._is_wanted = False
-            self._told.append(Deadline(self._span_s, self._clock))
+            self._published.append(Deadline(self._span_s, self._clock))
             return Republish.EVERYTHING
         return Republish.MARK if has_come else Republish.NOTHING
 
@@ -72,8 +72,8 @@ class RepublishSchedule:
         """Milliseconds until something may be due; None: not before a request."""
         waits = [self._settled.remaining_s()] if self._settled is not None else []
         if self._is_wanted:
-            waits.append(0.0 if self._may_republish() else self._told[0].remaining_s())
+            waits.append(0.0 if self._may_republish() else self._published[0].remaining_s())
         return int(min(waits) * 1000) + 1 if waits else None
 
     def _may_republish(self) -> bool:
-        return len(self._told) < REPUBLISHED_AT_ONCE or self._told[0].has_passed()
+        return len(self._published) < REPUBLISHED_AT_ONCE or self._published[0].has_passed()

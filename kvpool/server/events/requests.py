@@ -73,14 +73,14 @@ def _events_at_once(pool: Pool, session: EngineSession | None, request: em.AskEv
     found = pool.journal.since(request.incarnation, request.last)
     own = None if session is None else session.namespace_ids
     events = [event for event in found.events if own is None or event.namespace < 0 or event.namespace in own]
-    told = events[: _nameable(pool, events)]
+    chosen = events[: _nameable(pool, events)]
     return em.Events(
         pool.journal.incarnation,
-        found.last if len(told) == len(events) else told[-1].id,
+        found.last if len(chosen) == len(events) else chosen[-1].id,
         found.oldest,
         found.is_gap,
-        event_columns.pack_events(told),
-        _names(pool, {event.namespace for event in told}),
+        event_columns.pack_events(chosen),
+        _names(pool, {event.namespace for event in chosen}),
     )
 
 

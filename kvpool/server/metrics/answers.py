@@ -1,6 +1,6 @@
 """HTTP answers: /metrics, /healthz, /readyz.
 
-    GET /metrics   Prometheus text or OpenMetrics, as the request's Accept says      200, 503
+    GET /metrics   Prometheus text or OpenMetrics, by the request's Accept header     200, 503
     GET /healthz   JSON {"status", "problems", …}: whether the daemon can work       200, 503
     GET /readyz    the same: whether it takes requests now, not while draining       200, 503
 

@@ -130,12 +130,12 @@ class _BoundedServer(WSGIServer):
             target=self._serve, args=(request, client_address), name="kvpool-metrics-request", daemon=True
         )
         with self._lock:
-            gives_way = self._make_room()
+            replaced = self._make_room()
             has_room = self._has_room()
             if has_room:
                 self._served[request] = _Served(Deadline(REQUEST_TIMEOUT_S, self._clock), thread)
-        if gives_way is not None:
-            _cut(gives_way)
+        if replaced is not None:
+            _cut(replaced)
         try:
             if has_room:
                 return thread.start()

@@ -55,7 +55,7 @@ IRRELEVANT = {
     "max_model_len",
     TUNING,
 }
-# A sub-model's configuration is recognized by this end of its key. The same words elsewhere (quantization, say) may mean KV.
+# A sub-model's configuration is recognized by this end of its key. The same words elsewhere (as in quantization) may mean KV.
 SUB_MODEL, NO_SUB_MODEL = "_config", "quantization_config"
 ADAPTER_CONFIGURATION = "adapter_config.json"
 ADAPTERS_MAX = 4096
@@ -168,7 +168,7 @@ def _weights_of(config: EngineConfig, named: str) -> str:
     if path.exists():
         digest = directory_digest(path)
         if not digest and not named:
-            raise Unserved(UNKNOWN, f"no weights in {name!r} tell one version of the model from another")
+            raise Unserved(UNKNOWN, f"no weights in {name!r} distinguish one version of the model from another")
         return digest
     commit = _commit_of(model)
     if not commit and not named:

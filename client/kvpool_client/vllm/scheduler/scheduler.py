@@ -366,7 +366,7 @@ class SchedulerHalf:
             salt = str(getattr(request, "cache_salt", None) or "").encode("utf-8", "surrogatepass")
             adapter = self._adapters.of(getattr(request, "lora_request", None))
             keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
-            hints = self._guard.call("reading wishes", NO_HINTS, lambda: request_hints_of(request))
+            hints = self._guard.call("reading hints", NO_HINTS, lambda: request_hints_of(request))
             chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
             save_tokens = (
                 hints.save_tokens(self._settings.save, request.num_prompt_tokens) if self._role.may_save else 0

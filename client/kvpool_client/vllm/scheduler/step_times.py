@@ -9,7 +9,7 @@ from kvpool_client.engines.load_cost import RateEstimator
 from kvpool_client.vllm.scheduler.unverified_loads import STEPS_MAX
 from kvpool_client.vllm.surface import EngineStep
 
-# Steps with fewer tokens are decoding, which says nothing about prefill.
+# Steps with fewer tokens are decoding, which does not measure prefill.
 PREFILL_TOKENS_MIN = 64
 
 
