@@ -52,7 +52,7 @@ class Change(NamedTuple):
 
 
 def event_of_run(run: kvpool_native.ChangeRun, number: int) -> Event:
-    """The changes of a run as the event that tells them, under its number."""
+    """The changes of a run as an event with its number."""
     scope = run.scope
     return Event(
         number,

@@ -122,7 +122,7 @@ class Announcements:
         own = keys.of_rank(0, ranks)
         for entry in list(self._of_owner.get(session.connection, ())):
             if entry.chunks <= len(own) and own[entry.chunks - 1] == entry.leaf:
-                self._end(entry, now_ns)  # said again, or more of it
+                self._end(entry, now_ns)  # announced again, or extended
         chunk_bytes = sum(namespace.layout.chunk_bytes for namespace in session.namespaces.values())
         is_full = len(self._of_owner.get(session.connection, ())) >= ANNOUNCEMENTS_MAX
         chunks = 0 if is_full else min(found, self._room_of(session.connection) // chunk_bytes)
@@ -198,7 +198,7 @@ class Announcements:
         return max(0, (self._bytes_max - (self._bytes - own)) // 2 - own)
 
     def _cut(self, entry: Announcement, chunks: int, now_ns: int) -> None:
-        """Of the announcement only this much is left."""
+        """Shorten an announcement to this many chunks."""
         size = entry.size // entry.chunks * chunks
         self._bytes -= entry.size - size
         self.announced_chunks -= entry.chunks - chunks

@@ -173,7 +173,7 @@ class Chains:
 
 
 def _declined(state: SaveState, request: m.Reserve) -> m.Reserved:
-    """An answer that declines the first chunk so, and what follows it for want of a parent."""
+    """An answer that declines the first chunk with this state, and the following ones as `no-parent`."""
     count = len(KeyColumn(request.keys))
     states = bytes([state, *[SaveState.NO_PARENT] * (count - 1)])
     retained = bytes([RetainState.ABSENT]) * len(request.priorities)

@@ -127,7 +127,7 @@ class HintHandlers:
         return m.Announced(entry.chunks, clipped)
 
     def retain_keys(self, request: m.RetainKeys) -> Awaitable[m.Retained]:
-        """Keep chunks of whatever namespace with one priority: an operator's order, which lets others in between."""
+        """Set one priority for chunks of any namespace: an operator's order, which lets other requests in between."""
         keys = columns.keys_of(request.keys)
         columns.check_retention_columns(len(keys), ranks=1)
         if not 0 <= request.priority <= PRIORITY_MAX or not 0.0 <= request.duration_s <= DURATION_S_MAX:

@@ -104,7 +104,7 @@ class ConnectorCalls:
             self._refused.add(f"refusals_{code_of(error)}")
             one_child.release(self)
             if role.name == "WORKER":
-                # The scheduler's half may plan all the same, and vLLM would wait for what it has planned.
+                # The scheduler's half may still plan, and vLLM would wait for what it has planned.
                 self._worker = AbsentWorker(str(error), getattr(vllm_config.parallel_config, "rank", 0))
 
     def _say_refusal(self, error: Exception, role: str) -> None:
@@ -286,7 +286,7 @@ class ConnectorCalls:
         is_new = self._of_scheduler("new weights", False, lambda half: half.renew())
         if self._settings.reset == "node":
             failure = self._guard.call("reset", "see above", lambda: flush_model(self._settings, self._name))
-            remedy = f"this engine finds none of them, others do: kvpoolctl flush --model {self._name}"
+            remedy = f"this engine finds none of them, other engines do: kvpoolctl flush --model {self._name}"
             if failure:
                 event = "chunks of the model are left in the pool, though kvpool.reset is 'node'"
                 self._guard.warn_once(event, f"{failure}; {remedy}")

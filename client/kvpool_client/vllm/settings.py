@@ -87,7 +87,7 @@ class Settings:
 def _fault(name: str, value: object) -> str:
     text = f"{PREFIX}{name} is {value!r}, expected "
     if name == "socket":
-        return "" if isinstance(value, str) and _is_path(value) else said + "a path"
+        return "" if isinstance(value, str) and _is_path(value) else text + "a path"
     if name == "model":
         is_name = isinstance(value, str) and value.isprintable() and 0 < len(value.encode()) <= MODEL_BYTES_MAX
         return "" if is_name else text + f"a name of 1 to {MODEL_BYTES_MAX} bytes"
@@ -107,7 +107,7 @@ def _fault(name: str, value: object) -> str:
     most = {"chunk_tokens": 1 << 20, "save_after": SIGHTINGS_WANTED_MAX}.get(name, THREADS_MAX)
     least = 0 if name == "chunk_tokens" else 1
     is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-    return "" if is_count else said + f"an integer {least}..{most}"
+    return "" if is_count else text + f"an integer {least}..{most}"
 
 
 def _is_path(text: str) -> bool:

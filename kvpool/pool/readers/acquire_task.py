@@ -86,7 +86,7 @@ class AcquireTask:
             self._directory.shorten(hold, left, now_ns)
 
     def _extend(self, columns: list[KeyColumn], now_ns: int) -> list[int]:
-        """Hold what DRAM has of the next keys: how many chunks on each rank."""
+        """Hold the next keys that DRAM has. Returns how many chunks on each rank."""
         if self.holds:
             return [
                 self._directory.extend(hold, column.packed, now_ns)

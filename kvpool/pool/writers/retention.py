@@ -31,7 +31,7 @@ class Retention:
     def retain(
         self, session: EngineSession, keys: KeyColumn, priorities: bytes, durations: bytes, now_ns: int
     ) -> bytes:
-        """Keep chunks with these on every rank of the session: a `RetainState` for each, the worst of the ranks'."""
+        """Set the retention of chunks on every rank of the session: a `RetainState` for each, the worst of the ranks'."""
         failpoint.reach("daemon.retain.before", failpoint.refused)
         states = []
         for namespace, column in _by_rank(session, keys):
@@ -40,7 +40,7 @@ class Retention:
         return _worst(states)
 
     def retain_in(self, namespace: Namespace, keys: KeyColumn, priority: int, duration_ms: int, now_ns: int) -> bytes:
-        """Keep chunks of one namespace with this: a `RetainState` for each."""
+        """Set the retention of chunks of one namespace: a `RetainState` for each."""
         count = len(keys)
         durations = duration_ms.to_bytes(DURATION_BYTES, "little") * count
         states = self._directory.retain(namespace.id, keys.packed, bytes([priority]) * count, durations, now_ns)
@@ -48,7 +48,7 @@ class Retention:
         return states
 
     def demote(self, session: EngineSession, parents: KeyColumn, keys: KeyColumn, first: int, now_ns: int) -> bytes:
-        """Write chunks behind `parents` down, and have DRAM give them up first from `first` on, on every rank.
+        """Write chunks after `parents` to the lower tier, and have DRAM evict them first from `first` on, on every rank.
 
         `parents` has a key for each rank, or none at the root. `first` may be before the chunks or behind. Answers a
         `RetainState` for each that is given up, the worst of the ranks'.

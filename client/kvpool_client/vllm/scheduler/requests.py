@@ -20,13 +20,12 @@ class Tracked:
 
     `chunks_planned`: leading chunks that the pool has or that were put into a plan; `chunks_unplanned`: whole ones behind those
     that a step with a load left for a later one. `table`: its blocks in order, None while
-    they are not known. Each patience runs from the first time that the request was held back for that reason.
-    `asked_tokens`: what the answer under way is about, behind `held_tokens`. `has_given_up`: no more questions for this
-    request. `hints`: what it says of its chunks, `hint_reply` what becomes of that; `announced` runs while it need not be
-    announced again. `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while what another save was just
-    writing is planned again.
-    `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: it may have KV of others, nothing of it is saved.
-    `has_had_blocks`: vLLM has given it blocks once, and what is in them may come from anywhere.
+    they are not known. `save_wait` and `answer_wait` run from the first time that the request was held back for that reason.
+    `asked_tokens`: tokens that the pending answer covers, after `held_tokens`. `has_given_up`: no more lookups for this
+    request. `hints`: its hints, `hint_reply` the reply to them; `announced` runs while it need not be announced again.
+    `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while chunks that another save was writing are
+    planned again. `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: it may have KV of others, nothing
+    of it is saved. `has_had_blocks`: vLLM has given it blocks once, and what is in them may come from anywhere.
     """
 
     def __init__(

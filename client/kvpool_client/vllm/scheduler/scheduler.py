@@ -279,8 +279,8 @@ class SchedulerHalf:
     def renew(self) -> bool:
         """Begin a new weight epoch: no chunk of the old weights is found, and no running load counts for the new ones.
 
-        Requests that had no blocks yet begin anew, the others are neither loaded nor saved: they may have KV of the old ones.
-        So may what vLLM itself holds until it has forgotten its prefixes. True.
+        Requests that had no blocks yet are looked up again, the others are neither loaded nor saved: they may have KV of the
+        old ones. So may vLLM's own blocks until it has reset its prefix cache. Returns True.
         """
         self._epoch = new_epoch()
         self._own_prefixes.renew()

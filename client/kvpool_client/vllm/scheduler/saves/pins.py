@@ -87,10 +87,10 @@ class Pins:
             self._board.close()
 
     def free_for_reset(self) -> None:
-        """vLLM is about to forget its prefixes: saves that read are waited for. Requires: nobody else holds a block.
+        """vLLM is about to reset its prefix cache: wait for the saves that read. Requires: pins alone hold blocks.
 
-        In this process all of them are, in others what has not begun is dropped. A save asks the daemon twice, and reads
-        between the two questions.
+        In this process all of them end, in other processes those that have not begun are dropped. A save makes two requests,
+        and reads between the two.
         """
         if self._drain is not None:
             self.end(self._drain(SAVE_QUESTIONS * self._wait_budget_s + COPY_S))
@@ -163,7 +163,7 @@ class Pins:
         return any(now_ns - pin.begun_ns < PIN_WAIT_NS for pin in self._pins.values())
 
     def are_alone(self) -> bool:
-        """Whether nobody else holds a block, as far as this pool says how many are free and who holds the others."""
+        """Whether pins alone hold blocks, as far as the pool's counters show."""
         assert self._pool is not None
         held = Counter(block for pin in self._pins.values() for block in pin.block_ids)
         free, count = getattr(self._pool, "get_num_free_blocks", None), getattr(self._pool, "num_gpu_blocks", None)
