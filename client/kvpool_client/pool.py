@@ -1,8 +1,8 @@
 """Pool: an engine's connection to the daemon on its node, with a method for each verb.
 
 `lookup` reads shared memory and sends no request; `acquire`, `save` and `claim` are one round trip each; the Pool's native
-threads copy the bytes. Nothing here raises because of the daemon: where it is away, late, full or restarted, the answer is a
-miss or a declined chunk, and the engine computes. Only a caller's mistake raises, at the call.
+threads copy the bytes. Nothing here raises because of the daemon: away, late, full or restarted, it is a miss or a declined
+chunk, and the engine computes. Only a caller's mistake raises, at the call.
 
 Any thread. Holds no lock of its own.
 """
@@ -57,10 +57,10 @@ def connect(
 ) -> "Pool":
     """A Pool on the daemon at `path`. Never raises because the daemon is away: then the Pool misses and keeps reconnecting.
 
-    `revision` names the weights: chunks are shared only where model and revision are equal, and a new checkpoint must have
-    another one. `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the
-    longest time without progress. `copy_threads` native threads copy for this Pool. Raises InvalidArgument, or LayoutMismatch
-    when the daemon cannot store such chunks.
+    `revision` names the weights: chunks are shared only where model and revision are equal; a new checkpoint needs a new one.
+    `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the longest time
+    without progress. `copy_threads` native threads copy for this Pool. Raises InvalidArgument, or LayoutMismatch when the
+    daemon cannot store such chunks.
     """
     return Pool(
         path,
@@ -204,8 +204,7 @@ class Pool:
     def acquire(self, hit: Hit) -> Lease:
         """Lease a hit's chunks, or the longest prefix of them that is still there.
 
-        One round trip; none for an empty hit, a second one where some of the hit was evicted since the lookup and half of the
-        time is left.
+        One round trip; none for an empty hit; two where some of it was evicted since and half of the time is left.
         """
         if not isinstance(hit, Hit):
             raise InvalidArgument(f"hit is {type(hit).__name__}, expected what lookup answered")
@@ -270,8 +269,8 @@ class Pool:
         """Reserve slots for chunks `first_chunk` up to `first_chunk + chunks` (None: all further keys) and copy.
 
         Either `cache` and `block_ids`, or `from_`: C-contiguous uint8 [chunks, chunk_bytes]. See `Save` for the next steps.
-        `retention` sets the priorities of the chunks that its ranges touch (see `retention`), `decode_priority` that of chunks
-        that begin after the prompt's `prompt_tokens` tokens; without `prompt_tokens` all of `keys` is prompt.
+        `retention`: priorities of the chunks that its ranges touch (see `retention`); `decode_priority`: that of chunks behind
+        the prompt's `prompt_tokens` tokens; without `prompt_tokens` all of `keys` is prompt.
         """
         check_keys(keys)
         check_index("first_chunk", first_chunk, len(keys))
@@ -327,8 +326,7 @@ class Pool:
         return self._hint_client.retain(keys, retention_columns)
 
     def announce(self, keys: KeyChain) -> AnnounceResult:
-        """Announce that these chunks will be requested soon: they stay in DRAM, or are promoted to it, until this Pool acquires
-        them.
+        """Announce chunks that will be requested soon: they stay in DRAM, or are promoted to it, until this Pool acquires them.
 
         Bounded in bytes (`dram.announced_share`) and time (`dram.announced_ttl`). One round trip.
         """
@@ -336,7 +334,7 @@ class Pool:
         return self._hint_client.announce(keys)
 
     def demote(self, keys: KeyChain) -> RetainResult:
-        """Hint that these chunks will not be requested soon: they are written to the SSD tier, and evicted first from DRAM."""
+        """Hint that these chunks will not be requested soon: write them to the SSD tier, and evict them first from DRAM."""
         check_keys(keys)
         return self._hint_client.demote(keys)
 

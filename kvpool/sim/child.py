@@ -26,7 +26,7 @@ def main() -> None:
             sys.stdout.write(json.dumps(asdict(result)) + "\n")
             sys.stdout.flush()
         return
-    # Nobody reads: let nothing be written again when the interpreter closes its files.
+    # Nobody reads: prevent another write when the interpreter closes its files.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""A pool of many models with chunks of different sizes, over no bytes: what its control thread would do, to be measured.
+"""Pool of many models with chunks of different sizes, without bytes: the work of its control thread, for measurements.
 
 The daemon's own classes, as in `sim.node`, but with as many models as there are chunk sizes, and driven by single saves instead
 of a trace. One thread.

@@ -1,7 +1,7 @@
-"""Client processes of `bench replay`, and how they share the order of requests.
+"""Client processes of `bench replay`, which share the trace's requests in order.
 
-Each client has at most `AHEAD` requests, so that it never waits for this process and the order of the trace is kept as
-well as several clients can keep it. What goes to a client that does not read waits in a buffer of as many requests.
+Each client has at most `AHEAD` requests, so that it never waits for this process, and the order of the trace is followed as
+well as several clients can. Requests for a client that does not read wait in a buffer of as many.
 
     STARTED ──ready──► request, answer, … ──stdin closed──► last line ──► ENDED
        └──no answer in time, or ended early──► the replay fails, all are stopped
@@ -153,7 +153,8 @@ class Clients:
         self._stop()
 
     def serve(self, requests: Iterator[HashIds], on_served: Callable[[RequestResult], None]) -> list[ProcessUsage]:
-        """Have the requests served, given out in order; what each process used. Raises KVPoolError when one fails."""
+        """Have the requests served, distributed in order. Returns the usage of each process. Raises KVPoolError when one
+        fails."""
         while any(client.used is None for client in self._clients):
             self._give_out(requests)
             self._hear(on_served)
@@ -188,4 +189,4 @@ class Clients:
 
 
 def _ignore(_: RequestResult) -> None:
-    """Nothing was asked yet."""
+    """Ignore results: nothing was requested yet."""

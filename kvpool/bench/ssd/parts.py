@@ -1,8 +1,7 @@
 """`bench ssd`: the SSD tier against the disk it is on, part by part, each with its own table.
 
-What is measured is in modules of their own: queue, tail and wait (the native queue without a
-daemon), end_to_end and reopen. All work in one fresh folder, which is removed afterwards. Main
-thread of a command only.
+The measurements are in modules of their own: queue, tail and wait (the native queue without a daemon), end_to_end and reopen.
+All work in one fresh folder, which is removed afterwards. Main thread of a command only.
 """
 
 from collections.abc import Callable, Sequence

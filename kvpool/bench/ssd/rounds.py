@@ -15,7 +15,7 @@ BAR = 0.95
 # Below this a chunk's own costs count: the bar is for chunks from here on.
 BAR_BYTES_MIN = 1 << 20
 
-# Seconds, with CPU seconds of whoever did the work.
+# Seconds, with CPU seconds of the process that did the work.
 Timed = tuple[float, float]
 
 
