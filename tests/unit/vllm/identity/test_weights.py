@@ -88,7 +88,11 @@ def test_a_load_under_way_does_not_come_to_the_new_weights(start_engine: StartEn
     ask(engine, "cold", TOKENS)
     engine.forget()
     request = Request("loading", list(TOKENS), new_tokens=2)
-    engine.on_allocated = engine.new_weights
+
+    def renew() -> None:
+        engine.new_weights()
+
+    engine.on_allocated = renew
     engine.run(request)
     assert engine.recomputed == 1
     assert counted(engine, "saved_chunks") == 5
