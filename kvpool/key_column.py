@@ -1,6 +1,6 @@
-"""Packed chunk keys as a column: the one place that knows how many bytes a key has in a row of them.
+"""Key column: packed chunk keys, and the only module that slices them.
 
-A column is immutable and holds its keys one behind the other in one `bytes`, which is what native calls and frames take
+A column is immutable and has its keys one after the other in one `bytes`, which is what native calls and frames take
 (`packed`); a part of it is a column again. Of a request for several ranks the column has the keys of one rank after those of
 another. Pure; any thread.
 """
@@ -17,12 +17,12 @@ _ROW = np.dtype(f"V{KEY_BYTES}")
 
 
 def packed_bytes(keys: int) -> int:
-    """How long a column of so many keys is."""
+    """Bytes of a column of so many keys."""
     return keys * KEY_BYTES
 
 
 class KeyColumn(Sequence[bytes]):
-    """See the module. Invariant: `packed` is a whole number of keys; nobody changes it."""
+    """See the module. Invariant: `packed` is a whole number of keys, and never changes."""
 
     __slots__ = ("packed",)
 
@@ -71,15 +71,15 @@ class KeyColumn(Sequence[bytes]):
         return np.frombuffer(self.packed, _ROW)
 
     def parents(self, parent: bytes) -> list[bytes]:
-        """What each key of a chain follows; the first one `parent`."""
+        """The parent of each key of a chain; that of the first one is `parent`."""
         return [parent, *self[:-1]] if self.packed else []
 
     def before(self, index: int, parent: bytes = b"") -> bytes:
-        """The key in front of one of a chain; in front of the first `parent`."""
+        """The key before one of a chain; before the first it is `parent`."""
         return self[index - 1] if index else parent
 
     def chosen(self, which: "npt.NDArray[np.intp] | npt.NDArray[np.bool_] | Sequence[int]") -> "KeyColumn":
-        """The keys at these places, or where a mask is true, in their order."""
+        """The keys at these indexes, or where a mask is true, in their order."""
         return KeyColumn(self.rows[np.asarray(which)].tobytes() if len(which) else b"")
 
     def of_rank(self, rank: int, ranks: int) -> "KeyColumn":

@@ -1,4 +1,4 @@
-"""A prompt's chunk keys, kept with the state that hashes only what is new.
+"""Chunk keys of a prompt, with the hash state that lets `extend` hash only new tokens.
 
 Two levels: a leaf for each chunk's tokens, hashed many at a time, and the chain of keys over the leaves, which begins at
 the namespace's root. Leaves do not depend on the root, so a chain that was made before the daemon's trust domain was
@@ -32,7 +32,7 @@ class KeyChain:
     """
 
     def __init__(self, chunk_tokens: int, roots: Roots, extra: Sequence[Extra] = (), scope: bytes = b"") -> None:
-        """`scope`: what events say of adapter and salt (see `kvpool.keys`); no part of the keys."""
+        """`scope`: adapter and salt tag for events (see `kvpool.keys`); no part of the keys."""
         self.chunk_tokens = chunk_tokens
         self.scope = scope
         self._current_roots = roots
@@ -188,7 +188,7 @@ def _extra_payload(extra: tuple[Extra, ...], start: int, end: int) -> bytes:
     for first, last, content in touching:
         parts.append((max(first, start) - start).to_bytes(8, "little"))
         parts.append((min(last, end) - start).to_bytes(8, "little"))
-        # An image that begins in an earlier chunk differs by where it begins as well as by what it is.
+        # An image that begins in an earlier chunk is distinguished by its start as well as by its content.
         parts.append((first - start).to_bytes(8, "little", signed=True))
         parts.append(len(content).to_bytes(4, "little"))
         parts.append(content)

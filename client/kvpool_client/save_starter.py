@@ -1,6 +1,6 @@
-"""Beginning of a save: slots are reserved, and what is to be copied is handed to the native threads.
+"""Beginning of a save: reserves slots and hands the copies to the native threads.
 
-Arguments are checked by the Pool before. Whatever fails on the daemon's side is a save that stores nothing. Any thread.
+The Pool has checked the arguments. Every failure of the daemon gives a save that stores nothing. Any thread.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from kvpool_client.save import Save, SaveRun
 
 
 class SaveStarter:
-    """Makes the saves of one Pool."""
+    """Starts the saves of one Pool."""
 
     def __init__(self, layout: Layout, link: Link, copies: Copies, counters: Counters, timeout_s: float) -> None:
         self._layout = layout

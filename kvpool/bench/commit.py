@@ -1,8 +1,8 @@
-"""`bench rpc`, commit: what publishing 512 chunks of 256 tokens takes, from the first request to the last answer, with their
+"""`bench rpc`, commit: the time to publish 512 chunks of 256 tokens, from the first request to the last answer, with their
 token ids and with events published, against a raw unix socket's round trip of as many bytes.
 
-The daemon is one of its own, so small that from the third save on each chunk takes the place of another. The slots are
-reserved just before each commit, untimed, and not written: what copies cost is for `bench copy` to tell.
+The benchmark starts its own daemon, so small that from the third save on each chunk replaces another. The slots are reserved
+just before each commit, untimed, and not written: `bench copy` measures the cost of copies.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""The operator's reading of what is stored: a slice of chunks at a time, in every tier.
+"""Scrub: reads stored chunks and compares checksums, for an operator, a slice at a time, in every tier.
 
-Who asks names places in the order in which they are to be looked at: all of a tier one after the other are a full check,
-drawn ones a sample. Nothing is remembered between two slices, so a check ends when nobody asks for the next one. Each
-chunk has a pin while it is read, also when who asked has gone meanwhile; no slice begins while PINNED_CHUNKS_MAX have one.
+The requester names records in order: all of a tier are a full check, drawn ones a sample. There is no state between two slices,
+so a check ends when no further slice is requested. Each chunk has a pin while it is read, even if the requester has gone; no
+slice begins while PINNED_CHUNKS_MAX have one.
 
-It is no use of a chunk, and changes nothing about which goes next.
+A read does not count as a use of a chunk, and does not change the order of eviction.
 
 Control thread only; the bytes are read by `DramCheck` and `ChecksumJobs`. Invariant: every pin of a
 slice is given to one of these two, which release it.
@@ -26,13 +26,13 @@ from kvpool.types import ChunkExtent, HoldId, Level, NamespaceId
 SLICE_CHUNKS = 16
 SLICE_BYTES = 64 << 20
 PINNED_CHUNKS_MAX = 8 * SLICE_CHUNKS
-# A guess: what a disk that does nothing else needs for a slice, a hundred times.
+# A guess: a hundred times what an idle disk needs for a slice.
 SLICE_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class BadChunk:
-    """A chunk that is not what it claims to be, or could not be read."""
+    """A chunk with wrong bytes, or one that could not be read."""
 
     level: Level
     key: bytes
@@ -42,7 +42,7 @@ class BadChunk:
 
 @dataclass(frozen=True, slots=True)
 class ScrubSlice:
-    """What a slice came to: places looked at, chunks and bytes read there, and which were bad."""
+    """Result of a slice: records examined, chunks and bytes read, and the bad ones."""
 
     looked_at: int
     chunks: int
@@ -96,14 +96,14 @@ class Scrub:
         return self._dram_check.pins + sum(one.pins for one in self._checksum_jobs.values())
 
     def tiers(self) -> dict[str, dict[str, int]]:
-        """By tier: how many chunks it has, and at how many places they may be."""
+        """By tier: the number of chunks, and of records where they may be."""
         return {
             level.name.lower(): {name: directory.stats()[name] for name in ("chunks", "places")}
             for level, directory in self._directories.items()
         }
 
     async def read(self, places: Iterable[tuple[int, int]], chunks_max: int) -> ScrubSlice:
-        """Read the chunks at places (level, number), `chunks_max` at most, and no more than a slice may have.
+        """Read the chunks of these records (level, index), `chunks_max` at most, and no more than fit a slice.
 
         Raises Refused when too much is being read, or a lower tier cannot be.
         """

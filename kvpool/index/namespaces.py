@@ -1,12 +1,12 @@
 """Namespaces that engines have opened: model and layout, and the directory's number for each.
 
-A chunk belongs to the namespace of the connection that stored it and is served to no other, whatever key is asked.
+A chunk belongs to the namespace of the connection that stored it and is served to no other, whichever key is requested.
 
-A namespace without chunks that no connection uses is given back when room for others is needed, and so is a size class of
-which no namespace is left. Events name a namespace by its number until they are dropped, so a number serves another namespace
-only when all numbers are used up, and `on_numbers_reused` has been called before.
+A namespace without chunks that no connection uses is given back when room for others is needed, and so is a size class without
+a namespace. Events name a namespace by its number until they are dropped, so a number is reused only when all numbers are used
+up, and after `on_numbers_reused` was called.
 
-One user keeps at most a share open of what the others leave (see `namespaces_by_user`): others can open theirs meanwhile.
+One user has at most a share of the namespaces that the others leave (see `namespaces_by_user`), so that others can open theirs.
 
 Control thread only. Invariant: one number for one (model, layout fingerprint) that is known.
 """
@@ -23,7 +23,7 @@ from kvpool.layout import Layout
 from kvpool.types import NamespaceId, SizeClassId
 
 NAMESPACES_MAX = 4096
-# Numbers given before one serves twice: events and `kvpoolctl why` name the namespaces of chunks that are gone by them.
+# Numbers given before one is reused: events and `kvpoolctl why` name the namespaces of removed chunks by them.
 NUMBERS_MAX = 4 * NAMESPACES_MAX
 SIZE_CLASSES_MAX = 64  # the native arena's MAX_CLASSES
 # Namespaces given back in one go: about a millisecond.
@@ -55,7 +55,7 @@ class LowerSlots(Protocol):
         """Whether a namespace has no chunks there."""
 
     def fits(self, layout: Layout) -> bool:
-        """Whether such chunks can have a place there. Makes nothing."""
+        """Whether such chunks can be stored there. Makes nothing."""
 
     def size_class_of(self, layout: Layout) -> SizeClassId | None:
         """The class of such chunks, made where it is new; None where they do not fit."""
@@ -73,7 +73,7 @@ class Namespaces:
     """
 
     def __init__(self, directory: kvpool_native.Directory, user_share: float = 1.0) -> None:
-        """`user_share`: what one user may keep open of what the others leave."""
+        """`user_share`: one user's share of the namespaces that the others leave."""
         self._directory = directory
         self._of_users = NamespacesByUser(user_share)
         self._lower: list[tuple[LowerSlots, Callable[[Namespace], None]]] = []
@@ -133,16 +133,16 @@ class Namespaces:
         try:
             for rank, rank_layout in layouts.items():
                 opened[rank] = self.open(model, rank_layout)
-                # In use, so that room for the next stage's chunks is not made of it.
+                # In use, so that it is not given back for the next stage's chunks.
                 self.join([opened[rank]])
         finally:
             self.leave(opened.values())
-        if layout.rank is None:  # a thousand ranks take 10 ms, and whoever greets again asks again
+        if layout.rank is None:  # a thousand ranks take 10 ms, and every new connection needs them again
             self._of_ranks[model, layout] = opened
         return opened
 
     def join(self, namespaces: Collection[Namespace], user: int | None = None) -> None:
-        """A connection uses these from now on, and they count for its user's share, if it has one."""
+        """Join: a connection uses these from now on, and they count for its user's share, if it has one."""
         self._users.update(namespace.id for namespace in namespaces)
         if user is not None:
             self._of_users.join(user, namespaces)
@@ -190,7 +190,7 @@ class Namespaces:
         return problems + self._of_users.verify(self._users)
 
     def _check_share(self, user: int, model: str, layout: Layout) -> None:
-        """That the user may keep a layout's namespaces open too. Gives back what is needed for them. Raises Refused."""
+        """Check that the user may open a layout's namespaces too. Gives back what is needed for them. Raises Refused."""
         while True:
             own = self._of_users.namespaces_of(user)
             if self._of_users.may_keep(len(own) + len(layout.ranks), NAMESPACES_MAX, len(self._by_identity)):
@@ -204,7 +204,7 @@ class Namespaces:
                 raise self._of_users.refusal(user, "models, layouts and ranks", len(own), NAMESPACES_MAX, of_others)
 
     def _check_class_share(self, user: int, geometries: Set[Geometry]) -> None:
-        """That the user may keep chunks of these sizes open too. Raises Refused."""
+        """Check that the user may open chunks of these sizes too. Raises Refused."""
         while True:
             own = self._of_users.geometries_of(user)
             wanted = len(own | geometries)
@@ -230,7 +230,7 @@ class Namespaces:
         return self._given_back.popleft()
 
     def _give_back_some(self) -> bool:
-        """Forget namespaces without chunks that nobody uses, GIVEN_BACK_AT_ONCE at most. Whether there were any."""
+        """Drop namespaces without chunks and connections, GIVEN_BACK_AT_ONCE at most. Whether there were any."""
         unused = [namespace for namespace in self._by_identity.values() if self._is_unused(namespace)]
         for namespace in unused[:GIVEN_BACK_AT_ONCE]:
             del self._by_identity[namespace.model, namespace.layout.fingerprint()]
@@ -278,7 +278,7 @@ class Namespaces:
                 raise Refused(
                     "full",
                     f"this daemon has chunks of {SIZE_CLASSES_MAX} sizes, as many as there may be: drop those of a model that "
-                    "is served no more (kvpoolctl flush --model MODEL), or end connections that hold one in vain "
+                    "is no longer served (kvpoolctl flush --model MODEL), or end idle connections that hold one "
                     "(kvpoolctl connections)",
                 )
 
@@ -293,6 +293,6 @@ def _too_many() -> Refused:
     return Refused(
         "full",
         f"this daemon has chunks of {NAMESPACES_MAX} models, layouts and ranks, as many as there may be: drop those of a model "
-        "that is served no more (kvpoolctl flush --model MODEL), or end connections that hold one in vain "
+        "that is no longer served (kvpoolctl flush --model MODEL), or end idle connections that hold one "
         "(kvpoolctl connections)",
     )

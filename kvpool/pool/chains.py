@@ -1,7 +1,7 @@
-"""Requests of engines about whole chains of chunks: leases, slots to write, publishing, ends of reservations.
+"""Chains: requests of engines about whole chains of chunks. Leases, reservations, commits, ends of reservations.
 
 Joins readers and writers (`index`) with the tiers and the journal, part by part (`index.parts`): a chain may be so long that
-everybody else would wait for it. The pool owns one. Control thread only.
+all other connections would wait for it. The pool owns one. Control thread only.
 
 Invariant: what a request holds while it is under way is in its `AcquireTask` or `ReserveTask`, and ends with it.
 """
@@ -28,14 +28,14 @@ from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
 from kvpool.types import RetainState, SaveState
 
-# How long a request waits for memory that is being faulted in or written down; then it takes what there is.
+# How long a request waits for memory that is being faulted in or written down; then it continues with what there is.
 ROOM_WAIT_S = 0.5
 WORD_BYTES = 8  # an offset, or a generation
 
 
 @dataclass(slots=True)
 class Chains:
-    """See the module. `is_stopping`: nothing new is reserved."""
+    """See the module. `is_stopping`: new reservations are declined."""
 
     readers: Readers
     writers: Writers
@@ -53,7 +53,7 @@ class Chains:
     def acquire(self, session: EngineSession, request: m.Acquire) -> Parts[m.Leased]:
         """Lease the longest prefix that is present, on every rank the session stands for.
 
-        Waits where what moves between the tiers leaves no room for all of it just now.
+        Waits where moves between the tiers leave no room for all of it now.
         """
         columns.keys_of(request.keys, ranks=len(session.namespaces))
         acquire_task = self.readers.begin(session, request.keys)
@@ -74,7 +74,7 @@ class Chains:
         return self.lease(session, self.readers.acquire_leaves(session, request.leaves, request.chunks, now_ns))
 
     def lease(self, session: EngineSession, grant: Grant) -> m.Leased:
-        """The answer to whoever has been granted a lease, or none."""
+        """The answer with a granted lease, or without one."""
         if grant.lease:
             self.expiry.schedule()
             self.hints.note_lease(session, self.readers, grant.lease)
@@ -129,19 +129,19 @@ class Chains:
 
     @verb(m.End, one_way.DropReservation, roles=ENGINE)
     def end_reservation(self, session: EngineSession, request: m.End | one_way.DropReservation) -> Parts[m.Done]:
-        """Give up what was not committed; the writer has said that it writes no more."""
+        """Give up what was not committed; the writer has acknowledged that it no longer writes."""
         self.writers.end(session, request.reservation, self.clock.now_ns())
         yield from self._end(request.reservation)
         return m.Done()
 
     def _end(self, reservation: int) -> Parts[None]:
-        """Until nothing of a reservation that has ended is in use any more."""
+        """Wait until nothing of an ended reservation is in use."""
         while self.writers.is_ending(reservation):
             yield None
             self.writers.go_on_with(reservation, self.clock.now_ns())
 
     def _advance(self, advance: Callable[[bool], Step], make_room: Callable[[], bool]) -> Parts[None]:
-        """Take part after part until one is the last, or there is room for no more."""
+        """Serve part after part until the last one, or until there is no more room."""
         deadline: Deadline | None = None
         may_wait = True
         while True:
@@ -172,7 +172,7 @@ class Chains:
 
 
 def _declined(state: SaveState, request: m.Reserve) -> m.Reserved:
-    """An answer that declines the first chunk so, and what follows it for want of a parent."""
+    """An answer that declines the first chunk with this state, and the following ones as `no-parent`."""
     count = len(KeyColumn(request.keys))
     states = bytes([state, *[SaveState.NO_PARENT] * (count - 1)])
     retained = bytes([RetainState.ABSENT]) * len(request.priorities)

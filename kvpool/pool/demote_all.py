@@ -1,6 +1,6 @@
-"""Writing down what DRAM alone has, as an operator asks for it or the daemon stops, until a checkpoint has made it certain.
+"""Demotion of all chunks that only DRAM has, for an operator or at the daemon's stop, followed by a checkpoint.
 
-Control thread only; it waits for the tier and lets everybody else in between.
+Control thread only; it waits for the tier and lets other requests in between.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from kvpool.types import WriteOrder
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.005
-# A disk that answers nothing settles nothing: whether it is still in use is looked at so often.
+# An unresponsive disk completes no job: this often the loop checks whether the tier is still in use.
 SILENCE_S = 0.5
 CHECKPOINT_TIMEOUT_S = 10.0
 

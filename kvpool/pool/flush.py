@@ -1,4 +1,4 @@
-"""Flushing: an operator's order to drop what nobody holds, from one tier or all, in parts.
+"""Flush: an operator's order to drop chunks without holds, from one tier or all, in parts.
 
 Control thread only. Holds no state.
 """
@@ -36,8 +36,8 @@ def flush(
 
     A lower tier knows before the answer of namespaces that were dropped whole, and when.
 
-    What is stored or used meanwhile stays. `chunks` counts those that left the tier, or with no tier named those that `view`
-    finds no more; `bytes` in every tier; `skipped` those that are held. Raises Refused for a tier that there is not.
+    Chunks stored or used meanwhile stay. `chunks` counts those that left the tier, or without a tier those that `view` no
+    longer finds; `bytes` in every tier; `skipped` those that are held. Raises Refused for an unknown tier.
     """
     lower = {link.lower.name: link.lower for link in tiering.links}
     tiers = {"dram": directory, **{name: tier.slots.directory for name, tier in lower.items()}}

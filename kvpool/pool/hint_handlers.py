@@ -1,7 +1,7 @@
 """Handlers of hints: retention requests, announcements, demote hints.
 
-Joins retention and announcements (`index`) with the tiers. The pool owns one; what a connection may ask of it are its public
-verbs. None of them waits for a disk. Control thread only.
+Joins retention and announcements (`index`) with the tiers. The pool owns one; its public methods are the verbs of a connection.
+None of them waits for a disk. Control thread only.
 
 Invariant: while an announcement lives, the pool's expiry is scheduled.
 """
@@ -32,7 +32,8 @@ DURATION_S_MAX = ((1 << 32) - 1) / 1000
 
 
 class HintHandlers:
-    """See the module. `on_due`: schedules the pool's expiry; `on_retained`: priorities may lapse that were set now."""
+    """See the module. `on_due`: schedules the pool's expiry; `on_retained`: called when priorities were set, which may
+    expire."""
 
     def __init__(
         self,
@@ -67,12 +68,12 @@ class HintHandlers:
         return self._announcements.holds
 
     def change_ttl(self, ttl_ns: int) -> None:
-        """Have announcements that are made from now on be kept for another time."""
+        """Change the time to live of announcements made from now on."""
         self._announcements.change_ttl(ttl_ns)
 
     @verb(m.Retain, roles=ENGINE)
     def retain(self, session: EngineSession, request: m.Retain) -> Parts[m.Retained]:
-        """Keep chunks with other priorities from now on, on every rank the session stands for."""
+        """Set the retention of chunks, on every rank the session stands for."""
         ranks = len(session.namespaces)
         keys = columns.keys_of(request.keys, ranks=ranks)
         chunks = len(keys) // ranks
@@ -91,7 +92,7 @@ class HintHandlers:
 
     @verb(m.Demote, roles=ENGINE)
     def demote(self, session: EngineSession, request: m.Demote) -> Parts[m.Retained]:
-        """Write chunks down, and have DRAM give them up first."""
+        """Write chunks to the lower tier, and have DRAM evict them first."""
         ranks = len(session.namespaces)
         keys = columns.keys_of(request.keys, ranks=ranks)
         chunks = len(keys) // ranks
@@ -123,7 +124,7 @@ class HintHandlers:
         return m.Announced(entry.chunks, clipped)
 
     def retain_keys(self, request: m.RetainKeys) -> Awaitable[m.Retained]:
-        """Keep chunks of whatever namespace with one priority: an operator's order, which lets others in between."""
+        """Set one priority for chunks of any namespace: an operator's order, which lets other requests in between."""
         keys = columns.keys_of(request.keys)
         columns.check_retention_columns(len(keys), ranks=1)
         if not 0 <= request.priority <= PRIORITY_MAX or not 0.0 <= request.duration_s <= DURATION_S_MAX:
@@ -135,12 +136,12 @@ class HintHandlers:
 
     @verb(m.AskLayouts, roles=OPERATOR)
     def layouts(self, request: m.AskLayouts) -> m.Report:
-        """The first layouts in which a model has been served: with them an operator makes the keys of a prompt."""
+        """The first layouts in which a model has been served: with them an operator computes the keys of a prompt."""
         entries = self._namespaces.of_model(request.model)[:LAYOUTS_MAX]
         return m.Report({"layouts": [entry.layout.to_wire() for entry in entries]})
 
     def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
-        """A connection has leased what it may have announced."""
+        """A connection has leased chunks that it may have announced."""
         if not len(self._announcements):
             return
         lease = readers.find(session, LeaseId(lease_id))
@@ -158,7 +159,7 @@ class HintHandlers:
         self._announcements.drop_owner(connection, self._clock.now_ns())
 
     def expire(self) -> bool:
-        """End announcements whose time is over. Whether any are left."""
+        """End expired announcements. Whether any are left."""
         self._announcements.expire(self._clock.now_ns())
         self.note_room()
         return len(self._announcements) > 0

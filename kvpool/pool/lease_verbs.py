@@ -1,6 +1,6 @@
-"""Verbs on leases that are there: release, renewal, tickets, and reports that a leased chunk is bad.
+"""Lease verbs: release, renewal, tickets, and reports that a leased chunk is bad.
 
-What takes leases is `chains`. Control thread only.
+`chains` grants leases. Control thread only.
 """
 
 from kvpool.checks.dram_check import DramCheck

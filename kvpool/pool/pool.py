@@ -1,7 +1,7 @@
-"""The pool: composes index, tiers and transfer into the verbs that a connection may ask.
+"""Pool: composes index, tiers and transfer into the verbs of a connection.
 
-Decides on the native directory, which is also what clients read; moves no payload itself. Control thread only, but
-for the jobs it hands to the pre-fault and transfer threads, which come back through the event loop.
+Decides on the native directory, which is also what clients read; moves no payload itself. Control thread only, but for the jobs
+of the pre-fault and transfer threads, whose results come back through the event loop.
 
 Invariant: every hold in the directory is in exactly one lease, ticket, announcement or promotion; every pin is of a demotion
 or a check under way.
@@ -59,11 +59,11 @@ log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
-_Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, and whose share they count for
+_Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, and the user whose share counts them
 
 
 class Pool:
-    """Everything one daemon stores, and for whom."""
+    """The pool of one daemon: its chunks, and for whom they are stored."""
 
     def __init__(self, config: Config, clock: Clock, planners: Sequence[Planner] = PLANNERS) -> None:
         """`planners`: of the tiers below DRAM, the fastest first."""
@@ -134,7 +134,7 @@ class Pool:
         self.leases = LeaseVerbs(self._readers, self.chains, self._expiry, self._dram_check, clock)
 
     def reconfigure(self, config: Config) -> None:
-        """Go on with another configuration, which differs in what can change meanwhile alone."""
+        """Continue with another configuration, which differs only in options that can change at run time."""
         self._config = config
         self._readers.change_ttl(int(config.server.lease_ttl * NS_PER_S))
         self._writers.change_ttl(int(config.server.reservation_ttl * NS_PER_S))
@@ -161,7 +161,7 @@ class Pool:
         )
 
     async def stop(self) -> bool:
-        """End the threads; False where one is left waiting for a disk. Chunks in DRAM alone are gone with the process."""
+        """End the threads; False where one is left waiting for a disk. Chunks that only DRAM has end with the process."""
         self._expiry.cancel()
         self._priority_expiry.cancel()
         self.journal.close()
@@ -177,8 +177,8 @@ class Pool:
     ) -> dict[str, int]:
         """Have the lower tiers keep what DRAM alone has, as far as the time goes: `chunks` written, and those `left`.
 
-        `is_more_coming`: of a stop, while saves are still ending. `is_forced`: beyond the write budget. `durable`: a power cut
-        now would take none of the pool's chunks: none is left, and what is on disk is certain there.
+        `is_more_coming`: for a stop, while saves are still ending. `is_forced`: beyond the write budget. `durable`: a power cut
+        now would lose none of the pool's chunks: none is left, and those on disk are synced.
         """
         order = DemoteOrder(timeout_s, is_more_coming, is_forced)
         count, is_synced = await demote_all(self._tiering, self._clock, order)
@@ -189,11 +189,11 @@ class Pool:
         return self._dram.arena.fd, self._dram.index.fd
 
     def page_use(self) -> PageUse:
-        """What backs the arena."""
+        """The pages that back the arena."""
         return self._dram.page_use(is_settling=self._prefault is not None and self._prefault.is_working)
 
     def on_overdue(self, end: Callable[[ConnectionId], None]) -> None:
-        """Have `end` called for connections that hold slots of a reservation which expired a whole time ago."""
+        """Have `end` called for connections that hold slots of a reservation which expired a whole time to live ago."""
         self._writers.on_overdue = end
 
     @property
@@ -203,13 +203,13 @@ class Pool:
 
     @property
     def is_ending(self) -> bool:
-        """Whether what connections have left behind still holds chunks."""
+        """Whether holds of ended connections are still being released."""
         return self._readers.has_backlog or self._writers.has_backlog
 
     def open_namespaces(self, model: str, layout: Layout, user: int | None = None) -> dict[int, Namespace]:
         """The namespaces of a model and layout, by rank; made where they are new. Raises LayoutMismatch or Refused.
 
-        `user`: whose share they will count for; None: nobody's.
+        `user`: the user whose share counts them; None: no user's.
         """
         check_chunk_fits(layout.chunk_bytes, self._config.dram.capacity)
         self.staged.check_layout(layout)
@@ -218,7 +218,7 @@ class Pool:
     def open_session(
         self, connection: ConnectionId, model: str, layout: Layout, user: int | None = None
     ) -> EngineSession:
-        """What an engine's requests carry along. `user`: whose share what it keeps counts for as well; None: nobody's."""
+        """The session of an engine's requests. `user`: the user whose share counts its holds; None: no user's."""
         namespaces = self.open_namespaces(model, layout, user)
         if user is not None:
             self._directory.join_user(connection, user)
@@ -227,7 +227,7 @@ class Pool:
         return EngineSession(connection, layout, model, namespaces, int(self._config.server.lease_ttl * NS_PER_S))
 
     def count_usage(self, session: EngineSession, column: bytes) -> None:
-        """Add what a client says it did. Raises ProtocolError."""
+        """Add a client's usage report. Raises ProtocolError."""
         self._usage.count_report(session, usage.unpack(column))
 
     def drop_connection(self, connection: ConnectionId) -> None:
@@ -244,17 +244,17 @@ class Pool:
         self.namespaces.leave(namespaces.values(), user)
 
     def end_reading(self, connection: ConnectionId) -> None:
-        """End a connection's leases and announcements before it has ended: nothing is written by them."""
+        """End a connection's leases and announcements before it has ended: they write nothing."""
         self._readers.drop_owner(connection, self._clock.now_ns())
         self._expiry.go_on()
         self.hints.drop_owner(connection)
 
     def held_by_connection(self) -> dict[int, dict[str, int]]:
-        """What each connection holds, by name: leases, reservations, and the bytes of slots that they keep from others."""
+        """What each connection holds, by name: leases, reservations, and the bytes of slots that they protect from eviction."""
         return held_by_connection(self._directory, self._readers, self._writers, self.hints)
 
     def info(self) -> dict[str, Any]:
-        """What the daemon is and uses."""
+        """The daemon's identity and resources."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
         info["tiers"] = ["dram", *(link.lower.name for link in self._tiering.links)]
         for link in self._tiering.links:
@@ -266,7 +266,7 @@ class Pool:
         return render_stats(self._config, self.measure(connections))
 
     def measure(self, connections: dict[str, int]) -> Measurements:
-        """Everything that is counted, at one moment; nothing of it changes afterwards."""
+        """All counters, at one moment; the result does not change afterwards."""
         server = {**connections, "uptime_s": int(self._uptime_s()), "transfer_waiting": self._workers.waiting}
         index = {
             **self._readers.stats(),
@@ -295,13 +295,13 @@ class Pool:
         )
 
     def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> Parts[dict[str, int]]:
-        """Drop what nobody holds, of one model or all, unused for a time or at any age; see `flush`. Raises Refused."""
+        """Drop chunks without holds, of one model or all, unused for a time or at any age; see `flush`. Raises Refused."""
         failpoint.reach("daemon.flush.before", failpoint.refused)
         order = FlushOrder(model, older_than_s, tier, self._clock.now_ns())
         return flush(self._directory, self._tiering, self._index_view, self.namespaces, order, self._note_flushed)
 
     def discard(self, key: bytes) -> None:
-        """Drop a chunk that its only user wants no more, held or not; nothing where it is gone."""
+        """Drop a chunk that its only user no longer needs, held or not; nothing where it was evicted."""
         self._directory.discard(key)
 
     def problems(self) -> list[str]:
@@ -316,10 +316,10 @@ class Pool:
         return self._tiering.shortcomings()
 
     def verify(self, *, with_shared: bool = True) -> dict[str, Any]:
-        """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier.
+        """Recount every invariant: `problems` (one line each), the number of `chunks` examined, and the same by tier.
 
-        Takes as long as there are chunks (a second for a million): a daemon has a child process do it, which cannot see what
-        clients map, and looks at that itself (`verify_shared`).
+        Takes a second for a million chunks: a daemon has a child process do it, which cannot see the memory that clients map,
+        and checks that itself (`verify_shared`).
         """
         problems = self._directory.verify(with_shared) + self._readers.verify() + self._writers.verify()
         problems += self.hints.verify() + self.namespaces.verify() + self.journal.verify()
@@ -330,11 +330,11 @@ class Pool:
         return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
 
     def verify_shared(self) -> Parts[list[str]]:
-        """Compare records and what clients map, a part at once: broken invariants, one line each."""
+        """Compare records and the memory that clients map, part by part: broken invariants, one line each."""
         return compare_shared(self._directories())
 
     async def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
-        """Read a slice of the chunks at places; see `m.VerifyBytes`. Raises ProtocolError or Refused."""
+        """Verify a slice of the chunks at these records; see `m.VerifyBytes`. Raises ProtocolError or Refused."""
         return (await self._scrub.read(verify_walk.unpack(column), chunks)).to_report()
 
     def _directories(self) -> list[kvpool_native.Directory]:
@@ -371,7 +371,7 @@ class Pool:
         self._note_room()
 
     def _note_room(self) -> None:
-        """Chunks or segments have moved: whoever waits for room looks again."""
+        """Chunks or segments have moved: wake requests that wait for room."""
         self._room.note()
         self.hints.note_room()
         self._priority_expiry.look()

@@ -1,4 +1,4 @@
-"""Report for operators: the names of `info` and `stats`, and where each number comes from.
+"""Report for operators: the names in `info` and `stats`, and the source of each number.
 
 Names never change their meaning; a new number gets a new name. Pure functions; any thread.
 """
@@ -17,7 +17,7 @@ Sections = dict[str, dict[str, int | float | str]]
 def render_info(
     config: Config, geometry: kvpool_native.DirectoryGeometry, pages: PageUse, *, epoch: bytes, uptime_s: float
 ) -> dict[str, Any]:
-    """What is in use on this machine."""
+    """The resources in use on this machine."""
     return {
         "epoch": epoch.hex(),
         "uptime_s": round(uptime_s, 3),
@@ -111,7 +111,7 @@ def _render_slots(name: str, classes: Sequence[Mapping[str, int]]) -> dict[str, 
 
 
 def _render_usage(measured: Measurements) -> dict[str, int | float | str]:
-    """What clients did, over all models; as they report it, at most a second late."""
+    """Usage of all models, as clients report it, at most a second late."""
     models, failures = measured.models.values(), measured.failures
     looked_up = sum(model.lookup_tokens for model in models)
     hit = sum(sum(model.hit_tokens) for model in models)

@@ -1,4 +1,4 @@
-"""Checks of the columns that requests carry: each raises ProtocolError for one that does not fit, before anything is decoded.
+"""Columns: checks of the columns in requests. Each raises ProtocolError for an invalid one, before anything is decoded.
 
 Pure functions; any thread.
 """
@@ -52,9 +52,9 @@ def check_reserve(request: m.Reserve) -> KeyColumn:
 
 
 def check_retention_columns(chunks: int, *, ranks: int) -> None:
-    """Raises ProtocolError unless a wish about this many chunks on each of `ranks` is within WISHES_MAX."""
+    """Raises ProtocolError unless a request about this many chunks on each of `ranks` is within RETAIN_KEYS_MAX."""
     if not 0 < chunks * ranks <= m.RETAIN_KEYS_MAX:
-        raise ProtocolError(f"{chunks} chunks are wished about, expected 1..{m.RETAIN_KEYS_MAX // ranks}")
+        raise ProtocolError(f"{chunks} chunks are named, expected 1..{m.RETAIN_KEYS_MAX // ranks}")
 
 
 def check_retention(priorities: bytes, durations: bytes, count: int) -> None:

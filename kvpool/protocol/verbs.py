@@ -3,8 +3,8 @@
     @verb(m.Release, roles=ENGINE)
     def release(self, session: EngineSession, request: m.Release) -> m.Done: ...
 
-All else is made of these declarations: what dispatches a request (`handlers_of`), who may send it, the labels of its metrics
-and, held by tests, the list in docs/protocol.md. Pure; any thread.
+Everything else derives from these declarations: the dispatch of requests (`handlers_of`), who may send them, the labels of
+their metrics and, checked by tests, the list in docs/protocol.md. Pure; any thread.
 """
 
 from collections.abc import Callable, Iterable
@@ -58,7 +58,7 @@ def handlers_of(
 ) -> dict[int, tuple[type[Any], Callable[[Any], Any]]]:
     """By kind, the record and the function that answers it, of the verbs of `owners` for a role.
 
-    `leading`: what their methods get before the request.
+    `leading`: arguments of their methods before the request.
     """
     return {
         each.record.KIND: (each.record, partial(getattr(owner, each.method), *leading))

@@ -2,8 +2,8 @@
 
 A block's hash is the last eight bytes, big endian, of 32: of the chunk's key for its last block, and of a hash over key and
 number for each one before. So the hash of the last block of a chunk is what the next chunk's first one follows, and the hashes
-of a chunk can be told from its key alone when it goes. They say nothing of tokens: routers hash those themselves. Two chunks
-that begin with the same tokens share no hash, and the end of one says nothing of the other.
+of a chunk can be published from its key alone when it is removed. They do not depend on tokens: routers hash those themselves.
+Two chunks that begin with the same tokens share no hash, and the removal of one does not imply that of the other.
 
 Pure functions; any thread.
 """

@@ -1,4 +1,4 @@
-"""The daemon's process: builds everything from a valid configuration, serves, drains, ends.
+"""App: the daemon's process. Builds everything from a valid configuration, serves, drains, ends.
 
     STARTING ──first segment faulted in──► SERVING ──SIGTERM/SIGINT──► DRAINING ──nothing under way, or
     stop_timeout──► STOPPED

@@ -1,4 +1,4 @@
-"""Room for connections in the process's limit of file descriptors. Main thread, at the start."""
+"""Limit of file descriptors, and the number of connections that fit it. Main thread, at the start."""
 
 import logging
 import resource
@@ -9,7 +9,8 @@ from kvpool.pool.lower_tiers import plan_lower_tiers
 
 log = logging.getLogger(__name__)
 
-# The daemon's own: memory, sockets, pipes, logs, its catalogue, connections of HTTP and ZMQ. A running one has 30 to 60.
+# Descriptors of the daemon itself: memory, sockets, pipes, logs, its catalogue, connections of HTTP and ZMQ. A running one has
+# 30 to 60.
 OWN_DESCRIPTORS = 192
 CONNECTIONS_MIN = 8
 
@@ -23,9 +24,9 @@ def raise_limit() -> int:
 
 
 def fit_connections(config: Config, limit: int) -> int:
-    """`server.max_connections`, or as many as a limit of descriptors has room for beside the segment files, which is warned of.
+    """`server.max_connections`, or as many as fit the limit beside the segment files, with a warning.
 
-    Raises ConfigError where hardly any has room.
+    Raises ConfigError where only a few fit.
     """
     plans = plan_lower_tiers(config)
     segments = sum(plan.descriptors for plan in plans)

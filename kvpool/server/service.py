@@ -1,8 +1,8 @@
 """Verbs of a connection: what answers an engine, and what an operator.
 
 Each verb is declared at its method (`protocol/verbs.py`); here are those that the pool's own classes do not answer, and the
-list of all classes. Most answer at once; what may be about a long chain is served in parts, where it may also wait for
-memory, and checks of bytes run on the transfer threads. Control thread only.
+list of all classes. Most answer at once; requests about long chains are served in parts, and may wait for memory; checks of
+bytes run on the transfer threads. Control thread only.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class EngineVerbs:
 
 
 class OperatorVerbs:
-    """The requests of the operator `peer` about the pool. `info` is what the process knows of itself, now."""
+    """The requests of the operator `peer` about the pool. `info` returns the process's fields of the info report."""
 
     def __init__(
         self, pool: Pool, info: Callable[[], dict[str, Any]], connections: "ConnectionCounts", peer: Peer

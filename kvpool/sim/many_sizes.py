@@ -1,4 +1,4 @@
-"""A pool of many models with chunks of different sizes, over no bytes: what its control thread would do, to be measured.
+"""Pool of many models with chunks of different sizes, without bytes: the work of its control thread, for measurements.
 
 The daemon's own classes, as in `sim.node`, but with as many models as there are chunk sizes, and driven by single saves instead
 of a trace. One thread.
@@ -27,7 +27,7 @@ TICK_NS = 1_000_000
 
 
 class ManySizes:
-    """A pool's control thread over no bytes: models of different chunk sizes, and a slower tier that is always done."""
+    """A pool's control thread without bytes: models of different chunk sizes, and a lower tier whose jobs are done at once."""
 
     def __init__(self, layouts: list[Layout], capacity: int, max_chunks: int, watermark: float) -> None:
         config = load_config(None, [f"ssd.watermark={watermark}", "dram.retained_share=1"])

@@ -1,9 +1,9 @@
-"""A daemon's own classes over no bytes: what one client's requests would hit, on a clock that the trace sets.
+"""Simulated node: a daemon's own classes without bytes, for one client's requests, on a clock that the trace sets.
 
-The native directory without an arena, `index.reading` and `index.writing`, and for two tiers `tiering` with its promotions,
-demotions and admission over a `MetadataTier`. No decision is made here: requests are asked as the client library asks them
-(look up, lease by the last key, release, reserve the rest, commit), and what has to wait in the daemon is settled first. So
-nothing is ever under way between two requests, which is where a simulated node differs from a busy one.
+The native directory without an arena, `Readers` and `Writers`, and for two tiers `tiering` with its promotions, demotions and
+admission over a `MetadataTier`. No decision is made here: requests are made as the client library makes them (look up, lease by
+the last key, release, reserve the rest, commit), and moves that a daemon would wait for are completed first. So nothing is
+under way between two requests, in which a simulated node differs from a busy one.
 
 One thread. Invariant: between two calls of `serve` nothing is leased, reserved or under way.
 """
@@ -33,13 +33,13 @@ CHUNK_BYTES = LAYOUT.chunk_bytes
 MODEL = "simulated"
 # The eviction policies that the native directory has, its default first.
 POLICIES = ("class-queues", "lru")
-# A daemon lets a request wait for room for some seconds; here each wait is a round in which something is written.
+# A daemon lets a request wait for room for some seconds; here each wait is a round of writes.
 WAITS_MAX = 1000
 ROUNDS_MAX = 100_000
 
 
 class VirtualClock:
-    """A clock that stands where it is set. Invariant: it never goes backwards."""
+    """A clock that stays where it is set. Invariant: it never goes backwards."""
 
     def __init__(self) -> None:
         self._now_ns = 0
@@ -77,7 +77,7 @@ SEED = bytes(range(16))
 
 
 class SimulatedNode:
-    """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none)."""
+    """A node with room for `dram_blocks`, and `ssd_blocks` in a lower tier (0: none)."""
 
     def __init__(self, *, dram_blocks: int, ssd_blocks: int, policy: str, config: Config) -> None:
         assert policy in POLICIES
@@ -122,7 +122,7 @@ class SimulatedNode:
         return sum(link.demotions.demoted_chunks for link in self._links)
 
     def serve(self, keys: bytes, now_ns: int) -> Hits:
-        """One request: lease what is there, then have the rest stored. `keys`: packed, the root first."""
+        """Serve one request: lease the hit, then store the rest. `keys`: packed, the root first."""
         self._clock.set(now_ns)
         found = self._index.lookup(keys)[0]
         column = KeyColumn(keys)

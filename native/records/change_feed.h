@@ -6,7 +6,7 @@
 //
 // Invariants:
 //   1. O(1) for each change, and nothing is allocated: a full feed forgets its oldest change.
-//   2. What was forgotten is told: `lost` counts it, and the next `take` says so before it gives what came later.
+//   2. Dropped changes are reported: `lost` counts them, and the next `take` reports the gap before later changes.
 //   3. The descriptor is readable from the first change after a `take` on until the next `take`.
 //
 // Threads: the control thread only, but for waiting on the descriptor.
@@ -35,9 +35,9 @@ enum class Cause : uint8_t {
   FLUSHED = 3,
   DROPPED = 4,         // it was found bad, or lost
   DISCARDED = 5,       // its only user wanted it no more
-  LANDING_FAILED = 6,  // what it follows could not be read from the slower tier
+  LANDING_FAILED = 6,  // what it follows could not be read from the lower tier
   STORED = 7,          // by an engine's save, or written down from a faster tier
-  PROMOTED = 8,        // read back from a slower tier
+  PROMOTED = 8,        // read back from a lower tier
 };
 
 // Nothing is initialised by itself, so that a ring of these is not touched before it is used.
@@ -65,7 +65,7 @@ class ChangeFeed {
   ChangeFeed& operator=(const ChangeFeed&) = delete;
 
   void add(const Change& change) noexcept;
-  // More has changed at once than can be told: what waits is forgotten too.
+  // More has changed at once than fits: waiting changes are dropped too.
   void mark_gap() noexcept;
 
   // Moves up to `limit` changes to `out`, the oldest first; returns how many. `has_gap`: something before them was lost.

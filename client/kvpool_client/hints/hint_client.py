@@ -1,7 +1,7 @@
 """Hints of a Pool about chunks: retention, announcements, demote hints, and the envelopes of orchestrators.
 
-Each wish is a round trip that waits for nothing but its answer; what takes several begins none behind half of the Pool's
-time. Whatever fails on the daemon's side is absent, never an exception. Any thread.
+Each request is one round trip; a call that takes several begins none after half of the Pool's time. Where the daemon fails, the
+outcome is `absent`, never an exception. Any thread.
 """
 
 from kvpool import failpoint
@@ -33,7 +33,7 @@ _LATE = "the daemon did not answer in time"
 
 
 class HintClient:
-    """Carries the wishes of one Pool to the daemon, for every rank that the Pool stands for."""
+    """Sends the hints of one Pool to the daemon, for every rank that the Pool stands for."""
 
     def __init__(self, layout: Layout, link: Link, counters: Counters, timeout_s: float) -> None:
         self._layout = layout
@@ -47,7 +47,7 @@ class HintClient:
     def retain(
         self, keys: KeyChain, retention_columns: RetentionColumns, deadline: Deadline | None = None
     ) -> RetainResult:
-        """Keep the covered chunks so; one round trip for each WISHES_MAX of them on all ranks."""
+        """Set the retention of the covered chunks; one round trip for each RETAIN_KEYS_MAX of them on all ranks."""
         deadline = deadline or Deadline(self._timeout_s)
         covered = retention_columns.covered
         columns = [KeyColumn(column) for column in keys.columns()]
@@ -68,7 +68,8 @@ class HintClient:
     def demote(
         self, keys: KeyChain, first_chunk: int = 0, end_chunk: int | None = None, deadline: Deadline | None = None
     ) -> RetainResult:
-        """Write the chunks before `end_chunk` down, and let those from `first_chunk` on leave DRAM first."""
+        """Demote hint: write the chunks before `end_chunk` to the lower tier, and evict those from `first_chunk` on first from
+        DRAM."""
         deadline = deadline or Deadline(self._timeout_s)
         end = min(len(keys) if end_chunk is None else end_chunk, self._chunks_max)
         covered = range(min(first_chunk, end), end)
@@ -83,7 +84,7 @@ class HintClient:
     def announce(
         self, keys: KeyChain, end_chunk: int | None = None, deadline: Deadline | None = None
     ) -> AnnounceResult:
-        """Say that the chunks before `end_chunk` will be asked for soon."""
+        """Announce that the chunks before `end_chunk` will be requested soon."""
         named = len(keys) if end_chunk is None else min(end_chunk, len(keys))
         asked = min(named, self._chunks_max)
         session = self._link.session
@@ -100,7 +101,7 @@ class HintClient:
         return AnnounceResult(answer.chunks, answer.clipped, named - answer.chunks - answer.clipped)
 
     def hint(self, hints: Hints, keys: KeyChain, prompt_tokens: int | None) -> HintReport:
-        """Carry each action out; what became of them, and what saves of the same request should be given."""
+        """Carry each action out. Returns the outcomes, and the retention for saves of the same request."""
         deadline = Deadline(self._timeout_s)
         outcomes = [
             entry if isinstance(entry, Outcome) else self._act(entry, keys, prompt_tokens, deadline)

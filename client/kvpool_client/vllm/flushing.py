@@ -1,4 +1,4 @@
-"""Dropping what the pool has of one model, as an operator would: a connection of its own, one request. Any thread."""
+"""Flush of one model's chunks, as an operator would do it: a connection of its own, one request. Any thread."""
 
 from kvpool.errors import KVPoolError
 from kvpool.protocol.blocking import BlockingConnection

@@ -1,8 +1,8 @@
-"""`bench footprint --ssd-chunks`: what each chunk on disk costs in memory, in a tier of 1 MiB chunks that is full.
+"""`bench footprint --ssd-chunks`: memory for each chunk on disk, in a full tier of 1 MiB chunks.
 
 A child process makes the directories that a daemon makes for such a tier, has the chunks restored as a restart does, and reads
 how much its resident memory has grown: records, slots and keys of the tier, and its entries in the index that clients read. No
-bytes of chunks are needed, nor a disk. All else that a daemon keeps of a chunk on disk lies in its catalogue, on disk.
+bytes of chunks are needed, nor a disk. All other data of a chunk on disk is in the catalogue, on disk.
 """
 
 import os
@@ -37,7 +37,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """What is restored, and where it lies."""
+    """The restored tier."""
 
     chunks: int
     size_class: int

@@ -1,4 +1,4 @@
-"""The SSD tier's native queue without a daemon: an arena, segment files, and the raw files it is measured against.
+"""Queue rig: the SSD tier's native queue without a daemon, with an arena, segment files, and raw files for the floor.
 
 The queue is driven as the daemon drives it: jobs of packed rows, outcomes taken when its descriptor is readable, checksums
 in a real index. Main thread of a command only.
@@ -93,7 +93,7 @@ class QueueRig:
         self._queue.stop(TIMEOUT_S)
 
     def write(self, chunks: Sequence[int]) -> None:
-        """Write chunks down, in one job, and wait for all of them."""
+        """Write chunks, in one job, and wait for all of them."""
         self._wait(self._start(chunks, is_write=True))
 
     def read(self, chunks: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ class QueueRig:
 
     @contextmanager
     def writing(self, chunks: Sequence[int]) -> Iterator[Callable[[], None]]:
-        """While chunks, or those beside them, are written over and over; what it yields is called between reads."""
+        """While chunks, or those beside them, are written over and over; the yielded function is called between reads."""
 
         def keep_busy() -> None:
             count = SEGMENTS if self._beside_bytes else len(chunks)
@@ -129,7 +129,7 @@ class QueueRig:
             self._bytes_at(self._targets[chunk])[:] = POISON
 
     def wrong_bytes(self, chunks: Sequence[int]) -> int:
-        """Bytes of chunks that came back other than they were written."""
+        """Bytes of chunks that differ from those written."""
         wrong = 0
         for chunk in chunks:
             written, read = (self._bytes_at(places[chunk]) for places in (self._sources, self._targets))
@@ -178,7 +178,7 @@ class QueueRig:
         if is_source:
             checksums = b""
             for number, place in enumerate(places):
-                # A chunk for another is seen as well as a byte for another.
+                # A swapped chunk is detected as well as a wrong byte.
                 np.bitwise_xor(contents, np.uint8(number % 251 + 1), out=self._bytes_at(place, chunk_bytes))
                 checksums += kvpool_native.extent_checksums(self._arena, int(place), chunk_bytes // LAYERS, LAYERS)
             self._directory.commit(made.id, 0, checksums, 1)
@@ -198,7 +198,7 @@ def _moves(seed: int, places: npt.NDArray[np.uint64]) -> "npt.NDArray[np.void]":
 
 
 def arena_bytes(chunks: int, chunk_bytes: int) -> Bytes:
-    """Memory of the kind that an arena has, [chunks, chunk_bytes], with bytes that no disk can pack."""
+    """Memory of the kind that an arena has, [chunks, chunk_bytes], with incompressible bytes."""
     size = chunks * chunk_bytes
     mapping = kvpool_native.Mapping.create("kvpool-bench-raw", size)
     mapping.populate(0, size)
@@ -230,5 +230,5 @@ def sizes_within(total: int) -> dict[str, int]:
 
 
 def queue_disk_bytes(total: int) -> int:
-    """What a queue and its raw files take of the disk, one chunk size after the other; segments are filled unevenly."""
+    """Bytes of a queue and its raw files on the disk, one chunk size after the other; segments are filled unevenly."""
     return 3 * total + SEGMENTS * max(sizes_within(total).values())

@@ -1,7 +1,7 @@
-"""`bench turns`, requests: the parts in which a whole pool serves those about the longest chain, and ends what they leave.
+"""`bench turns`, requests: the parts in which a whole pool serves requests about the longest chain, and releases their holds.
 
-The pool runs in this process, with room for two such chains of chunks without bytes to speak of, and nobody asks for turns but
-these requests: a row has the CPU time of each part of one verb.
+The pool runs in this process, with room for two such chains of chunks without bytes to speak of, and without other requests: a
+row has the CPU time of each part of one verb.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Timed = Callable[[list[float], Callable[[], T]], T]
 
 
 class Requests:
-    """A pool, and the CPU seconds of every part it has served, by name. `timed`: calls, and notes what it took."""
+    """A pool, and the CPU seconds of every part it has served, by name. `timed`: calls a function and records its time."""
 
     def __init__(self, timed: Timed[object]) -> None:
         chunks = 2 * CHAIN
@@ -58,7 +58,7 @@ class Requests:
             self._serve(
                 "commit", chains.commit(session, m.Commit(made.reservation, bytes(CHECKSUM_BYTES * CHAIN), b""))
             )
-        # What follows evicts nothing, so that its parts have nothing of others to write into the journal.
+        # The following requests evict nothing, so that their parts record no evictions in the journal.
         retention = bytes([KEPT_PRIORITY]) * CHAIN, bytes(4 * CHAIN)
         self._serve("reserve, all there, with priorities", chains.reserve(session, m.Reserve(b"", keys[2], *retention)))
         leased = self._serve("acquire", chains.acquire(session, m.Acquire(keys[2])))
@@ -76,7 +76,7 @@ class Requests:
         self._serve("end", chains.end_reservation(session, m.End(made.reservation)))
 
     async def _settle(self) -> None:
-        """Until the journal has written down what happened."""
+        """Run until the journal has recorded all changes."""
         last = -1
         while last != (last := self.pool.journal.stats()["events.written"]):
             await asyncio.sleep(0.01)

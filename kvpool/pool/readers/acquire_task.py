@@ -1,6 +1,7 @@
-"""Holds on the longest stored prefix of a chain, taken part by part; what a slower tier has of it is promoted.
+"""Acquire task: holds on the longest stored prefix of a chain, taken part by part; chunks that only a lower tier has are
+promoted.
 
-Holds no lease: whoever began it makes one of what it has, or ends it. Control thread only; `now_ns` is an argument.
+Holds no lease: its creator makes one of its holds, or ends the task. Control thread only; `now_ns` is an argument.
 
 Invariant: every hold in `holds` covers exactly the first `chunks` chunks; there is one for each rank, none while `chunks` is 0.
 """
@@ -15,7 +16,7 @@ from kvpool.types import ConnectionId, HoldId
 
 
 class AcquireTask:
-    """See the module. `keys`: of one rank after those of another. No more than the `holder` may keep, where one is named."""
+    """See the module. `keys`: of one rank after those of another. No more than the `holder` may hold, where one is named."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class AcquireTask:
         return f"<AcquireTask {self.chunks} of {self._length} chunks>"
 
     def advance(self, now_ns: int) -> Step:
-        """Hold the next part. WAIT where DRAM has no room for all of it just now; DONE where no more is stored, or allowed."""
+        """Hold the next part. WAIT where DRAM has no room for all of it now; DONE where no more is stored, or allowed."""
         self._give_up_dropped(now_ns)
         first = self.chunks
         wanted = min(part_chunks(len(self._ranks)), self._length - first)
@@ -63,18 +64,18 @@ class AcquireTask:
         return Step.MORE if chunks == wanted and self.chunks < self._length else Step.DONE
 
     def take(self) -> list[HoldId]:
-        """The holds, which are the caller's from now on."""
+        """The holds, which belong to the caller from now on."""
         holds, self.holds = self.holds, []
         return holds
 
     def end(self, now_ns: int) -> None:
-        """Give back what it still has."""
+        """Release the remaining holds."""
         for hold in self.take():
             if hold:
                 self._directory.release(hold, now_ns)
 
     def _give_up_dropped(self, now_ns: int) -> None:
-        """Hold what is left where chunks were dropped since the last part: what stands there by now is not what they follow."""
+        """Hold the remaining prefix where chunks were dropped since the last part: later chunks do not follow it any longer."""
         left = min((self._directory.count_whole(hold) for hold in self.holds), default=0)
         if left == self.chunks:
             return
@@ -85,7 +86,7 @@ class AcquireTask:
             self._directory.shorten(hold, left, now_ns)
 
     def _extend(self, columns: list[KeyColumn], now_ns: int) -> list[int]:
-        """Hold what DRAM has of the next keys: how many chunks on each rank."""
+        """Hold the next keys that DRAM has. Returns how many chunks on each rank."""
         if self.holds:
             return [
                 self._directory.extend(hold, column.packed, now_ns)

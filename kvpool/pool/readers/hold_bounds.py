@@ -1,6 +1,6 @@
-"""Bounds on what may be kept in DRAM, and how much of it each connection and namespace keeps from being evicted.
+"""Hold bounds: how much of DRAM may be protected from eviction, by connection, user and namespace, and how much is.
 
-The native directory counts and refuses; here it is told the bounds and asked for the greatest. Control thread only.
+The native directory counts and refuses; this module sets the bounds and reads the largest counts. Control thread only.
 """
 
 from typing import Protocol
@@ -12,13 +12,13 @@ from kvpool_native import Directory, HolderUse
 
 # Of each kind; a report is one frame.
 ROWS_MAX = 32
-# Of DRAM's capacity again, for token ids: those of a chunk of 256 tokens take 1 KiB, its KV hundreds of times that.
+# Memory for token ids, as a share of DRAM's capacity: those of a chunk of 256 tokens take 1 KiB, its KV hundreds of times that.
 TOKEN_IDS_PART = 16
 _KINDS = ("reserved_bytes", "zombie_bytes", "leased_bytes")
 
 
 def bound(directory: Directory, config: DramConfig, chain_chunks_max: int, user_share: float) -> None:
-    """Tell DRAM's directory what may be kept: above the default priority, by a connection, a user, in a chain; of token ids."""
+    """Set the bounds of DRAM's directory: above the default priority, by connection, by user, in a chain; of token ids."""
     directory.bound_chains(chain_chunks_max)
     directory.cap_retained(config.retained_share)
     directory.share_among_holders(config.connection_share, user_share)
@@ -26,7 +26,7 @@ def bound(directory: Directory, config: DramConfig, chain_chunks_max: int, user_
 
 
 class HoldsByOwner(Protocol):
-    """Somebody who knows what each connection has of a kind."""
+    """A counter of what each connection has of a kind."""
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
         """Numbers by name."""

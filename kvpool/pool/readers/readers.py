@@ -1,11 +1,11 @@
 """Readers: leases and tickets on stored chunks, over the holds of the native directory.
 
-Joins the directory, which protects chunks, with the records of who asked and until when. It schedules nothing and
-speaks no protocol; `now_ns` is an argument. Control thread only.
+Joins the directory, which protects chunks, with the records of owners and deadlines. It schedules nothing and handles no
+protocol; `now_ns` is an argument. Control thread only.
 
 Invariant: every hold that a reader has in the directory is in exactly one lease or ticket, is just being taken for one, or is
 just ending. Those of leases and tickets count there for the connection of the lease, or for all tickets together: these may
-outlive who issued them.
+outlive their issuers.
 """
 
 import sys
@@ -38,7 +38,7 @@ class Grant(NamedTuple):
     tiers: bytes
 
 
-# Whom the holds of tickets count for: no connection has this number.
+# The owner number of tickets' holds: no connection has it.
 TICKETS = 0
 NOTHING = Grant(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 
@@ -69,7 +69,7 @@ class Readers:
         return f"<Readers {self.leases} leases, {self.tickets} tickets>"
 
     def change_ttl(self, ttl_ns: int) -> None:
-        """Have leases and tickets live for another time; a connection's leases no shorter than it was told."""
+        """Have leases and tickets live for another time; a connection's leases no shorter than the time it was given."""
         self._leases.change_ttl(ttl_ns)
 
     @property
@@ -79,7 +79,7 @@ class Readers:
 
     @property
     def tickets(self) -> int:
-        """Tickets that somebody may still claim."""
+        """Tickets that may still be claimed."""
         return self._leases.tickets
 
     @property
@@ -114,7 +114,7 @@ class Readers:
         return self._grant_acquired(session, acquire_task.chunks, list(acquire_task.take()), now_ns)
 
     def acquire(self, session: EngineSession, keys: bytes, now_ns: int, *, may_wait: bool) -> Grant | None:
-        """All parts at once. None where DRAM has no room for all that a slower tier has (and `may_wait`). Raises Refused."""
+        """All parts at once. None where DRAM has no room for all that a lower tier has (and `may_wait`). Raises Refused."""
         acquire_task = self.begin(session, keys)
         while (step := acquire_task.advance(now_ns)) is Step.MORE:
             pass
@@ -183,7 +183,7 @@ class Readers:
         self._end_holds(self._leases.drop_owner(connection), now_ns)
 
     def expire(self, now_ns: int) -> None:
-        """End what has outlived its time or its connection, a bounded part of it."""
+        """End leases and tickets that have expired or lost their connection, a bounded number."""
         self._end_holds([], now_ns)
         if not self._ending:
             self._end_holds(self._leases.expire(now_ns), now_ns)
@@ -222,7 +222,7 @@ class Readers:
         return self._directory.affordable(holder, holds, classes, chunks)
 
     def _end_holds(self, holds: list[HoldId], now_ns: int) -> None:
-        """End these after those that wait for their end, as far as that goes at once."""
+        """End these after those that are already waiting, as many as fit one call."""
         self._ending.extend(holds)
         left = ENDED_AT_ONCE if self._on_backlog else sys.maxsize
         while self._ending and left > 0:

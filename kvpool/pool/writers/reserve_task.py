@@ -1,6 +1,6 @@
-"""Slots for the chunks of one save, reserved part by part.
+"""Reserve task: slots for the chunks of one save, reserved part by part.
 
-Holds no reservation of a connection: whoever began it makes one of what it has, or ends it. Control thread only; `now_ns` is an
+Not yet a reservation of a connection: its creator makes one of it, or ends the task. Control thread only; `now_ns` is an
 argument. Invariant: `reservation` is the directory's, or 0 while it holds nothing; the columns have a row for each of the first
 `chunks` keys.
 """
@@ -51,7 +51,7 @@ class ReserveTask:
         return len(self.states)
 
     def advance(self, now_ns: int, *, may_wait: bool) -> Step:
-        """Reserve the next part. WAIT (if it may) where only memory could serve that is being faulted in or written down."""
+        """Reserve the next part. WAIT (if it may) where only memory that is being faulted in or demoted could serve."""
         first = self.chunks
         evicted_before = self._directory.evicted_chunks
         made = self._reserve(first, now_ns, may_wait=may_wait)
@@ -69,7 +69,7 @@ class ReserveTask:
         return Step.MORE if len(made.states) == PART_CHUNKS else Step.WAIT
 
     def take(self) -> ReservationId:
-        """The reservation, which is the caller's from now on."""
+        """The reservation, which belongs to the caller from now on."""
         taken, self.reservation = self.reservation, ReservationId(0)
         return taken
 

@@ -1,8 +1,8 @@
-"""Retention: what engines, operators and hints say of how long stored chunks are worth keeping.
+"""Retention: priorities and durations of stored chunks, set by engines, operators and hints.
 
-Cuts what travels into what the native directory is asked; the directory keeps priorities, lets them lapse, and clips what would
-be kept beyond its share. A wish counts in every tier that has the chunk. To demote is the opposite wish: what DRAM alone has is
-written down at once, and DRAM gives those chunks up first, while below they are kept as they were.
+Turns request columns into calls of the native directory, which has the priorities, expires them, and clips those beyond its
+share. A retention request counts in every tier that has the chunk. A demote hint is the opposite: chunks that only DRAM has are
+written to the lower tier at once, and DRAM evicts them first, while the lower tier retains them as before.
 
 Control thread only; `now_ns` is an argument. Holds no state of its own.
 """
@@ -19,7 +19,7 @@ from kvpool.key_column import KeyColumn
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, NamespaceId, RetainState, SaveState
 
-# How long DRAM gives a demoted chunk up before others if nobody uses it; then it is one like any other.
+# How long DRAM evicts an unused demoted chunk before others; then it is an ordinary chunk.
 DEMOTED_MS = 600_000
 
 HAVE_SLOTS = (SaveState.PRESENT, SaveState.RESERVED)
@@ -42,7 +42,7 @@ class Retention:
     def retain(
         self, session: EngineSession, keys: KeyColumn, priorities: bytes, durations: bytes, now_ns: int
     ) -> bytes:
-        """Keep chunks with these on every rank of the session: a `RetainState` for each, the worst of the ranks'."""
+        """Set the retention of chunks on every rank of the session: a `RetainState` for each, the worst of the ranks'."""
         failpoint.reach("daemon.retain.before", failpoint.refused)
         states = []
         for namespace, column in _by_rank(session, keys):
@@ -67,13 +67,13 @@ class Retention:
         return self._retain(namespace.id, keys[:held], priorities, durations, now_ns) + absent
 
     def retain_in(self, namespace: Namespace, keys: KeyColumn, priority: int, duration_ms: int, now_ns: int) -> bytes:
-        """Keep chunks of one namespace with this: a `RetainState` for each."""
+        """Set the retention of chunks of one namespace: a `RetainState` for each."""
         count = len(keys)
         durations = duration_ms.to_bytes(DURATION_BYTES, "little") * count
         return self._retain(namespace.id, keys, bytes([priority]) * count, durations, now_ns)
 
     def demote(self, session: EngineSession, parents: KeyColumn, keys: KeyColumn, first: int, now_ns: int) -> bytes:
-        """Write chunks behind `parents` down, and have DRAM give them up first from `first` on, on every rank.
+        """Write chunks after `parents` to the lower tier, and have DRAM evict them first from `first` on, on every rank.
 
         `parents` has a key for each rank, or none at the root. `first` may be before the chunks or behind. Answers a
         `RetainState` for each that is given up, the worst of the ranks'.
@@ -107,7 +107,7 @@ class Retention:
 def keep(
     directory: kvpool_native.Directory, namespace: int, keys: bytes, priorities: bytes, durations: bytes, now_ns: int
 ) -> bytes:
-    """Keep chunks with these, but for those of KEEP_PRIORITY, which stay as they are: a `RetainState` for each."""
+    """Set the retention of chunks, but for those with KEEP_PRIORITY, which stay as they are: a `RetainState` for each."""
     if KEEP_PRIORITY not in priorities:
         return directory.retain(namespace, keys, priorities, durations, now_ns)
     chosen = np.flatnonzero(np.frombuffer(priorities, np.uint8) != KEEP_PRIORITY)

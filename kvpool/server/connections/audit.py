@@ -1,7 +1,7 @@
-"""The audit lines of the log: which operator's order was carried out, and who the kernel says gave it.
+"""Audit lines of the log: each order of an operator, and the pid and uid that the kernel reports for the sender.
 
-They are logged whatever `log.level` says. Values come from outside and are shown as Python literals, so that none of them can
-look like a line of its own. Any thread.
+They are logged at every `log.level`. Values come from outside and are shown as Python literals, so that none of them can look
+like a line of its own. Any thread.
 """
 
 import logging

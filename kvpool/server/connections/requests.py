@@ -1,4 +1,4 @@
-"""Handlers of an operator's requests about connections: who is there, what each holds, and that one ends.
+"""Handlers of an operator's requests about connections: list them with what each holds, end one.
 
 The handlers hold no state of their own. Control thread only.
 """
@@ -53,9 +53,9 @@ class ConnectionVerbs:
 
 
 def end_connection(pool: Pool, member: Member, reason: str) -> None:
-    """Have a connection end. Its leases end now; slots that it may still write stay its own until its peer has closed."""
+    """End a connection. Its leases end now; slots that it may still write stay reserved until its peer has closed."""
     if member.connection.state != "open":
-        return  # it has been told before, and has not closed yet
+        return  # it was ended before, and has not closed yet
     log.warning("connection %d of pid %d ends: %s", member.connection.id, member.peer.pid, reason)
     pool.end_reading(member.connection.id)
     member.connection.end(reason, is_writer=not pool.staged.staging_bytes and member.role == m.ROLE_ENGINE)

@@ -1,6 +1,6 @@
 """Handlers of requests about chunks that come and go: events, snapshots, histories, the names of namespaces.
 
-An engine hears of its own namespaces alone and never waits; an operator hears of all and may wait for the next event. The
+An engine gets events of its own namespaces alone and never waits; an operator gets all and may wait for the next event. The
 handlers hold no state of their own. Control thread only.
 """
 
@@ -73,19 +73,19 @@ def _events_at_once(pool: Pool, session: EngineSession | None, request: em.AskEv
     found = pool.journal.since(request.incarnation, request.last)
     own = None if session is None else session.namespace_ids
     events = [event for event in found.events if own is None or event.namespace < 0 or event.namespace in own]
-    told = events[: _nameable(pool, events)]
+    chosen = events[: _nameable(pool, events)]
     return em.Events(
         pool.journal.incarnation,
-        found.last if len(told) == len(events) else told[-1].id,
+        found.last if len(chosen) == len(events) else chosen[-1].id,
         found.oldest,
         found.is_gap,
-        event_columns.pack_events(told),
-        _names(pool, {event.namespace for event in told}),
+        event_columns.pack_events(chosen),
+        _names(pool, {event.namespace for event in chosen}),
     )
 
 
 def _nameable(pool: Pool, events: Sequence[Event]) -> int:
-    """How many events, from the first on, name no more namespaces than fit an answer; at least one where there is any."""
+    """How many events, from the first on, name few enough namespaces for one answer; at least one where there is any."""
     named: set[int] = set()
     size = 0
     for count, event in enumerate(events):
@@ -115,8 +115,8 @@ async def _events_later(pool: Pool, request: em.AskEvents) -> Answer:
 async def _page_later(
     pool: Pool, session: EngineSession | None, page: SnapshotPage, reading: "Future[list[bytes]]"
 ) -> em.SnapshotPage:
-    """The page with the token ids that the disk gives in time; without them where it does not."""
-    with contextlib.suppress(asyncio.TimeoutError):  # ids are not known: so the page says
+    """The page with the token ids that are read from disk in time; without them where they are late."""
+    with contextlib.suppress(asyncio.TimeoutError):  # the page marks the ids as unknown
         words = await asyncio.wait_for(asyncio.wrap_future(reading), HEADERS_TIMEOUT_S)
         page = page.with_words(words, pool.journal.chunk_tokens)
     return _page(pool, session, page)

@@ -49,12 +49,12 @@ class RequestTimes:
         self._refused[kind] += 1
 
     def add_failure(self, kind: int) -> None:
-        """A request ended in an error that nobody expected; one that was not even read has no verb."""
+        """A request ended in an unexpected error; one that was not even decoded has no verb."""
         if kind in self._failed:
             self._failed[kind] += 1
 
     def verbs(self) -> dict[str, VerbTimes]:
-        """What has been added, by verb; a copy."""
+        """The times added so far, by verb; a copy."""
         return {
             verb_name(record): VerbTimes(
                 tuple(self._counts[record.KIND]),

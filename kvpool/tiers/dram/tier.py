@@ -3,7 +3,7 @@
 The daemon makes both memfds, seals them against resizing, and seals the index against writing by anybody else; engines
 map the index read-only and the arena as the write mode has it. Pages are faulted in by background threads, segment by
 segment, because a save into untouched memory runs at a fifth of the speed and a large arena must not delay the start. Huge
-pages are tried in a chain: hugetlb if configured, MADV_COLLAPSE, 4 KiB pages; `pages` says what is in use.
+pages are tried in a chain: hugetlb if configured, MADV_COLLAPSE, 4 KiB pages; `pages` shows the kind in use.
 
 Which chunk is where is its native directory's business; the rest of this module knows bytes alone.
 Threads: `prefault_next` and `collapse_next` from any thread; the rest from the control thread.
@@ -141,7 +141,7 @@ def plan_geometry(
 
     A small arena is cut in at least eight segments, so that several size classes find a place; large segments are whole
     huge pages. `max_chunks` 0 derives the index from the capacity: one entry for each 32 KiB, or for each page of a
-    small arena. `further_entries`: index entries for chunks that a slower tier holds.
+    small arena. `further_entries`: index entries for chunks that a lower tier holds.
     """
     wanted = min(segment, -(-capacity // SEGMENTS_MIN))
     unit = HUGE_PAGE_BYTES if wanted >= 8 * HUGE_PAGE_BYTES else PAGE_BYTES

@@ -1,4 +1,4 @@
-"""Watch over a disk: suspends an SSD tier that does not answer, and says when a suspended one is tried again.
+"""SSD watch: suspends an SSD tier whose disk does not respond, and schedules its retries.
 
     I/O begins ──► looked at every LOOK_S while there is any ──unanswered for ssd.stall_timeout──► OFFLINE
     READONLY, OFFLINE ──a pause, longer each time until something succeeds──► tried again, if the disk answers at all

@@ -38,11 +38,11 @@ def offered(engine: ScriptedEngine, request: Request, held: int = 0) -> int:
     """Tokens that the pool offers, once its daemon has answered."""
     said: list[Any] = []
 
-    def is_told() -> bool:
+    def is_expected() -> bool:
         said.append(engine.scheduler.get_num_new_matched_tokens(request, held)[0])
         return said[-1] is not None
 
-    wait_until(is_told, "the pool has an answer")
+    wait_until(is_expected, "the pool has an answer")
     return int(said[-1])
 
 

@@ -1,7 +1,7 @@
-"""Resets of vLLM's own prefixes, which it makes without a word to its connectors: watched at the block pool.
+"""Resets of vLLM's own prefix cache, of which it does not notify connectors: watched at the block pool.
 
-vLLM asks its block pool, which fails while somebody holds a block. Its own code is left as it is; the one pool that the
-connector is given has a call put before its method and one behind it. The scheduler's thread.
+vLLM asks its block pool, which fails while a block is held. vLLM's code is unchanged; the hook wraps the method of the one pool
+object that the connector is given. The scheduler's thread.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ METHOD = "reset_prefix_cache"
 
 
 class OwnPrefixes:
-    """Whether vLLM's own blocks can have KV of earlier weights: from new weights on until vLLM has forgotten its prefixes."""
+    """Whether vLLM's own blocks can have KV of earlier weights: from new weights on until vLLM has reset its prefix cache."""
 
     def __init__(self) -> None:
         self.are_old = False
@@ -20,7 +20,7 @@ class OwnPrefixes:
         return f"<OwnPrefixes {'of earlier weights, too' if self.are_old else 'of these weights'}>"
 
     def note_reset(self) -> None:
-        """vLLM has forgotten them all."""
+        """vLLM has reset its prefix cache."""
         self.are_old, self._are_none = False, True
 
     def note_used(self) -> None:
@@ -28,12 +28,13 @@ class OwnPrefixes:
         self._are_none = False
 
     def renew(self) -> None:
-        """The weights are others from now on."""
+        """The weights have changed."""
         self.are_old = not self._are_none
 
 
 def watch_resets(pool: object, before: Callable[[], None], after: Callable[[bool], None]) -> bool:
-    """Have `before` called when the pool is to forget its prefixes, and `after` with whether it has; neither may raise.
+    """Have `before` called when the pool is about to reset its prefix cache, and `after` with whether it has; neither may
+    raise.
 
     False where the pool has no such method.
     """

@@ -1,8 +1,9 @@
-"""Offers to vLLM: what the daemon has promised of a request's prefix, and how long the scheduler waits to hear of it.
+"""Offers to vLLM: the daemon's promise for a request's prefix, and how long the scheduler waits for it.
 
-A question is asked on the fetcher's thread. The scheduler itself waits a moment for the answers, ANSWER_WAIT_S in all in each
-step however many requests ask; a request is held back half of `wait_s` for its answer. Invariant: `Tracked.is_offered` is true
-only between an answer to vLLM above 0 and vLLM's next word about that request. The scheduler's thread.
+A request for a promise is sent on the fetcher's thread. The scheduler itself waits a moment for the answers, at most
+ANSWER_WAIT_S in each step for any number of requests; a request is held back half of `wait_s` for its answer. Invariant:
+`Tracked.is_offered` is true only between an answer to vLLM above 0 and vLLM's next call about that request. The scheduler's
+thread.
 """
 
 from concurrent.futures import CancelledError
@@ -14,11 +15,11 @@ from kvpool_client.vllm.scheduler.lease_promise import NOTHING, LeasePromise, Le
 from kvpool_client.vllm.scheduler.requests import Tracked
 from kvpool_client.vllm.statistics import Tally
 
-# How long all questions of a step may keep the scheduler itself; an answer usually takes a tenth of a millisecond.
+# How long all lookups of a step may block the scheduler itself; an answer usually takes a tenth of a millisecond.
 ANSWER_WAIT_S = 0.005
-# The same for one question where another connector takes what this one offers: requests are held back for nothing then.
+# The same for one lookup where another connector may take the offer: requests would be held back without use.
 ANSWER_WAIT_BEHIND_OTHERS_S = 0.001
-# A promise older than this is asked for anew: well below the shortest time to live that makes sense for leases (guess).
+# A promise older than this is fetched again: well below the shortest useful time to live of leases (guess).
 PROMISE_AGE_MAX_S = 5.0
 
 
@@ -41,11 +42,11 @@ class Offers:
         self._left_s = ANSWER_WAIT_S
 
     def is_known(self, entry: Tracked, held_tokens: int) -> bool:
-        """Whether a question about what follows these tokens is under way or answered, and not too old."""
+        """Whether a promise for what follows these tokens is pending or known, and not too old."""
         return entry.answer is not None and entry.held_tokens == held_tokens and not entry.answer_age.has_passed()
 
     def ask(self, entry: Tracked, hit: Hit, held_tokens: int) -> bool:
-        """Ask the daemon for what the hit has behind `held_tokens`; False where that is nothing."""
+        """Fetch a promise for what the hit has after `held_tokens`; False where that is nothing."""
         if entry.answer is not None:
             self._fetcher.give_back(entry.answer)
         entry.held_tokens = held_tokens
@@ -55,7 +56,7 @@ class Offers:
         return entry.answer is not None
 
     def promise(self, entry: Tracked) -> LeasePromise | None:
-        """What the daemon has promised; NOTHING where it is too late for that, None while there is time left."""
+        """The daemon's promise; NOTHING where it came too late, None while there is time left."""
         if entry.answer is None:
             return NOTHING
         began_ns = self._clock.now_ns()
@@ -78,17 +79,17 @@ class Offers:
         return NOTHING
 
     def note_taken(self, entry: Tracked) -> None:
-        """VLLM counts on what it was offered."""
+        """vLLM has taken the offer."""
         self.are_declined = False
         entry.forget_answer()
 
     def note_declined(self, entry: Tracked) -> None:
-        """VLLM has given the request blocks and counts on nothing: if it was offered something, another's offer was better."""
+        """vLLM has allocated blocks and has not taken the offer, if there was one: another connector's was better."""
         self.are_declined = self.are_declined or entry.is_offered
         self.give_back(entry)
 
     def give_back(self, entry: Tracked) -> None:
-        """The answer under way, if any, is of no use."""
+        """Give the pending answer back, if there is one."""
         if entry.answer is not None:
             self._fetcher.give_back(entry.answer)
         entry.forget_answer()

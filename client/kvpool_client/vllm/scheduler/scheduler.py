@@ -1,9 +1,9 @@
-"""The scheduler's half: what of a prompt the pool has, what of it is worth taking, and what the workers are to do.
+"""Scheduler's half of the vLLM connector: looks prompts up, decides which hits to load, plans the workers' loads and saves.
 
-It moves no bytes and has no KV. A lookup reads shared memory; the one round trip that turns a hit into a promise runs on
-the asker's thread, and a request is held back no longer than `wait_s`, half for it. With several shards a prefix counts only as
-far as every shard has it. Invariant: what was told to vLLM as found is in the next plan as a load, whatever has become of it.
-The scheduler's thread.
+It moves no bytes and has no KV. A lookup reads shared memory; the one round trip that turns a hit into a lease promise runs on
+its own thread, and a request is held back no longer than `wait_s`, half of it for that. With several shards a prefix counts
+only as far as every shard has it. Invariant: every hit that was reported to vLLM is a load in the next plan, even if it was
+lost since. The scheduler's thread.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from kvpool_client.vllm.scheduler.offers import Offers
 from kvpool_client.vllm.scheduler.request_hints import NO_HINTS, request_hints_of
 from kvpool_client.vllm.scheduler.requests import Tracked, is_looked_up
 from kvpool_client.vllm.scheduler.saves.pins import Drain, Pins, can_be_held
-from kvpool_client.vllm.scheduler.saves.save_plan import SavePlanner, has_strange_loads
+from kvpool_client.vllm.scheduler.saves.save_plan import SavePlanner, has_foreign_loads
 from kvpool_client.vllm.scheduler.saves.sightings import SightingCounts
 from kvpool_client.vllm.scheduler.step_times import StepTimes
 from kvpool_client.vllm.scheduler.unverified_loads import UnverifiedLoad, UnverifiedLoads, blocks_from_the_first_bad
@@ -86,7 +86,7 @@ class SchedulerHalf:
     def bind_blocks(self, pool: BlockPool, *, drain: Drain | None, is_stepped_while_idle: bool) -> None:
         """vLLM's blocks. `drain` ends saves of a worker in this process; `is_stepped_while_idle`: an idle engine steps.
 
-        Where blocks cannot be held, or nobody would hear that saves have ended, a step waits for its saves.
+        Where blocks cannot be held, or the end of saves cannot be reported, a step waits for its saves.
         """
         self._evict = pool.evict_blocks
         watch_resets(pool, self._before_reset, self._after_reset)
@@ -96,13 +96,13 @@ class SchedulerHalf:
             self._guard.warn_once("vLLM's blocks cannot be held", "each step waits until its chunks are saved")
 
     def arrived(self, request: EngineRequest) -> None:
-        """A request is new, and waits until it is asked for."""
+        """A new request, which waits for its lookup."""
         entry = self._track(request)
         if self._settings.announce and self._role.may_load and is_looked_up(request):
             self._waiting[request.request_id] = entry
 
     def matched_tokens(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
-        """Tokens behind `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
+        """Tokens after `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
         nothing = (0, False)
         self._waiting.pop(request.request_id, None)
         self._asked[request.request_id] = held_tokens
@@ -116,7 +116,7 @@ class SchedulerHalf:
         entry = self._track(request)
         if entry.has_come_back(request):
             return nothing
-        # One token at least is left to compute, and what is taken ends with a block.
+        # At least one token is left to compute, and the load ends with a block.
         usable = (request.num_tokens - 1) // self._geometry.block_tokens * self._geometry.block_tokens
         if entry.has_given_up or entry.hints.load == "none" or usable <= held_tokens:
             return nothing
@@ -133,10 +133,10 @@ class SchedulerHalf:
         return (tokens, self._settings.is_async) if entry.offers(tokens) else nothing
 
     def allocated(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> None:
-        """vLLM has given the request blocks, and counts on `tokens` of the pool's (0: none, or the second call of a load)."""
+        """vLLM has allocated blocks, and counts on `tokens` from the pool (0: none, or the second call of a load)."""
         is_done = self._guard.call("allocation", False, lambda: self._note_allocation(request, blocks, tokens))
         if not is_done and tokens > 0:
-            # vLLM waits for this load: the worker is to say that none of the blocks came.
+            # vLLM waits for this load: the worker has to report that none of the blocks came.
             table = tuple(blocks.get_block_ids()[0])
             self._loads.append(LoadOrder(request.request_id, (), 0, 1, table, b"", self._settings.is_async))
 
@@ -154,7 +154,7 @@ class SchedulerHalf:
         entry.is_loading = self._settings.is_async
         first, end = entry.held_tokens, entry.held_tokens + tokens
         size = self._geometry.chunk_tokens
-        # Without a promise the order still names every block, so that the worker can say that they never came.
+        # Without a promise the order still names every block, so that the worker can report that they never came.
         chunks = promise.chunks or -(-end // size)
         table = blocks.get_block_ids()[0]
         low, high = first // self._geometry.block_tokens, end // self._geometry.block_tokens
@@ -185,7 +185,7 @@ class SchedulerHalf:
         return entry.hit_sources if entry is not None else {}
 
     def plan(self, step: EngineStep) -> StepPlan:
-        """What the workers are to do in this step."""
+        """The plan of this step for the workers."""
         self._step += 1
         self._unverified_loads.begin(self._step)
         self._offers.begin_step()
@@ -197,7 +197,7 @@ class SchedulerHalf:
         self._hint_sender.count()
         pinned_before = self._pins.last
         asked, self._asked = self._asked, {}
-        if has_strange_loads(step, asked, {order.request_id for order in loads}):
+        if has_foreign_loads(step, asked, {order.request_id for order in loads}):
             self.tally.add("waits_for_another_connectors_load")
             self._planner.hold(self._step)
         saves: tuple[SaveOrder, ...] | None = ()
@@ -212,7 +212,7 @@ class SchedulerHalf:
         return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
 
     def ended(self, output: EngineOutput) -> None:
-        """The workers have ended a step."""
+        """Process the report of a step that has ended."""
         for request_id in self._requests.keys() & (output.finished_recving or set()):
             self._requests[request_id].is_loading = False
         report = output.kv_connector_worker_meta
@@ -235,7 +235,7 @@ class SchedulerHalf:
         for request_id, outcome in report.loads.items():
             size = self._geometry.layout.chunk_bytes
             if outcome.is_complete or outcome.reason == "timeout":
-                # What did not come in time says at least how slow it was.
+                # A load that came too late still measures how slow it was.
                 self._rates.add_load(outcome.tiers, size, outcome.seconds)
             if outcome.is_complete:
                 continue
@@ -245,12 +245,12 @@ class SchedulerHalf:
             )
             entry = self._requests.get(request_id)
             if entry is not None:
-                # Asked for again it would fail again: this request computes from here on.
+                # A second attempt would fail again: this request computes from here on.
                 entry.has_given_up = True
         self._acknowledged = max(self._acknowledged, report.failed_step)
 
     def finished(self, request: EngineRequest) -> dict[str, object] | None:
-        """The request has ended or was aborted. What is answered to its wishes, if it had any."""
+        """The request has ended or was aborted. Returns the answer to its hints, if it had any."""
         self._waiting.pop(request.request_id, None)
         entry = self._requests.pop(request.request_id, None)
         if entry is None:
@@ -265,7 +265,7 @@ class SchedulerHalf:
         return self._hint_sender.end(entry, self._pins.when_ended)
 
     def has_saves(self) -> bool:
-        """Whether the engine is to step on because the end of saves has to be heard of."""
+        """Whether the engine must step on until saves have been reported as ended."""
         return bool(self._pins)
 
     def may_soon_free_blocks(self) -> bool:
@@ -273,14 +273,14 @@ class SchedulerHalf:
         return self._pins.may_soon_end()
 
     def take_events(self) -> list[object]:
-        """What is new in the pool, as the engine's own events; waits for nothing."""
+        """New events of the pool, in the engine's own form; never waits."""
         return self._feed.take() if self._feed is not None else []
 
     def renew(self) -> bool:
-        """The weights are others from now on: nothing of the old ones is found, and nothing under way is taken for the new.
+        """Begin a new weight epoch: no chunk of the old weights is found, and no running load counts for the new ones.
 
-        Requests that had no blocks yet begin anew, the others are neither loaded nor saved: they may have KV of the old ones.
-        So may what vLLM itself holds until it has forgotten its prefixes. True.
+        Requests that had no blocks yet are looked up again, the others are neither loaded nor saved: they may have KV of the
+        old ones. So may vLLM's own blocks until it has reset its prefix cache. Returns True.
         """
         self._epoch = new_epoch()
         self._own_prefixes.renew()
@@ -306,7 +306,7 @@ class SchedulerHalf:
         self.pool.close()
 
     def _hit(self, entry: Tracked, held_tokens: int, usable: int) -> Hit | None:
-        """What to take of what is there; None while chunks that are just being saved are worth waiting for."""
+        """The hit to load; None while it is better to wait for chunks that are just being saved."""
         size = self._geometry.chunk_tokens
         wanted = -(-usable // size)
         hit = self.pool.lookup(entry.keys)
@@ -333,12 +333,12 @@ class SchedulerHalf:
         )
 
     def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
-        is_told = entry.hints.load == "wait" and self.pool.connected
-        if self._offers.are_declined or not (is_told or self.pool.is_being_saved(entry.keys, chunks)):
+        is_expected = entry.hints.load == "wait" and self.pool.connected
+        if self._offers.are_declined or not (is_expected or self.pool.is_being_saved(entry.keys, chunks)):
             return False
         if entry.save_wait is None:
             limit_s = self._settings.wait_s / 2
-            if not (is_told or self._settings.always_load):
+            if not (is_expected or self._settings.always_load):
                 missing = usable - chunks * self._geometry.chunk_tokens
                 limit_s = wait_limit_s(missing, rates=self._rates.rates(), longest_s=limit_s)
             entry.save_wait = Deadline(limit_s, self._clock)
@@ -366,7 +366,7 @@ class SchedulerHalf:
             salt = str(getattr(request, "cache_salt", None) or "").encode("utf-8", "surrogatepass")
             adapter = self._adapters.of(getattr(request, "lora_request", None))
             keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
-            hints = self._guard.call("reading wishes", NO_HINTS, lambda: request_hints_of(request))
+            hints = self._guard.call("reading hints", NO_HINTS, lambda: request_hints_of(request))
             chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
             save_tokens = (
                 hints.save_tokens(self._settings.save, request.num_prompt_tokens) if self._role.may_save else 0
