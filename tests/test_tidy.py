@@ -337,38 +337,6 @@ def _is_defined(name: str, path: Path) -> bool:
     return True
 
 
-# Where a kind of tier may be named: its own rooms, its options and where they are set, its place in the composition, and names
-# that are public: levels, events, metrics, failpoints, commands.
-SSD_NAMED_IN = (
-    "kvpool/tiers/ssd/",
-    "kvpool/config/",
-    "kvpool/bench/",
-    "kvpool/cli/",
-    "kvpool/sim/",
-    "kvpool/pool/lower_tiers.py",
-    "kvpool/types.py",
-    "kvpool/protocol/verify_walk.py",
-    "kvpool/router_events/vllm_format.py",
-    "kvpool/server/metrics/definitions.py",
-    "kvpool/server/reload.py",
-    "kvpool/failpoint.py",
-)
-
-
-@pytest.mark.parametrize("path", [path for path in PRODUCT if path.is_relative_to(ROOT / "kvpool")], ids=_name)
-def test_a_kind_of_tier_is_named_in_its_own_rooms_alone(path: Path) -> None:
-    """Everybody else is written against `tiers/base.py`: no identifier and no string, but for docstrings."""
-    if _name(path).startswith(SSD_NAMED_IN):
-        pytest.skip("a tier is at home here")
-    docstrings = {id(node.value) for node in _nodes(path) if isinstance(node, ast.Expr)}
-    for node in _nodes(path):
-        said = [getattr(node, field, None) for field in ("id", "attr", "arg", "name", "module", "asname")]
-        if isinstance(node, ast.Constant) and id(node) not in docstrings:
-            said.append(node.value)
-        named = [word for word in said if isinstance(word, str) and "ssd" in word.lower()]
-        assert not named, f"names {named[0]!r} in line {getattr(node, 'lineno', 0)}"
-
-
 def test_the_ways_through_the_house_name_what_is_there() -> None:
     steps = re.findall(r"`([\w.:]+)` in `([\w/.]+)`", _text(ROOT / "ARCHITECTURE.md"))
     assert len(steps) >= 30, "the ways of a save, a load, a promotion, a demotion and an eviction"
