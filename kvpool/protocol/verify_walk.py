@@ -37,7 +37,7 @@ def unpack(column: bytes) -> list[tuple[Level, int]]:
         raise ProtocolError(f"places column has {len(column)} bytes, expected 8 each for at most {RECORDS_MAX} places")
     words = np.frombuffer(column, _WORD).tolist()
     records = [divmod(word, 1 << _LEVEL_SHIFT) for word in words]
-    if any(level not in (Level.DRAM, Level.SSD) or number >= _NUMBERS for level, number in records):
+    if any(level not in list(Level) or number >= _NUMBERS for level, number in records):
         raise ProtocolError("a place is in no tier that has records")
     return [(Level(level), number) for level, number in records]
 

@@ -27,6 +27,7 @@ from kvpool.config.config import Config
 from kvpool.errors import KVPoolError
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout, WireLayout
+from kvpool.packed_rows import RESTORE_ROW
 from kvpool.tiers.base import (
     NOT_STARTED,
     UNOWNED,
@@ -43,7 +44,6 @@ from kvpool.tiers.base import (
     WritePolicy,
 )
 from kvpool.tiers.slots import Slots, SlotSizes
-from kvpool.tiers.ssd.catalogue.restore_rows import RESTORE_ROW
 from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, Level
 
 ENDED_AT_ONCE = 32

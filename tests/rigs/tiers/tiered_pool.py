@@ -75,7 +75,8 @@ class TieredPool:
 
     def assert_sound(self) -> None:
         """Every book agrees with every other."""
-        assert self.pool.verify()["problems"] == []
+        problems = self.pool.verify()["problems"]
+        assert not problems, problems
 
     async def serve(self, parts: Parts[T]) -> T:
         """The answer to a request."""
@@ -114,14 +115,14 @@ class TieredPool:
         assert lease is not None
         (hold,) = lease.holds.values()
         if is_patient:
-            await self.until_moved(lambda: not {Level.SSD, Level.PEER} & set(self.pool._directory.columns(hold)[2]))
-        offsets, _, levels = self.pool._directory.columns(hold)
+            await self.until_moved(lambda: not {Level.SSD, Level.PEER} & set(self.pool._directory.columns(hold).levels))
+        slots = self.pool._directory.columns(hold)
         landed = 0
-        while landed < lease.chunks and levels[landed] == Level.DRAM:
-            (offset,) = struct.unpack_from("<Q", offsets, 8 * landed)
+        while landed < lease.chunks and slots.levels[landed] == Level.DRAM:
+            (offset,) = struct.unpack_from("<Q", slots.offsets, 8 * landed)
             assert self.arena[offset : offset + CHUNK].tobytes() == payload(keys[landed]), "wrong bytes"
             landed += 1
-        self.pool.leases.release(self.session, leased.lease)
+        self.pool.leases.release(self.session, m.Release(leased.lease))
         return landed
 
     async def until_moved(self, is_so: Callable[[], bool]) -> None:
