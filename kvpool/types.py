@@ -166,7 +166,8 @@ class ClientFailures:
 class Measurements:
     """All counters of a pool, at one moment. `directory`: those of the native directory.
 
-    `lower`: what each tier below counts, by its name; `lower_classes`: its slots by size class, as `classes` in `directory`.
+    `lower`: the counters of each lower tier, by its name; `lower_classes`: its slots by size class, as `classes` in
+    `directory`.
     """
 
     server: Mapping[str, int]

@@ -1,7 +1,7 @@
 """Chunks of a lower tier that are being compared with their checksums where they lie.
 
-Each has a pin until its reading has ended, whatever becomes of who asked for it; one that is bad is dropped there, in the
-generation that was read, with what follows it. Nothing of it counts as used by that. Control thread only; no I/O.
+Each has a pin until its read has ended, even if the requester is gone; a bad one is dropped there, in the generation that was
+read, with its descendants. A check does not count as a use. Control thread only; no I/O.
 
 Invariant: each chunk under way has one pin in the tier's directory.
 """
@@ -31,7 +31,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ChecksumResult:
-    """What a comparison came to. `fault`: empty for a good chunk, else what was wrong; `dropped`: chunks that went for it."""
+    """Result of a comparison. `fault`: empty for a good chunk, else the reason; `dropped`: chunks dropped because of it."""
 
     key: bytes
     fault: str
@@ -65,7 +65,7 @@ class ChecksumJobs:
         return f"<ChecksumJobs {self.pins} chunks>"
 
     def start(self, chunk: Stored) -> "asyncio.Future[ChecksumResult] | None":
-        """Compare a chunk. None when the tier cannot be read just now. The pin ends in any case."""
+        """Compare a chunk. None when the tier cannot be read now. The pin ends in any case."""
         moves = Moves([chunk.key], [b""], [chunk.offset], [chunk.generation], [0])
         job_id = self.tier.check(self._namespaces.by_id(chunk.namespace), moves)
         if not job_id:

@@ -110,7 +110,7 @@ class Scrub:
         if self.pinned_chunks >= PINNED_CHUNKS_MAX:
             raise Refused("busy", f"{self.pinned_chunks} chunks are being read by other checks: try again later")
         looked_at, pinned = self._pin(places, min(chunks_max, SLICE_CHUNKS))
-        # Every pin is somebody's from here on: nothing is awaited before.
+        # From here on every pin has an owner: nothing is awaited before.
         below = [entry for entry in pinned if entry.level is not Level.DRAM]
         started = [self._start(entry) for entry in below]
         slow = [comparison for comparison in started if comparison is not None]

@@ -343,7 +343,7 @@ class Journal:
         return tokens
 
     def _with_ids_asked_for(self, page: SnapshotPage, level: Level, *, is_urgent: bool) -> SnapshotPage:
-        """Has the token ids read that memory lacks."""
+        """Start to read the token ids that are not in memory."""
         lacking = tuple(at for at, chunk in enumerate(page.chunks) if not chunk.tokens)
         if not lacking:
             return page

@@ -161,7 +161,7 @@ class Chains:
                 yield self.room.wait(deadline.remaining_s())
 
     def _make_room(self) -> bool:
-        """Have chunks written down; memory may also be there soon because it is being faulted in."""
+        """Have chunks demoted; more memory may also come soon because it is being faulted in."""
         self.tiering.make_room()
         return True
 

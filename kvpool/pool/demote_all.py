@@ -64,7 +64,7 @@ async def _demote_all(link: Link, clock: Clock, order: DemoteOrder) -> None:
             break
         link.settled.clear()
         longest_s = LOOK_S if is_coming else min(max(deadline.remaining_s(), LOOK_S), SILENCE_S)
-        with contextlib.suppress(asyncio.TimeoutError):  # then it looks again
+        with contextlib.suppress(asyncio.TimeoutError):  # then it checks again
             await asyncio.wait_for(link.settled.wait(), longest_s)
     link.lower.keep_up()
 
@@ -76,5 +76,5 @@ async def _make_certain(link: Link) -> bool:
     is_complete = await loop.run_in_executor(None, link.lower.checkpoint, CHECKPOINT_TIMEOUT_S)
     if not is_complete:
         log.error("chunks on disk are not certain to be there after a power cut: the last checkpoint is not complete")
-        link.run()  # which finds the failure and has the tier tried again
+        link.run()  # which finds the failure and schedules a retry of the tier
     return is_complete and link.demotions.demoted_chunks == demoted

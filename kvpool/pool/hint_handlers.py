@@ -150,7 +150,7 @@ class HintHandlers:
         self._announcements.note_use(session.connection, hold, lease.chunks, self._clock.now_ns())
 
     def note_room(self) -> None:
-        """Something has moved between the tiers, or memory is there that was not."""
+        """Chunks have moved between the tiers, or memory has become ready."""
         for entry in self._announcements.to_advance() if self._tiering else ():
             self._take_part(entry)
 

@@ -312,7 +312,7 @@ class Pool:
         return problems + self.journal.problems() + self._tiering.problems()
 
     def shortcomings(self) -> list[str]:
-        """What is missing of what was configured, and a restart would not mend, one line each. Any thread."""
+        """Configured parts that are missing and that a restart would not bring back, one line each. Any thread."""
         return self._tiering.shortcomings()
 
     def verify(self, *, with_shared: bool = True) -> dict[str, Any]:

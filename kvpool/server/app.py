@@ -100,7 +100,7 @@ class App:
         asyncio.get_running_loop().run_in_executor(None, kvpool_native.tune_copies)
 
     async def _drain(self, daemon: Daemon, pool: Pool) -> None:
-        """Let saves under way end while DRAM is written down; nothing new is reserved any more."""
+        """Let running saves end while DRAM is demoted; no new reservation is accepted."""
         failpoint.reach("daemon.drain.begin")
         started_ns = self._clock.now_ns()
         pool.chains.is_stopping = True
@@ -128,7 +128,7 @@ class App:
 
 def _catch_signals(daemon: Daemon) -> None:
     loop = asyncio.get_running_loop()
-    # Not the loop's: that would give them their deadly defaults back when it is closed, and the process has work left then.
+    # Not the loop's handlers: closing the loop would restore the defaults, which end the process while it still has work.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(daemon.stopping.set))
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(daemon.reload_soon))

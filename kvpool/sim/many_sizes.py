@@ -66,16 +66,16 @@ class ManySizes:
             self._writers.commit(session, reserved_slots.reservation, checksums, b"", now_ns)
 
     def look_for_demotions(self) -> None:
-        """What the control thread does after each commit."""
+        """Run the control thread's work after each commit."""
         self._link.run()
 
     def settle(self) -> None:
-        """Until nothing is being written."""
+        """Wait until nothing is being written."""
         while self._tier.has_finished:
             self._link.on_completed()
 
     def demote_all(self, turn: Callable[[Callable[[], int | None]], int | None]) -> None:
-        """Have the slower tier keep everything. `turn` does one turn's work and returns what that does."""
+        """Have the lower tier store everything. `turn` does one turn's work and returns its result."""
         self._link.demotions.forget_written()
         while True:
             if not turn(lambda: self._link.demotions.run_all(self._clock.now_ns())):

@@ -42,7 +42,7 @@ class MetadataTier:
         return f"<MetadataTier {self._jobs} jobs, {len(self._finished)} to report>"
 
     def start(self, namespaces: Namespaces, owner: TierOwner) -> None:
-        """It is open, and asked instead of telling."""
+        """Do nothing: it is open, and its owner polls it."""
 
     async def close(self) -> bool:
         """Nothing is under way."""
@@ -73,10 +73,10 @@ class MetadataTier:
         return bool(self._finished)
 
     def remember(self, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
-        """Nothing is to be known after a restart."""
+        """Do nothing: there are no restarts."""
 
     def touch(self, key: bytes) -> None:
-        """Nothing is to be known after a restart."""
+        """Do nothing: there are no restarts."""
 
     def keep_up(self) -> None:
         """Nothing was remembered; the directory forgets what it would say."""
@@ -84,14 +84,14 @@ class MetadataTier:
         self.slots.directory.take_lapsed()
 
     def checkpoint(self, timeout_s: float) -> bool:  # noqa: ARG002
-        """Nothing is to be known after a restart."""
+        """Do nothing: there are no restarts."""
         return True
 
     def forget_namespace(self, namespace: Namespace) -> None:
-        """Nothing was remembered."""
+        """Do nothing: there are no records."""
 
     async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int) -> None:
-        """Nothing was remembered."""
+        """Do nothing: there are no records."""
 
     def stats(self) -> Counters:
         """It moves no bytes."""

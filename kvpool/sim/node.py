@@ -72,7 +72,7 @@ class SimulatedArena:
     level: Level = Level.DRAM
 
 
-# Of the policy's sample: a simulation says the same each time.
+# Seed of the policy's sample: a simulation gives the same result each time.
 SEED = bytes(range(16))
 
 
@@ -113,12 +113,12 @@ class SimulatedNode:
 
     @property
     def admission(self) -> Admission | None:
-        """What is written to the slower tier, where there is one."""
+        """Blocks written to the lower tier, where there is one."""
         return self._links[0].admission if self._links else None
 
     @property
     def ssd_blocks_written(self) -> int:
-        """Blocks written to the slower tier so far."""
+        """Blocks written to the lower tier so far."""
         return sum(link.demotions.demoted_chunks for link in self._links)
 
     def serve(self, keys: bytes, now_ns: int) -> Hits:
@@ -175,13 +175,13 @@ class SimulatedNode:
             return self._writers.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
 
     def _make_room(self) -> bool:
-        """Have the coldest blocks written down. False when nothing moves: then what there is has to do."""
+        """Have the coldest blocks demoted. False when nothing moves: then the request continues with the present room."""
         is_moving = self._tiering.make_room()
         self._settle()
         return is_moving
 
     def _settle(self) -> None:
-        """Until nothing is under way. Ends, because no block is written twice without a use in between."""
+        """Run until nothing is under way. Ends, because no block is written twice without a use in between."""
         for _ in range(ROUNDS_MAX):
             if not any(tier.has_finished for tier in self._tiers):
                 return

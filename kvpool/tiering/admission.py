@@ -108,8 +108,8 @@ class WriteBudget:
 class Admission:
     """A policy with its budget.
 
-    `floor`: what is written while the budget is not low. `knows_chances`: whether anybody can tell which chunks are LIKELY;
-    where nobody can, that step is the next one.
+    `floor`: what is written while the budget is not low. `knows_chances`: whether it is known which chunks are LIKELY; where
+    nobody can, that step is the next one.
     """
 
     def __init__(self, floor: Admitted, budget: WriteBudget, knows_chances: Callable[[], bool]) -> None:

@@ -3,8 +3,8 @@
 Takes the coldest chunk that the lower tier lacks with all before it that the tier lacks too, so that what stands below is
 always whole prefixes, and as much of it as the write budget has left. While it is written it has pins: its slots stay, it keeps
 its place in the order of eviction, and nothing of it counts as used. Its chunks are kept below with the priorities that they
-have in DRAM. What was written and gave way below is written again only when it has been used since, and so is what follows
-it: a tier smaller than DRAM, or than a chain, would else be written without end.
+have in DRAM. A chunk that was written and evicted below is written again only when it has been used since, and so is what
+follows it: a tier smaller than DRAM, or than a chain, would else be written without end.
 
 Bounded by bytes under way, and in one turn of the control thread by chunks: a long chain is pinned whole and written part by
 part, each when the one before is visible below. What of a job is on disk with all before it becomes visible there while the
@@ -47,7 +47,7 @@ STARTED_AT_ONCE = 32
 DEMOTING_FRACTION = 8
 # Places of DRAM looked at in one turn for chunks that were below before, at some nanoseconds each.
 FORGOTTEN_AT_ONCE = 8192
-# Chunks of chains that the tier refuses, in one turn: pinned and asked for in vain. A guess that bounds the turn.
+# Chunks of chains that the tier refuses, in one turn: pinned and not written. A guess that bounds the turn.
 REFUSED_AT_ONCE = 512
 # So many chunks of a job become visible at once, while others of it are being written. Chunks cost the control thread 20 µs
 # each (measured): of a long job all at its end would be an idle disk's time.
@@ -153,14 +153,14 @@ class Demotions:
         return self._admit(now_ns) and self._lower.can_write
 
     def forget_written(self) -> None:
-        """Have the next calls of `run_all` write once more what was written before and gave way below."""
+        """Have the next calls of `run_all` write again chunks that were written before and evicted below."""
         self._forget_from = 0
 
     def run_all(self, now_ns: int, order: WriteOrder = WriteOrder.COLDEST, *, is_forced: bool = True) -> bool:
         """Start writing whatever DRAM alone has, worth it or not, as far as there is room and (unless forced) budget.
 
         False when there is no more to start now; else it has stopped for the sake of others, and goes on with the next call.
-        What gave way below is not written once more, until that is forgotten.
+        Chunks that were evicted below are not written again, until `forget_written`.
         """
         if self._forget_from is not None:
             self._forget_from = self._directory.forget_written(self._forget_from, FORGOTTEN_AT_ONCE) or None
@@ -171,7 +171,7 @@ class Demotions:
             while left > 0 and refused.chunks < REFUSED_AT_ONCE and self._has_room:
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
                 if not pinned.id:
-                    return pinned.chunks > 0  # looked at in vain, and there may be others behind
+                    return pinned.chunks > 0  # none was written, and there may be others behind
                 size = self._slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))
                 affordable = (lambda _: UNBOUNDED) if is_forced else partial(self._admission.affordable, size)
                 started = self._begin(pinned, affordable, now_ns, left, refused)

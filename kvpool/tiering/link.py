@@ -1,4 +1,4 @@
-"""Link of an arena and a tier below it: everything that moves between the two.
+"""Link of an arena and a lower tier: all moves between the two.
 
 Joins decisions (promotions, demotions, admission) with a tier that moves bytes, whichever it is. Control thread only; nothing
 here waits.
@@ -19,7 +19,7 @@ from kvpool.tiering.promotions import Promotions
 from kvpool.tiers.base import ArenaTier, BackingTier, Counters
 from kvpool.tiers.jobs import Jobs
 
-# Evicted chunks remembered for each that the arena has room for. Measured on traces: with one the memory is too short to tell
+# Evicted chunks remembered for each that the arena has room for. Measured on traces: with one the memory is too short to know
 # what comes again, with four it is not.
 GHOSTS_PER_CHUNK = 4
 

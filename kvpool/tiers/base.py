@@ -147,7 +147,7 @@ class ArenaTier(Protocol):
 
 
 class TierOwner(Protocol):
-    """The other side of a backing tier: who is told when there is something to do. Called on the control thread."""
+    """The owner of a backing tier, which is notified when there is work. Called on the control thread."""
 
     def on_completed(self) -> None:
         """Jobs have completed, or the tier can do more than before: `completed` is to be asked."""

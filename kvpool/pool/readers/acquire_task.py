@@ -106,7 +106,7 @@ class AcquireTask:
         return self._tiering.find(self._ranks[rank], column.packed, found, parent=parent)
 
     def _promote(self, rank: int, column: KeyColumn, found: int, lower: RunBelow | None, reach: int) -> int:
-        """Have chunks up to `reach` read; how many are in DRAM or on their way."""
+        """Promote chunks up to `reach`. Returns how many are in DRAM or being promoted."""
         if lower is None:
             return found
         parent = self._columns[rank].before(self.chunks + found)

@@ -26,7 +26,7 @@ HAVE_SLOTS = (SaveState.PRESENT, SaveState.RESERVED)
 
 
 class Retention:
-    """Wishes about chunks that are stored already."""
+    """Retention of chunks that are stored already."""
 
     def __init__(
         self,

@@ -222,7 +222,7 @@ class OpenSsd:
         )
 
     def died(self) -> list[str]:
-        """Threads that have ended though nobody told them to, by name. Any thread."""
+        """Threads that have ended without a stop, by name. Any thread."""
         return ["catalogue"] if self._catalogue.has_died else []
 
     def close(self) -> bool:

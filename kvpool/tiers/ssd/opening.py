@@ -46,7 +46,7 @@ CATALOGUE_NAME = "catalogue"
 class Recovered:
     """What an earlier life left: rows in the order of restoring, and the namespaces their numbers mean.
 
-    `epoch`: of the segment files; `generation`: the greatest that it may have given; `disk_warning`: what to tell an operator.
+    `epoch`: of the segment files; `generation`: the greatest that it may have given; `disk_warning`: for an operator.
     """
 
     rows: "npt.NDArray[np.void]"

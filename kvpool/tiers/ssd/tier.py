@@ -162,7 +162,7 @@ class SsdTier:
         return self._disk.is_open and self.state in (TierState.READONLY, TierState.OFFLINE)
 
     def become(self, state: TierState, reason: str = "") -> None:
-        """Change the state, and say so once."""
+        """Change the state, and log it once."""
         if state != self.state:
             log.log(logging.INFO if state == TierState.OK else logging.WARNING, "ssd tier %s %s", state.name, reason)
         self._state, self.state_reason = state, reason

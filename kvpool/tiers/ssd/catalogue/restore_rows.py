@@ -1,4 +1,4 @@
-"""Rows in which a tier's directory is told of chunks of an earlier life. Pure functions; any thread."""
+"""Rows that restore an earlier process's chunks in a tier's directory. Pure functions; any thread."""
 
 from collections.abc import Callable
 
