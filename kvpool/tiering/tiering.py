@@ -114,11 +114,15 @@ class Tiering:
         moving = [link.make_room() for link in self.links]
         return any(moving)
 
-    @contextlib.contextmanager
-    def protecting(self, is_wanted: bool) -> Iterator[None]:
+    def protecting(self, is_wanted: bool) -> contextlib.AbstractContextManager[None]:
         """While nothing is evicted that only the arena has, if a lower tier could take it soon."""
-        can_take = is_wanted and any(link.can_take for link in self.links)
-        self._directory.protect_unsaved(can_take)
+        if is_wanted and self.links and any(link.can_take for link in self.links):
+            return self._protecting()
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _protecting(self) -> Iterator[None]:
+        self._directory.protect_unsaved(True)
         try:
             yield
         finally:
