@@ -1,4 +1,4 @@
-"""The sizes of an SSD tier: how a capacity is cut in segment files, a catalogue and what else lies beside them.
+"""SSD plan: how a capacity is divided into segment files, a catalogue and other files.
 
 Invariant: all of it together never takes more than the capacity. Pure functions; any thread.
 """
