@@ -159,7 +159,7 @@ def _packed(packer: msgpack.Packer, value: object) -> bytes:
 
 
 def _extra_keys(event: Event, blocks: int) -> list[list[str] | None] | None:
-    """What besides tokens distinguishes each block from others; None where nothing does."""
+    """Keys besides tokens that distinguish each block from others; None where there are none."""
     if not event.adapter and not event.salt_tag:
         return None
     every = [event.adapter] if event.adapter else []

@@ -38,7 +38,7 @@ CHUNKS_SMALL_ARENA = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class PageUse:
-    """How the arena's memory is backed: `mode` in hugetlb | collapse | base, bytes in huge pages, bytes faulted in.
+    """Backing of the arena's memory: `mode` in hugetlb | collapse | base, bytes in huge pages, bytes faulted in.
 
     `is_settling`: background threads still work on it. `shortfall`: why there are fewer huge pages than were asked for.
     """

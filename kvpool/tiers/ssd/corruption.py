@@ -46,5 +46,5 @@ class CorruptionGuard:
         self.is_tripped = False
 
     def problems(self) -> list[str]:
-        """What is wrong, for people, in a line."""
+        """The problem in one line, for people."""
         return [f"ssd: {REASON}: check the disk and the kernel's log"] if self.is_tripped else []

@@ -219,7 +219,7 @@ def _child_command(path: Path, fd: int) -> list[str]:
 def _wait_for(
     child: "subprocess.Popen[bytes]", deadline: Deadline, is_stopping: Callable[[], bool]
 ) -> tuple[bytes, bytes]:
-    """What the child wrote. Raises TimeoutExpired and ExaminationStopped."""
+    """The child's output. Raises TimeoutExpired and ExaminationStopped."""
     while not deadline.has_passed():
         with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on: look whether it is still wanted
             return child.communicate(timeout=min(STOP_POLL_S, deadline.remaining_s()))
