@@ -116,11 +116,17 @@ class IndexView:
     def is_being_written(self, key: bytes) -> bool:
         """Whether somebody has reserved the chunk and not committed it yet."""
 
-    def generation_at(self, offset: int) -> int: ...
+    def generation_at(self, slot: int) -> int:
+        """
+        Of the readable chunk in a slot; 0 where there is none. A slot: its region in the upper half, its number in the lower.
+        """
 
-    def checksum_at(self, offset: int, layer: int) -> int: ...
+    def checksum_at(self, slot: int, layer: int) -> int: ...
 
-    def covers(self, offset: int, layers: int) -> bool: ...
+    def covers(self, slot: int, layers: int) -> bool:
+        """
+        Whether the slot and checksums of so many layers have words in the index.
+        """
 
     @property
     def count(self) -> int: ...
@@ -135,12 +141,12 @@ class LandingBoard:
 
     def __init__(self, index: Mapping) -> None: ...
 
-    def land(self, arena_offset: int, first: int, checksums: bytes) -> None:
+    def land(self, slot: int, first: int, checksums: bytes) -> None:
         """
-        Layers `first` and on of the chunk being promoted at this offset are in place, with these CRC-32C, u32; in their order.
+        Layers `first` and on of the chunk being promoted into this slot are in place, with these CRC-32C, u32; in their order.
         """
 
-    def fail(self, arena_offset: int) -> None:
+    def fail(self, slot: int) -> None:
         """No more layers of this chunk come."""
 
 DEFAULT_PRIORITY: int = 35
@@ -560,6 +566,12 @@ class HoldColumns:
         Of the fastest tier that has the chunk, u8; 255: the chunk was dropped.
         """
 
+    @property
+    def slots(self) -> bytes:
+        """
+        u64: the region in the upper half, the slot's number there in the lower; none where no client looks into the tier.
+        """
+
 class Reserved:
     """
     Answer to a reservation: a row for each key that was looked at, by column.
@@ -582,6 +594,10 @@ class Reserved:
     @property
     def generations(self) -> bytes:
         """Of the slots, u64; 0 where declined."""
+
+    @property
+    def slots(self) -> bytes:
+        """As in `HoldColumns`, u64; anything where declined."""
 
 class Pinned:
     """
@@ -768,9 +784,9 @@ class CopyPool:
 
     def __init__(self, threads: int) -> None: ...
 
-    def load(self, view: CacheView, arena: Mapping, index: IndexView, offsets: bytes, generations: bytes, block_ids: bytes, layers: int, layer_bytes: int, verifies: bool) -> LoadJob:
+    def load(self, view: CacheView, arena: Mapping, index: IndexView, offsets: bytes, slots: bytes, generations: bytes, block_ids: bytes, layers: int, layer_bytes: int, verifies: bool) -> LoadJob:
         """
-        Starts a load. Columns: u64 offsets and generations, i64 block ids. ValueError for what lies outside.
+        Starts a load. Columns: u64 offsets, slots and generations, i64 block ids. ValueError for what lies outside.
         """
 
     def save(self, view: CacheView, arena: Mapping, offsets: bytes, block_ids: bytes, layers: int, layer_bytes: int, first_layer: int = 0) -> SaveJob:
@@ -915,7 +931,7 @@ class SsdQueue:
 
     def __init__(self, files: SsdFiles, arena: Mapping, index: Mapping, threads: int, jobs_max: int, wants_rings: bool = False) -> None: ...
 
-    def read(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int, urgency: int) -> int:
+    def read(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int, index: IndexView, urgency: int) -> int:
         """
         A job's number, 0 where the queue is full. `rows` as `MOVE_ROW` says. Layers are announced on the index as they land.
         """
@@ -929,7 +945,7 @@ class SsdQueue:
     def verify(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int) -> int:
         """
         Reads chunks and compares them with their checksums, after everything else; nothing is kept. Rows as for `read`,
-        any arena offset.
+        any arena offset and slot.
         """
 
     def take_outcomes(self, limit: int = 18446744073709551615) -> list[ChunkOutcome]:

@@ -73,6 +73,11 @@ class Lease:
         return np.frombuffer(self._leased.offsets, dtype="<u8")
 
     @property
+    def slots(self) -> npt.NDArray[np.uint64]:
+        """By what the index has the words of each chunk's slot."""
+        return np.frombuffer(self._leased.slots, dtype="<u8")
+
+    @property
     def generations(self) -> npt.NDArray[np.uint64]:
         """Generation of each chunk, which its generation word must still have after the copy."""
         return np.frombuffer(self._leased.generations, dtype="<u8")

@@ -246,8 +246,8 @@ class Pool:
             return self._new_load(lease, None, first_chunk, reason)
         failpoint.reach("client.load.before")
         run = self._copies.load(session, lease, first_chunk, blocks)
-        load = self._new_load(lease, run, first_chunk, LoadReason.COMPLETE)
-        if not lease.begin_load(load):
+        load = self._new_load(lease, run, first_chunk, LoadReason.COMPLETE if run is not None else LoadReason.GONE)
+        if run is not None and not lease.begin_load(load):
             run.cancel()
         self._link.use_lease(lease.id)
         return load

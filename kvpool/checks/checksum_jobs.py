@@ -66,7 +66,7 @@ class ChecksumJobs:
 
     def start(self, chunk: Stored) -> "asyncio.Future[ChecksumResult] | None":
         """Compare a chunk. None when the tier cannot be read now. The pin ends in any case."""
-        moves = Moves([chunk.key], [b""], [chunk.offset], [chunk.generation], [0])
+        moves = Moves([chunk.key], [b""], [chunk.offset], [chunk.generation], [0], [0])
         job_id = self.tier.check(self._namespaces.by_id(chunk.namespace), moves)
         if not job_id:
             self.tier.slots.directory.unpin(chunk.pin)

@@ -28,6 +28,6 @@ async def find_corrupt_on(
 
 
 def _is_corrupt(arena: kvpool_native.Mapping, index: kvpool_native.IndexView, extent: ChunkExtent) -> bool:
-    expected = b"".join(index.checksum_at(extent.offset, layer).to_bytes(4, "little") for layer in range(extent.layers))
+    expected = b"".join(index.checksum_at(extent.slot, layer).to_bytes(4, "little") for layer in range(extent.layers))
     found = kvpool_native.extent_checksums(arena, extent.offset, extent.layer_bytes, extent.layers)
-    return found != expected and index.generation_at(extent.offset) == extent.generation
+    return found != expected and index.generation_at(extent.slot) == extent.generation

@@ -48,9 +48,10 @@ class DramCheck:
         if not pin:
             self.corrupt_reports_early += 1
             return
-        slot = self._directory.columns(pin)
-        offset, generation = (int.from_bytes(column, "little") for column in (slot.offsets, slot.generations))
-        extent = ChunkExtent(self._directory.key_of(pin, 0), generation, offset, chunk_bytes // layers, layers)
+        held = self._directory.columns(pin)
+        columns = (held.offsets, held.generations, held.slots)
+        offset, generation, slot = (int.from_bytes(column, "little") for column in columns)
+        extent = ChunkExtent(self._directory.key_of(pin, 0), generation, offset, slot, chunk_bytes // layers, layers)
         await asyncio.shield(self.check_pinned((extent,), lambda: self._directory.unpin(pin)))
 
     def check_pinned(

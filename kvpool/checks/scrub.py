@@ -163,10 +163,20 @@ class Scrub:
 
     def _check(self, pinned: list[_Pinned]) -> "asyncio.Task[dict[bytes, int]]":
         extents = tuple(
-            ChunkExtent(entry.key, entry.generation, entry.offset, entry.size // entry.layers, entry.layers)
+            ChunkExtent(
+                entry.key,
+                entry.generation,
+                entry.offset,
+                self._slot_of(entry),
+                entry.size // entry.layers,
+                entry.layers,
+            )
             for entry in pinned
         )
         return self._dram_check.check_pinned(extents, partial(self._unpin, pinned))
+
+    def _slot_of(self, entry: _Pinned) -> int:
+        return int.from_bytes(self._directories[entry.level].columns(entry.pin).slots, "little")
 
     def _start(self, entry: _Pinned) -> "asyncio.Future[ChecksumResult] | None":
         chunk = Stored(entry.key, entry.pin, entry.offset, entry.generation, entry.namespace)

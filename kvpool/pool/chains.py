@@ -78,7 +78,7 @@ class Chains:
         if grant.lease:
             self.expiry.schedule()
             self.hints.note_lease(session, self.readers, grant.lease)
-        return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers)
+        return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers, grant.slots)
 
     @verb(m.Reserve, roles=ENGINE)
     def reserve(self, session: EngineSession, request: m.Reserve) -> Parts[m.Reserved]:

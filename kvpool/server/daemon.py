@@ -253,7 +253,7 @@ class Daemon:
             on_protocol_error=self._on_protocol_error,
             on_failed=self._on_failed,
             on_unfinished=self._input.note,
-            version=versions.choose(hello.oldest, hello.version),
+            version=versions.choose(hello.oldest, hello.version, hello.role),
         )
         self._roster.add(connection, peer, hello)
         self._counts.accepted += 1

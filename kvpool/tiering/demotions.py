@@ -63,6 +63,7 @@ class _Chain:
     parent: bytes
     keys: KeyColumn
     places: "npt.NDArray[np.uint64]"  # in the arena
+    slots: "npt.NDArray[np.uint64]"  # there
     sources: "npt.NDArray[np.uint64]"  # generations in DRAM
     priorities: bytes
     durations_ms: "npt.NDArray[np.uint32]"
@@ -289,6 +290,7 @@ class Demotions:
             pinned.parent,
             KeyColumn(self._directory.keys_of(pinned.id)),
             np.frombuffer(slots.offsets, "<u8"),
+            np.frombuffer(slots.slots, "<u8"),
             np.frombuffer(slots.generations, "<u8"),
             priorities,
             np.frombuffer(durations_ms, "<u4"),
@@ -341,6 +343,7 @@ class Demotions:
             offsets=np.frombuffer(made.offsets, "<u8")[first : first + taken].tolist(),
             generations=np.frombuffer(made.generations, "<u8")[first : first + taken].tolist(),
             arena_offsets=chain.places[written].tolist(),
+            arena_slots=chain.slots[written].tolist(),
             tokens=[self._directory.tokens_of(key) for key in keys],
         )
         job_id = self._write(chain.namespace, moves)

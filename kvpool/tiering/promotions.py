@@ -140,6 +140,7 @@ class Promotions:
             offsets=np.frombuffer(below.offsets, "<u8")[wanted.first + chosen].tolist(),
             generations=np.frombuffer(below.generations, "<u8")[wanted.first + chosen].tolist(),
             arena_offsets=np.frombuffer(made.offsets, "<u8")[chosen].tolist(),
+            arena_slots=np.frombuffer(made.slots, "<u8")[chosen].tolist(),
         )
         job_id = self._start(wanted, moves)
         if not job_id:

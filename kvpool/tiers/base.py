@@ -76,7 +76,8 @@ class Moves:
     """The chunks of a job, in columns of one length: a chain in its order, or chunks of one namespace one by one.
 
     `parents`: empty for a chunk at the root, and where nobody needs them. `offsets`, `generations`: where and in which
-    generation a chunk lies in the tier, as its directory says. `arena_offsets`: where its bytes are in the arena, or go to.
+    generation a chunk lies in the tier, as its directory says. `arena_offsets`: where its bytes are in the arena, or go to;
+    `arena_slots`: by what the index has the words of that slot.
     `tokens`: for a write the token ids (i32) of each chunk, empty where they are not known; no column for other jobs.
     """
 
@@ -85,14 +86,16 @@ class Moves:
     offsets: Sequence[int]
     generations: Sequence[int]
     arena_offsets: Sequence[int]
+    arena_slots: Sequence[int]
     tokens: Sequence[bytes] = ()
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def rows(self) -> bytes:
-        """The same packed for native code: key, parent (zeros: none), offset, arena offset, generation."""
-        rows = zip(self.keys, self.parents, self.offsets, self.arena_offsets, self.generations, strict=True)
+        """The same packed for native code: key, parent (zeros: none), offset, arena offset and slot, generation."""
+        places = zip(self.offsets, self.arena_offsets, self.arena_slots, self.generations, strict=True)
+        rows = ((key, parent, *place) for key, parent, place in zip(self.keys, self.parents, places, strict=True))
         return b"".join(_MOVE.pack(*row) for row in rows)
 
 

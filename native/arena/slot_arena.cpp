@@ -41,6 +41,8 @@ SlotArena::SlotArena(ArenaShape shape)
       idle_runs_(shape.segments) {
   KVPOOL_CHECK(shape_.segment_bytes != 0);
   KVPOOL_CHECK(shape_.segment_bytes % PAGE_BYTES == 0);
+  KVPOOL_CHECK(shape_.slot_bytes_min >= PAGE_BYTES);
+  KVPOOL_CHECK(shape_.checksum_bytes_min != 0);
   classes_.reserve(MAX_CLASSES);
 }
 
@@ -54,9 +56,8 @@ std::optional<ClassId> SlotArena::add_class(uint64_t chunk_bytes, uint32_t layer
       return ClassId(index);
     }
   }
-  // Four checksum words belong to a page: chunk_table.h.
-  const uint64_t checksum_pages = (uint64_t{layers} + 3) / 4;
-  const uint64_t slot_bytes = std::max(round_up(chunk_bytes, PAGE_BYTES), checksum_pages * PAGE_BYTES);
+  const uint64_t for_words = std::max(shape_.slot_bytes_min, layers * shape_.checksum_bytes_min);
+  const uint64_t slot_bytes = round_up(std::max(chunk_bytes, for_words), PAGE_BYTES);
   const uint64_t shortest = round_up(slot_bytes, shape_.segment_bytes) / shape_.segment_bytes;
   const bool is_too_long = shortest > shape_.segments || (shortest > shape_.max_run_segments && shape_.max_run_segments == 1);
   if (is_too_long || (!instead.valid() && classes_.size() == MAX_CLASSES)) {
@@ -179,6 +180,22 @@ void SlotArena::set_kept(PageIndex page, bool is_kept) noexcept {
   }
 }
 
+SlotNumbers SlotArena::words_of(PageIndex page) const noexcept {
+  // Divisions of 32 bits: this is asked for each chunk of a lease.
+  const auto at = static_cast<uint32_t>(page.value());
+  const auto segment_pages = static_cast<uint32_t>(pages_per_segment());
+  const uint32_t segment = at / segment_pages;
+  KVPOOL_CHECK(segment < segments_.size());
+  const uint32_t first = segments_[segment].run;
+  KVPOOL_CHECK(first != NONE);
+  const Run& run = runs_[first];
+  const uint32_t inside = at - first * segment_pages;
+  const uint32_t slot = inside / run.slot_pages;
+  KVPOOL_CHECK(slot < run.slots);
+  KVPOOL_CHECK(slot * run.slot_pages == inside);
+  return {run.numbers.number + slot, run.numbers.first_checksum + slot * run.layers};
+}
+
 RecordId SlotArena::owner(PageIndex page) const noexcept {
   const uint64_t segment = page.value() / pages_per_segment();
   if (segment >= segments_.size() || segments_[segment].state != SegmentState::LENT) {
@@ -235,6 +252,10 @@ void SlotArena::lend_at(ClassId size_class, uint32_t first, uint32_t count) noex
   run.segments = count;
   run.slots = static_cast<uint32_t>(count * shape_.segment_bytes / state.geometry.slot_bytes);
   KVPOOL_CHECK(run.slots > 0);
+  run.numbers = {static_cast<uint32_t>(first * shape_.slots_per_segment()),
+                 static_cast<uint32_t>(first * shape_.checksums_per_segment())};
+  run.slot_pages = static_cast<uint32_t>(state.geometry.slot_bytes / PAGE_BYTES);
+  run.layers = state.geometry.layers;
   run.owners = std::make_unique<RecordId[]>(run.slots);
   const uint32_t words = (run.slots + SLOTS_PER_WORD - 1) / SLOTS_PER_WORD;
   run.free = std::make_unique<uint64_t[]>(words);

@@ -15,6 +15,7 @@
 // Invariants: a run's segments are contiguous and name its first segment; `used` counts its allocated slots, `idle`
 // those the owner may evict, `kept` those of raised priority, and neither exceeds used; a class's list holds exactly its runs with a free slot; a
 // run's slot has either an owner or a bit among the free ones.
+// No two used slots have a number or a checksum in common.
 // A run whose slots are all idle stands in `idle_runs_`; the free segments are in `free_`.
 // Threads: the control thread only. allocate and release are O(1) but where a run is lent or given back, and the search for a
 // window looks at so many runs and segments and no more: O(log segments).
@@ -33,17 +34,34 @@
 namespace kvpool {
 
 // Sizes of an arena, fixed before any memory is mapped.
+//
+// What readers look at of a slot is found by the slot's number, and the checksums of its layers by the number of the first one. Each
+// segment has as many of both as its slots can need, and a run has those of its segments, which its slots take from the start: so they
+// never run out, and lie close together however few slots there are. That asks for the least size of a slot: `slot_bytes_min`, and
+// `checksum_bytes_min` for each layer.
 struct ArenaShape {
   uint64_t segment_bytes;
   uint32_t segments;
   uint32_t max_run_segments = 8;  // 1 where a slot must not straddle segments
+  uint64_t slot_bytes_min = PAGE_BYTES;
+  uint64_t checksum_bytes_min = PAGE_BYTES / 4;
   [[nodiscard]] uint64_t total_bytes() const noexcept { return segment_bytes * segments; }
+  [[nodiscard]] uint64_t slots_per_segment() const noexcept { return (segment_bytes + slot_bytes_min - 1) / slot_bytes_min; }
+  [[nodiscard]] uint64_t checksums_per_segment() const noexcept {
+    return (segment_bytes + checksum_bytes_min - 1) / checksum_bytes_min;
+  }
+};
+
+// By what numbers readers find the words of a slot.
+struct SlotNumbers {
+  uint32_t number;
+  uint32_t first_checksum;
 };
 
 struct SizeClass {
   uint64_t chunk_bytes;
   uint32_t layers;
-  uint64_t slot_bytes;    // pages for the bytes, and for one checksum word per layer
+  uint64_t slot_bytes;    // whole pages, no less than its words ask for: see ArenaShape
   uint32_t min_segments;  // shortest run that holds a slot
   uint32_t run_segments;  // preferred run
   bool has_place_below = true;  // in the slower tier, where there is one
@@ -102,6 +120,8 @@ class SlotArena {
   // The owners of all used slots of the runs that touch the window.
   [[nodiscard]] std::vector<RecordId> owners_in(const SegmentWindow& window) const;
 
+  // The numbers of the slot that starts at this page. REQUIRES: one of a lent run does; the arena has less than 2^32 pages.
+  [[nodiscard]] SlotNumbers words_of(PageIndex page) const noexcept;
   // The owner of the used slot that starts at this page; unset where none does.
   [[nodiscard]] RecordId owner(PageIndex page) const noexcept;
   [[nodiscard]] const SizeClass& size_class(ClassId id) const noexcept { return classes_[id.value()].geometry; }
@@ -131,6 +151,8 @@ class SlotArena {
     ClassId size_class;
     uint32_t segments = 0;
     uint32_t slots = 0;
+    SlotNumbers numbers{};  // of its first slot
+    uint32_t slot_pages = 0, layers = 0;
     uint32_t used = 0;
     uint32_t idle = 0;
     uint32_t kept = 0;

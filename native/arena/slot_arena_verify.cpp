@@ -80,6 +80,12 @@ void SlotArena::verify_run(uint32_t first, std::vector<std::string>& broken) con
   if (used != run.used || used + free != run.slots) {
     broken.push_back(name + " miscounts its slots");
   }
+  const uint64_t end = uint64_t{first} + run.segments;
+  if (uint64_t{run.numbers.number} + run.slots > end * shape_.slots_per_segment() ||
+      run.numbers.first_checksum + uint64_t{run.slots} * classes_[run.size_class.value()].geometry.layers >
+          end * shape_.checksums_per_segment()) {
+    broken.push_back(name + " has more slots or layers than words");
+  }
   if (run.idle > run.used || run.kept > run.used || run.used == 0) {
     broken.push_back(name + " is empty, or has more idle or kept than used slots");
   }

@@ -61,6 +61,21 @@ class PackedPage {
 };
 static_assert(sizeof(PackedPage) == 6);
 
+// Which slot of which region: what its words in the shared index are found by. Regions are memory that slots are cut from, numbered
+// in an index; a slot keeps its number for as long as its memory is cut the same way. One number on the wire: the region in the
+// upper half.
+struct SlotAddress {
+  uint32_t region = UINT32_MAX;
+  uint32_t number = UINT32_MAX;
+
+  [[nodiscard]] constexpr bool valid() const noexcept { return region != UINT32_MAX; }
+  [[nodiscard]] constexpr uint64_t packed() const noexcept { return uint64_t{region} << 32 | number; }
+  [[nodiscard]] static constexpr SlotAddress unpacked(uint64_t packed) noexcept {
+    return {static_cast<uint32_t>(packed >> 32), static_cast<uint32_t>(packed)};
+  }
+  friend constexpr bool operator==(SlotAddress, SlotAddress) noexcept = default;
+};
+
 // The number of a tier is the level that events and lookups report: lower is faster.
 enum class Tier : uint8_t { HBM = 0, DRAM = 1, SSD = 2, PEER = 3 };
 
@@ -70,6 +85,7 @@ enum class Tier : uint8_t { HBM = 0, DRAM = 1, SSD = 2, PEER = 3 };
 
 // A level that says "in no tier".
 inline constexpr uint8_t NO_LEVEL = 0xFF;
+inline constexpr size_t TIER_LEVELS = 4;
 
 inline constexpr size_t KEY_BYTES = 32;
 

@@ -77,10 +77,13 @@ CacheView make_view(const std::vector<uint64_t>& bases, uint32_t planes, uint64_
 }
 
 LoadHandle make_load(const CopyPool& pool, const CacheView& view, const std::shared_ptr<Mapping>& arena,
-                     const std::shared_ptr<IndexView>& index, const nb::bytes& offsets, const nb::bytes& generations,
-                     const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes, bool verifies) {
-  LoadPlan plan{view, arena, index, column<uint64_t>(offsets, "offsets"), column<uint64_t>(generations, "generations"),
+                     const std::shared_ptr<IndexView>& index, const nb::bytes& offsets, const nb::bytes& slots,
+                     const nb::bytes& generations, const nb::bytes& block_ids, uint32_t layers, uint64_t layer_bytes, bool verifies) {
+  LoadPlan plan{view, arena, index, column<uint64_t>(offsets, "offsets"), {}, column<uint64_t>(generations, "generations"),
                 column<int64_t>(block_ids, "block_ids"), layers, layer_bytes, verifies};
+  for (const uint64_t packed : column<uint64_t>(slots, "slots")) {
+    plan.slots.push_back(SlotAddress::unpacked(packed));
+  }
   require(load_fault(plan));
   LoadHandle handle(std::make_shared<LoadJob>(std::move(plan)), pool.queue());
   if (!handle.queue->add(handle.job)) {
@@ -235,9 +238,9 @@ void bind_copy(nb::module_& module) {
              return std::make_shared<CopyPool>(threads);
            }),
            "threads"_a)
-      .def("load", &make_load, "view"_a, "arena"_a, "index"_a, "offsets"_a, "generations"_a, "block_ids"_a, "layers"_a,
-           "layer_bytes"_a, "verifies"_a, nb::keep_alive<0, 2>(),
-           "Starts a load. Columns: u64 offsets and generations, i64 block ids. ValueError for what lies outside.")
+      .def("load", &make_load, "view"_a, "arena"_a, "index"_a, "offsets"_a, "slots"_a, "generations"_a, "block_ids"_a,
+           "layers"_a, "layer_bytes"_a, "verifies"_a, nb::keep_alive<0, 2>(),
+           "Starts a load. Columns: u64 offsets, slots and generations, i64 block ids. ValueError for what lies outside.")
       .def("save", &make_save, "view"_a, "arena"_a, "offsets"_a, "block_ids"_a, "layers"_a, "layer_bytes"_a,
            "first_layer"_a = 0, nb::keep_alive<0, 2>(),
            "Prepares a save of `layers` layers from `first_layer` on; nothing is copied before it is announced.")

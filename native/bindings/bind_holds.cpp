@@ -30,6 +30,7 @@ struct HoldColumns {
   nb::bytes offsets;
   nb::bytes generations;
   nb::bytes levels;
+  nb::bytes slots;
 };
 
 HeldRanks held_ranks(const std::vector<Hold>& holds) {
@@ -110,7 +111,9 @@ void bind_held(nb::module_& module) {
   nb::class_<HoldColumns>(module, "HoldColumns", "A row for each chunk of a hold or pin, by column.")
       .def_ro("offsets", &HoldColumns::offsets, "Of the slots, u64.")
       .def_ro("generations", &HoldColumns::generations, "Of the slots, u64.")
-      .def_ro("levels", &HoldColumns::levels, "Of the fastest tier that has the chunk, u8; 255: the chunk was dropped.");
+      .def_ro("levels", &HoldColumns::levels, "Of the fastest tier that has the chunk, u8; 255: the chunk was dropped.")
+      .def_ro("slots", &HoldColumns::slots,
+              "u64: the region in the upper half, the slot's number there in the lower; none where no client looks into the tier.");
 }
 
 }  // namespace
@@ -152,7 +155,7 @@ void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
           [](const Directory& self, HoldId hold) -> HoldColumns {
             const auto columns = self.columns(hold);
             require_known(columns.has_value());
-            return {pack(columns->offsets), pack(columns->generations), pack(columns->levels)};
+            return {pack(columns->offsets), pack(columns->generations), pack(columns->levels), pack(columns->slots)};
           },
           "hold"_a, "Where the chunks of a hold or pin lie.")
       .def(
@@ -173,7 +176,8 @@ void bind_reservations(nb::module_& module, nb::class_<Directory>& directory) {
       .def_ro("id", &Reserved::id, "Of the reservation, or of a promotion's hold; 0: there is nothing to end.")
       .def_ro("states", &Reserved::states, "What became of each key, u8: a `SaveState`.")
       .def_ro("offsets", &Reserved::offsets, "Of the slots, u64; 0 where declined.")
-      .def_ro("generations", &Reserved::generations, "Of the slots, u64; 0 where declined.");
+      .def_ro("generations", &Reserved::generations, "Of the slots, u64; 0 where declined.")
+      .def_ro("slots", &Reserved::slots, "As in `HoldColumns`, u64; anything where declined.");
   directory
       .def("reserve", &reserve, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a,
            "holder"_a.none() = nb::none(), "first"_a = 0, "limit"_a = SIZE_MAX, "may_wait"_a = false,

@@ -139,9 +139,22 @@ void bind_index_view(nb::module_& module) {
       .def("lookup", &lookup, "keys"_a,
            "(chunks, levels): the run of readable chunks from the first key on, and each one's level. GIL released.")
       .def("is_being_written", &is_being_written, "key"_a, "Whether somebody has reserved the chunk and not committed it yet.")
-      .def("generation_at", &IndexView::generation_at, "offset"_a)
-      .def("checksum_at", &IndexView::checksum_at, "offset"_a, "layer"_a)
-      .def("covers", &IndexView::covers, "offset"_a, "layers"_a)
+      .def(
+          "generation_at",
+          [](const IndexView& index, uint64_t slot) { return index.generation_at(SlotAddress::unpacked(slot)); }, "slot"_a,
+          "Of the readable chunk in a slot; 0 where there is none. A slot: its region in the upper half, its number in the lower.")
+      .def(
+          "checksum_at",
+          [](const IndexView& index, uint64_t slot, uint32_t layer) {
+            return index.checksum_at(SlotAddress::unpacked(slot), layer);
+          },
+          "slot"_a, "layer"_a)
+      .def(
+          "covers",
+          [](const IndexView& index, uint64_t slot, uint32_t layers) {
+            return index.covers(SlotAddress::unpacked(slot), layers);
+          },
+          "slot"_a, "layers"_a, "Whether the slot and checksums of so many layers have words in the index.")
       .def_prop_ro("count", &IndexView::count)
       .def_prop_ro("epoch", [](const IndexView& index) {
         const std::string epoch = index.epoch();
@@ -155,11 +168,12 @@ struct Landings {
   LandingBoard board;
 };
 
-void require_words(const Landings& landings, uint64_t arena_offset, uint64_t layers) {
-  if (arena_offset % PAGE_BYTES != 0 || layers == 0 || layers > UINT32_MAX ||
-      !landings.index->covers(arena_offset, static_cast<uint32_t>(layers))) {
-    throw nb::value_error("a chunk has no words in the index");
+SlotAddress known_slot(const Landings& landings, uint64_t packed, uint64_t layers) {
+  const SlotAddress slot = SlotAddress::unpacked(packed);
+  if (layers == 0 || layers > UINT32_MAX || !landings.index->covers(slot, static_cast<uint32_t>(layers))) {
+    throw nb::value_error("a slot has no words in the index");
   }
+  return slot;
 }
 
 void bind_landings(nb::module_& module) {
@@ -174,25 +188,21 @@ void bind_landings(nb::module_& module) {
            "index"_a)
       .def(
           "land",
-          [](Landings& landings, uint64_t arena_offset, uint32_t first, const nb::bytes& checksums) {
+          [](Landings& landings, uint64_t slot, uint32_t first, const nb::bytes& checksums) {
             const size_t count = checksums.size() / sizeof(uint32_t);
             if (checksums.size() % sizeof(uint32_t) != 0 || count == 0) {
               throw nb::value_error("checksums must be u32, and at least one");
             }
-            require_words(landings, arena_offset, uint64_t{first} + count);
+            const SlotAddress known = known_slot(landings, slot, uint64_t{first} + count);
             std::vector<uint32_t> sums(count);
             std::memcpy(sums.data(), checksums.data(), checksums.size());
-            landings.board.land(arena_offset, first, sums.data(), static_cast<uint32_t>(count));
+            landings.board.land(known, first, sums.data(), static_cast<uint32_t>(count));
           },
-          "arena_offset"_a, "first"_a, "checksums"_a,
-          "Layers `first` and on of the chunk being promoted at this offset are in place, with these CRC-32C, u32; in their order.")
+          "slot"_a, "first"_a, "checksums"_a,
+          "Layers `first` and on of the chunk being promoted into this slot are in place, with these CRC-32C, u32; in their order.")
       .def(
           "fail",
-          [](Landings& landings, uint64_t arena_offset) {
-            require_words(landings, arena_offset, 1);
-            landings.board.fail(arena_offset);
-          },
-          "arena_offset"_a, "No more layers of this chunk come.");
+          [](Landings& landings, uint64_t slot) { landings.board.fail(known_slot(landings, slot, 1)); }, "slot"_a, "No more layers of this chunk come.");
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ RowLayout move_row() {
       .KVPOOL_FIELD(MoveRow, parent, "parent")
       .KVPOOL_FIELD(MoveRow, offset, "offset")
       .KVPOOL_FIELD(MoveRow, arena_offset, "arena_offset")
+      .KVPOOL_FIELD(MoveRow, arena_slot, "arena_slot")
       .KVPOOL_FIELD(MoveRow, generation, "generation");
 }
 

@@ -60,7 +60,7 @@ SsdHeader common_header(const nb::bytes& epoch, const nb::bytes& name_space, uin
 
 std::vector<MoveRow> checked_rows(const SsdQueue& queue, const nb::bytes& rows, const SsdHeader& common) {
   if (rows.size() == 0 || rows.size() % sizeof(MoveRow) != 0) {
-    throw nb::value_error("rows must be 88 bytes each, and at least one");
+    throw nb::value_error("rows must be 96 bytes each, and at least one");
   }
   std::vector<MoveRow> unpacked(rows.size() / sizeof(MoveRow));
   std::memcpy(unpacked.data(), rows.data(), rows.size());
@@ -85,15 +85,23 @@ SsdHeader header_of(const SsdHeader& common, const MoveRow& row) {
   return header;
 }
 
+SlotAddress known_slot(const IndexView& index, const MoveRow& row, uint32_t layers) {
+  const SlotAddress slot = SlotAddress::unpacked(row.arena_slot);
+  if (!index.covers(slot, layers)) {
+    throw nb::value_error("a slot has no words in the index");
+  }
+  return slot;
+}
+
 uint64_t read(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, const nb::bytes& name_space,
-              uint32_t layers, uint64_t layer_bytes, uint8_t urgency) {
+              uint32_t layers, uint64_t layer_bytes, const IndexView& index, uint8_t urgency) {
   if (urgency > static_cast<uint8_t>(SsdUrgency::PROMOTION)) {
     throw nb::value_error("urgency must be 0 (demand) or 1 (promotion)");
   }
   const SsdHeader common = common_header(epoch, name_space, layers, layer_bytes);
   std::vector<SsdRead> chunks;
   for (const MoveRow& row : checked_rows(queue, rows, common)) {
-    chunks.push_back({row.offset, row.arena_offset, header_of(common, row)});
+    chunks.push_back({row.offset, row.arena_offset, known_slot(index, row, layers), header_of(common, row)});
   }
   return queue.read(std::move(chunks), static_cast<SsdUrgency>(urgency));
 }
@@ -107,11 +115,9 @@ uint64_t write(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, c
     if (chunks.size() < tokens.size()) {
       header.tokens = token_ids(tokens[chunks.size()]);
     }
-    if (!index.covers(row.arena_offset, layers)) {
-      throw nb::value_error("a chunk has no words in the index");
-    }
+    const SlotAddress slot = known_slot(index, row, layers);
     for (uint32_t layer = 0; layer < layers; ++layer) {
-      header.layer_crcs[layer] = index.checksum_at(row.arena_offset, layer);
+      header.layer_crcs[layer] = index.checksum_at(slot, layer);
     }
     chunks.push_back({row.offset, row.arena_offset, std::move(header)});
   }
@@ -215,7 +221,7 @@ void bind_ssd(nb::module_& module) {
            }),
            "files"_a, "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, "wants_rings"_a = false,
            nb::call_guard<nb::gil_scoped_release>())
-      .def("read", &read, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "urgency"_a,
+      .def("read", &read, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "index"_a, "urgency"_a,
            "A job's number, 0 where the queue is full. `rows` as `MOVE_ROW` says. Layers are announced on the index as they land.")
       .def("write", &write, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "index"_a,
            "tokens"_a = std::vector<nb::bytes>(),
@@ -223,7 +229,7 @@ void bind_ssd(nb::module_& module) {
            "they fit the header.")
       .def("verify", &verify, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a,
            "Reads chunks and compares them with their checksums, after everything else; nothing is kept. Rows as for `read`,\n"
-           "any arena offset.")
+           "any arena offset and slot.")
       .def("take_outcomes", &take_outcomes, "limit"_a = SIZE_MAX,
            "What became of chunks, each chunk of each job once, `limit` at most.")
       .def("fileno", &SsdQueue::event_fd, "Readable while there are outcomes.")

@@ -30,10 +30,11 @@ struct Reserved {
   nanobind::bytes states;
   nanobind::bytes offsets;
   nanobind::bytes generations;
+  nanobind::bytes slots;
 };
 
 [[nodiscard]] inline Reserved reserved(const Reservation& answer) {
-  return {answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations)};
+  return {answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations), pack(answer.slots)};
 }
 
 [[nodiscard]] inline const uint8_t* packed_keys(const nanobind::bytes& keys) {

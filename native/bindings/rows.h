@@ -14,9 +14,10 @@ struct MoveRow {
   uint8_t parent[KEY_BYTES];  // zeros: the chunk is the first of its prompt
   uint64_t offset;            // over all segment files
   uint64_t arena_offset;
+  uint64_t arena_slot;  // SlotAddress, packed
   uint64_t generation;  // in the files
 };
-static_assert(sizeof(MoveRow) == 88);
+static_assert(sizeof(MoveRow) == 96);
 
 // One row of a catalogue as the daemon restores it.
 struct RestoreRow {

@@ -56,12 +56,11 @@ const char* load_fault(const LoadPlan& plan) noexcept {
   if (const char* fault = blocks_fault(plan.view, plan.block_ids, chunks, plan.layers, plan.layer_bytes, true)) {
     return fault;
   }
-  if (plan.generations.size() != chunks) {
-    return "offsets and generations differ in length";
+  if (plan.generations.size() != chunks || plan.slots.size() != chunks) {
+    return "offsets, slots and generations differ in length";
   }
-  const auto is_unknown = [&](uint64_t offset) { return !plan.index->covers(offset, plan.layers); };
-  return std::any_of(plan.offsets.begin(), plan.offsets.end(), is_unknown) ? "an extent has no words in the index"
-                                                                            : nullptr;
+  const auto is_unknown = [&](SlotAddress slot) { return !plan.index->covers(slot, plan.layers); };
+  return std::any_of(plan.slots.begin(), plan.slots.end(), is_unknown) ? "a slot has no words in the index" : nullptr;
 }
 
 const char* save_fault(const SavePlan& plan) noexcept {

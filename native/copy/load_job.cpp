@@ -26,6 +26,7 @@ LoadJob::LoadJob(LoadPlan plan)
       layer_left_(plan_.layers, chunk_count_),
       chunk_left_(chunk_count_, plan_.layers) {
   KVPOOL_CHECK(plan_.generations.size() == chunk_count_);
+  KVPOOL_CHECK(plan_.slots.size() == chunk_count_);
   KVPOOL_CHECK(plan_.block_ids.size() == chunk_blocks_ * chunk_count_);
   KVPOOL_CHECK(chunk_count_ == 0 || plan_.view.layer_bytes(chunk_blocks_) == plan_.layer_bytes);
 }
@@ -115,7 +116,7 @@ void LoadJob::end_layer() {
 
 // Whether a layer of a chunk can be dealt with: it is there, or no more of the chunk will come. `landed`: the chunk's word.
 bool LoadJob::is_landed(uint32_t layer, uint64_t chunk, uint32_t landed) const {
-  return landed > layer || plan_.index->generation_at(plan_.offsets[chunk]) != plan_.generations[chunk];
+  return landed > layer || plan_.index->generation_at(plan_.slots[chunk]) != plan_.generations[chunk];
 }
 
 // In the order in which the disk brings them: the chunk whose turn it is, and those behind it.
@@ -135,22 +136,22 @@ bool LoadJob::name_awaited(LandingWait& wait) const {
     if (is_landed(layer, chunk, seen)) {
       return false;
     }
-    wait.add(plan_.index, plan_.offsets[chunk], seen);
+    wait.add(plan_.index, plan_.slots[chunk], seen);
     ++named;
   }
   return named > 0;
 }
 
 LoadReason LoadJob::copy(uint32_t layer, uint64_t chunk) const {
-  const uint64_t offset = plan_.offsets[chunk];
-  const uint8_t* extent = plan_.arena->data() + offset + layer * plan_.layer_bytes;
+  const SlotAddress slot = plan_.slots[chunk];
+  const uint8_t* extent = plan_.arena->data() + plan_.offsets[chunk] + layer * plan_.layer_bytes;
   const std::span<const int64_t> ids(plan_.block_ids.data() + chunk * chunk_blocks_, chunk_blocks_);
   const uint32_t crc = scatter_layer(plan_.view, layer, ids, extent);
-  const uint32_t expected = plan_.index->checksum_at(offset, layer);
+  const uint32_t expected = plan_.index->checksum_at(slot, layer);
   const uint32_t seen = landed(chunk);
   // The bytes were read before the checksum (scatter_layer ends in a fence) and the checksum, with acquire, before the
   // generation: if that still stands, all of them were this chunk's.
-  if (plan_.index->generation_at(offset) != plan_.generations[chunk]) {
+  if (plan_.index->generation_at(slot) != plan_.generations[chunk]) {
     return LoadReason::GONE;
   }
   if ((seen & LANDING_FAILED) != 0 || seen <= layer) {

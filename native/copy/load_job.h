@@ -32,12 +32,13 @@ enum class LoadReason : uint8_t { COMPLETE = 0, GONE = 1, CHECKSUM = 2, CANCELLE
 
 enum class LayerState : int8_t { TIMED_OUT = -1, ENDED = 0, IN_PLACE = 1 };
 
-// What to load. `offsets` and `generations`: one for each chunk; `block_ids`: blocks_per_chunk for each.
+// What to load. `offsets`, `slots` and `generations`: one for each chunk; `block_ids`: blocks_per_chunk for each.
 struct LoadPlan {
   CacheView view;
   std::shared_ptr<const Mapping> arena;
   std::shared_ptr<const IndexView> index;
   std::vector<uint64_t> offsets;
+  std::vector<SlotAddress> slots;
   std::vector<uint64_t> generations;
   std::vector<int64_t> block_ids;
   uint32_t layers = 0;
@@ -84,7 +85,7 @@ class LoadJob final : public CopyJob {
   bool claim(Piece& piece);
   bool claim_ahead(Piece& piece);
   void end_layer();
-  [[nodiscard]] uint32_t landed(uint64_t chunk) const noexcept { return plan_.index->landed_at(plan_.offsets[chunk]); }
+  [[nodiscard]] uint32_t landed(uint64_t chunk) const noexcept { return plan_.index->landed_at(plan_.slots[chunk]); }
   [[nodiscard]] bool is_landed(uint32_t layer, uint64_t chunk, uint32_t landed) const;
   LoadReason copy(uint32_t layer, uint64_t chunk) const;
   void finish(const Piece& piece, uint64_t failed, LoadReason failure);

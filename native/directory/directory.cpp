@@ -2,6 +2,7 @@
 #include "directory/directory.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/check.h"
 
@@ -12,12 +13,26 @@ namespace {
 constexpr uint64_t HUGE_SEGMENT_BYTES = uint64_t{16} << 20;
 constexpr uint64_t SEGMENTS_AT_LEAST = 8;
 constexpr uint64_t MAX_ENTRIES = MAX_TABLE_SLOTS / 8 * 5;
+// Numbers of slots of 4 KiB cost nothing to speak of in an arena of up to so many; larger slots are asked for beyond.
+constexpr uint64_t SMALL_SLOTS_MAX = uint64_t{1} << 18;
+constexpr uint64_t LEAST_SLOT_BYTES_MAX = uint64_t{32} << 10;
+// Of a slot of the least size: layers of less than 2 KiB take more room than their bytes in a large arena.
+constexpr uint64_t SLOT_LAYERS = 16;
+// Checksums of an arena: their numbers have 32 bits.
+constexpr uint64_t CHECKSUMS_MAX = uint64_t{1} << 31;
 // Until something else is said: enough for the prompts that everybody shares, too little to pin the tier.
 constexpr double RETAINED_SHARE = 0.3;
 // Of the capacity, how much is remembered of what a size class had written down and what it lost: a guess.
 constexpr uint64_t WRITE_WINDOW_DIVISOR = 4;
 // Entries looked at from each end of a list for the place of a chunk that nothing follows any more: its child was the oldest.
 constexpr uint32_t WIDOW_STEPS = 64;
+
+// No more chunks than `max_chunks` have entries, so a slot may be as large as the capacity gives each of them: as many smaller chunks
+// fit as before. A power of two of pages, so that segments are whole slots.
+uint64_t least_slot_bytes(uint64_t capacity, uint32_t max_chunks) noexcept {
+  const uint64_t of_chunk = std::bit_floor(std::min(capacity / max_chunks, capacity / SMALL_SLOTS_MAX) | 1);
+  return std::clamp(of_chunk, PAGE_BYTES, LEAST_SLOT_BYTES_MAX);
+}
 
 }  // namespace
 
@@ -37,8 +52,12 @@ std::optional<DirectoryGeometry> DirectoryGeometry::plan(uint64_t capacity, uint
   if (segments > UINT32_MAX) {
     return std::nullopt;
   }
-  const ArenaShape arena{bytes, static_cast<uint32_t>(segments)};
-  const IndexShape index{IndexShape::slots_for(entries), arena.total_bytes()};
+  ArenaShape arena{bytes, static_cast<uint32_t>(segments)};
+  arena.slot_bytes_min = least_slot_bytes(capacity, max_chunks);
+  arena.checksum_bytes_min = std::max(arena.slot_bytes_min / SLOT_LAYERS, std::bit_ceil(capacity / CHECKSUMS_MAX));
+  arena.checksum_bytes_min = std::max(arena.checksum_bytes_min, ArenaShape{}.checksum_bytes_min);
+  const RegionShape region{arena.total_bytes(), segments * arena.slots_per_segment(), segments * arena.checksums_per_segment()};
+  const IndexShape index{IndexShape::slots_for(entries), {region}};
   if (!index.valid()) {
     return std::nullopt;
   }
@@ -62,7 +81,7 @@ Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const
     : geometry_(geometry),
       tier_(tier),
       arena_mapping_(std::move(arena)),
-      table_(std::move(index), geometry.index, epoch, tier, geometry.max_chunks, records_),
+      table_(std::move(index), geometry.index, epoch, tier, geometry.max_chunks, records_, arena_),
       arena_(geometry.arena),
       records_(geometry.max_chunks),
       policy_(make_policy(policy, geometry.max_chunks, seed)),
@@ -72,7 +91,7 @@ Directory::Directory(std::shared_ptr<const Mapping> arena, std::shared_ptr<const
       timers_(records_) {
   cap_retained(RETAINED_SHARE);
   KVPOOL_CHECK(arena_mapping_ == nullptr || arena_mapping_->size() >= geometry_.arena.total_bytes());
-  KVPOOL_CHECK(geometry_.index.arena_bytes == 0 || geometry_.index.arena_bytes == geometry_.arena.total_bytes());
+  KVPOOL_CHECK(geometry_.index.regions.empty() || geometry_.index.regions[DRAM_REGION].bytes == geometry_.arena.total_bytes());
 }
 
 std::optional<ClassId> Directory::add_class(uint64_t chunk_bytes, uint32_t layers, bool has_place_below, ClassId instead) {

@@ -69,6 +69,7 @@ struct Columns {
   std::vector<uint64_t> offsets;
   std::vector<uint64_t> generations;
   std::vector<uint8_t> levels;  // NO_LEVEL: the chunk was dropped
+  std::vector<uint64_t> slots;  // SlotAddress, packed; none where readers know no slots
 };
 
 struct Reservation {
@@ -76,6 +77,7 @@ struct Reservation {
   std::vector<uint8_t> states;
   std::vector<uint64_t> offsets;      // 0 where declined
   std::vector<uint64_t> generations;  // 0 where declined
+  std::vector<uint64_t> slots;        // as in Columns; any where declined
 };
 
 struct FlushResult {

@@ -265,11 +265,14 @@ std::optional<Columns> Directory::columns(HoldId hold) const {
   }
   const std::vector<RecordId>& records = *held;
   Columns columns{std::vector<uint64_t>(records.size()), std::vector<uint64_t>(records.size()),
-                  std::vector<uint8_t>(records.size(), NO_LEVEL)};
+                  std::vector<uint8_t>(records.size(), NO_LEVEL), std::vector<uint64_t>(table_.is_shared() ? records.size() : 0)};
   for (size_t index = 0; index < records.size(); ++index) {
     const ChunkRecord& record = records_[records[index]];
     columns.offsets[index] = uint64_t{record.page.value()} * PAGE_BYTES;
     columns.generations[index] = record.generation;
+    if (table_.is_shared()) {
+      columns.slots[index] = table_.slot_of(record.page).packed();
+    }
     if (record.state == ChunkState::READY) {
       columns.levels[index] = static_cast<uint8_t>(tier_);
     } else if (record.state == ChunkState::PROMOTING) {

@@ -108,6 +108,7 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     answer.states.push_back(static_cast<uint8_t>(result));
     answer.offsets.push_back(is_open ? uint64_t{records_[record].page.value()} * PAGE_BYTES : 0);
     answer.generations.push_back(is_open ? records_[record].generation : 0);
+    answer.slots.push_back(is_open ? table_.slot_of(records_[record].page).packed() : 0);
   }
   if (!is_open) {
     answer.states.resize(n, static_cast<uint8_t>(rest));
@@ -119,6 +120,7 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
 void Directory::complete(Reservation& answer) noexcept {
   answer.offsets.resize(answer.states.size());
   answer.generations.resize(answer.states.size());
+  answer.slots.resize(answer.states.size());
   for (const uint8_t code : answer.states) {
     ++stats_.answers[code];
   }
@@ -221,6 +223,7 @@ void Directory::occupy(RecordId id, ChunkState as) noexcept {
   KVPOOL_CHECK(table_.says(*page, 0));
   fresh.generation = ++last_generation_;
   fresh.page = *page;
+  table_.open_slot(*page);
   fresh.holds = 1;
   fresh.state = as;
   // What comes back from below, or again after it was evicted, has been used before.
@@ -235,7 +238,6 @@ void Directory::occupy(RecordId id, ChunkState as) noexcept {
     return;
   }
   // Readers may come before the first layer does.
-  table_.set_landed(fresh.page, 0);
   table_.set_generation(fresh.page, fresh.generation);
   ++stats_.promoting;
 }

@@ -83,7 +83,7 @@ void Directory::enter(const ChunkKey& key, RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   if (const auto entry = table_.find(key)) {
     record.is_below = slower_ != nullptr && (entry->tiers & tier_bit(slower_->tier_)) != 0;
-    table_.shared().move(key, id, record.generation, record.page);
+    table_.move(key, id, record.generation, record.page);
   } else {
     KVPOOL_CHECK(table_.insert(key, id, record.generation, record.page));
   }
@@ -98,7 +98,7 @@ void Directory::leave(const ChunkKey& key) noexcept {
     return;
   }
   table_.set_tiers(key, others);
-  table_.shared().move(key, RecordId(), entry->generation, PageIndex());
+  table_.move(key, RecordId(), entry->generation, PageIndex());
 }
 
 void Directory::count_departure(const ChunkRecord& record) {

@@ -91,7 +91,7 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
   if (is_found != (record.state != ChunkState::ZOMBIE)) {
     broken.push_back(name_of(id) + (is_found ? " is a zombie in the table" : " is missing in the table"));
   } else if (is_found) {
-    if (entry->generation != record.generation || entry->page != record.page) {
+    if (entry->generation != record.generation || entry->slot != table_.slot_of(record.page)) {
       broken.push_back(name_of(id) + " differs from its table entry");
     }
     if ((entry->tiers & tier_bit(tier_)) != (is_ready ? tier_bit(tier_) : 0)) {

@@ -42,10 +42,8 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         continue;
       }
       tokens_.keep(id, tokens.subspan(index * chunk_tokens, chunk_tokens));
-      // In this order: who finds the key finds its generation, who finds the generation finds the layers and checksums.
-      table_.set_checksums(record.page, checksums + index * state.layers, state.layers);
-      table_.set_landed(record.page, state.layers);
-      table_.set_generation(record.page, record.generation);
+      // Before its tiers are set: who finds the key finds its generation.
+      table_.publish(record.page, checksums + index * state.layers, state.layers, record.generation);
       --stats_.writing;
       --namespaces_[record.owner.value()].writing;
       --state.writing;

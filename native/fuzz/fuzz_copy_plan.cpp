@@ -25,10 +25,14 @@ LoadPlan bent_plan(Input& input, CopySetting& setting) {
   LoadPlan plan = setting.load_plan();
   const uint64_t chunks = input.up_to(CHUNKS);
   plan.offsets.resize(chunks);
+  plan.slots.resize(bend(input, chunks) % 64);
   plan.generations.resize(bend(input, chunks) % 64);
   plan.block_ids.resize(chunks);
   for (uint64_t& offset : plan.offsets) {
     offset = bend(input, offset);
+  }
+  for (SlotAddress& slot : plan.slots) {
+    slot = SlotAddress::unpacked(bend(input, slot.packed()));
   }
   for (int64_t& id : plan.block_ids) {
     id = static_cast<int64_t>(bend(input, static_cast<uint64_t>(id)));
@@ -64,12 +68,13 @@ void run_save(Input& input, const SavePlan& plan) {
 
 // Views that only the checks ever see: nothing is copied with them.
 void check_arithmetic(Input& input, const CopySetting& setting) {
-  LoadPlan plan{{}, setting.arena, setting.index, {}, {}, {}, 1, 0, true};
+  LoadPlan plan{{}, setting.arena, setting.index, {}, {}, {}, {}, 1, 0, true};
   plan.view.layers.push_back(nullptr);
   plan.view.planes = static_cast<uint32_t>(input.awkward());
   plan.view.blocks = input.awkward();
   plan.view.plane_block_bytes = input.awkward();
   plan.offsets.assign(1, 0);
+  plan.slots.assign(1, setting.slot(0));
   plan.generations.assign(1, 1);
   plan.block_ids.assign(1 + input.up_to(200), 0);
   plan.layer_bytes = bend(input, plan.view.layer_bytes(plan.block_ids.size()));

@@ -2,8 +2,8 @@
 //
 // What it is: one interface to both, which asks one question that is always answered alike. What it is not: a copy: a private map
 // has nothing but record ids, and what the table says of a chunk is read from its record.
-// Words by page (generations, checksums, landings) and the reach of a key are the table's alone: without one there is nothing to
-// keep, and room for every key.
+// Words of slots (generations, checksums, landings) and the reach of a key are the table's alone: without one there is nothing to
+// keep, and room for every key. Who keeps books knows a slot by its page, readers by its number: this is where one becomes the other.
 // Threads: the control thread only.
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "arena/slot_arena.h"
 #include "records/chunk_records.h"
 #include "shared_index/chunk_table.h"
 #include "records/key_map.h"
@@ -20,12 +21,13 @@ namespace kvpool {
 
 class ChunkIndex {
  public:
-  // `shared` unset: a private map of up to `max_chunks` keys. `tier`: of the chunks. REQUIRES: `records` lives as long.
+  // `shared` unset: a private map of up to `max_chunks` keys. `tier`: of the chunks. REQUIRES: `records` and
+  // `arena`, from which region DRAM_REGION is cut, live as long.
   ChunkIndex(std::shared_ptr<const Mapping> shared, IndexShape shape, const uint8_t epoch[16], Tier tier, uint32_t max_chunks,
-             const ChunkRecords& records)
-      : records_(records), tier_(tier) {
+             const ChunkRecords& records, const SlotArena& arena)
+      : records_(records), arena_(arena), tier_(tier) {
     if (shared != nullptr) {
-      table_.emplace(std::move(shared), shape, epoch);
+      table_.emplace(std::move(shared), std::move(shape), epoch);
     } else {
       map_.emplace(max_chunks, records);
     }
@@ -47,10 +49,14 @@ class ChunkIndex {
   // See ChunkTable. REQUIRES, without a table: the record has its key.
   [[nodiscard]] bool insert(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
     if (table_) {
-      return table_->insert(key, record, generation, page);
+      return table_->insert(key, record, generation, slot_of(page));
     }
     map_->insert(record);
     return true;
+  }
+  // See ChunkTable. REQUIRES: there is a table.
+  void move(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
+    table_->move(key, record, generation, slot_of(page));
   }
   void erase(const ChunkKey& key) noexcept { table_ ? table_->erase(key) : map_->erase(key); }
   // The tiers of a chunk in a private map are those of its record.
@@ -62,24 +68,34 @@ class ChunkIndex {
 
   [[nodiscard]] bool is_in_reach(const ChunkKey& key) const noexcept { return !table_ || table_->is_in_reach(key); }
 
+  // By what readers know the used slot at a page; unset where no reader does.
+  [[nodiscard]] SlotAddress slot_of(PageIndex page) const noexcept {
+    return table_ && page.valid() ? SlotAddress{DRAM_REGION, arena_.words_of(page).number} : SlotAddress();
+  }
+  // The slot at the page is lent to a chunk: nothing can be read in it yet.
+  void open_slot(PageIndex page) noexcept {
+    if (table_) {
+      const SlotNumbers words = arena_.words_of(page);
+      table_->open_slot({DRAM_REGION, words.number}, words.first_checksum);
+    }
+  }
   void set_generation(PageIndex page, uint64_t generation) noexcept {
     if (table_) {
-      table_->set_generation(page, generation);
+      table_->set_generation(slot_of(page), generation);
     }
   }
-  void set_landed(PageIndex page, uint32_t layers) noexcept {
+  // Has readers find the chunk in the slot at the page: who finds the generation finds the layers and checksums.
+  void publish(PageIndex page, const uint32_t* checksums, uint32_t layers, uint64_t generation) noexcept {
     if (table_) {
-      table_->set_landed(page, layers);
-    }
-  }
-  void set_checksums(PageIndex page, const uint32_t* checksums, uint32_t layers) noexcept {
-    if (table_) {
-      table_->set_checksums(page, checksums, layers);
+      const SlotAddress slot = slot_of(page);
+      table_->set_checksums(slot, checksums, layers);
+      table_->set_landed(slot, layers);
+      table_->set_generation(slot, generation);
     }
   }
   // Whether readers of the slot are told this generation, if there are any.
   [[nodiscard]] bool says(PageIndex page, uint64_t generation) const noexcept {
-    return !table_ || table_->generation(page) == generation;
+    return !table_ || table_->generation(slot_of(page)) == generation;
   }
 
   [[nodiscard]] bool is_shared() const noexcept { return table_.has_value(); }
@@ -99,10 +115,11 @@ class ChunkIndex {
     }
     const ChunkRecord& record = records_[id];
     const bool is_ready = record.state == ChunkState::READY;
-    return TableEntry{id, record.generation, record.page, is_ready ? tier_bit(tier_) : uint8_t{0}};
+    return TableEntry{id, record.generation, SlotAddress(), is_ready ? tier_bit(tier_) : uint8_t{0}};
   }
 
   const ChunkRecords& records_;
+  const SlotArena& arena_;
   const Tier tier_;
   std::optional<ChunkTable> table_;
   std::optional<KeyMap> map_;

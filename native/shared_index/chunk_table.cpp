@@ -5,42 +5,47 @@
 #include <bit>
 #include <cstring>
 
-#include "shared_index/index_words.h"
 #include "base/check.h"
 
 namespace kvpool {
 
 static_assert(std::endian::native == std::endian::little);
 
-uint64_t IndexShape::slots_for(uint64_t entries) noexcept {
-  return std::max(MIN_TABLE_SLOTS, (entries + 4) / 5 * 8);
+namespace {
+
+// No slot: a region that is none.
+SlotAddress address_of(uint8_t region, uint32_t number) noexcept {
+  return number == UINT32_MAX ? SlotAddress() : SlotAddress{region, number};
 }
 
-bool IndexShape::valid() const noexcept {
-  return slots >= MIN_TABLE_SLOTS && slots <= MAX_TABLE_SLOTS && arena_bytes != 0 && arena_bytes % PAGE_BYTES == 0 &&
-         page_count() < UINT32_MAX;
-}
+}  // namespace
 
 ChunkTable::ChunkTable(std::shared_ptr<const Mapping> mapping, IndexShape shape, const uint8_t epoch[16],
                        const HashSeed& seed)
     : mapping_(std::move(mapping)),
-      shape_(shape),
+      shape_(std::move(shape)),
       seed_(seed),
       header_(reinterpret_cast<IndexHeader*>(mapping_->data())),
-      slots_(reinterpret_cast<TableSlot*>(mapping_->data() + PAGE_BYTES)),
-      generations_(reinterpret_cast<uint64_t*>(mapping_->data() + shape.generations_offset())),
-      checksums_(reinterpret_cast<uint32_t*>(mapping_->data() + shape.checksums_offset())),
-      landings_(reinterpret_cast<uint32_t*>(mapping_->data() + shape.landings_offset())) {
+      slots_(reinterpret_cast<TableSlot*>(mapping_->data() + PAGE_BYTES)) {
   KVPOOL_CHECK(shape_.valid());
   KVPOOL_CHECK(mapping_->is_writable());
-  KVPOOL_CHECK(mapping_->size() >= shape_.total_bytes());
+  const IndexLayout layout = shape_.layout();
+  KVPOOL_CHECK(mapping_->size() >= layout.total_bytes);
   KVPOOL_CHECK(header_->version == 0);
   std::memcpy(header_->magic, INDEX_MAGIC, sizeof(INDEX_MAGIC));
   header_->version = INDEX_VERSION;
+  header_->regions = static_cast<uint32_t>(layout.regions.size());
   header_->slots = shape_.slots;
-  header_->arena_bytes = shape_.arena_bytes;
+  header_->further_offset = layout.further_offset;
   std::memcpy(header_->epoch, epoch, sizeof(header_->epoch));
   header_->seed = seed_;
+  std::copy(layout.regions.begin(), layout.regions.end(), header_->region);
+  for (const RegionHeader& region : layout.regions) {
+    regions_.push_back(words_of(*mapping_, region));
+  }
+  if (layout.further_offset != 0) {
+    further_ = reinterpret_cast<FurtherSlot*>(mapping_->data() + layout.further_offset);
+  }
 }
 
 std::optional<uint64_t> ChunkTable::position_from(uint64_t home, const ChunkKey& key) const noexcept {
@@ -100,7 +105,7 @@ std::optional<TableEntry> ChunkTable::find_from(uint64_t home, const ChunkKey& k
     return std::nullopt;
   }
   const TableSlot& slot = slots_[*position];
-  return TableEntry{RecordId(slot.record), slot.generation, page_of(slot.page), slot.tiers};
+  return TableEntry{RecordId(slot.record), slot.generation, address_of(slot.region, slot.number), slot.tiers};
 }
 
 uint64_t ChunkTable::prefetch(const ChunkKey& key) const noexcept {
@@ -113,45 +118,91 @@ bool ChunkTable::has_room(const ChunkKey& key) const noexcept {
   return count_ < shape_.max_entries() && free_position(key).has_value();
 }
 
-bool ChunkTable::insert(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
+bool ChunkTable::insert(const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept {
   KVPOOL_CHECK(generation != 0);
-  KVPOOL_CHECK(page.value() < shape_.page_count() || !page.valid());
+  KVPOOL_CHECK(!slot.valid() || is_slot_of(slot, shape_.regions.front().tier));
   KVPOOL_DCHECK(!position_of(key));
   if (!has_room(key)) {
     return false;
   }
-  write_slot(*free_position(key), key, record, generation, page);
+  write_slot(*free_position(key), key, record, generation, slot);
   store_relaxed(header_->count, ++count_);
   return true;
 }
 
 void ChunkTable::write_slot(uint64_t position, const ChunkKey& key, RecordId record, uint64_t generation,
-                            PageIndex page) noexcept {
-  TableSlot& slot = slots_[position];
-  const uint32_t seq = slot.seq;
-  store_relaxed(slot.seq, seq + 1);
-  store_release(slot.record, record.value());
-  store_release(slot.generation, generation);
+                            SlotAddress slot) noexcept {
+  TableSlot& entry = slots_[position];
+  const uint32_t seq = entry.seq;
+  store_relaxed(entry.seq, seq + 1);
+  store_release(entry.record, record.value());
+  store_release(entry.generation, generation);
   for (size_t word = 0; word < 4; ++word) {
-    store_release(slot.key.words[word], key.words[word]);
+    store_release(entry.key.words[word], key.words[word]);
   }
-  store_release(slot.page, stored_page(page));
-  store_release(slot.tiers, uint8_t{0});
-  store_release(slot.seq, seq + 2);
+  store_release(entry.number, slot.number);
+  store_release(entry.region, static_cast<uint8_t>(slot.region));
+  store_release(entry.tiers, uint8_t{0});
+  store_further(position, {});
+  store_release(entry.seq, seq + 2);
 }
 
-void ChunkTable::move(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept {
+// REQUIRES: the entry's `seq` is odd.
+void ChunkTable::store_further(uint64_t position, const FurtherSlot& further) noexcept {
+  for (size_t level = 0; further_ != nullptr && level < TIER_LEVELS; ++level) {
+    StoredResidency& stored = further_[position].of_level[level];
+    store_release(stored.generation, further.of_level[level].generation);
+    store_release(stored.number, further.of_level[level].number);
+    store_release(stored.region, further.of_level[level].region);
+  }
+}
+
+void ChunkTable::move(const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept {
   const auto position = position_of(key);
   KVPOOL_CHECK(position.has_value());
   KVPOOL_CHECK(generation != 0);
-  KVPOOL_CHECK(page.value() < shape_.page_count() || !page.valid());
-  TableSlot& slot = slots_[*position];
-  const uint32_t seq = slot.seq;
-  store_relaxed(slot.seq, seq + 1);
-  store_release(slot.record, record.value());
-  store_release(slot.generation, generation);
-  store_release(slot.page, stored_page(page));
-  store_release(slot.seq, seq + 2);
+  KVPOOL_CHECK(!slot.valid() || is_slot_of(slot, shape_.regions.front().tier));
+  TableSlot& entry = slots_[*position];
+  const uint32_t seq = entry.seq;
+  store_relaxed(entry.seq, seq + 1);
+  store_release(entry.record, record.value());
+  store_release(entry.generation, generation);
+  store_release(entry.number, slot.number);
+  store_release(entry.region, static_cast<uint8_t>(slot.region));
+  store_release(entry.seq, seq + 2);
+}
+
+void ChunkTable::set_residency(const ChunkKey& key, Tier tier, Residency residency) noexcept {
+  const auto position = position_of(key);
+  KVPOOL_CHECK(position.has_value());
+  KVPOOL_CHECK(further_ != nullptr);
+  KVPOOL_CHECK(tier != shape_.regions.front().tier);
+  KVPOOL_CHECK(residency.generation == 0 || is_slot_of(residency.slot, tier));
+  TableSlot& entry = slots_[*position];
+  StoredResidency& stored = further_[*position].of_level[static_cast<size_t>(tier)];
+  const uint32_t seq = entry.seq;
+  store_relaxed(entry.seq, seq + 1);
+  store_release(stored.generation, residency.generation);
+  store_release(stored.number, residency.slot.number);
+  store_release(stored.region, static_cast<uint8_t>(residency.slot.region));
+  store_release(entry.seq, seq + 2);
+}
+
+std::optional<Residency> ChunkTable::residency(const ChunkKey& key, Tier tier) const noexcept {
+  const auto position = position_of(key);
+  if (!position) {
+    return std::nullopt;
+  }
+  if (tier == shape_.regions.front().tier) {
+    const TableSlot& entry = slots_[*position];
+    const SlotAddress slot = address_of(entry.region, entry.number);
+    return slot.valid() ? std::optional(Residency{entry.generation, slot}) : std::nullopt;
+  }
+  if (further_ == nullptr) {
+    return std::nullopt;
+  }
+  const StoredResidency& stored = further_[*position].of_level[static_cast<size_t>(tier)];
+  return stored.generation == 0 ? std::nullopt : std::optional(Residency{stored.generation, {stored.region, stored.number}});
 }
 
 void ChunkTable::set_tiers(const ChunkKey& key, uint8_t tiers) noexcept {
@@ -164,7 +215,7 @@ void ChunkTable::erase(const ChunkKey& key) noexcept {
   const auto position = position_of(key);
   KVPOOL_CHECK(position.has_value());
   if (bequest_ && bequest_->from == key) {
-    write_slot(*position, bequest_->to, RecordId(), 1, PageIndex());
+    write_slot(*position, bequest_->to, RecordId(), 1, SlotAddress());
     bequest_.reset();
     return;
   }
@@ -193,8 +244,12 @@ void ChunkTable::copy_slot(uint64_t target, uint64_t source) noexcept {
   for (size_t word = 0; word < 4; ++word) {
     store_release(to.key.words[word], from.key.words[word]);
   }
-  store_release(to.page, from.page);
+  store_release(to.number, from.number);
+  store_release(to.region, from.region);
   store_release(to.tiers, from.tiers);
+  if (further_ != nullptr) {
+    store_further(target, further_[source]);
+  }
   store_release(to.seq, seq + 2);
 }
 
@@ -207,38 +262,43 @@ void ChunkTable::clear_slot(uint64_t position) noexcept {
   store_release(slot.seq, seq + 2);
 }
 
-void ChunkTable::set_generation(PageIndex page, uint64_t generation) noexcept {
-  KVPOOL_CHECK(page.value() < shape_.page_count());
-  store_release(generations_[page.value()], generation);
+SlotWords& ChunkTable::words_at(SlotAddress slot) const noexcept {
+  KVPOOL_CHECK(shape_.has(slot));
+  return regions_[slot.region].slots[slot.number];
 }
 
-void ChunkTable::set_checksums(PageIndex page, const uint32_t* checksums, uint32_t layers) noexcept {
-  const uint64_t first = uint64_t{page.value()} * CHECKSUMS_PER_PAGE;
-  KVPOOL_CHECK(first + layers <= shape_.page_count() * CHECKSUMS_PER_PAGE);
+void ChunkTable::open_slot(SlotAddress slot, uint32_t first_checksum) noexcept {
+  SlotWords& words = words_at(slot);
+  KVPOOL_CHECK(words.generation == 0);
+  store_release(words.first_checksum, first_checksum);
+  store_release(words.landed, uint32_t{0});
+}
+
+void ChunkTable::set_generation(SlotAddress slot, uint64_t generation) noexcept {
+  store_release(words_at(slot).generation, generation);
+}
+
+void ChunkTable::set_checksums(SlotAddress slot, const uint32_t* checksums, uint32_t layers) noexcept {
+  uint32_t* const sums = regions_[slot.region].find_checksums(words_at(slot), layers);
+  KVPOOL_CHECK(sums != nullptr);
   for (uint32_t layer = 0; layer < layers; ++layer) {
-    store_release(checksums_[first + layer], checksums[layer]);
+    store_release(sums[layer], checksums[layer]);
   }
 }
 
-void ChunkTable::set_landed(PageIndex page, uint32_t layers) noexcept {
-  KVPOOL_CHECK(page.value() < shape_.page_count());
-  store_release(landings_[page.value()], layers);
-}
+void ChunkTable::set_landed(SlotAddress slot, uint32_t layers) noexcept { store_release(words_at(slot).landed, layers); }
 
-uint64_t ChunkTable::generation(PageIndex page) const noexcept {
-  KVPOOL_CHECK(page.value() < shape_.page_count());
-  return generations_[page.value()];
-}
+uint64_t ChunkTable::generation(SlotAddress slot) const noexcept { return words_at(slot).generation; }
 
-uint32_t ChunkTable::checksum(PageIndex page, uint32_t layer) const noexcept {
-  const uint64_t word = uint64_t{page.value()} * CHECKSUMS_PER_PAGE + layer;
-  KVPOOL_CHECK(word < shape_.page_count() * CHECKSUMS_PER_PAGE);
-  return checksums_[word];
+uint32_t ChunkTable::checksum(SlotAddress slot, uint32_t layer) const noexcept {
+  const uint32_t* const sums = regions_[slot.region].find_checksums(words_at(slot), uint64_t{layer} + 1);
+  KVPOOL_CHECK(sums != nullptr);
+  return sums[layer];
 }
 
 template <typename Visit>
 void ChunkTable::visit_touched(Visit visit) const {
-  const uint64_t table_end = shape_.generations_offset();
+  const uint64_t table_end = shape_.table_end();
   for (Stretch pages = mapping_->next_pages(PAGE_BYTES); pages.begin < std::min(pages.end, table_end);
        pages = mapping_->next_pages(pages.end)) {
     const uint64_t end = (std::min(pages.end, table_end) - PAGE_BYTES) / sizeof(TableSlot);
@@ -251,7 +311,7 @@ void ChunkTable::visit_touched(Visit visit) const {
 uint64_t ChunkTable::count_placeless() const noexcept {
   uint64_t count = 0;
   visit_touched([&](uint64_t position) {
-    count += slots_[position].generation != 0 && slots_[position].page == NO_PAGE ? 1U : 0U;
+    count += slots_[position].generation != 0 && slots_[position].number == UINT32_MAX ? 1U : 0U;
   });
   return count;
 }
@@ -285,7 +345,7 @@ std::vector<std::string> ChunkTable::verify() const {
 
 uint64_t ChunkTable::verify_part(uint64_t position, uint32_t limit, std::vector<std::string>& broken,
                                  const std::function<bool(const ChunkKey&, RecordId)>& is_right) const {
-  const uint64_t table_end = shape_.generations_offset();
+  const uint64_t table_end = shape_.table_end();
   const Stretch pages = mapping_->next_pages(PAGE_BYTES + position * sizeof(TableSlot));
   const uint64_t begin = std::max(pages.begin, PAGE_BYTES + position * sizeof(TableSlot));
   if (begin >= std::min(pages.end, table_end)) {
@@ -317,8 +377,14 @@ void ChunkTable::verify_slot(uint64_t position, std::vector<std::string>& broken
   if (position_of(slot.key) != position) {
     note("is not where its key is found");
   }
-  if (slot.page >= shape_.page_count() && slot.page != NO_PAGE) {
-    note("points outside the arena");
+  const SlotAddress place = address_of(slot.region, slot.number);
+  bool is_inside = !place.valid() || is_slot_of(place, shape_.regions.front().tier);
+  for (size_t level = 0; further_ != nullptr && level < TIER_LEVELS; ++level) {
+    const StoredResidency& stored = further_[position].of_level[level];
+    is_inside = is_inside && (stored.generation == 0 || is_slot_of({stored.region, stored.number}, static_cast<Tier>(level)));
+  }
+  if (!is_inside) {
+    note("points outside its region");
   }
 }
 

@@ -1,16 +1,8 @@
 // The shared index: a hash table of chunks in a memfd, written by the daemon alone, probed by every client.
 //
-// What it is: key -> (generation, place, tiers), one generation word and one landing word per arena page, and one CRC-32C
-// per layer of a slot. What it is not: a right to anything. A hit is a hint that carries a generation; who copied bytes checks
-// afterwards that `generation_at` still says the same.
-//
-// Layout of the region, little endian:
-//
-//   offset 0      IndexHeader, one page
-//   4096          TableSlot[slots], one cache line each
-//   then          u64 generations[pages]    generation of the chunk whose slot starts at that page; 0: do not read
-//   then          u32 checksums[4 * pages]  layer l of the slot at page p is word 4*p + l
-//   then          u32 landings[pages]       layers in place of the slot that starts there; LANDING_FAILED: no more come
+// What it is: key -> (generation, slot, tiers), the same for further tiers of arenas, and the words of each slot. What it is not: a
+// right to anything. A hit is a hint that carries a generation; who copied bytes checks afterwards that `generation_at` still says
+// the same. Where the parts lie: index_format.h.
 //
 // Table: linear probing from the key's home, at most MAX_PROBE slots, behind the last one comes the first, load at most 5/8,
 // erase by backward shift, so there are no tombstones and no empty slot lies between a key and its home. A key's home depends on
@@ -19,8 +11,8 @@
 //
 // Reading while the writer writes. All shared words are atomics; data words are stored with release and loaded
 // with acquire, which makes the sequence counter below correct without fences.
-//   1. A slot: the writer makes `seq` odd, stores the words, makes it even. A reader that saw an odd or a changed
-//      `seq` takes the slot as occupied by something else and goes on. (`tiers` alone changes without `seq`.)
+//   1. A slot, with the line of its further residencies: the writer makes `seq` odd, stores the words, makes it even. A reader that
+//      saw an odd or a changed `seq` takes the slot as occupied by something else and goes on. (`tiers` alone changes without `seq`.)
 //   2. A shift copies an entry to its new place, bumps `moves`, and only then overwrites the old place. At every
 //      moment a key that is not itself being inserted or erased therefore stands whole in at least one slot. A
 //      reader that found nothing looks at `moves`: if it changed, or a slot was in flux, it looks again (at most
@@ -42,78 +34,26 @@
 #include "hash/keyed_hash.h"
 #include "base/memory.h"
 #include "base/types.h"
+#include "shared_index/index_words.h"
 
 namespace kvpool {
 
-inline constexpr char INDEX_MAGIC[8] = {'K', 'V', 'P', 'I', 'N', 'D', 'X', '1'};
-inline constexpr uint32_t INDEX_VERSION = 3;
-inline constexpr uint64_t MIN_TABLE_SLOTS = 64;
-inline constexpr uint64_t MAX_TABLE_SLOTS = uint64_t{1} << 30;
 inline constexpr uint32_t MAX_PROBE = 256;
 inline constexpr uint32_t MAX_LOOKS = 64;
-inline constexpr uint32_t CHECKSUMS_PER_PAGE = 4;
-inline constexpr uint32_t LANDING_FAILED = 0x80000000U;
-// The page of an entry that is in no slot of the arena.
-inline constexpr uint32_t NO_PAGE = UINT32_MAX;
 
-struct alignas(64) IndexHeader {
-  char magic[8];
-  uint32_t version;
-  uint32_t reserved;
-  uint64_t slots;
-  uint64_t arena_bytes;
-  uint64_t epoch[2];
-  HashSeed seed;
-  alignas(64) uint64_t moves;  // read by every probe that misses: a line of its own
-  alignas(64) uint64_t count;  // entries
-};
-static_assert(sizeof(IndexHeader) == 192);
-static_assert(sizeof(IndexHeader) <= PAGE_BYTES);
-
-struct alignas(64) TableSlot {
-  uint32_t seq;         // odd while the words below change
-  uint32_t record;      // the daemon's record; means nothing to a client
-  uint64_t generation;  // 0: empty
-  ChunkKey key;
-  uint32_t page;  // arena offset / PAGE_BYTES, or NO_PAGE
-  uint8_t tiers;  // bit t: readable in tier t; 0: being written
-  uint8_t reserved[11];
-};
-static_assert(sizeof(TableSlot) == 64);
-static_assert(offsetof(TableSlot, key) == 16);
-static_assert(offsetof(TableSlot, page) == 48);
-
-// Where the parts of an index lie, for a table of so many slots over an arena of `arena_bytes`.
-struct IndexShape {
-  uint64_t slots = 0;
-  uint64_t arena_bytes = 0;
-
-  // How many entries a table may have, so that probes stay short: at 5/8 they look at 1.8 slots for a key that is there and 4.1
-  // for one that is not, at most 94 (simulated: 10 million random homes).
-  [[nodiscard]] uint64_t max_entries() const noexcept { return slots / 8 * 5; }
-  [[nodiscard]] uint64_t page_count() const noexcept { return arena_bytes / PAGE_BYTES; }
-  [[nodiscard]] uint64_t generations_offset() const noexcept { return PAGE_BYTES + slots * sizeof(TableSlot); }
-  [[nodiscard]] uint64_t checksums_offset() const noexcept {
-    return round_up(generations_offset() + page_count() * sizeof(uint64_t), 64);
-  }
-  [[nodiscard]] uint64_t landings_offset() const noexcept {
-    return round_up(checksums_offset() + page_count() * CHECKSUMS_PER_PAGE * sizeof(uint32_t), 64);
-  }
-  [[nodiscard]] uint64_t total_bytes() const noexcept {
-    return round_up(landings_offset() + page_count() * sizeof(uint32_t), PAGE_BYTES);
-  }
-  // The smallest number of slots for so many entries.
-  [[nodiscard]] static uint64_t slots_for(uint64_t entries) noexcept;
-  // False where the numbers are out of the format's range, so that the sums above cannot overflow.
-  [[nodiscard]] bool valid() const noexcept;
-};
-
-// One answer of the table.
+// One answer of the table. `slot`: in the tier of the first region, unset where the key is in none of its slots.
 struct TableEntry {
   RecordId record;
   uint64_t generation;
-  PageIndex page;
+  SlotAddress slot;
   uint8_t tiers;
+};
+
+// Where a key is in one tier of arenas.
+struct Residency {
+  uint64_t generation;
+  SlotAddress slot;
+  friend bool operator==(const Residency&, const Residency&) noexcept = default;
 };
 
 // A reader's view of an index, in any process. Everything read is untrusted: offsets are checked, waits are bounded.
@@ -131,35 +71,43 @@ class IndexView {
   // Whether somebody has reserved the chunk and not committed it yet.
   [[nodiscard]] bool is_being_written(const ChunkKey& key) const noexcept;
 
-  // Generation of the readable chunk whose slot starts at `offset`; 0 where there is none (or no such slot).
-  [[nodiscard]] uint64_t generation_at(uint64_t offset) const noexcept;
+  // Where a key is in a tier that has regions; nothing where it is in no slot of it. It may be just being written there.
+  [[nodiscard]] std::optional<Residency> residency(const ChunkKey& key, Tier tier) const noexcept;
 
-  // CRC-32C of a layer of the slot at `offset`; 0 outside the arena: check with `covers` beforehand.
-  [[nodiscard]] uint32_t checksum_at(uint64_t offset, uint32_t layer) const noexcept;
+  // Generation of the readable chunk in the slot; 0 where there is none (or no such slot).
+  [[nodiscard]] uint64_t generation_at(SlotAddress slot) const noexcept;
 
-  // Layers in place of the slot at `offset`, or LANDING_FAILED; 0 outside the arena.
-  [[nodiscard]] uint32_t landed_at(uint64_t offset) const noexcept;
-  // The word that says so, to wait on (landing_wait.h); nullptr outside the arena.
-  [[nodiscard]] const uint32_t* landing_word(uint64_t offset) const noexcept;
+  // CRC-32C of a layer of the slot; 0 where there is none: check with `covers` beforehand.
+  [[nodiscard]] uint32_t checksum_at(SlotAddress slot, uint32_t layer) const noexcept;
 
-  // Whether a slot at `offset` with `layers` layers has its words inside the index.
-  [[nodiscard]] bool covers(uint64_t offset, uint32_t layers) const noexcept;
+  // Layers in place of the slot, or LANDING_FAILED; 0 where there is no such slot.
+  [[nodiscard]] uint32_t landed_at(SlotAddress slot) const noexcept;
+  // The word that says so, to wait on (landing_wait.h); nullptr where there is no such slot.
+  [[nodiscard]] const uint32_t* landing_word(SlotAddress slot) const noexcept;
 
-  [[nodiscard]] uint64_t arena_bytes() const noexcept { return shape_.arena_bytes; }
+  // Whether the slot has words in the index, and as many layers have checksums there now.
+  [[nodiscard]] bool covers(SlotAddress slot, uint32_t layers) const noexcept;
+
+  [[nodiscard]] const IndexShape& shape() const noexcept { return shape_; }
   [[nodiscard]] uint64_t count() const noexcept;
   [[nodiscard]] std::string epoch() const;  // 16 bytes
 
  private:
-  IndexView(std::shared_ptr<const Mapping> mapping, IndexShape shape) noexcept;
+  IndexView(std::shared_ptr<const Mapping> mapping, FoundIndex found);
+  [[nodiscard]] const SlotWords* words_at(SlotAddress slot) const noexcept {
+    return slot.region < regions_.size() ? regions_[slot.region].find(slot.number) : nullptr;
+  }
   [[nodiscard]] std::optional<TableEntry> find_from(uint64_t home, const ChunkKey& key) const noexcept;
+  // `beside(position)` reads what belongs to an entry in other lines, maybe in vain.
+  template <typename Beside>
+  [[nodiscard]] std::optional<TableEntry> find_with(uint64_t home, const ChunkKey& key, const Beside& beside) const noexcept;
 
   const std::shared_ptr<const Mapping> mapping_;
   const IndexShape shape_;
   const IndexHeader* const header_;
   const TableSlot* const slots_;
-  const uint64_t* const generations_;
-  const uint32_t* const checksums_;
-  const uint32_t* const landings_;
+  const FurtherSlot* const further_;  // nullptr: all regions have one tier
+  std::vector<RegionWords> regions_;
   const HashSeed seed_;
 };
 
@@ -187,22 +135,28 @@ class ChunkTable {
   // Whether insert would take the key: in reach, and below the largest load.
   [[nodiscard]] bool has_room(const ChunkKey& key) const noexcept;
 
-  // Adds a key with tiers = 0; `page` unset where it is in no slot. Returns false, and does nothing, where `has_room` is false.
-  // REQUIRES: the key is absent; generation != 0.
-  [[nodiscard]] bool insert(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept;
+  // Adds a key with tiers = 0; `slot` unset where it is in no slot. Returns false, and does nothing, where `has_room` is false.
+  // REQUIRES: the key is absent; generation != 0; the slot is in a region of the first one's tier.
+  [[nodiscard]] bool insert(const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept;
 
-  // REQUIRES: the key is present. `move` gives its chunk another place and generation, its tiers stay.
-  void move(const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept;
+  // REQUIRES: the key is present. `move` gives its chunk another slot and generation in the tier of the first region; its tiers and
+  // further residencies stay.
+  void move(const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept;
   void set_tiers(const ChunkKey& key, uint8_t tiers) noexcept;
   void erase(const ChunkKey& key) noexcept;
+  // Where the key is in a further tier; generation 0: no more. REQUIRES: the key is present; the slot's region has that tier.
+  void set_residency(const ChunkKey& key, Tier tier, Residency residency) noexcept;
+  [[nodiscard]] std::optional<Residency> residency(const ChunkKey& key, Tier tier) const noexcept;
 
-  // The words of a slot. A generation word is stored with release, after the slot's bytes and checksums.
-  void set_generation(PageIndex page, uint64_t generation) noexcept;
-  void set_checksums(PageIndex page, const uint32_t* checksums, uint32_t layers) noexcept;
+  // The words of a slot. `open_slot`: it is lent to a chunk, nothing can be read, its checksums begin there. A generation word is
+  // stored with release, after the slot's bytes and checksums. REQUIRES: the slot is one of the index.
+  void open_slot(SlotAddress slot, uint32_t first_checksum) noexcept;
+  void set_generation(SlotAddress slot, uint64_t generation) noexcept;
+  void set_checksums(SlotAddress slot, const uint32_t* checksums, uint32_t layers) noexcept;
   // How many layers of a slot can be read: stored with release, after their bytes and checksums.
-  void set_landed(PageIndex page, uint32_t layers) noexcept;
-  [[nodiscard]] uint64_t generation(PageIndex page) const noexcept;
-  [[nodiscard]] uint32_t checksum(PageIndex page, uint32_t layer) const noexcept;
+  void set_landed(SlotAddress slot, uint32_t layers) noexcept;
+  [[nodiscard]] uint64_t generation(SlotAddress slot) const noexcept;
+  [[nodiscard]] uint32_t checksum(SlotAddress slot, uint32_t layer) const noexcept;
 
   // Slots that a probe for the key looks at; nothing where it is absent.
   [[nodiscard]] std::optional<uint64_t> probe_length(const ChunkKey& key) const noexcept;
@@ -242,7 +196,12 @@ class ChunkTable {
     return position_from(home(key), key);
   }
   [[nodiscard]] std::optional<uint64_t> position_from(uint64_t home, const ChunkKey& key) const noexcept;
-  void write_slot(uint64_t position, const ChunkKey& key, RecordId record, uint64_t generation, PageIndex page) noexcept;
+  void write_slot(uint64_t position, const ChunkKey& key, RecordId record, uint64_t generation, SlotAddress slot) noexcept;
+  void store_further(uint64_t position, const FurtherSlot& further) noexcept;
+  [[nodiscard]] SlotWords& words_at(SlotAddress slot) const noexcept;
+  [[nodiscard]] bool is_slot_of(SlotAddress slot, Tier tier) const noexcept {
+    return shape_.has(slot) && shape_.regions[slot.region].tier == tier;
+  }
   [[nodiscard]] std::optional<uint64_t> free_position(const ChunkKey& key) const noexcept;
   void copy_slot(uint64_t target, uint64_t source) noexcept;
   void clear_slot(uint64_t position) noexcept;
@@ -252,9 +211,8 @@ class ChunkTable {
   const HashSeed seed_;
   IndexHeader* const header_;
   TableSlot* const slots_;
-  uint64_t* const generations_;
-  uint32_t* const checksums_;
-  uint32_t* const landings_;
+  FurtherSlot* further_ = nullptr;  // all regions have one tier
+  std::vector<RegionWords> regions_;
   std::optional<Bequest> bequest_;
   uint64_t count_ = 0;  // equals header_->count
 };

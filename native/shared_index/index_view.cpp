@@ -3,7 +3,6 @@
 #include <bit>
 #include <cstring>
 
-#include "shared_index/index_words.h"
 #include "shared_index/chunk_table.h"
 
 namespace kvpool {
@@ -14,8 +13,15 @@ constexpr size_t PREFETCH_AHEAD = 8;
 
 enum class Look { FOUND, ABSENT, IN_FLUX };
 
-// Reads one slot whole. Returns IN_FLUX where the writer was at it, ABSENT where it is empty or another key's.
-Look read_slot(const TableSlot& slot, const ChunkKey& key, bool& empty, TableEntry& entry) noexcept {
+// A further line, read word by word.
+Residency read_residency(const StoredResidency& stored) noexcept {
+  return {load_acquire(stored.generation), {load_acquire(stored.region), load_acquire(stored.number)}};
+}
+
+// Reads one slot whole, and `beside` what belongs to it. Returns IN_FLUX where the writer was at it, ABSENT where it is empty or
+// another key's.
+template <typename Beside>
+Look read_slot(const TableSlot& slot, const ChunkKey& key, bool& empty, TableEntry& entry, const Beside& beside) noexcept {
   empty = false;
   const uint32_t seq = load_acquire(slot.seq);
   if (seq % 2 != 0) {
@@ -27,8 +33,12 @@ Look read_slot(const TableSlot& slot, const ChunkKey& key, bool& empty, TableEnt
     equal = equal && load_acquire(slot.key.words[word]) == key.words[word];
   }
   const uint32_t record = load_acquire(slot.record);
-  const uint32_t page = load_acquire(slot.page);
+  const uint32_t number = load_acquire(slot.number);
+  const uint8_t region = load_acquire(slot.region);
   const uint8_t tiers = load_acquire(slot.tiers);
+  if (equal) {
+    beside();
+  }
   if (load_acquire(slot.seq) != seq) {
     return Look::IN_FLUX;
   }
@@ -36,17 +46,19 @@ Look read_slot(const TableSlot& slot, const ChunkKey& key, bool& empty, TableEnt
   if (empty || !equal) {
     return Look::ABSENT;
   }
-  entry = {RecordId(record), generation, page_of(page), tiers};
+  entry = {RecordId(record), generation, number == UINT32_MAX ? SlotAddress() : SlotAddress{region, number}, tiers};
   return Look::FOUND;
 }
 
-// One walk along the probe sequence.
-Look look_once(const TableSlot* slots, uint64_t count, uint64_t home, const ChunkKey& key, TableEntry& entry) noexcept {
+// One walk along the probe sequence. `beside(position)` reads what belongs to the slot there.
+template <typename Beside>
+Look look_once(const TableSlot* slots, uint64_t count, uint64_t home, const ChunkKey& key, TableEntry& entry,
+               const Beside& beside) noexcept {
   Look result = Look::ABSENT;
   uint64_t position = home;
   for (uint64_t step = 0; step < MAX_PROBE; ++step, position = position + 1 == count ? 0 : position + 1) {
     bool empty = false;
-    const Look look = read_slot(slots[position], key, empty, entry);
+    const Look look = read_slot(slots[position], key, empty, entry, [&] { beside(position); });
     if (look == Look::FOUND) {
       return look;
     }
@@ -63,39 +75,41 @@ Look look_once(const TableSlot* slots, uint64_t count, uint64_t home, const Chun
 }  // namespace
 
 std::shared_ptr<const IndexView> IndexView::attach(std::shared_ptr<const Mapping> mapping) {
-  if (mapping == nullptr || mapping->size() < PAGE_BYTES) {
+  FoundIndex found;
+  if (mapping == nullptr || !read_index_header(mapping->data(), mapping->size(), found)) {
     return nullptr;
   }
-  const auto* header = reinterpret_cast<const IndexHeader*>(mapping->data());
-  const IndexShape shape{load_acquire(header->slots), load_acquire(header->arena_bytes)};
-  if (std::memcmp(header->magic, INDEX_MAGIC, sizeof(INDEX_MAGIC)) != 0 || header->version != INDEX_VERSION) {
-    return nullptr;
-  }
-  if (!shape.valid() || mapping->size() < shape.total_bytes()) {
-    return nullptr;
-  }
-  return std::shared_ptr<const IndexView>(new IndexView(std::move(mapping), shape));
+  return std::shared_ptr<const IndexView>(new IndexView(std::move(mapping), std::move(found)));
 }
 
-IndexView::IndexView(std::shared_ptr<const Mapping> mapping, IndexShape shape) noexcept
+IndexView::IndexView(std::shared_ptr<const Mapping> mapping, FoundIndex found)
     : mapping_(std::move(mapping)),
-      shape_(shape),
+      shape_(std::move(found.shape)),
       header_(reinterpret_cast<const IndexHeader*>(mapping_->data())),
       slots_(reinterpret_cast<const TableSlot*>(mapping_->data() + PAGE_BYTES)),
-      generations_(reinterpret_cast<const uint64_t*>(mapping_->data() + shape.generations_offset())),
-      checksums_(reinterpret_cast<const uint32_t*>(mapping_->data() + shape.checksums_offset())),
-      landings_(reinterpret_cast<const uint32_t*>(mapping_->data() + shape.landings_offset())),
-      seed_{load_acquire(header_->seed.words[0]), load_acquire(header_->seed.words[1])} {}
+      further_(found.layout.further_offset == 0
+                   ? nullptr
+                   : reinterpret_cast<const FurtherSlot*>(mapping_->data() + found.layout.further_offset)),
+      seed_(found.seed) {
+  for (const RegionHeader& region : found.layout.regions) {
+    regions_.push_back(words_of(*mapping_, region));
+  }
+}
 
 std::optional<TableEntry> IndexView::find(const ChunkKey& key) const noexcept {
   return find_from(home_of(key, seed_, shape_.slots), key);
 }
 
 std::optional<TableEntry> IndexView::find_from(uint64_t home, const ChunkKey& key) const noexcept {
+  return find_with(home, key, [](uint64_t) {});
+}
+
+template <typename Beside>
+std::optional<TableEntry> IndexView::find_with(uint64_t home, const ChunkKey& key, const Beside& beside) const noexcept {
   TableEntry entry{};
   for (uint32_t look = 0; look < MAX_LOOKS; ++look) {
     const uint64_t moves = load_acquire(header_->moves);
-    const Look result = look_once(slots_, shape_.slots, home, key, entry);
+    const Look result = look_once(slots_, shape_.slots, home, key, entry, beside);
     if (result == Look::FOUND) {
       return entry;
     }
@@ -104,6 +118,21 @@ std::optional<TableEntry> IndexView::find_from(uint64_t home, const ChunkKey& ke
     }
   }
   return std::nullopt;
+}
+
+std::optional<Residency> IndexView::residency(const ChunkKey& key, Tier tier) const noexcept {
+  const uint64_t home = home_of(key, seed_, shape_.slots);
+  if (tier == shape_.regions.front().tier) {
+    const auto entry = find_from(home, key);
+    return entry && entry->slot.valid() ? std::optional(Residency{entry->generation, entry->slot}) : std::nullopt;
+  }
+  Residency found{};
+  const auto level = static_cast<size_t>(tier);
+  if (further_ == nullptr || level >= TIER_LEVELS ||
+      !find_with(home, key, [&](uint64_t position) { found = read_residency(further_[position].of_level[level]); })) {
+    return std::nullopt;
+  }
+  return found.generation == 0 ? std::nullopt : std::optional(found);
 }
 
 bool IndexView::is_being_written(const ChunkKey& key) const noexcept {
@@ -135,34 +164,31 @@ size_t IndexView::lookup(const uint8_t* keys, size_t n, uint8_t* levels) const n
   return n;
 }
 
-uint64_t IndexView::generation_at(uint64_t offset) const noexcept {
-  if (offset % PAGE_BYTES != 0 || offset >= shape_.arena_bytes) {
-    return 0;
-  }
-  return load_acquire(generations_[offset / PAGE_BYTES]);
+uint64_t IndexView::generation_at(SlotAddress slot) const noexcept {
+  const SlotWords* const words = words_at(slot);
+  return words == nullptr ? 0 : load_acquire(words->generation);
 }
 
-uint32_t IndexView::checksum_at(uint64_t offset, uint32_t layer) const noexcept {
-  if (!covers(offset, 1) || offset / PAGE_BYTES * CHECKSUMS_PER_PAGE + layer >= shape_.page_count() * CHECKSUMS_PER_PAGE) {
-    return 0;
-  }
-  return load_acquire(checksums_[offset / PAGE_BYTES * CHECKSUMS_PER_PAGE + layer]);
+uint32_t IndexView::checksum_at(SlotAddress slot, uint32_t layer) const noexcept {
+  const SlotWords* const words = words_at(slot);
+  const uint32_t* const sums =
+      words == nullptr ? nullptr : regions_[slot.region].find_checksums(*words, uint64_t{layer} + 1);
+  return sums == nullptr ? 0 : load_acquire(sums[layer]);
 }
 
-uint32_t IndexView::landed_at(uint64_t offset) const noexcept {
-  const uint32_t* const word = landing_word(offset);
+uint32_t IndexView::landed_at(SlotAddress slot) const noexcept {
+  const uint32_t* const word = landing_word(slot);
   return word == nullptr ? 0 : load_acquire(*word);
 }
 
-const uint32_t* IndexView::landing_word(uint64_t offset) const noexcept {
-  return offset % PAGE_BYTES != 0 || offset >= shape_.arena_bytes ? nullptr : &landings_[offset / PAGE_BYTES];
+const uint32_t* IndexView::landing_word(SlotAddress slot) const noexcept {
+  const SlotWords* const words = words_at(slot);
+  return words == nullptr ? nullptr : &words->landed;
 }
 
-bool IndexView::covers(uint64_t offset, uint32_t layers) const noexcept {
-  if (offset % PAGE_BYTES != 0 || offset >= shape_.arena_bytes) {
-    return false;
-  }
-  return offset / PAGE_BYTES * CHECKSUMS_PER_PAGE + layers <= shape_.page_count() * CHECKSUMS_PER_PAGE;
+bool IndexView::covers(SlotAddress slot, uint32_t layers) const noexcept {
+  const SlotWords* const words = words_at(slot);
+  return words != nullptr && regions_[slot.region].find_checksums(*words, layers) != nullptr;
 }
 
 uint64_t IndexView::count() const noexcept { return load_acquire(header_->count); }

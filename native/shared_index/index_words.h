@@ -8,7 +8,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "shared_index/chunk_table.h"
+#include "base/memory.h"
+#include "shared_index/index_format.h"
 
 namespace kvpool {
 
@@ -28,12 +29,25 @@ inline void store_relaxed(Word& word, Word value) noexcept {
   std::atomic_ref<Word>(word).store(value, std::memory_order_relaxed);
 }
 
-// A page as the shared table has it: an arena has fewer than 2^32.
-[[nodiscard]] inline uint32_t stored_page(PageIndex page) noexcept {
-  return page.valid() ? static_cast<uint32_t>(page.value()) : NO_PAGE;
-}
-[[nodiscard]] inline PageIndex page_of(uint32_t stored) noexcept {
-  return stored == NO_PAGE ? PageIndex() : PageIndex(stored);
+// The words of one region, in a mapping. A reader's mapping is read-only: nothing is stored through it.
+struct RegionWords {
+  SlotWords* slots = nullptr;
+  uint32_t* checksums = nullptr;
+  uint64_t slot_count = 0;
+  uint64_t checksum_count = 0;
+
+  // nullptr: the region has no such slot.
+  [[nodiscard]] SlotWords* find(uint32_t number) const noexcept { return number < slot_count ? &slots[number] : nullptr; }
+  // The checksums of `layers` layers of a slot; nullptr where they would lie outside. Where they begin is read anew each time.
+  [[nodiscard]] uint32_t* find_checksums(const SlotWords& slot, uint64_t layers) const noexcept {
+    const uint64_t first = load_acquire(slot.first_checksum);
+    return layers <= checksum_count && first <= checksum_count - layers ? &checksums[first] : nullptr;
+  }
+};
+
+[[nodiscard]] inline RegionWords words_of(const Mapping& index, const RegionHeader& region) noexcept {
+  return {reinterpret_cast<SlotWords*>(index.data() + region.words_offset),
+          reinterpret_cast<uint32_t*>(index.data() + region.checksums_offset), region.slots, region.checksums};
 }
 
 }  // namespace kvpool

@@ -6,10 +6,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <vector>
 
-#include "shared_index/chunk_table.h"
 #include "base/memory.h"
+#include "shared_index/index_words.h"
 
 namespace kvpool {
 
@@ -18,17 +18,17 @@ class LandingBoard {
   // REQUIRES: a writable region that a ChunkTable has formatted.
   explicit LandingBoard(std::shared_ptr<const Mapping> index);
 
-  // Layers first .. first+count of the slot at `arena_offset` are in place, with these checksums.
-  void land(uint64_t arena_offset, uint32_t first, const uint32_t* checksums, uint32_t count) noexcept;
+  // Layers first .. first+count of the slot are in place, with these checksums. REQUIRES: the index has the slot.
+  void land(SlotAddress slot, uint32_t first, const uint32_t* checksums, uint32_t count) noexcept;
   // No more layers come.
-  void fail(uint64_t arena_offset) noexcept;
+  void fail(SlotAddress slot) noexcept;
 
  private:
-  void tell(uint64_t arena_offset, uint32_t word) noexcept;
+  [[nodiscard]] SlotWords& words_of_slot(SlotAddress slot) const noexcept;
+  static void tell(SlotWords& slot, uint32_t word) noexcept;
 
   const std::shared_ptr<const Mapping> index_;
-  IndexHeader* const header_;
-  const IndexShape shape_;
+  std::vector<RegionWords> regions_;
 };
 
 }  // namespace kvpool

@@ -47,8 +47,8 @@ timespec deadline_after(double timeout_s) noexcept {
 
 }  // namespace
 
-void LandingWait::add(std::shared_ptr<const IndexView> index, uint64_t offset, uint32_t seen) noexcept {
-  const uint32_t* const address = index->landing_word(offset);
+void LandingWait::add(std::shared_ptr<const IndexView> index, SlotAddress slot, uint32_t seen) noexcept {
+  const uint32_t* const address = index->landing_word(slot);
   if (address != nullptr && !is_full()) {
     words_[count_++] = {std::move(index), address, seen};
   }

@@ -22,7 +22,7 @@ class LandingWait {
   static constexpr size_t WORDS_MAX = 32;
 
   // Sleep until the slot's word is no longer `seen`. Ignored where there is no such slot or no room.
-  void add(std::shared_ptr<const IndexView> index, uint64_t offset, uint32_t seen) noexcept;
+  void add(std::shared_ptr<const IndexView> index, SlotAddress slot, uint32_t seen) noexcept;
   void clear() noexcept;
   [[nodiscard]] bool is_full() const noexcept { return count_ == WORDS_MAX; }
 

@@ -81,10 +81,12 @@ class SsdJob {
   const uint64_t id_;
 };
 
-// One chunk to read: where it lies, where it goes, what its header must say (its `layer_crcs` count; their values do not).
+// One chunk to read: where it lies, where it goes, in which slot that is announced, what its header must say (its `layer_crcs`
+// count; their values do not).
 struct SsdRead {
   uint64_t offset;
   uint64_t arena_offset;
+  SlotAddress slot;
   SsdHeader expected;
 };
 

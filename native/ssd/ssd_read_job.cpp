@@ -150,7 +150,7 @@ void SsdReadJob::settle(SsdWorker& worker, uint32_t piece, size_t index, SsdStat
   chunk.is_read[piece] = status == SsdStatus::OK;
   if (status != SsdStatus::OK && chunk.status == SsdStatus::OK) {
     chunk.status = status;
-    board_->fail(plan_[index].arena_offset);
+    board_->fail(plan_[index].slot);
   }
   if (!chunk.is_checking) {
     chunk.is_checking = true;
@@ -166,11 +166,11 @@ void SsdReadJob::settle(SsdWorker& worker, uint32_t piece, size_t index, SsdStat
       ++chunk.checked;
       if (chunk.status == SsdStatus::OK && checked != SsdStatus::OK) {
         chunk.status = checked;
-        board_->fail(plan_[index].arena_offset);
+        board_->fail(plan_[index].slot);
       } else if (chunk.status == SsdStatus::OK) {
         const uint32_t first = first_layer(next);
         const uint32_t end = std::min(first + piece_layers_, layers_);
-        board_->land(plan_[index].arena_offset, first, chunk.found.layer_crcs.data() + first, end - first);
+        board_->land(plan_[index].slot, first, chunk.found.layer_crcs.data() + first, end - first);
       }
     }
     chunk.is_checking = false;
@@ -208,7 +208,7 @@ void SsdReadJob::cancel(std::vector<SsdOutcome>& ended) {
     Chunk& chunk = chunks_[index];
     if (chunk.status == SsdStatus::OK && chunk.checked < pieces_) {
       chunk.status = SsdStatus::CANCELLED;
-      board_->fail(plan_[index].arena_offset);
+      board_->fail(plan_[index].slot);
     }
     end_if_over(index, ended);
   }

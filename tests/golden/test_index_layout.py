@@ -1,10 +1,11 @@
-"""The shared index, and the landing words in it, byte for byte, held by a file that an earlier build wrote.
+"""The shared index, and the words of slots in it, byte for byte, held by a file that an earlier build wrote.
 
     00001640  02000000 01000000 02000000 00000000      an offset and sixteen bytes; what is zero is left out
 
 Where a chunk's entry stands depends on a seed that each index draws, so what is written now is compared entry by entry.
 """
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,14 +14,18 @@ import pytest
 
 import kvpool_native
 
-GOLDEN = Path(__file__).parent / "shared_index_3.txt"
+GOLDEN = Path(__file__).parent / "shared_index_4.txt"
 LINE_BYTES = 16
 PAGE_BYTES = 4096
 SEED = slice(48, 64)
+REGIONS_AT = 192
+SEGMENT_BYTES = 16 << 10
 ENTRY_BYTES = 64
 CHUNK_BYTES, LAYERS = 8192, 2
 KEYS = [kvpool_native.blake3(bytes([number])) for number in range(4)]
 OFFSETS = [0, 8192, 16384]
+# A segment of 16 KiB has two of these slots, and numbers for four.
+SLOTS = [0, 1, 4]
 CHANGED = """the layout of the shared index has changed: give INDEX_VERSION the next number, say so in docs/protocol.md and
 CHANGELOG.md, and write what this test writes (`dump`) to a file of that number"""
 
@@ -78,20 +83,18 @@ def test_an_index_of_its_version_is_read(make: Callable[[], kvpool_native.Mappin
     view = kvpool_native.IndexView(make())
     assert view.lookup(b"".join(KEYS)) == (2, bytes([1, 1]))
     assert [view.is_being_written(key) for key in KEYS] == [False, False, True, False]
-    assert [view.generation_at(offset) for offset in OFFSETS] == [1, 2, 0]
-    assert [view.checksum_at(OFFSETS[1], layer) for layer in range(LAYERS)] == [0x03030303, 0x04040404]
+    assert [view.generation_at(slot) for slot in SLOTS] == [1, 2, 0]
+    assert [view.checksum_at(SLOTS[1], layer) for layer in range(LAYERS)] == [0x03030303, 0x04040404]
     assert (view.epoch, view.count) == (bytes(range(16)), 3)
 
 
-def test_landing_words_stand_behind_the_checksums() -> None:
-    index = recorded_index()
-    slots, arena_bytes = (int.from_bytes(bytes(index.view()[at : at + 8]), "little") for at in (16, 24))
-    pages = arena_bytes // PAGE_BYTES
-    generations = PAGE_BYTES + slots * ENTRY_BYTES
-    checksums = -(-(generations + 8 * pages) // 64) * 64
-    landings = -(-(checksums + 4 * 4 * pages) // 64) * 64
-    words = np.frombuffer(bytes(index.view()[landings : landings + 4 * pages]), "<u4")
-    assert [int(words[offset // PAGE_BYTES]) for offset in OFFSETS] == [LAYERS, LAYERS, 0]
+def test_words_of_slots_stand_where_the_header_says() -> None:
+    data = bytes(recorded_index().view())
+    arena_bytes, slots, checksums, words_at, checksums_at = struct.unpack_from("<5Q", data, REGIONS_AT)
+    assert (arena_bytes, slots, checksums) == (9 * SEGMENT_BYTES, 9 * 4, 9 * 16)
+    assert checksums_at == words_at + 16 * slots
+    words = [struct.unpack_from("<QII", data, words_at + 16 * slot) for slot in SLOTS]
+    assert words == [(1, LAYERS, 0), (2, LAYERS, LAYERS), (0, 0, 16)]
 
 
 @pytest.mark.parametrize("at", [0, 8])

@@ -106,27 +106,29 @@ def test_the_page_says_of_each_verb_who_may_send_it_and_what_answers() -> None:
         (1, 99, versions.NEWEST),
         (-5, 1, 1),
         (0, 0, 0),
-        (3, 9, 0),
+        (4, 9, 0),
         (1, -1, 0),
         (2, 1, 0),
     ],
 )
-def test_the_newest_version_that_both_speak_is_chosen(oldest: int, newest: int, chosen: int) -> None:
+def test_the_newest_version_that_an_operator_and_the_daemon_speak_is_chosen(
+    oldest: int, newest: int, chosen: int
+) -> None:
     if chosen:
-        assert versions.choose(oldest, newest) == chosen
+        assert versions.choose(oldest, newest, m.ROLE_ADMIN) == chosen
     else:
         with pytest.raises(Refused, match="version: client speaks protocol"):
-            versions.choose(oldest, newest)
+            versions.choose(oldest, newest, m.ROLE_ADMIN)
 
 
-@pytest.mark.parametrize("record", [m.Reserved(1, b"", b"", b"", b""), m.Committed(b"")])
-def test_a_peer_of_version_1_is_told_states_that_it_knows(record: m.Reserved | m.Committed) -> None:
-    states = bytes(state for state in SaveState if state is not SaveState.OTHER)
-    values: list[Any] = [states if name == "states" else getattr(record, name) for name in type(record).__slots__]
-    frame = versions.encode_for(type(record)(*values), 1, 1)
-    told = m.decode_as(type(record), frames.decode(frame[frames.LENGTH.size :])[2]).states
-    assert told[:14] == bytes(range(14))
-    assert told[14:] == bytes([SaveState.FULL, SaveState.NOT_READY])
+def test_an_engine_that_cannot_read_the_index_is_told_what_to_do() -> None:
+    assert versions.choose(1, 3, m.ROLE_ENGINE) == 3
+    assert versions.choose(3, 99, m.ROLE_ENGINE) == 3
+    for newest in (1, 2):
+        with pytest.raises(Refused, match=f"protocol 1 to {newest}, this daemon 3 to 3: update the client"):
+            versions.choose(1, newest, m.ROLE_ENGINE)
+    with pytest.raises(Refused, match="update the older of the two"):
+        versions.choose(4, 5, m.ROLE_ENGINE)
 
 
 def test_what_a_client_does_not_know_is_declined_or_other() -> None:

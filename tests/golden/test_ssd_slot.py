@@ -32,7 +32,8 @@ def _written_slot(directory: Path, tokens: bytes = b"") -> bytes:
     memory.commit(made.id, 0, kvpool_native.extent_checksums(arena, place, LAYER_BYTES, LAYERS))
     files = kvpool_native.SsdFiles.open(str(directory / "tier"), 16 * PAGE, 1, True)
     queue = kvpool_native.SsdQueue(files, arena, index, 1, 4, wants_rings=False)
-    words = b"".join(number.to_bytes(8, "little") for number in (2 * PAGE, place, GENERATION))
+    slot = int.from_bytes(made.slots, "little")
+    words = b"".join(number.to_bytes(8, "little") for number in (2 * PAGE, place, slot, GENERATION))
     row = KEY + PARENT + words
     assert queue.write(row, EPOCH, NAMESPACE, LAYERS, LAYER_BYTES, kvpool_native.IndexView(index), [tokens])
     outcomes: list[kvpool_native.ChunkOutcome] = []

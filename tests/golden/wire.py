@@ -1,4 +1,4 @@
-"""Frames of the local protocol as text: every record with an example's bytes, and sessions as they went over a socket.
+"""Frames of the local protocol as text: every record with an example's bytes.
 
     1 Hello magic:bytes version:int role:str model:str layout:list     a kind, its record, its fields in order
         3e000000970100…                                                the frame of the example
@@ -52,12 +52,6 @@ def frames_of(version: int) -> dict[str, tuple[str, bytes]]:
     lines = (HERE / f"protocol_{version}.txt").read_text().splitlines()
     pairs = zip(lines[::2], lines[1::2], strict=True)
     return {head.split()[1]: (head, bytes.fromhex(body.strip())) for head, body in pairs}
-
-
-def session_of(name: str) -> list[tuple[str, bytes]]:
-    """A recorded session: `>` and a frame that the client sent, or `<` and one that the daemon did."""
-    lines = (HERE / name).read_text().splitlines()
-    return [(line[0], bytes.fromhex(line.split()[-1])) for line in lines]
 
 
 def written(frames: Iterator[tuple[str, bytes]]) -> str:

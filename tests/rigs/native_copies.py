@@ -44,7 +44,7 @@ class Store:
         made = self._directory.reserve(self._namespace, self._class, parent, self._new, 1)
         self._reservation = made.id
         assert set(made.states) == {1}
-        self.generations = bytes(made.generations)
+        self.generations, self.slots = bytes(made.generations), bytes(made.slots)
         return bytes(made.offsets)
 
     def commit(self, checksums: bytes) -> None:
@@ -134,7 +134,16 @@ def start_load(
     verifies: bool = True,
 ) -> kvpool_native.LoadJob:
     return pool.load(
-        engine.view, store.arena, store.index, offsets, store.generations, column(ids), LAYERS, LAYER_BYTES, verifies
+        engine.view,
+        store.arena,
+        store.index,
+        offsets,
+        store.slots,
+        store.generations,
+        column(ids),
+        LAYERS,
+        LAYER_BYTES,
+        verifies,
     )
 
 

@@ -1,6 +1,6 @@
 """Batches: many requests in one round trip, for chunks that form no chain and have a lease or a save each.
 
-A daemon with an earlier protocol version gets the requests one by one. Any thread.
+Any thread.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from kvpool.errors import ProtocolError, Refused
-from kvpool.protocol import frames, versions
+from kvpool.errors import ProtocolError
+from kvpool.protocol import frames
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
@@ -21,8 +21,6 @@ Answer = TypeVar("Answer")
 def call_each(session: Session, requests: Sequence[object], answer: type[Answer]) -> list[Answer | None]:
     """The answer to each request; None where the daemon refused one. One round trip for BATCH_MAX of them. Raises as `call`
     does."""
-    if session.welcome.protocol < versions.SINCE[bm.Batch]:
-        return [_alone(session, request, answer) for request in requests]
     answers: list[Answer | None] = []
     for bodies in _batches([m.encode(request, 0)[frames.LENGTH.size :] for request in requests]):
         batched = session.call(bm.Batch(bodies), bm.Batched).answers
@@ -33,21 +31,10 @@ def call_each(session: Session, requests: Sequence[object], answer: type[Answer]
 
 
 def drop_leases(session: Session, leases: Sequence[int]) -> None:
-    """Have the daemon end leases. Does not wait, unless this version of the daemon answers; raises as `call` does."""
-    if session.welcome.protocol < versions.SINCE[one_way.DropLeases]:
-        for lease in leases:
-            session.drop_lease(lease)
-        return
+    """Have the daemon end leases. Does not wait."""
     for first in range(0, len(leases), m.RENEWALS_MAX):
         column = np.array(leases[first : first + m.RENEWALS_MAX], dtype="<u8").tobytes()
         session.notify(one_way.DropLeases(column))
-
-
-def _alone(session: Session, request: object, answer: type[Answer]) -> Answer | None:
-    try:
-        return session.call(request, answer)
-    except Refused:
-        return None
 
 
 def _batches(bodies: Sequence[bytes]) -> Iterator[list[bytes]]:

@@ -58,7 +58,8 @@ class Session:
         """`on_end` is called once, on the thread that ends the session. Raises KVPoolError or OSError, and then leaves nothing
         open."""
         self._on_end = on_end
-        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, model, layout.to_wire())
+        oldest = versions.oldest_of(m.ROLE_ENGINE)
+        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, model, layout.to_wire(), oldest)
         self._pid = os.getpid()
         self._timeout_s = timeout_s
         self._turn = threading.Lock()
@@ -122,18 +123,12 @@ class Session:
         return self.send_waiting() or self.is_alive
 
     def drop_lease(self, lease: int) -> None:
-        """Have the daemon end a lease. Does not wait, unless this version of the daemon answers; raises as `call` does."""
-        if self.welcome.protocol < versions.SINCE[one_way.DropLease]:
-            self.call(m.Release(lease), m.Done)
-        else:
-            self.notify(one_way.DropLease(lease))
+        """Have the daemon end a lease. Does not wait."""
+        self.notify(one_way.DropLease(lease))
 
     def drop_reservation(self, reservation: int) -> None:
         """Have the daemon end a reservation, to which this client writes nothing any more; as `drop_lease`."""
-        if self.welcome.protocol < versions.SINCE[one_way.DropReservation]:
-            self.call(m.End(reservation), m.Done)
-        else:
-            self.notify(one_way.DropReservation(reservation))
+        self.notify(one_way.DropReservation(reservation))
 
     def send_waiting(self) -> bool:
         """Send the outbox, unless a round trip is under way, whose end sends it. Whether the outbox is empty now."""

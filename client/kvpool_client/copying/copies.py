@@ -3,6 +3,7 @@
 Checks what the caller passed, raises InvalidArgument, and starts runs. Any thread. Lock: `_lock` guards the arenas.
 """
 
+import logging
 import threading
 import weakref
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from kvpool_client.copying.staging_memory import StagingArea
 from kvpool_client.lease import Lease
 from kvpool_client.load import LoadRun
 from kvpool_client.save import SaveRun
+
+log = logging.getLogger(__name__)
 
 COPY_BYTES_PER_S_GUESS = 4e9
 CPU_SECONDS_TO_TRUST = 0.01
@@ -84,21 +87,28 @@ class Copies:
             raise InvalidArgument(f"the array has {rows} rows, expected {chunks}, one for each chunk")
         return EngineBlocks(view, np.arange(chunks, dtype=np.int64), None)
 
-    def load(self, session: Session, lease: Lease, first_chunk: int, blocks: EngineBlocks) -> LoadRun:
-        """Start a load of the lease's chunks from `first_chunk` on."""
-        offsets, generations = lease.offsets[first_chunk:], lease.generations[first_chunk:]
+    def load(self, session: Session, lease: Lease, first_chunk: int, blocks: EngineBlocks) -> LoadRun | None:
+        """Start a load of the lease's chunks from `first_chunk` on. None where the lease names memory that is not there."""
         ids = np.full_like(blocks.block_ids, SKIP_BLOCK) if blocks.is_on_device else blocks.block_ids
-        job = self._threads.load(
-            blocks.view,
-            session.arena,
-            session.index,
-            offsets.tobytes(),
-            generations.tobytes(),
-            ids.tobytes(),
-            self._layout.layers,
-            self._layout.layer_bytes,
-            session.welcome.verify != "cold",
-        )
+        try:
+            offsets, slots, generations = (
+                column[first_chunk:] for column in (lease.offsets, lease.slots, lease.generations)
+            )
+            job = self._threads.load(
+                blocks.view,
+                session.arena,
+                session.index,
+                offsets.tobytes(),
+                slots.tobytes(),
+                generations.tobytes(),
+                ids.tobytes(),
+                self._layout.layers,
+                self._layout.layer_bytes,
+                session.welcome.verify != "cold",
+            )
+        except ValueError as error:  # the blocks are right: `blocks` has checked them
+            log.warning("a lease names what the daemon's memory has not: %s", error)
+            return None
         if not blocks.is_on_device or blocks.cache is None:
             return job
         return DeviceLoad(
@@ -107,6 +117,7 @@ class Copies:
             session.index,
             self._layout,
             offsets=offsets.tolist(),
+            slots=slots.tolist(),
             generations=generations.tolist(),
             block_ids=blocks.block_ids,
         )

@@ -39,6 +39,7 @@ class DeviceLoad:
         layout: Layout,
         *,
         offsets: Sequence[int],
+        slots: Sequence[int],
         generations: Sequence[int],
         block_ids: npt.NDArray[np.int64],
     ) -> None:
@@ -48,6 +49,7 @@ class DeviceLoad:
         self._index = index
         self._layout = layout
         self._offsets = list(offsets)
+        self._slots = list(slots)
         self._generations = list(generations)
         self._block_ids = block_ids
         self._spread = blocks.plan(self._offsets, block_ids)
@@ -151,7 +153,7 @@ class DeviceLoad:
     def _standing(self, count: int) -> int:
         """Leading chunks whose slots were not given away while the device read them."""
         for number in range(count):
-            if self._index.generation_at(self._offsets[number]) != self._generations[number]:
+            if self._index.generation_at(self._slots[number]) != self._generations[number]:
                 return number
         return count
 

@@ -70,15 +70,16 @@ class QueueRig:
         for segment in range(geometry.segments):
             self._directory.mark_segment_ready(segment)
         self._index = kvpool_native.IndexView(index)
-        self._sources = self._reserve(chunk_bytes, chunks, seed=6, is_source=True)
-        self._targets = self._reserve(chunk_bytes, chunks, seed=8, is_source=False)
+        self._sources, self._source_slots = self._reserve(chunk_bytes, chunks, seed=6, is_source=True)
+        self._targets, self._target_slots = self._reserve(chunk_bytes, chunks, seed=8, is_source=False)
         numbers = np.arange(chunks, dtype=np.uint64)
         self._moves = _moves(5, numbers // in_segment * segment_bytes + numbers % in_segment * slot_bytes)
         self._beside_bytes = beside_bytes
         if beside_bytes:
             places = np.arange(SEGMENTS, dtype=np.uint64) * segment_bytes + in_segment * slot_bytes
             self._beside = _moves(10, places)
-            self._beside["arena_offset"] = self._reserve(beside_bytes, SEGMENTS, seed=11, is_source=True)
+            beside = self._reserve(beside_bytes, SEGMENTS, seed=11, is_source=True)
+            self._beside["arena_offset"], self._beside["arena_slot"] = beside
         self._epoch, self._namespace = os.urandom(16), os.urandom(32)
         self._queue = kvpool_native.SsdQueue(self._files, self._arena, index, threads, JOBS_MAX, self._files.is_direct)
         self._under_way: dict[int, int] = {}
@@ -140,11 +141,12 @@ class QueueRig:
     def _start(self, chunks: Sequence[int], *, is_write: bool) -> int:
         rows = self._moves[list(chunks)]
         rows["arena_offset"] = (self._sources if is_write else self._targets)[list(chunks)]
+        rows["arena_slot"] = (self._source_slots if is_write else self._target_slots)[list(chunks)]
         return self._start_rows(rows, self.chunk_bytes, is_write=is_write)
 
     def _start_rows(self, rows: "npt.NDArray[np.void]", chunk_bytes: int, *, is_write: bool) -> int:
-        common = (rows.tobytes(), self._epoch, self._namespace, LAYERS, chunk_bytes // LAYERS)
-        job = self._queue.write(*common, self._index) if is_write else self._queue.read(*common, DEMAND)
+        common = (rows.tobytes(), self._epoch, self._namespace, LAYERS, chunk_bytes // LAYERS, self._index)
+        job = self._queue.write(*common) if is_write else self._queue.read(*common, DEMAND)
         if not job:
             raise KVPoolError("the queue takes no job, expected room for one")
         self._under_way[job] = len(rows)
@@ -166,8 +168,10 @@ class QueueRig:
             if not self._under_way[outcome.job]:
                 del self._under_way[outcome.job]
 
-    def _reserve(self, chunk_bytes: int, chunks: int, *, seed: int, is_source: bool) -> npt.NDArray[np.uint64]:
-        """Slots in the arena: those of the sources are filled and have their checksums in the index."""
+    def _reserve(
+        self, chunk_bytes: int, chunks: int, *, seed: int, is_source: bool
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        """Offsets in the arena, and slots: those of the sources are filled and have their checksums in the index."""
         size_class = self._directory.add_class(chunk_bytes, LAYERS)
         namespace = self._directory.add_namespace()
         contents = np.frombuffer(np.random.default_rng(7).bytes(chunk_bytes), np.uint8)
@@ -175,14 +179,14 @@ class QueueRig:
         made = self._directory.reserve(namespace, size_class, b"", keys, 1)
         assert made.states.count(SaveState.RESERVED) == chunks
         places = np.frombuffer(made.offsets, "<u8")
+        checksums = bytes(0 if is_source else 4 * LAYERS * chunks)
         if is_source:
-            checksums = b""
             for number, place in enumerate(places):
                 # A swapped chunk is detected as well as a wrong byte.
                 np.bitwise_xor(contents, np.uint8(number % 251 + 1), out=self._bytes_at(place, chunk_bytes))
                 checksums += kvpool_native.extent_checksums(self._arena, int(place), chunk_bytes // LAYERS, LAYERS)
-            self._directory.commit(made.id, 0, checksums, 1)
-        return places
+        self._directory.commit(made.id, 0, checksums, 1)
+        return places, np.frombuffer(made.slots, "<u8")
 
     def _bytes_at(self, place: np.uint64, size: int = 0) -> Bytes:
         return self._arena.view()[int(place) : int(place) + (size or self.chunk_bytes)]

@@ -29,18 +29,19 @@ from kvpool.types import ConnectionId, HoldId, LeaseId
 
 
 class Grant(NamedTuple):
-    """A lease as its holder sees it: columns of u64 offsets and generations, u8 tiers. `lease` 0: nothing was leased."""
+    """A lease as its holder sees it: columns of u64 offsets and generations, u8 tiers, u64 slots. `lease` 0: nothing."""
 
     lease: int
     chunks: int
     offsets: bytes
     generations: bytes
     tiers: bytes
+    slots: bytes
 
 
 # The owner number of tickets' holds: no connection has it.
 TICKETS = 0
-NOTHING = Grant(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
+NOTHING = Grant(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"", slots=b"")
 
 
 class Readers:
@@ -213,9 +214,9 @@ class Readers:
         rank = session.layout.rank
         if rank is None:
             levels = [np.frombuffer(self._directory.columns(hold).levels, np.uint8) for hold in holds.values()]
-            return Grant(lease.id, chunks, b"", b"", np.maximum.reduce(levels).tobytes())
+            return Grant(lease.id, chunks, b"", b"", np.maximum.reduce(levels).tobytes(), b"")
         columns = self._directory.columns(holds[rank])
-        return Grant(lease.id, chunks, columns.offsets, columns.generations, columns.levels)
+        return Grant(lease.id, chunks, columns.offsets, columns.generations, columns.levels, columns.slots)
 
     def _affordable(self, holder: int, session: EngineSession, holds: Sequence[int], chunks: int) -> int:
         classes = [namespace.size_class for namespace in session.namespaces.values()]

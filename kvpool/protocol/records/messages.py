@@ -14,7 +14,7 @@ from kvpool.protocol.records.codec import encode as encode
 from kvpool.protocol.records.codec import values_of as values_of
 
 MAGIC = b"KVPL"
-PROTOCOL_VERSION = 2  # the newest version; see `versions`
+PROTOCOL_VERSION = 3  # the newest version; see `versions`
 KEYS_MAX = 28_000  # with the retention of each they still fit a frame
 LEAF_CHUNKS_MAX = 4096  # chunks, of all ranks, that are leased at once by their leaves
 RETAIN_KEYS_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each takes time on the control thread
@@ -96,7 +96,11 @@ class AcquireLeaves:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The leased chunks. `lease` 0: none. A scheduler's lease carries no offsets."""
+    """The leased chunks. `lease` 0: none. A scheduler's lease carries no offsets and no slots.
+
+    `offsets`: of the bytes in their region; `slots`: of the words of each slot in the index, the region in the upper half of a
+    u64 and the slot's number in the lower one.
+    """
 
     KIND: ClassVar[int] = 11
     lease: int
@@ -104,6 +108,7 @@ class Leased:
     offsets: bytes
     generations: bytes
     tiers: bytes
+    slots: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ class LocalSocket:
             try:
                 hello = await asyncio.wait_for(_receive_hello(accepted), self.handshake_timeout_s)
                 admission = admit(hello, peer)
-                version = versions.choose(hello.oldest, hello.version)
+                version = versions.choose(hello.oldest, hello.version, hello.role)
                 sent = versions.encode_for(replace(admission.welcome, protocol=version), 0, version)
                 failpoint.reach("daemon.handshake.before_welcome")
                 # The first send on a fresh socket takes these few bytes whole.
@@ -243,7 +243,7 @@ async def _receive_hello(accepted: socket.socket) -> m.Hello:
     hello = versions.decode_of_any(m.Hello, values)
     if hello.magic != m.MAGIC:
         raise ProtocolError("the hello does not carry the magic of kvpool")
-    versions.choose(hello.oldest, hello.version)
+    versions.choose(hello.oldest, hello.version, hello.role)
     return hello
 
 

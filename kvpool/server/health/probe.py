@@ -158,7 +158,8 @@ class Probe:
             return None
         _require(state == SaveState.RESERVED, f"reserve of a new chunk answered {state.name}")
         chunk = _Chunk(key, payload, _first(reserved.offsets), _first(reserved.generations))
-        _require(session.index.covers(chunk.offset, PROBE_LAYOUT.layers), f"reserved offset {chunk.offset} is outside")
+        is_inside = chunk.offset + len(payload) <= session.arena.size
+        _require(is_inside, f"reserved offset {chunk.offset} is outside")
         target, offset = (session.arena, chunk.offset) if session.staging is None else (session.staging, 0)
         target.view()[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)
         if session.staging is not None:
@@ -187,19 +188,20 @@ class Probe:
         self._lease = leased.lease
         _require(is_found, "lookup missed a chunk that could be leased")
         _require(leased.chunks == 1, f"{leased.chunks} chunks were leased, expected 1")
-        self._compare(session, chunk, _first(leased.offsets), _first(leased.generations))
+        self._compare(session, chunk, _first(leased.offsets), _first(leased.slots), _first(leased.generations))
         return True
 
-    def _compare(self, session: _Session, chunk: _Chunk, offset: int, generation: int) -> None:
+    def _compare(self, session: _Session, chunk: _Chunk, offset: int, slot: int, generation: int) -> None:
         _require(offset == chunk.offset, f"offset {offset} was leased, {chunk.offset} was reserved")
         _require(generation == chunk.generation, f"generation {generation} was leased, {chunk.generation} was reserved")
         found = session.arena.view()[offset : offset + len(chunk.payload)].tobytes()
         _require(found == chunk.payload, f"bytes at offset {offset} are not those that were written")
-        stored = [session.index.checksum_at(offset, layer) for layer in range(PROBE_LAYOUT.layers)]
+        _require(session.index.covers(slot, PROBE_LAYOUT.layers), f"leased slot {slot:#x} has no words in the index")
+        stored = [session.index.checksum_at(slot, layer) for layer in range(PROBE_LAYOUT.layers)]
         expected = np.frombuffer(_checksums(chunk.payload), "<u4").tolist()
-        _require(stored == expected, f"checksums at offset {offset} are {stored}, expected {expected}")
-        present = session.index.generation_at(offset)
-        _require(present == generation, f"generation at offset {offset} is {present}, expected {generation}")
+        _require(stored == expected, f"checksums of slot {slot:#x} are {stored}, expected {expected}")
+        present = session.index.generation_at(slot)
+        _require(present == generation, f"generation of slot {slot:#x} is {present}, expected {generation}")
 
 
 class SelfProbe:

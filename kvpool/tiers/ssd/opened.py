@@ -163,7 +163,7 @@ class OpenSsd:
 
     def read(self, moves: Moves, geometry: Geometry, *, is_urgent: bool) -> JobId:
         """Start reading chunks into the arena."""
-        return JobId(self._queue.read(moves.rows(), self._epoch, *geometry, 0 if is_urgent else 1))
+        return JobId(self._queue.read(moves.rows(), self._epoch, *geometry, self._index_view, 0 if is_urgent else 1))
 
     def write(self, moves: Moves, geometry: Geometry) -> JobId:
         """Start writing chunks of the arena."""

@@ -26,7 +26,7 @@ TEST(a_verdict_about_a_chunk_on_its_way_up_takes_nothing) {
   // Another engine has computed on what is on its way, and stored it.
   EXPECT(tiers.memory.store({3}, 2) == 1);
   EXPECT(memory.drop(key_of(1), reading.generations[0]) == 0);
-  EXPECT(tiers.view_generation(reading.offsets[0]) == reading.generations[0]);
+  EXPECT(tiers.view_generation(reading.slots[0]) == reading.generations[0]);
   EXPECT(memory.landed(key_of(1), reading.generations[0]));
   EXPECT(memory.landed(key_of(2), reading.generations[1]));
   EXPECT(memory.release(reading.id, ++tiers.memory.now));

@@ -23,9 +23,9 @@ class CopySetting {
       : layers(layer_count),
         layer_bytes(bytes_of_layer),
         chunks_(chunks),
-        slot_bytes_(std::max(round_up(layers * layer_bytes, PAGE_BYTES), round_up(layers, 4) / 4 * PAGE_BYTES)) {
-    const IndexShape shape{256, chunks * slot_bytes_};
-    arena = Mapping::create("test-arena", shape.arena_bytes, false).mapping;
+        slot_bytes_(round_up(layers * layer_bytes, PAGE_BYTES)) {
+    const IndexShape shape{256, {{chunks * slot_bytes_, chunks, chunks * layers}}};
+    arena = Mapping::create("test-arena", chunks * slot_bytes_, false).mapping;
     words = Mapping::create("test-index", shape.total_bytes(), false).mapping;
     const uint8_t epoch[16] = {1};
     table = std::make_unique<ChunkTable>(words, shape, epoch);
@@ -36,13 +36,14 @@ class CopySetting {
       std::memcpy(arena->data() + at, &word, sizeof(word));
     }
     for (size_t chunk = 0; chunk < chunks; ++chunk) {
+      table->open_slot(slot(chunk), static_cast<uint32_t>(chunk) * layers);
       publish(chunk);
     }
     engine.assign(chunks * layers * layer_bytes, 0);
   }
 
   [[nodiscard]] uint64_t offset(size_t chunk) const { return chunk * slot_bytes_; }
-  [[nodiscard]] PageIndex page(size_t chunk) const { return PageIndex(static_cast<uint32_t>(offset(chunk) / PAGE_BYTES)); }
+  [[nodiscard]] SlotAddress slot(size_t chunk) const { return {DRAM_REGION, static_cast<uint32_t>(chunk)}; }
   [[nodiscard]] uint8_t* extent(size_t chunk, uint32_t layer) const {
     return arena->data() + offset(chunk) + layer * layer_bytes;
   }
@@ -62,9 +63,10 @@ class CopySetting {
   }
 
   [[nodiscard]] LoadPlan load_plan() {
-    LoadPlan plan{view(), arena, index, {}, {}, {}, layers, layer_bytes, true};
+    LoadPlan plan{view(), arena, index, {}, {}, {}, {}, layers, layer_bytes, true};
     for (size_t chunk = 0; chunk < chunks_; ++chunk) {
       plan.offsets.push_back(offset(chunk));
+      plan.slots.push_back(slot(chunk));
       plan.generations.push_back(chunk + 1);
       plan.block_ids.push_back(static_cast<int64_t>(chunk));
     }
@@ -90,9 +92,9 @@ class CopySetting {
     for (uint32_t layer = 0; layer < layers; ++layer) {
       sums.push_back(crc32c(0, extent(chunk, layer), layer_bytes));
     }
-    table->set_checksums(page(chunk), sums.data(), layers);
-    table->set_landed(page(chunk), layers);
-    table->set_generation(page(chunk), chunk + 1);
+    table->set_checksums(slot(chunk), sums.data(), layers);
+    table->set_landed(slot(chunk), layers);
+    table->set_generation(slot(chunk), chunk + 1);
   }
 
   const size_t chunks_;

@@ -86,21 +86,21 @@ TEST(checksums_are_not_compared_where_the_plan_says_so) {
   plan.verifies = false;
   CopyPool pool(1);
   expect_loaded(setting, *start_load(pool, plan), 4, LoadReason::COMPLETE);
-  setting.table->set_generation(setting.page(1), 77);
+  setting.table->set_generation(setting.slot(1), 77);
   expect_loaded(setting, *start_load(pool, plan), 1, LoadReason::GONE);
 }
 
 TEST(a_new_generation_is_gone_whatever_its_checksum) {
   CopySetting setting(9, 3, 5000, testing::seed());
   setting.extent(5, 1)[0] ^= 1;
-  setting.table->set_generation(setting.page(5), 99);
+  setting.table->set_generation(setting.slot(5), 99);
   CopyPool pool(2);
   expect_loaded(setting, *start_load(pool, setting.load_plan()), 5, LoadReason::GONE);
 }
 
 TEST(the_lowest_failure_gives_the_reason) {
   CopySetting setting(9, 3, 5000, testing::seed());
-  setting.table->set_generation(setting.page(7), 0);
+  setting.table->set_generation(setting.slot(7), 0);
   setting.extent(2, 2)[17] ^= 1;
   CopyPool pool(3);
   expect_loaded(setting, *start_load(pool, setting.load_plan()), 2, LoadReason::CHECKSUM);
@@ -114,7 +114,7 @@ TEST(a_chunk_that_goes_during_the_load_is_not_reported) {
     while (job->progress() < static_cast<uint64_t>(round) * 12) {
       std::this_thread::yield();
     }
-    setting.table->set_generation(setting.page(40), 0);
+    setting.table->set_generation(setting.slot(40), 0);
     EXPECT(job->wait(LONG_S));
     EXPECT(job->chunks() == 40 || job->chunks() == 64);
     EXPECT((job->chunks() == 64) == (job->reason() == LoadReason::COMPLETE));

@@ -21,7 +21,7 @@ using namespace kvpool::testing;
 TEST(layers_are_copied_as_they_land_and_others_are_served_meanwhile) {
   CopySetting setting(4, 3, 4096, 11);
   for (size_t chunk = 2; chunk < 4; ++chunk) {
-    setting.table->set_landed(setting.page(chunk), 0);
+    setting.table->set_landed(setting.slot(chunk), 0);
   }
   CopyPool pool(1);
   const auto job = start_load(pool, setting.load_plan());
@@ -37,7 +37,7 @@ TEST(layers_are_copied_as_they_land_and_others_are_served_meanwhile) {
   EXPECT(save->wait(LONG_S));
   for (uint32_t layer = 0; layer < 3; ++layer) {
     for (size_t chunk = 2; chunk < 4; ++chunk) {
-      setting.table->set_landed(setting.page(chunk), layer + 1);
+      setting.table->set_landed(setting.slot(chunk), layer + 1);
     }
     EXPECT(job->wait_layer(layer, LONG_S) == LayerState::IN_PLACE);
     EXPECT(layer == 2 || job->wait_layer(layer + 1, 0.01) == LayerState::TIMED_OUT);
@@ -48,15 +48,15 @@ TEST(layers_are_copied_as_they_land_and_others_are_served_meanwhile) {
 TEST(a_landing_that_fails_or_a_slot_that_goes_ends_the_load_there) {
   for (const bool goes : {false, true}) {
     CopySetting setting(4, 2, 4096, 21);
-    setting.table->set_landed(setting.page(2), 1);
+    setting.table->set_landed(setting.slot(2), 1);
     CopyPool pool(1);
     const auto job = start_load(pool, setting.load_plan());
     EXPECT(job->wait_layer(0, LONG_S) == LayerState::IN_PLACE);
     EXPECT(!job->wait(0.01));
     if (goes) {
-      setting.table->set_generation(setting.page(2), 0);
+      setting.table->set_generation(setting.slot(2), 0);
     } else {
-      setting.table->set_landed(setting.page(2), LANDING_FAILED);
+      setting.table->set_landed(setting.slot(2), LANDING_FAILED);
     }
     expect_loaded(setting, *job, 2, goes ? LoadReason::GONE : LoadReason::IO);
   }
@@ -72,14 +72,14 @@ uint64_t thread_switches() {
 
 // Announces a layer with the checksum that it has.
 void land(CopySetting& setting, LandingBoard& board, size_t chunk, uint32_t layer) {
-  const uint32_t checksum = setting.index->checksum_at(setting.offset(chunk), layer);
-  board.land(setting.offset(chunk), layer, &checksum, 1);
+  const uint32_t checksum = setting.index->checksum_at(setting.slot(chunk), layer);
+  board.land(setting.slot(chunk), layer, &checksum, 1);
 }
 
 LandingWait wait_for(const CopySetting& setting, const std::vector<size_t>& chunks) {
   LandingWait wait;
   for (const size_t chunk : chunks) {
-    wait.add(setting.index, setting.offset(chunk), setting.index->landed_at(setting.offset(chunk)));
+    wait.add(setting.index, setting.slot(chunk), setting.index->landed_at(setting.slot(chunk)));
   }
   return wait;
 }
@@ -111,9 +111,10 @@ TEST(a_landing_wakes_those_alone_who_wait_for_its_chunk) {
   std::vector<std::unique_ptr<CopyPool>> pools;
   std::vector<std::shared_ptr<LoadJob>> jobs;
   for (size_t chunk = 0; chunk < WAITERS; ++chunk) {
-    setting.table->set_landed(setting.page(chunk), 0);
+    setting.table->set_landed(setting.slot(chunk), 0);
     LoadPlan plan = setting.load_plan();
     plan.offsets = {plan.offsets[chunk]};
+    plan.slots = {plan.slots[chunk]};
     plan.generations = {plan.generations[chunk]};
     plan.block_ids = {plan.block_ids[chunk]};
     pools.push_back(std::make_unique<CopyPool>(1));
@@ -146,13 +147,13 @@ TEST(a_wait_ends_once_for_each_landing_of_its_chunk) {
     std::vector<uint32_t> wakes(WAITERS);
     std::vector<std::thread> waiters;
     for (size_t chunk = 0; chunk < 2 * WAITERS; ++chunk) {
-      setting.table->set_landed(setting.page(chunk), 0);
+      setting.table->set_landed(setting.slot(chunk), 0);
     }
     for (size_t chunk = 0; chunk < WAITERS; ++chunk) {
       waiters.emplace_back([&, chunk] {
-        while (setting.index->landed_at(setting.offset(chunk)) < LAYERS) {
+        while (setting.index->landed_at(setting.slot(chunk)) < LAYERS) {
           const LandingWait wait = wait_for(setting, {chunk, WAITERS + chunk});
-          seen[chunk].store(setting.index->landed_at(setting.offset(chunk)) + 1);
+          seen[chunk].store(setting.index->landed_at(setting.slot(chunk)) + 1);
           seen[chunk].notify_one();
           is_first_alone ? wait.wait_for_first(LONG_S) : wait.wait(LONG_S);
           ++wakes[chunk];
@@ -178,15 +179,15 @@ TEST(a_wait_for_several_chunks_ends_with_the_first_landing_and_in_any_case_in_ti
   const std::vector<size_t> chunks{3, 4, 5, 6};
   for (const size_t landing : chunks) {
     for (const size_t chunk : chunks) {
-      setting.table->set_landed(setting.page(chunk), 0);
+      setting.table->set_landed(setting.slot(chunk), 0);
     }
     const LandingWait wait = wait_for(setting, chunks);
     const auto begun = std::chrono::steady_clock::now();
     wait.wait(SHORT_S);  // no landing
     wait.wait_for_first(SHORT_S);
     EXPECT(seconds_since(begun) >= 2 * SHORT_S);
-    std::thread lander([&] { landing == 6 ? board.fail(setting.offset(landing)) : land(setting, board, landing, 0); });
-    while (setting.index->landed_at(setting.offset(landing)) == 0) {
+    std::thread lander([&] { landing == 6 ? board.fail(setting.slot(landing)) : land(setting, board, landing, 0); });
+    while (setting.index->landed_at(setting.slot(landing)) == 0) {
       wait.wait(LONG_S);
     }
     lander.join();
@@ -196,7 +197,7 @@ TEST(a_wait_for_several_chunks_ends_with_the_first_landing_and_in_any_case_in_ti
   std::iota(many.begin(), many.end(), 0);
   const LandingWait full = wait_for(setting, many);
   EXPECT(full.is_full());
-  board.fail(setting.offset(LandingWait::WORDS_MAX - 1));
+  board.fail(setting.slot(LandingWait::WORDS_MAX - 1));
   const auto begun = std::chrono::steady_clock::now();
   full.wait(LONG_S);  // the last of the words has changed already
   EXPECT(seconds_since(begun) < LONG_S);
@@ -206,7 +207,7 @@ TEST(loads_go_on_where_the_kernel_does_not_know_the_wait_for_several) {
   CopySetting setting(6, 2, 4096, 61);
   LandingBoard board(setting.words);
   for (size_t chunk = 0; chunk < 6; ++chunk) {
-    setting.table->set_landed(setting.page(chunk), 0);
+    setting.table->set_landed(setting.slot(chunk), 0);
   }
   std::thread filtered([&] {
     if (!refuse_futex_waitv()) {

@@ -43,14 +43,14 @@ uint64_t generation_of(uint64_t id, uint64_t round) { return (id << 32) | (round
 
 bool is_whole(const TableEntry& entry, uint64_t id) {
   const uint64_t round = (entry.generation & 0xFFFFFFFFU) - 1;
-  return entry.generation >> 32 == id && entry.record.value() == id + 100 && entry.page.value() == (id + round) % 64;
+  return entry.generation >> 32 == id && entry.record.value() == id + 100 && entry.slot.number == (id + round) % 64;
 }
 
 }  // namespace
 
 TEST(a_key_that_stays_is_always_found_and_no_entry_is_a_mixture) {
   const uint64_t seed = fresh_seed();
-  const IndexShape shape{SLOTS, 64 * PAGE_BYTES};
+  const IndexShape shape{SLOTS, {{64 * PAGE_BYTES, 64, 64}}};
   const auto words = Mapping::create("torture", shape.total_bytes(), false).mapping;
   const uint8_t epoch[16] = {1};
   ChunkTable table(words, shape, epoch, SEED);
@@ -58,7 +58,7 @@ TEST(a_key_that_stays_is_always_found_and_no_entry_is_a_mixture) {
   constexpr uint64_t STABLE = 40;  // ids 1..40 stay; 41..140 come and go
   const auto insert = [&](uint64_t id, uint64_t round) {
     return table.insert(crowded_key(id), RecordId(static_cast<uint32_t>(id + 100)), generation_of(id, round),
-                        PageIndex(static_cast<uint32_t>((id + round) % 64)));
+                        {DRAM_REGION, static_cast<uint32_t>((id + round) % 64)});
   };
   for (uint64_t id = 1; id <= STABLE; ++id) {
     EXPECT(insert(id, 0));
@@ -127,7 +127,7 @@ TEST(a_load_that_calls_itself_complete_has_the_bytes_of_its_generations) {
     std::mt19937_64 random(seed);
     for (uint64_t generation = CHUNKS + 1; !is_over; ++generation) {
       const size_t chunk = random() % CHUNKS;
-      setting.table->set_generation(setting.page(chunk), 0);
+      setting.table->set_generation(setting.slot(chunk), 0);
 #if defined(__SANITIZE_THREAD__)
       const uint64_t next = current[chunk] + 256;  // whose bytes are the same
 #else
@@ -135,7 +135,7 @@ TEST(a_load_that_calls_itself_complete_has_the_bytes_of_its_generations) {
       std::atomic_thread_fence(std::memory_order_seq_cst);
       write(chunk, next);
 #endif
-      setting.table->set_generation(setting.page(chunk), next);
+      setting.table->set_generation(setting.slot(chunk), next);
       current[chunk] = next;
       for (uint64_t pause = random() % 64; pause > 0; --pause) {
         std::this_thread::yield();

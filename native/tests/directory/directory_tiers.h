@@ -96,7 +96,7 @@ struct Tiers {
         }
         ++chunks;
         if (made.states[index] == static_cast<uint8_t>(SaveState::RESERVED)) {
-          KVPOOL_CHECK(!lands || view_generation(made.offsets[index]) == made.generations[index]);
+          KVPOOL_CHECK(!lands || view_generation(made.slots[index]) == made.generations[index]);
           if (lands) {
             KVPOOL_CHECK(memory.directory.landed(key_of(rest[index]), made.generations[index]));
           } else {
@@ -111,7 +111,9 @@ struct Tiers {
     return chunks;
   }
 
-  [[nodiscard]] uint64_t view_generation(uint64_t offset) const { return memory.view->generation_at(offset); }
+  [[nodiscard]] uint64_t view_generation(uint64_t slot) const {
+    return memory.view->generation_at(SlotAddress::unpacked(slot));
+  }
 
   [[nodiscard]] bool is_sound() const {
     const auto broken = files.verify();

@@ -33,15 +33,15 @@ TEST(reserved_chunks_are_invisible_until_committed_in_order) {
   EXPECT(all_are(made.states, SaveState::RESERVED));
   EXPECT(pool.lookup({1, 2, 3}) == 0);
   EXPECT(pool.acquire({1}).id == 0);
-  EXPECT(pool.view->generation_at(made.offsets[0]) == 0);
+  EXPECT(pool.view->generation_at(SlotAddress::unpacked(made.slots[0])) == 0);
   EXPECT(pool.commit(made, 1, 1)[0] == static_cast<uint8_t>(SaveState::NO_PARENT));
   EXPECT(pool.commit(made, 0, 2) == std::vector<uint8_t>({7, 7}));
   EXPECT(pool.commit(made, 0, 1) == std::vector<uint8_t>({7}));
   EXPECT(pool.commit(made, 3, 1)[0] == static_cast<uint8_t>(SaveState::EXPIRED));
   EXPECT(pool.commit(made, SIZE_MAX, 1)[0] == static_cast<uint8_t>(SaveState::EXPIRED));
   EXPECT(pool.lookup({1, 2, 3}) == 2);
-  EXPECT(pool.view->generation_at(made.offsets[1]) == made.generations[1]);
-  EXPECT(pool.view->checksum_at(made.offsets[1], 2) == 6);
+  EXPECT(pool.view->generation_at(SlotAddress::unpacked(made.slots[1])) == made.generations[1]);
+  EXPECT(pool.view->checksum_at(SlotAddress::unpacked(made.slots[1]), 2) == 6);
   EXPECT(all_are(pool.reserve({3}, 2).states, SaveState::PENDING));
   EXPECT(all_are(pool.reserve({4, 5}, 3).states, SaveState::NO_PARENT));
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
@@ -150,7 +150,7 @@ TEST(dropped_chunk_is_gone_at_once_and_freed_when_let_go) {
   EXPECT(drop(pool.directory, key_of(2)) == 4);  // 2, 3, 4, 13; 24 was never stored
   EXPECT(drop(pool.directory, key_of(2)) == 0);
   EXPECT(pool.lookup({1, 2}) == 1);
-  EXPECT(pool.view->generation_at(before->offsets[1]) == 0);
+  EXPECT(pool.view->generation_at(SlotAddress::unpacked(before->slots[1])) == 0);
   EXPECT(pool.directory.columns(hold.id)->levels == std::vector<uint8_t>({1, NO_LEVEL, NO_LEVEL}));
   EXPECT(pool.commit(made, 0, 1)[0] == static_cast<uint8_t>(SaveState::EXPIRED));
   EXPECT(pool.is_sound());

@@ -92,8 +92,8 @@ TEST(a_failed_landing_takes_what_follows_along) {
   EXPECT(tiers.is_sound());
   EXPECT(drop(tiers.files, key_of(2)) == 2);
   EXPECT(tiers.memory.directory.fail_landing(key_of(2), made.generations[1]) == 1);
-  EXPECT(tiers.view_generation(made.offsets[1]) == 0);
-  EXPECT(tiers.view_generation(made.offsets[2]) == 0);
+  EXPECT(tiers.view_generation(made.slots[1]) == 0);
+  EXPECT(tiers.view_generation(made.slots[2]) == 0);
   EXPECT(tiers.memory.lookup({1, 2, 3}) == 1);
   EXPECT(tiers.is_sound());
   EXPECT(tiers.memory.directory.release(lease.id, ++tiers.memory.now));

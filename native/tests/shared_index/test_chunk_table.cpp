@@ -19,8 +19,8 @@ namespace {
 constexpr uint8_t EPOCH[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 
 struct Index {
-  explicit Index(uint64_t slots, uint64_t arena_bytes = 1024 * PAGE_BYTES)
-      : shape{slots, arena_bytes},
+  explicit Index(uint64_t slots, std::vector<RegionShape> regions = {{1024 * PAGE_BYTES, 1024, 4096}})
+      : shape{slots, std::move(regions)},
         mapping(Mapping::create("index", shape.total_bytes(), false).mapping),
         table(mapping, shape, EPOCH, SEED),
         reader(IndexView::attach(Mapping::attach(mapping->fd(), shape.total_bytes(), false).mapping)) {}
@@ -29,6 +29,8 @@ struct Index {
   ChunkTable table;
   std::shared_ptr<const IndexView> reader;
 };
+
+SlotAddress slot_at(uint64_t number) { return {DRAM_REGION, static_cast<uint32_t>(number)}; }
 
 bool is_whole(const TableEntry& entry, uint64_t id) {
   return entry.generation % 1000 == id % 1000 && entry.record == RecordId(static_cast<uint32_t>(id));
@@ -39,7 +41,8 @@ bool is_whole(const TableEntry& entry, uint64_t id) {
 TEST(reader_sees_header_and_refuses_other_regions) {
   const Index index(128);
   EXPECT(index.reader != nullptr);
-  EXPECT(index.reader->arena_bytes() == 1024 * PAGE_BYTES);
+  EXPECT(index.reader->shape().regions.size() == 1);
+  EXPECT(index.reader->shape().regions[0].bytes == 1024 * PAGE_BYTES);
   EXPECT(std::memcmp(index.reader->epoch().data(), EPOCH, 16) == 0);
   EXPECT(IndexView::attach(nullptr) == nullptr);
   const auto blank = Mapping::create("blank", 8 * PAGE_BYTES, false).mapping;
@@ -56,19 +59,24 @@ TEST(reader_sees_header_and_refuses_other_regions) {
   EXPECT(IndexView::attach(copy) == nullptr);
 }
 
-TEST(words_outside_the_arena_read_as_nothing) {
+TEST(words_outside_the_regions_read_as_nothing) {
   Index index(128);
-  index.table.set_generation(PageIndex(1023), 5);
   const uint32_t sums[4] = {1, 2, 3, 4};
-  index.table.set_checksums(PageIndex(1023), sums, 4);
-  EXPECT(index.reader->generation_at(1023 * PAGE_BYTES) == 5);
-  EXPECT(index.reader->generation_at(1024 * PAGE_BYTES) == 0);
-  EXPECT(index.reader->generation_at(1023 * PAGE_BYTES + 1) == 0);
-  EXPECT(index.reader->generation_at(UINT64_MAX) == 0);
-  EXPECT(index.reader->checksum_at(1023 * PAGE_BYTES, 3) == 4);
-  EXPECT(index.reader->checksum_at(1023 * PAGE_BYTES, 4) == 0);
-  EXPECT(index.reader->covers(1023 * PAGE_BYTES, 4));
-  EXPECT(!index.reader->covers(1023 * PAGE_BYTES, 5));
+  index.table.open_slot(slot_at(1023), 4092);
+  index.table.set_checksums(slot_at(1023), sums, 4);
+  index.table.set_generation(slot_at(1023), 5);
+  EXPECT(index.reader->generation_at(slot_at(1023)) == 5);
+  EXPECT(index.reader->generation_at(slot_at(1024)) == 0);
+  EXPECT(index.reader->generation_at({1, 1023}) == 0);
+  EXPECT(index.reader->generation_at({}) == 0);
+  EXPECT(index.reader->generation_at(SlotAddress::unpacked(uint64_t{1} << 63)) == 0);
+  EXPECT(index.reader->landing_word({1, 0}) == nullptr);
+  EXPECT(index.reader->checksum_at(slot_at(1023), 3) == 4);
+  EXPECT(index.reader->checksum_at(slot_at(1023), 4) == 0);
+  EXPECT(index.reader->covers(slot_at(1023), 4));
+  EXPECT(!index.reader->covers(slot_at(1023), 5));
+  EXPECT(!index.reader->covers(slot_at(1023), UINT32_MAX));
+  EXPECT(!index.reader->covers(slot_at(1024), 1));
 }
 
 TEST(lookup_ends_at_the_first_chunk_that_is_absent_or_being_written) {
@@ -78,7 +86,7 @@ TEST(lookup_ends_at_the_first_chunk_that_is_absent_or_being_written) {
     const ChunkKey key = key_at(id % 3, id + 1, 128);
     std::memcpy(&keys[id * KEY_BYTES], key.words, KEY_BYTES);
     if (id != 15) {
-      EXPECT(index.table.insert(key, RecordId(id), id + 1, PageIndex(id)));
+      EXPECT(index.table.insert(key, RecordId(id), id + 1, slot_at(id)));
       if (id != 12) {
         index.table.set_tiers(key, static_cast<uint8_t>(id % 2 == 0 ? 0b0110 : 0b0100));
       }
@@ -99,14 +107,14 @@ TEST(lookup_ends_at_the_first_chunk_that_is_absent_or_being_written) {
 TEST(full_table_and_long_probes_are_refused) {
   Index index(1024);
   uint32_t taken = 0;
-  while (index.table.insert(key_at(5, taken + 1, 1024), RecordId(taken), taken + 1, PageIndex(1))) {
+  while (index.table.insert(key_at(5, taken + 1, 1024), RecordId(taken), taken + 1, slot_at(1))) {
     ++taken;
   }
   EXPECT(taken == MAX_PROBE);
   EXPECT(!index.table.has_room(key_at(5, 9999, 1024)));
   EXPECT(index.table.has_room(key_at(900, 9999, 1024)));
   for (uint32_t id = taken; id < 640; ++id) {
-    EXPECT(index.table.insert(key_at(300 + id, id + 1, 1024), RecordId(id), id + 1, PageIndex(1)));
+    EXPECT(index.table.insert(key_at(300 + id, id + 1, 1024), RecordId(id), id + 1, slot_at(1)));
   }
   EXPECT(!index.table.has_room(key_at(280, 7777, 1024)));  // as full as it may be
   EXPECT(index.table.verify().empty());
@@ -117,11 +125,11 @@ TEST(a_slot_in_reach_is_bequeathed_to_a_key_that_finds_none_free) {
   std::vector<ChunkKey> crowd;
   for (uint64_t id = 1; id <= MAX_PROBE; ++id) {
     crowd.push_back(key_at(5, id, 1024));
-    EXPECT(index.table.insert(crowd.back(), RecordId(1), id, PageIndex(1)));
+    EXPECT(index.table.insert(crowd.back(), RecordId(1), id, slot_at(1)));
   }
   // Behind them entries of other homes, which would close the gap that a mere erasure makes.
   for (uint64_t id = 301; id < 400; ++id) {
-    EXPECT(index.table.insert(key_at(150, id, 1024), RecordId(1), id, PageIndex(1)));
+    EXPECT(index.table.insert(key_at(150, id, 1024), RecordId(1), id, slot_at(1)));
   }
   const ChunkKey late = key_at(5, 999, 1024);
   EXPECT(!index.table.is_in_reach(late));
@@ -131,7 +139,7 @@ TEST(a_slot_in_reach_is_bequeathed_to_a_key_that_finds_none_free) {
   index.table.erase(crowd[77]);
   EXPECT(!index.reader->find(crowd[77]));
   EXPECT(index.reader->is_being_written(late));
-  index.table.move(late, RecordId(7), 12345, PageIndex(3));
+  index.table.move(late, RecordId(7), 12345, slot_at(3));
   EXPECT(index.reader->find(late)->generation == 12345);
   EXPECT(index.table.verify().empty());
   index.table.erase(late);
@@ -146,7 +154,7 @@ TEST(probes_stay_short_at_the_largest_load) {
   uint64_t longest = 0;
   for (uint64_t id = 1; id <= 200'000; ++id) {
     const ChunkKey key{{random(), random(), random(), random()}};
-    refused += index.table.insert(key, RecordId(1), id, PageIndex(1)) ? 0U : 1U;
+    refused += index.table.insert(key, RecordId(1), id, slot_at(1)) ? 0U : 1U;
     longest = std::max(longest, index.table.probe_length(key).value_or(0));
   }
   std::printf("  longest probe: %llu slots\n", static_cast<unsigned long long>(longest));
@@ -166,7 +174,7 @@ TEST(random_operations_agree_with_a_map) {
       const bool present = model.count(id) != 0;
       if (!present && random() % 2 == 0) {
         const bool room = index.table.has_room(key);
-        EXPECT(room == index.table.insert(key, RecordId(static_cast<uint32_t>(id)), id, PageIndex(0)));
+        EXPECT(room == index.table.insert(key, RecordId(static_cast<uint32_t>(id)), id, slot_at(0)));
         EXPECT(room == (model.size() < 160));
         if (room) {
           model[id] = 0;
@@ -199,7 +207,7 @@ TEST(readers_never_miss_a_stable_key_nor_see_a_mixed_one) {
   }
   std::mt19937_64 random(kvpool::testing::seed());
   for (uint64_t id = 0; id < IDS; id += 2) {
-    EXPECT(index.table.insert(keys[id], RecordId(static_cast<uint32_t>(id)), 1000 + id, PageIndex(0)));
+    EXPECT(index.table.insert(keys[id], RecordId(static_cast<uint32_t>(id)), 1000 + id, slot_at(0)));
     index.table.set_tiers(keys[id], 2);
   }
   std::atomic<bool> stop{false};
@@ -226,13 +234,13 @@ TEST(readers_never_miss_a_stable_key_nor_see_a_mixed_one) {
     const uint64_t id = random() % (IDS / 2) * 2 + 1;
     const ChunkKey key = keys[id];
     if (present[id]) {
-      index.table.set_generation(PageIndex(static_cast<uint32_t>(id)), 0);
+      index.table.set_generation(slot_at(id), 0);
       index.table.erase(key);
     } else {
       generation += 1000;
       const auto record = RecordId(static_cast<uint32_t>(id));
-      EXPECT(index.table.insert(key, record, generation + id, PageIndex(static_cast<uint32_t>(id))));
-      index.table.set_generation(PageIndex(static_cast<uint32_t>(id)), generation + id);
+      EXPECT(index.table.insert(key, record, generation + id, slot_at(id)));
+      index.table.set_generation(slot_at(id), generation + id);
       index.table.set_tiers(key, 2);
     }
     present[id] = !present[id];
@@ -252,7 +260,7 @@ TEST(readers_never_miss_a_stable_key_nor_see_a_mixed_one) {
 
 TEST(a_recount_takes_no_memory_for_what_was_never_used) {
   Index index(1 << 16);
-  EXPECT(index.table.insert(key_at(60000, 1, 1 << 16), RecordId(1), 1, PageIndex(0)));
+  EXPECT(index.table.insert(key_at(60000, 1, 1 << 16), RecordId(1), 1, slot_at(0)));
   struct stat before = {};
   struct stat after = {};
   EXPECT(fstat(index.mapping->fd(), &before) == 0);

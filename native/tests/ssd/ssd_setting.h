@@ -50,14 +50,15 @@ class SsdSetting {
         slot_bytes(round_up(layers * layer_bytes, PAGE_BYTES)),
         file_slot_bytes(slot_bytes + SSD_HEADER_BYTES) {
     files = SsdFiles::open(directory.file("tier"), file_slot_bytes * 4, (slots + 3) / 4, true).files;
-    const IndexShape shape{256, slots * std::max(slot_bytes, round_up(layers, 4) / 4 * PAGE_BYTES)};
-    arena = Mapping::create("test-arena", shape.arena_bytes, false).mapping;
+    const IndexShape shape{256, {{slots * slot_bytes, slots, uint64_t{slots} * layers}}};
+    arena = Mapping::create("test-arena", slots * slot_bytes, false).mapping;
     const auto words = Mapping::create("test-index", shape.total_bytes(), false).mapping;
     const uint8_t epoch[16] = {1};
     table = std::make_unique<ChunkTable>(words, shape, epoch);
     index = IndexView::attach(words);
     board = std::make_shared<LandingBoard>(words);
     for (uint32_t slot = 0; slot < slots; ++slot) {
+      table->open_slot(address(slot), slot * layers);
       fill(slot);
     }
   }
@@ -71,15 +72,11 @@ class SsdSetting {
   }
   void wipe(uint32_t slot) const {
     std::memset(bytes(slot), 0, slot_bytes);
-    table->set_landed(page(slot), 0);
+    table->set_landed(address(slot), 0);
   }
   [[nodiscard]] uint8_t* bytes(uint32_t slot) const { return arena->data() + arena_offset(slot); }
-  [[nodiscard]] uint64_t arena_offset(uint32_t slot) const {
-    return slot * std::max(slot_bytes, round_up(layers, 4) / 4 * PAGE_BYTES);
-  }
-  [[nodiscard]] PageIndex page(uint32_t slot) const {
-    return PageIndex(static_cast<uint32_t>(arena_offset(slot) / PAGE_BYTES));
-  }
+  [[nodiscard]] uint64_t arena_offset(uint32_t slot) const { return slot * slot_bytes; }
+  [[nodiscard]] static SlotAddress address(uint32_t slot) { return {DRAM_REGION, slot}; }
   [[nodiscard]] uint64_t file_offset(uint32_t slot) const { return slot * file_slot_bytes; }
 
   [[nodiscard]] SsdHeader header(uint32_t slot) const {
@@ -175,7 +172,7 @@ inline std::vector<SsdWrite> writes(const SsdSetting& setting, uint32_t count) {
 inline std::vector<SsdRead> reads(const std::vector<SsdWrite>& written) {
   std::vector<SsdRead> chunks;
   for (const SsdWrite& chunk : written) {
-    chunks.push_back({chunk.offset, chunk.arena_offset, chunk.header});
+    chunks.push_back({chunk.offset, chunk.arena_offset, SsdSetting::address(static_cast<uint32_t>(chunks.size())), chunk.header});
   }
   return chunks;
 }

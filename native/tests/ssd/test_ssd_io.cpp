@@ -144,7 +144,7 @@ SsdQueueIo use_queue() {
   EXPECT(queue.write({{setting.file_offset(0), setting.arena_offset(0), header}}) != 0);
   EXPECT(wait_for_outcomes(queue, 1).at(0).status == SsdStatus::OK);
   setting.wipe(0);
-  EXPECT(queue.read({{setting.file_offset(0), setting.arena_offset(0), header}}, SsdUrgency::DEMAND) != 0);
+  EXPECT(queue.read({{setting.file_offset(0), setting.arena_offset(0), setting.address(0), header}}, SsdUrgency::DEMAND) != 0);
   EXPECT(wait_for_outcomes(queue, 1).at(0).status == SsdStatus::OK);
   EXPECT(setting.is_right(0));
   EXPECT(queue.stop(std::chrono::minutes(1)));

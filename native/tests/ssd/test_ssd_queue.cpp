@@ -41,8 +41,8 @@ TEST(what_is_written_is_read_back_layer_by_layer) {
       }
       EXPECT(seen.size() == 6);
       for (uint32_t slot = 0; slot < 6; ++slot) {
-        EXPECT(setting.index->landed_at(setting.arena_offset(slot)) == layers);
-        EXPECT(setting.index->checksum_at(setting.arena_offset(slot), layers - 1) ==
+        EXPECT(setting.index->landed_at(setting.address(slot)) == layers);
+        EXPECT(setting.index->checksum_at(setting.address(slot), layers - 1) ==
                chunks[slot].header.layer_crcs.back());
         EXPECT(setting.is_right(slot));
       }
@@ -78,7 +78,7 @@ TEST(whatever_is_wrong_in_a_slot_fails_that_chunk_alone) {
         EXPECT(outcome.status == (outcome.chunk == 2 ? expected : SsdStatus::OK));
         EXPECT(outcome.chunk == 2 || setting.is_right(outcome.chunk));
       }
-      EXPECT((setting.index->landed_at(setting.arena_offset(2)) & LANDING_FAILED) != 0);
+      EXPECT((setting.index->landed_at(setting.address(2)) & LANDING_FAILED) != 0);
     };
     outcome_of([](SsdRead& chunk) { chunk.expected.key[5] = 1; }, SsdStatus::OTHER_KEY);
     outcome_of([](SsdRead& chunk) { chunk.expected.generation = 1; }, SsdStatus::OTHER_GENERATION);
@@ -152,7 +152,7 @@ TEST(an_urgent_read_overtakes_what_waits_to_be_written) {
       last = queue->write(chunks);
       EXPECT(last != 0);
     }
-    const SsdRead urgent_read{chunks[0].offset, setting.arena_offset(8), chunks[0].header};
+    const SsdRead urgent_read{chunks[0].offset, setting.arena_offset(8), setting.address(8), chunks[0].header};
     const uint64_t urgent = queue->read({urgent_read}, SsdUrgency::DEMAND);
     EXPECT(urgent != 0);
     const auto outcomes = wait_for_outcomes(*queue, 161);
@@ -174,7 +174,7 @@ TEST(an_urgent_read_waits_for_a_piece_and_not_for_the_chunk_that_is_being_writte
     for (int round = 0; round < 5; ++round) {
       const uint64_t written = queue->write({chunks[1]});
       wait_until([&] { return queue->longest_transfer().count() > 0; });
-      const uint64_t read = queue->read({{chunks[0].offset, setting.arena_offset(2), chunks[0].header}}, SsdUrgency::DEMAND);
+      const uint64_t read = queue->read({{chunks[0].offset, setting.arena_offset(2), setting.address(2), chunks[0].header}}, SsdUrgency::DEMAND);
       const auto outcomes = wait_for_outcomes(*queue, 2);
       EXPECT(all_ok(outcomes, 2));
       EXPECT(outcomes.at(0).job == read && outcomes.at(1).job == written);

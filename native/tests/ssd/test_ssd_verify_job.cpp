@@ -114,7 +114,7 @@ TEST(everything_else_goes_before_a_check) {
     EXPECT(check != 0);
   }
   const uint64_t write = queue.write(chunks);
-  const uint64_t read = queue.read({{chunks[0].offset, setting.arena_offset(8), chunks[0].header}}, SsdUrgency::DEMAND);
+  const uint64_t read = queue.read({{chunks[0].offset, setting.arena_offset(8), setting.address(8), chunks[0].header}}, SsdUrgency::DEMAND);
   const auto outcomes = wait_for_outcomes(queue, 10 * 8 + 8 + 1);
   const auto last_of = [&](uint64_t job) {
     return std::find_if(outcomes.rbegin(), outcomes.rend(), [job](const SsdOutcome& o) { return o.job == job; }).base();

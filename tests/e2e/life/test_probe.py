@@ -89,14 +89,15 @@ def _answering(kind: type[Any], **fields: Any) -> Callable[[Any], Any]:
     ("part", "method", "alter", "expected"),
     [
         ("arena", "view", _flip, "bytes at offset"),
-        ("index", "checksum_at", lambda value: value ^ 1, "checksums at offset"),
-        ("index", "generation_at", lambda value: value + 1, "generation at offset"),
+        ("index", "checksum_at", lambda value: value ^ 1, "checksums of slot"),
+        ("index", "generation_at", lambda value: value + 1, "generation of slot"),
         ("index", "lookup", lambda value: (0, b""), "lookup missed"),
         ("connection", "call", _answering(m.Reserved, states=bytes([SaveState.PENDING])), "answered PENDING"),
         ("connection", "call", _answering(m.Reserved, offsets=b""), "column for one chunk has 0 bytes"),
         ("connection", "call", _answering(m.Committed, states=bytes([SaveState.EXPIRED])), "answered EXPIRED"),
         ("connection", "call", _answering(m.Leased, generations=bytes(8)), "generation 0 was leased"),
         ("connection", "call", _answering(m.Leased, offsets=(4096 << 20).to_bytes(8, "little")), "was leased"),
+        ("connection", "call", _answering(m.Leased, slots=b"\xff" * 8), "has no words in the index"),
         ("connection", "call", _answering(m.Leased, lease=0), "were gone right after their commit"),
     ],
 )

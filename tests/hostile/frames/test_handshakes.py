@@ -88,17 +88,43 @@ def test_requests_in_front_of_a_bad_frame_are_still_answered(shared_daemon: Daem
         (LENGTH.pack(3) + b"\x91\x91\x91", "protocol"),
         (m.encode(m.Hello(b"", 1, "engine", "m", []), 0), "protocol"),
         (m.encode(m.Hello(m.MAGIC, -1, "engine", "m", []), 0), "version"),
-        (m.encode(m.Hello(m.MAGIC, 1, "engine", "m" * 513, SMALL.to_wire()), 0), "model"),
-        (m.encode(m.Hello(m.MAGIC, 1, "engine", "m", [[[]]] * 10), 0), "layout"),
-        (m.encode(m.Hello(m.MAGIC, 1, "engine", "m", [1, 1, 1 << 40, "int8", 1, 1, 0, 1, "", 0]), 0), "layout"),
+        (m.encode(m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m" * 513, SMALL.to_wire()), 0), "model"),
+        (m.encode(m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [[[]]] * 10), 0), "layout"),
         (
-            m.encode(m.Hello(m.MAGIC, 1, "engine", "m", [1024, 65536, 65536, "int8", 1 << 20, 2, 0, 1, "", 0]), 0),
+            m.encode(
+                m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [1, 1, 1 << 40, "int8", 1, 1, 0, 1, "", 0]), 0
+            ),
             "layout",
         ),
-        (m.encode(m.Hello(m.MAGIC, 1, "engine", "m", [1, 1, 1, "int8", 1, 1, 7, 3, "", 0]), 0), "layout"),
-        (m.encode(m.Hello(m.MAGIC, 1, "engine", "m", [1, 1, 1, "int8", 1, 1, 0, 1, "x" * 257, 1]), 0), "layout"),
-        (m.encode(m.Hello(m.MAGIC, 1, "engine", "m", [True, 1, 1, "int8", 1, 1, 0, 1, "", 0]), 0), "layout"),
-        (m.encode(m.Hello(m.MAGIC, 1, "engine", "m", [2, 1 << 14, 1 << 14, "int8", 1, 1, 0, 1, "", 0]), 0), "layout"),
+        (
+            m.encode(
+                m.Hello(
+                    m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [1024, 65536, 65536, "int8", 1 << 20, 2, 0, 1, "", 0]
+                ),
+                0,
+            ),
+            "layout",
+        ),
+        (
+            m.encode(m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [1, 1, 1, "int8", 1, 1, 7, 3, "", 0]), 0),
+            "layout",
+        ),
+        (
+            m.encode(
+                m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [1, 1, 1, "int8", 1, 1, 0, 1, "x" * 257, 1]), 0
+            ),
+            "layout",
+        ),
+        (
+            m.encode(m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [True, 1, 1, "int8", 1, 1, 0, 1, "", 0]), 0),
+            "layout",
+        ),
+        (
+            m.encode(
+                m.Hello(m.MAGIC, m.PROTOCOL_VERSION, "engine", "m", [2, 1 << 14, 1 << 14, "int8", 1, 1, 0, 1, "", 0]), 0
+            ),
+            "layout",
+        ),
     ],
 )
 def test_a_first_frame_that_is_no_good_hello_is_refused_by_name(shared_daemon: Daemon, data: bytes, code: str) -> None:
@@ -109,7 +135,7 @@ def test_a_first_frame_that_is_no_good_hello_is_refused_by_name(shared_daemon: D
 
 
 def test_a_layout_nested_deeply_is_refused(shared_daemon: Daemon) -> None:
-    body = b"\x97\x01\x00\xc4\x04KVPL\x01\xa6engine\xa1m\x9a" + b"\x91" * 500 + b"\x01" * 10
+    body = b"\x97\x01\x00\xc4\x04KVPL\x03\xa6engine\xa1m\x9a" + b"\x91" * 500 + b"\x01" * 10
     with raw_socket(shared_daemon) as raw:
         raw.sendall(LENGTH.pack(len(body)) + body)
         assert _first_failure(raw) == "layout"

@@ -340,9 +340,8 @@ def test_checksums_are_the_daemons_own(hostile: BlockingConnection) -> None:
     index = kvpool_native.IndexView(
         kvpool_native.Mapping.attach(hostile.fds[1], hostile.welcome.index_bytes, writable=False)
     )
-    offsets = np.frombuffer(leased.offsets, "<u8").tolist()
-    for number, offset in enumerate(offsets):
-        found = [index.checksum_at(offset, layer) for layer in range(SMALL.layers)]
+    for number, slot in enumerate(np.frombuffer(leased.slots, "<u8").tolist()):
+        found = [index.checksum_at(slot, layer) for layer in range(SMALL.layers)]
         assert found == np.frombuffer(checksums_of(payload_of(key_of(2900 + number))), "<u4").tolist()
 
 

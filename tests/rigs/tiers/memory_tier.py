@@ -302,7 +302,7 @@ class MemoryTier:
         fault = self.fault_of(job.kind, key)
         if fault is Fault.ERROR:
             if job.kind == "read":
-                self._landings.fail(job.moves.arena_offsets[chunk])
+                self._landings.fail(job.moves.arena_slots[chunk])
             finished = Finished(job.number, chunk, Outcome.FAILED, "error")
         else:
             move = {"read": self._read, "write": self._write, "check": self._check}[job.kind]
@@ -321,7 +321,8 @@ class MemoryTier:
         offset, arena_offset = moves.offsets[chunk], moves.arena_offsets[chunk]
         stored = self._copy(self.medium.memory, offset, self._memory.arena, arena_offset, job.layout)
         expected = b"".join(
-            self._index.checksum_at(arena_offset, layer).to_bytes(CRC_BYTES, "little") for layer in range(layers)
+            self._index.checksum_at(moves.arena_slots[chunk], layer).to_bytes(CRC_BYTES, "little")
+            for layer in range(layers)
         )
         self.medium.checksums[offset] = (moves.keys[chunk], moves.generations[chunk], expected)
         return stored == expected
@@ -336,11 +337,11 @@ class MemoryTier:
             view[:] = self.medium.memory.view()[moves.offsets[chunk] + at : moves.offsets[chunk] + at + layer_bytes]
             if kvpool_native.crc32c(view).to_bytes(CRC_BYTES, "little") != crc:
                 break
-            self._landings.land(target, layer, crc)
+            self._landings.land(moves.arena_slots[chunk], layer, crc)
         else:
             if expected:
                 return True
-        self._landings.fail(target)
+        self._landings.fail(moves.arena_slots[chunk])
         return False
 
     def _check(self, job: _Job, chunk: int) -> bool:

@@ -144,7 +144,16 @@ def test_a_contiguous_array_is_one_block_for_each_chunk(pool: kvpool_native.Copy
         owner=into,
     )
     job = pool.load(
-        view, store.arena, store.index, offsets, store.generations, column(range(5)), LAYERS, LAYER_BYTES, True
+        view,
+        store.arena,
+        store.index,
+        offsets,
+        store.slots,
+        store.generations,
+        column(range(5)),
+        LAYERS,
+        LAYER_BYTES,
+        True,
     )
     assert job.wait(LONG_S)
     assert [row.tobytes() for row in into] == writer.chunks(ids)
@@ -221,11 +230,12 @@ def refused(pool: kvpool_native.CopyPool, store: Store, engine: Engine, **wrong:
         "layers": LAYERS,
         "layer_bytes": LAYER_BYTES,
     }
-    for_load = {"index": store.index, "generations": store.generations, "verifies": True}
+    for_load = {"index": store.index, "slots": store.slots, "generations": store.generations, "verifies": True}
     if wrong.get("block_ids") != column([-1] * 8):
         with pytest.raises(ValueError, match=r"."):
             pool.load(**{**arguments, **for_load, **wrong})
     wrong.pop("generations", None)
+    wrong.pop("slots", None)
     if wrong:
         with pytest.raises(ValueError, match=r"."):
             pool.save(**{**arguments, **wrong})
@@ -244,6 +254,10 @@ def refused(pool: kvpool_native.CopyPool, store: Store, engine: Engine, **wrong:
         {"block_ids": column([0] * 7)},
         {"block_ids": bytes(63)},
         {"generations": bytes(8)},
+        {"slots": bytes(8)},
+        {"slots": column([0, -1])},
+        {"slots": column([0, 1 << 32])},
+        {"slots": column([0, 1 << 31])},
         {"layers": LAYERS + 1},
         {"layers": 0},
         {"layer_bytes": LAYER_BYTES // 2},

@@ -164,10 +164,14 @@ def test_what_was_stored_is_found_with_its_columns() -> None:
     assert held.chunks == 3
     slots = store.directory.columns(held.id)
     assert (slots.offsets, slots.generations, slots.levels) == (made.offsets, made.generations, b"\x01\x01\x01")
-    offset = int(np.frombuffer(made.offsets, "<u8")[2])
-    assert store.view.generation_at(offset) == int(np.frombuffer(made.generations, "<u8")[2])
-    assert [store.view.checksum_at(offset, layer) for layer in range(LAYERS)] == [7, 8, 9]
-    assert store.view.covers(offset, LAYERS)
+    assert slots.slots == made.slots
+    slot = int(np.frombuffer(made.slots, "<u8")[2])
+    assert store.view.generation_at(slot) == int(np.frombuffer(made.generations, "<u8")[2])
+    assert [store.view.checksum_at(slot, layer) for layer in range(LAYERS)] == [7, 8, 9]
+    assert store.view.covers(slot, LAYERS)
+    for elsewhere in (slot + (1 << 32), 1 << 31, (1 << 64) - 1):
+        assert not store.view.covers(elsewhere, 1)
+        assert (store.view.generation_at(elsewhere), store.view.checksum_at(elsewhere, 0)) == (0, 0)
     assert store.view.epoch == store.epoch
     assert store.view.count == 3
     counts = store.directory.stats()
@@ -291,10 +295,10 @@ def test_dropped_chunk_reads_as_gone_and_leaves_when_let_go() -> None:
     store.store([1, 2, 3])
     held = store.directory.acquire(store.namespace, keys([1, 2]))
     slots = store.directory.columns(held.id)
-    offset, generation = (int(np.frombuffer(column, "<u8")[1]) for column in (slots.offsets, slots.generations))
+    slot, generation = (int(np.frombuffer(column, "<u8")[1]) for column in (slots.slots, slots.generations))
     assert store.directory.drop(key(2), generation - 1) == 0
     assert store.directory.drop(key(2), generation) == 2
-    assert store.view.generation_at(offset) == 0
+    assert store.view.generation_at(slot) == 0
     assert store.directory.columns(held.id).levels == bytes([1, 255])
     assert store.directory.stats()["used_bytes"] == 2 * CHUNK
     assert store.directory.release(held.id, store.tick())
@@ -324,8 +328,9 @@ def test_records_are_walked_in_pages_while_pinned() -> None:
     while True:
         page = store.directory.records(cursor, 2)
         assert len(page.records) <= 2
-        for row in page.records:
-            assert store.view.generation_at(row.offset) == row.generation
+        slots = np.frombuffer(store.directory.columns(page.pin).slots, "<u8").tolist() if page.records else []
+        for slot, row in zip(slots, page.records, strict=True):
+            assert store.view.generation_at(slot) == row.generation
             assert (row.chunk_bytes, row.layers, row.namespace) == (CHUNK, LAYERS, store.namespace)
             seen.add(row.key)
         assert store.directory.unpin(page.pin) == bool(page.records)

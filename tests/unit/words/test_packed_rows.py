@@ -13,7 +13,7 @@ from kvpool.tiers.base import Moves
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ROWS = {
-    "MOVE_ROW": "<32s32sQQQ",
+    "MOVE_ROW": "<32s32sQQQQ",
     "RESTORE_ROW": "<32s32sQQIIII",
     "CATALOGUE_ROW": "<32s32sQQQQIIIIII",
     "CHANGE_ROW": "<32s32sIBBBBBB6x",
@@ -49,14 +49,23 @@ def test_a_part_of_a_row_begins_where_its_first_field_does() -> None:
 def test_moves_are_packed_as_native_code_reads_them() -> None:
     keys, parents = [bytes([1]) * 32, bytes([2]) * 32], [b"", bytes([1]) * 32]
     rows = np.frombuffer(
-        Moves(keys, parents, offsets=[4096, 8192], arena_offsets=[0, 1 << 40], generations=[7, 1 << 61]).rows(),
+        Moves(
+            keys,
+            parents,
+            offsets=[4096, 8192],
+            arena_offsets=[0, 1 << 40],
+            arena_slots=[5, 6],
+            generations=[7, 1 << 61],
+        ).rows(),
         packed_rows.MOVE_ROW,
     )
     assert [bytes(row["key"]) for row in rows] == keys
     assert [bytes(row["parent"]) for row in rows] == [bytes(32), keys[0]]
-    assert [tuple(map(int, (row["offset"], row["arena_offset"], row["generation"]))) for row in rows] == [
-        (4096, 0, 7),
-        (8192, 1 << 40, 1 << 61),
+    assert [
+        tuple(map(int, (row["offset"], row["arena_offset"], row["arena_slot"], row["generation"]))) for row in rows
+    ] == [
+        (4096, 0, 5, 7),
+        (8192, 1 << 40, 6, 1 << 61),
     ]
 
 
