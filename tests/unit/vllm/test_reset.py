@@ -3,12 +3,14 @@
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool_client.vllm.save_board import RankSaves, SaveBoard
 from kvpool_client.vllm.scheduler.forgetting import OwnPrefixes, watch_resets
+from kvpool_client.vllm.scheduler.saves.pins import Pins
 from tests.rigs.daemon import wait_until
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -108,6 +110,24 @@ def test_own_prefixes_are_old_from_new_weights_until_they_are_forgotten() -> Non
     own.note_used()
     own.renew()
     assert own.are_old
+
+
+def test_a_reset_gives_a_save_the_time_of_both_its_questions() -> None:
+    limits: list[float] = []
+
+    def drain(limit_s: float) -> dict[int, int]:
+        limits.append(limit_s)
+        return {1: 1}
+
+    freed: list[object] = []
+    pool: Any = SimpleNamespace(blocks=range(8), touch=lambda _: None, free_blocks=freed.append)
+    pins = Pins(1, MonotonicClock(), 2.0)
+    pins.use(pool, drain)
+    assert pins.take([3]) == 1
+    pins.free_for_reset()
+    assert limits[0] > 2 * 2.0, "a save asks the daemon before its copy and after it"
+    assert freed == [[3]]
+    assert not pins
 
 
 def test_of_a_rank_that_has_not_attached_nothing_is_known(tmp_path: Path) -> None:
