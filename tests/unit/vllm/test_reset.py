@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="needs the torch extra: pip install 
 from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
 from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
+from tests.rigs.vllm.specs import specs_by_layer  # noqa: E402 - likewise
 from tests.unit.vllm.scheduler.test_saves import gate  # noqa: E402 - only where torch is
 
 __all__ = ["gate", "start_engine"]
@@ -56,6 +57,21 @@ def test_a_reset_waits_for_saves_that_read_and_drops_the_others(
     fresh = start_engine(ranks=ranks)
     loaded = sum(ask(fresh, f"warm-{number}", request.tokens).external for number, request in enumerate(requests))
     assert 0 < loaded <= (kept / ranks - 3) * CHUNK
+
+
+def test_a_reset_beside_saves_does_not_fail_for_a_rank_without_a_pool(
+    start_engine: StartEngine, gate: threading.Event
+) -> None:
+    odd = specs_by_layer(num_kv_heads=1)
+    engine = start_engine(ranks=2, worker_specs={1: odd}, kvpool__timeout_s=20.0, kvpool__save="prompt")
+    saves_under_way(engine)
+    resets: list[bool] = []
+    thread = threading.Thread(target=lambda: resets.append(engine.blocks.reset_prefix_cache()))
+    thread.start()
+    gate.set()
+    thread.join(20.0)
+    assert resets == [True]
+    assert not engine.blocks.held
 
 
 def test_a_reset_waits_no_longer_than_was_set_for_a_save_that_reads_on(
