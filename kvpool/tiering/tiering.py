@@ -73,7 +73,7 @@ class Tiering:
         self._numbers: dict[int, int] = {}  # the catalogue's number of a namespace, which outlives this daemon
         self._next_number = 1
         self.settled = asyncio.Event()
-        directory.attach_slower(tier.directory)
+        self._tiers = kvpool_native.TierSet((directory, tier.directory))
         tier.directory.cap_retained(config.dram.retained_share)
         tier.directory.bound_chains(config.server.max_chain_chunks)
         self.promotions = Promotions(directory, self)

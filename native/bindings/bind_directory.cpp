@@ -52,11 +52,11 @@ Directory* make_directory(std::shared_ptr<Mapping> arena, std::shared_ptr<Mappin
 }
 
 // The directory of a tier whose bytes are elsewhere: in files.
-Directory* make_file_directory(const DirectoryGeometry& geometry, const std::string& policy) {
+Directory* make_file_directory(const DirectoryGeometry& geometry, const std::string& policy, uint8_t level) {
   if (geometry.arena.max_run_segments != 1) {
     throw nb::value_error("geometry is not planned for files");
   }
-  return new Directory(nullptr, nullptr, geometry, nullptr, Tier::SSD, policy_named(policy));
+  return new Directory(nullptr, nullptr, geometry, nullptr, known_tier(level), policy_named(policy));
 }
 
 // (key, offset, generation, chunk_bytes, layers, namespace)
@@ -220,8 +220,9 @@ void bind_directory(nb::module_& module) {
   directory
       .def(nb::new_(&make_directory), "arena"_a.none(), "index"_a, "geometry"_a, "epoch"_a, "policy"_a = "lru",
            "seed"_a = nb::bytes(""))
-      .def_static("of_files", &make_file_directory, "geometry"_a, "policy"_a = "lru", nb::rv_policy::take_ownership,
-                  "The directory of a tier in files, which no client looks into.")
+      .def_static("of_files", &make_file_directory, "geometry"_a, "policy"_a = "lru",
+                  "level"_a = static_cast<uint8_t>(Tier::SSD), nb::rv_policy::take_ownership,
+                  "The directory of a tier in files, which no client looks into; its level says which tier.")
       .def(
           "add_class",
           [](Directory& self, uint64_t chunk_bytes, uint32_t layers, bool has_place_below, std::optional<uint32_t> instead) {

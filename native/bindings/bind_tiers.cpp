@@ -104,7 +104,7 @@ void bind_pins(nb::class_<Directory>& directory) {
             return describe(self, self.pin_unsaved(scan, static_cast<WriteOrder>(order)));
           },
           "scan"_a, "order"_a,
-          "(pin, chunks, parent, namespace): chunks of one chain that the slower tier lacks, behind `parent` (b\"\": the\n"
+          "(pin, chunks, parent, namespace): chunks of one chain that every lower tier lacks, behind `parent` (b\"\": the\n"
           "root), ending in one of the first `scan` chunks; order 0: the coldest first, 1: the newest, 2: the worthiest; pin 0: none,\n"
           "but `chunks` that gave way below with those before them, and maybe others behind.")
       .def(
@@ -124,12 +124,30 @@ void bind_pins(nb::class_<Directory>& directory) {
 
 }  // namespace
 
+void bind_tier_set(nb::module_& module) {
+  nb::class_<TierSet>(module, "TierSet", "Directories of one pool in order of speed, which tell one another what they hold while this lives.")
+      .def(
+          "__init__",
+          [](TierSet* self, const nb::typed<nb::tuple, Directory, nb::ellipsis>& tiers) {
+            std::vector<Directory*> directories;
+            for (const nb::handle tier : tiers) {
+              directories.push_back(nb::cast<Directory*>(tier));
+            }
+            if (const char* refusal = TierSet::why_refused(directories)) {
+              throw nb::value_error(refusal);
+            }
+            new (self) TierSet(std::move(directories));
+          },
+          "tiers"_a, nb::keep_alive<1, 2>(), "The first one has the table that clients read. All must be empty.")
+      .def(
+          "tiers_of", [](const TierSet& self, const nb::bytes& key) { return self.tiers_of(one_key(key)); }, "key"_a,
+          "The tiers that can be read for a chunk, a bit a level.");
+}
+
 void bind_tiers(nb::class_<Directory>& directory) {
   directory
-      .def("attach_slower", &Directory::attach_slower, "slower"_a, nb::keep_alive<1, 2>(),
-           "Has the slower tier's directory say here what it holds; both must be empty.")
       .def("promote", &promote, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a,
-           "(hold, states u8, offsets u64, generations u64): slots to read the slower tier's chunks into; RESERVED ones\n"
+           "(hold, states u8, offsets u64, generations u64): slots to read a lower tier's chunks into; RESERVED ones\n"
            "are to be read. The hold ends by `release`.")
       .def(
           "landed",
@@ -170,7 +188,7 @@ void bind_tiers(nb::class_<Directory>& directory) {
           "chunks"_a, "Has evicted chunks remembered, about so many: what comes again counts as touched. Once.")
       .def_prop_ro("unsaved_bytes", &Directory::unsaved_bytes,
                    "Bytes in use that could not go without a write before: not of idle chunks saved or just being so.")
-      .def("count_unsaved", &Directory::count_unsaved, "Stored chunks that the slower tier lacks.")
+      .def("count_unsaved", &Directory::count_unsaved, "Stored chunks that every lower tier lacks.")
       .def("keys_of", &keys_of, "hold"_a, "The keys of a hold, packed.")
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
            "While True nothing is evicted that no other tier has: NOT_READY instead.")
@@ -187,7 +205,7 @@ void bind_tiers(nb::class_<Directory>& directory) {
             const auto keys = self.take_departed();
             return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
           },
-          "The keys that left this slower tier since the last call, packed.");
+          "The keys that left this lower tier since the last call, packed.");
   bind_pins(directory);
 }
 

@@ -18,6 +18,7 @@ void bind_reuse(nanobind::module_& module);
 void bind_flush(nanobind::module_& module);
 void bind_changes(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_tiers(nanobind::class_<Directory>& directory);
+void bind_tier_set(nanobind::module_& module);
 void bind_holds(nanobind::class_<Directory>& directory);
 void bind_reservations(nanobind::class_<Directory>& directory);
 void bind_shares(nanobind::class_<Directory>& directory);

@@ -180,8 +180,8 @@ void Directory::hide(RecordId id) noexcept {
     --stats_.chunks;
     counted_ -= record.generation > counted_from_ ? 1U : 0U;
     stats_.unsaved_chunks -= record.is_below ? 0U : 1U;
-    if (faster_ != nullptr) {
-      static_cast<void>(faster_->note_slower(record.key, false));
+    if (is_lower()) {
+      tiers_->note(*this, record.key, false);
       departed_.push_back(record.key);
     }
   } else if (record.state == ChunkState::PROMOTING) {

@@ -22,9 +22,8 @@
 //      the bytes, but for what precedes a chunk that was kept before it came.
 //   8. What stands in a tier stands there from the root on: each tier's chunks are whole prefixes.
 //
-// Two tiers are two directories. The faster one owns the table that clients read; `attach_slower` makes the slower one tell
-// it what it holds, so that an entry of the shared table says all tiers of a key. A chunk that leaves the faster tier
-// keeps its entry while the slower one has it; one that returns is `promote`d into a slot and read layer by layer.
+// Several tiers are a directory each, joined by a TierSet (tier_set.h). A chunk that leaves a tier keeps its entry in the shared
+// table while another tier has it; one that returns is `promote`d into a slot and read layer by layer.
 // A hold says that somebody reads; to end it is a use. A pin says that hardware reads the slot, for a copy or a check: it gates
 // the slot's reuse alone, and the chunk keeps its place in the order.
 //
@@ -47,6 +46,7 @@
 #include "base/memory.h"
 #include "eviction/retention.h"
 #include "directory/reservation_state.h"
+#include "directory/tier_set.h"
 #include "eviction/retention_timers.h"
 #include "records/token_ids.h"
 #include "directory/unsaved_order.h"
@@ -63,8 +63,6 @@ class Directory {
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
-  // The slower tier's directory from now on tells this one what it holds. REQUIRES: both empty; `slower` lives as long.
-  void attach_slower(Directory& slower) noexcept;
   // At most this share of the capacity is kept above the default priority. What is kept already stays.
   void cap_retained(double share) noexcept;
   // No chain gets more chunks than this, which bounds what a request about one costs. REQUIRES: not 0.
@@ -109,12 +107,12 @@ class Directory {
   // The same for the chunks that follow a reservation's last one; NO_PARENT where it is unknown or has expired.
   [[nodiscard]] Reservation reserve_more(HoldId reservation, const uint8_t* keys, size_t n, uint64_t now_ns, ReserveBounds bounds = {});
   // Makes chunks first .. first+count readable, counted from the first RESERVED one, parents before children. `checksums`:
-  // [count][layers]; `tokens`, where they are kept: [count][n / count]. Committing twice is STORED twice. `sources`, of a slower
-  // tier, none or [count]: the chunks' generations in the faster tier when they were copied from there. One that is not READY
-  // there with it any more is EXPIRED: what is dropped while it is written down is not published below.
+  // [count][layers]; `tokens`, where they are kept: [count][n / count]. Committing twice is STORED twice. `sources`, of a lower
+  // tier: one that is not READY there with its generation any more is EXPIRED: what is dropped while it is written down is not
+  // published below.
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
                                             uint64_t now_ns = 0, std::span<const int32_t> tokens = {},
-                                            std::span<const uint64_t> sources = {});
+                                            CopySources sources = {});
   // Layers of the reservation's size class; nothing where it is unknown.
   [[nodiscard]] std::optional<uint32_t> reservation_layers(HoldId reservation) const;
   // Frees what was not committed and drops the hold: the writer has stopped. False where it is unknown.
@@ -133,16 +131,16 @@ class Directory {
   bool charge(const std::vector<HoldId>& holds, HolderId holder);
   [[nodiscard]] HolderAccounts& holders() noexcept { return accounts_; }
 
-  // Slots for chunks that the slower tier holds, to be read into; like `reserve`, but anybody may acquire them at once, and read
+  // Slots for chunks that a lower tier holds, to be read into; like `reserve`, but anybody may acquire them at once, and read
   // each layer when it has landed. The answer's id is a hold. `landed` makes one an ordinary chunk (`tokens`: its token ids,
-  // where the slower tier has them). `fail_landing` takes it and what follows it out, for good.
+  // where the lower tier has them). `fail_landing` takes it and what follows it out, for good.
   [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
                                     const uint8_t* keys, size_t n, uint64_t now_ns);
   bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
   uint64_t fail_landing(const ChunkKey& key, uint64_t generation);
 
-  // directory_retention.cpp. Keeps chunks with these from now on, stored ones and those being written, here and in the slower
-  // tier: one wish for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
+  // directory_retention.cpp. Keeps chunks with these from now on, stored ones and those being written, here and in lower
+  // tiers: one wish for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
   [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& wishes,
                                             uint64_t now_ns);
   // What a chunk is kept with; nothing where it is not here.
@@ -150,11 +148,11 @@ class Directory {
   // The same of the chunks of a hold or a pin; nothing where it is unknown.
   [[nodiscard]] std::optional<std::vector<Retention>> retentions(HoldId hold) const;
   // Has priorities that have lasted their time fall back, a bounded number; `reserve`, `promote` and `retain` do too. What is
-  // kept alike in both tiers is kept in both until its time after its last use in either is over.
+  // kept alike in several tiers is kept in all until its time after its last use in the uppermost is over.
   void expire_retention(uint64_t now_ns);
   // When to call it next; nothing while no priority can lapse.
   [[nodiscard]] std::optional<uint64_t> next_lapse_ns() const noexcept { return timers_.next_ns(); }
-  // The keys of which the priority has lapsed in this slower tier since the last call, packed.
+  // The keys of which the priority has lapsed in this lower tier since the last call, packed.
   [[nodiscard]] std::vector<ChunkKey> take_lapsed() noexcept;
 
   // From now on these chunks are worth a place below, with what precedes them. `least_chance`: what LIKELY means.
@@ -166,7 +164,7 @@ class Directory {
   // Has chunks that are evicted remembered: what comes again counts as touched before. REQUIRES: chunks > 0, called once.
   void keep_ghosts(uint32_t chunks);
 
-  // directory_pins.cpp. Pins what the slower tier lacks of a chain and is worth a place there, up to one of the first `scan`
+  // directory_pins.cpp. Pins what every lower tier lacks of a chain and is worth a place there, up to one of the first `scan`
   // in this order (unsaved_order.h). Id 0: none is lacking, but `chunks` gave way with others. Read as a hold is.
   [[nodiscard]] Hold pin_unsaved(uint32_t scan, WriteOrder order);
   // The same of the longest stored prefix, worth it or not; and one chunk of a hold, nothing where it is gone.
@@ -188,7 +186,7 @@ class Directory {
   void finish_restore(uint64_t generation = 0) noexcept;
   void begin_count() noexcept { counted_from_ = last_generation_, counted_ = 0; }  // what is reserved here from now on
   [[nodiscard]] uint64_t counted() const noexcept { return counted_; }             // READY chunks of that
-  // The keys that left this slower tier since the last call, in their order, packed.
+  // The keys that left this lower tier since the last call, in their order, packed.
   [[nodiscard]] std::vector<ChunkKey> take_departed() noexcept;
 
   // Takes a chunk whose bytes were found bad out at once, with all that follow it; slots in use are freed when their holds end.
@@ -238,11 +236,14 @@ class Directory {
   [[nodiscard]] uint64_t taken_bytes(ClassId size_class) const noexcept;
   [[nodiscard]] bool has_bytes(ChunkState of) const noexcept { return of == ChunkState::READY || of == ChunkState::PROMOTING; }
 
-  // directory_tiers.cpp: what another tier holds.
-  [[nodiscard]] bool note_slower(const ChunkKey& key, bool is_held) noexcept;
+  // directory_tiers.cpp: what other tiers hold.
+  friend class TierSet;
+  [[nodiscard]] bool is_lower() const noexcept { return upper_bits_ != 0; }  // than another one
+  [[nodiscard]] std::span<Directory* const> lower_tiers() const noexcept;
   void mark_below(RecordId id, bool is_below) noexcept;
-  [[nodiscard]] bool is_foreign_below(NamespaceId owner, const ChunkKey& key) const noexcept;
-  [[nodiscard]] std::optional<SaveState> why_unpublishable(const ChunkRecord& record, uint64_t source) const noexcept;
+  [[nodiscard]] RecordId find_record(const ChunkKey& key) const noexcept;
+  [[nodiscard]] std::optional<Tier> uppermost_below(const ChunkKey& key) const noexcept;
+  [[nodiscard]] std::optional<SaveState> why_unpublishable(const ChunkRecord& record, Tier from, uint64_t source) const noexcept;
   void become_ready(ChunkRecord& record) noexcept;
   [[nodiscard]] bool is_restorable(NamespaceId owner, ClassId size_class, const std::optional<TableEntry>& above,
                                    const ChunkKey& key) const noexcept;
@@ -253,7 +254,6 @@ class Directory {
   [[nodiscard]] bool is_admitted(const ChunkRecord& record) const noexcept;
   [[nodiscard]] bool wants_place_below(const ChunkRecord& of) const noexcept { return standing_of(of) != Standing::SAVED && is_admitted(of); }
   [[nodiscard]] Declined why_declined(const ChunkRecord& record) const noexcept;
-  // directory_pins.cpp
   void set_written(ChunkRecord& record, bool is_written) noexcept;
   [[nodiscard]] Standing standing_of(const ChunkRecord& record) const noexcept;
   void settle(RecordId id) noexcept;
@@ -264,7 +264,6 @@ class Directory {
   [[nodiscard]] Hold make_pin(std::vector<RecordId> records);
   [[nodiscard]] RecordId newest_of_chain(RecordId id, uint32_t& steps) const noexcept;
   [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf, uint32_t& steps);
-  // directory_changes.cpp
   [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
   [[nodiscard]] Change describe(const ChunkRecord& record) const noexcept;
   void report(const ChunkRecord& record, ChangeKind kind, Cause cause) noexcept;
@@ -285,10 +284,10 @@ class Directory {
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
   [[nodiscard]] bool is_free(const ChunkRecord& record) const noexcept { return is_listed(record) && record.pins == 0; }
   void settle_widow(RecordId parent, uint64_t child_access_ns) noexcept;
-  // directory_retention.cpp
   [[nodiscard]] RetainState keep(RecordId id, Retention wish) noexcept;
   [[nodiscard]] RetainState keep_in_queue(RecordId id, Retention wish) noexcept;
   void hand_down(const ChunkRecord& record) noexcept;
+  void take_over(RecordId id, const ChunkRecord& above, uint64_t kept_since_ns, uint64_t now_ns) noexcept;
   void renew(RecordId id) noexcept;
   void forget_retention(RecordId id) noexcept;
   void requeue(RecordId id) noexcept;
@@ -297,11 +296,10 @@ class Directory {
   [[nodiscard]] bool has_room_to_keep(RecordId id) noexcept;
   void start_timer(RecordId id) noexcept;
   [[nodiscard]] uint64_t kept_since(const ChunkRecord& record) const noexcept;
-  [[nodiscard]] uint64_t lapses_at(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] uint64_t own_expiry(const ChunkRecord& of) const noexcept, expires_at(const ChunkRecord& of) const noexcept;
   [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention kept) const noexcept;
-  void lapse(RecordId id);
+  void expire(RecordId id), expire_here(RecordId id);
   [[nodiscard]] bool is_listed(const ChunkRecord& of) const noexcept { return of.state == ChunkState::READY && of.holds == 0; }
-  // directory_holds.cpp
   size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
   [[nodiscard]] const std::vector<RecordId>* held_by(HoldId hold) const noexcept;
@@ -346,9 +344,10 @@ class Directory {
   void uncharge_part(HoldId id, const ReservationState& state, HolderBytes before, size_t ended) noexcept;
   [[nodiscard]] HolderBytes bytes_of(const ReservationState& state) const noexcept;
   void verify_shares(std::vector<std::string>& broken) const;
-  // directory_reach.cpp
   [[nodiscard]] bool clear_reach(const ChunkKey& key);
   [[nodiscard]] bool is_removable(RecordId id) const;
+  template <typename Predicate>
+  [[nodiscard]] bool in_all_tiers(const ChunkKey& key, Predicate is_true) const;
   [[nodiscard]] std::optional<ChunkKey> victim_in_reach(const ChunkKey& key) const;
   void evict_for(ChunkIndex& crowded, const ChunkKey& heir, RecordId top) noexcept;
   void verify_records(std::vector<std::string>& broken, bool with_shared) const;
@@ -361,7 +360,8 @@ class Directory {
 
   const DirectoryGeometry geometry_;
   const Tier tier_;
-  Directory *slower_ = nullptr, *faster_ = nullptr;
+  TierSet* tiers_ = nullptr;  // that it is in; the set's own doing, as are the bits of the tiers above and below in it
+  uint8_t upper_bits_ = 0, lower_bits_ = 0;
   bool protects_unsaved_ = false;
   uint32_t max_chain_ = UINT32_MAX;
   uint64_t written_bytes_ = 0;  // of chunks with was_below
@@ -370,7 +370,7 @@ class Directory {
   std::optional<GhostFilter> ghosts_;
   std::shared_ptr<ChangeFeed> feed_;
   Cause departure_ = Cause::DROPPED;  // of the chunks that are being removed
-  std::vector<ChunkKey> departed_, lapsed_;  // of a slower tier: bounded by its caller, who takes them
+  std::vector<ChunkKey> departed_, lapsed_;  // of a lower tier: bounded by its caller, who takes them
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
   ChunkIndex table_;
   SlotArena arena_;

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "eviction/eviction_policy.h"
@@ -14,7 +15,7 @@
 namespace kvpool {
 
 // What became of a chunk of a save; the wire uses the same numbers. `reserve` answers PRESENT chunks first, then
-// RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT, of a slower tier also FULL where the shared
+// RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT, of a lower tier also FULL where the shared
 // table has no entry left for a chunk.
 enum class SaveState : uint8_t {
   PRESENT = 0,
@@ -39,7 +40,7 @@ enum class Eviction : uint8_t {
 };
 inline constexpr size_t EVICTIONS = 3;
 
-// Which chunks are worth a place in the slower tier: each admits a part of what the one before admits.
+// Which chunks are worth a place in a lower tier: each admits a part of what the one before admits.
 enum class Admitted : uint8_t {
   ALL = 0,
   LIKELY = 1,      // those likely enough to be used again, as the eviction policy has learned it, and USED_AGAIN
@@ -47,7 +48,7 @@ enum class Admitted : uint8_t {
   NOTHING = 3,
 };
 
-// Why a chunk that has left for good had no place in the slower tier.
+// Why a chunk that has left for good had no place in a lower tier.
 enum class Declined : uint8_t {
   UNLIKELY = 0,
   USED_ONCE = 1,
@@ -78,6 +79,12 @@ struct Reservation {
   std::vector<uint64_t> generations;  // 0 where declined
 };
 
+// The tier that chunks were copied from, and their generations there: one a chunk, or none.
+struct CopySources {
+  Tier tier = Tier::DRAM;
+  std::span<const uint64_t> generations = {};
+};
+
 struct FlushResult {
   uint64_t chunks = 0;
   uint64_t bytes = 0;
@@ -106,7 +113,7 @@ struct RecordPage {
 
 struct DirectoryStats {
   uint64_t chunks = 0;  // READY
-  uint64_t unsaved_chunks = 0;  // of these, without a copy in the slower tier
+  uint64_t unsaved_chunks = 0;  // of these, without a copy in any lower tier
   uint64_t writing = 0;
   uint64_t zombies = 0;
   uint64_t held = 0;  // chunks that somebody holds
@@ -123,13 +130,13 @@ struct DirectoryStats {
   uint64_t evicted_chunks = 0;  // left the pool
   uint64_t shed_chunks = 0;     // left this tier for room and are in another one
   uint64_t promoting = 0;
-  uint64_t promoted_chunks = 0;  // came back from the slower tier, or from an earlier life
+  uint64_t promoted_chunks = 0;  // came back from a lower tier, or from an earlier life
   uint64_t flushed_chunks = 0;
   uint64_t dropped_chunks = 0;
   uint64_t aborted_chunks = 0;
   std::array<uint64_t, RESERVE_STATES> answers{};     // of `reserve`, by SaveState
   std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks and shed_chunks
-  std::array<uint64_t, DECLINED> declined{};       // by Declined, where there is a slower tier; their sum is evicted_chunks
+  std::array<uint64_t, DECLINED> declined{};       // by Declined, where there is a lower tier; their sum is evicted_chunks
   uint64_t kept_chunks = 0;     // kept above the default priority, or followed by one that is
   uint64_t kept_bytes = 0;
   uint64_t clipped_chunks = 0;   // wishes that were clipped

@@ -77,7 +77,7 @@ void Directory::note_reuse(const std::vector<RecordId>& records, size_t precedin
     record.chain_kind = kind;
     record.is_reused = true;
     record.is_used = true;
-    if (faster_ != nullptr) {
+    if (is_lower()) {
       record.retained_tick = tick_of(latest_ns_);  // a use on its way up
     }
     record.touches = static_cast<uint8_t>(std::min(record.touches + 1, UINT8_MAX));
@@ -273,7 +273,7 @@ std::optional<Columns> Directory::columns(HoldId hold) const {
     if (record.state == ChunkState::READY) {
       columns.levels[index] = static_cast<uint8_t>(tier_);
     } else if (record.state == ChunkState::PROMOTING) {
-      columns.levels[index] = static_cast<uint8_t>(Tier::SSD);
+      columns.levels[index] = record.source;
     }
   }
   return columns;

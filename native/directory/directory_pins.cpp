@@ -29,7 +29,7 @@ bool follows_given_way(const ChunkRecords& records, RecordId id, uint32_t& steps
 }  // namespace
 
 Standing Directory::standing_of(const ChunkRecord& record) const noexcept {
-  const bool has_place_below = slower_ != nullptr && arena_.size_class(record.size_class).has_place_below;
+  const bool has_place_below = lower_bits_ != 0 && arena_.size_class(record.size_class).has_place_below;
   if (!has_place_below || record.is_below || record.was_below) {
     return Standing::SAVED;
   }
@@ -64,7 +64,7 @@ uint64_t Directory::unsaved_bytes() const noexcept {
   return bytes;
 }
 
-// Notes whether a chunk has been written to the slower tier since its last use.
+// Notes whether a chunk has been written to a lower tier since its last use.
 void Directory::set_written(ChunkRecord& record, bool is_written) noexcept {
   if (record.was_below != is_written) {
     record.was_below = is_written;
@@ -133,7 +133,7 @@ bool Directory::unpin(HoldId pin) {
   return true;
 }
 
-// A chunk and those before it that the slower tier lacks, root first. None where one of them is read for a copy already: what
+// A chunk and those before it that every lower tier lacks, root first. None where one of them is read for a copy already: what
 // follows it comes when that has ended. Looks at no more than `steps` chunks, and takes them off.
 Hold Directory::pin_unsaved_chain_of(RecordId leaf, uint32_t& steps) {
   std::vector<RecordId> chain;
@@ -170,7 +170,7 @@ RecordId Directory::newest_of_chain(RecordId id, uint32_t& steps) const noexcept
 
 // Whoever asks for each chunk that comes must not look at the same unsuitable ones each time: a search in vain is not repeated
 // before an eighth as many chunks have come and gone, or another reason for it to end otherwise. What follows a chunk that gave
-// way counts as given way with it: two chains longer than the slower tier would else be written in turns without end.
+// way counts as given way with it: two chains longer than the lower tier would else be written in turns without end.
 Hold Directory::pin_unsaved(uint32_t scan, WriteOrder order) {
   if (vain_.was_vain && vain_.order == order && queues_.unsaved_changes() < vain_.changes_until) {
     return {};

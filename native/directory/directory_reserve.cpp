@@ -166,11 +166,12 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
     }
     return state;
   }
-  if (entry && is_foreign_below(owner, key)) {
+  if ((entry || is_lower()) && tiers_ != nullptr && tiers_->is_foreign(*this, owner, key)) {
     return SaveState::FOREIGN;
   }
-  if (!entry && as == ChunkState::PROMOTING) {
-    return SaveState::NO_PARENT;  // the slower tier has lost it meanwhile
+  const std::optional<Tier> source = as == ChunkState::PROMOTING ? uppermost_below(key) : std::nullopt;
+  if (as == ChunkState::PROMOTING && !source) {
+    return SaveState::NO_PARENT;  // the lower tiers have lost it meanwhile
   }
   if (!may_reserve) {
     return SaveState::SHARE;
@@ -187,6 +188,7 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   fresh.size_class = size_class;
   occupy(id, as);
   fresh.is_used = true;
+  fresh.source = static_cast<uint8_t>(source.value_or(tier_));
   policy_->note_new(fresh, latest_ns_);
   if (parent.valid()) {
     records_.attach_child(parent, id);

@@ -98,7 +98,8 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
       broken.push_back(name_of(id) + " has wrong tiers in the table");
     }
   }
-  if (record.is_below != (slower_ != nullptr && record.state != ChunkState::ZOMBIE && is_elsewhere(record.key))) {
+  const bool is_below = lower_bits_ != 0 && record.state != ChunkState::ZOMBIE && (tiers_->tiers_of(record.key) & lower_bits_) != 0;
+  if (record.is_below != is_below) {
     broken.push_back(name_of(id) + " is wrong about its copy below");
   }
   if (!table_.says(record.page, has_bytes(record.state) ? record.generation : 0)) {
@@ -271,12 +272,13 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
   expect("idle bytes", sums.idle_bytes, stats_.idle_bytes);
   if (with_shared || !table_.is_shared()) {
     expect("table entries", sums.chunks + sums.writing + sums.promoting + table_.count_placeless(), table_.count());
-    expect("entries of the slower tier", slower_ == nullptr ? 0 : slower_->stats_.chunks,
-           table_.count_in(slower_ == nullptr ? uint8_t{0} : tier_bit(slower_->tier_)));
+    for (const Directory* lower : is_lower() ? std::span<Directory* const>() : lower_tiers()) {
+      expect("entries of a lower tier", lower->stats_.chunks, table_.count_in(tier_bit(lower->tier_)));
+    }
   }
   expect("evictions", stats_.evictions[0] + stats_.evictions[1] + stats_.evictions[2],
          stats_.evicted_chunks + stats_.shed_chunks);
-  expect("chunks declined below", slower_ == nullptr ? 0 : stats_.evicted_chunks,
+  expect("chunks declined below", lower_bits_ == 0 ? 0 : stats_.evicted_chunks,
          std::accumulate(stats_.declined.begin(), stats_.declined.end(), uint64_t{0}));
   expect("stored chunks",
          sums.chunks + stats_.evicted_chunks + stats_.shed_chunks + stats_.flushed_chunks + stats_.dropped_chunks,

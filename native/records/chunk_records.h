@@ -66,10 +66,11 @@ struct alignas(64) ChunkRecord {
   bool is_reused : 1 = false;        // acquired since it was stored
   bool is_used : 1 = false;          // stored or acquired since it stood in a queue last
   bool is_sampled : 1 = false;       // is_in_sample(key): told without a look at the second line
-  bool is_below : 1 = false;         // the slower tier has it
-  bool was_below : 1 = false;        // written to the slower tier since its last use, wherever it is there now
+  bool is_below : 1 = false;         // a lower tier has it
+  bool was_below : 1 = false;        // written to a lower tier since its last use, wherever it is there now
   bool is_aside : 1 = false;         // it would stand in a queue, but for a child that cannot go: see eviction_queues.h
   Standing standing : 2 = Standing::SAVED;
+  uint8_t source = 0;                // while PROMOTING: the level that it is read from
   uint16_t timer = UINT16_MAX;       // where in the timer wheel; see RetentionTimers
   uint32_t depth = 0;                // chunks that precede it in its chain
 

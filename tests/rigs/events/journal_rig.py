@@ -70,7 +70,7 @@ class Rig:
         self.memory = kvpool_native.Directory(arena, index, geometry, self.epoch)
         files = kvpool_native.DirectoryGeometry.plan_files(8 * 2 * SLOT, 8, 400)
         self.files = kvpool_native.Directory.of_files(files)
-        self.memory.attach_slower(self.files)
+        self.tiers = kvpool_native.TierSet((self.memory, self.files))
         for directory, segments in ((self.memory, geometry.segments), (self.files, 8)):
             directory.cap_retained(0.5)
             for segment in range(segments):

@@ -32,7 +32,7 @@ class Tiers:
         index = kvpool_native.Mapping.create("index", geometry.index_bytes)
         self.directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES))
         self.files = kvpool_native.Directory.of_files(kvpool_native.DirectoryGeometry.plan_files(segment_bytes, 2, 32))
-        self.directory.attach_slower(self.files)
+        self.tiers = kvpool_native.TierSet((self.directory, self.files))
         self.namespaces = Namespaces(self.directory)
         self.namespaces.lower_tier = self.files
         self.classes = SsdClasses(self.files, segment_bytes)

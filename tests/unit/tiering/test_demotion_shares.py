@@ -79,7 +79,7 @@ class TwoModels:
         self.disk = SlowDisk()
         namespaces = Namespaces(self.directory)
         namespaces.lower_tier = self.disk.directory
-        self.directory.attach_slower(self.disk.directory)
+        self.tiers = kvpool_native.TierSet((self.directory, self.disk.directory))
         self.models = [namespaces.open_ranks(name, layout)[0] for name, layout in zip("ab", layouts, strict=True)]
         self.demotions = Demotions(
             self.directory,

@@ -65,7 +65,7 @@ class Chain:
         self.slower = Slower()
         namespaces = Namespaces(self.directory)
         namespaces.lower_tier = self.slower.directory
-        self.directory.attach_slower(self.slower.directory)
+        self.tiers = kvpool_native.TierSet((self.directory, self.slower.directory))
         self.namespace = namespaces.open_ranks("m", LAYOUT)[0]
         self.demotions = Demotions(
             self.directory,
