@@ -304,7 +304,10 @@ def test_files_that_are_named_are_there(path: Path) -> None:
 def _is_defined(name: str, path: Path) -> bool:
     """Whether a file defines `Class.method` (Python) or `Class::method` (C++)."""
     if path.suffix != ".py":
-        return path.exists() and re.search(rf"^[\w<>:,&* \[\]]*\b{re.escape(name)}\(", _text(path), re.MULTILINE) is not None
+        return (
+            path.exists()
+            and re.search(rf"^[\w<>:,&* \[\]]*\b{re.escape(name)}\(", _text(path), re.MULTILINE) is not None
+        )
     body: list[ast.stmt] = list(ast.parse(_text(path)).body) if path.exists() else []
     for part in name.split("."):
         found = [

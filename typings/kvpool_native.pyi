@@ -148,6 +148,10 @@ class Directory:
         The directory of a tier in files, which no client looks into; its level says which tier.
         """
 
+    @property
+    def level(self) -> int:
+        """The number of its tier."""
+
     def add_class(self, chunk_bytes: int, layers: int, has_place_below: bool = True, instead: int | None = None) -> int:
         """
         The size class of such chunks, new or not. `instead`: a class without chunks that becomes it.
@@ -270,10 +274,11 @@ class Directory:
         Takes a good chunk and its descendants out, counted as flushed; returns how many went.
         """
 
-    def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int) -> tuple[int, bytes, bytes, bytes]:
+    def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, source_levels: bytes = ..., source_generations: bytes = ..., checksums: bytes = ...) -> tuple[int, bytes, bytes, bytes]:
         """
-        (hold, states u8, offsets u64, generations u64): slots to read a lower tier's chunks into; RESERVED ones
-        are to be read. The hold ends by `release`.
+        (hold, states u8, offsets u64, generations u64): slots to read lower tiers' chunks into; RESERVED ones are to be
+        read. The hold ends by `release`. Of each chunk, where named: the level u8 that it comes from, its generation u64
+        there, and u32 [chunk][layer] what its layers must be; else the uppermost tier that has it.
         """
 
     def landed(self, key: bytes, generation: int, tokens: bytes = ...) -> bool:
@@ -281,8 +286,11 @@ class Directory:
         Makes a promoted chunk an ordinary one; False where it has gone meanwhile. `tokens`: its token ids, i32.
         """
 
-    def fail_landing(self, key: bytes, generation: int) -> int:
-        """Takes a chunk that could not be read out, with what follows it."""
+    def fail_landing(self, key: bytes, generation: int, fault: int) -> FailedLanding:
+        """
+        Takes a promoted chunk that did not come out, with what follows it. `fault`: 0 the source's, which alone drops it
+        there too, 1 of the way to it, 2 of the memory here.
+        """
 
     def admit(self, admitted: int, least_chance: float = 0.0) -> None:
         """
@@ -483,6 +491,21 @@ def pack_ids(column: bytes) -> bytes:
     """
     A column of i32 as a msgpack array. Raises ValueError unless it is whole ids.
     """
+
+class FailedLanding:
+    """What followed when a promoted chunk did not come."""
+
+    @property
+    def removed(self) -> int:
+        """Stored chunks of this tier, which followed it."""
+
+    @property
+    def dropped_in_source(self) -> int:
+        """Chunks of the tier that it came from."""
+
+    @property
+    def next_level(self) -> int | None:
+        """Another tier that has the chunk; None where there is none."""
 
 class TierSet:
     """

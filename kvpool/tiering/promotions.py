@@ -19,9 +19,11 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.index.namespaces import Namespace
 from kvpool.tiers.base import SlowerTier, pack_moves
-from kvpool.types import KEY_BYTES, HoldId, SaveState
+from kvpool.types import KEY_BYTES, HoldId, LoadFault, SaveState
 
 log = logging.getLogger(__name__)
+
+GENERATION_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -80,8 +82,11 @@ class Promotions:
         """
         placed, is_under_way = 0, False
         if keys:
+            count = len(keys) // KEY_BYTES
+            lower = self._slower.directory
+            sources = lower.columns(hold_below)[1][first * GENERATION_BYTES : (first + count) * GENERATION_BYTES]
             hold, states, offsets, generations = self._directory.promote(
-                namespace.id, namespace.size_class, parent, keys, now_ns
+                namespace.id, namespace.size_class, parent, keys, now_ns, bytes([lower.level]) * count, sources
             )
             placed = _leading(states)
             reserved = [number for number in range(placed) if states[number] == SaveState.RESERVED]
@@ -107,10 +112,10 @@ class Promotions:
             self._slower.touch(key)
         else:
             self.failed_chunks += 1
-            self._directory.fail_landing(key, generation)
+            fault = LoadFault.SOURCE if is_bad_below else LoadFault.PATH
+            self._directory.fail_landing(key, generation, fault)
         if is_bad_below:
             log.error("chunk %s is bad in the slower tier: dropped there", key.hex()[:16])
-            self._slower.directory.drop(key, job.generations_below[chunk])
         job.left -= 1
         if not job.left:
             del self._jobs[job_id]
@@ -151,7 +156,7 @@ class Promotions:
         job_id = self._slower.read(namespace, rows, is_urgent=is_urgent)
         if not job_id:
             for key, generation in zip(named, fresh, strict=True):
-                self._directory.fail_landing(key, generation)
+                self._directory.fail_landing(key, generation, LoadFault.PATH)
             return False
         self._jobs[job_id] = _Job(hold, hold_below, named, fresh, sources, len(named))
         return True

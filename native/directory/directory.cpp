@@ -269,6 +269,9 @@ void Directory::free_slot(RecordId id) noexcept {
   held_bytes_ -= taken_bytes(record.size_class);
   arena_.release(record.page);
   tokens_.forget(id);
+  if (!promotions_.empty()) {
+    promotions_.erase(record.generation);  // nobody has told what became of it
+  }
   records_.release(id);
 }
 

@@ -131,13 +131,15 @@ class Directory {
   bool charge(const std::vector<HoldId>& holds, HolderId holder);
   [[nodiscard]] HolderAccounts& holders() noexcept { return accounts_; }
 
-  // Slots for chunks that a lower tier holds, to be read into; like `reserve`, but anybody may acquire them at once, and read
-  // each layer when it has landed. The answer's id is a hold. `landed` makes one an ordinary chunk (`tokens`: its token ids,
-  // where the lower tier has them). `fail_landing` takes it and what follows it out, for good.
-  [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                                    const uint8_t* keys, size_t n, uint64_t now_ns);
+  // directory_promotions.cpp. Slots for chunks that lower tiers hold, to be read into; like `reserve`, but anybody may acquire them
+  // at once, and read each layer when it has landed. The answer's id is a hold. `sources`: one a chunk, or none: the uppermost tiers
+  // that have them. NO_PARENT: its source has it no more. `landed` makes one an ordinary chunk (`tokens`: its token ids, if known),
+  // unless its layers are not those expected: a bad source. `fail_landing` takes it and what follows it out of this tier; a bad
+  // source, and that alone, drops it (of the generation that was read) there too.
+  [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const uint8_t* keys,
+                                    size_t n, uint64_t now_ns, std::span<const PromotionSource> sources = {});
   bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
-  uint64_t fail_landing(const ChunkKey& key, uint64_t generation);
+  FailedLanding fail_landing(const ChunkKey& key, uint64_t generation, LoadFault fault);
 
   // directory_retention.cpp. Keeps chunks with these from now on, stored ones and those being written, here and in lower
   // tiers: one wish for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
@@ -219,6 +221,7 @@ class Directory {
   [[nodiscard]] uint64_t unsaved_bytes() const noexcept;  // in use, but for what was written below since its use, or just is
   [[nodiscard]] uint64_t used_bytes() const noexcept { return stats_.used_bytes; }  // `stats` has it too
   [[nodiscard]] uint64_t evicted_chunks() const noexcept { return stats_.evicted_chunks; }  // and this
+  [[nodiscard]] Tier tier() const noexcept { return tier_; }
   [[nodiscard]] const SlotArena& arena() const noexcept { return arena_; }
   [[nodiscard]] const DirectoryGeometry& geometry() const noexcept { return geometry_; }
 
@@ -258,9 +261,7 @@ class Directory {
   [[nodiscard]] Standing standing_of(const ChunkRecord& record) const noexcept;
   void settle(RecordId id) noexcept;
   void stand_by_access(RecordId id, uint32_t steps, bool or_oldest) noexcept;
-  void add_pin(RecordId id) noexcept;
-  void add_pin_to_save(RecordId id) noexcept;
-  void end_pin(RecordId id) noexcept;
+  void add_pin(RecordId id) noexcept, add_pin_to_save(RecordId id) noexcept, end_pin(RecordId id) noexcept;
   [[nodiscard]] Hold make_pin(std::vector<RecordId> records);
   [[nodiscard]] RecordId newest_of_chain(RecordId id, uint32_t& steps) const noexcept;
   [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf, uint32_t& steps);
@@ -276,9 +277,7 @@ class Directory {
   void hide(RecordId id) noexcept;
   void remove_idle(RecordId id) noexcept;
   void evict(RecordId leaf, Eviction reason) noexcept;
-  void make_zombie(RecordId id) noexcept;
-  void let_zombie_go(RecordId id) noexcept;
-  void free_slot(RecordId id) noexcept;
+  void make_zombie(RecordId id) noexcept, let_zombie_go(RecordId id) noexcept, free_slot(RecordId id) noexcept;
   uint64_t remove_subtree(RecordId top) noexcept;
   void evict_subtree(RecordId top, Eviction reason) noexcept;
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
@@ -288,11 +287,8 @@ class Directory {
   [[nodiscard]] RetainState keep_in_queue(RecordId id, Retention wish) noexcept;
   void hand_down(const ChunkRecord& record) noexcept;
   void take_over(RecordId id, const ChunkRecord& above, uint64_t kept_since_ns, uint64_t now_ns) noexcept;
-  void renew(RecordId id) noexcept;
-  void forget_retention(RecordId id) noexcept;
-  void requeue(RecordId id) noexcept;
-  void mark_kept(RecordId id) noexcept;
-  void unmark_kept(RecordId top) noexcept;
+  void renew(RecordId id) noexcept, forget_retention(RecordId id) noexcept;
+  void requeue(RecordId id) noexcept, mark_kept(RecordId id) noexcept, unmark_kept(RecordId top) noexcept;
   [[nodiscard]] bool has_room_to_keep(RecordId id) noexcept;
   void start_timer(RecordId id) noexcept;
   [[nodiscard]] uint64_t kept_since(const ChunkRecord& record) const noexcept;
@@ -312,7 +308,7 @@ class Directory {
   [[nodiscard]] std::vector<RecordId> whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const;
   // directory_reserve.cpp, directory_writing.cpp
   [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
-                                WindowSearch& search, ChunkState as, bool may_reserve, RecordId& record) noexcept;
+                                WindowSearch& search, const PromotionSource* source, bool may_reserve, RecordId& record) noexcept;
   [[nodiscard]] SaveState present_state(NamespaceId owner, ClassId of, RecordId parent, const TableEntry& entry) const noexcept;
   [[nodiscard]] SaveState find_room(ClassId size_class, const ChunkKey& key, bool is_known, WindowSearch& search) noexcept;
   void occupy(RecordId id, ChunkState as) noexcept;
@@ -320,8 +316,11 @@ class Directory {
   void abort_writing(RecordId id) noexcept;
   void finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns);
   [[nodiscard]] bool begin_chain(NamespaceId owner, ClassId of, const std::optional<ChunkKey>& parent, ReservationState& state) noexcept;
-  void place_chain(ReservationState& state, const uint8_t* keys, size_t n, ChunkState as, ReserveBounds bounds, ShareClaim& claim,
-                   Reservation& answer);
+  void place_chain(ReservationState& state, const uint8_t* keys, size_t n, std::span<const PromotionSource> sources,
+                   ReserveBounds bounds, ShareClaim& claim, Reservation& answer);
+  [[nodiscard]] const ChunkRecord* find_source(const ChunkKey& key, const PromotionSource& source) const noexcept;
+  void begin_promotion(RecordId id, const PromotionSource& source);
+  [[nodiscard]] bool has_expected_layers(const ChunkRecord& record, const Promotion& promotion) const noexcept;
   void complete(Reservation& answer) noexcept;
   // directory_room.cpp, directory_victims.cpp
   [[nodiscard]] bool may_evict(RecordId id) const noexcept;
@@ -391,6 +390,7 @@ class Directory {
   std::unordered_map<HoldId, std::vector<RecordId>> holds_;
   std::unordered_map<HoldId, std::vector<RecordId>> pins_;
   std::unordered_map<HoldId, ReservationState> reservations_;
+  std::unordered_map<uint64_t, Promotion> promotions_;  // under way, by the generation that the chunk has here
   DirectoryStats stats_;
   HoldId last_id_ = 0;
   uint64_t last_generation_ = 0, counted_from_ = 0, counted_ = 0;

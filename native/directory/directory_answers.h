@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -63,6 +64,28 @@ using HoldId = uint64_t;  // of holds, pins and reservations alike; 0 names none
 struct Hold {
   HoldId id = 0;
   size_t chunks = 0;
+};
+
+// Where a chunk that is promoted comes from.
+struct PromotionSource {
+  Tier tier;
+  uint64_t generation = 0;                   // that it has there; 0: any
+  std::span<const uint32_t> checksums = {};  // what its layers must be; none: nobody knows but that tier
+};
+
+// Why a promoted chunk has not come, as far as whoever moved it can tell.
+enum class LoadFault : uint8_t {
+  SOURCE = 0,  // what the lower tier has is not the chunk
+  PATH = 1,    // it could not be read this time: an error, a cancelled job, a lost connection
+  MEMORY = 2,  // the slot here does not keep what is written into it
+};
+inline constexpr size_t LOAD_FAULTS = 3;
+
+// What followed when a promoted chunk did not come.
+struct FailedLanding {
+  uint64_t removed = 0;            // READY chunks of this tier, which followed it
+  uint64_t dropped_in_source = 0;  // of the tier that it came from
+  std::optional<Tier> next = {};   // another tier that has the chunk
 };
 
 // Packed columns, one value per chunk.
@@ -130,6 +153,7 @@ struct DirectoryStats {
   uint64_t evicted_chunks = 0;  // left the pool
   uint64_t shed_chunks = 0;     // left this tier for room and are in another one
   uint64_t promoting = 0;
+  std::array<uint64_t, LOAD_FAULTS> failed_landings{};  // by LoadFault
   uint64_t promoted_chunks = 0;  // came back from a lower tier, or from an earlier life
   uint64_t flushed_chunks = 0;
   uint64_t dropped_chunks = 0;

@@ -193,61 +193,6 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
   }
 }
 
-Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                               const uint8_t* keys, size_t n, uint64_t now_ns) {
-  Reservation answer;
-  expire_retention(now_ns);
-  ShareClaim claim;
-  ReservationState state;
-  if (begin_chain(owner, size_class, parent, state)) {
-    place_chain(state, keys, n, ChunkState::PROMOTING, {}, claim, answer);
-  } else {
-    answer.states.assign(n, static_cast<uint8_t>(SaveState::NO_PARENT));
-  }
-  answer.offsets.resize(n);
-  answer.generations.resize(n);
-  for (size_t index = state.ancestors; index < state.records.size(); ++index) {
-    const ChunkRecord& record = records_[state.records[index]];
-    if (record.state == ChunkState::PROMOTING && tiers_ != nullptr) {
-      static_cast<void>(keep(state.records[index], tiers_->retention_below(*this, record.key)));
-    }
-  }
-  if (!state.records.empty()) {
-    answer.id = ++last_id_;
-    holds_.emplace(last_id_, std::move(state.records));
-  }
-  return answer;
-}
-
-bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens) {
-  const auto entry = table_.find(key);
-  if (!entry || !entry->record.valid()) {
-    return false;
-  }
-  ChunkRecord& record = records_[entry->record];
-  if (record.state != ChunkState::PROMOTING || record.generation != generation) {
-    return false;
-  }
-  --stats_.promoting;
-  ++stats_.promoted_chunks;
-  tokens_.keep(entry->record, tokens);
-  become_ready(record);
-  report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
-  return true;
-}
-
-uint64_t Directory::fail_landing(const ChunkKey& key, uint64_t generation) {
-  const auto entry = table_.find(key);
-  const bool is_this = entry && entry->record.valid() && records_[entry->record].generation == generation;
-  if (!is_this || records_[entry->record].state != ChunkState::PROMOTING) {
-    return 0;
-  }
-  departure_ = Cause::LANDING_FAILED;
-  const uint64_t removed = remove_subtree(entry->record);
-  stats_.dropped_chunks += removed;
-  return removed;
-}
-
 bool Directory::release_untouched(HoldId hold) {
   const auto found = holds_.find(hold);
   if (found == holds_.end()) {

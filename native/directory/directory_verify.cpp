@@ -75,6 +75,9 @@ void Directory::verify_records(std::vector<std::string>& broken, bool with_share
   if (counted != counted_) {
     broken.push_back("chunks since counting began: " + std::to_string(counted) + ", counted " + std::to_string(counted_));
   }
+  if (promotions_.size() > stats_.promoting + stats_.zombies) {
+    broken.push_back("promotions under way: " + std::to_string(promotions_.size()) + ", of fewer chunks");
+  }
   if (alive != records_.alive()) {
     broken.push_back("records alive: " + std::to_string(alive) + ", counted " + std::to_string(records_.alive()));
   }
@@ -104,6 +107,9 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
   }
   if (!table_.says(record.page, has_bytes(record.state) ? record.generation : 0)) {
     broken.push_back(name_of(id) + " has a wrong generation word");
+  }
+  if (record.state == ChunkState::PROMOTING && !promotions_.contains(record.generation)) {
+    broken.push_back(name_of(id) + " comes from no tier");
   }
   if (record.generation == 0 || record.generation > last_generation_) {
     broken.push_back(name_of(id) + " has a generation that was never given");

@@ -55,7 +55,7 @@ std::span<Directory* const> TierSet::below(const Directory& tier) const noexcept
   return std::span(tiers_).last(static_cast<size_t>(std::popcount(tier.lower_bits_)));
 }
 
-const Directory* TierSet::tier_at(Tier level) const noexcept {
+Directory* TierSet::tier_at(Tier level) const noexcept {
   const auto found = std::find_if(tiers_.begin(), tiers_.end(), [level](const Directory* tier) { return tier->tier_ == level; });
   return found == tiers_.end() ? nullptr : *found;
 }
@@ -106,15 +106,6 @@ const ChunkRecord* TierSet::uppermost(std::span<Directory* const> tiers, const C
     }
   }
   return nullptr;
-}
-
-Retention TierSet::retention_below(const Directory& tier, const ChunkKey& key) const noexcept {
-  for (const Directory* lower : below(tier)) {
-    if (const auto kept = lower->retention(key)) {
-      return *kept;
-    }
-  }
-  return Retention{};
 }
 
 std::optional<uint64_t> TierSet::expiry_above(const Directory& tier, const ChunkKey& key, Retention kept) const noexcept {

@@ -50,7 +50,7 @@ class TierSet {
   [[nodiscard]] std::span<Directory* const> above(const Directory& tier) const noexcept;
   [[nodiscard]] std::span<Directory* const> below(const Directory& tier) const noexcept;
   [[nodiscard]] Directory& owner() const noexcept { return *tiers_.front(); }
-  [[nodiscard]] const Directory* tier_at(Tier level) const noexcept;
+  [[nodiscard]] Directory* tier_at(Tier level) const noexcept;  // nullptr where there is none
 
   // A lower tier has a chunk from now on, or no more. REQUIRES, of one that comes: `can_enter`.
   void note(const Directory& tier, const ChunkKey& key, bool is_held) noexcept;
@@ -60,8 +60,6 @@ class TierSet {
   [[nodiscard]] bool is_foreign(const Directory& tier, NamespaceId owner, const ChunkKey& key) const noexcept;
   // The READY chunk of this key in the uppermost of these tiers that has one; nullptr where none does.
   [[nodiscard]] static const ChunkRecord* uppermost(std::span<Directory* const> tiers, const ChunkKey& key) noexcept;
-  // What the uppermost lower tier that has the chunk retains it with.
-  [[nodiscard]] Retention retention_below(const Directory& tier, const ChunkKey& key) const noexcept;
   // When an upper tier that retains the chunk alike lets it expire; nothing where none does.
   [[nodiscard]] std::optional<uint64_t> expiry_above(const Directory& tier, const ChunkKey& key, Retention kept) const noexcept;
 

@@ -226,8 +226,13 @@ class Moves {
       if (here.chunks > 0) {
         parent = key_of(numbers[here.chunks - 1]);
       }
+      std::vector<PromotionSource> sources;
+      const bool names_sources = input_.up_to(1) != 0;
+      for (size_t index = here.chunks; names_sources && index < below.chunks; ++index) {
+        sources.push_back({input_.up_to(7) == 0 ? Tier::PEER : lower.tier(), lower.columns(below.id)->generations[index]});
+      }
       const Reservation made = memory_.promote(tiers_.memory.owner, tiers_.memory.small, parent,
-                                               &keys[here.chunks * KEY_BYTES], below.chunks - here.chunks, now());
+                                               &keys[here.chunks * KEY_BYTES], below.chunks - here.chunks, now(), sources);
       Move read{made.id, below.id, &memory_, &lower, {}, {}};
       for (size_t index = 0; index < made.states.size(); ++index) {
         if (made.states[index] == static_cast<uint8_t>(SaveState::RESERVED)) {
@@ -254,7 +259,8 @@ class Moves {
     for (size_t index = 0; index < read.keys.size(); ++index) {
       const uint64_t outcome = input_.up_to(3);
       if (outcome == 0) {
-        memory_.fail_landing(read.keys[index], read.generations[index]);
+        const auto fault = static_cast<LoadFault>(input_.up_to(LOAD_FAULTS - 1));
+        static_cast<void>(memory_.fail_landing(read.keys[index], read.generations[index], fault));
       } else if (outcome != 1) {
         memory_.landed(read.keys[index], read.generations[index]);
       }

@@ -102,7 +102,7 @@ struct Tiers {
           if (lands) {
             KVPOOL_CHECK(memory.directory.landed(key_of(rest[index]), made.generations[index]));
           } else {
-            memory.directory.fail_landing(key_of(rest[index]), made.generations[index]);
+            static_cast<void>(memory.directory.fail_landing(key_of(rest[index]), made.generations[index], LoadFault::PATH));
           }
         }
       }

@@ -91,7 +91,7 @@ TEST(a_failed_landing_takes_what_follows_along) {
   EXPECT(tiers.memory.directory.landed(key_of(3), made.generations[2]));
   EXPECT(tiers.is_sound());
   EXPECT(drop(tiers.files, key_of(2)) == 2);
-  EXPECT(tiers.memory.directory.fail_landing(key_of(2), made.generations[1]) == 1);
+  EXPECT(tiers.memory.directory.fail_landing(key_of(2), made.generations[1], LoadFault::PATH).removed == 1);
   EXPECT(tiers.view_generation(made.offsets[1]) == 0);
   EXPECT(tiers.view_generation(made.offsets[2]) == 0);
   EXPECT(tiers.memory.lookup({1, 2, 3}) == 1);
