@@ -303,7 +303,7 @@ class Directory:
 
     def forget_written(self, cursor: int, looks: int) -> int:
         """
-        What gave way below since its last use is worth a place there once more: of the records from the cursor (0: the
+        What was evicted below since its last use is worth a place there once more: of the records from the cursor (0: the
         start) on, no more than `looks`. Where to go on, 0 at the end.
         """
 
@@ -354,7 +354,7 @@ class Directory:
         """
         (pin, chunks, parent, namespace): chunks of one chain that every lower tier lacks, behind `parent` (b"": the
         root), ending in one of the first `scan` chunks; order 0: the coldest first, 1: the newest, 2: the worthiest; pin 0: none,
-        but `chunks` that gave way below with those before them, and maybe others behind.
+        but `chunks` that were evicted below with those before them, and maybe others behind.
         """
 
     def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = ...) -> tuple[int, int, bytes, int]:

@@ -105,6 +105,8 @@ Fields stats(const Directory& directory) {
   result["places"] = directory.places();
   result["writing"] = counts.writing;
   result["zombies"] = counts.zombies;
+  result["quarantined"] = counts.quarantined;
+  result["quarantined_bytes"] = counts.quarantined_bytes;
   result["held"] = counts.held;
   result["holds"] = counts.holds;
   result["pinned"] = counts.pinned;

@@ -154,7 +154,7 @@ void bind_pins(nb::class_<Directory>& directory) {
           "scan"_a, "order"_a,
           "(pin, chunks, parent, namespace): chunks of one chain that every lower tier lacks, behind `parent` (b\"\": the\n"
           "root), ending in one of the first `scan` chunks; order 0: the coldest first, 1: the newest, 2: the worthiest; pin 0: none,\n"
-          "but `chunks` that gave way below with those before them, and maybe others behind.")
+          "but `chunks` that were evicted below with those before them, and maybe others behind.")
       .def(
           "pin_unsaved_prefix",
           [](Directory& self, uint32_t owner, const nb::bytes& keys, const nb::bytes& parent) {
@@ -226,7 +226,7 @@ void bind_tiers(nb::class_<Directory>& directory) {
           "touched twice, 2 those touched twice, 3 none), with what precedes them; others may be evicted unsaved.")
       .def("knows_chances", &Directory::knows_chances, "Whether the policy has learned how likely chunks are to be used again.")
       .def("forget_written", &Directory::forget_written, "cursor"_a, "looks"_a,
-           "What gave way below since its last use is worth a place there once more: of the records from the cursor (0: the\n"
+           "What was evicted below since its last use is worth a place there once more: of the records from the cursor (0: the\n"
            "start) on, no more than `looks`. Where to go on, 0 at the end.")
       .def(
           "keep_ghosts",

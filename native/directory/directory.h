@@ -24,14 +24,16 @@
 //
 // Several tiers are a directory each, joined by a TierSet (tier_set.h). A chunk that leaves a tier keeps its entry in the shared
 // table while another tier has it; one that returns is `promote`d into a slot and read layer by layer.
-// A hold says that somebody reads; to end it is a use. A pin says that hardware reads the slot, for a copy or a check: it gates
-// the slot's reuse alone, and the chunk keeps its place in the order.
+// A hold says that somebody reads; to end it is a use. A pin says that hardware reads the slot, for a copy or a check, and a writer
+// that a client, a disk or a peer writes to it: these alone gate the slot's reuse. A writer that is abandoned and may still write
+// has its slots in quarantine, out of use until a fence is released.
 //
 // Threads: the control thread only. O(1) per chunk, but for lending memory to a class: O(log segments).
 // Unknown hold ids and unknown namespaces are answers, not errors; broken invariants end the process.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -123,6 +125,13 @@ class Directory {
   bool end_part(HoldId reservation, size_t limit, uint64_t now_ns);
   bool expire_part(HoldId reservation, size_t limit, uint64_t now_ns);
 
+  // directory_slots.cpp. Ends a reservation, or a promotion's hold, of which the writer may still write: nobody finds its chunks, and
+  // their slots stay out of use until it has told what became of each (`landed`, `fail_landing`), or the fence that this answers
+  // is released. 0: unknown.
+  [[nodiscard]] FenceId abandon(HoldId id, uint64_t now_ns);
+  // All writers that were abandoned up to this fence have ended: how many slots may be used again.
+  size_t release_quarantine(FenceId fence) noexcept;
+
   // directory_shares.cpp. A holder, and a user with all its holders, keeps at most this share of what others leave of the capacity.
   void share_among_holders(double share, double user_share = 1.0) noexcept;
   // How many of `wanted` leading chunks of these chains the holder may keep. `holds`: what of each is here, or 0.
@@ -142,8 +151,8 @@ class Directory {
   FailedLanding fail_landing(const ChunkKey& key, uint64_t generation, LoadFault fault);
 
   // directory_retention.cpp. Keeps chunks with these from now on, stored ones and those being written, here and in lower
-  // tiers: one wish for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
-  [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& wishes,
+  // tiers: one request for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
+  [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& requests,
                                             uint64_t now_ns);
   // What a chunk is kept with; nothing where it is not here.
   [[nodiscard]] std::optional<Retention> retention(const ChunkKey& key) const noexcept;
@@ -160,14 +169,14 @@ class Directory {
   // From now on these chunks are worth a place below, with what precedes them. `least_chance`: what LIKELY means.
   void admit(Admitted admitted, double least_chance = 0) noexcept;
   [[nodiscard]] bool knows_chances() const noexcept { return policy_->knows_chances(); }  // of a further use
-  // What was written below and gave way there is worth a place again only when used. Forgets that of `looks` records from the
+  // What was written below and evicted there is worth a place again only when used. Forgets that of `looks` records from the
   // cursor (0 = start) on: returns where to go on, 0 at the end.
   [[nodiscard]] uint32_t forget_written(uint32_t cursor, uint32_t looks) noexcept;
   // Has chunks that are evicted remembered: what comes again counts as touched before. REQUIRES: chunks > 0, called once.
   void keep_ghosts(uint32_t chunks);
 
   // directory_pins.cpp. Pins what every lower tier lacks of a chain and is worth a place there, up to one of the first `scan`
-  // in this order (unsaved_order.h). Id 0: none is lacking, but `chunks` gave way with others. Read as a hold is.
+  // in this order (unsaved_order.h). Id 0: none is lacking, but `chunks` count as evicted with others. Read as a hold is.
   [[nodiscard]] Hold pin_unsaved(uint32_t scan, WriteOrder order);
   // The same of the longest stored prefix, worth it or not; and one chunk of a hold, nothing where it is gone.
   [[nodiscard]] Hold pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_t n,
@@ -183,7 +192,7 @@ class Directory {
   // Makes a chunk of an earlier life READY where it lies, as if used before everything that is here: ancestors come before
   // descendants, the most recent first. False where its parent, its place or room is lacking.
   bool restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const ChunkKey& key,
-               PageIndex page, uint64_t generation, Retention wish = {}, uint64_t now_ns = 0);
+               PageIndex page, uint64_t generation, Retention request = {}, uint64_t now_ns = 0);
   // Tells the feed that much has come at once. An earlier life may have given generations up to `generation`.
   void finish_restore(uint64_t generation = 0) noexcept;
   void begin_count() noexcept { counted_from_ = last_generation_, counted_ = 0; }  // what is reserved here from now on
@@ -191,7 +200,7 @@ class Directory {
   // The keys that left this lower tier since the last call, in their order, packed.
   [[nodiscard]] std::vector<ChunkKey> take_departed() noexcept;
 
-  // Takes a chunk whose bytes were found bad out at once, with all that follow it; slots in use are freed when their holds end.
+  // Takes a chunk whose bytes were found bad out at once, with all that follow it; a slot that somebody is at is freed later.
   // `generation`: of the bytes that were read. A verdict about an older one, or about a chunk that has not landed or is just
   // being written, takes nothing. Returns how many READY chunks went.
   uint64_t drop(const ChunkKey& key, uint64_t generation);
@@ -233,26 +242,23 @@ class Directory {
  private:
   // Ancestors that a writer holds: those of a long prompt; what is added to a longer one does not cost its length.
   static constexpr size_t HELD_ANCESTORS = 2048;
-  // Ancestors looked at for all wishes of a call: far more than its chunks have where each is looked at once.
+  // Ancestors looked at for all requests of a call: far more than its chunks have where each is looked at once.
   static constexpr uint32_t STEPS_TO_KEEP = 1U << 17;
-  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& record) const noexcept;
-  [[nodiscard]] uint64_t taken_bytes(ClassId size_class) const noexcept;
+  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept, taken_bytes(ClassId of) const noexcept;
   [[nodiscard]] bool has_bytes(ChunkState of) const noexcept { return of == ChunkState::READY || of == ChunkState::PROMOTING; }
 
   // directory_tiers.cpp: what other tiers hold.
   friend class TierSet;
   [[nodiscard]] bool is_lower() const noexcept { return upper_bits_ != 0; }  // than another one
   [[nodiscard]] std::span<Directory* const> lower_tiers() const noexcept;
-  void mark_below(RecordId id, bool is_below) noexcept;
+  void mark_below(RecordId id, bool is_below) noexcept, become_ready(ChunkRecord& record) noexcept;
   [[nodiscard]] RecordId find_record(const ChunkKey& key) const noexcept;
   [[nodiscard]] std::optional<Tier> uppermost_below(const ChunkKey& key) const noexcept;
   [[nodiscard]] std::optional<SaveState> why_unpublishable(const ChunkRecord& record, Tier from, uint64_t source) const noexcept;
-  void become_ready(ChunkRecord& record) noexcept;
   [[nodiscard]] bool is_restorable(NamespaceId owner, ClassId size_class, const std::optional<TableEntry>& above,
                                    const ChunkKey& key) const noexcept;
   [[nodiscard]] bool is_elsewhere(const ChunkKey& key) const noexcept;
-  void enter(const ChunkKey& key, RecordId id) noexcept;
-  void leave(const ChunkKey& key) noexcept;
+  void enter(const ChunkKey& key, RecordId id) noexcept, leave(const ChunkKey& key) noexcept;
   void count_departure(const ChunkRecord& record);
   [[nodiscard]] bool is_admitted(const ChunkRecord& record) const noexcept;
   [[nodiscard]] bool wants_place_below(const ChunkRecord& of) const noexcept { return standing_of(of) != Standing::SAVED && is_admitted(of); }
@@ -271,26 +277,23 @@ class Directory {
   void report_priority(const ChunkRecord& record, uint8_t before) noexcept;
 
   // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
-  void make_idle(RecordId id, uint64_t now_ns) noexcept;
-  void count_idle(const ChunkRecord& record) noexcept;
-  void make_busy(RecordId id) noexcept;
-  void hide(RecordId id) noexcept;
-  void remove_idle(RecordId id) noexcept;
+  void make_idle(RecordId id, uint64_t now_ns) noexcept, count_idle(const ChunkRecord& record) noexcept;
+  void make_busy(RecordId id) noexcept, hide(RecordId id) noexcept, remove_idle(RecordId id) noexcept;
   void evict(RecordId leaf, Eviction reason) noexcept;
   void make_zombie(RecordId id) noexcept, let_zombie_go(RecordId id) noexcept, free_slot(RecordId id) noexcept;
+  void vacate(RecordId id) noexcept, give_slot_back(RecordId id) noexcept, end_writer(RecordId id) noexcept;
   uint64_t remove_subtree(RecordId top) noexcept;
   void evict_subtree(RecordId top, Eviction reason) noexcept;
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
   [[nodiscard]] bool is_free(const ChunkRecord& record) const noexcept { return is_listed(record) && record.pins == 0; }
-  void settle_widow(RecordId parent, uint64_t child_access_ns) noexcept;
-  [[nodiscard]] RetainState keep(RecordId id, Retention wish) noexcept;
-  [[nodiscard]] RetainState keep_in_queue(RecordId id, Retention wish) noexcept;
-  void hand_down(const ChunkRecord& record) noexcept;
+  void requeue_childless(RecordId parent, uint64_t child_access_ns) noexcept;
+  [[nodiscard]] RetainState keep(RecordId id, Retention request) noexcept;
+  [[nodiscard]] RetainState keep_in_queue(RecordId id, Retention request) noexcept;
+  void start_timer(RecordId id) noexcept, hand_down(const ChunkRecord& record) noexcept;
   void take_over(RecordId id, const ChunkRecord& above, uint64_t kept_since_ns, uint64_t now_ns) noexcept;
   void renew(RecordId id) noexcept, forget_retention(RecordId id) noexcept;
   void requeue(RecordId id) noexcept, mark_kept(RecordId id) noexcept, unmark_kept(RecordId top) noexcept;
   [[nodiscard]] bool has_room_to_keep(RecordId id) noexcept;
-  void start_timer(RecordId id) noexcept;
   [[nodiscard]] uint64_t kept_since(const ChunkRecord& record) const noexcept;
   [[nodiscard]] uint64_t own_expiry(const ChunkRecord& of) const noexcept, expires_at(const ChunkRecord& of) const noexcept;
   [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention kept) const noexcept;
@@ -300,10 +303,9 @@ class Directory {
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
   [[nodiscard]] const std::vector<RecordId>* held_by(HoldId hold) const noexcept;
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
-  void add_hold(RecordId id) noexcept;
   void note_reuse(const std::vector<RecordId>& records, size_t preceding, uint64_t now_ns) noexcept;
   void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
-  void give_up_landing(RecordId id) noexcept;
+  void add_hold(RecordId id) noexcept, give_up_landing(RecordId id) noexcept;
   void append_chain(RecordId leaf, size_t limit, std::vector<RecordId>& records) const;
   [[nodiscard]] std::vector<RecordId> whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const;
   // directory_reserve.cpp, directory_writing.cpp
@@ -319,7 +321,7 @@ class Directory {
   void place_chain(ReservationState& state, const uint8_t* keys, size_t n, std::span<const PromotionSource> sources,
                    ReserveBounds bounds, ShareClaim& claim, Reservation& answer);
   [[nodiscard]] const ChunkRecord* find_source(const ChunkKey& key, const PromotionSource& source) const noexcept;
-  void begin_promotion(RecordId id, const PromotionSource& source);
+  void begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord& lower);
   [[nodiscard]] bool has_expected_layers(const ChunkRecord& record, const Promotion& promotion) const noexcept;
   void complete(Reservation& answer) noexcept;
   // directory_room.cpp, directory_victims.cpp
@@ -328,10 +330,8 @@ class Directory {
   [[nodiscard]] bool may_evict_all(std::vector<RecordId> owners) const;
   [[nodiscard]] RecordId next_victim(std::optional<ClassId> size_class) noexcept;
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
-  [[nodiscard]] RoomPlan plan_room(ClassId size_class, WindowSearch& search) noexcept;
-  [[nodiscard]] RoomPlan plan_slot(ClassId size_class, WindowSearch& search) noexcept;
-  void find_window(ClassId size_class, WindowSearch& search) noexcept;
-  void plan_further(uint64_t bytes, RoomPlan& plan) noexcept;
+  [[nodiscard]] RoomPlan plan_room(ClassId of, WindowSearch& search) noexcept, plan_slot(ClassId of, WindowSearch& search) noexcept;
+  void find_window(ClassId of, WindowSearch& search) noexcept, plan_further(uint64_t bytes, RoomPlan& plan) noexcept;
   [[nodiscard]] HeldChains some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const;
   [[nodiscard]] uint64_t share_of(HolderId holder, uint64_t held) const noexcept;
   [[nodiscard]] bool has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept;
@@ -342,20 +342,18 @@ class Directory {
   void uncharge(HoldId hold, const std::vector<RecordId>& chain) noexcept;
   void uncharge_part(HoldId id, const ReservationState& state, HolderBytes before, size_t ended) noexcept;
   [[nodiscard]] HolderBytes bytes_of(const ReservationState& state) const noexcept;
-  void verify_shares(std::vector<std::string>& broken) const;
   [[nodiscard]] bool clear_reach(const ChunkKey& key);
   [[nodiscard]] bool is_removable(RecordId id) const;
   template <typename Predicate>
   [[nodiscard]] bool in_all_tiers(const ChunkKey& key, Predicate is_true) const;
   [[nodiscard]] std::optional<ChunkKey> victim_in_reach(const ChunkKey& key) const;
   void evict_for(ChunkIndex& crowded, const ChunkKey& heir, RecordId top) noexcept;
-  void verify_records(std::vector<std::string>& broken, bool with_shared) const;
-  void verify_record(RecordId id, std::vector<std::string>& broken) const;
-  void verify_tree(RecordId id, std::vector<std::string>& broken) const;
-  void verify_queues(std::vector<std::string>& broken) const;
-  void verify_retention(std::vector<std::string>& broken) const;
-  void verify_holds(std::vector<std::string>& broken) const;
-  void verify_sums(std::vector<std::string>& broken, bool with_shared) const;
+  // directory_verify.cpp
+  using Broken = std::vector<std::string>;
+  void verify_records(Broken& broken, bool with_shared) const, verify_sums(Broken& broken, bool with_shared) const;
+  void verify_record(RecordId id, Broken& broken) const, verify_slot(RecordId id, Broken& broken) const;
+  void verify_tree(RecordId id, Broken& broken) const, verify_queues(Broken& broken) const, verify_holds(Broken& broken) const;
+  void verify_retention(Broken& broken) const, verify_shares(Broken& broken) const, verify_quarantine(Broken& broken) const;
 
   const DirectoryGeometry geometry_;
   const Tier tier_;
@@ -390,6 +388,8 @@ class Directory {
   std::unordered_map<HoldId, std::vector<RecordId>> holds_;
   std::unordered_map<HoldId, std::vector<RecordId>> pins_;
   std::unordered_map<HoldId, ReservationState> reservations_;
+  std::deque<Quarantined> quarantine_;  // in the order of their fences
+  FenceId last_fence_ = 0;
   std::unordered_map<uint64_t, Promotion> promotions_;  // under way, by the generation that the chunk has here
   DirectoryStats stats_;
   HoldId last_id_ = 0;

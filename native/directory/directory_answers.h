@@ -54,12 +54,14 @@ enum class Declined : uint8_t {
   UNLIKELY = 0,
   USED_ONCE = 1,
   NO_BUDGET = 2,
-  WRITTEN_BEFORE = 3,  // it had one, gave way there, and was not used since
+  WRITTEN_BEFORE = 3,  // it had one, was evicted there, and was not used since
   UNREADY = 4,         // it was worth one; the tier could not take it in time, or at all
 };
 inline constexpr size_t DECLINED = 5;
 
 using HoldId = uint64_t;  // of holds, pins and reservations alike; 0 names none, and none repeats
+
+using FenceId = uint64_t;  // of abandoned writers: they rise
 
 struct Hold {
   HoldId id = 0;
@@ -139,6 +141,8 @@ struct DirectoryStats {
   uint64_t unsaved_chunks = 0;  // of these, without a copy in any lower tier
   uint64_t writing = 0;
   uint64_t zombies = 0;
+  uint64_t quarantined = 0;  // of these: slots whose writer was abandoned
+  uint64_t quarantined_bytes = 0;
   uint64_t held = 0;  // chunks that somebody holds
   uint64_t holds = 0;
   uint64_t pinned = 0;  // chunks with pins that nobody holds
@@ -163,7 +167,7 @@ struct DirectoryStats {
   std::array<uint64_t, DECLINED> declined{};       // by Declined, where there is a lower tier; their sum is evicted_chunks
   uint64_t kept_chunks = 0;     // kept above the default priority, or followed by one that is
   uint64_t kept_bytes = 0;
-  uint64_t clipped_chunks = 0;   // wishes that were clipped
+  uint64_t clipped_chunks = 0;   // requests that were clipped
   uint64_t lapsed_chunks = 0;    // fell back to the default priority
   PolicyCounts policy;
   TimeHistogram reuse_gaps;  // of each chunk acquired: time since its last access, 0 where it is in use

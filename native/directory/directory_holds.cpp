@@ -268,7 +268,7 @@ std::optional<Columns> Directory::columns(HoldId hold) const {
                   std::vector<uint8_t>(records.size(), NO_LEVEL)};
   for (size_t index = 0; index < records.size(); ++index) {
     const ChunkRecord& record = records_[records[index]];
-    columns.offsets[index] = uint64_t{record.page.value()} * PAGE_BYTES;
+    columns.offsets[index] = record.has_slot() ? uint64_t{record.page.value()} * PAGE_BYTES : 0;
     columns.generations[index] = record.generation;
     if (record.state == ChunkState::READY) {
       columns.levels[index] = static_cast<uint8_t>(tier_);

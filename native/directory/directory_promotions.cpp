@@ -43,13 +43,12 @@ Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std:
 }
 
 // A chunk that has got its slot is retained as it is where it comes from.
-void Directory::begin_promotion(RecordId id, const PromotionSource& source) {
+void Directory::begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord& lower) {
   ChunkRecord& record = records_[id];
-  const ChunkRecord* lower = find_source(record.key, source);
-  record.source = static_cast<uint8_t>(source.tier);
+  record.source = static_cast<uint8_t>(source.tier) & 7U;
   promotions_.emplace(record.generation,
-                      Promotion{source.tier, lower->generation, {source.checksums.begin(), source.checksums.end()}});
-  static_cast<void>(keep(id, {lower->priority, lower->duration_ms}));
+                      Promotion{id, source.tier, lower.generation, {source.checksums.begin(), source.checksums.end()}});
+  static_cast<void>(keep(id, {lower.priority, lower.duration_ms}));
 }
 
 // Whether the layers that were announced for a slot are those that were expected, as far as that is known.
@@ -66,8 +65,13 @@ bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const
   const auto promotion = promotions_.find(generation);
   const RecordId id = find_record(key);
   const bool is_this = id.valid() && records_[id].generation == generation && records_[id].state == ChunkState::PROMOTING;
-  if (promotion == promotions_.end() || !is_this) {
-    promotions_.erase(generation);
+  if (promotion == promotions_.end()) {
+    return false;
+  }
+  if (!is_this) {  // it was dropped on its way
+    const RecordId gone = promotion->second.record;
+    promotions_.erase(promotion);
+    end_writer(gone);
     return false;
   }
   ChunkRecord& record = records_[id];
@@ -76,6 +80,7 @@ bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const
     return false;
   }
   promotions_.erase(promotion);
+  record.has_writer = false;
   --stats_.promoting;
   ++stats_.promoted_chunks;
   tokens_.keep(id, tokens);
@@ -93,6 +98,7 @@ FailedLanding Directory::fail_landing(const ChunkKey& key, uint64_t generation, 
   const Promotion promotion = std::move(found->second);
   promotions_.erase(found);
   ++stats_.failed_landings[static_cast<size_t>(fault)];
+  end_writer(promotion.record);
   const RecordId id = find_record(key);
   if (id.valid() && records_[id].generation == generation && records_[id].state == ChunkState::PROMOTING) {
     departure_ = Cause::LANDING_FAILED;

@@ -170,7 +170,8 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   if ((entry || is_lower()) && tiers_ != nullptr && tiers_->is_foreign(*this, owner, key)) {
     return SaveState::FOREIGN;
   }
-  if (source != nullptr && find_source(key, *source) == nullptr) {
+  const ChunkRecord* const lower = source == nullptr ? nullptr : find_source(key, *source);
+  if (source != nullptr && lower == nullptr) {
     return SaveState::NO_PARENT;  // the lower tier has lost it meanwhile
   }
   if (!may_reserve) {
@@ -193,7 +194,7 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
     records_.attach_child(parent, id);
   }
   if (source != nullptr) {
-    begin_promotion(id, *source);
+    begin_promotion(id, *source, *lower);
   }
   record = id;
   return SaveState::RESERVED;
@@ -227,6 +228,7 @@ void Directory::occupy(RecordId id, ChunkState as) noexcept {
   fresh.page = *page;
   fresh.holds = 1;
   fresh.state = as;
+  fresh.has_writer = true;
   // What comes back from below, or again after it was evicted, has been used before.
   fresh.touches = as == ChunkState::PROMOTING || (ghosts_ && ghosts_->contains(fresh.key)) ? 2 : 1;
   enter(fresh.key, id);

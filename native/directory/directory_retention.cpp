@@ -26,19 +26,19 @@ void Directory::requeue(RecordId id) noexcept {
 }
 
 // Keeps a chunk that may stand in a queue: out of it, so that nobody is compared with it meanwhile, and in again.
-RetainState Directory::keep_in_queue(RecordId id, Retention wish) noexcept {
+RetainState Directory::keep_in_queue(RecordId id, Retention request) noexcept {
   const bool is_standing = is_listed(records_[id]);
   if (is_standing) {
     queues_.remove(id);
   }
-  const RetainState state = keep(id, wish);
+  const RetainState state = keep(id, request);
   if (is_standing) {
     stand_by_access(id, PLACE_STEPS, true);
   }
   return state;
 }
 
-// Whether the cap has room for this chunk and what precedes it. Every wish of a request may walk far and in vain: together they
+// Whether the cap has room for this chunk and what precedes it. Every request of a call may walk far and in vain: together they
 // walk no further than `steps_to_keep_`.
 bool Directory::has_room_to_keep(RecordId id) noexcept {
   const uint64_t room = kept_bytes_max_ - std::min(kept_bytes_max_, stats_.kept_bytes);
@@ -121,20 +121,20 @@ void Directory::start_timer(RecordId id) noexcept {
 }
 
 // Sets a chunk's priority as far as the cap allows it. Its place in the queues is the caller's.
-RetainState Directory::keep(RecordId id, Retention wish) noexcept {
+RetainState Directory::keep(RecordId id, Retention request) noexcept {
   ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(wish.priority <= MAX_PRIORITY);
+  KVPOOL_CHECK(request.priority <= MAX_PRIORITY);
   RetainState state = RetainState::ACCEPTED;
-  if (wish.priority > DEFAULT_PRIORITY && !record.is_kept() && !has_room_to_keep(id)) {
-    wish = Retention{};
+  if (request.priority > DEFAULT_PRIORITY && !record.is_kept() && !has_room_to_keep(id)) {
+    request = Retention{};
     state = RetainState::CLIPPED;
     ++stats_.clipped_chunks;
   }
   timers_.cancel(id);
   const bool was_kept = record.is_kept();
   const uint8_t before = record.priority;
-  record.priority = wish.priority;
-  record.duration_ms = wish.priority == DEFAULT_PRIORITY ? 0 : wish.duration_ms;
+  record.priority = request.priority;
+  record.duration_ms = request.priority == DEFAULT_PRIORITY ? 0 : request.duration_ms;
   record.retained_tick = tick_of(latest_ns_);
   start_timer(id);
   if (!was_kept && record.is_kept()) {
@@ -185,17 +185,17 @@ void Directory::renew(RecordId id) noexcept {
   }
 }
 
-std::vector<uint8_t> Directory::retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& wishes,
+std::vector<uint8_t> Directory::retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& requests,
                                        uint64_t now_ns) {
   expire_retention(now_ns);
-  std::vector<uint8_t> states(wishes.size(), static_cast<uint8_t>(RetainState::ABSENT));
+  std::vector<uint8_t> states(requests.size(), static_cast<uint8_t>(RetainState::ABSENT));
   if (lower_bits_ != 0) {
-    states = tiers_->below(*this).front()->retain(owner, keys, wishes, now_ns);
+    states = tiers_->below(*this).front()->retain(owner, keys, requests, now_ns);
   }
-  for (size_t index = 0; index < wishes.size(); ++index) {
+  for (size_t index = 0; index < requests.size(); ++index) {
     const auto entry = table_.find(ChunkKey::from_bytes(keys + index * KEY_BYTES));
     if (entry && entry->record.valid() && records_[entry->record].owner == owner) {  // never a zombie: those left the table
-      states[index] = static_cast<uint8_t>(keep_in_queue(entry->record, wishes[index]));
+      states[index] = static_cast<uint8_t>(keep_in_queue(entry->record, requests[index]));
     }
   }
   return states;

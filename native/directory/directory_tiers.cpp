@@ -238,7 +238,7 @@ bool Directory::is_restorable(NamespaceId owner, ClassId size_class, const std::
 }
 
 bool Directory::restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                        const ChunkKey& key, PageIndex page, uint64_t generation, Retention wish, uint64_t now_ns) {
+                        const ChunkKey& key, PageIndex page, uint64_t generation, Retention request, uint64_t now_ns) {
   const auto above = parent ? table_.find(*parent) : std::nullopt;
   if (parent.has_value() != above.has_value() || !is_restorable(owner, size_class, above, key)) {
     return false;
@@ -268,9 +268,9 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   ++stats_.promoted_chunks;
   latest_ns_ = std::max(latest_ns_, now_ns);
   become_ready(record);
-  if (wish != Retention{}) {
+  if (request != Retention{}) {
     steps_to_keep_ = STEPS_TO_KEEP;
-    static_cast<void>(keep(id, wish));
+    static_cast<void>(keep(id, request));
   }
   // What comes later was used before it: each goes behind the one restored last, children on the older side of parents.
   queues_.add_oldest(id);

@@ -37,6 +37,7 @@ std::vector<std::string> Directory::verify(bool with_shared) const {
   verify_holds(broken);
   verify_sums(broken, with_shared);
   verify_shares(broken);
+  verify_quarantine(broken);
   return broken;
 }
 
@@ -105,7 +106,7 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
   if (record.is_below != is_below) {
     broken.push_back(name_of(id) + " is wrong about its copy below");
   }
-  if (!table_.says(record.page, has_bytes(record.state) ? record.generation : 0)) {
+  if (record.has_slot() && !table_.says(record.page, has_bytes(record.state) ? record.generation : 0)) {
     broken.push_back(name_of(id) + " has a wrong generation word");
   }
   if (record.state == ChunkState::PROMOTING && !promotions_.contains(record.generation)) {
@@ -114,12 +115,7 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
   if (record.generation == 0 || record.generation > last_generation_) {
     broken.push_back(name_of(id) + " has a generation that was never given");
   }
-  if (arena_.owner(record.page) != id) {
-    broken.push_back(name_of(id) + " does not own its slot");
-  }
-  if (!is_ready && record.holds == 0 && record.pins == 0) {
-    broken.push_back(name_of(id) + " is neither stored nor held");
-  }
+  verify_slot(id, broken);
 }
 
 void Directory::verify_tree(RecordId id, std::vector<std::string>& broken) const {
@@ -240,8 +236,8 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
     if (record.state == ChunkState::FREE) {
       continue;
     }
-    const uint64_t bytes = chunk_bytes(record);
-    ++used[record.size_class.value()];
+    const uint64_t bytes = record.has_slot() ? chunk_bytes(record) : 0;
+    used[record.size_class.value()] += record.has_slot() ? 1U : 0U;
     sums.used_bytes += bytes;
     written += record.was_below ? bytes : 0;
     sums.held += record.holds > 0 ? 1U : 0U;

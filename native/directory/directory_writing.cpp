@@ -49,6 +49,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       --stats_.writing;
       --namespaces_[record.owner.value()].writing;
       --state.writing;
+      record.has_writer = false;
       if (state.holder.valid()) {
         accounts_.change(state.holder, {state.taken_bytes, 0, 0}, {0, 0, state.taken_bytes});
       }

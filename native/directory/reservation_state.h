@@ -30,9 +30,17 @@ struct ReservationState {
 
 // A promotion under way.
 struct Promotion {
+  RecordId record;
   Tier tier;                        // that the chunk is read from
   uint64_t generation;              // there
   std::vector<uint32_t> checksums;  // what its layers must be; none: not known
+};
+
+// A slot whose writer may still write.
+struct Quarantined {
+  FenceId fence;  // that ends it
+  RecordId record;
+  uint64_t generation;
 };
 
 // How much of a reserve is done in one call.

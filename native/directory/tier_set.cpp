@@ -81,7 +81,8 @@ void TierSet::note(const Directory& tier, const ChunkKey& key, bool is_held) noe
     return;
   }
   for (Directory* upper : above(tier)) {
-    const RecordId id = upper->find_record(key);
+    const RecordId of_entry = entry ? entry->record : RecordId();
+    const RecordId id = upper == tiers_.front() ? of_entry : upper->find_record(key);
     if (id.valid()) {
       upper->mark_below(id, (after & upper->lower_bits_) != 0);
     }
