@@ -166,7 +166,7 @@ lint: setup
 	$(BIN)/mypy
 
 check: lint stubs test-native
-	$(RUN_TREE) $(BIN)/python -m pytest tests/test_tidy.py
+	$(RUN_TREE) $(BIN)/python -m pytest tests/test_tidy.py tests/test_tier_names.py tests/test_glossary.py tests/test_ways.py
 
 docs: setup
 	$(RUN_TREE) $(BIN)/python -m kvpool.server.metrics.page > docs/metrics.md.new && mv docs/metrics.md.new docs/metrics.md

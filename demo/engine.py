@@ -4,7 +4,7 @@ Why cold and warm give the same bits and not merely close ones: prefill runs in 
 A restored prefix is a whole number of chunks, so the steps that a warm engine still computes have the same tokens, the
 same shapes and the same KV in front of them as in a cold one, and every kernel sums in the same order. For the same
 reason only KV that was computed by such steps is stored, never that of decoding, which runs token by token. An engine
-without the wish for equal bits may store both. One thread.
+without the need for equal bits may store both. One thread.
 """
 
 import hashlib

@@ -3,7 +3,7 @@
     python examples/prefill_decode_proxy.py http://localhost:8100 http://localhost:8200 [PORT]
 
 Each completion goes to the first engine for one token, which leaves the prompt's KV in the pool, and then to the second, which
-is told to wait a moment for the last of it, and loads it from there. Whatever becomes of the first engine, the second one
+waits a moment for the last of it, and loads it from there. Whatever becomes of the first engine, the second one
 answers: what it does not find it computes.
 """
 

@@ -1,7 +1,7 @@
-"""Monotonic time, as an object, so that tests own it.
+"""Clock: monotonic time as an object, so that tests control it.
 
 This is the only module that reads a clock. It is not a scheduler and never sleeps.
-Wall-clock time decides nothing in kvpool: a jump of the system clock changes a number in messages to others.
+Wall-clock time decides nothing in kvpool: a jump of the system clock only changes a number in outgoing messages.
 Any thread may call it.
 """
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where the time comes from. `now_ns` never goes backwards."""
+    """A source of time. `now_ns` never goes backwards."""
 
     def now_ns(self) -> int:
         """Nanoseconds since an arbitrary start."""
@@ -28,8 +28,8 @@ class MonotonicClock:
 class Deadline:
     """A point in monotonic time by which something must have ended.
 
-    A component that has a clock hands it over. Without one it is the machine's, which is right where a thread waits meanwhile
-    for what keeps real time: a socket, a disk, a child process, another thread.
+    A component that has a clock passes it. The default is the machine's clock, which is right where a thread waits for
+    something in real time: a socket, a disk, a child process, another thread.
 
     Invariant: `remaining_s()` never rises and never falls below 0.
     """
@@ -50,7 +50,7 @@ class Deadline:
 
 
 def wall_time_s() -> float:
-    """Seconds since 1970, for messages to others that carry one. Nothing in kvpool is decided by it."""
+    """Seconds since 1970, for outgoing messages that carry a time. Nothing in kvpool is decided by it."""
     return time.time()
 
 

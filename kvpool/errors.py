@@ -7,7 +7,7 @@
     ├── ProtocolError        bytes that are not a frame of this protocol; the connection ends
     ├── Refused              the daemon answered with an error frame; `code` names it
     ├── DaemonUnreachable    no daemon, no answer in time, or the connection ended
-    │   └── DaemonSilent     somebody listens at the socket, and greets nobody in time
+    │   └── DaemonUnresponsive  a process listens at the socket, and does not answer in time
     └── SocketInUse          another daemon serves the socket
 
 A miss, a pending chunk and a declined save are results, not exceptions: see `types`.
@@ -39,7 +39,7 @@ class ProtocolError(KVPoolError):
 
 
 class Refused(KVPoolError):
-    """The daemon refused a request and said why."""
+    """The daemon refused a request, with a reason."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")

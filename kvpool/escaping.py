@@ -1,7 +1,7 @@
-"""Text that others chose, on lines that people read: names of models, adapters and the like come from clients.
+"""Escaping of untrusted text in output lines: names of models, adapters and the like come from clients.
 
 A line break, a terminal's control sequence or a character that turns the direction of writing would let a name forge lines, or
-hide some: whatever is not printable is shown by its number. A pure function; any thread.
+hide some: every character that is not printable is shown by its number. A pure function; any thread.
 """
 
 

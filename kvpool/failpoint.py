@@ -1,12 +1,12 @@
-"""Named points at which daemon and client can be made to fail, for tests of what happens then.
+"""Failpoints: named points at which tests make daemon or client fail.
 
     KVPOOL_FAILPOINT=name:nth:action[,name:nth:action…]
 
 `nth` is the time the point is reached (1, 2, …) or `*` for every time. Actions: `crash` (SIGKILL of this process), `error` (the
-failure that is natural at that point), `delay(200ms)` (the thread stands still for so long).
+failure that is natural at that point), `delay(200ms)` (the thread sleeps for so long).
 
 The variable is read once, at import. Without it `reach` is a function that does nothing; no point lies in a loop over
-chunks. Every point is in `FAILPOINTS`, and a test holds table and code together. Any thread.
+chunks. Every point is in `FAILPOINTS`, and a test compares table and code. Any thread.
 """
 
 import logging
@@ -30,28 +30,28 @@ FAILPOINTS = {
     "daemon.handshake.after_welcome": "welcome and descriptors are sent, the connection is not served yet",
     "daemon.request.before": "a request was read, before its handler",
     "daemon.answer.before_send": "a request was carried out, its answer is not sent",
-    "daemon.connection.ended": "a connection has ended, before what it held is given back",
+    "daemon.connection.ended": "a connection has ended, before what it held is released",
     "daemon.reserve.before": "before slots are reserved",
     "daemon.reserve.after": "slots are reserved, before the answer",
     "daemon.evict.after": "chunks were evicted for a reservation, before the answer",
     "daemon.commit.before_publish": "checksums have come, nothing is visible",
     "daemon.commit.after_publish": "chunks are visible, before the answer",
     "daemon.end.before": "before a reservation is given up",
-    "daemon.expire.before": "before leases and reservations are looked through for their deadlines",
+    "daemon.expire.before": "before leases and reservations are checked for their deadlines",
     "daemon.acquire.before_hold": "before a prefix is held",
     "daemon.acquire.after_grant": "a lease was granted, before the answer",
     "daemon.release.before": "before a lease ends",
     "daemon.ticket.before_issue": "before a ticket is issued",
     "daemon.ticket.before_claim": "before a ticket is claimed",
-    "daemon.retain.before": "before chunks are kept with other priorities",
+    "daemon.retain.before": "before chunks get other priorities",
     "daemon.announce.before": "before announced chunks are held or promoted",
-    "daemon.demote.asked": "before chunks are written down because a client wants it",
+    "daemon.demote.asked": "before chunks are demoted because of a client's hint",
     "daemon.flush.before": "before an operator's flush",
     "daemon.prefault.segment": "before a segment of the arena gets its pages",
     "daemon.transfer.job": "a transfer thread takes a job",
     "daemon.verify.job": "before chunks are read to compare their checksums",
     "daemon.drain.begin": "a signal has come, before the daemon drains",
-    "daemon.drain.end": "everything is written down, before the threads end",
+    "daemon.drain.end": "every chunk is demoted, before the threads end",
     "daemon.ssd.look": "the directory is locked, nothing of an earlier life has been read",
     "daemon.ssd.open_files": "before segment files are opened",
     "daemon.ssd.open_catalogue": "before the catalogue is opened",
@@ -60,31 +60,31 @@ FAILPOINTS = {
     "daemon.ssd.restored": "an earlier life's chunks are found, the tier is not yet in use",
     "daemon.demote.before_write": "slots are reserved on disk, before the write is queued",
     "daemon.demote.written": "leading chunks of a job are on disk, not yet visible there",
-    "daemon.demote.committed": "they are visible there, before the catalogue is told",
+    "daemon.demote.committed": "they are visible there, before the catalogue gets their rows",
     "daemon.promote.held": "a prefix is held on disk, before slots in DRAM are reserved",
     "daemon.promote.before_read": "slots in DRAM are reserved, before the read is queued",
-    "daemon.promote.landed": "a chunk has come back from disk, before it is an ordinary one",
+    "daemon.promote.landed": "a chunk was read back from disk, before it is an ordinary one",
     "daemon.catalogue.opened": "the catalogue is open, before its first checkpoint",
     "daemon.catalogue.before_commit": "a batch of rows is in a transaction",
     "daemon.catalogue.after_commit": "a batch of rows is committed, not synced",
     "daemon.checkpoint.before_data": "before segment files are synced",
     "daemon.checkpoint.before_catalogue": "segment files are synced, the catalogue is not",
-    "daemon.checkpoint.after": "a checkpoint is complete, before anybody is told",
+    "daemon.checkpoint.after": "a checkpoint is complete, before it is reported",
     "client.connect.before": "before a connection is tried",
     "client.connect.after_welcome": "descriptors have come, nothing is mapped",
     "client.renew.before": "before leases are renewed",
     "client.save.before_reserve": "before slots are asked for",
     "client.save.after_reserve": "slots are reserved, nothing is copied",
-    "client.save.before_commit": "everything is copied, the daemon does not know",
+    "client.save.before_commit": "everything is copied, before the daemon is notified",
     "client.save.after_commit": "the daemon has answered a commit",
-    "client.end.before": "before the daemon is told that a reservation is written no more",
+    "client.end.before": "before the daemon is notified that a reservation is no longer written",
     "client.acquire.after": "a lease was answered",
     "client.load.before": "a lease is there, before its chunks are copied",
-    "client.load.before_result": "everything was copied, before the result is told",
+    "client.load.before_result": "everything was copied, before the result is returned",
     "client.release.before": "before a lease is released",
-    "client.retain.before": "before the daemon is told how long chunks are worth keeping",
-    "client.announce.before": "before the daemon is told what will be asked for",
-    "client.report_corrupt.before": "a checksum did not fit, before the daemon is told",
+    "client.retain.before": "before a retention request is sent",
+    "client.announce.before": "before an announcement is sent",
+    "client.report_corrupt.before": "a checksum did not match, before the daemon is notified",
 }
 
 # Steps that cannot fail by themselves: they can be crashed or delayed.
@@ -187,7 +187,7 @@ def _act(name: str, failure: Failure = _os_error) -> None:
 
 
 def arm_from_environment() -> Callable[..., None]:
-    """Arm what the variable names; what `reach` is from then on. A fault disarms all: see `faults`."""
+    """Arm the points in the variable. Returns the `reach` to use from then on. A fault disarms all: see `faults`."""
     text = os.environ.get(VARIABLE, "")
     if not text:
         return _do_nothing
@@ -201,6 +201,6 @@ def arm_from_environment() -> Callable[..., None]:
     return _act
 
 
-# What is wrong with the variable; the daemon refuses to start with any.
+# Faults of the variable; the daemon refuses to start with any.
 faults: list[str] = []
 reach: Callable[..., None] = arm_from_environment()

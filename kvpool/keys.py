@@ -1,11 +1,11 @@
-"""Root of a chain of chunk keys, made from a namespace; and its scope, the part that may be told to others.
+"""Keys: the root of a chain of chunk keys, made from a namespace, and its scope, the part that may be published.
 
-The root binds everything that makes KV of equal tokens differ, so that chunks of different namespaces can
-never meet. Hashing itself is native (`kvpool_native`): `leaf = H(tokens)`, `key = H(parent key, leaf)`, H = BLAKE3
-with a key of its own for each use.
+The root includes everything that makes KV of equal tokens differ, so that chunks of different namespaces never have equal keys.
+Hashing itself is native (`kvpool_native`): `leaf = H(tokens)`, `key = H(parent key, leaf)`, H = BLAKE3 with a key of its own
+for each use.
 
-The scope says which chunks of equal tokens differ by adapter or salt, to readers of events, who see no roots. It stands
-behind a chunk's token ids wherever these are kept:
+The scope shows readers of events, who see no roots, which chunks of equal tokens differ by adapter or salt. It follows a
+chunk's token ids wherever these are stored:
 
     scope := nothing  |  salt tag (SALT_TAG_BYTES; zeros: no salt), then the adapter in UTF-8, zeros up to a whole word
 
@@ -52,7 +52,7 @@ def root_key(domain: bytes, *, model: str, adapter: str, salt: bytes, layout: La
 
 
 def namespace_name(model: str, revision: str) -> str:
-    """The name under which a model's chunks are kept: `model@revision`, or the model's own where no revision is named."""
+    """The name under which a model's chunks are stored: `model@revision`, or the model's own where no revision is named."""
     return f"{model}@{revision}" if revision else model
 
 
@@ -62,9 +62,9 @@ def namespace_fingerprint(model: str, layout: Layout) -> bytes:
 
 
 def salt_tag(salt: bytes) -> bytes:
-    """What stands for a salt where others read it: one tag for each salt, which does not give the salt away.
+    """The public tag of a salt: one for each salt, from which the salt cannot be computed.
 
-    Whoever can guess a salt can see that it is right. Empty for no salt.
+    A guessed salt can be verified with it. Empty for no salt.
     """
     return kvpool_native.derive_root([b"kvpool salt tag", salt])[:SALT_TAG_BYTES] if salt else b""
 
@@ -78,12 +78,12 @@ def pack_scope(adapter: str, salt: bytes) -> bytes:
 
 
 def is_scope(column: bytes) -> bool:
-    """Whether these bytes may stand behind token ids."""
+    """Whether these bytes are a valid scope."""
     return not column or (SALT_TAG_BYTES <= len(column) <= SCOPE_BYTES_MAX and len(column) % _WORD_BYTES == 0)
 
 
 def split_scope(words: bytes, token_bytes: int) -> tuple[bytes, Scope]:
-    """The token ids, and the scope behind them. Of words that are fewer than `token_bytes`, nothing is known."""
+    """The token ids, and the scope after them. With fewer than `token_bytes`, both are unknown."""
     tokens, packed = words[:token_bytes], words[token_bytes:]
     if len(tokens) < token_bytes or not is_scope(packed):
         return b"", Scope()

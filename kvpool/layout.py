@@ -1,8 +1,8 @@
-"""The geometry of a chunk and its fingerprint.
+"""Layout: the geometry of a chunk and its fingerprint.
 
-A Layout says how many bytes a chunk has and how they are cut; it does not know where an engine
-keeps them (that is `kvpool_client.copying.buffers`). Invariant: two Layouts with the same fingerprint
-store the same bytes for the same KV. Immutable; any thread.
+A Layout defines how many bytes a chunk has and how they are divided, and not where an engine has them (that is
+`kvpool_client.copying.buffers`). Invariant: two Layouts with the same fingerprint store the same bytes for the same KV.
+Immutable; any thread.
 """
 
 import struct
@@ -26,7 +26,7 @@ STAGES_MAX = 64
 CHUNK_BYTES_MAX = 4 << 30
 _FINGERPRINT_VERSION = 1
 _FIELDS = 10
-# A Layout's fields as they travel and are kept.
+# A Layout's fields as they travel and are stored.
 WireLayout = list[int | str | list[int]]
 
 
@@ -139,7 +139,7 @@ class Layout:
     def fingerprint(self) -> bytes:
         """Canonical bytes of every field: fixed-width numbers, length-prefixed strings, a version in front.
 
-        Stages are behind all others, and only where there are any.
+        Stages come after all others, and only where there are any.
         """
         assert self.rank is not None, "a scheduler's layout has one fingerprint for each rank"
         numbers = (

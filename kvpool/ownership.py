@@ -1,7 +1,7 @@
-"""Directories and who could put something of their own there: whether a socket's place can be believed.
+"""Ownership of directories: whether the directory of a socket can be trusted.
 
-A directory is made by its owner, and what stands in it by whoever may write there. Where anybody may write in a directory
-above, anybody can have made it: then it is only as good as its owner. Any thread.
+A directory is made by its owner, and its files by users who may write there. Where anybody may write in a parent directory,
+anybody can have made it: then its owner decides whether it is trusted. Any thread.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT_UID = 0
 CONNECT_TIMEOUT_S = 1.0
-# A further user whose daemon a client believes, where engines and daemon share a directory that anybody may write.
+# A further user whose daemon a client trusts, where engines and daemon share a directory that anybody may write.
 DAEMON_UID_VARIABLE = "KVPOOL_DAEMON_UID"
 _PEERCRED = struct.Struct("3i")
 
@@ -20,8 +20,8 @@ _PEERCRED = struct.Struct("3i")
 def make_socket_directory(socket_path: str, *, is_private: bool = False) -> str:
     """Make the directory of a socket where there is none: passable for all, writable for its owner alone. Raises OSError.
 
-    Returns why it may be a stranger's, and what to do about it; empty where it is not. `is_private`: others than its owner may
-    not be able to put anything there either.
+    Returns why it may be another user's, and what to do about it; empty where it is trusted. `is_private`: also requires that
+    only its owner can write there.
     """
     directory = Path(socket_path).parent
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def make_socket_directory(socket_path: str, *, is_private: bool = False) -> str:
 
 
 def is_served(socket_path: str) -> bool:
-    """Whether somebody accepts connections there. Raises OSError where that cannot be told, as without the right to connect."""
+    """Whether a process accepts connections there. Raises OSError where that is unknown, as without the right to connect."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.settimeout(CONNECT_TIMEOUT_S)
         try:
@@ -40,7 +40,7 @@ def is_served(socket_path: str) -> bool:
 
 
 def trusted_owner_of(path: str) -> int | None:
-    """The owner of a directory, if nobody but they and root can have made it; None where others could, or there is none."""
+    """The owner of a directory, if only that user or root can have made it; None where others could, or there is none."""
     try:
         found = os.stat(path)
     except OSError:
@@ -52,7 +52,7 @@ def trusted_owner_of(path: str) -> int | None:
 
 
 def fault_of_owner(path: str) -> str:
-    """Why a directory may be a stranger's, and what to do about it; empty where it is not."""
+    """Why a directory may be another user's, and what to do about it; empty where it is trusted."""
     if trusted_owner_of(path) is not None:
         return ""
     if not os.path.isdir(path):
@@ -65,7 +65,7 @@ def fault_of_owner(path: str) -> str:
 
 
 def fault_of_directory(path: str) -> str:
-    """Why others than its owner could replace what stands in a directory; empty where they cannot."""
+    """Why users other than its owner could replace files in a directory; empty where they cannot."""
     fault = fault_of_owner(path)
     if fault:
         return fault
@@ -76,21 +76,21 @@ def fault_of_directory(path: str) -> str:
 
 
 def peer_of(connected: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group at the other end of a unix socket, as the kernel says."""
+    """Process, user and group at the other end of a unix socket, by the kernel."""
     pid, uid, gid = _PEERCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
     return pid, uid, gid
 
 
 def fault_of_daemon(path: str, uid: int) -> str:
-    """Why the user behind a socket may be no daemon's but a stranger's; empty where it is believed.
+    """Why the user behind a socket may not be a daemon's; empty where it is trusted.
 
-    Root is, this process's user, the user named in DAEMON_UID_VARIABLE, and the owner of the socket's directory, where nobody
-    else can have made that.
+    Trusted are root, this process's user, the user named in DAEMON_UID_VARIABLE, and the owner of the socket's directory, where
+    nobody else can have made that.
     """
     named = os.environ.get(DAEMON_UID_VARIABLE, "")
     if uid in (ROOT_UID, os.geteuid(), trusted_owner_of(str(Path(path).parent))) or named == str(uid):
         return ""
     return (
         f"{path} is served by uid {uid}, expected root, uid {os.geteuid()} or the owner of a directory that nobody else can "
-        f"have made; if that is the daemon's user, say {DAEMON_UID_VARIABLE}={uid}"
+        f"have made; if that is the daemon's user, set {DAEMON_UID_VARIABLE}={uid}"
     )

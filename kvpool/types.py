@@ -1,7 +1,6 @@
-"""Shared records, ids and enums: the words that daemon and client have in common.
+"""Types: records, ids and enums that daemon and client share.
 
-Nothing here has behaviour beyond reading itself. Values that travel are wire codes:
-a changed number is a change of the protocol.
+Nothing here has behaviour beyond accessors. Values that travel are wire codes: a changed number is a change of the protocol.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,19 +9,20 @@ from enum import IntEnum
 from typing import Any, NamedTuple, NewType
 
 import kvpool_native
+from kvpool.key_column import KEY_BYTES as KEY_BYTES
+from kvpool.key_column import KeyColumn
 
-KEY_BYTES = 32
 EPOCH_BYTES = 16
 TOKEN_BYTES = 4
 DURATION_BYTES = 4
 PAGE_BYTES = 4096
-# Where the service of a node listens, and engines look for it when nothing else was said.
+# The socket of a node's service, and the default of engines.
 SERVICE_SOCKET = "/run/kvpool/kvpool.sock"
 
-# What a chunk is kept with when nothing was said: the default of TensorRT-LLM's KvCacheRetentionConfig.
+# The priority of a chunk without a retention request: the default of TensorRT-LLM's KvCacheRetentionConfig.
 DEFAULT_PRIORITY: int = kvpool_native.DEFAULT_PRIORITY
 PRIORITY_MAX = 100
-# On the wire: leave the chunk as it is kept.
+# On the wire: leave the chunk's retention unchanged.
 KEEP_PRIORITY = 255
 
 ConnectionId = NewType("ConnectionId", int)
@@ -46,11 +46,11 @@ LEVELS = len(Level)
 
 
 class WriteOrder(IntEnum):
-    """Which of the chunks that DRAM alone has are written down first."""
+    """Order in which chunks that only DRAM has are demoted."""
 
     COLDEST = 0
     NEWEST = 1
-    WORTHIEST = 2  # the highest priority first, there the one used last
+    WORTHIEST = 2  # the highest priority first, among equals the one used last
 
 
 class LoadFault(IntEnum):
@@ -62,7 +62,7 @@ class LoadFault(IntEnum):
 
 
 class SaveState(IntEnum):
-    """What became of one chunk of a save.
+    """State of one chunk of a save.
 
     RESERVED ──commit──► STORED
         └──deadline────► EXPIRED
@@ -84,7 +84,7 @@ class SaveState(IntEnum):
     CHECKSUM = 13
     SHARE = 14
     STOPPING = 15
-    OTHER = 255  # never sent: what a client makes of a number that it does not know
+    OTHER = 255  # never sent: a client's value for an unknown number
 
     @property
     def reason(self) -> str:
@@ -93,7 +93,7 @@ class SaveState(IntEnum):
 
 
 class RetainState(IntEnum):
-    """What became of a wish to keep a chunk with a priority. A worse one has a higher number."""
+    """Result of a retention request for one chunk. A worse one has a higher number."""
 
     ACCEPTED = 0
     CLIPPED = 1
@@ -101,7 +101,8 @@ class RetainState(IntEnum):
 
 
 class LoadReason(IntEnum):
-    """Why a load ended; `reason` in `LoadResult` is the name in lower case. The first four are the native module's codes."""
+    """Reason for the end of a load; `reason` in `LoadResult` is the name in lower case. The first four are the native module's
+    codes."""
 
     COMPLETE = 0
     GONE = 1
@@ -112,13 +113,13 @@ class LoadReason(IntEnum):
     DISCONNECTED = 6
 
 
-# Why a client declines chunks of a save by itself: the daemon learns of these from usage reports alone.
+# Why a client declines chunks of a save by itself: the daemon gets these only in usage reports.
 CLIENT_DECLINES = (SaveState.DISCONNECTED, SaveState.TIMEOUT, SaveState.TOO_LONG, SaveState.ABORTED)
 
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """What one client did since its last report, in chunks.
+    """Usage of one client since its last report, in chunks.
 
     `hit_chunks` and `loaded_chunks` are by level, `failed_loads` by `LoadReason`, `declined_chunks` as CLIENT_DECLINES.
     """
@@ -134,7 +135,7 @@ class UsageReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelUsage:
-    """What was asked of the pool for one model since the daemon's start; tuples are by level."""
+    """Usage of one model since the daemon's start; tuples are by level."""
 
     lookups: int = 0
     lookup_tokens: int = 0
@@ -161,7 +162,7 @@ class ModelUsage:
 
 @dataclass(frozen=True, slots=True)
 class ClientFailures:
-    """What went wrong in clients and does not belong to one model, by word; and what became of their reports."""
+    """Failures in clients that do not belong to one model, by word, and counts of their reports."""
 
     failed_loads: dict[str, int]
     declined_chunks: dict[str, int]
@@ -171,9 +172,10 @@ class ClientFailures:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Everything that a pool counts, at one moment. `directory` is what the native directory says of itself.
+    """All counters of a pool, at one moment. `directory`: those of the native directory.
 
-    `ssd_classes`: the slots of the SSD tier by size class, as `classes` in `directory` has them.
+    `lower`: the counters of each lower tier, by its name; `lower_classes`: its slots by size class, as `classes` in
+    `directory`.
     """
 
     server: Mapping[str, int]
@@ -186,14 +188,14 @@ class Measurements:
     models: Mapping[str, ModelUsage]
     failures: ClientFailures
     events: Mapping[str, int] = field(default_factory=dict)
-    ssd: Mapping[str, int | float | str] = field(default_factory=dict)
-    ssd_classes: Sequence[Mapping[str, int]] = ()
+    lower: Mapping[str, Mapping[str, int | float | str]] = field(default_factory=dict)
+    lower_classes: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """Retention asked for tokens `start` up to `end` (None: to the end of the prompt).
+    """Retention requested for tokens `start` up to `end` (None: to the end of the prompt).
 
     `priority` is 0 (first to go) to 100; `duration_s` counts from the last reuse, None means for ever.
     Semantics after TensorRT-LLM's KvCacheRetentionConfig.
@@ -217,7 +219,7 @@ class ChunkExtent:
 
 
 class EventKind(IntEnum):
-    """What an event says."""
+    """Kind of an event."""
 
     CREATED = 0
     STORED = 1
@@ -226,7 +228,7 @@ class EventKind(IntEnum):
 
 
 class Cause(IntEnum):
-    """Why a chunk came to a tier or left it: the native module's codes."""
+    """Cause for which a chunk came to a tier or left it: the native module's codes."""
 
     OWN_CLASS = 0
     OTHER_CLASS = 1
@@ -237,15 +239,15 @@ class Cause(IntEnum):
     LANDING_FAILED = 6
     STORED = 7
     PROMOTED = 8
-    OTHER = 255  # never sent: what a client makes of a number that it does not know
+    OTHER = 255  # never sent: a client's value for an unknown number
 
 
 class Event(NamedTuple):
     """Something that happened to chunks; ids rise by one, and a missing one is a gap.
 
     CREATED: a daemon began, with room for `capacities` chunks, by level. STORED: chunks `keys`, each the parent of the next,
-    came to `tiers` behind `parent` (empty: at the root). REMOVED: `keys` are in no tier any more. UPDATED: one chunk has
-    come to a further tier, left one of several, or has another priority.
+    came to `tiers` behind `parent` (empty: at the root). REMOVED: no tier has `keys`. UPDATED: one chunk has come to a further
+    tier, left one of several, or has another priority.
 
     `keys` and `tokens` (i32 ids, of all keys or of none) are packed; `tiers` are bits by level. An UPDATED that gains a tier
     carries what a STORED does. `namespace` is a number of this life of the daemon; -1: none. `adapter` and `salt_tag` (see
@@ -270,7 +272,7 @@ class Event(NamedTuple):
     @property
     def chunks(self) -> tuple[bytes, ...]:
         """The keys one by one."""
-        return tuple(self.keys[at : at + KEY_BYTES] for at in range(0, len(self.keys), KEY_BYTES))
+        return tuple(KeyColumn(self.keys))
 
     @property
     def level(self) -> Level | None:
@@ -289,7 +291,7 @@ class Event(NamedTuple):
 
     @property
     def lost(self) -> tuple[Level, ...]:
-        """Tiers that have them no more."""
+        """Tiers that have lost the chunks with this event."""
         return levels_in(self.tiers_before & ~self.tiers)
 
 
@@ -305,7 +307,7 @@ def level_of(tiers: int) -> Level | None:
 
 
 class StoredChunk(NamedTuple):
-    """A chunk as a snapshot of the pool has it; the fields mean what they do in an `Event`."""
+    """A chunk in a snapshot of the pool; the fields mean the same as in an `Event`."""
 
     key: bytes
     parent: bytes

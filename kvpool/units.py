@@ -1,4 +1,4 @@
-"""Sizes and durations with their units: what configuration files, options and people write and read.
+"""Units: sizes and durations with their units, as configuration files, options and output have them.
 
     size      := number [B | KiB | MiB | GiB | TiB | KB | MB | GB | TB]
     duration  := number [ns | us | ms | s | m | h | d]

@@ -24,14 +24,17 @@ NATIVE = sorted(path for path in (ROOT / "native").rglob("*") if path.suffix in 
 PRODUCT = [path for path in PYTHON if path.is_relative_to(ROOT / "kvpool") or path.is_relative_to(ROOT / "client")]
 
 FOLDER_FILES_MAX = 12
-BASE = {"types", "errors", "units", "layout", "keys", "clock", "failpoint", "ownership", "escaping"}
+BASE = {
+    *("types", "errors", "units", "layout", "keys", "clock", "failpoint", "ownership", "escaping"),
+    *("key_column", "packed_rows"),
+}
 # Which rooms of `kvpool` may import which: the layers of ARCHITECTURE.md from the ground up, base being open to all.
 LAYERS: dict[str, set[str]] = {
     "config": set(),
     "router_events": set(),
     "protocol": {"router_events"},
     "index": {"config"},
-    "journal": {"config", "index"},
+    "journal": {"config", "index", "tiers"},
     "tiers": {"config", "index"},
     "transfer": set(),
     "checks": {"index", "tiers", "transfer"},
@@ -39,11 +42,12 @@ LAYERS: dict[str, set[str]] = {
     "pool": {"config", "protocol", "index", "journal", "tiers", "transfer", "checks", "tiering"},
     "sim": {"config", "index", "tiers", "tiering", "pool"},
     "server": {"config", "protocol", "router_events", "index", "journal", "tiers", "tiering", "pool"},
-    "bench": {"config", "protocol", "tiering", "pool", "sim"},
+    "bench": {"config", "protocol", "tiers", "tiering", "pool", "sim"},
     "cli": {"config", "protocol", "router_events", "server", "sim", "bench"},
 }
 CLIENT_MAY_IMPORT = {
     "types",
+    "key_column",
     "errors",
     "layout",
     "keys",
@@ -68,30 +72,30 @@ NATIVE_FUNCTION = re.compile(
 CLOCK_ALLOWED = {"kvpool/clock.py", "kvpool/failpoint.py"}
 
 
-def _name(path: Path) -> str:
+def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
 @cache
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     return path.read_text()
 
 
 @cache
-def _nodes(path: Path) -> tuple[ast.AST, ...]:
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
     """Every node of a file's tree, the tree itself first."""
-    return tuple(ast.walk(ast.parse(_text(path))))
+    return tuple(ast.walk(ast.parse(text_of(path))))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_trees() -> Iterator[None]:
     """The trees of all files end with the last test here: what stays would slow every later collection of garbage."""
     yield
-    _nodes.cache_clear()
+    nodes_of.cache_clear()
 
 
 def _imports(path: Path) -> Iterator[tuple[str, str]]:
-    for node in _nodes(path):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -104,7 +108,7 @@ def _part(module: str, name: str) -> str:
     return parts[1] if len(parts) > 1 else name
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=_name)
+@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
 def test_imports_go_down_only(path: Path) -> None:
     relative = path.relative_to(ROOT).with_suffix("").parts
     for module, name in _imports(path):
@@ -129,7 +133,7 @@ def _module(path: Path) -> str:
 
 def _runs_at_import(path: Path) -> Iterator[tuple[str, str]]:
     """What a module imports as it is imported itself: nothing in functions, nothing for type checkers alone."""
-    waiting = list(ast.parse(_text(path)).body)
+    waiting = list(ast.parse(text_of(path)).body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -164,7 +168,7 @@ def _folders() -> list[Path]:
     return sorted({path.parent for path in [*PYTHON, *NATIVE]})
 
 
-@pytest.mark.parametrize("folder", _folders(), ids=_name)
+@pytest.mark.parametrize("folder", _folders(), ids=name_of)
 def test_a_folder_is_seen_at_a_glance(folder: Path) -> None:
     """At most twelve files; in the core twelve headers, each with the sources that implement it."""
     names = {path.name for path in [*PYTHON, *NATIVE] if path.parent == folder} - {"__init__.py"}
@@ -177,7 +181,7 @@ def test_headers_stand_beside_their_sources() -> None:
     sources = {path.stem: path.parent for path in NATIVE if path.suffix == ".cpp"}
     for path in NATIVE:
         if path.suffix == ".h" and "tests" not in path.parts:
-            assert sources.get(path.stem, path.parent) == path.parent, f"{_name(path)} and its source are apart"
+            assert sources.get(path.stem, path.parent) == path.parent, f"{name_of(path)} and its source are apart"
 
 
 def test_unit_tests_are_found_by_package() -> None:
@@ -188,9 +192,9 @@ def test_unit_tests_are_found_by_package() -> None:
     assert found - rooms - adapters == {"words", "client", "native"}
 
 
-@pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=_name)
+@pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=name_of)
 def test_files_are_small_and_named_for_one_thing(path: Path) -> None:
-    lines = _text(path).count("\n")
+    lines = text_of(path).count("\n")
     assert lines <= FILE_LINES_MAX, f"{lines} lines"
     assert not NAMES_REFUSED & set(path.relative_to(ROOT).with_suffix("").parts)
     assert not re.search(r"_v\d+$|\d$", path.stem) or path.stem in {
@@ -203,13 +207,13 @@ def test_files_are_small_and_named_for_one_thing(path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=_name)
+@pytest.mark.parametrize("path", PYTHON, ids=name_of)
 def test_functions_are_short_and_modules_say_what_they_are(path: Path) -> None:
-    for node in _nodes(path):
+    for node in nodes_of(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert node.end_lineno is not None
             assert node.end_lineno - node.lineno < FUNCTION_LINES_MAX, f"{node.name} in line {node.lineno}"
-    module = _nodes(path)[0]
+    module = nodes_of(path)[0]
     assert isinstance(module, ast.Module)
     docstring = ast.get_docstring(module)
     assert docstring, "no module docstring"
@@ -219,9 +223,9 @@ def test_functions_are_short_and_modules_say_what_they_are(path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("path", NATIVE, ids=_name)
+@pytest.mark.parametrize("path", NATIVE, ids=name_of)
 def test_native_functions_are_short(path: Path) -> None:
-    lines = _text(path).splitlines()
+    lines = text_of(path).splitlines()
     for number, line in enumerate(lines, 1):
         if not NATIVE_FUNCTION.fullmatch(line):
             continue
@@ -234,9 +238,9 @@ def test_native_functions_are_short(path: Path) -> None:
         assert length <= FUNCTION_LINES_MAX, f"{length} lines from line {number}: {line.strip()}"
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=_name)
+@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
 def test_public_functions_say_what_they_do(path: Path) -> None:
-    for node in _nodes(path):
+    for node in nodes_of(path):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
         if not node.name.startswith("_") and not _is_nested(path, node):
@@ -252,18 +256,18 @@ def _is_nested(path: Path, wanted: ast.AST) -> bool:
 def _functions(path: Path) -> tuple[tuple[int, int], ...]:
     """First and last line of each function."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return tuple((node.lineno, node.end_lineno or 0) for node in _nodes(path) if isinstance(node, functions))
+    return tuple((node.lineno, node.end_lineno or 0) for node in nodes_of(path) if isinstance(node, functions))
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=_name)
+@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
 def test_nothing_dangerous_is_used(path: Path) -> None:
-    text = _text(path)
+    text = text_of(path)
     for word in ("pickle", "torch.load", "0.0.0.0", "tcp://*", "recv_pyobj"):
         assert word not in text, f"has {word}"
-    for node in _nodes(path):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in {"eval", "exec", "compile"}, f"calls {node.func.id} in line {node.lineno}"
-        if isinstance(node, ast.ExceptHandler) and _name(path) not in BROAD_EXCEPT_ALLOWED:
+        if isinstance(node, ast.ExceptHandler) and name_of(path) not in BROAD_EXCEPT_ALLOWED:
             caught = (
                 set() if node.type is None else {part.id for part in ast.walk(node.type) if isinstance(part, ast.Name)}
             )
@@ -272,9 +276,9 @@ def test_nothing_dangerous_is_used(path: Path) -> None:
             assert passes_on or not is_broad, f"catches everything in line {node.lineno}"
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=_name)
+@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
 def test_time_and_chance_come_from_their_owners(path: Path) -> None:
-    if _name(path) in CLOCK_ALLOWED or _name(path).startswith(("kvpool/bench/", "kvpool/cli/commands/operate")):
+    if name_of(path) in CLOCK_ALLOWED or name_of(path).startswith(("kvpool/bench/", "kvpool/cli/commands/operate")):
         pytest.skip("this module is where time is read or measured")
     for module, name in _imports(path):
         assert module not in {"random"}, "imports random"
@@ -282,10 +286,22 @@ def test_time_and_chance_come_from_their_owners(path: Path) -> None:
         assert (module, name) != ("datetime", "datetime"), "imports datetime"
 
 
-@pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=_name)
+@pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=name_of)
 def test_no_work_is_left_for_later(path: Path) -> None:
     marks = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"))
-    assert not re.search(rf"\b({marks})\b", _text(path))
+    assert not re.search(rf"\b({marks})\b", text_of(path))
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
+def test_columns_of_keys_are_cut_in_one_place(path: Path) -> None:
+    """How many bytes a key has is for the length of one key alone; what counts keys in a row of them is `KeyColumn`."""
+    if name_of(path) == "kvpool/key_column.py":
+        pytest.skip("this module is the place")
+    for node in nodes_of(path):
+        is_call = isinstance(node, ast.Call) and ast.unparse(node.func) in {"range", "divmod", "slice"}
+        if is_call or isinstance(node, (ast.BinOp, ast.Slice)):
+            names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            assert "KEY_BYTES" not in names, f"counts keys by their bytes in line {getattr(node, 'lineno', 0)}"
 
 
 PAGES = [
@@ -293,41 +309,12 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("path", [*PRODUCT, *NATIVE, *PAGES], ids=_name)
+@pytest.mark.parametrize("path", [*PRODUCT, *NATIVE, *PAGES], ids=name_of)
 def test_files_that_are_named_are_there(path: Path) -> None:
     """`leases.py` or `index/leases.py` is the end of some file's path; an engine's own files are named otherwise."""
-    files = [f"/{_name(there)}" for there in (*PYTHON, *NATIVE, *PAGES, *(ROOT / "configs").iterdir())]
-    for named in re.findall(r"`([\w./-]+\.(?:py|h|cpp|md|toml|service))`", _text(path)):
+    files = [f"/{name_of(there)}" for there in (*PYTHON, *NATIVE, *PAGES, *(ROOT / "configs").iterdir())]
+    for named in re.findall(r"`([\w./-]+\.(?:py|h|cpp|md|toml|service))`", text_of(path)):
         assert named.startswith("/") or any(file.endswith(f"/{named}") for file in files), f"{named} is not there"
-
-
-def _is_defined(name: str, path: Path) -> bool:
-    """Whether a file defines `Class.method` (Python) or `Class::method` (C++)."""
-    if path.suffix != ".py":
-        return (
-            path.exists()
-            and re.search(rf"^[\w<>:,&* \[\]]*\b{re.escape(name)}\(", _text(path), re.MULTILINE) is not None
-        )
-    body: list[ast.stmt] = list(ast.parse(_text(path)).body) if path.exists() else []
-    for part in name.split("."):
-        found = [
-            node
-            for node in body
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == part
-        ]
-        if not found:
-            return False
-        body = found[0].body
-    return True
-
-
-def test_the_ways_through_the_house_name_what_is_there() -> None:
-    steps = re.findall(r"`([\w.:]+)` in `([\w/.]+)`", _text(ROOT / "ARCHITECTURE.md"))
-    assert len(steps) >= 30, "the ways of a save, a load, a promotion, a demotion and an eviction"
-    missing = [f"{name} in {path}" for name, path in steps if not _is_defined(name, ROOT / path)]
-    assert not missing, f"ARCHITECTURE.md names what is not there: {missing}"
-    assert not _is_defined("Pool.none", ROOT / "kvpool/pool/pool.py")
-    assert not _is_defined("Directory::none", ROOT / "native/directory/directory.cpp")
 
 
 def test_the_client_is_thin() -> None:
@@ -345,6 +332,7 @@ def test_the_client_is_thin() -> None:
     parts = {name.split(".")[1] for name in loaded if name.startswith("kvpool.")}
     assert parts <= {
         "types",
+        "key_column",
         "errors",
         "layout",
         "keys",

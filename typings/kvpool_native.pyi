@@ -9,6 +9,32 @@ import numpy
 from numpy.typing import NDArray
 
 
+class RowLayout:
+    """Fields of a row that crosses packed, in their order, without holes."""
+
+    @property
+    def bytes(self) -> int:
+        """Of a whole row."""
+
+    @property
+    def names(self) -> list[str]: ...
+
+    @property
+    def formats(self) -> list[str]:
+        """As numpy writes them."""
+
+    @property
+    def offsets(self) -> list[int]:
+        """In bytes."""
+
+MOVE_ROW: RowLayout = ...
+
+RESTORE_ROW: RowLayout = ...
+
+CATALOGUE_ROW: RowLayout = ...
+
+CHANGE_ROW: RowLayout = ...
+
 @overload
 def hash_leaves(tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], chunk_tokens: int) -> bytes:
     """
@@ -102,6 +128,21 @@ class IndexView:
     @property
     def epoch(self) -> bytes: ...
 
+class LandingBoard:
+    """
+    Where a tier announces the layers of chunks that it brings into the arena.
+    """
+
+    def __init__(self, index: Mapping) -> None: ...
+
+    def land(self, arena_offset: int, first: int, checksums: bytes) -> None:
+        """
+        Layers `first` and on of the chunk being promoted at this offset are in place, with these CRC-32C, u32; in their order.
+        """
+
+    def fail(self, arena_offset: int) -> None:
+        """No more layers of this chunk come."""
+
 DEFAULT_PRIORITY: int = 35
 
 TOKEN_IDS_MAX: int = 4096
@@ -161,11 +202,6 @@ class Directory:
 
     def mark_segment_ready(self, segment: int) -> None: ...
 
-    def records(self, cursor: int, limit: int, end: int = 4294967295) -> tuple[int, int, list[tuple[bytes, int, int, int, int, int]]]:
-        """
-        (next cursor or 0, pin or 0, [(key, offset, generation, chunk_bytes, layers, namespace)]).
-        """
-
     def tokens_of(self, key: bytes) -> bytes:
         """Token ids of a chunk, i32; empty where none are known here."""
 
@@ -183,6 +219,9 @@ class Directory:
     def bound_chains(self, chunks: int) -> None:
         """No chain gets more chunks than this from now on."""
 
+    def records(self, cursor: int, limit: int, end: int = 4294967295) -> PinnedRecords:
+        """A page of the chunks that are stored, from a cursor on, pinned."""
+
     def verify(self, with_shared: bool = True) -> list[str]:
         """
         One line per broken invariant. Without what clients map, which a forked child does not have.
@@ -191,10 +230,9 @@ class Directory:
     def verify_shared(self, cursor: int, limit: int) -> tuple[int, list[str]]:
         """(cursor to go on from or 0, lines): what clients map, a part at once."""
 
-    def acquire(self, namespace: int, keys: bytes, now_ns: int = 0, parent: bytes = ...) -> tuple[int, int]:
+    def acquire(self, namespace: int, keys: bytes, now_ns: int = 0, parent: bytes = ...) -> Held:
         """
-        (chunks, hold) of the longest stored prefix; (0, 0) where there is none. Behind a parent that the caller holds:
-        of what follows it, and of that alone.
+        Holds the longest stored prefix; behind a parent that the caller holds: of what follows it, and of that alone.
         """
 
     def extend(self, hold: int, keys: bytes, now_ns: int = 0) -> int:
@@ -208,19 +246,17 @@ class Directory:
     def shorten(self, hold: int, chunks: int, now_ns: int) -> bool:
         """Leaves a hold its leading chunks."""
 
-    def acquire_leaves(self, namespaces: Sequence[int], leaves: bytes, chunks: int, now_ns: int = 0) -> tuple[int, list[int]]:
+    def acquire_leaves(self, namespaces: Sequence[int], leaves: bytes, chunks: int, now_ns: int = 0) -> HeldRanks:
         """
-        (chunks, holds), one for each rank, of the prefixes of `chunks` chunks that end in `leaves`, one key for each;
-        chunks is 0 and so are the holds unless all of them are stored whole.
+        Holds, for each rank, the prefix of `chunks` chunks that ends in its key of `leaves`; none unless all of them are
+        stored whole.
         """
 
     def duplicate(self, hold: int) -> int:
         """A new hold on the same chunks."""
 
-    def columns(self, hold: int) -> tuple[bytes, bytes, bytes]:
-        """
-        (offsets u64, generations u64, levels u8); level 255: the chunk was dropped.
-        """
+    def columns(self, hold: int) -> HoldColumns:
+        """Where the chunks of a hold or pin lie."""
 
     def key_of(self, hold: int, position: int) -> bytes:
         """The key of one chunk of a hold."""
@@ -233,14 +269,14 @@ class Directory:
         The same for its last `limit` chunks: how many they are; fewer: it has ended.
         """
 
-    def reserve(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, holder: int | None = None, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False) -> tuple[int, bytes, bytes, bytes]:
+    def reserve(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, holder: int | None = None, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False) -> Reserved:
         """
-        (reservation, states u8, offsets u64, generations u64) of the keys from `first` on; parent b"" is the root;
-        reservation 0: there is nothing to end. `holder`: whom it counts for, see `affordable`. Fewer states than keys:
-        the `limit` was reached, or (`may_wait`) the next chunk would be NOT_READY; then `reserve_more` goes on.
+        Slots for the keys from `first` on; parent b"" is the root. `holder`: whom it counts for, see `affordable`. Fewer
+        states than keys: the `limit` was reached, or (`may_wait`) the next chunk would be NOT_READY; then `reserve_more`
+        goes on.
         """
 
-    def reserve_more(self, reservation: int, keys: bytes, now_ns: int, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False) -> tuple[int, bytes, bytes, bytes]:
+    def reserve_more(self, reservation: int, keys: bytes, now_ns: int, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False) -> Reserved:
         """The same for keys that follow a reservation's last chunk."""
 
     def commit(self, reservation: int, first: int, checksums: bytes, now_ns: int = 0, tokens: bytes = ..., sources: bytes = ..., source_level: int = 1) -> bytes:
@@ -274,9 +310,9 @@ class Directory:
         Takes a good chunk and its descendants out, counted as flushed; returns how many went.
         """
 
-    def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, source_levels: bytes = ..., source_generations: bytes = ..., checksums: bytes = ...) -> tuple[int, bytes, bytes, bytes]:
+    def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, source_levels: bytes = ..., source_generations: bytes = ..., checksums: bytes = ...) -> Reserved:
         """
-        (hold, states u8, offsets u64, generations u64): slots to read lower tiers' chunks into; RESERVED ones are to be
+        Slots to read lower tiers' chunks into; RESERVED ones are to be
         read. The hold ends by `release`. Of each chunk, where named: the level u8 that it comes from, its generation u64
         there, and u32 [chunk][layer] what its layers must be; else the uppermost tier that has it.
         """
@@ -303,7 +339,7 @@ class Directory:
 
     def forget_written(self, cursor: int, looks: int) -> int:
         """
-        What was evicted below since its last use is worth a place there once more: of the records from the cursor (0: the
+        What gave way below since its last use is worth a place there once more: of the records from the cursor (0: the
         start) on, no more than `looks`. Where to go on, 0 at the end.
         """
 
@@ -331,8 +367,7 @@ class Directory:
 
     def restore(self, rows: bytes, now_ns: int = 0) -> bytes:
         """
-        Rows of key, parent, offset u64, generation u64, namespace u32, size class u32, priority u32, duration_ms u32;
-        ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.
+        Rows as `RESTORE_ROW` says, ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.
         """
 
     def finish_restore(self, generation: int = 0) -> None:
@@ -350,14 +385,13 @@ class Directory:
     def take_departed(self) -> bytes:
         """The keys that left this lower tier since the last call, packed."""
 
-    def pin_unsaved(self, scan: int, order: int) -> tuple[int, int, bytes, int]:
+    def pin_unsaved(self, scan: int, order: int) -> Pinned:
         """
-        (pin, chunks, parent, namespace): chunks of one chain that every lower tier lacks, behind `parent` (b"": the
-        root), ending in one of the first `scan` chunks; order 0: the coldest first, 1: the newest, 2: the worthiest; pin 0: none,
-        but `chunks` that were evicted below with those before them, and maybe others behind.
+        Pins chunks of one chain that every lower tier lacks, ending in one of the first `scan` chunks; order 0: the coldest
+        first, 1: the newest, 2: the worthiest.
         """
 
-    def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = ...) -> tuple[int, int, bytes, int]:
+    def pin_unsaved_prefix(self, namespace: int, keys: bytes, parent: bytes = ...) -> Pinned:
         """
         The same of the longest stored prefix, or of what follows a parent; worth it or not.
         """
@@ -426,27 +460,22 @@ class Directory:
         Counts holds for a holder until they end; False where one is unknown or counts already.
         """
 
-    def holders(self) -> list[tuple[int, int, int, int]]:
-        """
-        [(holder, reserved bytes, bytes of what may still be written, leased bytes at most)].
-        """
+    def holders(self) -> list[HolderUse]:
+        """What each holder keeps from being evicted."""
 
     def is_empty_namespace(self, namespace: int) -> bool:
         """Whether no chunk of it is here in any state."""
 
-    def held_namespaces(self) -> list[tuple[int, int, int, int]]:
-        """
-        [(namespace, chunks being written, slots that are not free yet, chunks that are held)] of those that have any.
-        """
+    def held_namespaces(self) -> list[NamespaceUse]:
+        """Those of which there are chunks that cannot go."""
 
     def report_to(self, feed: ChangeFeed) -> None:
         """Has every change from now on told to the feed."""
 
-    def runs_of(self, rows: bytes, chunk_tokens: _Mapping[int, int], payload_max: int) -> list[tuple[int, int, int, int, bytes, bytes, bytes, int, int, int, int, int, bytes]]:
+    def runs_of(self, rows: bytes, chunk_tokens: _Mapping[int, int], payload_max: int) -> list[ChangeRun]:
         """
-        Rows of the feed as runs that one event tells each: [(kind, kind of change, namespace, level, keys, parent or
-        nothing, token ids, tiers, tiers before, priority, priority before, cause, scope)]. `chunk_tokens`: by namespace.
-        Raises ValueError for rows that are none, KeyError for a namespace that is not in it.
+        Rows of the feed as runs that one event tells each. `chunk_tokens`: by namespace. Raises ValueError for rows that
+        are none, KeyError for a namespace that is not in it.
         """
 
     def list_chunks(self, cursor: int, limit: int) -> tuple[int, bytes]:
@@ -462,7 +491,212 @@ class Directory:
         (offset, generation) of the chunk's slot, as of now; generation 0: it is not here.
         """
 
-CHANGE_BYTES: int = 80
+class StoredRecord:
+    """A chunk that is stored, as of when it was asked for."""
+
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def offset(self) -> int:
+        """Of its slot, in the tier's memory or files."""
+
+    @property
+    def generation(self) -> int:
+        """Of its slot."""
+
+    @property
+    def chunk_bytes(self) -> int: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def namespace(self) -> int: ...
+
+class PinnedRecords:
+    """A page of a directory's chunks, which have a pin."""
+
+    @property
+    def next(self) -> int:
+        """The cursor to go on from; 0: the end was reached."""
+
+    @property
+    def pin(self) -> int:
+        """Ends by `unpin`; 0: there are no records."""
+
+    @property
+    def records(self) -> list[StoredRecord]: ...
+
+class Held:
+    """A hold on leading chunks of a chain."""
+
+    @property
+    def id(self) -> int:
+        """Ends by `release`; 0: nothing is held."""
+
+    @property
+    def chunks(self) -> int:
+        """How many are held."""
+
+class HeldRanks:
+    """Holds on one prompt's chunks, one for each rank."""
+
+    @property
+    def ids(self) -> list[int]:
+        """In the order of the ranks; each 0 where nothing is held."""
+
+    @property
+    def chunks(self) -> int:
+        """How many each of them holds."""
+
+class HoldColumns:
+    """A row for each chunk of a hold or pin, by column."""
+
+    @property
+    def offsets(self) -> bytes:
+        """Of the slots, u64."""
+
+    @property
+    def generations(self) -> bytes:
+        """Of the slots, u64."""
+
+    @property
+    def levels(self) -> bytes:
+        """
+        Of the fastest tier that has the chunk, u8; 255: the chunk was dropped.
+        """
+
+class Reserved:
+    """
+    Answer to a reservation: a row for each key that was looked at, by column.
+    """
+
+    @property
+    def id(self) -> int:
+        """
+        Of the reservation, or of a promotion's hold; 0: there is nothing to end.
+        """
+
+    @property
+    def states(self) -> bytes:
+        """What became of each key, u8: a `SaveState`."""
+
+    @property
+    def offsets(self) -> bytes:
+        """Of the slots, u64; 0 where declined."""
+
+    @property
+    def generations(self) -> bytes:
+        """Of the slots, u64; 0 where declined."""
+
+class Pinned:
+    """
+    Chunks of one chain that have a pin, so that they stay while they are written down.
+    """
+
+    @property
+    def id(self) -> int:
+        """Ends by `unpin`; 0: nothing is pinned."""
+
+    @property
+    def chunks(self) -> int:
+        """
+        How many are pinned; without a pin how many were looked at in vain: they gave way below with those before them,
+        and there may be others behind.
+        """
+
+    @property
+    def parent(self) -> bytes:
+        """The key before the first of them; b"": the root."""
+
+    @property
+    def namespace(self) -> int: ...
+
+class HolderUse:
+    """Bytes that one holder keeps from being evicted."""
+
+    @property
+    def holder(self) -> int: ...
+
+    @property
+    def reserved_bytes(self) -> int: ...
+
+    @property
+    def zombie_bytes(self) -> int:
+        """Of what is over and may still be written."""
+
+    @property
+    def leased_bytes(self) -> int:
+        """At most so many."""
+
+class NamespaceUse:
+    """Chunks of one namespace that cannot go."""
+
+    @property
+    def namespace(self) -> int: ...
+
+    @property
+    def writing(self) -> int:
+        """Being written."""
+
+    @property
+    def zombies(self) -> int:
+        """Whose slots are not free yet."""
+
+    @property
+    def held(self) -> int: ...
+
+class ChangeRun:
+    """Changes of chunks that one event tells."""
+
+    @property
+    def kind(self) -> int:
+        """An `EventKind`."""
+
+    @property
+    def change_kind(self) -> int:
+        """Of each of them: 0 arrived, 1 left, 2 has another priority."""
+
+    @property
+    def namespace(self) -> int: ...
+
+    @property
+    def level(self) -> int:
+        """The tier that each of them came to or left."""
+
+    @property
+    def keys(self) -> bytes:
+        """Packed."""
+
+    @property
+    def parent(self) -> bytes:
+        """The key before the first of them; b"": the root, or not told."""
+
+    @property
+    def tokens(self) -> bytes:
+        """Token ids, i32, of all of them or of none."""
+
+    @property
+    def tiers(self) -> int:
+        """Bits of the tiers that have them."""
+
+    @property
+    def tiers_before(self) -> int: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def priority_before(self) -> int: ...
+
+    @property
+    def cause(self) -> int:
+        """A `Cause`."""
+
+    @property
+    def scope(self) -> bytes:
+        """Packed, see `kvpool.keys`; b"" where it is not known."""
 
 class ChangeFeed:
     """
@@ -473,8 +707,7 @@ class ChangeFeed:
 
     def take(self, limit: int) -> tuple[bool, bytes]:
         """
-        (whether something before these was lost, rows of key, parent, namespace u32, kind, level, tiers, cause,
-        priority, priority before, 6 unused bytes), the oldest first.
+        (whether something before these was lost, rows as `CHANGE_ROW` says), the oldest first.
         """
 
     def fileno(self) -> int:
@@ -622,8 +855,6 @@ def copy_choices() -> dict[str, str | float]:
 def copy_variant_fault() -> str:
     """What is wrong with KVPOOL_COPY_VARIANT; empty where nothing is."""
 
-CATALOGUE_ROW_BYTES: int = 120
-
 GENERATION_END: int = 4611686018427387904
 
 def restoring_order(rows: bytes) -> bytes:
@@ -631,11 +862,63 @@ def restoring_order(rows: bytes) -> bytes:
     Numbers (u32) of the good rows of 120 bytes, ancestors and recent ones first. GIL released.
     """
 
-def decode_ssd_header(page: bytes) -> tuple[bytes, bytes, bytes, bytes, int, int, int, bytes] | None:
-    """
-    (epoch, key, parent, namespace, generation, layer_bytes, layers, token ids i32) of a slot's header page, or
-    None.
-    """
+class SlotHeader:
+    """What the header page of a slot on disk says of its chunk."""
+
+    @property
+    def epoch(self) -> bytes:
+        """Of the pool, 16 bytes."""
+
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def parent(self) -> bytes:
+        """Zeros: the chunk is the first of its prompt."""
+
+    @property
+    def namespace(self) -> bytes:
+        """Its fingerprint, 32 bytes."""
+
+    @property
+    def generation(self) -> int:
+        """Of the slot."""
+
+    @property
+    def layer_bytes(self) -> int: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def tokens(self) -> bytes:
+        """
+        Token ids and the scope behind them, i32; empty where they are not known.
+        """
+
+def decode_ssd_header(page: bytes) -> SlotHeader | None:
+    """What a page says when it is a slot's header, else None."""
+
+class ChunkOutcome:
+    """What became of one chunk of a job."""
+
+    @property
+    def job(self) -> int: ...
+
+    @property
+    def chunk(self) -> int:
+        """Its row in the job."""
+
+    @property
+    def status(self) -> int:
+        """An `SsdStatus`."""
+
+    @property
+    def moved_bytes(self) -> int: ...
+
+    @property
+    def tokens(self) -> bytes:
+        """Token ids and the scope behind them, i32, of a chunk that was read."""
 
 SSD_HEADER_BYTES: int = 4096
 
@@ -667,8 +950,7 @@ class SsdQueue:
 
     def read(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int, urgency: int) -> int:
         """
-        A job's number, 0 where the queue is full. Rows of 88 bytes: key, parent, file offset, arena offset,
-        generation. Layers are announced on the index as they land.
+        A job's number, 0 where the queue is full. `rows` as `MOVE_ROW` says. Layers are announced on the index as they land.
         """
 
     def write(self, rows: bytes, epoch: bytes, namespace: bytes, layers: int, layer_bytes: int, index: IndexView, tokens: Sequence[bytes] = []) -> int:
@@ -683,10 +965,8 @@ class SsdQueue:
         any arena offset.
         """
 
-    def take_outcomes(self, limit: int = 18446744073709551615) -> list[tuple[int, int, int, int, bytes]]:
-        """
-        [(job, chunk, status, bytes, token ids i32)], each chunk of each job once, `limit` at most.
-        """
+    def take_outcomes(self, limit: int = 18446744073709551615) -> list[ChunkOutcome]:
+        """What became of chunks, each chunk of each job once, `limit` at most."""
 
     def fileno(self) -> int:
         """Readable while there are outcomes."""
@@ -735,6 +1015,19 @@ class ReuseDistances:
     def verify(self) -> list[str]:
         """One line per broken invariant."""
 
+class FlushResult:
+    """What a flush has dropped."""
+
+    @property
+    def chunks(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def skipped(self) -> int:
+        """Chunks that stay, since somebody holds them."""
+
 class FlushWalk:
     """A flush in parts of what nobody holds. Control thread only."""
 
@@ -747,5 +1040,5 @@ class FlushWalk:
     def generation(self) -> int:
         """The latest one when the walk began."""
 
-    def result(self) -> tuple[int, int, int]:
-        """(chunks, bytes, skipped because held) so far; the last at the end."""
+    def result(self) -> FlushResult:
+        """So far; `skipped` at the end."""

@@ -1,4 +1,4 @@
-"""kvpool's thin client: ask what of a prompt is there, take it, give new chunks.
+"""Thin client of kvpool: look a prompt up, load what is stored, save what is new.
 
 pool = kvpool_client.connect("/run/kvpool/kvpool.sock", model="llama-3-8b", revision="5f0b02c", layout=layout)
 """

@@ -20,13 +20,15 @@ TIMEOUT_S_MAX = 3600.0
 def check_connect(
     path: str, model: str, revision: str, layout: Layout, salt: bytes, timeout_s: float, copy_threads: int
 ) -> None:
-    """The arguments of `connect`."""
+    """Check the arguments of `connect`."""
     if not isinstance(path, (str, os.PathLike)) or len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise InvalidArgument(f"path is {path!r}, expected a socket path of at most {PATH_BYTES_MAX} bytes")
     if not isinstance(model, str) or not 0 < len(model.encode()) <= MODEL_BYTES_MAX:
         raise InvalidArgument(f"model is {model!r}, expected a name of 1 to {MODEL_BYTES_MAX} bytes")
     if not isinstance(revision, str) or REVISION_SEPARATOR in revision:
-        raise InvalidArgument(f"revision is {revision!r}, expected the weights' own, without {REVISION_SEPARATOR!r}")
+        raise InvalidArgument(
+            f"revision is {revision!r}, expected the name of the weights, without {REVISION_SEPARATOR!r}"
+        )
     if len(namespace_name(model, revision).encode()) > MODEL_BYTES_MAX:
         raise InvalidArgument(
             f"model and revision are {model!r} and {revision!r}, expected at most {MODEL_BYTES_MAX} bytes"
@@ -42,12 +44,12 @@ def check_connect(
 
 
 def check_keys(keys: KeyChain) -> None:
-    """That `keys` is a KeyChain."""
+    """Check that `keys` is a KeyChain."""
     if not isinstance(keys, KeyChain):
         raise InvalidArgument(f"keys is {type(keys).__name__}, expected what Pool.keys answered")
 
 
 def check_index(name: str, value: int, most: int) -> None:
-    """That `value` is an integer from 0 to `most`."""
+    """Check that `value` is an integer from 0 to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise InvalidArgument(f"{name} is {value!r}, expected 0..{most}")

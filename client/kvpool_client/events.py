@@ -1,7 +1,7 @@
 """Events of a Pool's chunks, as the daemon reports them: those since a mark, and a snapshot of what is stored now.
 
-Records and a function each to ask for them; the Pool gives the session. Nothing raises because of the daemon: away, there is
-nothing new. Any thread.
+Records, and a function that requests each; the Pool passes the session. Nothing raises because of the daemon: while it is away
+there is nothing new. Any thread.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,8 @@ Failed = Callable[[Session, KVPoolError], None]
 
 
 class EventMark(NamedTuple):
-    """How far somebody has read: the last event of one life of the daemon. `BEGINNING` reads from the first one kept."""
+    """Position in the event log: the last event that was read, of one daemon process. `BEGINNING` reads from the oldest event
+    in the log."""
 
     incarnation: bytes
     last: int
@@ -30,10 +31,10 @@ BEGINNING = EventMark(b"", -1)
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events behind a mark, in order; `mark` is where to go on.
+    """Events after a mark, in order; `mark` is where to continue.
 
-    `is_gap`: something before has been forgotten, or the daemon is another one. Then there are no events, and what is stored
-    now `Pool.snapshot` tells.
+    `is_gap`: earlier events have left the log, or the daemon was restarted. Then there are no events, and `Pool.snapshot` has
+    what is stored now.
     """
 
     events: tuple[Event, ...]
@@ -42,7 +43,7 @@ class EventBatch:
     namespaces: NamespaceNames
 
     def until(self, mark: EventMark) -> "EventBatch":
-        """The same up to a mark: before a part of a snapshot is taken, nothing that came after it may be."""
+        """The same events up to a mark: apply them before a part of a snapshot, and none that came after it."""
         events = tuple(event for event in self.events if event.id <= mark.last)
         reached = EventMark(self.mark.incarnation, min(self.mark.last, mark.last))
         return EventBatch(events, reached, self.is_gap, self.namespaces)
@@ -54,8 +55,9 @@ class EventBatch:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Some of the chunks that are stored at `mark`. Whoever takes the events up to each part's mark (`EventBatch.until`), and
-    then the part, has after the last part what is stored. `namespaces`: model and layout of those that the chunks name."""
+    """Some of the chunks that are stored at `mark`. A reader that applies the events up to each part's mark
+    (`EventBatch.until`), and then the part, has after the last part what is stored. `namespaces`: model and layout of the
+    namespaces that the chunks name."""
 
     chunks: tuple[StoredChunk, ...]
     mark: EventMark

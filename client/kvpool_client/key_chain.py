@@ -1,4 +1,4 @@
-"""A prompt's chunk keys, kept with the state that hashes only what is new.
+"""Chunk keys of a prompt, with the hash state that lets `extend` hash only new tokens.
 
 Two levels: a leaf for each chunk's tokens, hashed many at a time, and the chain of keys over the leaves, which begins at
 the namespace's root. Leaves do not depend on the root, so a chain that was made before the daemon's trust domain was
@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 import kvpool_native
 from kvpool.errors import InvalidArgument
-from kvpool.types import KEY_BYTES, TOKEN_BYTES
+from kvpool.key_column import KeyColumn
+from kvpool.types import TOKEN_BYTES
 
 Extra = tuple[int, int, bytes]
 Roots = Callable[[], tuple[bytes, ...]]
@@ -26,12 +27,12 @@ _INT32 = np.iinfo(np.int32)
 class KeyChain:
     """The chunk keys of one growing token sequence, for each rank that its Pool stands for.
 
-    Invariant: `_columns[r]` is the chain over `_leaves` from `_roots[r]`; `_token_ids` joined are those of all leaves from
-    number `_ids_begin` on.
+    Invariant: `_columns[r]` is the chain over `_leaves`, `_chunks` of them, from `_roots[r]`; `_token_ids` joined are those of
+    all leaves from number `_ids_begin` on.
     """
 
     def __init__(self, chunk_tokens: int, roots: Roots, extra: Sequence[Extra] = (), scope: bytes = b"") -> None:
-        """`scope`: what events say of adapter and salt (see `kvpool.keys`); no part of the keys."""
+        """`scope`: adapter and salt tag for events (see `kvpool.keys`); no part of the keys."""
         self.chunk_tokens = chunk_tokens
         self.scope = scope
         self._current_roots = roots
@@ -39,22 +40,22 @@ class KeyChain:
         self._lock = threading.Lock()
         self._tail: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self._leaves = b""
+        self._chunks = 0
         self._token_ids: list[bytes] = []  # i32, of whole chunks
         self._ids_begin = 0  # after the last chunk that was given without
         self._roots = roots()
         self._columns = tuple(b"" for _ in self._roots)
 
     def __len__(self) -> int:
-        return len(self._leaves) // KEY_BYTES
+        return self._chunks
 
     def __getitem__(self, chunk: int) -> bytes:
         """The 32-byte key of a chunk (of the first rank, for a scheduler's chain)."""
-        column = self.columns()[0]
-        count = len(column) // KEY_BYTES
+        column = KeyColumn(self.columns()[0])
+        count = len(column)
         if not -count <= chunk < count:
             raise IndexError(f"chunk {chunk} of a chain of {count}")
-        start = chunk % count * KEY_BYTES
-        return column[start : start + KEY_BYTES]
+        return column[chunk]
 
     def __repr__(self) -> str:
         return f"<KeyChain {len(self)} chunks of {self.chunk_tokens} tokens>"
@@ -87,7 +88,7 @@ class KeyChain:
         with self._lock:
             self._append(b"".join(kvpool_native.blake3(bytes(value)) for value in hashes))
             if known is None:
-                self._token_ids, self._ids_begin = [], len(self._leaves) // KEY_BYTES
+                self._token_ids, self._ids_begin = [], len(self)
             else:
                 self._note_tokens(known)
 
@@ -111,14 +112,21 @@ class KeyChain:
             self._roots = roots
             return self._columns
 
+    def leading(self, chunks: int) -> KeyColumn:
+        """The keys of the first chunks, of one rank after those of another: as requests name them."""
+        return KeyColumn(b"".join(KeyColumn(column)[:chunks].packed for column in self.columns()))
+
     def _note_tokens(self, tokens: npt.NDArray[np.int32]) -> None:
         self._token_ids.append(tokens.astype("<i4", copy=False).tobytes())
 
     def _append(self, leaves: bytes) -> None:
-        first = len(self._leaves) // KEY_BYTES
+        first = len(self)
         leaves = self._mix_extra(leaves, first) if self._extra else leaves
-        parents = [column[-KEY_BYTES:] or root for column, root in zip(self._columns, self._roots, strict=True)]
+        parents = [
+            KeyColumn(column).before(first, root) for column, root in zip(self._columns, self._roots, strict=True)
+        ]
         self._leaves += leaves
+        self._chunks = len(KeyColumn(self._leaves))
         self._columns = tuple(
             column + kvpool_native.chain_keys(parent, leaves)
             for column, parent in zip(self._columns, parents, strict=True)
@@ -126,8 +134,7 @@ class KeyChain:
 
     def _mix_extra(self, leaves: bytes, first_chunk: int) -> bytes:
         mixed = []
-        for number in range(len(leaves) // KEY_BYTES):
-            leaf = leaves[number * KEY_BYTES : (number + 1) * KEY_BYTES]
+        for number, leaf in enumerate(KeyColumn(leaves)):
             start = (first_chunk + number) * self.chunk_tokens
             payload = _extra_payload(self._extra, start, start + self.chunk_tokens)
             mixed.append(kvpool_native.mix_leaf(leaf, payload) if payload else leaf)
@@ -181,7 +188,7 @@ def _extra_payload(extra: tuple[Extra, ...], start: int, end: int) -> bytes:
     for first, last, content in touching:
         parts.append((max(first, start) - start).to_bytes(8, "little"))
         parts.append((min(last, end) - start).to_bytes(8, "little"))
-        # An image that begins in an earlier chunk differs by where it begins as well as by what it is.
+        # An image that begins in an earlier chunk is distinguished by its start as well as by its content.
         parts.append((first - start).to_bytes(8, "little", signed=True))
         parts.append(len(content).to_bytes(4, "little"))
         parts.append(content)

@@ -1,7 +1,7 @@
-"""A lease on chunks: while it lives they can be loaded.
+"""Lease on chunks: while it lives they can be loaded.
 
 A Lease belongs to the session it was acquired in. It ends when it is released, when that session ends (then it holds
-nothing: loads of it answer `disconnected`), or in the daemon when it was not used for the time to live. Releasing waits
+nothing: loads of it answer `disconnected`), or in the daemon when it has not been used for its time to live. Releasing waits
 for running loads. Any thread. Lock: `_lock` guards `_loads` and `_is_released`, never held across a wait or request.
 """
 
@@ -58,7 +58,8 @@ class Lease:
 
     @property
     def cost_s(self) -> float:
-        """Estimated seconds to load all of it, from what this Pool has copied so far: to be weighed against computing."""
+        """Estimated seconds to load all of it, from what this Pool has copied so far; compare it with the time to compute
+        them."""
         return self._estimate_s(self.chunks)
 
     @property
@@ -68,17 +69,17 @@ class Lease:
 
     @property
     def offsets(self) -> npt.NDArray[np.uint64]:
-        """Where each chunk lies in the arena."""
+        """Offset of each chunk in the arena."""
         return np.frombuffer(self._leased.offsets, dtype="<u8")
 
     @property
     def generations(self) -> npt.NDArray[np.uint64]:
-        """What each chunk's generation word must still say when it has been copied."""
+        """Generation of each chunk, which its generation word must still have after the copy."""
         return np.frombuffer(self._leased.generations, dtype="<u8")
 
     @property
     def is_live(self) -> bool:
-        """Whether its session lives and it was not released; whether its time is over only the daemon knows."""
+        """Whether its session lives and it was not released. Its time to live is checked by the daemon alone."""
         return not self._is_released and self.session is not None and self.session.is_alive
 
     def release(self) -> None:
@@ -89,7 +90,7 @@ class Lease:
                 self.session.drop_lease(self.id)
 
     def settle(self) -> bool:
-        """Wait for running loads and begin no more. True: the caller has the daemon end the lease; once."""
+        """Wait for running loads and begin no new ones. True, once: the caller has the daemon end the lease."""
         if os.getpid() != self._pid:
             self._is_released = True
             return False

@@ -1,12 +1,12 @@
-"""One load: leased chunks on their way into engine memory, layer by layer.
+"""Load: leased chunks on their way into engine memory, layer by layer.
 
     RUNNING ──every layer of every chunk good──► ENDED complete
        └──a chunk gone or corrupt, no progress, cancel, session lost before the start──► ENDED shorter
 
 The native threads copy, verify each layer's checksum and re-read the slot's generation after the bytes have moved; this
 class waits and reports. Copies per byte: one, arena to engine memory. A Load is used from one thread at a time, but for
-`cancel` and for `Lease.release`, which waits for it. In a forked child it has ended: nothing copies there, so that nothing is
-waited for and no lock is taken that may have been held at the fork.
+`cancel` and for `Lease.release`, which waits for it. In a forked child it has ended: nothing copies there, so the child waits
+for nothing and takes no lock that may have been held at the fork.
 """
 
 import os
@@ -24,14 +24,14 @@ from kvpool_client.results import LoadResult
 
 
 class LoadRun(Protocol):
-    """What moves the bytes of a load: the native job, or a device's staged copy."""
+    """The copy behind a load: a native job, or a device's staged copy."""
 
     def wait_layer(self, layer: int, timeout_s: float) -> int:
         """1 when the layer of the first `chunks()` chunks is in place, 0 when the run ended before, -1 when time ran out."""
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the run has ended within the time."""
+        """Wait until the run has ended; whether that happened within the time."""
         ...
 
     def done(self) -> bool:
@@ -39,7 +39,7 @@ class LoadRun(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End the run; when it returns no byte is written any more."""
+        """End the run; when it has returned, it writes no byte."""
         ...
 
     def chunks(self) -> int:
@@ -102,9 +102,9 @@ class Load:
         return self.first_chunk + (self._run.chunks() if self._run is not None and not self._is_inherited else 0)
 
     def wait_layer(self, layer: int, timeout_s: float | None = None) -> bool:
-        """Until layer `layer` of the first `chunks_so_far` chunks is in place and its checksums were good.
+        """Wait until layer `layer` of the first `chunks_so_far` chunks is in place and its checksums were good.
 
-        False: the load ended before that. A load that makes no progress for the Pool's timeout, or is not there after
+        False: the load ended before that. A load that makes no progress for the Pool's timeout, or is not complete after
         `timeout_s`, is ended.
         """
         if not 0 <= layer < self._layers:
@@ -127,17 +127,17 @@ class Load:
         return self._result is not None or self._run is None or self._is_inherited or self._run.done()
 
     def wait(self, timeout_s: float | None = None) -> LoadResult:
-        """Until the load has ended; a load that is not there after `timeout_s` is ended with reason `timeout`."""
+        """Wait until the load has ended; one that is not complete after `timeout_s` is ended with reason `timeout`."""
         return self.wait_watched(self.watch(), None if timeout_s is None else Deadline(timeout_s))
 
     def watch(self) -> Stall | None:
-        """What notices, from now on, that the load makes no progress; None where it has ended."""
+        """A watch for a load that makes no progress from now on; None where the load has ended."""
         if self._result is not None or self._run is None or self._is_inherited:
             return None
         return Stall(self._run, self._timeout_s)
 
     def wait_watched(self, stall: Stall | None, deadline: Deadline | None = None) -> LoadResult:
-        """`wait`, with what has watched the load since before: loads that stall together are waited for once."""
+        """As `wait`, with a watch that was started before: loads that stall together are waited for once."""
         if stall is not None and self._result is None and self._run is not None and not self._is_inherited:
             while not self._run.wait(_slice_s(stall, deadline)):
                 if stall.has_lasted() or (deadline is not None and deadline.has_passed()):

@@ -1,37 +1,37 @@
-"""Chunks that other writers are just saving: single flight, seen from the one who comes second.
+"""Pending chunks: those that other writers are just saving (single flight, seen from the second writer).
 
-The daemon stores a chunk once; who asks while it is being written is told `pending`. Whether it still is stands in shared
-memory, so that waiting for it asks nobody. Any thread.
+The daemon stores a chunk once; a second save gets the state `pending` while the first one writes. Shared memory shows whether
+that is still so, so that waiting takes no request. Any thread.
 """
 
 import threading
 
 from kvpool.clock import Deadline
-from kvpool.types import KEY_BYTES
+from kvpool.key_column import KeyColumn
 from kvpool_client.connection.session import Session
 
-# Looked at this often at first, and half as often again each time up to the last: a save takes a millisecond or a forward pass.
+# Polling interval: it begins short and grows by half each time, because a save takes a millisecond or a forward pass.
 FIRST_LOOK_S = 0.0005
 LAST_LOOK_S = 0.01
 
 
 class PendingChunks:
-    """`keys`: those of the chunks that were pending when a save was asked for, packed."""
+    """`keys`: those of the chunks that were pending when a save was asked for."""
 
-    def __init__(self, session: Session | None, keys: bytes) -> None:
+    def __init__(self, session: Session | None, keys: KeyColumn) -> None:
         self._session = session
-        self._keys = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+        self._keys = list(keys)
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def are_under_way(self) -> bool:
-        """Whether any of them is still being written. Reads shared memory and waits for nothing."""
+        """Whether any of them is still being written. Reads shared memory; never waits."""
         session = self._session
         return session is not None and session.is_alive and any(map(session.index.is_being_written, self._keys))
 
     def wait(self, timeout_s: float) -> bool:
-        """Until none is being written any more, or the time is over. Whether all of them are stored."""
+        """Wait until none is being written, or the time is over. Whether all of them are stored."""
         if not self._keys:
             return True
         if self._session is None:

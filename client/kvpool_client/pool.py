@@ -1,8 +1,8 @@
-"""The Pool: an engine's door to the daemon on its node.
+"""Pool: an engine's connection to the daemon on its node, with a method for each verb.
 
-`lookup` reads shared memory and asks nobody; `acquire`, `save` and `claim` are one round trip each; bytes are moved by the
-Pool's native threads. Nothing here raises because of the daemon: away, late, full or restarted, the answer is a miss or
-a declined chunk, and the engine computes. Only a caller's mistake raises, at the call.
+`lookup` reads shared memory and sends no request; `acquire`, `save` and `claim` are one round trip each; the Pool's native
+threads copy the bytes. Nothing here raises because of the daemon: away, late, full or restarted, it is a miss or a declined
+chunk, and the engine computes. Only a caller's mistake raises, at the call.
 
 Any thread. Holds no lock of its own.
 """
@@ -15,10 +15,11 @@ import numpy as np
 
 from kvpool import failpoint
 from kvpool.errors import InvalidArgument, KVPoolError
+from kvpool.key_column import KeyColumn
 from kvpool.keys import DEFAULT_DOMAIN, namespace_name, pack_scope
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES, LoadReason, TokenRange
+from kvpool.types import LoadReason, TokenRange
 from kvpool_client.arguments import check_connect, check_index, check_keys
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.lease_fetcher import LeaseFetcher
@@ -54,12 +55,12 @@ def connect(
     timeout_s: float = 1.0,
     copy_threads: int = 1,
 ) -> "Pool":
-    """A Pool on the daemon at `path`. Never raises because the daemon is away: then it misses and goes on trying.
+    """A Pool on the daemon at `path`. Never raises because the daemon is away: then the Pool misses and keeps reconnecting.
 
-    `revision` names the weights: chunks are shared only where model and revision are equal, and a new checkpoint must have
-    another one. `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the
-    longest time without progress. `copy_threads` native threads copy for this Pool. Raises InvalidArgument, or LayoutMismatch
-    when the daemon cannot store such chunks.
+    `revision` names the weights: chunks are shared only where model and revision are equal; a new checkpoint needs a new one.
+    `timeout_s` bounds one round trip with the wait for this Pool's other threads, and for a load or save the longest time
+    without progress. `copy_threads` native threads copy for this Pool. Raises InvalidArgument, or LayoutMismatch when the
+    daemon cannot store such chunks.
     """
     return Pool(
         path,
@@ -117,7 +118,7 @@ class Pool:
 
     @property
     def epoch(self) -> bytes:
-        """Which life of the daemon: 16 bytes, empty while it is away."""
+        """Id of the daemon process: 16 bytes, empty while it is away."""
         session = self._link.session
         return session.epoch if session is not None else b""
 
@@ -161,8 +162,8 @@ class Pool:
     ) -> KeyChain:
         """Keys from an engine's chained block hashes: the last hash of each chunk stands for the chunk's tokens.
 
-        `tokens`: the token ids themselves, and `adapter_name`: what to call the adapter (None: `adapter`), for whoever reads
-        the pool's events; they are no part of the keys.
+        `tokens`: the token ids themselves, and `adapter_name`: the adapter's name (None: `adapter`), both for readers of
+        events; they are no part of the keys.
         """
         if not isinstance(block_tokens, int) or block_tokens < 1 or self.layout.chunk_tokens % block_tokens:
             raise InvalidArgument(
@@ -191,19 +192,19 @@ class Pool:
         return Hit(chunks, chunks * self.layout.chunk_tokens, tiers, keys)
 
     def is_being_saved(self, keys: KeyChain, chunk: int) -> bool:
-        """Whether somebody is just saving this chunk, on some rank. Reads shared memory as `lookup` does."""
+        """Whether a writer is just saving this chunk, on some rank. Reads shared memory as `lookup` does."""
         check_keys(keys)
         check_index("chunk", chunk, len(keys) - 1)
         session = self._link.session
         columns = keys.columns() if session is not None else ()
-        place = slice(chunk * KEY_BYTES, (chunk + 1) * KEY_BYTES)
-        return session is not None and any(session.index.is_being_written(column[place]) for column in columns)
+        return session is not None and any(
+            session.index.is_being_written(KeyColumn(column)[chunk]) for column in columns
+        )
 
     def acquire(self, hit: Hit) -> Lease:
         """Lease a hit's chunks, or the longest prefix of them that is still there.
 
-        One round trip; none for an empty hit, a second one where some of the hit has gone since the lookup and half of the
-        time is left.
+        One round trip; none for an empty hit; two where some of it was evicted since and half of the time is left.
         """
         if not isinstance(hit, Hit):
             raise InvalidArgument(f"hit is {type(hit).__name__}, expected what lookup answered")
@@ -230,7 +231,7 @@ class Pool:
         """Copy leased chunks from `first_chunk` on into engine memory; returns at once.
 
         Either `cache` and `block_ids` (exactly the blocks of those chunks; −1 skips a block), or `into`: C-contiguous
-        uint8 [chunks, chunk_bytes]. Raises InvalidArgument for wrong lengths, whatever has become of the lease.
+        uint8 [chunks, chunk_bytes]. Raises InvalidArgument for wrong lengths, even if the lease has ended.
         """
         if not isinstance(lease, Lease):
             raise InvalidArgument(f"lease is {type(lease).__name__}, expected what acquire or claim answered")
@@ -267,9 +268,9 @@ class Pool:
     ) -> Save:
         """Reserve slots for chunks `first_chunk` up to `first_chunk + chunks` (None: all further keys) and copy.
 
-        Either `cache` and `block_ids`, or `from_`: C-contiguous uint8 [chunks, chunk_bytes]. See `Save` for what follows.
-        `retention` keeps chunks that its ranges touch with their priorities (see `retention`), `decode_priority` those that
-        begin behind the prompt's `prompt_tokens` tokens; without `prompt_tokens` all of `keys` is prompt.
+        Either `cache` and `block_ids`, or `from_`: C-contiguous uint8 [chunks, chunk_bytes]. See `Save` for the next steps.
+        `retention`: priorities of the chunks that its ranges touch (see `retention`); `decode_priority`: that of chunks behind
+        the prompt's `prompt_tokens` tokens; without `prompt_tokens` all of `keys` is prompt.
         """
         check_keys(keys)
         check_index("first_chunk", first_chunk, len(keys))
@@ -287,16 +288,16 @@ class Pool:
         return self._save_starter.begin(keys, blocks, first_chunk, count, retention_columns)
 
     def events(self, since: EventMark = BEGINNING) -> EventBatch:
-        """What has happened to the chunks of this Pool's model and layout behind a mark; some of it, where it is much.
+        """Events of the chunks of this Pool's model and layout after a mark; a first part where there are many.
 
-        One round trip; nothing new while the daemon is away. Raises InvalidArgument for a mark that is none.
+        One round trip; nothing new while the daemon is away. Raises InvalidArgument for an invalid mark.
         """
         return read_events(self._link.session, since, self._link.note_failure)
 
     def snapshot(self) -> Iterator[SnapshotPart]:
         """The chunks of this Pool's model and layout, part by part; nothing while the daemon is away.
 
-        Raises KVPoolError when the daemon goes away in between: half a snapshot is none.
+        Raises KVPoolError when the daemon goes away in between: half a snapshot is of no use.
         """
         return read_snapshot(self._link.session, self._link.note_failure)
 
@@ -309,7 +310,7 @@ class Pool:
         decode_priority: int | None = None,
         decode_duration_s: float | None = None,
     ) -> RetainResult:
-        """Keep stored chunks with these priorities from now on, on every rank this Pool stands for; see `save`.
+        """Set the retention of stored chunks, on every rank this Pool stands for; see `save`.
 
         Chunks that no range covers are left as they are. One round trip for each 4096 chunks and rank.
         """
@@ -325,23 +326,24 @@ class Pool:
         return self._hint_client.retain(keys, retention_columns)
 
     def announce(self, keys: KeyChain) -> AnnounceResult:
-        """Say that these chunks will be asked for soon: they stay in DRAM, or come up to it, until this Pool acquires them.
+        """Announce chunks that will be requested soon: they stay in DRAM, or are promoted to it, until this Pool acquires them.
 
-        Bounded in bytes (`dram.announced_share`) and time (`dram.announced_ttl`). One round trip that waits for nothing.
+        Bounded in bytes (`dram.announced_share`) and time (`dram.announced_ttl`). One round trip.
         """
         check_keys(keys)
         return self._hint_client.announce(keys)
 
     def demote(self, keys: KeyChain) -> RetainResult:
-        """Say that these chunks will not be asked for soon: they are written to the SSD tier, and leave DRAM first."""
+        """Hint that these chunks will not be requested soon: write them to the SSD tier, and evict them first from DRAM."""
         check_keys(keys)
         return self._hint_client.demote(keys)
 
     def hint(self, envelope: object, keys: KeyChain, *, prompt_tokens: int | None = None) -> HintReport:
-        """Carry an orchestrator's KvHintsEnvelope out on these keys: what became of each action. Never raises for its content.
+        """Carry an orchestrator's KvHintsEnvelope out on these keys. Returns the outcome of each action; never raises for its
+        content.
 
-        `prompt_tokens`: where decoding begins, for directives that cover the output. Hints that were read before (`hints`) are
-        taken as they are.
+        `prompt_tokens`: where decoding begins, for directives that cover the output. Hints that are parsed already (`hints`)
+        are used as they are.
         """
         check_keys(keys)
         return self._hint_client.hint(parse_hints(envelope), keys, prompt_tokens)
@@ -371,7 +373,7 @@ class Pool:
             self._report_corrupt(lease.session, m.ReportCorrupt(lease.id, result.chunks))
 
     def _report_corrupt(self, session: Session, report: m.ReportCorrupt) -> None:
-        """Have the daemon look at the chunk before the failure is told, so that nobody is offered it again."""
+        """Have the daemon check the chunk before the failure is returned, so that no client gets it again."""
         try:
             failpoint.reach("client.report_corrupt.before", failpoint.unreachable)
             session.call(report, m.Done)
@@ -387,8 +389,8 @@ class Pool:
         if not isinstance(adapter, str):
             raise InvalidArgument(f"adapter is {type(adapter).__name__}, expected str")
         fixed = bytes(chosen)
-        roots, told = partial(self._roots_of, fixed, adapter), adapter if adapter_name is None else adapter_name
-        return KeyChain(self.layout.chunk_tokens, roots, extra, pack_scope(told, fixed))
+        roots, named = partial(self._roots_of, fixed, adapter), adapter if adapter_name is None else adapter_name
+        return KeyChain(self.layout.chunk_tokens, roots, extra, pack_scope(named, fixed))
 
     def _roots_of(self, salt: bytes, adapter: str) -> tuple[bytes, ...]:
         return self._roots.of(self._domain(), salt, adapter)

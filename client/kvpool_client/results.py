@@ -15,7 +15,7 @@ _RETAIN_STATES = {int(state): state for state in RetainState}
 
 
 def save_state_of(code: int) -> SaveState:
-    """The state with this number; OTHER, which is a declined chunk, for one that a daemon of a later version may say."""
+    """The state with this number; OTHER, which is a declined chunk, for a state that only a later version of the daemon has."""
     return _SAVE_STATES.get(code, SaveState.OTHER)
 
 
@@ -38,7 +38,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """How many leading chunks are verified in engine memory, counted from the root, and why the load stopped there.
+    """Result of a load: how many leading chunks are verified in engine memory, counted from the root, and why it stopped there.
 
     `reason`: complete | gone | checksum | timeout | io | disconnected | cancelled.
     """
@@ -50,13 +50,13 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """What became of each chunk of a save. `stored + present + declined` is the number of chunks asked.
+    """Result of a save, by chunk. `stored + present + declined` is the number of chunks asked.
 
     `states[i]`: stored | present | declined. `reasons` counts the declined ones by reason: pending, no-parent, full, share,
     not-ready, stopping, expired, disconnected, timeout, too-long, aborted, checksum where the daemon has stored other bytes
-    than were announced to it, and other for a reason that only a later version has a word for. `clipped`: how many of the
-    stored and present ones are kept at the default priority although the save asked for a higher one, because as much as may
-    be is kept above it.
+    than were announced to it, and other for a reason that only a later version has. `clipped`: how many of the stored and
+    present ones have the default priority although the save asked for a higher one, because the share of chunks above the
+    default is used up.
     """
 
     stored: int
@@ -79,18 +79,18 @@ class SaveResult:
                 reasons[state.reason] = reasons.get(state.reason, 0) + 1
         stored, present = states.count(SaveState.STORED), states.count(SaveState.PRESENT)
         clipped = sum(
-            said == RetainState.CLIPPED and state in STORED_STATES
-            for state, said in zip(states, retained, strict=False)
+            text == RetainState.CLIPPED and state in STORED_STATES
+            for state, text in zip(states, retained, strict=False)
         )
         return cls(stored, present, len(states) - stored - present, tuple(words), reasons, clipped)
 
 
 @dataclass(frozen=True, slots=True)
 class RetainResult:
-    """What became of a wish to keep chunks. `accepted + clipped + absent` is the number of chunks it covers.
+    """Result of a retention request. `accepted + clipped + absent` is the number of chunks it covers.
 
-    `states[i]`: accepted | clipped | absent, or empty where the wish does not cover chunk i. Clipped: kept at the default
-    priority, because as much as may be is kept above it. Absent: not stored, or the daemon is away.
+    `states[i]`: accepted | clipped | absent, or empty where the request does not cover chunk i. Clipped: at the default
+    priority, because the share of chunks above the default is used up. Absent: not stored, or the daemon is away.
     """
 
     accepted: int
@@ -99,11 +99,11 @@ class RetainResult:
     states: tuple[str, ...]
 
     @classmethod
-    def of(cls, chunks: int, covered: Sequence[int], said: bytes) -> "RetainResult":
-        """The result over `chunks` chunks, of which the covered ones ended in `said`."""
+    def of(cls, chunks: int, covered: Sequence[int], text: bytes) -> "RetainResult":
+        """The result over `chunks` chunks, of which the covered ones have these `states`."""
         states = [""] * chunks
         counts = dict.fromkeys(RetainState, 0)
-        for chunk, code in zip(covered, said, strict=True):
+        for chunk, code in zip(covered, text, strict=True):
             state = _RETAIN_STATES.get(code, RetainState.ABSENT)
             states[chunk] = state.name.lower()
             counts[state] += 1
@@ -113,10 +113,10 @@ class RetainResult:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceResult:
-    """What became of an announcement. `announced + clipped + absent` is the number of chunks it named.
+    """Result of an announcement. `announced + clipped + absent` is the number of chunks it named.
 
-    Announced: leading chunks that are in DRAM, on their way there, or next when there is room. Clipped: stored, but beyond
-    what may be announced. Absent: not stored, or the daemon is away.
+    Announced: leading chunks that are in DRAM, being promoted, or next when there is room. Clipped: stored, but beyond the
+    share that may be announced. Absent: not stored, or the daemon is away.
     """
 
     announced: int

@@ -5,8 +5,8 @@
              │ decides; none: the chunk is as it is by default    │ at or behind the prompt's end
 
 After TensorRT-LLM's KvCacheRetentionConfig: earlier ranges win, a range covers every chunk it touches, `end=None` reaches to
-the end of the prompt, the default priority is 35. A chunk that no range covers is left as it is kept: a new one at the
-default, one that is stored already with whatever somebody else has asked for it.
+the end of the prompt, the default priority is 35. A chunk that no range covers is left as it is: a new one at the default
+priority, a stored one with the retention that it has.
 
 Pure functions; any thread.
 """
@@ -27,18 +27,18 @@ RANGES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class RetentionColumns:
-    """What to keep each chunk with: uint8 priorities (KEEP_PRIORITY: as it is) and uint32 milliseconds (0: for good)."""
+    """Retention of each chunk: uint8 priorities (KEEP_PRIORITY: unchanged) and uint32 milliseconds (0: no end)."""
 
     priorities: npt.NDArray[np.uint8]
     durations_ms: npt.NDArray[np.uint32]
 
     @property
     def covered(self) -> npt.NDArray[np.intp]:
-        """The chunks of which anything is said."""
+        """The chunks that a range covers."""
         return np.flatnonzero(self.priorities != KEEP_PRIORITY)
 
     def columns(self, first: int, count: int) -> tuple[bytes, bytes]:
-        """Both columns of chunks `first` on, as they travel; empty where nothing is said of any of them."""
+        """Both columns from chunk `first` on, as they travel; empty where no range covers any of them."""
         chosen = slice(first, first + count)
         if (self.priorities[chosen] == KEEP_PRIORITY).all():
             return b"", b""
@@ -54,7 +54,7 @@ def plan_retention(
     decode_priority: int | None = None,
     decode_duration_s: float | None = None,
 ) -> RetentionColumns:
-    """What to keep each of `chunks` chunks with. `prompt_tokens`: where decoding began; None: all of it is prompt.
+    """Retention of each of `chunks` chunks. `prompt_tokens`: where decoding began; None: all of it is prompt.
 
     Raises InvalidArgument, naming the range, its value and what was expected.
     """
@@ -113,14 +113,14 @@ def ranges_of_blocks(
 ) -> tuple[TokenRange, ...]:
     """The ranges of an engine's priority for each block from `first_block` on, as TensorRT-LLM's RequestData has them.
 
-    None and the default priority say nothing: engines give it to every block of which they know nothing. Priorities out of
-    range are cut.
+    None and the default priority are no range: engines give the default to every block without a priority of its own.
+    Priorities out of range are cut.
     """
     ranges: list[TokenRange] = []
-    for number, said in enumerate(priorities, first_block):
-        if said is None or int(said) == DEFAULT_PRIORITY:
+    for number, text in enumerate(priorities, first_block):
+        if text is None or int(text) == DEFAULT_PRIORITY:
             continue
-        start, priority = number * block_tokens, max(0, min(int(said), PRIORITY_MAX))
+        start, priority = number * block_tokens, max(0, min(int(text), PRIORITY_MAX))
         if ranges and ranges[-1].end == start and ranges[-1].priority == priority:
             start = ranges.pop().start
         ranges.append(TokenRange(start, (number + 1) * block_tokens, priority, duration_s))
@@ -145,5 +145,5 @@ def _check_duration(name: str, value: object) -> None:
 
 
 def _milliseconds(duration_s: float | None) -> int:
-    """Rounded up: 0 means for good."""
+    """Milliseconds, rounded up; 0 means no end."""
     return 0 if duration_s is None else -int(-duration_s * 1000 // 1)

@@ -1,11 +1,11 @@
-"""One save: reserved slots, filled layer by layer, then published.
+"""Save: reserved slots, filled layer by layer, then published.
 
     RESERVED ──layer(i)…──► COPYING ──commit──► ENDED (SaveResult)
         └──abort, error, leaving the context without commit──► ENDED, nothing stored
 
 Chunks that the pool has already, or declines, are not copied. Copies per byte: one, engine memory to arena; the
-checksum is computed in the same pass. A commit that is not answered counts as declined: absent means failed. A Save is
-used from one thread at a time. In a forked child it has ended with nothing stored, as a load has (see `load`).
+checksum is computed in the same pass. A commit that is not answered counts as declined: absent means failed. A Save is used
+from one thread at a time. In a forked child it has ended with nothing stored, like a load (see `load`).
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from kvpool_client.results import SaveResult, save_state_of
 
 
 class SaveRun(Protocol):
-    """What moves the bytes of a save: the native job, or a device's staged copy."""
+    """The copy behind a save: a native job, or a device's staged copy."""
 
     def announce(self, layer: int) -> bool:
         """Copy this layer from now on; False if it was announced before."""
@@ -38,7 +38,7 @@ class SaveRun(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether every announced layer has been copied within the time."""
+        """Wait until every announced layer is copied; whether that happened within the time."""
         ...
 
     def is_cancelled(self) -> bool:
@@ -54,7 +54,7 @@ class SaveRun(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End the run; when it returns no byte of the slots is written any more."""
+        """End the run; when it has returned, it writes no byte of the slots."""
         ...
 
 
@@ -76,8 +76,8 @@ class Save:
         timeout_s: float,
         on_end: Callable[[SaveResult], None],
     ) -> None:
-        """`tokens`: the token ids of the RESERVED chunks, i32, or none; `scope`: what events say beside them.
-        `retained`: a RetainState for each chunk, or none."""
+        """`tokens`: the token ids of the RESERVED chunks, i32, or none; `scope`: adapter and salt tag for events. `retained`: a
+        RetainState for each chunk, or none."""
         assert (run is None) == (SaveState.RESERVED not in states)
         self._pid = os.getpid()
         self._session = session
@@ -143,7 +143,7 @@ class Save:
         return None
 
     def wait(self) -> SaveResult:
-        """The result of a commit, once it is there."""
+        """Wait for the result of a commit."""
         if self._is_inherited:
             return self._end_inherited(SaveState.DISCONNECTED)
         if self._thread is not None:
@@ -154,15 +154,15 @@ class Save:
         return self._result
 
     def wait_pending(self, timeout_s: float) -> bool:
-        """Until the chunks that others were saving when this save was made are stored or given up, or the time is over.
+        """Wait until the chunks that others were saving when this save began are stored or given up, or the time is over.
 
         True: all of them are stored, also where there were none; what was declined behind them (`no-parent`) can be saved
-        by a new save. False: late, given up, or the daemon is away. Reads shared memory and asks nobody.
+        by a new save. False: late, given up, or the daemon is away. Reads shared memory; no request.
         """
         return self._pending.wait(timeout_s)
 
     def has_pending(self) -> bool:
-        """Whether chunks that others were saving when this save was made are still being saved. Waits for nothing."""
+        """Whether chunks that others were saving when this save began are still being saved. Never waits."""
         return self._pending.are_under_way()
 
     def done(self) -> bool:
@@ -186,7 +186,7 @@ class Save:
         return os.getpid() != self._pid
 
     def _end_inherited(self, state: SaveState) -> SaveResult:
-        """The result in a forked child: the parent, if anybody, stores what was reserved, and counts it."""
+        """The result in a forked child: only the parent can store what was reserved, and only the parent counts it."""
         if self._result is None:
             self._states = [state if entry == SaveState.RESERVED else entry for entry in self._states]
             self._result = SaveResult.of(self._states, self._retained)
@@ -219,7 +219,7 @@ class Save:
             self._run.announce_all()
 
     def _as_one_commit(self) -> "tuple[Session, m.Commit] | None":
-        """What publishes this save by one request, once everything is copied; None where nothing does."""
+        """The one request that publishes this save, once everything is copied; None where there is nothing to publish."""
         if self._result is not None or self._thread is not None or self._run is None or self._is_inherited:
             return None
         if not self._copied():
@@ -230,7 +230,7 @@ class Save:
         return (self._session, commit) if fits else None
 
     def _note_committed(self, answer: m.Committed | None) -> None:
-        """A commit of the whole save was answered, or not."""
+        """Take the answer to a commit of the whole save, or its absence."""
         if answer is None:
             self._give_up(SaveState.DISCONNECTED)
         else:
@@ -269,9 +269,9 @@ class Save:
         self._acknowledge_end()
 
     def _acknowledge_end(self) -> None:
-        """Tell the daemon that this reservation is written no more, so that its slots can be used again.
+        """Report that this client writes no longer to the reservation, so that its slots can be reused.
 
-        Where it does not hear that, the connection ends, which says the same.
+        If that fails, the connection ends, which has the same effect.
         """
         if self._reservation and self._session is not None and self._session.is_alive:
             try:
@@ -286,7 +286,7 @@ class Save:
 
 
 def publish_each(saves: Sequence[Save]) -> list[SaveResult]:
-    """Copy and publish saves of one connection, in their order, with one round trip for all; what each has come to."""
+    """Copy and publish saves of one connection, in their order, with one round trip for all. The result of each."""
     for save in saves:
         save._announce_all()
     commits = {save: ready for save in saves if (ready := save._as_one_commit()) is not None}

@@ -1,6 +1,6 @@
-"""Beginning of a save: slots are reserved, and what is to be copied is handed to the native threads.
+"""Beginning of a save: reserves slots and hands the copies to the native threads.
 
-Arguments are checked by the Pool before. Whatever fails on the daemon's side is a save that stores nothing. Any thread.
+The Pool has checked the arguments. Every failure of the daemon gives a save that stores nothing. Any thread.
 """
 
 import contextlib
@@ -11,9 +11,10 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.errors import DaemonUnreachable, KVPoolError, Refused
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES, SaveState
+from kvpool.types import SaveState
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
@@ -27,7 +28,7 @@ from kvpool_client.save import Save, SaveRun
 
 
 class SaveStarter:
-    """Makes the saves of one Pool."""
+    """Starts the saves of one Pool."""
 
     def __init__(self, layout: Layout, link: Link, copies: Copies, counters: Counters, timeout_s: float) -> None:
         self._layout = layout
@@ -123,7 +124,7 @@ class SaveStarter:
     def _saved_nothing(
         self, states: list[SaveState], retained: bytes = b"", pending: PendingChunks | None = None
     ) -> Save:
-        return self._new(None, 0, states, None, (b"", b""), retained, pending or PendingChunks(None, b""))
+        return self._new(None, 0, states, None, (b"", b""), retained, pending or PendingChunks(None, KeyColumn(b"")))
 
     def _new(
         self,
@@ -152,18 +153,16 @@ class SaveStarter:
 
 def _reserve(keys: KeyChain, first_chunk: int, count: int, retention_columns: RetentionColumns) -> m.Reserve:
     """The request for `count` chunks from `first_chunk` on, or as many of them as one request may name."""
-    column = keys.columns()[0]
-    parent = column[(first_chunk - 1) * KEY_BYTES : first_chunk * KEY_BYTES] if first_chunk else b""
+    column = KeyColumn(keys.columns()[0])
     asked = min(count, m.KEYS_MAX)
-    wanted = column[first_chunk * KEY_BYTES : (first_chunk + asked) * KEY_BYTES]
-    return m.Reserve(parent, wanted, *retention_columns.columns(first_chunk, asked))
+    wanted = column[first_chunk : first_chunk + asked]
+    return m.Reserve(column.before(first_chunk), wanted.packed, *retention_columns.columns(first_chunk, asked))
 
 
 def _disconnected(states: list[SaveState]) -> list[SaveState]:
     return [SaveState.DISCONNECTED if state == SaveState.RESERVED else state for state in states]
 
 
-def _chosen(keys: bytes, states: bytes, wanted: SaveState) -> bytes:
-    return b"".join(
-        keys[number * KEY_BYTES : (number + 1) * KEY_BYTES] for number, state in enumerate(states) if state == wanted
-    )
+def _chosen(keys: bytes, states: bytes, wanted: SaveState) -> KeyColumn:
+    """The keys with this state: the answer may be about fewer of them."""
+    return KeyColumn(keys).chosen([number for number, state in enumerate(states) if state == wanted])

@@ -1,7 +1,7 @@
-"""Chunks that follow none, many at once: each chain has a lease or a save of its own, and all of them share the round trips.
+"""Chunks without a parent, many at once: each chain has a lease or a save of its own, and all share the round trips.
 
-For engines that name a page by everything before it (SGLang), and may ask for pages from the middle of a prompt. Two round
-trips save any number of chunks, one leases them, and none waits for their release. A Pool has one. Any thread.
+For engines that name a page by everything before it (SGLang), and may request pages from the middle of a prompt. Two round
+trips save any number of chunks, one leases them, and releasing them takes none. A Pool has one. Any thread.
 """
 
 import contextlib
@@ -60,5 +60,5 @@ class SeparateChunks:
         return self._save_starter.begin_each(planned)
 
     def publish(self, saves: Sequence[Save]) -> list[SaveResult]:
-        """Copy and publish saves, in their order; what each has come to."""
+        """Copy and publish saves, in their order. The result of each."""
         return publish_each(saves)

@@ -1,1 +1,1 @@
-"""The benchmarks of `kvpoolctl bench`, one file a measurement."""
+"""Benchmarks of `kvpoolctl bench`, one file a measurement."""

@@ -1,8 +1,8 @@
-"""`bench rpc`, commit: what publishing 512 chunks of 256 tokens takes, from the first request to the last answer, with their
+"""`bench rpc`, commit: the time to publish 512 chunks of 256 tokens, from the first request to the last answer, with their
 token ids and with events published, against a raw unix socket's round trip of as many bytes.
 
-The daemon is one of its own, so small that from the third save on each chunk takes the place of another. The slots are
-reserved just before each commit, untimed, and not written: what copies cost is for `bench copy` to tell.
+The benchmark starts its own daemon, so small that from the third save on each chunk replaces another. The slots are reserved
+just before each commit, untimed, and not written: `bench copy` measures the cost of copies.
 """
 
 import os
@@ -14,9 +14,10 @@ from kvpool.bench.echo import RawEcho
 from kvpool.bench.lookup import LAYOUT, MODEL
 from kvpool.bench.measure import latencies, median, timed_s
 from kvpool.errors import KVPoolError
+from kvpool.key_column import packed_bytes
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES, TOKEN_BYTES, SaveState
+from kvpool.types import TOKEN_BYTES, SaveState
 
 CHUNKS = 512
 BAR_US = 1500
@@ -70,7 +71,7 @@ def bench_commit(is_quick: bool) -> list[dict[str, object]]:
 
 def _commit_s(connection: BlockingConnection) -> float:
     """Reserve, commit and end; the seconds of the commit alone."""
-    made = connection.call(m.Reserve(b"", os.urandom(CHUNKS * KEY_BYTES)), m.Reserved)
+    made = connection.call(m.Reserve(b"", os.urandom(packed_bytes(CHUNKS))), m.Reserved)
     if made.states != bytes([SaveState.RESERVED]) * CHUNKS:
         raise KVPoolError(f"not all of {CHUNKS} small chunks were reserved: the measured call proves nothing")
     checksums, tokens = (

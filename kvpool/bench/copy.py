@@ -1,10 +1,10 @@
 """`bench copy`: paged KV into the pool and back, per copying thread, against memcpy of the same bytes.
 
 Save counts from the reservation to the answered commit, load from the acquire to the last verified layer. A round takes
-memcpy, gather, save, memcpy, scatter, load and memcpy in turn, so that the machine's moods hit all alike. A save's or load's
-ratio is to the mean of the two memcpys around it, its other ratio to the gather or scatter before it: memcpy of each piece
-in the save's order, without a checksum and without a daemon. The first round warms page tables and is not counted. The load's
-target is overwritten before each round and every load is compared with the source, outside the measured time.
+memcpy, gather, save, memcpy, scatter, load and memcpy in turn, so that disturbances of the machine affect all equally. A save's
+or load's ratio is to the mean of the two memcpys around it, its other ratio to the gather or scatter before it: memcpy of each
+piece in the save's order, without a checksum and without a daemon. The first round warms page tables and is not counted. The
+load's target is overwritten before each round and every load is compared with the source, outside the measured time.
 
 Saves by copy have rows of their own (`write_mode`), from a second daemon where the first is this benchmark's: the daemon's CPU
 time is then a part of their price.
@@ -47,7 +47,7 @@ _Measured = tuple[float, float, float]
 
 @dataclass(slots=True)
 class _Rounds:
-    """What the counted rounds gave. Invariant: every list but `memcpy` has one entry for each of them."""
+    """Results of the counted rounds. Invariant: every list but `memcpy` has one entry for each of them."""
 
     total: int
     write_mode: str

@@ -1,6 +1,6 @@
-"""The daemon that a benchmark measures: one of its own, started and stopped by it, or one that was named.
+"""Daemon that a benchmark measures: its own, started and stopped by it, or a named one.
 
-It is looked at from outside: requests of an operator, and the kernel's figures for its process. Main thread of a command.
+It is observed from outside: by requests of an operator, and by the kernel's figures for its process. Main thread of a command.
 """
 
 import subprocess
@@ -21,19 +21,19 @@ from kvpool.units import format_size
 
 REQUEST_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 30.0
-# Giving pages and making them huge: 1.5 s of CPU for each GiB on two threads, measured; ten times that on a busy machine.
+# Pre-faulting pages and making them huge: 1.5 s of CPU for each GiB on two threads, measured; ten times that on a busy machine.
 SETTLE_TIMEOUT_S_PER_GIB = 15.0
 READY_POLL_S = 0.001
 SETTLE_POLL_S = 0.05
 OPEN_TIMEOUT_S = 60.0
-# Each look costs the daemon a handshake while it opens its tier.
+# Each check costs the daemon a handshake while it opens its tier.
 OPEN_POLL_S = 0.01
 MEMORY_SHARE_MAX = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDaemon:
-    """A serving daemon. `is_own`: it was started for the benchmark, and nobody else uses it."""
+    """A serving daemon. `is_own`: it was started for the benchmark, and has no other users."""
 
     socket: str
     pid: int
@@ -41,7 +41,7 @@ class MeasuredDaemon:
     is_own: bool
 
     def cpu_seconds(self) -> float:
-        """CPU time of the daemon so far, all threads. Raises DaemonUnreachable when it cannot be told."""
+        """CPU time of the daemon so far, all threads. Raises DaemonUnreachable when it is unknown."""
         try:
             return cpu_seconds(self.pid)
         except ProcessLookupError as error:
@@ -56,7 +56,7 @@ class MeasuredDaemon:
             return {name: value for section in connection.stats().values() for name, value in section.items()}
 
     def info(self) -> dict[str, Any]:
-        """What the daemon is and uses."""
+        """The daemon's identity and resources."""
         with self._connect() as connection:
             return connection.info()
 
@@ -66,7 +66,7 @@ class MeasuredDaemon:
             connection.flush(model, None, tier)
 
     def demote_all(self, timeout_s: float) -> dict[str, Any]:
-        """Write what DRAM alone has to the SSD tier, and make it certain there."""
+        """Write chunks that only DRAM has to the SSD tier, and sync."""
         with self._connect() as connection:
             return connection.demote_all(timeout_s)
 
@@ -96,14 +96,14 @@ def own_daemon(capacity: int, *options: str) -> Iterator[MeasuredDaemon]:
 
 
 def start_daemon(socket: str, capacity: int, *options: str) -> "subprocess.Popen[bytes]":
-    """Start a daemon; it may not serve yet. Raises KVPoolError when the machine has not the memory to give."""
+    """Start a daemon; it may not serve yet. Raises KVPoolError when the machine has too little memory."""
     available = memory_available_bytes()
     if capacity > available * MEMORY_SHARE_MAX:
         raise KVPoolError(
             f"a daemon of {format_size(capacity)} does not fit: {format_size(available)} are available, "
             f"expected a capacity of at most {MEMORY_SHARE_MAX:.0%} of them"
         )
-    # One client is the whole load: it may keep all of a small tier.
+    # One client is the whole load: it may hold all of a small tier.
     named = {
         "server.socket": socket,
         "dram.capacity": f"{capacity}B",
@@ -115,7 +115,7 @@ def start_daemon(socket: str, capacity: int, *options: str) -> "subprocess.Popen
 
 
 def wait_until_ready(socket: str, process: "subprocess.Popen[bytes]") -> None:
-    """Until the daemon answers. Raises KVPoolError when it ends or time runs out."""
+    """Wait until the daemon answers. Raises KVPoolError when it ends or time runs out."""
     deadline = Deadline(START_TIMEOUT_S)
     while not _answers(socket):
         if process.poll() is not None:
@@ -126,7 +126,8 @@ def wait_until_ready(socket: str, process: "subprocess.Popen[bytes]") -> None:
 
 
 def wait_until_settled(socket: str, process: "subprocess.Popen[bytes]", capacity: int) -> dict[str, Any]:
-    """Until the arena has all its pages; what `info` says then. Raises KVPoolError when the daemon ends or time runs out."""
+    """Wait until the arena has all its pages. Returns `info` of that moment. Raises KVPoolError when the daemon ends or time
+    runs out."""
     timeout_s = START_TIMEOUT_S + SETTLE_TIMEOUT_S_PER_GIB * capacity / (1 << 30)
     deadline = Deadline(timeout_s)
     with BlockingConnection.admin(socket, REQUEST_TIMEOUT_S) as connection:
@@ -138,7 +139,7 @@ def wait_until_settled(socket: str, process: "subprocess.Popen[bytes]", capacity
 
 
 def wait_until_open(daemon: MeasuredDaemon) -> None:
-    """Until the SSD tier serves. Raises KVPoolError when it cannot."""
+    """Wait until the SSD tier serves. Raises KVPoolError when it cannot."""
     deadline = Deadline(OPEN_TIMEOUT_S)
     while (state := daemon.stats()["ssd.state"]) != "ok":
         if state != "starting" or deadline.has_passed():
@@ -147,7 +148,7 @@ def wait_until_open(daemon: MeasuredDaemon) -> None:
 
 
 def memory_available_bytes() -> int:
-    """What the kernel thinks can be had without swapping."""
+    """Memory available without swapping, by the kernel's estimate."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

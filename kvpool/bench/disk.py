@@ -1,4 +1,4 @@
-"""A place on a disk for a benchmark, and what the disk does without kvpool: the raw floor of an SSD tier.
+"""Disk folder of a benchmark, and the disk's rates without kvpool: the raw floor of an SSD tier.
 
 The floor is plain preadv and pwritev past the page cache, from and into the same kind of memory as an arena's, in as many
 threads as the tier has at work. Threads take their chunks in turn; each call moves a whole chunk. What is measured is on
@@ -27,7 +27,7 @@ from kvpool.types import PAGE_BYTES
 from kvpool.units import format_size
 
 FOLDER_PREFIX = "kvpool-bench-"
-# Kept in memory, however they are mounted: what is measured there is no disk.
+# File systems in memory: a measurement there is not one of a disk.
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 FIO_TIMEOUT_S = 60.0
 FIO_BYTES_MIN = 256 << 20
@@ -39,7 +39,7 @@ Bytes = npt.NDArray[np.uint8]
 def disk_folder(parent: str | None, needed_bytes: int) -> Iterator[Path]:
     """A fresh folder on a disk, removed at the end. Raises InvalidArgument where there is no disk or no room.
 
-    Without `parent` it lies in the user's cache folder or in the folder for temporary files, the first that is on a disk.
+    Without `parent` it is in the user's cache folder or in the folder for temporary files, the first that is on a disk.
     """
     chosen = _checked(Path(parent)) if parent is not None else _default_parent()
     free = shutil.disk_usage(chosen).free
@@ -61,7 +61,7 @@ def has_disk(parent: str | None) -> bool:
 
 
 def file_system(path: Path) -> str:
-    """The kind of file system that a path is on, such as `ext4`; `unknown` where the kernel does not say."""
+    """The kind of file system that a path is on, such as `ext4`; `unknown` where the kernel does not report it."""
     device = path.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -72,7 +72,7 @@ def file_system(path: Path) -> str:
 
 
 class RawFile:
-    """A file of `chunks` chunks past the page cache. `close` ends it; the file stays where its folder is.
+    """A file of `chunks` chunks past the page cache. `close` ends it; the file is removed with its folder.
 
     Invariant: every byte of it has been written once before anything is measured.
     """
@@ -96,7 +96,7 @@ class RawFile:
         self.path.unlink()
 
     def write(self, source: Bytes, *, is_synced: bool = False) -> float:
-        """Seconds to write every chunk from `source` [chunks, chunk_bytes]; `is_synced`: until the disk keeps them."""
+        """Seconds to write every chunk from `source` [chunks, chunk_bytes]; `is_synced`: until they are durable."""
         seconds = self._pass(lambda chunk: os.pwritev(self._fd, [source[chunk].data], chunk * self.chunk_bytes))
         if is_synced:
             start = time.perf_counter()
@@ -118,7 +118,7 @@ class RawFile:
 
     @contextlib.contextmanager
     def writing(self, source: Bytes, chunks: Sequence[int]) -> Iterator[None]:
-        """While `depth` threads write chunks over and over, as fast as the disk takes them."""
+        """Within the context `depth` threads write chunks over and over, as fast as the disk allows."""
         is_over = threading.Event()
 
         def write_on(first: int) -> None:

@@ -1,7 +1,7 @@
-"""Raw round trips over a unix socket: the floor under whatever asks the daemon.
+"""Raw round trips over a unix socket: the floor of every request to the daemon.
 
-The echo is a child process with blocking sockets: the least that a daemon on another core costs. While it is measured the
-two ends are kept on cores of their own, where there are two: left alone they settle now on one core, now on two, which
+The echo is a child process with blocking sockets: the least that a daemon on another core costs. While it is measured the two
+ends are pinned to cores of their own, where there are two: without that they run sometimes on one core, sometimes on two, which
 halves or doubles the floor from run to run (9 and 19 us, measured). Main thread of a command.
 """
 

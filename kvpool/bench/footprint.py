@@ -1,9 +1,9 @@
-"""`bench footprint`: what a daemon costs that nobody uses: memory beside its arena, CPU time, and how soon it serves.
+"""`bench footprint`: the cost of an idle daemon: memory beside its arena, CPU time, and the time until it serves.
 
 Ready counts from the start of a launcher that becomes the daemon to the first answered handshake, the interpreter's own
-start included, while the arena still gets its pages in the background. Memory and CPU are read when that work is over.
-Memory is what the kernel counts as resident, less the arena's pages. The index is part of it as far as it was touched: a
-daemon that has been filled once has all of it, which `index_full_mib` tells.
+start included, while the arena is still being faulted in. Memory and CPU are read when that work is over. Memory is what the
+kernel counts as resident, less the arena's pages. The index is part of it as far as it was touched: a daemon that has been
+filled once has all of it, which `index_full_mib` shows.
 """
 
 import re
@@ -35,7 +35,7 @@ INDEX_NAME = "memfd:kvpool-index"
 
 
 def default_capacity(is_quick: bool) -> int:
-    """16 GiB, or what this machine can spare of it, in whole GiB where it can."""
+    """16 GiB, or what this machine can spare, in whole GiB where possible."""
     wanted = QUICK_CAPACITY if is_quick else CAPACITY_WANTED
     spare = int(memory_available_bytes() * MEMORY_SHARE)
     unit = 1 << 30 if spare >= 1 << 30 else 1 << 20

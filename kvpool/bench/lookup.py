@@ -36,7 +36,7 @@ KEYS, MISS, HIT, COLD, WHOLE = (
     "keys and lookup, 512 hit",
 )
 HASH_FLOOR, PROBE_FLOOR = "SHA-256 of 128k tokens", "dict, 512 probes"
-# Which floor a row stands against, and its bar.
+# The floor of each row, and its bar.
 ROWS: dict[str, tuple[str | None, int | None]] = {
     HASH_FLOOR: (None, None),
     KEYS: (HASH_FLOOR, WHOLE_BAR_US),

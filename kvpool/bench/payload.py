@@ -1,9 +1,9 @@
-"""Chunk contents that derive from the chunk's key: whoever has the key can tell wrong bytes, and which they are.
+"""Chunk contents that derive from the chunk's key: with the key, wrong bytes can be recognized, and which they are.
 
 Word i of layer l of a chunk is `table[i] ^ seed(key, l)`: one table of random words for all, and a seed of 64 bits mixed
-from the key and the layer. So a word tells its position by the table and its chunk and layer by the seed: bytes of
-another chunk, another layer, another offset, of an older save or of nobody all differ. It is not a checksum and needs
-none: two streams of words are compared at memory speed.
+from the key and the layer. So a word shows its position by the table and its chunk and layer by the seed: bytes of another
+chunk, another layer, another offset, of an older save or of no chunk all differ. It is not a checksum and needs none: two
+streams of words are compared at memory speed.
 
 Copies of payload: none; `fill` and `check` pass over the caller's array once. One thread for each Payload.
 """
@@ -27,7 +27,7 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class WrongChunk:
-    """A chunk that came back other than it was saved. `wrong_bytes` counts the bytes that differ."""
+    """A chunk that came back with other bytes than were saved. `wrong_bytes` counts the bytes that differ."""
 
     key: bytes
     layer: int

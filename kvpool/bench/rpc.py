@@ -1,9 +1,9 @@
 """`bench rpc`: acquire of 512 chunks, and a hit of 8192 tokens (keys, lookup, acquire, release), against a raw unix socket's
 round trip of as many bytes as the acquire's in the same run (see `bench_echo`); and commits, unless the daemon is a shared one.
 
-The three are taken in turn, in rounds, of which the first is not counted. The daemon is left where the kernel puts it.
-Lookups and releases of the 512 chunks happen between the samples and are not timed; the CPU seconds include them. A release
-is not answered: behind one of 512 chunks another request waits for it, untimed; of the hit's it falls into the next sample.
+The three are taken in turn, in rounds, of which the first is not counted. The daemon is not pinned to a core. Lookups and
+releases of the 512 chunks happen between the samples and are not timed; the CPU seconds include them. A release is not
+answered: behind one of 512 chunks another request waits for it, untimed; of the hit's it falls into the next sample.
 """
 
 import time
@@ -93,7 +93,7 @@ def _cpu(daemon: MeasuredDaemon, raw: RawEcho) -> tuple[float, float, float]:
 
 
 def _hit(pool: kv.Pool, tokens: npt.NDArray[np.int32]) -> None:
-    """What an engine does for a prompt that is there, but for the copying."""
+    """An engine's calls for a prompt that is a hit, without the copy."""
     hit = pool.lookup(pool.keys(tokens))
     lease = pool.acquire(hit)
     lease.release()

@@ -1,1 +1,1 @@
-"""Bytes compared with their checksums, and books recounted."""
+"""Checks: bytes compared with their checksums, and recounts of invariants."""

@@ -1,7 +1,7 @@
-"""Recompute the checksums of chunks in place: an immutable job for the transfer threads.
+"""Checksum jobs for the transfer threads: recompute the checksums of chunks in place.
 
-The caller holds the chunks for as long as it runs. Reads each byte once, copies none. A verdict is about the generation
-that was read: where the slot has another one after the reading, there is none.
+The caller holds the chunks while it runs. Reads each byte once, copies none. A verdict is about the generation that was read:
+where the slot has another one afterwards, there is no verdict.
 """
 
 from functools import partial

@@ -1,9 +1,8 @@
-"""Check of chunks in DRAM: those that a client or an operator wants compared with their checksums.
+"""DRAM check: compares chunks in DRAM with their checksums, on the request of a client or an operator.
 
-Has the bytes of pinned chunks read elsewhere (by the `find_corrupt` it is given), and drops those that are bad, with what
-hangs on them. A chunk has a pin while it is read, so its slot is nobody else's meanwhile, whatever becomes of who asked. A
-verdict is about the generation that was read, and takes no other. What has not landed has no bytes to judge yet: a report
-about it is counted and nothing else.
+Other threads read the bytes of pinned chunks (`find_corrupt`); bad chunks are dropped, with their descendants. A chunk has a
+pin while it is read, so its slot is not reused meanwhile, even if the requester is gone. A verdict is about the generation that
+was read and about no other. A chunk that has not landed has no bytes to check yet: a report about it is only counted.
 
 Control thread only; `find_corrupt` runs on the transfer threads.
 """
@@ -21,7 +20,7 @@ FindCorrupt = Callable[[tuple[ChunkExtent, ...]], Awaitable[tuple[ChunkExtent, .
 
 
 class DramCheck:
-    """The pool's conscience.
+    """Checks of DRAM chunks in one pool.
 
     Invariant: `checksum_failures` counts the chunks found corrupt; `pins` the pins it has in the directory.
     """
@@ -43,22 +42,23 @@ class DramCheck:
         }
 
     async def check_reported(self, hold: HoldId, chunk: int, chunk_bytes: int, layers: int) -> None:
-        """Read a chunk of a hold that a client found corrupt; drop it if it is. Nothing where it is not (any more) in DRAM."""
+        """Read a chunk of a hold that a client found corrupt, and drop it if it is. Does nothing where it is not in DRAM."""
         self.corrupt_reports += 1
         pin = self._directory.pin_chunk(hold, chunk)
         if not pin:
             self.corrupt_reports_early += 1
             return
-        offset, generation = (int.from_bytes(column, "little") for column in self._directory.columns(pin)[:2])
+        slot = self._directory.columns(pin)
+        offset, generation = (int.from_bytes(column, "little") for column in (slot.offsets, slot.generations))
         extent = ChunkExtent(self._directory.key_of(pin, 0), generation, offset, chunk_bytes // layers, layers)
         await asyncio.shield(self.check_pinned((extent,), lambda: self._directory.unpin(pin)))
 
     def check_pinned(
         self, extents: tuple[ChunkExtent, ...], unpin: Callable[[], object]
     ) -> "asyncio.Task[dict[bytes, int]]":
-        """Read chunks that have pins until it calls `unpin`: those that are corrupt, and how many went with each.
+        """Read chunks that have pins until it calls `unpin`: those that are corrupt, and how many were dropped with each.
 
-        The task goes on when who waits for it is cancelled: await it behind a shield.
+        The task continues when its awaiter is cancelled: await it through a shield.
         """
         self.pins += len(extents)
         return asyncio.ensure_future(self._read(extents, unpin))

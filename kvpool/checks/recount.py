@@ -1,4 +1,4 @@
-"""Recounts: what the directories hold against what others say they hold there, and against what clients map.
+"""Recounts: the counts of the directories against those of their users, and against the memory that clients map.
 
 Control thread only. Holds no state.
 """
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from kvpool.index.parts import Parts
 from kvpool_native import Directory
 
-# Records or places of the table in one part: 0.2 ms (measured).
+# Records or buckets of the table in one part: 0.2 ms (measured).
 COMPARED_AT_ONCE = 1024
 
 
 def compare_counts(directory: Directory, holds: int, pins: int) -> list[str]:
-    """Where DRAM's directory counts other holds and pins than their owners do, one line each."""
+    """Differences between the holds and pins that DRAM's directory counts and those of their owners, one line each."""
     found = directory.stats()
     problems = []
     if found["holds"] != holds:
@@ -24,7 +24,7 @@ def compare_counts(directory: Directory, holds: int, pins: int) -> list[str]:
 
 
 def compare_shared(directories: Sequence[Directory]) -> Parts[list[str]]:
-    """Compare records and what clients map, a part at once: broken invariants, one line each."""
+    """Compare records and the memory that clients map, part by part: broken invariants, one line each."""
     problems = []
     for directory in directories:
         cursor, broken = directory.verify_shared(0, COMPARED_AT_ONCE)

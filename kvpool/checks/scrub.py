@@ -1,24 +1,24 @@
-"""The operator's reading of what is stored: a slice of chunks at a time, in every tier.
+"""Scrub: reads stored chunks and compares checksums, for an operator, a slice at a time, in every tier.
 
-Who asks names places in the order in which they are to be looked at: all of a tier one after the other are a full check,
-drawn ones a sample. Nothing is remembered between two slices, so a check ends when nobody asks for the next one. Each
-chunk has a pin while it is read, also when who asked has gone meanwhile; no slice begins while PINNED_CHUNKS_MAX have one.
+The requester names records in order: all of a tier are a full check, drawn ones a sample. There is no state between two slices,
+so a check ends when no further slice is requested. Each chunk has a pin while it is read, even if the requester has gone; no
+slice begins while PINNED_CHUNKS_MAX have one.
 
-It is no use of a chunk, and changes nothing about which goes next.
+A read does not count as a use of a chunk, and does not change the order of eviction.
 
-Control thread only; the bytes are read by `DramCheck` and `SsdChecksumJobs`. Invariant: every pin of a
+Control thread only; the bytes are read by `DramCheck` and `ChecksumJobs`. Invariant: every pin of a
 slice is given to one of these two, which release it.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import kvpool_native
+from kvpool.checks.checksum_jobs import ChecksumJobs, ChecksumResult, Stored
 from kvpool.checks.dram_check import DramCheck
-from kvpool.checks.ssd_checksum_jobs import ChecksumResult, SsdChecksumJobs
 from kvpool.errors import Refused
 from kvpool.index.namespaces import Namespaces
 from kvpool.types import ChunkExtent, HoldId, Level, NamespaceId
@@ -26,13 +26,13 @@ from kvpool.types import ChunkExtent, HoldId, Level, NamespaceId
 SLICE_CHUNKS = 16
 SLICE_BYTES = 64 << 20
 PINNED_CHUNKS_MAX = 8 * SLICE_CHUNKS
-# A guess: what a disk that does nothing else needs for a slice, a hundred times.
+# A guess: a hundred times what an idle disk needs for a slice.
 SLICE_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class BadChunk:
-    """A chunk that is not what it claims to be, or could not be read."""
+    """A chunk with wrong bytes, or one that could not be read."""
 
     level: Level
     key: bytes
@@ -42,7 +42,7 @@ class BadChunk:
 
 @dataclass(frozen=True, slots=True)
 class ScrubSlice:
-    """What a slice came to: places looked at, chunks and bytes read there, and which were bad."""
+    """Result of a slice: records examined, chunks and bytes read, and the bad ones."""
 
     looked_at: int
     chunks: int
@@ -71,21 +71,20 @@ class _Pinned:
 
 
 class Scrub:
-    """Reads slices. `ssd_checksum_jobs`: those of the SSD tier, where there is one."""
+    """Reads slices. `checksum_jobs`: those of each lower tier."""
 
     def __init__(
         self,
         directory: kvpool_native.Directory,
         dram_check: DramCheck,
         namespaces: Namespaces,
-        ssd_checksum_jobs: SsdChecksumJobs | None,
+        checksum_jobs: Sequence[ChecksumJobs],
     ) -> None:
+        self._checksum_jobs = {one.tier.level: one for one in checksum_jobs}
         self._directories = {Level.DRAM: directory}
-        if ssd_checksum_jobs is not None:
-            self._directories[Level.SSD] = ssd_checksum_jobs.slower.directory
+        self._directories |= {level: one.tier.slots.directory for level, one in self._checksum_jobs.items()}
         self._dram_check = dram_check
         self._namespaces = namespaces
-        self._ssd_checksum_jobs = ssd_checksum_jobs
         self.verified_chunks = 0
 
     def __repr__(self) -> str:
@@ -94,36 +93,43 @@ class Scrub:
     @property
     def pinned_chunks(self) -> int:
         """Chunks that are being read."""
-        return self._dram_check.pins + (self._ssd_checksum_jobs.pins if self._ssd_checksum_jobs else 0)
+        return self._dram_check.pins + sum(one.pins for one in self._checksum_jobs.values())
 
     def tiers(self) -> dict[str, dict[str, int]]:
-        """By tier: how many chunks it has, and at how many places they may be."""
+        """By tier: the number of chunks, and of records where they may be."""
         return {
             level.name.lower(): {name: directory.stats()[name] for name in ("chunks", "places")}
             for level, directory in self._directories.items()
         }
 
     async def read(self, places: Iterable[tuple[int, int]], chunks_max: int) -> ScrubSlice:
-        """Read the chunks at places (level, number), `chunks_max` at most, and no more than a slice may have.
+        """Read the chunks of these records (level, index), `chunks_max` at most, and no more than fit a slice.
 
-        Raises Refused when too much is being read, or the SSD tier cannot be.
+        Raises Refused when too much is being read, or a lower tier cannot be.
         """
         if self.pinned_chunks >= PINNED_CHUNKS_MAX:
             raise Refused("busy", f"{self.pinned_chunks} chunks are being read by other checks: try again later")
         looked_at, pinned = self._pin(places, min(chunks_max, SLICE_CHUNKS))
-        # Every pin is somebody's from here on: nothing is awaited before.
-        started = [self._start(entry) for entry in pinned if entry.level is not Level.DRAM]
+        # From here on every pin has an owner: nothing is awaited before.
+        below = [entry for entry in pinned if entry.level is not Level.DRAM]
+        started = [self._start(entry) for entry in below]
         slow = [comparison for comparison in started if comparison is not None]
         fast = asyncio.shield(self._check([entry for entry in pinned if entry.level is Level.DRAM]))
         try:
             corrupt, compared = await asyncio.wait_for(_settled(fast, slow), SLICE_WAIT_S)
         except asyncio.TimeoutError as error:
             raise Refused("busy", f"not read within {SLICE_WAIT_S:.0f} s: engines keep the disk busy") from error
-        if len(slow) < len(started):
-            raise Refused("busy", "the ssd tier cannot be read just now: its state is in the statistics")
+        for entry, comparison in zip(below, started, strict=True):
+            if comparison is None:
+                name = entry.level.name.lower()
+                raise Refused("busy", f"the {name} tier cannot be read just now: its state is in the statistics")
         self.verified_chunks += len(pinned)
         bad = [BadChunk(Level.DRAM, key, "bad_checksum", dropped) for key, dropped in corrupt.items()]
-        bad += [BadChunk(Level.SSD, one.key, one.fault, one.dropped) for one in compared if one.fault]
+        bad += [
+            BadChunk(entry.level, one.key, one.fault, one.dropped)
+            for entry, one in zip(below, compared, strict=True)
+            if one.fault
+        ]
         return ScrubSlice(looked_at, len(pinned), sum(entry.size for entry in pinned), bad)
 
     def _pin(self, places: Iterable[tuple[int, int]], chunks_max: int) -> tuple[int, list[_Pinned]]:
@@ -134,13 +140,24 @@ class Scrub:
                 break
             looked_at += 1
             directory = self._directories.get(Level(level))
-            pin, rows = (0, []) if directory is None else directory.records(place, 1, place + 1)[1:]
-            for key, offset, generation, _, layers, owner in rows:
-                namespace = NamespaceId(owner)
+            if directory is None:
+                continue
+            page = directory.records(place, 1, place + 1)
+            for row in page.records:
+                namespace = NamespaceId(row.namespace)
                 chunk_bytes = self._namespaces.by_id(namespace).layout.chunk_bytes
                 size += chunk_bytes
                 pinned.append(
-                    _Pinned(Level(level), HoldId(pin), key, offset, generation, namespace, layers, chunk_bytes)
+                    _Pinned(
+                        level=Level(level),
+                        pin=HoldId(page.pin),
+                        key=row.key,
+                        offset=row.offset,
+                        generation=row.generation,
+                        namespace=namespace,
+                        layers=row.layers,
+                        size=chunk_bytes,
+                    )
                 )
         return looked_at, pinned
 
@@ -152,10 +169,8 @@ class Scrub:
         return self._dram_check.check_pinned(extents, partial(self._unpin, pinned))
 
     def _start(self, entry: _Pinned) -> "asyncio.Future[ChecksumResult] | None":
-        assert self._ssd_checksum_jobs is not None
-        return self._ssd_checksum_jobs.start(
-            entry.key, entry.pin, offset=entry.offset, generation=entry.generation, namespace=entry.namespace
-        )
+        chunk = Stored(entry.key, entry.pin, entry.offset, entry.generation, entry.namespace)
+        return self._checksum_jobs[entry.level].start(chunk)
 
     def _unpin(self, pinned: list[_Pinned]) -> None:
         for entry in pinned:

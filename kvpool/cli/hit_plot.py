@@ -1,4 +1,4 @@
-"""Pictures of hit rate against capacity: of a simulation, one line for each policy, and of a daemon's own estimate.
+"""Plots of hit rate against capacity: of a simulation, one line for each policy, and of a daemon's own estimate.
 
 Needs matplotlib, which is in the extra `plot` and is imported only when a picture is asked for. Main thread of a command only.
 """
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 def require_plot() -> None:
-    """Before anything is computed for a picture. Raises InvalidArgument where it could not be drawn."""
+    """Check that a picture can be drawn, before anything is computed for it. Raises InvalidArgument."""
     try:
         import matplotlib.figure  # noqa: F401 - an optional heavy dependency
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""`kvpoolctl`: the operator's command. Options that every command has, and the way to the daemon.
+"""`kvpoolctl`: the operator's command. Common options, and the connection to the daemon.
 
 The commands themselves are in modules of their own. Exit codes: 0 ok, 1 failure, 2 usage, 3 daemon unreachable.
 """
@@ -27,7 +27,7 @@ Exit codes:
 
 @dataclass
 class Options:
-    """What was said before or behind the command."""
+    """Options given before or after the command."""
 
     socket: str | None = None
     is_json: bool = False
@@ -50,7 +50,7 @@ class Options:
 
 
 def epilog(*examples: str) -> str:
-    """What stands below the options in a command's help."""
+    """The text below the options in a command's help."""
     lines = "\n".join(f"  {example}" for example in examples)
     return f"\b\nExamples:\n{lines}\n\n{EXIT_CODES}"
 
@@ -61,7 +61,7 @@ def _note(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --socket and --json, which may stand before or behind the command."""
+    """Adds --socket and --json, which may be given before or after the command."""
     socket = click.option(
         "--socket",
         metavar="PATH",
@@ -76,7 +76,7 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ask(call: Callable[[], Any]) -> Any:
-    """What a request answers; ends the command when the daemon refuses or goes away meanwhile."""
+    """The answer to a request; ends the command when the daemon refuses or goes away meanwhile."""
     try:
         return call()
     except DaemonUnreachable as error:
@@ -98,7 +98,7 @@ Examples:
 @common_options
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Look at and steer a running kvpoold."""
+    """Inspect and steer a running kvpoold."""
     context.ensure_object(Options)
 
 

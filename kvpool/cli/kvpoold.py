@@ -1,4 +1,4 @@
-"""`kvpoold`: the command line of the daemon, with nothing of the daemon imported while it is read.
+"""`kvpoold`: the command line of the daemon. It is parsed before anything of the daemon is imported.
 
 A SIGHUP means "read the configuration again" and ends no kvpoold: it is ignored before the daemon's modules are imported, which
 takes a third of a second, until `server.app` serves it, and again from there to the process's end. Main thread only.
@@ -27,7 +27,7 @@ Exit codes:
 
 def main() -> None:
     """The console script."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a start reads the configuration anyway
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a start reads the configuration in any case
     sys.exit(run(sys.argv[1:]))
 
 
@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> int:
 )
 @click.version_option(__version__, message="kvpoold %(version)s")
 def command(config: str | None, overrides: tuple[str, ...], rebuild: bool) -> int:
-    """The KV cache pool daemon of a node: keeps KV chunks of LLM engines in shared memory and serves them over a unix socket.
+    """The KV cache pool daemon of a node: stores KV chunks of LLM engines in shared memory and serves them over a unix socket.
     Without a configuration file the built-in defaults serve a plain user.
     """
     from kvpool.cli.serving import serve  # takes a third of a second, which `kvpoold --help` has no use for

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def describe_machine() -> dict[str, object]:
-    """Processor, cores that may be used, kernel, Python, and how busy the machine is with other things now."""
+    """Processor, cores that may be used, kernel, Python, and the current load of the machine."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

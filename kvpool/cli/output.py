@@ -1,4 +1,4 @@
-"""Output of commands: JSON for machines, aligned names and tables for people, errors that say what to do next.
+"""Output of commands: JSON for machines, aligned names and tables for people, errors with the next step.
 
 Nothing here talks to a daemon. Main thread of a command only.
 """
@@ -29,14 +29,14 @@ def print_json(value: object) -> None:
 
 
 def print_line(text: str) -> None:
-    """One line on standard output, whatever names stand in it."""
+    """One line on standard output; names in it are escaped."""
     click.echo(escaped(text))
 
 
 def print_section(name: str, values: Mapping[str, object], *, is_readable: bool = False) -> None:
     """`# Section` and one `name:value` line for each value.
 
-    Readable: behind each size in bytes a line `…_human` says it again with a unit.
+    Readable: after each size in bytes a line `…_human` repeats it with a unit.
     """
     sys.stdout.write(f"# {name.capitalize()}\n")
     for key, value in values.items():
@@ -64,7 +64,7 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], *, columns_max: i
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Say on standard error what failed, and end with the exit code."""
+    """Print on standard error what failed, and end with the exit code."""
     sys.stderr.write(f"kvpoolctl: {escaped(message)}\n")
     sys.exit(code)
 

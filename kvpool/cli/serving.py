@@ -1,4 +1,4 @@
-"""A daemon's life as a process: reads the configuration, serves, maps what goes wrong to exit codes (see `kvpoold`).
+"""Daemon process: reads the configuration, serves, and maps failures to exit codes (see `kvpoold`).
 
 Main thread only.
 """
@@ -22,10 +22,11 @@ from kvpool.server.logs import ERROR_PRIORITY, begin_logging, is_journal
 
 log = logging.getLogger("kvpoold")
 
-# How long another thread may keep the interpreter from the control thread: Python's own 5 ms are many requests long.
+# How long another thread may keep the interpreter from the control thread: Python's default of 5 ms is the time of many
+# requests.
 SWITCH_INTERVAL_S = 0.0002
-# The largest request takes three blocks of FRAME_BYTES_MAX while it is read; without memory for them at hand each waits for the
-# kernel's pages (0.6 ms of a commit, measured).
+# The largest request takes three blocks of FRAME_BYTES_MAX while it is read; without spare memory each waits for the kernel's
+# pages (0.6 ms of a commit, measured).
 FREED_BYTES_KEPT = 8 << 20
 FREED_BLOCK_BYTES = 2 * FRAME_BYTES_MAX
 
@@ -66,4 +67,4 @@ async def _serve(config: Config, reread: Callable[[], Config]) -> None:
     await app.run()
     if not app.has_ended:
         logging.shutdown()
-        os._exit(0)  # an ordinary end would wait for the threads that wait for the disk
+        os._exit(0)  # an ordinary exit would wait for threads that wait for the disk

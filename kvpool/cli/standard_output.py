@@ -1,4 +1,4 @@
-"""Standard output of a command: what cannot be written is a failure of the command, said in one line, whoever writes.
+"""Standard output of a command: output that cannot be written is a failure of the command, reported in one line.
 
 A full disk or a closed descriptor shows at a write, or only when a buffer is flushed at the very end, where Python would print
 a traceback and choose the exit code. Main thread of a command only.
@@ -20,13 +20,13 @@ class _Unwritten(click.ClickException):
     exit_code = EXIT_FAILURE
 
     def show(self, file: object = None) -> None:
-        """The line that says so."""
+        """Print the line that reports it."""
         del file
         sys.stderr.write(f"kvpoolctl: {self.message}\n")
 
 
 class _Descriptor(io.FileIO):
-    """A descriptor that fails once, and takes what is written after that without a word."""
+    """A descriptor that fails once, and silently discards what is written after that."""
 
     has_failed = False
 
@@ -66,4 +66,4 @@ def end_with(command: Callable[[], None]) -> None:
         error.show()
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        sys.exit(EXIT_FAILURE)  # who has read enough wants no word about it
+        sys.exit(EXIT_FAILURE)  # a reader that has closed the pipe needs no message

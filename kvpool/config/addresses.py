@@ -1,7 +1,7 @@
 """Addresses of listeners: HTTP on a loopback address, events on a loopback address, a socket of the file system, or,
 with keys, any address that is one.
 
-A name, a wildcard and an address without a port are no addresses: what listens says where. Pure functions and values.
+Names, wildcards and addresses without a port are refused: a listener's address is always explicit. Pure functions and values.
 """
 
 import ipaddress
@@ -17,7 +17,7 @@ IPC_PATH_BYTES_MAX = 107
 
 @dataclass(frozen=True, slots=True)
 class LoopbackAddress:
-    """Where a listener that only this machine can reach is bound. Port 0: any that is free."""
+    """Address of a listener that only this machine can reach. Port 0: any free port."""
 
     host: str
     port: int
@@ -28,7 +28,7 @@ class LoopbackAddress:
 
 @dataclass(frozen=True, slots=True)
 class ZmqAddress:
-    """Where a ZMQ socket is bound. `is_local`: nobody on another machine can reach it."""
+    """Address of a ZMQ socket. `is_local`: only this machine can reach it."""
 
     endpoint: str
     is_local: bool
@@ -37,7 +37,8 @@ class ZmqAddress:
         return self.endpoint
 
     def fault_without_keys(self, is_insecure: bool) -> str:
-        """Why nothing may be told there without CURVE keys; empty where it may. `is_insecure`: this machine may hear it."""
+        """Why nothing may be published there without CURVE keys; empty where it may. `is_insecure`: every user of this machine
+        may read it."""
         if self.endpoint.startswith("ipc://") or (self.is_local and is_insecure):
             return ""
         curve = "events.curve_secret_file and events.curve_clients_file"
@@ -45,7 +46,7 @@ class ZmqAddress:
             return f"expected ipc or a loopback address because there are no CURVE keys: set {curve}, or use ipc"
         return (
             "where every user of this machine could read prompts and there are no CURVE keys: use ipc:// in the directory of "
-            f"server.socket, set {curve}, or say events.insecure = true"
+            f"server.socket, set {curve}, or set events.insecure = true"
         )
 
 

@@ -1,10 +1,9 @@
-"""The daemon's configuration: a TOML file, overridden by `--set section.key=value`, over built-in defaults.
+"""Configuration of the daemon: a TOML file, overridden by `--set section.key=value`, over built-in defaults.
 
 Validated whole before anything is constructed: a bad configuration is refused with every fault at once, each naming the
-option, its value and what was expected. The result is frozen; whoever has a Config has a valid one.
+option, its value and what was expected. The result is frozen: every Config is valid.
 
-Each option is described once, in `OPTIONS`; `configs/kvpool.toml` explains them to operators, and a test holds the two
-together.
+Each option is described once, in `OPTIONS`; `configs/kvpool.toml` explains them to operators, and a test compares the two.
 """
 
 import difflib
@@ -72,12 +71,12 @@ class ServerConfig:
 
     @property
     def has_metrics(self) -> bool:
-        """Whether metrics and health can be asked for over HTTP."""
+        """Whether metrics and health are served over HTTP."""
         return self.metrics is not None or bool(self.metrics_socket)
 
     @property
     def staging_bytes(self) -> int:
-        """Staging memory of each connection; 0: clients write what they have reserved in place."""
+        """Staging memory of each connection; 0: clients write reserved slots in place."""
         return self.staging if self.write_mode == "copy" else 0
 
 
@@ -147,13 +146,18 @@ class Config:
     log: LogConfig
 
     @property
+    def stop_timeout(self) -> float:
+        """Seconds that a stop may take to write down what DRAM alone has."""
+        return self.ssd.stop_timeout
+
+    @property
     def shortest_ttl(self) -> float:
-        """Seconds in which something may expire at the earliest."""
+        """The shortest time to live, in seconds."""
         return min(self.server.lease_ttl, self.server.reservation_ttl, self.dram.announced_ttl)
 
 
 def default_socket() -> str:
-    """Where daemon and commands meet without a configuration: the service's directory if this user can use it."""
+    """The socket of daemon and commands without a configuration: in the service's directory if this user can use it."""
     service = Path(SERVICE_SOCKET).parent
     if service.is_dir() and os.access(service, os.W_OK):
         return SERVICE_SOCKET
@@ -207,14 +211,15 @@ def _read_file(path: str | None, faults: list[str]) -> dict[str, Any]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # no text, no TOML, a number of thousands of digits, nested without end
+    ) as error:  # not text, not TOML, a number of thousands of digits, or nested too deep
         faults.append(f"config file {path} is no TOML: {error}")
         return {}
     return _known(_flatten(tables), faults)
 
 
 def _content_of(path: str) -> str:
-    """What a file has. Raises OSError, also for what is no file or far too large: nothing may hold a reload up."""
+    """The content of a file. Raises OSError, also for anything that is no regular file or far too large: nothing may delay a
+    reload."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -280,13 +285,13 @@ def _socket_path(value: Any) -> str:
 
 
 def _check_socket_paths(parsed: Mapping[str, Any], faults: list[str]) -> None:
-    """Sockets of the file system each have a place of their own, and so have the files beside the first."""
+    """Check that all sockets in the file system, and the files beside the first, have different paths."""
     socket_path = parsed["server.socket"]
     taken = {f"{socket_path}{suffix}": "server.socket" for suffix in ("", ".new", ".lock")}
     for name in ("server.metrics_socket", "events.publish", "events.replay"):
         place = str(parsed[name] or "").removeprefix("ipc://")
         if place.startswith("/") and taken.setdefault(place, name) != name:
-            faults.append(f"{name} is {place}, expected another place than that of {taken[place]}")
+            faults.append(f"{name} is {place}, expected another path than that of {taken[place]}")
 
 
 def _numa(value: Any) -> str:

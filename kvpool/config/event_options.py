@@ -1,4 +1,4 @@
-"""Section `events` of the configuration: its options, what they make, and what must not go together. See `config`."""
+"""Section `events` of the configuration: its options, their record, and the checks between them. See `config`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class EventsConfig:
 
 
 def check_events(parsed: Mapping[str, Any], faults: list[str]) -> None:
-    """Add what is wrong with the values of these options together."""
+    """Add the faults of these options' values together."""
     if bool(parsed["events.curve_secret_file"]) != bool(parsed["events.curve_clients_file"]):
         faults.append("events.curve_secret_file and events.curve_clients_file: expected both or none")
     if parsed["events.replay"] and not parsed["events.publish"]:

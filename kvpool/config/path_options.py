@@ -1,4 +1,4 @@
-"""Values of options that name files, directories, rights, groups and topics. Pure but for looks at what is named."""
+"""Values of options that name files, directories, rights, groups and topics. Pure but for reads of the named files."""
 
 import grp
 import os
@@ -70,7 +70,7 @@ def group(value: Any) -> int | None:
 
 
 def check_writable(option: str, path: Path) -> None:
-    """That the file an option names can be written, before anything is measured for it. Raises InvalidArgument."""
+    """Check that the file an option names can be written, before a measurement begins. Raises InvalidArgument."""
     folder = path.parent
     if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         raise InvalidArgument(f"{option} is {str(path)!r}, expected a file that can be written in a folder that exists")

@@ -1,7 +1,7 @@
-"""Things that end at a time, in the order in which they do, where each lasts for one of a few times to live.
+"""Deadline order: entries in the order of their deadlines, where each lasts for one of a few times to live.
 
-A queue for each time to live: what is used moves to its queue's end, so a queue is in the order of its deadlines, and what
-ends next is at the head of one of them. Times to live are few: they change when a configuration is read again.
+A queue for each time to live: a used entry moves to its queue's end, so a queue is in the order of its deadlines, and the next
+to end is at the head of one of them. Times to live are few: they change when a configuration is read again.
 
 Control thread only; `now_ns` is an argument. Invariant: each key is in exactly one queue, and no queue is empty.
 """
@@ -27,7 +27,7 @@ class DeadlineOrder(Generic[Key]):
         return f"<DeadlineOrder of {len(self)}, {len(self._queues)} times to live>"
 
     def use(self, key: Key, ttl_ns: int, now_ns: int) -> None:
-        """The thing is used now, for the first time or again, and lasts so long from now."""
+        """Use an entry now, for the first time or again; it lasts so long from now."""
         if (before := self._ttl_of.get(key)) is not None and before != ttl_ns:
             self.remove(key)
         self._ttl_of[key] = ttl_ns
@@ -38,7 +38,7 @@ class DeadlineOrder(Generic[Key]):
         queue.move_to_end(key)
 
     def remove(self, key: Key) -> None:
-        """The thing has ended."""
+        """Remove an entry that has ended."""
         ttl_ns = self._ttl_of.pop(key)
         queue = self._queues[ttl_ns]
         del queue[key]
@@ -46,7 +46,7 @@ class DeadlineOrder(Generic[Key]):
             del self._queues[ttl_ns]
 
     def next_over(self, now_ns: int) -> Key | None:
-        """A thing whose time is over; None where there is none."""
+        """An expired entry; None where there is none."""
         for queue in self._queues.values():
             key, deadline_ns = next(iter(queue.items()))
             if deadline_ns <= now_ns:

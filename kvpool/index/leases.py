@@ -1,12 +1,12 @@
 """Leases and tickets: time-limited protection of chunks, by deadline.
 
 A chunk with a live lease is never evicted or overwritten. A lease belongs to a connection and ends with it, when it
-is released, or when it was not used for the time to live. A ticket is a hold of its own: it belongs to nobody, lasts
-until every rank has claimed it or its time is over, whatever its issuer does.
+is released, or when it was not used for its time to live. A ticket is a hold of its own: it belongs to no connection and lasts
+until every rank has claimed it or it expires, even if its issuer ends.
 
 Control thread only. `now_ns` is an argument everywhere: no clock is read here. The chunks themselves are protected by
-holds in the native directory; this module says which holds exist for whom and hands back those that have to go: a bounded
-number at a time, since one connection may leave behind so much that to end it takes a tenth of a second.
+holds in the native directory; this module records which holds exist for whom and returns those to release: a bounded number at
+a time, because ending all holds of one connection may take a tenth of a second.
 
 Invariant: each hold id is in exactly one lease or ticket; `_of_owner` names exactly the leases in `_by_id`, and so does
 `_order`; `_ticket_order` names the tickets;
@@ -23,10 +23,10 @@ from kvpool.types import ConnectionId, HoldId, LeaseId
 
 TICKET_BYTES = 32
 TICKETS_MAX = 65536
-# What a hold costs is 4 bytes for each chunk: 16 MiB for a connection, 64 MiB for tickets, which outlive theirs.
+# A hold costs 4 bytes for each chunk: 16 MiB for a connection, 64 MiB for tickets, which outlive theirs.
 HELD_CHUNKS_MAX = 4 << 20
 TICKET_CHUNKS_MAX = 16 << 20
-# What is ended in one call, in chunks: about a quarter of a millisecond. A lease or ticket itself costs as much as some chunks.
+# Chunks released in one call: about a quarter of a millisecond. A lease or ticket itself costs as much as some chunks.
 ENDED_AT_ONCE = 4096
 ENDED_COST = 64
 
@@ -35,7 +35,7 @@ ENDED_COST = 64
 class Lease:
     """A right to read `chunks` leading chunks; one hold for each rank it covers.
 
-    `least_ttl_ns`: what its owner was told that a lease lasts.
+    `least_ttl_ns`: the time to live that its owner was given.
     """
 
     id: LeaseId
@@ -47,7 +47,7 @@ class Lease:
 
 @dataclass(slots=True)
 class TicketHold:
-    """What a ticket still holds: a hold for each rank that has not claimed it."""
+    """Holds of a ticket: a hold for each rank that has not claimed it."""
 
     identity: tuple[str, bytes]
     issuer: ConnectionId
@@ -79,7 +79,7 @@ class Leases:
 
     @property
     def tickets(self) -> int:
-        """Tickets that somebody may still claim."""
+        """Tickets that may still be claimed."""
         return len(self._tickets)
 
     def count_of(self, owner: ConnectionId) -> int:
@@ -87,7 +87,7 @@ class Leases:
         return len(self._of_owner.get(owner, ()))
 
     def change_ttl(self, ttl_ns: int) -> None:
-        """Have leases from their next use on, and tickets that are issued from now on, live for another time."""
+        """Change the time to live of leases from their next use on, and of tickets that are issued from now on."""
         assert ttl_ns > 0
         self._ttl_ns = ttl_ns
 
@@ -131,7 +131,7 @@ class Leases:
         return self.expire(0) if len(self._leaving) == 1 else []
 
     def expire(self, now_ns: int) -> list[HoldId]:
-        """End leases and tickets whose time or owner is gone, a bounded number; the holds to release."""
+        """End leases and tickets that have expired or lost their owner, a bounded number. Returns the holds to release."""
         holds: list[HoldId] = []
         left = ENDED_AT_ONCE
         while left > 0 and (over := self._end_next(now_ns)) is not None:
@@ -146,7 +146,7 @@ class Leases:
         return {owner: {"leases": len(leases)} for owner, leases in self._of_owner.items()}
 
     def has_room_for(self, owner: ConnectionId) -> bool:
-        """Whether what a connection holds, tickets that it issued and nobody claimed included, is within its bound."""
+        """Whether the holds of a connection, with its unclaimed tickets, are within its bound."""
         return self._held_chunks.get(owner, 0) < HELD_CHUNKS_MAX
 
     def has_room_for_ticket(self, issuer: ConnectionId, chunks: int) -> bool:
@@ -167,7 +167,8 @@ class Leases:
         holds: dict[int, HoldId],
         now_ns: int,
     ) -> bytes:
-        """A new ticket over holds of its own. `identity` is what a claimer must share: model and layout but for the rank."""
+        """A new ticket over holds of its own. `identity`: what a claimer must have in common: model and layout but for the
+        rank."""
         assert self.has_room_for_ticket(issuer, chunks * len(holds))
         ticket = secrets.token_bytes(TICKET_BYTES)
         entry = TicketHold(identity, issuer, chunks, holds)
@@ -178,7 +179,7 @@ class Leases:
         return ticket
 
     def find_ticket(self, ticket: bytes) -> TicketHold | None:
-        """What a ticket holds; None for a used, expired or forged one."""
+        """The holds of a ticket; None for a used, expired or forged one."""
         return self._tickets.get(ticket)
 
     def take_from_ticket(self, ticket: bytes, rank: int) -> HoldId:
@@ -193,7 +194,7 @@ class Leases:
         return hold
 
     def end_ticket(self, ticket: bytes) -> list[HoldId]:
-        """End a ticket that nobody is going to claim any more; the holds to release."""
+        """End a ticket that will not be claimed. Returns the holds to release."""
         return [self.take_from_ticket(ticket, rank) for rank in list(self._tickets[ticket].holds)]
 
     def verify(self) -> list[str]:
@@ -222,7 +223,7 @@ class Leases:
         return in_leases + sum(len(entry.holds) for entry in self._tickets.values())
 
     def _end_next(self, now_ns: int) -> tuple[int, list[HoldId]] | None:
-        """End one lease or ticket that is over: its chunks and holds. None where there is none."""
+        """End one expired or ownerless lease or ticket. Returns its chunks and holds. None where there is none."""
         while self._leaving:
             owned = self._of_owner.get(self._leaving[0])
             if owned:

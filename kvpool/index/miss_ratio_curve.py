@@ -1,12 +1,12 @@
 """Miss-ratio curve: hits that LRU of any size would have had, from reuse distances of a sample of the chunks.
 
-Fed with what is leased (chunks that were there) and with what is to be saved (chunks that were not), so each chunk that an
-engine wants counts once, whether the pool had it or not. What an engine neither finds nor saves is not seen. A prompt that is
-found in part is seen in two pieces; what follows its first piece then counts as a little nearer than it is. In bytes, so
-chunks of different sizes add up. Control thread only; `now_ns` is an argument.
+Its input are leases (chunks that were found) and saves (chunks that were not), so each chunk that an engine needs counts once,
+whether the pool had it or not. Chunks that an engine neither finds nor saves are not counted. A prompt that is found in part
+counts in two pieces; the second one then counts as a little nearer than it is. In bytes, so chunks of different sizes add up.
+Control thread only; `now_ns` is an argument.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
@@ -14,22 +14,22 @@ from kvpool.types import HoldId
 
 # 3.5 MiB of memory. On three traces half as many were within one point of the exact curve.
 SAMPLES = 1 << 15
-# One chunk in so many at most: those that a hold knows without a look at its keys.
+# At most one chunk in so many: those that a hold has without reading its keys.
 RATE_MAX = kvpool_native.SAMPLED_SHARE
-# Sizes up to this many times all tiers together can be asked about.
+# The largest capacity of the curve, as a multiple of all tiers together.
 HORIZON_FACTOR = 4
-# References of six hours ago weigh half: the curve follows the day, and is still when nobody asks. A guess.
+# References of six hours ago weigh half: the curve follows the day, and stays while there are no requests. A guess.
 HALF_LIFE_NS = 6 * 3600 * NS_PER_S
 
 
 class MissRatioCurve:
-    """The estimate of one daemon."""
+    """The miss-ratio curve of one daemon."""
 
-    def __init__(self, directory: kvpool_native.Directory, *, dram_bytes: int, ssd_bytes: int) -> None:
+    def __init__(self, directory: kvpool_native.Directory, tiers: Mapping[str, int]) -> None:
+        """`tiers`: the capacity of each in bytes, by name."""
         self._directory = directory
-        self._dram_bytes = dram_bytes
-        self._ssd_bytes = ssd_bytes
-        self._horizon_bytes = HORIZON_FACTOR * (dram_bytes + ssd_bytes)
+        self._tiers = dict(tiers)
+        self._horizon_bytes = HORIZON_FACTOR * sum(tiers.values())
         self._distances = kvpool_native.ReuseDistances(SAMPLES, self._horizon_bytes, RATE_MAX, HALF_LIFE_NS)
 
     def __repr__(self) -> str:
@@ -45,11 +45,10 @@ class MissRatioCurve:
         self._distances.observe(keys, chunk_bytes, now_ns)
 
     def report(self, capacities: Sequence[int]) -> dict[str, int | float | list[float]]:
-        """The share of referenced bytes that LRU would have hit, for each capacity in bytes, and what it is known from."""
+        """The share of referenced bytes that LRU would have hit, for each capacity in bytes, and the sample behind it."""
         return {
             "hit_rates": [round(self._distances.hit_share(capacity), 6) for capacity in capacities],
-            "dram_capacity_bytes": self._dram_bytes,
-            "ssd_capacity_bytes": self._ssd_bytes,
+            **{f"{name}_capacity_bytes": size for name, size in self._tiers.items()},
             "horizon_bytes": self._horizon_bytes,
             "referenced_bytes": int(self._distances.referenced_bytes),
             "sampled_chunks": self._distances.sampled,

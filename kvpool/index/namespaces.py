@@ -1,12 +1,12 @@
 """Namespaces that engines have opened: model and layout, and the directory's number for each.
 
-A chunk belongs to the namespace of the connection that stored it and is served to no other, whatever key is asked.
+A chunk belongs to the namespace of the connection that stored it and is served to no other, whichever key is requested.
 
-A namespace without chunks that no connection uses is given back when room for others is needed, and so is a size class of
-which no namespace is left. Events name a namespace by its number until they are dropped, so a number serves another namespace
-only when all numbers are used up, and `on_numbers_reused` has been called before.
+A namespace without chunks that no connection uses is given back when room for others is needed, and so is a size class without
+a namespace. Events name a namespace by its number until they are dropped, so a number is reused only when all numbers are used
+up, and after `on_numbers_reused` was called.
 
-One user keeps at most a share open of what the others leave (see `namespaces_by_user`): others can open theirs meanwhile.
+One user has at most a share of the namespaces that the others leave (see `namespaces_by_user`), so that others can open theirs.
 
 Control thread only. Invariant: one number for one (model, layout fingerprint) that is known.
 """
@@ -23,7 +23,7 @@ from kvpool.layout import Layout
 from kvpool.types import NamespaceId, SizeClassId
 
 NAMESPACES_MAX = 4096
-# Numbers given before one serves twice: events and `kvpoolctl why` name the namespaces of chunks that are gone by them.
+# Numbers given before one is reused: events and `kvpoolctl why` name the namespaces of removed chunks by them.
 NUMBERS_MAX = 4 * NAMESPACES_MAX
 SIZE_CLASSES_MAX = 64  # the native arena's MAX_CLASSES
 # Namespaces given back in one go: about a millisecond.
@@ -45,13 +45,19 @@ class Namespace:
         return self.layout.chunk_bytes, self.layout.layers
 
 
-class LowerTierClasses(Protocol):
-    """The size classes of the tier below, by a layout's chunks."""
+class LowerSlots(Protocol):
+    """The slots of a lower tier: its directory's namespaces, and its size classes by a layout's chunks."""
+
+    def add_namespace(self, number: NamespaceId) -> None:
+        """A namespace is new; numbers come in their order."""
+
+    def is_empty_namespace(self, number: NamespaceId) -> bool:
+        """Whether a namespace has no chunks there."""
 
     def fits(self, layout: Layout) -> bool:
-        """Whether such chunks can have a place there. Makes nothing."""
+        """Whether such chunks can be stored there. Makes nothing."""
 
-    def of(self, layout: Layout) -> SizeClassId | None:
+    def size_class_of(self, layout: Layout) -> SizeClassId | None:
         """The class of such chunks, made where it is new; None where they do not fit."""
 
     def give_back(self, geometry: Geometry) -> None:
@@ -61,18 +67,16 @@ class LowerTierClasses(Protocol):
 class Namespaces:
     """All namespaces that are known, NAMESPACES_MAX at most.
 
-    Invariants: a namespace has the same number in the directory of every tier; the tier below has classes of those chunks alone
+    Invariants: a namespace has the same number in the directory of every tier; a lower tier has classes of those chunks alone
     that DRAM has one of, so that nobody uses them up by asking for what cannot be stored; `_users` counts the connections that
     have joined each namespace; `_by_id` has every number given, `_given_back` those of which no namespace is known.
     """
 
     def __init__(self, directory: kvpool_native.Directory, user_share: float = 1.0) -> None:
-        """`user_share`: what one user may keep open of what the others leave."""
+        """`user_share`: one user's share of the namespaces that the others leave."""
         self._directory = directory
         self._of_users = NamespacesByUser(user_share)
-        self.lower_tier: kvpool_native.Directory | None = None
-        self.lower_tier_classes: LowerTierClasses | None = None
-        self.on_given_back: Callable[[Namespace], None] = lambda _namespace: None
+        self._lower: list[tuple[LowerSlots, Callable[[Namespace], None]]] = []
         self.on_numbers_reused: Callable[[], None] = lambda: None
         self._size_classes: dict[Geometry, SizeClassId] = {}
         self._by_identity: dict[tuple[str, bytes], Namespace] = {}
@@ -86,6 +90,11 @@ class Namespaces:
 
     def __len__(self) -> int:
         return len(self._by_identity)
+
+    def add_lower(self, slots: LowerSlots, on_given_back: Callable[[Namespace], None]) -> None:
+        """Have a lower tier know what is opened. `on_given_back`: a namespace without chunks is forgotten."""
+        assert not self._by_id
+        self._lower.append((slots, on_given_back))
 
     def find(self, model: str, layout: Layout) -> Namespace | None:
         """The namespace, if it is known."""
@@ -124,16 +133,16 @@ class Namespaces:
         try:
             for rank, rank_layout in layouts.items():
                 opened[rank] = self.open(model, rank_layout)
-                # In use, so that room for the next stage's chunks is not made of it.
+                # In use, so that it is not given back for the next stage's chunks.
                 self.join([opened[rank]])
         finally:
             self.leave(opened.values())
-        if layout.rank is None:  # a thousand ranks take 10 ms, and whoever greets again asks again
+        if layout.rank is None:  # a thousand ranks take 10 ms, and every new connection needs them again
             self._of_ranks[model, layout] = opened
         return opened
 
     def join(self, namespaces: Collection[Namespace], user: int | None = None) -> None:
-        """A connection uses these from now on, and they count for its user's share, if it has one."""
+        """Join: a connection uses these from now on, and they count for its user's share, if it has one."""
         self._users.update(namespace.id for namespace in namespaces)
         if user is not None:
             self._of_users.join(user, namespaces)
@@ -181,7 +190,7 @@ class Namespaces:
         return problems + self._of_users.verify(self._users)
 
     def _check_share(self, user: int, model: str, layout: Layout) -> None:
-        """That the user may keep a layout's namespaces open too. Gives back what is needed for them. Raises Refused."""
+        """Check that the user may open a layout's namespaces too. Gives back what is needed for them. Raises Refused."""
         while True:
             own = self._of_users.namespaces_of(user)
             if self._of_users.may_keep(len(own) + len(layout.ranks), NAMESPACES_MAX, len(self._by_identity)):
@@ -195,7 +204,7 @@ class Namespaces:
                 raise self._of_users.refusal(user, "models, layouts and ranks", len(own), NAMESPACES_MAX, of_others)
 
     def _check_class_share(self, user: int, geometries: Set[Geometry]) -> None:
-        """That the user may keep chunks of these sizes open too. Raises Refused."""
+        """Check that the user may open chunks of these sizes too. Raises Refused."""
         while True:
             own = self._of_users.geometries_of(user)
             wanted = len(own | geometries)
@@ -211,9 +220,8 @@ class Namespaces:
     def _new_number(self) -> NamespaceId:
         if len(self._by_id) < NUMBERS_MAX:
             number = NamespaceId(self._directory.add_namespace())
-            if self.lower_tier is not None:
-                lower = self.lower_tier.add_namespace()
-                assert lower == number
+            for slots, _ in self._lower:
+                slots.add_namespace(number)
             return number
         if not self._reusable:
             self.on_numbers_reused()
@@ -222,13 +230,14 @@ class Namespaces:
         return self._given_back.popleft()
 
     def _give_back_some(self) -> bool:
-        """Forget namespaces without chunks that nobody uses, GIVEN_BACK_AT_ONCE at most. Whether there were any."""
+        """Drop namespaces without chunks and connections, GIVEN_BACK_AT_ONCE at most. Whether there were any."""
         unused = [namespace for namespace in self._by_identity.values() if self._is_unused(namespace)]
         for namespace in unused[:GIVEN_BACK_AT_ONCE]:
             del self._by_identity[namespace.model, namespace.layout.fingerprint()]
             self._given_back.append(namespace.id)
             self._of_users.give_back(namespace.id)
-            self.on_given_back(namespace)
+            for _, on_given_back in self._lower:
+                on_given_back(namespace)
         if unused:
             self._of_ranks.clear()
         return bool(unused)
@@ -237,26 +246,24 @@ class Namespaces:
         return (
             namespace.id not in self._users
             and self._directory.is_empty_namespace(namespace.id)
-            and (self.lower_tier is None or self.lower_tier.is_empty_namespace(namespace.id))
+            and all(slots.is_empty_namespace(namespace.id) for slots, _ in self._lower)
         )
 
     def _size_class_of(self, layout: Layout) -> SizeClassId:
         geometry = (layout.chunk_bytes, layout.layers)
         if geometry not in self._size_classes:
             instead = self._unused_class() if len(self._size_classes) == SIZE_CLASSES_MAX else None
-            lower = self.lower_tier_classes
+            fits_below = not self._lower or any(slots.fits(layout) for slots, _ in self._lower)
             try:
-                size_class = self._directory.add_class(
-                    *geometry, lower is None or lower.fits(layout), None if instead is None else instead[1]
-                )
+                size_class = self._directory.add_class(*geometry, fits_below, None if instead is None else instead[1])
             except ValueError as error:
                 raise LayoutMismatch(f"chunks of {layout.chunk_bytes} bytes cannot be stored: {error}") from error
+            for slots, _ in self._lower:
+                if instead is not None:
+                    slots.give_back(instead[0])
+                slots.size_class_of(layout)
             if instead is not None:
                 del self._size_classes[instead[0]]
-                if lower is not None:
-                    lower.give_back(instead[0])
-            if lower is not None:
-                lower.of(layout)
             self._size_classes[geometry] = SizeClassId(size_class)
         return self._size_classes[geometry]
 
@@ -271,7 +278,7 @@ class Namespaces:
                 raise Refused(
                     "full",
                     f"this daemon has chunks of {SIZE_CLASSES_MAX} sizes, as many as there may be: drop those of a model that "
-                    "is served no more (kvpoolctl flush --model MODEL), or end connections that hold one in vain "
+                    "is no longer served (kvpoolctl flush --model MODEL), or end idle connections that hold one "
                     "(kvpoolctl connections)",
                 )
 
@@ -286,6 +293,6 @@ def _too_many() -> Refused:
     return Refused(
         "full",
         f"this daemon has chunks of {NAMESPACES_MAX} models, layouts and ranks, as many as there may be: drop those of a model "
-        "that is served no more (kvpoolctl flush --model MODEL), or end connections that hold one in vain "
+        "that is no longer served (kvpoolctl flush --model MODEL), or end idle connections that hold one "
         "(kvpoolctl connections)",
     )

@@ -1,9 +1,9 @@
-"""Namespaces and size classes that users keep: by their connections, once however many of them use one, and by what they leave.
+"""Namespaces and size classes by user: those that a user's connections use, each once, and those of its stored chunks.
 
-A user is a uid as the kernel says it. One may keep `share` of what the others leave, and always one. Who joins a namespace that
-nobody owns has it until it is given back: stored chunks keep it when the last connection has ended, and count for whoever
-began it. A connection that counts for no user (an operator's) is not bound, and what it keeps open is the others'; so is what
-a restart has brought back.
+A user is a uid by the kernel. A user may have `share` of what the others leave, and always one. A user that joins a namespace
+without an owner owns it until it is given back: stored chunks retain it when the last connection has ended, and count for its
+owner. A connection that counts for no user (an operator's) is not bound, and its namespaces count as others'; so do those that
+a restart has restored.
 
 Control thread only. Invariants: `_namespaces` counts a user's connections by namespace, `_geometries` the namespaces
 among these by size class; a user without any is in neither. `_owned` has each owned namespace once, under its owner.
@@ -32,7 +32,7 @@ class OpenNamespace(Protocol):
 
 
 class NamespacesByUser:
-    """What each user of one daemon keeps open."""
+    """Namespaces of each user of one daemon."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -68,7 +68,7 @@ class NamespacesByUser:
             del self._namespaces[user], self._geometries[user]
 
     def give_back(self, namespace: NamespaceId) -> None:
-        """A namespace is known no more; nobody has it open."""
+        """Remove a namespace, which no connection has open."""
         user = self._owner.pop(namespace, None)
         if user is not None:
             del self._owned[user][namespace]
@@ -77,20 +77,20 @@ class NamespacesByUser:
 
     @property
     def is_bounding(self) -> bool:
-        """Whether a user may keep less than all of it."""
+        """Whether a user may have less than all of it."""
         return self._share < 1.0
 
     def namespaces_of(self, user: int) -> Set[NamespaceId]:
-        """Those that the user keeps."""
+        """The user's namespaces."""
         return self._namespaces.get(user, {}).keys() | self._owned.get(user, {}).keys()
 
     def geometries_of(self, user: int) -> Set[Geometry]:
-        """Size classes of those that the user keeps."""
+        """Size classes of the user's namespaces."""
         return self._geometries.get(user, {}).keys() | set(self._owned.get(user, {}).values())
 
     @property
     def owned(self) -> Set[NamespaceId]:
-        """All that somebody owns."""
+        """All namespaces with an owner."""
         return self._owner.keys()
 
     def may_keep(self, wanted: int, most: int, of_others: int) -> bool:
@@ -98,12 +98,12 @@ class NamespacesByUser:
         return wanted <= self._limit(most, of_others)
 
     def refusal(self, user: int, what: str, kept: int, most: int, of_others: int) -> Refused:
-        """What a user is told who has `kept` open and wants more. `what` is counted, in the plural."""
+        """The refusal for a user that has `kept` open and requests more. `what` is counted, in the plural."""
         return Refused(
             "full",
             f"uid {user} keeps {what} by its connections and its chunks, {kept} of {most}, and may keep "
-            f"{self._limit(most, of_others)} now (server.user_share is {self._share:g}): end connections that hold one in vain "
-            "(kvpoolctl connections, kvpoolctl disconnect ID), or drop chunks of models that are served no more "
+            f"{self._limit(most, of_others)} now (server.user_share is {self._share:g}): end idle connections that hold one "
+            "(kvpoolctl connections, kvpoolctl disconnect ID), or drop chunks of models that are no longer served "
             "(kvpoolctl flush --model MODEL)",
         )
 

@@ -1,8 +1,7 @@
-"""Parts of requests about long chains: what is done between two looks at everybody else.
+"""Parts of requests about long chains: the work between two turns of other connections.
 
-A request is served by a generator, which the connection's turns drive: it yields None where others may come in between, and
-something to be awaited where it can go on only after that. What it holds meanwhile it gives back when it is closed. Control
-thread only.
+A request is served by a generator, which the connection's turns drive: it yields None where others may be served in between,
+and an awaitable where it can continue only after that. It releases what it holds when it is closed. Control thread only.
 """
 
 import enum
@@ -12,7 +11,8 @@ from typing import TypeVar
 T = TypeVar("T")
 Parts = Generator[Awaitable[object] | None, None, T]
 
-# Chunks of one part. What costs most, evicting another for each and writing that into the journal, takes 2 µs (measured).
+# Chunks of one part. The most expensive work, evicting another chunk for each and writing that into the journal, takes 2 µs
+# (measured).
 PART_CHUNKS = 128
 
 
@@ -22,8 +22,8 @@ def part_chunks(ranks: int) -> int:
 
 
 class Step(enum.Enum):
-    """What is to be done after a part."""
+    """The next step after a part."""
 
     MORE = enum.auto()
-    WAIT = enum.auto()  # for room; what was done stays done
+    WAIT = enum.auto()  # for room; finished work stays done
     DONE = enum.auto()

@@ -3,9 +3,9 @@
     OPEN ──commit of the last chunk / end / connection ends──► ended
       └──deadline──► EXPIRED ──end / connection ends──► ended
 
-An expired reservation's slots are zombies: its writer may still write, so they are not reused until the connection
-has ended or has said that it writes no more. Where the daemon itself copies into the slots, a reservation ends when no
-such copy is under way any more. Control thread only; no clock is read here.
+An expired reservation's slots are zombies: its writer may still write, so they are not reused until the connection has ended or
+has acknowledged that it no longer writes. Where the daemon itself copies into the slots, a reservation ends when no such copy
+is under way. Control thread only; no clock is read here.
 
 Invariant: `_of_owner` names exactly the reservations in `_by_id`.
 """
@@ -16,7 +16,7 @@ from kvpool.clock import NS_PER_S
 from kvpool.index.staged_slots import StagedSlots
 from kvpool.types import ConnectionId, ReservationId
 
-# A writer on a busy machine gets no turn for a while: who is later than that is not just slow.
+# A writer on a busy machine may get no processor time for a while: one that is later than this is not just slow.
 OVERDUE_NS_MIN = 2 * NS_PER_S
 
 
@@ -52,7 +52,7 @@ class Reservations:
         return len(self._by_id)
 
     def change_ttl(self, ttl_ns: int) -> None:
-        """Have reservations that are made from now on last for another time."""
+        """Change the time to live of reservations made from now on."""
         assert ttl_ns > 0
         self._ttl_ns = ttl_ns
 
@@ -82,7 +82,7 @@ class Reservations:
         return {owner: {"reservations": len(made)} for owner, made in self._of_owner.items()}
 
     def overdue(self, now_ns: int) -> set[ConnectionId]:
-        """Connections with a reservation that expired a whole time ago, of whose end nothing has been heard."""
+        """Connections with a reservation that expired a whole time to live ago and was not ended."""
         return {
             entry.owner
             for entry in self._by_id.values()
@@ -95,7 +95,7 @@ class Reservations:
         return reservation if reservation is not None and reservation.owner == owner else None
 
     def end(self, reservation: Reservation) -> None:
-        """Forget a reservation; the caller ends it in the directory."""
+        """Remove a reservation; the caller ends it in the directory."""
         del self._by_id[reservation.id]
         owned = self._of_owner[reservation.owner]
         owned.discard(reservation.id)

@@ -10,9 +10,9 @@ from kvpool.types import ConnectionId
 
 @dataclass(frozen=True, slots=True)
 class EngineSession:
-    """Who asks: a connection, and the namespace of each rank it stands for.
+    """A connection, and the namespace of each rank it stands for.
 
-    `lease_ttl_ns`: what the connection was told that a lease lasts at least; it renews by that.
+    `lease_ttl_ns`: the least time to live of a lease that the connection was given; it renews by that.
     """
 
     connection: ConnectionId
@@ -23,7 +23,7 @@ class EngineSession:
     namespace_ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        # The directory's number of each rank's namespace, by rank: wanted by every acquire.
+        # The directory's number of each rank's namespace, by rank: needed by every acquire.
         object.__setattr__(self, "namespace_ids", [namespace.id for namespace in self.namespaces.values()])
 
     @property
@@ -35,5 +35,5 @@ class EngineSession:
 
     @property
     def identity(self) -> tuple[str, bytes]:
-        """Model and layout but for the rank: what a ticket's issuer and claimer must share."""
+        """Model and layout but for the rank: what a ticket's issuer and claimer must have in common."""
         return self.model, self.layout.for_rank(0).fingerprint()

@@ -1,8 +1,8 @@
-"""Slots of one reservation that the daemon fills itself: what has been copied into them, with the checksums of the copies.
+"""Staged slots of one reservation, which the daemon fills itself: which layers are copied, with the checksums of the copies.
 
-Where clients may not write the arena they write staging memory of their own, and the daemon copies from there. Only what it has
-stored and checksummed in the same pass counts: a chunk can be published when every layer of it has been copied, and with these
-checksums alone. Knows no bytes. Control thread only.
+Where clients may not write the arena they write staging memory of their own, and the daemon copies from there. Only bytes that
+it has stored and checksummed in the same pass count: a chunk can be published when every layer of it has been copied, and with
+these checksums alone. Holds no payload. Control thread only.
 """
 
 from kvpool.types import SaveState
@@ -32,20 +32,20 @@ class StagedSlots:
         return f"<StagedSlots {sum(self._has_copy)}/{len(self._has_copy)} layers copied>"
 
     def offsets(self, first: int, count: int) -> tuple[int, ...]:
-        """Where `count` chunks from the `first` on lie in the arena."""
+        """Arena offsets of `count` chunks from the `first` on."""
         column = memoryview(self._offsets)[first * OFFSET_BYTES : (first + count) * OFFSET_BYTES]
         return tuple(
             int.from_bytes(column[at : at + OFFSET_BYTES], "little") for at in range(0, len(column), OFFSET_BYTES)
         )
 
     def clear(self, first_chunk: int, chunks: int, first_layer: int, layers: int) -> None:
-        """These layers are about to be written: until they are noted they have no copy."""
+        """Clear these layers, which are about to be written: until `note` they have no copy."""
         for chunk in range(first_chunk, first_chunk + chunks):
             at = chunk * self._layers + first_layer
             self._has_copy[at : at + layers] = bytes(layers)
 
     def note(self, first_chunk: int, first_layer: int, layers: int, checksums: bytes) -> None:
-        """These layers have been copied; `checksums` is u32 [chunk][layer]."""
+        """Note that these layers have been copied; `checksums` is u32 [chunk][layer]."""
         row = layers * CHECKSUM_BYTES
         for number in range(len(checksums) // row):
             at = (first_chunk + number) * self._layers + first_layer
@@ -55,7 +55,7 @@ class StagedSlots:
             ]
 
     def count_whole(self, first: int, checksums: bytes) -> int:
-        """Leading chunks from the `first` on that were copied whole and have the checksums that their writer says they have."""
+        """Leading chunks from the `first` on that were copied completely and have the checksums of their writer."""
         row = self._layers * CHECKSUM_BYTES
         for number in range(len(checksums) // row):
             at = (first + number) * self._layers

@@ -1,10 +1,10 @@
-"""Usage by model: what engines asked for and what they got, the numbers behind a hit rate.
+"""Usage by model: requests of engines and their results, the numbers behind a hit rate.
 
 Lookups and loads happen inside clients without a request, so clients report them; stores are counted here at commit.
-A report is another process's word: values are clamped, hits never exceed what was looked up, and all of it counts for
-the reporting connection's own model. Bytes and tokens derive from that connection's layout, never from the report.
+A report comes from another process and is not trusted: values are clamped, hits never exceed what was looked up, and all of it
+counts for the reporting connection's own model. Bytes and tokens derive from that connection's layout, never from the report.
 
-Control thread only. Invariant: at most MODELS_MAX models are told apart; later ones count together as OTHER_MODEL.
+Control thread only. Invariant: at most MODELS_MAX models are counted separately; later ones count together as OTHER_MODEL.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ REPORTED_MAX = 1 << 32
 
 
 class UsageTable:
-    """All models' counters, and what does not belong to one model."""
+    """Counters of all models, and those that belong to no single model."""
 
     def __init__(self) -> None:
         self._models: dict[str, ModelUsage] = {}
@@ -45,7 +45,7 @@ class UsageTable:
         )
 
     def count_report(self, session: EngineSession, report: UsageReport) -> None:
-        """Add what a client says it did since its last report."""
+        """Add a client's report of its usage since the last one."""
         self._reports += 1
         asked = left = self._clamped(report.lookup_chunks)
         hits, loaded = [], []

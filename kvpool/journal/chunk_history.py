@@ -1,7 +1,7 @@
-"""History of chunks that are not there: removed when and why, or not taken when they were offered. Bounded.
+"""Chunk history: when and why chunks were removed, or why a save of them was declined. Bounded.
 
-The newest fates are kept, whatever they are fates of; departures and refusals each have their own room, so that neither can
-crowd out the other. A fate is a memory, not a truth: whether a chunk is stored the directory alone knows.
+It has the latest entries; departures and refusals are bounded separately, so that neither crowds out the other. An entry is
+past: whether a chunk is stored now, only the directory shows.
 Control thread only; `now_ns` is an argument.
 """
 
@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from kvpool.types import Cause, NamespaceId, SaveState
 
-# Of one refused save only so many chunks are noted, from its first on: what follows a refused chunk is refused with it.
+# At most so many chunks of one refused save are noted, from its first on: descendants of a refused chunk are refused with it.
 REFUSALS_PER_SAVE = 16
 
 
@@ -26,7 +26,7 @@ class Departure(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A chunk was offered and not taken."""
+    """A save of a chunk was declined."""
 
     at_ns: int
     state: SaveState
@@ -37,14 +37,14 @@ Entry = TypeVar("Entry", Departure, Refusal)
 
 
 class ChunkHistory:
-    """The latest fates by key.
+    """The latest departures and refusals by key.
 
     Invariant: neither table holds more than `count_max` entries, and each is ordered by when its entry was noted.
     """
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
-        # Not plain dicts: where their oldest entries go one by one, each look for the next passes all that went before.
+        # Not plain dicts: removing their oldest entries one by one takes quadratic time.
         self._departures: OrderedDict[bytes, Departure] = OrderedDict()
         self._refusals: OrderedDict[bytes, Refusal] = OrderedDict()
 
@@ -61,7 +61,7 @@ class ChunkHistory:
         self._bound(table)
 
     def note_refusals(self, keys: list[bytes], states: list[SaveState], now_ns: int, namespace: NamespaceId) -> None:
-        """The first chunks of one save that were not taken, REFUSALS_PER_SAVE at most."""
+        """Note the first chunks of one save that were declined, REFUSALS_PER_SAVE at most."""
         assert len(keys) <= REFUSALS_PER_SAVE
         for key, state in zip(keys, states, strict=True):
             self._refusals.pop(key, None)
@@ -69,22 +69,22 @@ class ChunkHistory:
         self._bound(self._refusals)
 
     def clear(self) -> None:
-        """Remember nothing any more."""
+        """Drop all entries."""
         self._departures.clear()
         self._refusals.clear()
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """The chunks are stored: what became of them before does not matter any more."""
+        """Drop the entries of chunks that are stored again."""
         for table in (self._departures, self._refusals):
             if not table.keys().isdisjoint(keys):
                 _forget(table, keys)
 
     def departure(self, key: bytes) -> Departure | None:
-        """How the chunk left, if it is remembered."""
+        """The chunk's departure, if it is known."""
         return self._departures.get(key)
 
     def refusal(self, key: bytes) -> Refusal | None:
-        """Why the chunk was not taken, if it is remembered."""
+        """The chunk's refusal, if it is known."""
         return self._refusals.get(key)
 
     def _bound(self, table: OrderedDict[bytes, Entry]) -> None:

@@ -1,7 +1,7 @@
-"""The event log: what happened to chunks, in order, for whoever reads along; bounded, the oldest forgotten first.
+"""Event log: what happened to chunks, in order, for subscribers; bounded, the oldest dropped first.
 
-What was forgotten is seen as a gap in the ids; who meets one has to take a snapshot. A run of changes is one event; which
-changes are joined to runs the native module decides (`native/directory/change_runs.h`).
+Dropped events are a gap in the ids; a reader that gets one has to take a snapshot. A run of changes is one event; the native
+module joins changes to runs (`native/directory/change_runs.h`).
 
 Not here: where changes come from (`journal`), how events look to others (`protocol.trtllm_events`, `protocol.event_frames`).
 Control thread only; no clock is read.
@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import kvpool_native
 from kvpool.keys import Scope, split_scope
 from kvpool.types import Cause, Event, EventKind
 
 # What an event and its entry in the log take besides keys and tokens (measured: 390 bytes).
 EVENT_BYTES = 400
-# No event is joined beyond this, so that any event fits a frame and a message.
+# Runs are not joined beyond this, so that any event fits a frame and a message.
 EVENT_PAYLOAD_BYTES_MAX = 64 << 10
 NO_SCOPE = Scope()
 CAUSES = tuple(cause for cause in Cause if cause is not Cause.OTHER)  # by their codes
@@ -26,7 +27,7 @@ assert all(kind == code for code, kind in enumerate(_KINDS))
 
 
 class ChangeKind:
-    """The native module's codes of what a change is."""
+    """The native module's codes for kinds of changes."""
 
     ARRIVED = 0
     LEFT = 1
@@ -34,7 +35,10 @@ class ChangeKind:
 
 
 class Change(NamedTuple):
-    """A row of the native feed. `parent` of the first chunk of a prompt is zeros; `tiers` are those after the change."""
+    """A row of the native feed, field by field of `CHANGE_ROW`.
+
+    `parent` of the first chunk of a prompt is zeros; `tiers` are those after the change.
+    """
 
     key: bytes
     parent: bytes
@@ -47,50 +51,31 @@ class Change(NamedTuple):
     priority_before: int
 
 
-class Run(NamedTuple):
-    """Changes that one event tells, as the native module gives them. `change_kind` and `level` are those of each.
-
-    `parent` is empty for the first chunk of a prompt; `scope` is packed, see `kvpool.keys`.
-    """
-
-    kind: int
-    change_kind: int
-    namespace: int
-    level: int
-    keys: bytes
-    parent: bytes
-    tokens: bytes
-    tiers: int
-    tiers_before: int
-    priority: int
-    priority_before: int
-    cause: int
-    scope: bytes
-
-    def event(self, number: int) -> Event:
-        """What it is under an event's number."""
-        return Event(
-            number,
-            _KINDS[self.kind],
-            self.namespace,
-            self.keys,
-            self.parent,
-            self.tokens,
-            self.tiers,
-            self.tiers_before,
-            self.priority,
-            self.priority_before,
-            CAUSES[self.cause],
-            (),
-            *(split_scope(self.scope, 0)[1] if self.scope else NO_SCOPE),
-        )
+def event_of_run(run: kvpool_native.ChangeRun, number: int) -> Event:
+    """The changes of a run as an event with its number."""
+    scope = run.scope
+    return Event(
+        number,
+        _KINDS[run.kind],
+        run.namespace,
+        run.keys,
+        run.parent,
+        run.tokens,
+        run.tiers,
+        run.tiers_before,
+        run.priority,
+        run.priority_before,
+        CAUSES[run.cause],
+        (),
+        *(split_scope(scope, 0)[1] if scope else NO_SCOPE),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class EventSlice:
-    """Some events in a row. `last`: the id to go on from; `oldest`: the first id that is kept.
+    """Some events in a row. `last`: the id to continue from; `oldest`: the first id in the log.
 
-    Behind a gap there are none: a snapshot has to be taken.
+    After a gap there are none: a snapshot has to be taken.
     """
 
     events: tuple[Event, ...]
@@ -99,7 +84,7 @@ class EventSlice:
     is_gap: bool
 
     def events_until(self, last: int) -> "EventSlice":
-        """The same up to an id: what came later must not be applied before a snapshot page that does not know of it."""
+        """The same up to an id: later events must not be applied before a snapshot page that does not include them."""
         kept = tuple(event for event in self.events if event.id <= last)
         return EventSlice(kept, min(self.last, last), self.oldest, self.is_gap)
 
@@ -131,11 +116,11 @@ class EventLog:
 
     @property
     def used_bytes(self) -> int:
-        """What they take."""
+        """Bytes that the events take."""
         return self._bytes
 
     def append(self, event: Event) -> None:
-        """Take the next event; the oldest ones make room."""
+        """Append the next event; the oldest ones are dropped to make room."""
         assert event.id == self.next_id
         self._events[self.next_id] = event
         self.next_id += 1
@@ -146,7 +131,7 @@ class EventLog:
             self.dropped_events += 1
 
     def open_gap(self) -> None:
-        """Something happened that no event tells: nobody can go on from before it."""
+        """Open a gap: something happened without an event, and no reader can continue from before it."""
         self.dropped_events += len(self._events)
         self.gaps += 1
         self._events.clear()
@@ -155,7 +140,7 @@ class EventLog:
         self.oldest = self.next_id
 
     def since(self, last: int, bytes_max: int) -> EventSlice:
-        """The events behind id `last` (-1: from the first), as many as fit, at least one where there is any."""
+        """The events after id `last` (-1: from the first), as many as fit, at least one where there is any."""
         if not self.oldest - 1 <= last < self.next_id:
             return EventSlice((), self.next_id - 1, self.oldest, is_gap=True)
         chosen: list[Event] = []

@@ -1,12 +1,12 @@
-"""The journal: everything that is told of chunks that come and go. One for all tiers of a daemon.
+"""Journal: every change of the stored chunks, as events and as history. One for all tiers of a daemon.
 
 Takes the changes that the directories report, which native code joins to runs, writes each run into the event log as an event,
-remembers what became of chunks, and answers who asks: for events since an id, for a snapshot page by page, for the fate of a
-key. A subscriber that falls behind, or one that comes while a whole tier is being restored, meets a gap; then it takes a
+records the history of chunks, and answers requests for events since an id, for a snapshot page by page, for the history of a
+key. A subscriber that falls behind, or one that comes while a whole tier is being restored, gets a gap; then it takes a
 snapshot:
 
-    page k is what the pool has at `as_of`; between pages events go on. Who applies the events up to `as_of` and then the
-    page's rows, page after page, has after the last one exactly what the pool has.
+    page k is the pool's state at `as_of`; between pages events go on. A reader that applies the events up to `as_of` and then
+    the page's rows, page after page, has after the last one exactly the pool's state.
 
 Invariants: changes are taken in their order, CHANGES_PER_TURN at a time, and nothing waits for a subscriber; every answer
 is given when no change waits, or else holds nothing that a waiting change could contradict.
@@ -15,12 +15,12 @@ Control thread only. `watch` has the event loop call it when there are changes; 
 """
 
 import asyncio
-import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -38,47 +38,36 @@ from kvpool.journal.event_log import (
     ChangeKind,
     EventLog,
     EventSlice,
-    Run,
+    event_of_run,
 )
+from kvpool.key_column import KEY_BYTES, KeyColumn
 from kvpool.keys import Scope, namespace_fingerprint, split_scope
-from kvpool.types import KEY_BYTES, TOKEN_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
+from kvpool.packed_rows import CHANGE_ROW, struct_of
+from kvpool.tiers.base import Headers
+from kvpool.types import TOKEN_BYTES, Cause, Level, NamespaceId, SaveState, StoredChunk, levels_in
 
-# A change takes 0.3 to 1 µs to write down, 2 where each is an event of its own (measured): with a part of a request beside them
-# a turn stays under a millisecond.
+# A change takes 0.3 to 1 µs to record, 2 where each is an event of its own (measured): with a part of a request beside them a
+# turn stays under a millisecond.
 CHANGES_PER_TURN = 256
-# Of the native feed, 80 bytes each: what may happen in one call of the directories without a gap.
+# Size of the native feed, 80 bytes each: this many changes may happen in one call of the directories without a gap.
 FEED_CHANGES_MAX = 65_536
 ANSWER_BYTES_MAX = 512 << 10
 PAGE_CHUNKS_MAX = 128
 WAITING_MAX = 256
 SNAPSHOT_END = -1
-_ROW = struct.Struct("<32s32sIBBBBBB6x")
+_ROW, _ = struct_of(CHANGE_ROW, "key", "unused")
 _NO_KEY = bytes(KEY_BYTES)
 # Models whose corrupt chunks are counted, and those that `kvpoolctl info` names.
 CORRUPT_MODELS_MAX = 256
 CORRUPT_NAMED = 8
-# Where a row has its namespace, in words.
-_ROW_WORDS, _NAMESPACE_WORD = _ROW.size // 4, 2 * KEY_BYTES // 4
-assert _ROW.size == kvpool_native.CHANGE_BYTES
-
-
-class Headers(Protocol):
-    """What slots on disk say of their chunks: the tier's, as the journal needs it."""
-
-    def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[list[bytes]]":
-        """Have headers read, by key, fingerprint of the namespace, offset and generation: token ids and scope of each."""
-        ...
-
-    def stats(self) -> dict[str, int]:
-        """Counters, by name."""
-        ...
+NO_HEADERS: Mapping[Level, Headers] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPage:
     """Some chunks that the pool has at event `as_of`; `cursor` asks for more, SNAPSHOT_END when there are none.
 
-    `words`: what is being read from disk of the chunks at `lacking`, whose token ids are not in memory. A chunk's token ids
+    `words`: the pending read from disk for the chunks at `lacking`, whose token ids are not in memory. A chunk's token ids
     never change, so that it does not matter when they come.
     """
 
@@ -89,7 +78,7 @@ class SnapshotPage:
     words: "Future[list[bytes]] | None" = None
 
     def with_words(self, words: Sequence[bytes], chunk_tokens: Callable[[int], int]) -> "SnapshotPage":
-        """The page with what was read. `chunk_tokens`: of a namespace."""
+        """The page with the token ids that were read. `chunk_tokens`: of a namespace."""
         chunks = list(self.chunks)
         for at, packed in zip(self.lacking, words, strict=True):
             chunk = chunks[at]
@@ -99,7 +88,7 @@ class SnapshotPage:
 
 
 class Journal:
-    """See above. `incarnation` names this life of the daemon; `tiers`: each one's directory and the chunks it has room for."""
+    """See above. `incarnation`: the id of this daemon process; `tiers`: each one's directory and the chunks it has room for."""
 
     def __init__(
         self,
@@ -108,9 +97,9 @@ class Journal:
         namespaces: Namespaces,
         clock: Clock,
         config: EventsConfig,
-        headers: Headers | None = None,
+        headers: Mapping[Level, Headers] = NO_HEADERS,
     ) -> None:
-        """`headers`: of the SSD tier, where token ids are to be read back from it."""
+        """`headers`: of the tiers from which token ids are to be read back."""
         self.incarnation = incarnation
         self._headers = headers
         self._directories = {level: directory for level, (directory, _) in tiers.items()}
@@ -134,12 +123,12 @@ class Journal:
         return f"<Journal {self._log!r}, {self._feed.waiting} changes wait>"
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the loop see to changes from now on, until `close`."""
+        """Have the loop process changes from now on, until `close`."""
         self._loop = loop
         loop.add_reader(self._feed.fileno(), self._take_turn)
 
     def close(self) -> None:
-        """Let go of the loop. What waits for events is answered."""
+        """Leave the loop. Requests that wait for events are answered."""
         if self._loop is not None:
             self._loop.remove_reader(self._feed.fileno())
             if self._turn is not None:
@@ -152,36 +141,38 @@ class Journal:
     ) -> None:
         """Have `listener` called, on the control thread, whenever there are new events. It must not wait.
 
-        `stats` are its counters, and `problems` what is wrong with it, on any thread: here both are told too.
+        `stats` are its counters, and `problems` its faults, on any thread: the journal's own methods of these names include
+        both.
         """
         self._listeners.append(listener)
         self._counted.append(stats)
         self._troubled.append(problems)
 
     def take_changes(self) -> None:
-        """Write down the changes that wait, CHANGES_PER_TURN at most."""
+        """Record the waiting changes, CHANGES_PER_TURN at most."""
         before = self._log.next_id
         has_gap, rows = self._feed.take(CHANGES_PER_TURN)
         if has_gap:
             self._log.open_gap()
         if rows:
-            numbers = set(np.frombuffer(rows, "<u4")[_NAMESPACE_WORD::_ROW_WORDS].tolist())
+            numbers = set(np.frombuffer(rows, CHANGE_ROW)["namespace"].tolist())
             sizes = {number: self._tokens_of_a_chunk(number) for number in numbers}
             now_ns = self._clock.now_ns()
             for run in self._directories[Level.DRAM].runs_of(rows, sizes, EVENT_PAYLOAD_BYTES_MAX):
-                self._write(Run._make(run), now_ns)
+                self._write(run, now_ns)
         if self._log.next_id != before:
             self._wake()
 
     def keep_up(self) -> bool:
-        """Write down what waits before more is evicted: token ids go with the chunks in DRAM. Whether that took a turn."""
+        """Record waiting changes before more is evicted: token ids are lost with the chunks in DRAM. Whether that took a
+        turn."""
         waiting = self._feed.waiting
         if waiting:
             self.take_changes()
         return waiting >= CHANGES_PER_TURN
 
     def forget_namespaces(self) -> None:
-        """Numbers of namespaces serve others from now on: nothing that names them is kept. Readers meet a gap."""
+        """Drop everything that names namespaces by number: the numbers are reused from now on. Readers get a gap."""
         while self._feed.waiting:
             self._feed.take(CHANGES_PER_TURN)
         self._log.open_gap()
@@ -190,26 +181,26 @@ class Journal:
         self._wake()
 
     def note_refusals(self, keys: bytes, states: bytes, namespace: NamespaceId) -> None:
-        """Remember why chunks of a save were not taken. `states`: a `SaveState` for each of `keys`."""
+        """Record why chunks of a save were declined. `states`: a `SaveState` for each of `keys`."""
         codes = np.frombuffer(states, np.uint8)
         refused = np.flatnonzero((codes != SaveState.PRESENT) & (codes != SaveState.RESERVED))[
             :REFUSALS_PER_SAVE
         ].tolist()
         if refused:
-            named = [keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in refused]
+            named = list(KeyColumn(keys).chosen(refused))
             self._history.note_refusals(
                 named, [SaveState(states[at]) for at in refused], self._clock.now_ns(), namespace
             )
 
     def since(self, incarnation: bytes, last: int) -> EventSlice:
-        """Events behind id `last` of an incarnation (empty: this one, whichever it is)."""
+        """Events after id `last` of an incarnation (empty: the present one)."""
         self.take_changes()
         if incarnation not in (b"", self.incarnation):
             return EventSlice((), self._log.next_id - 1, self._log.oldest, is_gap=True)
         return self._log.since(last, ANSWER_BYTES_MAX)
 
     async def wait_for_events(self, last: int, timeout_s: float) -> None:
-        """Until there is an event behind id `last`, or the time is over; at once where too many wait already."""
+        """Wait until there is an event after id `last`, or the time is over; at once where too many wait already."""
         if self._log.next_id - 1 > last or len(self._waiting) >= WAITING_MAX:
             return
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -224,14 +215,14 @@ class Journal:
     def snapshot(self, cursor: int, *, is_urgent: bool = False) -> SnapshotPage:
         """Chunks from a cursor on (0: the first page). A page may be empty and yet not the last.
 
-        `is_urgent`: what has to be read from disk for it goes first.
+        `is_urgent`: its reads from disk go first.
         """
         self.take_changes()
         levels = sorted(self._directories)
         number, place = divmod(cursor, 1 << 32)
         if cursor < 0 or number >= len(levels):
             return SnapshotPage((), self._log.next_id - 1, SNAPSHOT_END)
-        if self._feed.waiting:  # what is stored now lies behind what the log says: ask again
+        if self._feed.waiting:  # the stored state is ahead of the log: ask again
             return SnapshotPage((), self._log.next_id - 1, cursor)
         next_place, rows = self._directories[levels[number]].list_chunks(place, self._page_chunks())
         chunks = tuple(self._stored(Change(*row)) for row in _ROW.iter_unpack(rows))
@@ -239,16 +230,16 @@ class Journal:
         if not next_place:
             following = number + 1 << 32 if number + 1 < len(levels) else SNAPSHOT_END
         page = SnapshotPage(chunks, self._log.next_id - 1, following)
-        if levels[number] != Level.SSD or self._headers is None:
+        if levels[number] not in self._headers:
             return page
-        return self._with_ids_asked_for(page, self._headers, is_urgent=is_urgent)
+        return self._with_ids_asked_for(page, levels[number], is_urgent=is_urgent)
 
     def chunk_tokens(self, namespace: int) -> int:
         """How many token ids each chunk of a namespace has."""
         return self._namespaces.by_id(NamespaceId(namespace)).layout.chunk_tokens
 
     def explain(self, key: bytes) -> dict[str, Any]:
-        """What is known of a chunk, for people: whether and where it is stored, or what became of it."""
+        """Explain a chunk's state, for people: whether and where it is stored, or its history."""
         self.take_changes()
         for directory in self._directories.values():
             row = directory.find(key)
@@ -274,16 +265,16 @@ class Journal:
             "events.gaps": self._log.gaps,
             "events.lost_changes": self._feed.lost,
             "events.fates": len(self._history),
-            **(self._headers.stats() if self._headers is not None else {}),
+            **{name: count for headers in self._headers.values() for name, count in headers.stats().items()},
             **counted,
         }
 
     def problems(self) -> list[str]:
-        """What is wrong with who listens, one line each. Any thread."""
+        """Faults of the listener, one line each. Any thread."""
         return [problem for problems in self._troubled for problem in problems()]
 
     def info(self) -> dict[str, str]:
-        """Whose chunks were found corrupt and dropped, with what hung on them: models, and how many of each."""
+        """Models whose chunks were found corrupt and dropped, with their descendants, and how many of each."""
         named = (f"{escaped(model)}:{count}" for model, count in self._corrupt.most_common(CORRUPT_NAMED))
         return {"corrupt_chunks_of": ",".join(named)} if self._corrupt else {}
 
@@ -291,9 +282,9 @@ class Journal:
         """Broken invariants, one line each."""
         return self._log.verify()
 
-    def _write(self, run: Run, now_ns: int) -> None:
-        self._log.append(run.event(self._log.next_id))
-        keys = [run.keys[at : at + KEY_BYTES] for at in range(0, len(run.keys), KEY_BYTES)]
+    def _write(self, run: kvpool_native.ChangeRun, now_ns: int) -> None:
+        self._log.append(event_of_run(run, self._log.next_id))
+        keys = list(KeyColumn(run.keys))
         if run.change_kind == ChangeKind.ARRIVED:
             self._history.forget(keys)
             return
@@ -328,7 +319,7 @@ class Journal:
             listener()
 
     def _page_chunks(self) -> int:
-        """So many that their token ids fit an answer."""
+        """As many chunks as have token ids that fit an answer."""
         longest = max((namespace.layout.chunk_tokens for namespace in self._namespaces.all()), default=1)
         row_bytes = _ROW.size + 4 * min(longest, kvpool_native.TOKEN_IDS_MAX)
         return max(1, min(PAGE_CHUNKS_MAX, ANSWER_BYTES_MAX // row_bytes))
@@ -351,16 +342,16 @@ class Journal:
             tokens = self._chunk_tokens[namespace] = self.chunk_tokens(namespace)
         return tokens
 
-    def _with_ids_asked_for(self, page: SnapshotPage, headers: Headers, *, is_urgent: bool) -> SnapshotPage:
-        """Has the token ids read that memory lacks."""
+    def _with_ids_asked_for(self, page: SnapshotPage, level: Level, *, is_urgent: bool) -> SnapshotPage:
+        """Start to read the token ids that are not in memory."""
         lacking = tuple(at for at, chunk in enumerate(page.chunks) if not chunk.tokens)
         if not lacking:
             return page
         fingerprints = {number: self._fingerprint(number) for number in {page.chunks[at].namespace for at in lacking}}
-        place_of = self._directories[Level.SSD].place_of
+        place_of = self._directories[level].place_of
         chunks = (page.chunks[at] for at in lacking)
         places = [(chunk.key, fingerprints[chunk.namespace], *place_of(chunk.key)) for chunk in chunks]
-        words = headers.ask(places, is_urgent=is_urgent)
+        words = self._headers[level].ask(places, is_urgent=is_urgent)
         return SnapshotPage(page.chunks, page.as_of, page.cursor, lacking, words)
 
     def _explain_absence(self, key: bytes) -> dict[str, Any]:

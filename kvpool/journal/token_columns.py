@@ -1,4 +1,4 @@
-"""The token ids of committed chunks, and the scope that is kept behind those of each. Pure functions; any thread."""
+"""Token columns: the token ids of committed chunks, and the scope after those of each. Pure functions; any thread."""
 
 import kvpool_native
 from kvpool.errors import ProtocolError
@@ -20,7 +20,7 @@ def check_tokens(tokens: bytes, scope: bytes, count: int, chunk_tokens: int) -> 
 
 
 def with_scope(tokens: bytes, scope: bytes, chunk_tokens: int) -> bytes:
-    """The token ids of whole chunks, the scope behind those of each."""
+    """The token ids of whole chunks, with the scope after those of each."""
     if not tokens or not scope:
         return tokens
     chunk_bytes = TOKEN_BYTES * chunk_tokens

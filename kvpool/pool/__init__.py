@@ -1,1 +1,1 @@
-"""The pool: the verbs that a connection may ask. Composes everything below."""
+"""Pool: the verbs of a connection. Composes index, tiers, tiering, transfer and journal."""

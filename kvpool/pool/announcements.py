@@ -1,11 +1,11 @@
-"""Announcements: chunks that somebody says he will ask for soon, kept in DRAM or brought there, until he has.
+"""Announcements: chunks that a connection will request soon, held in DRAM or promoted to it until then.
 
-A look-ahead over an engine's queue. What is announced is held like a lease, without a right to read: chunks in DRAM stay, those
-below are promoted behind all urgent reads, and where DRAM has no room for them just now it is tried again when something has
-moved. It ends when its announcer acquires the chunks, when its time is over, or with its connection.
+A look-ahead over an engine's queue. Announced chunks are held like leased ones, without a right to read: chunks in DRAM stay,
+those of the lower tier are promoted after all urgent reads, and where DRAM has no room for them now, the promotion is retried
+when room was made. An announcement ends when its connection acquires the chunks, when it expires, or with its connection.
 
-Bounded by bytes: `bytes_max` for all, and one connection has at most half of what the others leave, so that whoever announces
-everything leaves room for everybody else. Control thread only; `now_ns` is an argument.
+Bounded by bytes: `bytes_max` for all, and one connection has at most half of what the others leave, so that one that announces
+everything leaves room for the others. Control thread only; `now_ns` is an argument.
 
 Invariant: `_of_owner` names every announcement; `_bytes` is the sum of their sizes; each of its holds is in exactly one.
 """
@@ -16,24 +16,25 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.index.parts import Parts, Step
 from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
 from kvpool.pool.readers.acquire_task import AcquireTask
-from kvpool.tiering.promotions import Promotions
-from kvpool.types import KEY_BYTES, ConnectionId, HoldId
+from kvpool.tiering.tiering import Tiering
+from kvpool.types import ConnectionId, HoldId
 
-# Of one connection; what a hold costs beyond its chunks is small, but each is looked at when its connection acquires.
+# Announcements of one connection; a hold costs little beyond its chunks, but each is examined when its connection acquires.
 ANNOUNCEMENTS_MAX = 64
-# Announcements tried again when something has moved: a guess that keeps the control thread quick.
+# Announcements retried when room was made: a guess that keeps the control thread responsive.
 RETRIES = 8
-# Chunks that are looked up in one go.
+# Chunks looked up at once.
 FOUND_AT_ONCE = 4096
 
 
 @dataclass(slots=True, eq=False)
 class Announcement:
-    """`chunks` leading chunks of `keys` (rank-major) for `session`; `is_whole`: all of them are in DRAM or on their way."""
+    """`chunks` leading chunks of `keys` (rank-major) for `session`; `is_whole`: all of them are in DRAM or being promoted."""
 
     session: EngineSession
-    keys: bytes
+    keys: KeyColumn
     chunks: int
     size: int
     deadline_ns: int
@@ -49,7 +50,7 @@ class Announcement:
     @property
     def leaf(self) -> bytes:
         """The first rank's last key: it names all that precede it."""
-        return self.keys[(self.chunks - 1) * KEY_BYTES : self.chunks * KEY_BYTES]
+        return self.keys[self.chunks - 1]
 
 
 class Announcements:
@@ -59,14 +60,14 @@ class Announcements:
         self,
         directory: kvpool_native.Directory,
         view: kvpool_native.IndexView,
-        promotions: Promotions | None,
+        tiering: Tiering,
         *,
         bytes_max: int,
         ttl_ns: int,
     ) -> None:
         self._directory = directory
         self._view = view
-        self._promotions = promotions
+        self._tiering = tiering
         self._bytes_max = bytes_max
         self._ttl_ns = ttl_ns
         self._of_owner: dict[ConnectionId, list[Announcement]] = {}
@@ -98,39 +99,38 @@ class Announcements:
         }
 
     def change_ttl(self, ttl_ns: int) -> None:
-        """Have announcements that are made from now on be kept for another time."""
+        """Change the time to live of announcements made from now on."""
         self._ttl_ns = ttl_ns
 
-    def find(self, session: EngineSession, keys: bytes) -> Parts[int]:
+    def find(self, session: EngineSession, keys: KeyColumn) -> Parts[int]:
         """How many leading chunks of `keys` are stored, on every rank."""
-        length = len(keys) // len(session.namespaces)
-        found = length // KEY_BYTES
-        for start in range(0, len(keys), length):
-            column, seen, count = keys[start : start + length], 0, 0
+        ranks = len(session.namespaces)
+        found = len(keys) // ranks
+        for column in keys.by_rank(ranks):
+            seen = count = 0
             while seen == count and seen < found:
-                count += self._view.lookup(column[seen * KEY_BYTES : (seen + FOUND_AT_ONCE) * KEY_BYTES])[0]
+                count += self._view.lookup(column[seen : seen + FOUND_AT_ONCE].packed)[0]
                 seen += FOUND_AT_ONCE
                 yield None
             found = min(found, count)
         return found
 
-    def announce(self, session: EngineSession, keys: bytes, found: int, now_ns: int) -> Announcement | None:
+    def announce(self, session: EngineSession, keys: KeyColumn, found: int, now_ns: int) -> Announcement | None:
         """Protect the first `found` chunks of `keys`, as far as the bounds go, beginning with `take_part`. None: no room."""
         failpoint.reach("daemon.announce.before", failpoint.refused)
         ranks = len(session.namespaces)
-        length = len(keys) // ranks
-        columns = [keys[rank * length : (rank + 1) * length] for rank in range(ranks)]
+        own = keys.of_rank(0, ranks)
         for entry in list(self._of_owner.get(session.connection, ())):
-            if columns[0][(entry.chunks - 1) * KEY_BYTES : entry.chunks * KEY_BYTES] == entry.leaf:
-                self._end(entry, now_ns)  # said again, or more of it
+            if entry.chunks <= len(own) and own[entry.chunks - 1] == entry.leaf:
+                self._end(entry, now_ns)  # announced again, or extended
         chunk_bytes = sum(namespace.layout.chunk_bytes for namespace in session.namespaces.values())
         is_full = len(self._of_owner.get(session.connection, ())) >= ANNOUNCEMENTS_MAX
         chunks = 0 if is_full else min(found, self._room_of(session.connection) // chunk_bytes)
         self.clipped_chunks += found - chunks
         if not chunks:
             return None
-        wanted = b"".join(column[: chunks * KEY_BYTES] for column in columns)
-        acquire_task = AcquireTask(self._directory, self._promotions, session, wanted, is_urgent=False)
+        wanted = keys.part_of_ranks(ranks, 0, chunks)
+        acquire_task = AcquireTask(self._directory, self._tiering, session, wanted.packed, is_urgent=False)
         entry = Announcement(session, wanted, chunks, chunks * chunk_bytes, now_ns + self._ttl_ns, acquire_task)
         self._of_owner.setdefault(session.connection, []).append(entry)
         self._bytes += entry.size
@@ -140,7 +140,7 @@ class Announcements:
     def take_part(self, entry: Announcement, now_ns: int) -> Step:
         """Hold the next part of an announcement. WAIT where DRAM has no room for it now.
 
-        Done, it has fewer chunks than before where some are gone, or another namespace's. One without any ends.
+        When done, it has fewer chunks than before where some were evicted or belong to another namespace. One without any ends.
         """
         if entry.is_whole or entry.is_over:
             return Step.DONE
@@ -152,11 +152,11 @@ class Announcements:
         return step
 
     def to_advance(self) -> list[Announcement]:
-        """Those to be tried again when something has moved."""
+        """Announcements to be retried when room was made."""
         return [entry for entries in self._of_owner.values() for entry in entries if not entry.is_whole][:RETRIES]
 
     def note_use(self, owner: ConnectionId, hold: HoldId, chunks: int, now_ns: int) -> None:
-        """A connection has leased `chunks` chunks under this hold: what it had announced of them ends."""
+        """A connection has leased `chunks` chunks under this hold: its announcements of them end."""
         for entry in [entry for entry in self._of_owner.get(owner, ()) if entry.chunks <= chunks]:
             if self._directory.key_of(hold, entry.chunks - 1) == entry.leaf:
                 self._end(entry, now_ns)
@@ -167,7 +167,7 @@ class Announcements:
             self._end(entry, now_ns)
 
     def expire(self, now_ns: int) -> None:
-        """End what has outlived its time."""
+        """End expired announcements."""
         for entry in [entry for entries in self._of_owner.values() for entry in entries]:
             if entry.deadline_ns <= now_ns:
                 self._end(entry, now_ns)
@@ -198,13 +198,11 @@ class Announcements:
         return max(0, (self._bytes_max - (self._bytes - own)) // 2 - own)
 
     def _cut(self, entry: Announcement, chunks: int, now_ns: int) -> None:
-        """Of the announcement only this much is left."""
-        length = len(entry.keys) // len(entry.session.namespaces)
-        columns = [entry.keys[at : at + length] for at in range(0, len(entry.keys), length)]
+        """Shorten an announcement to this many chunks."""
         size = entry.size // entry.chunks * chunks
         self._bytes -= entry.size - size
         self.announced_chunks -= entry.chunks - chunks
-        entry.keys = b"".join(column[: chunks * KEY_BYTES] for column in columns)
+        entry.keys = entry.keys.part_of_ranks(len(entry.session.namespaces), 0, chunks)
         entry.chunks, entry.size = chunks, size
         if not chunks:
             self._end(entry, now_ns)

@@ -1,12 +1,11 @@
-"""Requests of engines about whole chains of chunks: leases, slots to write, publishing, ends of reservations.
+"""Chains: requests of engines about whole chains of chunks. Leases, reservations, commits, ends of reservations.
 
 Joins readers and writers (`index`) with the tiers and the journal, part by part (`index.parts`): a chain may be so long that
-everybody else would wait for it. The pool owns one. Control thread only.
+all other connections would wait for it. The pool owns one. Control thread only.
 
 Invariant: what a request holds while it is under way is in its `AcquireTask` or `ReserveTask`, and ends with it.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
+from kvpool.key_column import KeyColumn
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.readers.readers import NOTHING, Grant, Readers
@@ -23,22 +23,23 @@ from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writers
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
+from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
-from kvpool.types import KEY_BYTES, RetainState, SaveState
+from kvpool.types import RetainState, SaveState
 
-# How long a request waits for memory that is being faulted in or written down; then it takes what there is.
+# How long a request waits for memory that is being faulted in or written down; then it continues with what there is.
 ROOM_WAIT_S = 0.5
 WORD_BYTES = 8  # an offset, or a generation
 
 
 @dataclass(slots=True)
 class Chains:
-    """See the module. `is_stopping`: nothing new is reserved."""
+    """See the module. `is_stopping`: new reservations are declined."""
 
     readers: Readers
     writers: Writers
-    tiering: Tiering | None
+    tiering: Tiering
     journal: Journal
     hints: HintHandlers
     expiry: HoldExpiry
@@ -48,19 +49,21 @@ class Chains:
     keeps_token_ids: bool
     is_stopping: bool = False
 
+    @verb(m.Acquire, roles=ENGINE)
     def acquire(self, session: EngineSession, request: m.Acquire) -> Parts[m.Leased]:
         """Lease the longest prefix that is present, on every rank the session stands for.
 
-        Waits where what moves between the tiers leaves no room for all of it just now.
+        Waits where moves between the tiers leave no room for all of it now.
         """
-        columns.check_keys(request.keys, ranks=len(session.namespaces))
+        columns.keys_of(request.keys, ranks=len(session.namespaces))
         acquire_task = self.readers.begin(session, request.keys)
         try:
-            yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self._can_make_room)
+            yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self.tiering.make_room)
             return self.lease(session, self.readers.grant(session, acquire_task, self.clock.now_ns()))
         finally:
             acquire_task.end(self.clock.now_ns())
 
+    @verb(m.AcquireLeaves, roles=ENGINE)
     def acquire_leaves(self, session: EngineSession, request: m.AcquireLeaves) -> m.Leased:
         """Lease whole prefixes by their last keys. Nothing for longer ones: these are leased by their keys, in parts."""
         ranks = len(session.namespaces)
@@ -71,22 +74,24 @@ class Chains:
         return self.lease(session, self.readers.acquire_leaves(session, request.leaves, request.chunks, now_ns))
 
     def lease(self, session: EngineSession, grant: Grant) -> m.Leased:
-        """The answer to whoever has been granted a lease, or none."""
+        """The answer with a granted lease, or without one."""
         if grant.lease:
             self.expiry.schedule()
             self.hints.note_lease(session, self.readers, grant.lease)
         return m.Leased(grant.lease, grant.chunks, grant.offsets, grant.generations, grant.tiers)
 
+    @verb(m.Reserve, roles=ENGINE)
     def reserve(self, session: EngineSession, request: m.Reserve) -> Parts[m.Reserved]:
         """Reserve slots for new chunks, evicting others where memory is short.
 
-        Waits where only memory could serve that is still being faulted in, or holds what the SSD tier lacks.
+        Waits where only memory could serve that is still being faulted in, or holds what the lower tiers lack.
         """
         columns.check_reserve(request)
         if self.is_stopping:
             return _declined(SaveState.STOPPING, request)
         retention = request.priorities, request.durations
-        reserve_task = self.writers.begin(session, request.parent, request.keys, retention)
+        retainer = self.hints.retention
+        reserve_task = self.writers.begin(session, request.parent, request.keys, retention, retainer)
 
         def advance(may_wait: bool) -> Step:
             first = reserve_task.chunks
@@ -102,6 +107,7 @@ class Chains:
         self.expiry.schedule()
         return m.Reserved(slots.reservation, slots.states, slots.offsets, slots.generations, slots.retained)
 
+    @verb(m.Commit, roles=ENGINE)
     def commit(self, session: EngineSession, request: m.Commit) -> Parts[m.Committed]:
         """Publish the next chunks of a reservation."""
         tokens = request.tokens if self.keeps_token_ids else b""
@@ -118,31 +124,31 @@ class Chains:
             yield None
         yield from self._end(number)
         self.usage.count_commit(session, states)
-        if self.tiering is not None:
-            self.tiering.run()
+        self.tiering.run()
         return m.Committed(states)
 
+    @verb(m.End, one_way.DropReservation, roles=ENGINE)
     def end_reservation(self, session: EngineSession, request: m.End | one_way.DropReservation) -> Parts[m.Done]:
-        """Give up what was not committed; the writer has said that it writes no more."""
+        """Give up what was not committed; the writer has acknowledged that it no longer writes."""
         self.writers.end(session, request.reservation, self.clock.now_ns())
         yield from self._end(request.reservation)
         return m.Done()
 
     def _end(self, reservation: int) -> Parts[None]:
-        """Until nothing of a reservation that has ended is in use any more."""
+        """Wait until nothing of an ended reservation is in use."""
         while self.writers.is_ending(reservation):
             yield None
             self.writers.go_on_with(reservation, self.clock.now_ns())
 
     def _advance(self, advance: Callable[[bool], Step], make_room: Callable[[], bool]) -> Parts[None]:
-        """Take part after part until one is the last, or there is room for no more."""
+        """Serve part after part until the last one, or until there is no more room."""
         deadline: Deadline | None = None
         may_wait = True
         while True:
             if self.journal.keep_up():
                 yield None
                 self.journal.keep_up()
-            with self._protected(may_wait):
+            with self.tiering.protecting(may_wait):
                 step = advance(may_wait)
             if step is Step.MORE:
                 yield None
@@ -154,30 +160,20 @@ class Chains:
             if may_wait:
                 yield self.room.wait(deadline.remaining_s())
 
-    def _can_make_room(self) -> bool:
-        return self.tiering is not None and self.tiering.make_room()
-
     def _make_room(self) -> bool:
-        """Have chunks written down; memory may also be there soon because it is being faulted in."""
-        if self.tiering is not None:
-            self.tiering.make_room()
+        """Have chunks demoted; more memory may also come soon because it is being faulted in."""
+        self.tiering.make_room()
         return True
 
     def _note_part(self, session: EngineSession, reserve_task: ReserveTask, first: int) -> None:
-        keys = reserve_task.keys[first * KEY_BYTES : reserve_task.chunks * KEY_BYTES]
-        states = bytes(reserve_task.states[first:])
+        keys, states = reserve_task.keys[first : reserve_task.chunks], bytes(reserve_task.states[first:])
         if states.count(SaveState.RESERVED) + states.count(SaveState.PRESENT) < len(states):
-            self.journal.note_refusals(keys, states, session.own.id)
-        if reserve_task.retained:
-            self.hints.note_retained(keys, bytes(reserve_task.retained[first:]))
-
-    def _protected(self, is_wanted: bool) -> contextlib.AbstractContextManager[None]:
-        return self.tiering.protecting(is_wanted) if self.tiering else contextlib.nullcontext()
+            self.journal.note_refusals(keys.packed, states, session.own.id)
 
 
 def _declined(state: SaveState, request: m.Reserve) -> m.Reserved:
-    """An answer that declines the first chunk so, and what follows it for want of a parent."""
-    count = len(request.keys) // KEY_BYTES
+    """An answer that declines the first chunk with this state, and the following ones as `no-parent`."""
+    count = len(KeyColumn(request.keys))
     states = bytes([state, *[SaveState.NO_PARENT] * (count - 1)])
     retained = bytes([RetainState.ABSENT]) * len(request.priorities)
     return m.Reserved(0, states, bytes(WORD_BYTES * count), bytes(WORD_BYTES * count), retained)

@@ -1,32 +1,32 @@
 """Deadlines on the control thread: of leases, tickets, reservations and announcements, and of priorities with a duration.
 
-Wakes the control thread for what is pending and for nothing else: an idle daemon that keeps nothing for a time is never
-woken. Decides nothing: who owns a thing ends it. Control thread only.
+Wakes the control thread for pending deadlines and for nothing else: an idle daemon without any is never woken. Decides nothing:
+the owner of an entry ends it. Control thread only.
 
-Invariants: while anything lives that can expire, a look at it is scheduled, within a second; while a priority
-can lapse, and since `look` was called, a tick is scheduled for when it may.
+Invariants: while anything lives that can expire, a check is scheduled, within a second; while a priority can expire, and after
+`look` was called, a tick is scheduled for that time.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 import kvpool_native
 from kvpool import failpoint
 from kvpool.clock import NS_PER_S, Clock
 from kvpool.pool.readers.readers import Readers
 from kvpool.pool.writers.writers import Writers
+from kvpool.tiering.tiering import Tiering
 
 EXPIRY_FRACTION = 0.25
 EXPIRY_S_MAX = 1.0
-# Lapses are told so late at most: a wake-up for each of many priorities would cost more than it tells.
+# Expired priorities are reported at most this late: a wake-up for each of many priorities would cost too much.
 PRIORITY_EXPIRY_INTERVAL_NS = 100_000_000
-# What one tick leaves over, because it does no more than a bounded number, the next one does after whoever waits.
+# One tick expires a bounded number; the next one continues after this pause, so that waiting requests come first.
 BACKLOG_NS = 1_000_000
 
 
 class HoldExpiry:
-    """Looks at deadlines now and then. `expire_further`: ends what is over elsewhere; whether anything is left there."""
+    """Checks deadlines of leases and reservations. `expire_further`: ends other expired entries; whether any are left there."""
 
     def __init__(
         self, shortest_s: float, readers: Readers, writers: Writers, clock: Clock, expire_further: Callable[[], bool]
@@ -40,22 +40,22 @@ class HoldExpiry:
         self._more: asyncio.Handle | None = None
 
     def change_shortest(self, shortest_s: float) -> None:
-        """Look as often as that is needed for what lives for so long, from the next look on."""
+        """Check as often as this shortest time to live needs, from the next check on."""
         self._interval_s = min(EXPIRY_S_MAX, shortest_s * EXPIRY_FRACTION)
 
     def schedule(self) -> None:
-        """Look at deadlines again later; nothing is scheduled while nothing can expire."""
+        """Schedule the next check; none is scheduled while nothing can expire."""
         if self._next is None:
             self._next = asyncio.get_running_loop().call_later(self._interval_s, self._look)
 
     def cancel(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         for handle in (self._next, self._more):
             if handle is not None:
                 handle.cancel()
 
     def go_on(self) -> None:
-        """End more leases and reservations after whoever waits, where too many were over to end them at once."""
+        """End more leases and reservations after waiting requests, where too many had expired to end them at once."""
         if self._more is None and (self._readers.has_backlog or self._writers.has_backlog):
             self._more = asyncio.get_running_loop().call_soon(self._end_more)
 
@@ -77,37 +77,24 @@ class HoldExpiry:
             self._writers.end_overdue(now_ns)
             self.go_on()
             are_left = self._expire_further()
-        finally:  # whatever fails in one look, the next one comes
+        finally:  # the next check comes even if this one fails
             if are_left or self._readers.leases or self._readers.tickets or self._writers.reservations:
                 self.schedule()
 
 
-class LowerTier(Protocol):
-    """What lapses ask of the tier below."""
-
-    @property
-    def directory(self) -> kvpool_native.Directory:
-        """Which chunks it holds."""
-        ...
-
-    def remember_lapsed(self) -> None:
-        """Have lapses outlive the daemon."""
-        ...
-
-
 class PriorityExpiry:
-    """Has priorities fall back when their time is over, in every tier."""
+    """Returns expired priorities to the default, in every tier."""
 
-    def __init__(self, directory: kvpool_native.Directory, lower: LowerTier | None, clock: Clock) -> None:
-        self._directories = [directory, *([lower.directory] if lower else [])]
-        self._lower = lower
+    def __init__(self, directory: kvpool_native.Directory, tiering: Tiering, clock: Clock) -> None:
+        self._directories = [directory, *tiering.directories]
+        self._tiering = tiering
         self._clock = clock
         self._next: asyncio.TimerHandle | None = None
         self._due_ns = 0  # of `_next`
         self._last_ns = 0
 
     def look(self) -> None:
-        """Schedule a tick for the next priority that may lapse: to be called when any was set."""
+        """Schedule a tick for the next priority that may expire: to be called when any was set."""
         due = [at_ns for each in self._directories if (at_ns := each.next_lapse_ns()) is not None]
         if not due:
             return
@@ -122,7 +109,7 @@ class PriorityExpiry:
         self._next = asyncio.get_running_loop().call_later((due_ns - now_ns) / NS_PER_S, self._tick)
 
     def cancel(self) -> None:
-        """Tick no more."""
+        """Stop the ticks."""
         if self._next is not None:
             self._next.cancel()
 
@@ -131,6 +118,5 @@ class PriorityExpiry:
         self._last_ns = self._clock.now_ns()
         for directory in self._directories:
             directory.expire_retention(self._last_ns)
-        if self._lower is not None:
-            self._lower.remember_lapsed()
+        self._tiering.keep_up()
         self.look()

@@ -1,9 +1,9 @@
-"""Flushing: an operator's order to drop what nobody holds, from one tier or all, in parts.
+"""Flush: an operator's order to drop chunks without holds, from one tier or all, in parts.
 
 Control thread only. Holds no state.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import kvpool_native
@@ -11,9 +11,7 @@ from kvpool.clock import NS_PER_S
 from kvpool.errors import Refused
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.parts import PART_CHUNKS, Parts
-from kvpool.keys import namespace_fingerprint
-
-ON_DISK = "ssd"  # the tier that outlives the daemon
+from kvpool.tiering.tiering import Tiering
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,41 +25,39 @@ class FlushOrder:
 
 
 def flush(
-    tiers: Mapping[str, kvpool_native.Directory],
+    directory: kvpool_native.Directory,
+    tiering: Tiering,
     view: kvpool_native.IndexView,
     namespaces: Namespaces,
     order: FlushOrder,
     on_part: Callable[[], None],
-    remember: Callable[[list[bytes] | None, int], Awaitable[None]] | None = None,
 ) -> Parts[dict[str, int]]:
-    """Drop what an order says and nobody holds. `on_part` is called behind each part.
+    """Drop what an order says and nobody holds. `directory`: DRAM's. `on_part` is called behind each part.
 
-    `remember`: has the tier on disk know, before the answer, of namespaces (None: all) that were dropped whole, and when.
+    A lower tier knows before the answer of namespaces that were dropped whole, and when.
 
-    What is stored or used meanwhile stays. `chunks` counts those that left the tier, or with no tier named those that `view`
-    finds no more; `bytes` in every tier; `skipped` those that are held. Raises Refused for a tier that there is not.
+    Chunks stored or used meanwhile stay. `chunks` counts those that left the tier, or without a tier those that `view` no
+    longer finds; `bytes` in every tier; `skipped` those that are held. Raises Refused for an unknown tier.
     """
+    lower = {link.lower.name: link.lower for link in tiering.links}
+    tiers = {"dram": directory, **{name: tier.slots.directory for name, tier in lower.items()}}
     if order.tier and order.tier not in tiers:
         raise Refused("argument", f"tier is {order.tier[:32]!r}, expected one of {', '.join(tiers)}")
     age_ns = -1 if order.older_than_s is None else int(min(order.now_ns, order.older_than_s * NS_PER_S))
-    owners = None if order.model is None else [int(entry.id) for entry in namespaces.of_model(order.model)]
-    total, gone = [0, 0, 0], 0
-    for directory in [tiers[order.tier]] if order.tier else tiers.values():
-        walk, has_more = kvpool_native.FlushWalk(directory, owners, order.now_ns - age_ns), True
+    of_model = None if order.model is None else namespaces.of_model(order.model)
+    owners = None if of_model is None else [int(entry.id) for entry in of_model]
+    left_tier = left_pool = size = skipped = 0
+    for name in [order.tier] if order.tier else tiers:
+        walk, has_more = kvpool_native.FlushWalk(tiers[name], owners, order.now_ns - age_ns), True
         while has_more:
             found_before = view.count
             has_more = walk.advance(PART_CHUNKS)
-            gone += found_before - view.count
+            left_pool += found_before - view.count
             on_part()
             yield None
-        total = [before + more for before, more in zip(total, walk.result(), strict=True)]
-        if remember is not None and order.older_than_s is None and directory is tiers.get(ON_DISK):
-            yield remember(_fingerprints(namespaces, order.model), walk.generation)
-    chunks, size, skipped = total
-    return {"chunks": chunks if order.tier else gone, "bytes": size, "skipped": skipped}
-
-
-def _fingerprints(namespaces: Namespaces, model: str | None) -> list[bytes] | None:
-    if model is None:
-        return None
-    return [namespace_fingerprint(one.model, one.layout) for one in namespaces.of_model(model)]
+        dropped = walk.result()
+        size, skipped = size + dropped.bytes, skipped + dropped.skipped
+        left_tier += dropped.chunks
+        if name in lower and order.older_than_s is None:
+            yield lower[name].note_flushed(of_model, walk.generation)
+    return {"chunks": left_tier if order.tier else left_pool, "bytes": size, "skipped": skipped}

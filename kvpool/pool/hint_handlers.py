@@ -1,13 +1,12 @@
 """Handlers of hints: retention requests, announcements, demote hints.
 
-Joins retention and announcements (`index`) with the tiers. The pool owns one; what a connection may ask of it are its public
-verbs. None of them waits for a disk. Control thread only.
+Joins retention and announcements (`index`) with the tiers. The pool owns one; its public methods are the verbs of a connection.
+None of them waits for a disk. Control thread only.
 
 Invariant: while an announcement lives, the pool's expiry is scheduled.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 
 import kvpool_native
@@ -18,27 +17,30 @@ from kvpool.index.namespaces import Namespaces
 from kvpool.index.parts import PART_CHUNKS, Parts, Step, part_chunks
 from kvpool.index.sessions import EngineSession
 from kvpool.journal.journal import Journal
+from kvpool.key_column import KeyColumn
 from kvpool.pool.announcements import Announcement, Announcements
 from kvpool.pool.readers.readers import Readers
-from kvpool.pool.writers.retention import Retention, part_of
+from kvpool.pool.writers.retention import Retention
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.verbs import ENGINE, OPERATOR, verb
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import DURATION_BYTES, KEY_BYTES, PRIORITY_MAX, ConnectionId, LeaseId, RetainState
+from kvpool.types import DURATION_BYTES, PRIORITY_MAX, ConnectionId, LeaseId, RetainState
 
 LAYOUTS_MAX = 256  # a frame has room for a few thousand items
 DURATION_S_MAX = ((1 << 32) - 1) / 1000
 
 
 class HintHandlers:
-    """See the module. `on_due`: schedules the pool's expiry; `on_retained`: priorities may lapse that were set now."""
+    """See the module. `on_due`: schedules the pool's expiry; `on_retained`: called when priorities were set, which may
+    expire."""
 
     def __init__(
         self,
         directory: kvpool_native.Directory,
         view: kvpool_native.IndexView,
         namespaces: Namespaces,
-        tiering: Tiering | None,
+        tiering: Tiering,
         journal: Journal,
         clock: Clock,
         config: Config,
@@ -51,12 +53,11 @@ class HintHandlers:
         self._tiering = tiering
         self._journal = journal
         self._on_due = on_due
-        self._on_retained = on_retained
-        self._retention = Retention(directory, tiering.demotions if tiering else None, tiering)
+        self.retention = Retention(directory, tiering, on_retained)
         self._announcements = Announcements(
             directory,
             view,
-            tiering.promotions if tiering else None,
+            tiering,
             bytes_max=int(config.dram.capacity * config.dram.announced_share),
             ttl_ns=int(config.dram.announced_ttl * NS_PER_S),
         )
@@ -67,84 +68,80 @@ class HintHandlers:
         return self._announcements.holds
 
     def change_ttl(self, ttl_ns: int) -> None:
-        """Have announcements that are made from now on be kept for another time."""
+        """Change the time to live of announcements made from now on."""
         self._announcements.change_ttl(ttl_ns)
 
+    @verb(m.Retain, roles=ENGINE)
     def retain(self, session: EngineSession, request: m.Retain) -> Parts[m.Retained]:
-        """Keep chunks with other priorities from now on, on every rank the session stands for."""
+        """Set the retention of chunks, on every rank the session stands for."""
         ranks = len(session.namespaces)
-        columns.check_keys(request.keys, ranks=ranks)
-        chunks = len(request.keys) // KEY_BYTES // ranks
+        keys = columns.keys_of(request.keys, ranks=ranks)
+        chunks = len(keys) // ranks
         columns.check_retention_columns(chunks, ranks=ranks)
         columns.check_retention(request.priorities, request.durations, chunks)
         states = b""
         while True:
-            part = slice(len(states), len(states) + part_chunks(ranks))
-            keys = part_of(request.keys, ranks, part)
-            durations = request.durations[part.start * DURATION_BYTES : part.stop * DURATION_BYTES]
-            priorities = request.priorities[part]
-            states += self._retention.retain(session, keys, priorities, durations, self._clock.now_ns())
-            self._on_retained()
+            first, end = len(states), len(states) + part_chunks(ranks)
+            part = keys.part_of_ranks(ranks, first, end)
+            durations = request.durations[first * DURATION_BYTES : end * DURATION_BYTES]
+            priorities = request.priorities[first:end]
+            states += self.retention.retain(session, part, priorities, durations, self._clock.now_ns())
             if len(states) == chunks:
                 return m.Retained(states)
             yield None
 
+    @verb(m.Demote, roles=ENGINE)
     def demote(self, session: EngineSession, request: m.Demote) -> Parts[m.Retained]:
-        """Write chunks down, and have DRAM give them up first."""
+        """Write chunks to the lower tier, and have DRAM evict them first."""
         ranks = len(session.namespaces)
-        columns.check_keys(request.keys, ranks=ranks)
-        chunks = len(request.keys) // KEY_BYTES // ranks
+        keys = columns.keys_of(request.keys, ranks=ranks)
+        chunks = len(keys) // ranks
         if not 0 <= request.first < chunks:
             raise ProtocolError(f"first is {request.first}, expected 0..{chunks - 1}")
         columns.check_retention_columns(chunks - request.first, ranks=ranks)
         states = b""
         for start in range(0, chunks, part_chunks(ranks)):
-            parent = part_of(request.keys, ranks, slice(start - 1, start)) if start else b""
-            keys = part_of(request.keys, ranks, slice(start, start + part_chunks(ranks)))
-            states += self._retention.demote(session, parent, keys, request.first - start, self._clock.now_ns())
-            self._on_retained()
+            parents = keys.part_of_ranks(ranks, max(0, start - 1), start)
+            part = keys.part_of_ranks(ranks, start, start + part_chunks(ranks))
+            states += self.retention.demote(session, parents, part, request.first - start, self._clock.now_ns())
             yield None
         return m.Retained(states)
 
+    @verb(m.Announce, roles=ENGINE)
     def announce(self, session: EngineSession, request: m.Announce) -> Parts[m.Announced]:
-        """Protect chunks that will be asked for soon, and have those of the slower tier come up."""
-        columns.check_keys(request.keys, ranks=len(session.namespaces))
-        found = yield from self._announcements.find(session, request.keys)
-        entry = self._announcements.announce(session, request.keys, found, self._clock.now_ns())
+        """Protect chunks that will be asked for soon, and have those of lower tiers come up."""
+        keys = columns.keys_of(request.keys, ranks=len(session.namespaces))
+        found = yield from self._announcements.find(session, keys)
+        entry = self._announcements.announce(session, keys, found, self._clock.now_ns())
         if entry is None:
             return m.Announced(0, found)
         clipped = found - entry.chunks
         self._on_due()
         while self._take_part(entry) is Step.MORE:
             yield None
-        if self._tiering is not None and self._announcements.are_waiting:
+        if self._announcements.are_waiting:
             self._tiering.make_room()
         return m.Announced(entry.chunks, clipped)
 
     def retain_keys(self, request: m.RetainKeys) -> Awaitable[m.Retained]:
-        """Keep chunks of whatever namespace with one priority: an operator's order, which lets others in between."""
-        columns.check_keys(request.keys, ranks=1)
-        count = len(request.keys) // KEY_BYTES
-        columns.check_retention_columns(count, ranks=1)
+        """Set one priority for chunks of any namespace: an operator's order, which lets other requests in between."""
+        keys = columns.keys_of(request.keys)
+        columns.check_retention_columns(len(keys), ranks=1)
         if not 0 <= request.priority <= PRIORITY_MAX or not 0.0 <= request.duration_s <= DURATION_S_MAX:
             expected = f"0..{PRIORITY_MAX} and 0..{DURATION_S_MAX:.0f}"
             raise ProtocolError(
                 f"priority is {request.priority} and duration_s {request.duration_s}, expected {expected}"
             )
-        return self._retain_everywhere(request.keys, request.priority, -int(-request.duration_s * 1000 // 1))
+        return self._retain_everywhere(keys, request.priority, -int(-request.duration_s * 1000 // 1))
 
+    @verb(m.AskLayouts, roles=OPERATOR)
     def layouts(self, request: m.AskLayouts) -> m.Report:
-        """The first layouts in which a model has been served: with them an operator makes the keys of a prompt."""
+        """The first layouts in which a model has been served: with them an operator computes the keys of a prompt."""
         entries = self._namespaces.of_model(request.model)[:LAYOUTS_MAX]
         return m.Report({"layouts": [entry.layout.to_wire() for entry in entries]})
 
-    def note_retained(self, keys: bytes, states: bytes) -> None:
-        """A save has said with what these chunks are to be kept."""
-        self._retention.remember_in_lower_tier(keys, states)
-        self._on_retained()
-
     def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
-        """A connection has leased what it may have announced."""
+        """A connection has leased chunks that it may have announced."""
         if not len(self._announcements):
             return
         lease = readers.find(session, LeaseId(lease_id))
@@ -153,8 +150,8 @@ class HintHandlers:
         self._announcements.note_use(session.connection, hold, lease.chunks, self._clock.now_ns())
 
     def note_room(self) -> None:
-        """Something has moved between the tiers, or memory is there that was not."""
-        for entry in self._announcements.to_advance() if self._tiering is not None else ():
+        """Chunks have moved between the tiers, or memory has become ready."""
+        for entry in self._announcements.to_advance() if self._tiering else ():
             self._take_part(entry)
 
     def drop_owner(self, connection: ConnectionId) -> None:
@@ -162,7 +159,7 @@ class HintHandlers:
         self._announcements.drop_owner(connection, self._clock.now_ns())
 
     def expire(self) -> bool:
-        """End announcements whose time is over. Whether any are left."""
+        """End expired announcements. Whether any are left."""
         self._announcements.expire(self._clock.now_ns())
         self.note_room()
         return len(self._announcements) > 0
@@ -181,20 +178,18 @@ class HintHandlers:
 
     def _take_part(self, entry: Announcement) -> Step:
         self._journal.keep_up()
-        with self._tiering.protecting(True) if self._tiering else contextlib.nullcontext():
+        with self._tiering.protecting(True):
             return self._announcements.take_part(entry, self._clock.now_ns())
 
-    async def _retain_everywhere(self, keys: bytes, priority: int, duration_ms: int) -> m.Retained:
-        count = len(keys) // KEY_BYTES
-        states = bytearray([RetainState.ABSENT]) * count
+    async def _retain_everywhere(self, keys: KeyColumn, priority: int, duration_ms: int) -> m.Retained:
+        states = bytearray([RetainState.ABSENT]) * len(keys)
         for namespace in self._namespaces.all():
             absent = [number for number, state in enumerate(states) if state == RetainState.ABSENT]
             for start in range(0, len(absent), PART_CHUNKS):
                 part = absent[start : start + PART_CHUNKS]
-                named = b"".join(keys[number * KEY_BYTES : (number + 1) * KEY_BYTES] for number in part)
-                found = self._retention.retain_in(namespace, named, priority, duration_ms, self._clock.now_ns())
+                now_ns = self._clock.now_ns()
+                found = self.retention.retain_in(namespace, keys.chosen(part), priority, duration_ms, now_ns)
                 for number, state in zip(part, found, strict=True):
                     states[number] = state
-                self._on_retained()
                 await asyncio.sleep(0)
         return m.Retained(bytes(states))

@@ -1,6 +1,6 @@
-"""Verbs on leases that are there: release, renewal, tickets, and reports that a leased chunk is bad.
+"""Lease verbs: release, renewal, tickets, and reports that a leased chunk is bad.
 
-What takes leases is `chains`. Control thread only.
+`chains` grants leases. Control thread only.
 """
 
 from kvpool.checks.dram_check import DramCheck
@@ -11,6 +11,8 @@ from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.readers.readers import Readers
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records import one_way
+from kvpool.protocol.verbs import ENGINE, verb
 
 
 class LeaseVerbs:
@@ -25,37 +27,43 @@ class LeaseVerbs:
         self._dram_check = dram_check
         self._clock = clock
 
-    def release(self, session: EngineSession, lease: int) -> m.Done:
+    @verb(m.Release, one_way.DropLease, roles=ENGINE)
+    def release(self, session: EngineSession, request: m.Release | one_way.DropLease) -> m.Done:
         """End a lease."""
-        self._readers.release(session, lease, self._clock.now_ns())
+        self._readers.release(session, request.lease, self._clock.now_ns())
         return m.Done()
 
-    def release_each(self, session: EngineSession, leases: bytes) -> m.Done:
+    @verb(one_way.DropLeases, roles=ENGINE)
+    def release_each(self, session: EngineSession, request: one_way.DropLeases) -> m.Done:
         """End the leases of a column."""
-        for lease in columns.unpack_leases(leases):
+        for lease in columns.unpack_leases(request.leases):
             self._readers.release(session, lease, self._clock.now_ns())
         return m.Done()
 
-    def renew(self, session: EngineSession, leases: bytes) -> m.Done:
+    @verb(m.Renew, roles=ENGINE)
+    def renew(self, session: EngineSession, request: m.Renew) -> m.Done:
         """Count leases as used now."""
-        self._readers.renew(session, columns.unpack_leases(leases), self._clock.now_ns())
+        self._readers.renew(session, columns.unpack_leases(request.leases), self._clock.now_ns())
         return m.Done()
 
-    def issue_ticket(self, session: EngineSession, lease: int) -> m.Ticket:
+    @verb(m.IssueTicket, roles=ENGINE)
+    def issue_ticket(self, session: EngineSession, request: m.IssueTicket) -> m.Ticket:
         """A ticket on a lease: a hold of its own for each rank."""
-        ticket = self._readers.issue_ticket(session, lease, self._clock.now_ns())
+        ticket = self._readers.issue_ticket(session, request.lease, self._clock.now_ns())
         self._expiry.schedule()
         return m.Ticket(ticket)
 
-    def claim(self, session: EngineSession, ticket: bytes) -> m.Leased:
+    @verb(m.Claim, roles=ENGINE)
+    def claim(self, session: EngineSession, request: m.Claim) -> m.Leased:
         """A lease from a ticket, for the session's rank, once."""
-        return self._chains.lease(session, self._readers.claim(session, ticket, self._clock.now_ns()))
+        return self._chains.lease(session, self._readers.claim(session, request.ticket, self._clock.now_ns()))
 
-    async def check_reported(self, session: EngineSession, lease_id: int, chunk: int) -> None:
+    @verb(m.ReportCorrupt, roles=ENGINE)
+    async def check_reported(self, session: EngineSession, request: m.ReportCorrupt) -> m.Done:
         """Recompute the checksums of a leased chunk that a client found bad; drop it if it is."""
-        lease = self._readers.find(session, lease_id)
+        lease = self._readers.find(session, request.lease)
         rank = session.layout.rank
-        if lease is None or rank is None or not 0 <= chunk < lease.chunks:
-            return
-        layout = session.own.layout
-        await self._dram_check.check_reported(lease.holds[rank], chunk, layout.chunk_bytes, layout.layers)
+        if lease is not None and rank is not None and 0 <= request.chunk < lease.chunks:
+            layout, hold = session.own.layout, lease.holds[rank]
+            await self._dram_check.check_reported(hold, request.chunk, layout.chunk_bytes, layout.layers)
+        return m.Done()

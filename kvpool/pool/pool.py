@@ -1,7 +1,7 @@
-"""The pool: composes index, tiers and transfer into the verbs that a connection may ask.
+"""Pool: composes index, tiers and transfer into the verbs of a connection.
 
-Decides on the native directory, which is also what clients read; moves no payload itself. Control thread only, but
-for the jobs it hands to the pre-fault and transfer threads, which come back through the event loop.
+Decides on the native directory, which is also what clients read; moves no payload itself. Control thread only, but for the jobs
+of the pre-fault and transfer threads, whose results come back through the event loop.
 
 Invariant: every hold in the directory is in exactly one lease, ticket, announcement or promotion; every pin is of a demotion
 or a check under way.
@@ -10,7 +10,7 @@ or a check under way.
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,31 +31,27 @@ from kvpool.journal.journal import Journal
 from kvpool.layout import Layout
 from kvpool.pool.chains import Chains
 from kvpool.pool.deadlines import HoldExpiry, PriorityExpiry
-from kvpool.pool.demote_all import demote_all
+from kvpool.pool.demote_all import DemoteOrder, demote_all
 from kvpool.pool.flush import FlushOrder, flush
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.lease_verbs import LeaseVerbs
+from kvpool.pool.lower_tiers import PLANNERS, Planner, capacities_of, plan_lower_tiers
 from kvpool.pool.readers.hold_bounds import bound, count_held, held_by_connection
 from kvpool.pool.readers.readers import Readers
 from kvpool.pool.report import (
     Sections,
-    find_shortcomings,
     render_info,
-    render_ssd_classes,
-    render_ssd_info,
     render_stats,
-    warn_of_small_ssd,
 )
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol import usage, verify_walk
+from kvpool.tiering.link import Link
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiering.waiting_room import Room
+from kvpool.tiers.base import ArenaMemory, TierPlan
 from kvpool.tiers.dram.prefault import Prefault
 from kvpool.tiers.dram.tier import DramTier, PageUse, check_chunk_fits, check_memory_fits, plan_geometry
-from kvpool.tiers.ssd.flushed import remember_flushed
-from kvpool.tiers.ssd.plan import SsdPlan, plan_ssd
-from kvpool.tiers.ssd.tier import SsdTier
 from kvpool.transfer.workers import Workers, call_later
 from kvpool.types import EPOCH_BYTES, ConnectionId, Level, Measurements
 
@@ -63,38 +59,35 @@ log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 2
 TRANSFER_QUEUE_SIZE = 1024
-_Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, and whose share they count for
+_Joined = tuple[dict[int, Namespace], int | None]  # a connection's namespaces, and the user whose share counts them
 
 
 class Pool:
-    """Everything one daemon stores, and for whom."""
+    """The pool of one daemon: its chunks, and for whom they are stored."""
 
-    def __init__(self, config: Config, clock: Clock) -> None:
+    def __init__(self, config: Config, clock: Clock, planners: Sequence[Planner] = PLANNERS) -> None:
+        """`planners`: of the tiers below DRAM, the fastest first."""
         self._clock = clock
         self._config = config
         self._started_ns = clock.now_ns()
         self.epoch = os.urandom(EPOCH_BYTES)
-        ssd = plan_ssd(config.ssd) if config.ssd.capacity else None
-        self.geometry = plan_geometry(
-            config.dram.capacity, config.dram.segment, config.dram.max_chunks, ssd.max_chunks if ssd else 0
-        )
-        check_memory_fits(config.dram, ssd.max_chunks if ssd else 0)
-        self._dram = DramTier(self.geometry, huge_pages=config.dram.huge_pages, numa=config.dram.numa)
-        self._directory = kvpool_native.Directory(
-            self._dram.arena, self._dram.index, self.geometry, self.epoch, config.dram.policy
-        )
+        plans = plan_lower_tiers(config, planners)
+        further = sum(plan.max_chunks for plan in plans)
+        self.geometry = plan_geometry(config.dram.capacity, config.dram.segment, config.dram.max_chunks, further)
+        check_memory_fits(config.dram, further)
+        self._dram = DramTier(self.geometry, config.dram, self.epoch)
+        self._directory = self._dram.directory
         server = config.server
         bound(self._directory, config.dram, server.max_chain_chunks, server.user_share)
         is_staged = server.staging_bytes > 0
         self._dram.seal(is_arena_read_only=is_staged)
         self.namespaces, self._joined = Namespaces(self._directory, server.user_share), dict[ConnectionId, _Joined]()
         self._room = Room()
-        self._tiering = self._make_tiering(ssd) if ssd else None
-        promotions = self._tiering.promotions if self._tiering else None
+        self._tiering = self._make_tiering(plans)
         lease_ttl_ns, write_ttl_ns = int(server.lease_ttl * NS_PER_S), int(server.reservation_ttl * NS_PER_S)
-        self.hit_curve = MissRatioCurve(self._directory, dram_bytes=config.dram.capacity, ssd_bytes=config.ssd.capacity)
+        self.hit_curve = MissRatioCurve(self._directory, capacities_of(config))
         self._readers = Readers(
-            self._directory, lease_ttl_ns, server.max_leases, promotions, self.hit_curve, on_backlog=self._end_more
+            self._directory, lease_ttl_ns, server.max_leases, self._tiering, self.hit_curve, on_backlog=self._end_more
         )
         self._writers = Writers(
             self._directory,
@@ -110,8 +103,8 @@ class Pool:
         self._prefault: Prefault | None = None
         self._index_view = view = kvpool_native.IndexView(self._dram.index)
         self._dram_check = DramCheck(self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view))
-        ssd_checksum_jobs = self._tiering.ssd_checksum_jobs if self._tiering else None
-        self._scrub = Scrub(self._directory, self._dram_check, self.namespaces, ssd_checksum_jobs)
+        checksum_jobs = [link.checksum_jobs for link in self._tiering.links]
+        self._scrub = Scrub(self._directory, self._dram_check, self.namespaces, checksum_jobs)
         self.journal = self._make_journal()
         self._expiry = HoldExpiry(config.shortest_ttl, self._readers, self._writers, clock, lambda: self.hints.expire())
         self._priority_expiry = PriorityExpiry(self._directory, self._tiering, clock)
@@ -141,22 +134,18 @@ class Pool:
         self.leases = LeaseVerbs(self._readers, self.chains, self._expiry, self._dram_check, clock)
 
     def reconfigure(self, config: Config) -> None:
-        """Go on with another configuration, which differs in what can change meanwhile alone."""
+        """Continue with another configuration, which differs only in options that can change at run time."""
         self._config = config
         self._readers.change_ttl(int(config.server.lease_ttl * NS_PER_S))
         self._writers.change_ttl(int(config.server.reservation_ttl * NS_PER_S))
         self.hints.change_ttl(int(config.dram.announced_ttl * NS_PER_S))
         self._expiry.change_shortest(config.shortest_ttl)
-        if self._tiering is not None:
-            self._tiering.change_admission(config.ssd)
+        self._tiering.reconfigure(config)
 
     async def start(self) -> None:
         """Give the first segment its pages, so that a save can be served at once; the rest follow in the background."""
         self.journal.watch(asyncio.get_running_loop())
-        if self._tiering is not None:
-            if warning := warn_of_small_ssd(self._config):
-                log.warning("%s", warning)
-            self._tiering.start_opening(lambda model, wire: self.namespaces.open(model, Layout.from_wire(wire)))
+        self._tiering.start()
         if not self._config.dram.prefault:
             for segment in range(self.geometry.segments):
                 self._directory.mark_segment_ready(segment)
@@ -172,12 +161,12 @@ class Pool:
         )
 
     async def stop(self) -> bool:
-        """End the threads; False where one is left waiting for a disk. Chunks in DRAM alone are gone with the process."""
+        """End the threads; False where one is left waiting for a disk. Chunks that only DRAM has end with the process."""
         self._expiry.cancel()
         self._priority_expiry.cancel()
         self.journal.close()
         loop = asyncio.get_running_loop()
-        has_ended = self._tiering is None or await self._tiering.close()
+        has_ended = await self._tiering.close()
         if self._prefault is not None:
             await loop.run_in_executor(None, self._prefault.stop)
         await loop.run_in_executor(None, self._workers.stop)
@@ -186,16 +175,13 @@ class Pool:
     async def demote_all(
         self, timeout_s: float, is_more_coming: Callable[[], bool] | None = None, *, is_forced: bool = True
     ) -> dict[str, int]:
-        """Have the SSD tier keep what DRAM alone has, as far as the time goes: `chunks` written, and those `left`.
+        """Have the lower tiers keep what DRAM alone has, as far as the time goes: `chunks` written, and those `left`.
 
-        `is_more_coming`: of a stop, while saves are still ending. `is_forced`: beyond the write budget. `durable`: a power cut
-        now would take none of the pool's chunks: none is left, and what is on disk is certain there.
+        `is_more_coming`: for a stop, while saves are still ending. `is_forced`: beyond the write budget. `durable`: a power cut
+        now would lose none of the pool's chunks: none is left, and those on disk are synced.
         """
-        count, is_synced = 0, True
-        if self._tiering is not None:
-            count, is_synced = await demote_all(
-                self._tiering, self._clock, timeout_s, is_more_coming, is_forced=is_forced
-            )
+        order = DemoteOrder(timeout_s, is_more_coming, is_forced)
+        count, is_synced = await demote_all(self._tiering, self._clock, order)
         return {"chunks": count, "left": (left := self._directory.count_unsaved()), "durable": is_synced and not left}
 
     def fds(self) -> tuple[int, int]:
@@ -203,11 +189,11 @@ class Pool:
         return self._dram.arena.fd, self._dram.index.fd
 
     def page_use(self) -> PageUse:
-        """What backs the arena."""
+        """The pages that back the arena."""
         return self._dram.page_use(is_settling=self._prefault is not None and self._prefault.is_working)
 
     def on_overdue(self, end: Callable[[ConnectionId], None]) -> None:
-        """Have `end` called for connections that hold slots of a reservation which expired a whole time ago."""
+        """Have `end` called for connections that hold slots of a reservation which expired a whole time to live ago."""
         self._writers.on_overdue = end
 
     @property
@@ -217,13 +203,13 @@ class Pool:
 
     @property
     def is_ending(self) -> bool:
-        """Whether what connections have left behind still holds chunks."""
+        """Whether holds of ended connections are still being released."""
         return self._readers.has_backlog or self._writers.has_backlog
 
     def open_namespaces(self, model: str, layout: Layout, user: int | None = None) -> dict[int, Namespace]:
         """The namespaces of a model and layout, by rank; made where they are new. Raises LayoutMismatch or Refused.
 
-        `user`: whose share they will count for; None: nobody's.
+        `user`: the user whose share counts them; None: no user's.
         """
         check_chunk_fits(layout.chunk_bytes, self._config.dram.capacity)
         self.staged.check_layout(layout)
@@ -232,7 +218,7 @@ class Pool:
     def open_session(
         self, connection: ConnectionId, model: str, layout: Layout, user: int | None = None
     ) -> EngineSession:
-        """What an engine's requests carry along. `user`: whose share what it keeps counts for as well; None: nobody's."""
+        """The session of an engine's requests. `user`: the user whose share counts its holds; None: no user's."""
         namespaces = self.open_namespaces(model, layout, user)
         if user is not None:
             self._directory.join_user(connection, user)
@@ -241,7 +227,7 @@ class Pool:
         return EngineSession(connection, layout, model, namespaces, int(self._config.server.lease_ttl * NS_PER_S))
 
     def count_usage(self, session: EngineSession, column: bytes) -> None:
-        """Add what a client says it did. Raises ProtocolError."""
+        """Add a client's usage report. Raises ProtocolError."""
         self._usage.count_report(session, usage.unpack(column))
 
     def drop_connection(self, connection: ConnectionId) -> None:
@@ -258,26 +244,29 @@ class Pool:
         self.namespaces.leave(namespaces.values(), user)
 
     def end_reading(self, connection: ConnectionId) -> None:
-        """End a connection's leases and announcements before it has ended: nothing is written by them."""
+        """End a connection's leases and announcements before it has ended: they write nothing."""
         self._readers.drop_owner(connection, self._clock.now_ns())
         self._expiry.go_on()
         self.hints.drop_owner(connection)
 
     def held_by_connection(self) -> dict[int, dict[str, int]]:
-        """What each connection holds, by name: leases, reservations, and the bytes of slots that they keep from others."""
+        """What each connection holds, by name: leases, reservations, and the bytes of slots that they protect from eviction."""
         return held_by_connection(self._directory, self._readers, self._writers, self.hints)
 
     def info(self) -> dict[str, Any]:
-        """What the daemon is and uses."""
+        """The daemon's identity and resources."""
         info = render_info(self._config, self.geometry, self.page_use(), epoch=self.epoch, uptime_s=self._uptime_s())
-        return info | (render_ssd_info(self._config, self._tiering.tier) if self._tiering else {}) | self.journal.info()
+        info["tiers"] = ["dram", *(link.lower.name for link in self._tiering.links)]
+        for link in self._tiering.links:
+            info |= link.lower.info()
+        return info | self.journal.info()
 
     def stats(self, connections: dict[str, int]) -> Sections:
         """Counters by section; names never change their meaning."""
         return render_stats(self._config, self.measure(connections))
 
     def measure(self, connections: dict[str, int]) -> Measurements:
-        """Everything that is counted, at one moment; nothing of it changes afterwards."""
+        """All counters, at one moment; the result does not change afterwards."""
         server = {**connections, "uptime_s": int(self._uptime_s()), "transfer_waiting": self._workers.waiting}
         index = {
             **self._readers.stats(),
@@ -300,21 +289,19 @@ class Pool:
             models=self._usage.models(),
             failures=self._usage.failures(),
             events=self.journal.stats(),
-            ssd={} if self._tiering is None else self._tiering.stats(),
-            ssd_classes=[] if self._tiering is None else render_ssd_classes(self._tiering.directory),
+            lower={link.lower.name: link.stats() for link in self._tiering.links},
+            lower_classes={link.lower.name: link.lower.slots.classes() for link in self._tiering.links},
             held=count_held(self._directory, self.namespaces),
         )
 
     def flush(self, model: str | None, older_than_s: float | None, tier: str = "") -> Parts[dict[str, int]]:
-        """Drop what nobody holds, of one model or all, unused for a time or at any age; see `flush`. Raises Refused."""
+        """Drop chunks without holds, of one model or all, unused for a time or at any age; see `flush`. Raises Refused."""
         failpoint.reach("daemon.flush.before", failpoint.refused)
-        tiers = dict(zip(("dram", "ssd"), self._directories(), strict=False))
         order = FlushOrder(model, older_than_s, tier, self._clock.now_ns())
-        remember = partial(remember_flushed, self._tiering.tier.plan.path) if self._tiering else None
-        return flush(tiers, self._index_view, self.namespaces, order, self._note_flushed, remember)
+        return flush(self._directory, self._tiering, self._index_view, self.namespaces, order, self._note_flushed)
 
     def discard(self, key: bytes) -> None:
-        """Drop a chunk that its only user wants no more, held or not; nothing where it is gone."""
+        """Drop a chunk that its only user no longer needs, held or not; nothing where it was evicted."""
         self._directory.discard(key)
 
     def problems(self) -> list[str]:
@@ -322,65 +309,56 @@ class Pool:
         problems = [] if self._workers.is_healthy else ["transfer: the outcome of a job was lost"]
         if self._prefault is not None and self._prefault.failure:
             problems.append(f"dram: pre-faulting ended early: {self._prefault.failure}")
-        return problems + self.journal.problems() + (self._tiering.tier.problems() if self._tiering else [])
+        return problems + self.journal.problems() + self._tiering.problems()
 
     def shortcomings(self) -> list[str]:
-        """What is missing of what was configured, and a restart would not mend, one line each. Any thread."""
-        return find_shortcomings(None if self._tiering is None else self._tiering.tier)
+        """Configured parts that are missing and that a restart would not bring back, one line each. Any thread."""
+        return self._tiering.shortcomings()
 
     def verify(self, *, with_shared: bool = True) -> dict[str, Any]:
-        """Recount every invariant: `problems` (one line each), the number of `chunks` looked at, and the same by tier.
+        """Recount every invariant: `problems` (one line each), the number of `chunks` examined, and the same by tier.
 
-        Takes as long as there are chunks (a second for a million): a daemon has a child process do it, which cannot see what
-        clients map, and looks at that itself (`verify_shared`).
+        Takes a second for a million chunks: a daemon has a child process do it, which cannot see the memory that clients map,
+        and checks that itself (`verify_shared`).
         """
         problems = self._directory.verify(with_shared) + self._readers.verify() + self._writers.verify()
         problems += self.hints.verify() + self.namespaces.verify() + self.journal.verify()
-        holds, pins = self._readers.holds + self.hints.holds, self._dram_check.pins
-        if self._tiering is not None:
-            holds, pins = holds + self._tiering.holds, pins + self._tiering.pins
-            problems += self._tiering.verify(with_shared=with_shared)
-        problems += compare_counts(self._directory, holds, pins)
+        problems += self._tiering.verify(with_shared=with_shared)
+        holds = self._readers.holds + self.hints.holds + self._tiering.holds
+        problems += compare_counts(self._directory, holds, self._dram_check.pins + self._tiering.pins)
         tiers = self._scrub.tiers()
         return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
 
     def verify_shared(self) -> Parts[list[str]]:
-        """Compare records and what clients map, a part at once: broken invariants, one line each."""
+        """Compare records and the memory that clients map, part by part: broken invariants, one line each."""
         return compare_shared(self._directories())
 
     async def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
-        """Read a slice of the chunks at places; see `m.VerifyBytes`. Raises ProtocolError or Refused."""
+        """Verify a slice of the chunks at these records; see `m.VerifyBytes`. Raises ProtocolError or Refused."""
         return (await self._scrub.read(verify_walk.unpack(column), chunks)).to_report()
 
     def _directories(self) -> list[kvpool_native.Directory]:
-        return [self._directory, *([self._tiering.directory] if self._tiering is not None else [])]
+        return [self._directory, *self._tiering.directories]
 
     def _note_flushed(self) -> None:
         self.journal.keep_up()
-        if self._tiering is not None:
-            self._tiering.forget_departed()
+        self._tiering.keep_up()
 
     def _uptime_s(self) -> float:
         return (self._clock.now_ns() - self._started_ns) / NS_PER_S
 
-    def _make_tiering(self, plan: SsdPlan) -> Tiering:
-        tier = SsdTier(plan, self._dram.arena, self._dram.index)
-        self.namespaces.lower_tier = tier.directory
-        return Tiering(
-            self._directory,
-            tier,
-            self.namespaces,
-            self._clock,
-            self._config,
-            max_chunks=self.geometry.max_chunks,
-            on_settled=self._note_room,
-        )
+    def _make_tiering(self, plans: Sequence[TierPlan]) -> Tiering:
+        memory = ArenaMemory(self._dram.arena, self._dram.index)
+        made = [plan.make(memory, self._config, self._clock) for plan in plans]
+        links = [Link(self._dram, tier, self.namespaces, self._clock, self._note_room) for tier in made]
+        return Tiering(self._dram, links, self._clock)
 
     def _make_journal(self) -> Journal:
-        tiers, headers = {Level.DRAM: (self._directory, self.geometry.max_chunks)}, None
-        if self._tiering is not None:
-            tiers[Level.SSD] = (self._tiering.directory, self._tiering.tier.plan.max_chunks)
-            headers = self._tiering.tier.headers if self._config.server.keep_token_ids else None
+        tiers, headers = {Level.DRAM: (self._directory, self.geometry.max_chunks)}, {}
+        for lower in (link.lower for link in self._tiering.links):
+            tiers[lower.level] = (lower.slots.directory, lower.slots.sizes.max_chunks)
+            if self._config.server.keep_token_ids and lower.headers is not None:
+                headers[lower.level] = lower.headers
         journal = Journal(self.epoch, tiers, self.namespaces, self._clock, self._config.events, headers)
         self.namespaces.on_numbers_reused = journal.forget_namespaces
         return journal
@@ -393,7 +371,7 @@ class Pool:
         self._note_room()
 
     def _note_room(self) -> None:
-        """Chunks or segments have moved: whoever waits for room looks again."""
+        """Chunks or segments have moved: wake requests that wait for room."""
         self._room.note()
         self.hints.note_room()
         self._priority_expiry.look()

@@ -1,17 +1,15 @@
-"""Report for operators: the names of `info` and `stats`, and where each number comes from.
+"""Report for operators: the names in `info` and `stats`, and the source of each number.
 
 Names never change their meaning; a new number gets a new name. Pure functions; any thread.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import kvpool_native
 from kvpool.config.config import Config
 from kvpool.tiers.dram.tier import PageUse
-from kvpool.tiers.ssd.status import TierState
-from kvpool.tiers.ssd.tier import SsdTier
 from kvpool.types import Measurements
-from kvpool.units import format_size
 
 Sections = dict[str, dict[str, int | float | str]]
 
@@ -19,11 +17,10 @@ Sections = dict[str, dict[str, int | float | str]]
 def render_info(
     config: Config, geometry: kvpool_native.DirectoryGeometry, pages: PageUse, *, epoch: bytes, uptime_s: float
 ) -> dict[str, Any]:
-    """What is in use on this machine."""
+    """The resources in use on this machine."""
     return {
         "epoch": epoch.hex(),
         "uptime_s": round(uptime_s, 3),
-        "tiers": ["dram"],
         "transport": "shared memory",
         "write_mode": config.server.write_mode,
         "staging_bytes": config.server.staging_bytes,
@@ -45,54 +42,10 @@ def render_info(
     }
 
 
-def render_ssd_info(config: Config, tier: SsdTier) -> dict[str, Any]:
-    """What is in use of an SSD tier."""
-    plan = tier.plan
-    warning = warn_of_small_ssd(config)
-    return {
-        "tiers": ["dram", "ssd"],
-        "ssd_path": str(plan.path),
-        "ssd_state": tier.state.name.lower(),
-        "ssd_reason": tier.state_reason,
-        "ssd_io": tier.backend,
-        "ssd_segments": plan.segments,
-        "ssd_segment_bytes": plan.segment_bytes,
-        "ssd_max_chunks": plan.max_chunks,
-        "ssd_catalogue_bytes": plan.catalogue_bytes,
-        "ssd_write_budget_bytes": config.ssd.write_budget_bytes,
-        **({"ssd_warning": warning} if warning else {}),
-        **({"ssd_disk_warning": tier.disk_warning} if tier.disk_warning else {}),
-    }
-
-
-def find_shortcomings(tier: SsdTier | None) -> list[str]:
-    """What was configured of an SSD tier and is missing since the daemon's start, one line each."""
-    if tier is None or tier.state != TierState.OFFLINE or tier.fileno() >= 0:
-        return []
-    return [f"ssd: it could not be opened: {tier.state_reason}"]
-
-
-def render_ssd_classes(directory: kvpool_native.Directory) -> list[dict[str, int]]:
-    """Slots of an SSD tier by size class, named by the chunks in them: without their headers."""
-    return [
-        {**row, "chunk_bytes": row["chunk_bytes"] - kvpool_native.SSD_HEADER_BYTES}
-        for row in directory.stats()["classes"]
-    ]
-
-
-def warn_of_small_ssd(config: Config) -> str:
-    """What is wrong with an SSD tier that is smaller than DRAM; empty where it is not."""
-    if not 0 < config.ssd.capacity < config.dram.capacity:
-        return ""
-    return (
-        f"ssd.capacity is {format_size(config.ssd.capacity)}, less than dram.capacity {format_size(config.dram.capacity)}: "
-        "it cannot even hold what DRAM has, and a restart loses the rest"
-    )
-
-
 def render_stats(config: Config, measured: Measurements) -> Sections:
     """Counters by section."""
     directory, failures = measured.directory, measured.failures
+    evicted_below = sum(int(counted[f"{name}.evicted_last_copies"]) for name, counted in measured.lower.items())
     return {
         "server": {**measured.server},
         "index": {**measured.index, "pins": directory["held"] + directory["pinned"]},
@@ -112,7 +65,7 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
         },
         "chunks": {
             "stored_chunks": directory["stored_chunks"],
-            "evicted_chunks": int(directory["evicted_chunks"]) + int(measured.ssd.get("ssd.evicted_last_copies", 0)),
+            "evicted_chunks": int(directory["evicted_chunks"]) + evicted_below,
             "evicted_own_class": directory["evicted_own_class"],
             "evicted_other_class": directory["evicted_other_class"],
             "evicted_index_full": directory["evicted_index_full"],
@@ -135,22 +88,30 @@ def render_stats(config: Config, measured: Measurements) -> Sections:
         "held": {**measured.held},
         "usage": _render_usage(measured),
         "events": {**measured.events},
-        **({"ssd": {**measured.ssd, **_render_slots(measured)}} if measured.ssd else {}),
+        **_render_lower(measured),
     }
 
 
-def _render_slots(measured: Measurements) -> dict[str, int | float | str]:
-    """The SSD tier's slots by size class."""
+def _render_lower(measured: Measurements) -> Sections:
+    """A section for each lower tier: what it counts, and its slots by size class."""
+    return {
+        name: {**counted, **_render_slots(name, measured.lower_classes[name])}
+        for name, counted in measured.lower.items()
+    }
+
+
+def _render_slots(name: str, classes: Sequence[Mapping[str, int]]) -> dict[str, int | float | str]:
+    """A tier's slots by size class."""
     slots: dict[str, int | float | str] = {}
-    for row in measured.ssd_classes:
-        name = f"{row['chunk_bytes']}x{row['layers']}"
-        slots[f"ssd.slots_used.{name}"] = row["slots_used"]
-        slots[f"ssd.slots.{name}"] = row["slots"]
+    for row in classes:
+        size = f"{row['chunk_bytes']}x{row['layers']}"
+        slots[f"{name}.slots_used.{size}"] = row["slots_used"]
+        slots[f"{name}.slots.{size}"] = row["slots"]
     return slots
 
 
 def _render_usage(measured: Measurements) -> dict[str, int | float | str]:
-    """What clients did, over all models; as they report it, at most a second late."""
+    """Usage of all models, as clients report it, at most a second late."""
     models, failures = measured.models.values(), measured.failures
     looked_up = sum(model.lookup_tokens for model in models)
     hit = sum(sum(model.hit_tokens) for model in models)

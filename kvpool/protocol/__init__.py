@@ -1,1 +1,1 @@
-"""The wire between daemon, engines and operators: frames, message records, a blocking connection."""
+"""Protocol between daemon, engines and operators: frames, message records, a blocking connection."""

@@ -1,4 +1,4 @@
-"""A blocking connection to the daemon: one request at a time, each with a deadline.
+"""Blocking connection to the daemon: one request at a time, each with a deadline.
 
 Used by the client library and by kvpoolctl. It is not thread-safe: its owner serialises calls. After any exception
 but Refused the connection is unusable and must be closed: an answer may still be on its way.
@@ -26,7 +26,7 @@ from kvpool.protocol.records import operator as om
 from kvpool.router_events.columns import NamespaceNames, unpack_namespaces
 
 Answer = TypeVar("Answer")
-# The daemon gives a slice up before.
+# The daemon's own limit for a slice is shorter.
 SLICE_TIMEOUT_S = 30.0
 _FDS_EXPECTED = 2
 _BUFFER_BYTES = 64 << 10
@@ -62,12 +62,14 @@ class BlockingConnection:
             fault = fault_of_daemon(path, peer_of(self._socket)[1])
             if fault:
                 raise DaemonUnreachable(fault)
-            with contextlib.suppress(BrokenPipeError):  # refused unread, as a full daemon does: its reason can be read
+            with contextlib.suppress(
+                BrokenPipeError
+            ):  # refused before the hello, as by a full daemon: its reason can be read
                 self._send(versions.encode_for(hello, 0, version), deadline)
             self._wait_at_most(deadline.remaining_s())
             self.welcome = self._receive_welcome(deadline)
         except (BlockingIOError, TimeoutError) as error:
-            pid = peer_of(self._socket)[0]  # who listens, where the connection was taken; 0 where nobody takes any
+            pid = peer_of(self._socket)[0]  # the listening process; 0 where nobody accepts
             self.close()
             raise DaemonUnresponsive(_silence(path, pid, self._timeout_s)) from error
         except OSError as error:
@@ -95,14 +97,14 @@ class BlockingConnection:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """End the connection and close descriptors that nobody took. Idempotent."""
+        """End the connection and close descriptors that were not taken over. Idempotent."""
         self._socket.close()
         for fd in self.fds:
             socket.close(fd)
         self.fds = []
 
     def hang_up(self) -> None:
-        """End the connection but keep its descriptor: whoever waits for an answer on another thread learns of it now."""
+        """Shut the connection down but leave its descriptor open, so that a thread that waits for an answer wakes now."""
         with contextlib.suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -122,7 +124,7 @@ class BlockingConnection:
     def call_for_descriptor(
         self, request: object, answer: type[Answer], timeout_s: float | None = None
     ) -> tuple[Answer, int]:
-        """One round trip whose answer a descriptor comes with; the caller closes it. Raises as `call` does."""
+        """One round trip whose answer carries a descriptor; the caller closes it. Raises as `call` does."""
         self._sequence += 1
         deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         fds: list[int] = []
@@ -163,7 +165,7 @@ class BlockingConnection:
         return True
 
     def info(self) -> dict[str, Any]:
-        """What the daemon is and uses."""
+        """The daemon's identity and resources."""
         return self.call(m.AskInfo(), m.Report).values
 
     def stats(self) -> dict[str, dict[str, int | float | str]]:
@@ -176,17 +178,17 @@ class BlockingConnection:
         return self.call(request, m.Report).values
 
     def demote_all(self, timeout_s: float, *, is_forced: bool = True) -> dict[str, Any]:
-        """Write what DRAM alone has to the SSD tier, as far as the write budget goes or (`is_forced`) beyond.
+        """Write chunks that only DRAM has to the SSD tier, within the write budget or (`is_forced`) beyond it.
 
-        Answers `chunks` written that are still there, and `left` in DRAM alone.
+        Answers `chunks` written that are still on disk, and `left` in DRAM alone.
 
-        `durable`: a power cut now would take none of the chunks that the pool has. False when any are left, or a sync of the
-        data or of the catalogue failed or came late.
+        `durable`: a power cut now would lose no chunk of the pool. False when any are left, or a sync of the data or of the
+        catalogue failed or came late.
         """
         return self.call(m.DemoteAll(timeout_s, is_forced), m.Report, timeout_s + self._timeout_s).values
 
     def connections(self) -> dict[str, Any]:
-        """Who is connected and what each holds (`connections`, those that hold the most first), and how many are `left_out`."""
+        """All connections and what each holds (`connections`, those that hold the most first), and how many are `left_out`."""
         return self.call(cm.AskConnections(), m.Report).values
 
     def disconnect(self, connection: int) -> bool:
@@ -205,19 +207,20 @@ class BlockingConnection:
         return self.call(om.Reload(), m.Report).values
 
     def hit_curve(self, capacities: Sequence[int]) -> dict[str, Any]:
-        """What LRU of each capacity would hit of what the daemon is asked for (`hit_rates`), and what that is known from."""
+        """Hit rates that LRU of each capacity would have for the daemon's requests (`hit_rates`), and the sample behind
+        them."""
         return self.call(m.AskHitCurve(hit_curve.pack(capacities)), m.Report).values
 
     def events(self, incarnation: bytes, last: int, wait_s: float = 0.0) -> em.Events:
-        """The events behind id `last` of an incarnation; see `em.AskEvents`."""
+        """The events after id `last` of an incarnation; see `em.AskEvents`."""
         return self.call(em.AskEvents(incarnation, last, wait_s), em.Events, wait_s + self._timeout_s)
 
     def snapshot(self, cursor: int) -> em.SnapshotPage:
-        """A page of what the pool has; see `em.AskSnapshot`."""
+        """A page of the stored chunks; see `em.AskSnapshot`."""
         return self.call(em.AskSnapshot(cursor), em.SnapshotPage)
 
     def chunk_history(self, keys: Sequence[bytes]) -> list[dict[str, Any]]:
-        """What is known of each chunk, as the daemon's journal says it."""
+        """The history of each chunk in the daemon's journal."""
         found: list[dict[str, Any]] = []
         for at in range(0, len(keys), em.HISTORY_KEYS_MAX):
             found += self.call(em.AskChunkHistory(b"".join(keys[at : at + em.HISTORY_KEYS_MAX])), m.Report).values[
@@ -240,7 +243,7 @@ class BlockingConnection:
         return layouts
 
     def retain(self, keys: bytes, priority: int, duration_s: float) -> bytes:
-        """Keep chunks of any model with a priority (duration 0: for good); a `RetainState` for each key."""
+        """Set the priority of chunks of any model (duration 0: no end); a `RetainState` for each key."""
         return self.call(m.RetainKeys(keys, priority, float(duration_s)), m.Retained).states
 
     def check(self) -> dict[str, Any]:
@@ -248,7 +251,7 @@ class BlockingConnection:
         return dict(self.call(m.Check(), m.Report).values)
 
     def verify_bytes(self, column: bytes, chunks: int) -> dict[str, Any]:
-        """Have a slice of chunks read; see `m.VerifyBytes`. `verify_walk.read_all` asks for all of them."""
+        """Have the daemon verify a slice of chunks; see `m.VerifyBytes`. `verify_walk.read_all` requests all slices."""
         return self.call(m.VerifyBytes(column, chunks), m.Report, SLICE_TIMEOUT_S + self._timeout_s).values
 
     def _receive_welcome(self, deadline: Deadline) -> m.Welcome:
@@ -261,7 +264,7 @@ class BlockingConnection:
         return versions.decode_of_any(m.Welcome, values)
 
     def _receive_with(self, fds: list[int], most: int) -> int:
-        """What there is of the next frame into the buffer, its size; descriptors that came along into `fds`."""
+        """Receive a part of the next frame into the buffer, and descriptors into `fds`. Returns the part's size."""
         ancillary_bytes = socket.CMSG_SPACE(most * array.array("i").itemsize)
         try:
             got, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
@@ -275,7 +278,7 @@ class BlockingConnection:
         return got
 
     def _receive(self, got: int, deadline: Deadline) -> tuple[int, int, list[object]]:
-        """The next frame, of which `got` bytes are in the buffer already. Copies per byte: those of decoding."""
+        """Receive the next frame, of which `got` bytes are in the buffer already. Copies per byte: those of decoding."""
         needed = frames.LENGTH.size
         while got < needed or needed == frames.LENGTH.size:
             if got >= frames.LENGTH.size:
@@ -287,12 +290,12 @@ class BlockingConnection:
             if got < needed:
                 got += self._receive_some(got, deadline)
         if got != needed:
-            raise ProtocolError(f"answer is followed by {got - needed} bytes that nobody asked for")
+            raise ProtocolError(f"answer is followed by {got - needed} unexpected bytes")
         with memoryview(self._buffer) as view:
             return frames.decode(view[frames.LENGTH.size : needed])
 
     def _send(self, frame: bytes, deadline: Deadline) -> bool:
-        """All of a frame. Whether it had to wait for the daemon to read."""
+        """Send a whole frame. Whether it had to wait for the daemon to read."""
         try:
             sent = self._socket.send(frame, socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Checks of the columns that requests carry: each raises ProtocolError for one that does not fit, before anything is decoded.
+"""Columns: checks of the columns in requests. Each raises ProtocolError for an invalid one, before anything is decoded.
 
 Pure functions; any thread.
 """
@@ -6,25 +6,29 @@ Pure functions; any thread.
 import numpy as np
 
 from kvpool.errors import ProtocolError
+from kvpool.key_column import KEY_BYTES, KeyColumn, packed_bytes
 from kvpool.protocol.records import messages as m
-from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, KEY_BYTES, PRIORITY_MAX
+from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, PRIORITY_MAX
 
 LEASE_BYTES = 8
 _KEEP = bytes([KEEP_PRIORITY])
 
 
-def check_keys(keys: bytes, *, ranks: int) -> None:
-    """Raises ProtocolError unless `keys` is a column of whole keys for each of `ranks`, within KEYS_MAX."""
-    count, rest = divmod(len(keys), KEY_BYTES * ranks)
-    if rest or not 0 < count * ranks <= m.KEYS_MAX:
-        expected = f"a multiple of {KEY_BYTES * ranks} for at most {m.KEYS_MAX} keys"
-        raise ProtocolError(f"keys column has {len(keys)} bytes, expected {expected}")
+def keys_of(packed: bytes, *, ranks: int = 1, keys_max: int = m.KEYS_MAX) -> KeyColumn:
+    """The keys of a request. Raises ProtocolError unless they are whole, as many for each of `ranks`, within `keys_max`."""
+    size = packed_bytes(ranks)
+    count, rest = divmod(len(packed), size)
+    if rest or not 0 < count * ranks <= keys_max:
+        raise ProtocolError(
+            f"keys column has {len(packed)} bytes, expected a multiple of {size} for at most {keys_max} keys"
+        )
+    return KeyColumn(packed)
 
 
 def check_leaves(leaves: bytes, chunks: int, *, ranks: int) -> None:
     """Raises ProtocolError unless `leaves` has a key for each of `ranks`, and `chunks` on all of them are within KEYS_MAX."""
-    if len(leaves) != ranks * KEY_BYTES:
-        raise ProtocolError(f"leaves column has {len(leaves)} bytes, expected {ranks * KEY_BYTES}")
+    if len(leaves) != packed_bytes(ranks):
+        raise ProtocolError(f"leaves column has {len(leaves)} bytes, expected {packed_bytes(ranks)}")
     if not 0 < chunks * ranks <= m.KEYS_MAX:
         raise ProtocolError(f"chunks is {chunks}, expected 1..{m.KEYS_MAX // ranks}")
 
@@ -37,19 +41,20 @@ def unpack_leases(column: bytes) -> list[int]:
     return leases
 
 
-def check_reserve(request: m.Reserve) -> None:
-    """Raises ProtocolError unless the columns fit each other."""
-    check_keys(request.keys, ranks=1)
+def check_reserve(request: m.Reserve) -> KeyColumn:
+    """The keys of a Reserve. Raises ProtocolError unless the columns fit each other."""
+    keys = keys_of(request.keys)
     if len(request.parent) not in (0, KEY_BYTES):
         raise ProtocolError(f"parent key has {len(request.parent)} bytes, expected none or {KEY_BYTES}")
     if request.priorities or request.durations:
-        check_retention(request.priorities, request.durations, len(request.keys) // KEY_BYTES)
+        check_retention(request.priorities, request.durations, len(keys))
+    return keys
 
 
 def check_retention_columns(chunks: int, *, ranks: int) -> None:
-    """Raises ProtocolError unless a wish about this many chunks on each of `ranks` is within WISHES_MAX."""
+    """Raises ProtocolError unless a request about this many chunks on each of `ranks` is within RETAIN_KEYS_MAX."""
     if not 0 < chunks * ranks <= m.RETAIN_KEYS_MAX:
-        raise ProtocolError(f"{chunks} chunks are wished about, expected 1..{m.RETAIN_KEYS_MAX // ranks}")
+        raise ProtocolError(f"{chunks} chunks are named, expected 1..{m.RETAIN_KEYS_MAX // ranks}")
 
 
 def check_retention(priorities: bytes, durations: bytes, count: int) -> None:

@@ -8,7 +8,7 @@ arrays or maps over the limits are refused by the decoder, and so is a frame of 
 arrays and maps: a mebibyte of empty maps would take the control thread 50 ms. Columns (keys, offsets, checksums) travel
 packed in one bin field each: 512 keys decode in 2 µs so, against 93 µs as 512 objects.
 
-Holds no socket. Owned by whoever reads the connection.
+Holds no socket. Owned by the reader of the connection.
 """
 
 import struct
@@ -21,9 +21,9 @@ from kvpool.errors import ProtocolError
 FRAME_BYTES_MAX = 1 << 20
 LENGTH = struct.Struct("<I")
 ITEMS_MAX = 4096
-# A body of so many bytes is copied sooner than a view of it is made.
+# Below this size, copying a body is faster than making a view of it.
 COPIED_BYTES_MAX = 1024
-# Of what one read brought, as much may be kept though it was taken, so that small frames are not copied time and again.
+# Bytes of decoded frames that may stay in the buffer, so that small frames are not copied again and again.
 TAKEN_BYTES_KEPT = 16 << 10
 
 
@@ -69,10 +69,10 @@ def check_length(length: int) -> None:
 
 
 class FrameReader:
-    """Cuts a byte stream into frames, one when it is asked for: frames that wait cost their bytes and nothing more.
+    """Cuts a byte stream into frames, one at a call: frames that wait cost only their bytes.
 
-    Invariant: `_buffer` from `_start` on begins with a frame, and holds what arrived and was not taken: where nothing was
-    left, the very bytes that came, uncopied. Its owner adds nothing while whole frames wait, but for what one read brings.
+    Invariant: `_buffer` from `_start` on begins with a frame, and holds bytes that arrived and were not decoded: where nothing
+    was left over, the received bytes themselves, uncopied. Its owner adds at most one read while whole frames wait.
     """
 
     __slots__ = ("_buffer", "_start")
@@ -83,11 +83,11 @@ class FrameReader:
 
     @property
     def waiting(self) -> int:
-        """Bytes that arrived and were not taken."""
+        """The number of bytes that arrived and were not decoded."""
         return len(self._buffer) - self._start
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, list[object]]]:
-        """Take `data`, and hand out the complete frames. Raises ProtocolError at the first bad one."""
+        """Add `data`, and return the complete frames. Raises ProtocolError at the first bad one."""
         self.add(data)
         while (frame := self.next()) is not None:
             yield frame
@@ -125,7 +125,7 @@ class FrameReader:
         return frame
 
     def _cut(self) -> None:
-        """Let go of what was taken, where nothing is left or it is much: whoever is silent from now on costs no more."""
+        """Drop decoded bytes where nothing is left, or where they are many, so that an idle connection costs no memory."""
         if self._start == len(self._buffer):
             self._buffer, self._start = b"", 0
         elif self._start > TAKEN_BYTES_KEPT and self.waiting < self._start:
@@ -141,12 +141,12 @@ class _ItemLimit:
         self._left = ITEMS_MAX
 
     def take_list(self, items: list[object]) -> list[object]:
-        """An array is complete."""
+        """Count a complete array."""
         self._take(len(items))
         return items
 
     def take_map(self, items: dict[str, object]) -> dict[str, object]:
-        """A map is complete."""
+        """Count a complete map."""
         self._take(len(items))
         return items
 

@@ -1,4 +1,4 @@
-"""The sizes that `AskHitCurve` asks about: a column of u64 bytes, CAPACITIES_MAX at most. Any thread."""
+"""Capacities in `AskHitCurve`: a column of u64 bytes, CAPACITIES_MAX at most. Any thread."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The column of a usage report: u64 little endian, in the order below.
+"""Usage report as a column: u64 little endian, in the order below.
 
     lookups, chunks looked up, loads,
     chunks hit by level, chunks loaded by level, failed loads by `LoadReason`, declined chunks as `CLIENT_DECLINES`

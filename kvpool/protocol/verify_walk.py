@@ -1,7 +1,7 @@
-"""Addresses of chunks in tiers, for checks of their bytes: a tier's level and a slot's number in it, a word for each.
+"""Walk over chunk records, for checks of their bytes: a tier's level and the index of a record in its directory, one word each.
 
-A check of everything asks for all places one after the other, a sample for drawn ones; both ask slice by slice, so that no
-request takes long and a check ends with its connection. What is stored while a check goes on may escape it. Any thread.
+A full check requests all records in order, a sample drawn ones; both go slice by slice, so that no request takes long and a
+check ends with its connection. Chunks stored during a check may be left out. Any thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,11 +18,11 @@ _WORD = np.dtype("<u8")
 _LEVEL_SHIFT = 32
 _NUMBERS = 1 << 31
 
-# Asks for one slice of places, `chunks` at most: the fields of the answer to `VerifyBytes`.
+# Requests one slice of records, `chunks` at most: the fields of the answer to `VerifyBytes`.
 AskSlice = Callable[[bytes, int], Mapping[str, Any]]
 # Called after each slice with the chunks read so far.
 Advance = Callable[[int], None]
-# By tier: `chunks` and `records`, as the answer to `Check` has them.
+# By tier: `chunks` and `places` (the number of records), as the answer to `Check` has them.
 Tiers = Mapping[str, Mapping[str, int]]
 
 
@@ -32,24 +32,24 @@ def pack(records: list[int]) -> bytes:
 
 
 def unpack(column: bytes) -> list[tuple[Level, int]]:
-    """The places of a column. Raises ProtocolError."""
+    """The records of a column. Raises ProtocolError."""
     if len(column) % _WORD.itemsize or len(column) > RECORDS_MAX * _WORD.itemsize:
         raise ProtocolError(f"places column has {len(column)} bytes, expected 8 each for at most {RECORDS_MAX} places")
     words = np.frombuffer(column, _WORD).tolist()
     records = [divmod(word, 1 << _LEVEL_SHIFT) for word in words]
-    if any(level not in (Level.DRAM, Level.SSD) or number >= _NUMBERS for level, number in records):
-        raise ProtocolError("a place is in no tier that has any")
+    if any(level not in list(Level) or number >= _NUMBERS for level, number in records):
+        raise ProtocolError("a place is in no tier that has records")
     return [(Level(level), number) for level, number in records]
 
 
 def every(tiers: Tiers) -> Iterator[int]:
-    """All places, tier after tier."""
+    """All records, tier after tier."""
     for name, counts in tiers.items():
         yield from (_word(name, number) for number in range(counts["places"]))
 
 
 def drawn(tiers: Tiers, seed: int) -> Iterator[int]:
-    """All places in a random order, each one as likely as any other to come next. Takes memory only for what is drawn."""
+    """All records in a random order, uniformly. Takes memory only for those that are drawn."""
     generator = np.random.default_rng(seed)
     total = sum(counts["places"] for counts in tiers.values())
     swapped: dict[int, int] = {}
@@ -69,7 +69,7 @@ def read_all(
 ) -> dict[str, Any]:
     """Have chunks read slice by slice: how many were `verified`, their `bytes`, and the `corrupt` ones.
 
-    `refusal` says why it ended before it was through, where it did.
+    `refusal`: why it ended early, if it did.
     """
     found: dict[str, Any] = {"verified": 0, "bytes": 0, "corrupt": [], "refusal": ""}
     batch = list(islice(records, RECORDS_MAX))

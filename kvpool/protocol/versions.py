@@ -1,12 +1,12 @@
-"""Versions of the local protocol: which a connection speaks, and what a peer of an earlier one is told.
+"""Versions of the local protocol: the one that a connection uses, and the values that a peer of an earlier version gets.
 
-A client's hello says the oldest and the newest version that it speaks, the welcome which one the daemon has chosen: the newest
-that both speak. Towards a peer of an earlier version a record is cut to the fields that it had, and a value that the peer does
-not know becomes one that it does. docs/protocol.md says what makes a new version. Pure functions; any thread.
+A client's hello has the oldest and the newest version that it speaks, the welcome the one that the daemon has chosen: the
+newest that both speak. Towards a peer of an earlier version a record is cut to the fields that it had, and a value that the
+peer does not know becomes one that it does. docs/protocol.md defines what makes a new version. Pure functions; any thread.
 
     1  as recorded in tests/golden/protocol_1.txt
     2  a range in Hello, the choice in Welcome; DropLease, DropLeases and DropReservation; Batch; AskConnections, Disconnect,
-       LogLevel and Reload; whether WriteDown keeps to the write budget
+       LogLevel and Reload; whether DemoteAll respects the write budget
 """
 
 from dataclasses import MISSING, fields, replace
@@ -35,9 +35,9 @@ SINCE: dict[type[Any], int] = {
     om.LogLevel: 2,
     om.Reload: 2,
 }
-# How many fields a record had up to a version; those behind have defaults.
+# How many fields a record had up to a version; later fields have defaults.
 FIELDS_UP_TO: dict[type[Any], tuple[int, int]] = {m.Hello: (1, 5), m.Welcome: (1, 10), m.DemoteAll: (1, 1)}
-# What clients up to a version make of a state that came later: the nearest one that they know.
+# Replacement of a later state for clients up to a version: the nearest one that they know.
 _STATES_UP_TO_1 = bytes.maketrans(
     bytes([SaveState.SHARE, SaveState.STOPPING]), bytes([SaveState.FULL, SaveState.NOT_READY])
 )

@@ -2,8 +2,8 @@
 
 A block's hash is the last eight bytes, big endian, of 32: of the chunk's key for its last block, and of a hash over key and
 number for each one before. So the hash of the last block of a chunk is what the next chunk's first one follows, and the hashes
-of a chunk can be told from its key alone when it goes. They say nothing of tokens: routers hash those themselves. Two chunks
-that begin with the same tokens share no hash, and the end of one says nothing of the other.
+of a chunk can be published from its key alone when it is removed. They do not depend on tokens: routers hash those themselves.
+Two chunks that begin with the same tokens share no hash, and the removal of one does not imply that of the other.
 
 Pure functions; any thread.
 """
@@ -11,9 +11,7 @@ Pure functions; any thread.
 import numpy as np
 
 import kvpool_native
-from kvpool.types import KEY_BYTES
-
-_KEY_WORDS = KEY_BYTES // 8
+from kvpool.key_column import KeyColumn
 
 
 def block_hash(key: bytes) -> int:
@@ -29,11 +27,12 @@ def block_hashes(key: bytes, count: int) -> list[int]:
 
 def hashes_of(keys: bytes, count: int) -> list[int]:
     """The hashes of the `count` blocks of each of several chunks, in order. `keys`: packed."""
-    if count == 1:
-        hashes: list[int] = np.frombuffer(keys, ">u8")[_KEY_WORDS - 1 :: _KEY_WORDS].tolist()
+    column = KeyColumn(keys)
+    if count == 1 and len(column):
+        words = np.frombuffer(keys, ">u8").reshape(len(column), -1)
+        hashes: list[int] = words[:, -1].tolist()
         return hashes
-    every = (keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))
-    return [block for key in every for block in block_hashes(key, count)]
+    return [block for key in column for block in block_hashes(key, count)]
 
 
 def blocks_of(chunk_tokens: int, block_tokens: int) -> int:

@@ -1,8 +1,8 @@
 """Puts the chunks of a snapshot in an order in which parents come before children, while events go on.
 
-Pages come in the order of places in memory, which says nothing of chains. A chunk whose parent has not been told waits for it;
-what happens to it meanwhile is noted, so that what is told late is what is true then. At most `waiting_max` wait: then the
-oldest ones are told before their parents, which a reader may not understand and gets right when they go.
+Pages come in the order of records in memory, which is not that of chains. A chunk whose parent has not been published waits for
+it; its changes meanwhile are noted, so that it is published in its state of that moment. At most `waiting_max` wait: then the
+oldest ones are published before their parents, which a reader may ignore, and corrects when they are removed.
 
 One thread. Invariant: `_waiting` holds exactly the chunks in the lists of `_children`.
 """
@@ -27,7 +27,7 @@ class SnapshotOrder:
         self._children: dict[bytes, list[bytes]] = {}
 
     def admit(self, chunks: Iterable[StoredChunk]) -> list[StoredChunk]:
-        """Take a page; what can be told now, in order."""
+        """Take a page. Returns the chunks that can be published now, in order."""
         ready: list[StoredChunk] = []
         for chunk in chunks:
             if chunk.parent and block_hash(chunk.parent) not in self._admitted:
@@ -59,7 +59,7 @@ class SnapshotOrder:
         return rest
 
     def _admit(self, chunk: StoredChunk, ready: list[StoredChunk]) -> None:
-        """Tell a chunk and whatever has waited for it; without recursion, since chains are long."""
+        """Admit a chunk and all that have waited for it; without recursion, because chains are long."""
         todo = [chunk]
         while todo:
             now = todo.pop()

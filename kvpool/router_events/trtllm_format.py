@@ -2,8 +2,8 @@
 
 A chunk is a block: its `block_hash` is the last eight bytes of its key as a number, `cache_level` the number of the fastest
 tier that has it (`Level`), `cache_salt` the tag of its salt. With `block_tokens` a chunk is cut into its blocks. What this form
-has no word for (a chunk that has come to a slower tier besides) changes nothing and gives an event with nothing in it but its
-id. Pure functions; any thread.
+has no word for (a chunk that a lower tier has besides) changes nothing and gives an event with nothing in it but its id. Pure
+functions; any thread.
 """
 
 from typing import Any

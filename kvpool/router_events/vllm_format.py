@@ -5,7 +5,7 @@
 
 A chunk is one block or, with `block_tokens`, as many as it has of that size; each tier is a medium. An event that gains a tier
 is a BlockStored there, one that loses a tier a BlockRemoved; other updates have no word here. Chunks whose token ids are not
-known are not told: no router could use them. Of a model over several ranks rank 0 stands for all.
+known are not published: no router could use them. Of a model over several ranks rank 0 stands for all.
 
 An adapter is `lora_name`, and stands in `extra_keys` as it does in vLLM's; a salt's tag stands behind it for the first block
 of a prompt, where vLLM has the salt itself, and in maps as `cache_salt` of every event, as Dynamo reads it.
@@ -55,7 +55,7 @@ class TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class EventForm:
-    """How events are told."""
+    """The form of events."""
 
     is_positional: bool = False
     block_tokens: int = 0
@@ -76,7 +76,7 @@ class EventForm:
         return self.events_of(event._replace(adapter=chunk.adapter, salt_tag=chunk.salt_tag), layout)
 
     def all_cleared(self) -> WireEvent:
-        """Nothing of what was told before counts any more."""
+        """The event that voids all earlier ones."""
         return ["AllBlocksCleared"] if self.is_positional else {"type": "AllBlocksCleared"}
 
     def _stored(self, event: Event, chunk_tokens: int, blocks: int, medium: str) -> WireEvent:
@@ -132,7 +132,7 @@ class Batch:
 
 
 def batches(outgoing: Iterable[tuple[str, list[WireEvent]]]) -> list[Batch]:
-    """Cuts what is told under topics into messages, in its order."""
+    """Cuts the events of topics into messages, in order."""
     done: list[Batch] = []
     events: list[WireEvent] = []
     stored: set[int] = set()
@@ -159,7 +159,7 @@ def _packed(packer: msgpack.Packer, value: object) -> bytes:
 
 
 def _extra_keys(event: Event, blocks: int) -> list[list[str] | None] | None:
-    """What besides tokens tells each block from others; None where nothing does."""
+    """What besides tokens distinguishes each block from others; None where nothing does."""
     if not event.adapter and not event.salt_tag:
         return None
     every = [event.adapter] if event.adapter else []

@@ -1,1 +1,1 @@
-"""The daemon's borders: the local socket and the process around it."""
+"""The daemon's process: its local socket, health, metrics and events."""

@@ -1,15 +1,16 @@
-"""Room for connections in the process's limit of file descriptors. Main thread, at the start."""
+"""Limit of file descriptors, and the number of connections that fit it. Main thread, at the start."""
 
 import logging
 import resource
 
 from kvpool.config.config import Config
 from kvpool.errors import ConfigError
-from kvpool.tiers.ssd.plan import plan_ssd
+from kvpool.pool.lower_tiers import plan_lower_tiers
 
 log = logging.getLogger(__name__)
 
-# The daemon's own: memory, sockets, pipes, logs, its catalogue, connections of HTTP and ZMQ. A running one has 30 to 60.
+# Descriptors of the daemon itself: memory, sockets, pipes, logs, its catalogue, connections of HTTP and ZMQ. A running one has
+# 30 to 60.
 OWN_DESCRIPTORS = 192
 CONNECTIONS_MIN = 8
 
@@ -23,11 +24,12 @@ def raise_limit() -> int:
 
 
 def fit_connections(config: Config, limit: int) -> int:
-    """`server.max_connections`, or as many as a limit of descriptors has room for beside the segment files, which is warned of.
+    """`server.max_connections`, or as many as fit the limit beside the segment files, with a warning.
 
-    Raises ConfigError where hardly any has room.
+    Raises ConfigError where only a few fit.
     """
-    segments = plan_ssd(config.ssd).segments if config.ssd.capacity else 0
+    plans = plan_lower_tiers(config)
+    segments = sum(plan.descriptors for plan in plans)
     each = 2 if config.server.staging_bytes else 1
     wanted = config.server.max_connections
     needed = OWN_DESCRIPTORS + segments + each * wanted
@@ -39,7 +41,9 @@ def fit_connections(config: Config, limit: int) -> int:
         f"and the process may have {limit} (LimitNOFILE= of the unit, ulimit -n)"
     )
     if fitting < min(CONNECTIONS_MIN, wanted):
-        raise ConfigError([f"{what}: raise the limit, or ssd.segment"])
+        raise ConfigError(
+            [f"{what}: {', or '.join(['raise the limit', *(plan.descriptors_option for plan in plans)])}"]
+        )
     log.warning(
         "%s: %d connections are served at a time; raise the limit, or lower server.max_connections", what, fitting
     )

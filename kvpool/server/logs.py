@@ -1,8 +1,8 @@
-"""Lines of the log as whoever reads them wants them: with a priority for the journal, with a time for everybody else.
+"""Log lines: with a priority for systemd's journal, with a time for all other readers.
 
 The journal adds times and shows colours by priority, which a line begins with (`<3>`); it names the stream in JOURNAL_STREAM,
 and only where standard error is that stream are lines written so. Characters that move a terminal's cursor, or make one line
-look like two, are shown as escapes, whoever brought them in: names of models come from clients. Any thread.
+look like two, are shown as escapes: names of models come from clients. Any thread.
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import TextIO
 
 from kvpool.escaping import escaped
 
-# Of syslog: what the journal filters by.
+# Syslog priorities, by which the journal filters.
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 ERROR_PRIORITY = f"<{PRIORITIES[logging.ERROR]}>"
 
@@ -25,7 +25,7 @@ class LineFormatter(logging.Formatter):
         message = escaped(record.getMessage())
         lines = [f"{record.name} {message}"]
         if record.exc_info:
-            # Indented: what an exception says in several lines looks like no message.
+            # Indented, so that the lines of an exception do not look like messages.
             lines += [f"  {escaped(line)}" for line in self.formatException(record.exc_info).split("\n")]
         return "\n".join(self._lead(record) + line for line in lines)
 

@@ -1,8 +1,8 @@
-"""Operators: who may say `admin`. Decided by what the kernel says of the process at the other end, not by what that says.
+"""Operators: the peers that may have the role `admin`. Decided by the kernel's credentials of the peer, not by its own word.
 
 Root, the daemon's own user, and members of `server.admin_group`, by the primary or a supplementary group that the process had
-when it connected. An engine's user is none of these, so that what an engine's code can ask for is bounded: its own model's
-chunks, no flush of others', no one else's events. Pure; any thread.
+when it connected. An engine's user is none of these, so that an engine's requests are limited to its own model: no flush and no
+events of other models. Pure; any thread.
 """
 
 from kvpool.errors import Refused
@@ -24,7 +24,7 @@ class Operators:
         return peer.uid in self._uids or (self._group is not None and self._group in (peer.gid, *peer.groups))
 
     def check(self, peer: Peer) -> None:
-        """Raises Refused for anybody else, and says what to do."""
+        """Raises Refused for anybody else, with what to do."""
         if self.include(peer):
             return
         whose = f"members of group {self._group} (server.admin_group)" if self._group is not None else "no group"

@@ -1,7 +1,7 @@
-"""Reading the configuration again while the daemon serves: what can change does, what cannot is named, a fault changes nothing.
+"""Reload of the configuration while the daemon serves: options that can change do, others are named, a fault changes nothing.
 
-    asked (SIGHUP, an operator) ──► read and checked whole ──fault──► nothing changes, every fault is said
-                                            └──► options in LIVE take effect ──► each change is said
+    requested (SIGHUP, an operator) ──► read and checked ──fault──► nothing changes, every fault is logged
+                                            └──► options in LIVE take effect ──► each change is logged
                                                  all others: "needs a restart", and so at each further reading
 
 The file and the overrides are those of the start. Control thread only; the files are read in an executor. Readings follow one
@@ -21,7 +21,7 @@ from kvpool.errors import ConfigError
 from kvpool.units import format_duration
 
 log = logging.getLogger(__name__)
-log.setLevel(logging.INFO)  # whatever log.level says: somebody has asked for it
+log.setLevel(logging.INFO)  # at every log.level: an operator has requested it
 
 # CURVE keys of routers, and the option that names their file. They are read again whether or not it has changed.
 EventKeys = frozenset[bytes]
@@ -30,7 +30,7 @@ ROUTER_KEYS = "events.curve_clients_file"
 
 @dataclass(frozen=True, slots=True)
 class LiveOption:
-    """An option that can change while the daemon serves: how its value is shown, and for what the new one counts."""
+    """An option that can change while the daemon serves: how its value is shown, and where the new one applies."""
 
     show: Callable[[Any], str] = str
     counts_for: str = ""
@@ -39,7 +39,8 @@ class LiveOption:
 LIVE = {
     "log.level": LiveOption(),
     "server.lease_ttl": LiveOption(
-        format_duration, "leases from their next use on; engines that are connected keep at least what they were told"
+        format_duration,
+        "leases from their next use on; connected engines retain at least the time that they were given",
     ),
     "server.reservation_ttl": LiveOption(format_duration, "saves that begin from now on"),
     "server.handshake_timeout": LiveOption(format_duration, "connections from now on"),
@@ -53,7 +54,7 @@ LIVE = {
 
 @dataclass(frozen=True, slots=True)
 class ReloadResult:
-    """What one reading has done: `changed`, a line for each option; `restart`, the options that wait for a restart."""
+    """Result of one reload: `changed`, a line for each option; `restart`, the options that wait for a restart."""
 
     changed: tuple[str, ...]
     restart: tuple[str, ...]
@@ -64,9 +65,9 @@ class ReloadResult:
 
 
 class Reload:
-    """See the module. `read` reads files and overrides, `read_keys` the keys of the routers that may connect (None: nobody
-    is asked for one). `apply` has a configuration take effect, `let_in` such keys; `on_turn` hears when a reading begins
-    (True) and ends.
+    """See the module. `read` reads files and overrides, `read_keys` the keys of the routers that may connect (None: keys are
+    not required). `apply` puts a configuration into effect, `let_in` such keys; `on_turn` is called when a reload begins (True)
+    and ends.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Reload:
         self._is_waiting = False
 
     def ask(self) -> None:
-        """Read again soon, and log what came of it."""
+        """Reload soon, and log the result."""
         if not self._is_waiting:
             self._is_waiting = True
             self._asked = asyncio.get_running_loop().create_task(self._run_logged())
@@ -125,7 +126,7 @@ class Reload:
         try:
             await self.run()
         except ConfigError:
-            return  # logged, and nobody waits for the answer
+            return  # logged, without an answer to anybody
         except (OSError, ValueError, MemoryError) as error:
             log.error("the configuration is not reloaded, nothing is changed: %s: %s", type(error).__name__, error)
 

@@ -1,85 +1,133 @@
-"""Requests of a connection: each request's record and the pool's verb that answers it.
+"""Verbs of a connection: what answers an engine, and what an operator.
 
-The handlers hold no state of their own. Most answer at once; what may be about a long chain is served in parts, where it may
-also wait for memory, and checks of bytes run on the transfer threads. Control thread only.
+Each verb is declared at its method (`protocol/verbs.py`); here are those that the pool's own classes do not answer, and the
+list of all classes. Most answer at once; requests about long chains are served in parts, and may wait for memory; checks of
+bytes run on the transfer threads. Control thread only.
 """
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from kvpool.index.parts import Parts
 from kvpool.index.sessions import EngineSession
+from kvpool.pool.chains import Chains
+from kvpool.pool.hint_handlers import HintHandlers
+from kvpool.pool.lease_verbs import LeaseVerbs
 from kvpool.pool.pool import Pool
+from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.protocol import hit_curve
 from kvpool.protocol.records import batch as bm
 from kvpool.protocol.records import messages as m
-from kvpool.protocol.records import one_way
 from kvpool.protocol.records import staging as sm
+from kvpool.protocol.verbs import ENGINE, OPERATOR, handlers_of, verb, verbs_of
 from kvpool.server.connections.audit import audited
 from kvpool.server.connections.batches import serve_batch
-from kvpool.server.connections.connection import Answer, AnswerWithDescriptor, Handler, Handlers
+from kvpool.server.connections.connection import Answer, AnswerWithDescriptor, Handlers
 from kvpool.server.connections.local_socket import Peer
-from kvpool.server.events.requests import admin_event_handlers, engine_event_handlers
+from kvpool.server.connections.requests import ConnectionVerbs
+from kvpool.server.events.requests import EventVerbs
 from kvpool.server.health.forked_check import check_in_child
-from kvpool.server.reload import Reload
-from kvpool.server.steering import steering_handlers
+from kvpool.server.steering import SteeringVerbs
 
 DEMOTE_ALL_S_MAX = 3600.0
 PROBLEMS_MAX = 500
 
 
-def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
-    """The requests of an engine; the operator's are not among them."""
-    handlers = _by_kind(
-        {
-            m.Acquire: lambda request: pool.chains.acquire(session, request),
-            m.AcquireLeaves: lambda request: pool.chains.acquire_leaves(session, request),
-            m.Release: lambda request: pool.leases.release(session, request.lease),
-            one_way.DropLease: lambda request: pool.leases.release(session, request.lease),
-            one_way.DropLeases: lambda request: pool.leases.release_each(session, request.leases),
-            m.Renew: lambda request: pool.leases.renew(session, request.leases),
-            m.IssueTicket: lambda request: pool.leases.issue_ticket(session, request.lease),
-            m.Claim: lambda request: pool.leases.claim(session, request.ticket),
-            m.Reserve: lambda request: pool.chains.reserve(session, request),
-            m.Commit: lambda request: pool.chains.commit(session, request),
-            sm.OpenStaging: lambda _: AnswerWithDescriptor(*pool.staged.open(session)),
-            sm.CopyStaged: lambda request: pool.staged.copy(session, request),
-            m.End: lambda request: pool.chains.end_reservation(session, request),
-            one_way.DropReservation: lambda request: pool.chains.end_reservation(session, request),
-            m.Usage: lambda request: pool.count_usage(session, request.counts),
-            m.Retain: lambda request: pool.hints.retain(session, request),
-            m.Announce: lambda request: pool.hints.announce(session, request),
-            m.Demote: lambda request: pool.hints.demote(session, request),
-            m.ReportCorrupt: lambda request: _report_corrupt(pool, session, request),
-            **engine_event_handlers(pool, session),
-        }
-    )
-    handlers[bm.Batch.KIND] = (bm.Batch, lambda request: serve_batch(handlers, request))
-    return handlers
+class EngineVerbs:
+    """The requests of an engine that are not about chains, leases or hints. `handlers`: what a Batch may carry."""
+
+    def __init__(self, pool: Pool, session: EngineSession, handlers: Handlers) -> None:
+        self._pool = pool
+        self._session = session
+        self._handlers = handlers
+
+    @verb(bm.Batch, roles=ENGINE)
+    def batch(self, request: bm.Batch) -> Parts[bm.Batched]:
+        """Requests that came together."""
+        return serve_batch(self._handlers, request)
+
+    @verb(sm.OpenStaging, roles=ENGINE)
+    def open_staging(self, _request: sm.OpenStaging) -> AnswerWithDescriptor:
+        """The connection's staging memory."""
+        return AnswerWithDescriptor(*self._pool.staged.open(self._session))
+
+    @verb(m.Usage, roles=ENGINE)
+    def usage(self, request: m.Usage) -> None:
+        """Count what the client says it did."""
+        self._pool.count_usage(self._session, request.counts)
 
 
-def admin_handlers(
-    pool: Pool, info: Callable[[], dict[str, Any]], connections: "ConnectionCounts", peer: Peer, reload: Reload
-) -> Handlers:
-    """The requests of an operator, who is `peer`. `info` is what the process knows of itself, now."""
-    return _by_kind(
-        {
-            m.AskInfo: lambda _: m.Report({**info(), **pool.info()}),
-            m.AskStats: lambda _: m.Report(pool.stats(connections.stats())),
-            m.Flush: audited(peer, "flush", partial(_flush, pool), "model", "older_than_s", "tier"),
-            m.DemoteAll: audited(peer, "demote", partial(_demote_all, pool), "timeout_s", "is_forced"),
-            m.Check: lambda _: _check(pool),
-            m.AskLayouts: lambda request: pool.hints.layouts(request),
-            m.RetainKeys: audited(peer, "retain", partial(_retain_keys, pool), "priority", "duration_s"),
-            m.VerifyBytes: lambda request: _verify_bytes(pool, request),
-            m.AskHitCurve: lambda request: m.Report(pool.hit_curve.report(hit_curve.unpack(request.capacities))),
-            **admin_event_handlers(pool),
-            **steering_handlers(reload, peer),
-        }
-    )
+class OperatorVerbs:
+    """The requests of the operator `peer` about the pool. `info` returns the process's fields of the info report."""
+
+    def __init__(
+        self, pool: Pool, info: Callable[[], dict[str, Any]], connections: "ConnectionCounts", peer: Peer
+    ) -> None:
+        self._pool = pool
+        self._info = info
+        self._connections = connections
+        self.peer = peer
+
+    @verb(m.AskInfo, roles=OPERATOR)
+    def info(self, _request: m.AskInfo) -> m.Report:
+        """What the daemon is and uses."""
+        return m.Report({**self._info(), **self._pool.info()})
+
+    @verb(m.AskStats, roles=OPERATOR)
+    def stats(self, _request: m.AskStats) -> m.Report:
+        """Counters by section."""
+        return m.Report(self._pool.stats(self._connections.stats()))
+
+    @verb(m.Flush, roles=OPERATOR)
+    @audited("flush", "model", "older_than_s", "tier")
+    def flush(self, request: m.Flush) -> Parts[Answer]:
+        """Drop chunks that nobody holds."""
+        if math.isnan(request.older_than_s):
+            return m.Failure("argument", "older_than_s is not a number, expected seconds")
+        older_than_s = None if request.older_than_s < 0 else request.older_than_s
+        return m.Report((yield from self._pool.flush(request.model or None, older_than_s, request.tier)))
+
+    @verb(m.DemoteAll, roles=OPERATOR)
+    @audited("demote", "timeout_s", "is_forced")
+    async def demote_all(self, request: m.DemoteAll) -> Answer:
+        """Have the SSD tier keep what DRAM alone has."""
+        if not 0.0 <= request.timeout_s <= DEMOTE_ALL_S_MAX:
+            return m.Failure("argument", f"timeout_s is {request.timeout_s}, expected 0 to {DEMOTE_ALL_S_MAX:g}")
+        return m.Report(await self._pool.demote_all(request.timeout_s, is_forced=request.is_forced))
+
+    @verb(m.RetainKeys, roles=OPERATOR)
+    @audited("retain", "priority", "duration_s")
+    def retain_keys(self, request: m.RetainKeys) -> Awaitable[m.Retained]:
+        """Keep chunks of whatever namespace with one priority."""
+        return self._pool.hints.retain_keys(request)
+
+    @verb(m.Check, roles=OPERATOR)
+    def check(self, _request: m.Check) -> Parts[m.Report]:
+        """Recount every invariant, in a child process but for what clients map."""
+        counting = asyncio.ensure_future(check_in_child(partial(self._pool.verify, with_shared=False)))
+        problems = yield from self._pool.verify_shared()
+        yield counting
+        report = counting.result()
+        report["problems"] += problems + self._pool.problems() + self._pool.shortcomings()
+        if len(report["problems"]) > PROBLEMS_MAX:
+            more = len(report["problems"]) - PROBLEMS_MAX
+            report["problems"] = [*report["problems"][:PROBLEMS_MAX], f"and {more} more"]
+        return m.Report(report)
+
+    @verb(m.VerifyBytes, roles=OPERATOR)
+    async def verify_bytes(self, request: m.VerifyBytes) -> Answer:
+        """Read some chunks and compare them with their checksums."""
+        if not 0 < request.chunks <= m.RECORDS_MAX:
+            return m.Failure("argument", f"chunks is {request.chunks}, expected 1..{m.RECORDS_MAX}")
+        return m.Report(await self._pool.verify_bytes(request.places, request.chunks))
+
+    @verb(m.AskHitCurve, roles=OPERATOR)
+    def hit_curve(self, request: m.AskHitCurve) -> m.Report:
+        """What LRU of some sizes would hit."""
+        return m.Report(self._pool.hit_curve.report(hit_curve.unpack(request.capacities)))
 
 
 class ConnectionCounts:
@@ -104,45 +152,19 @@ class ConnectionCounts:
         }
 
 
-def _by_kind(handlers: dict[type[Any], Handler]) -> Handlers:
-    return {record.KIND: (record, handler) for record, handler in handlers.items()}
+# Every class that declares verbs: what a daemon serves.
+VERBS = verbs_of(
+    *(Chains, LeaseVerbs, HintHandlers, StagedSaves, EngineVerbs),
+    *(OperatorVerbs, EventVerbs, SteeringVerbs, ConnectionVerbs),
+)
 
 
-def _flush(pool: Pool, request: m.Flush) -> Parts[Answer]:
-    if math.isnan(request.older_than_s):
-        return m.Failure("argument", "older_than_s is not a number, expected seconds")
-    older_than_s = None if request.older_than_s < 0 else request.older_than_s
-    return m.Report((yield from pool.flush(request.model or None, older_than_s, request.tier)))
+def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
+    """What answers an engine's connection."""
+    handlers = handlers_of(m.ROLE_ENGINE, (pool.chains, pool.leases, pool.hints, pool.staged), session)
+    return handlers | handlers_of(m.ROLE_ENGINE, (EngineVerbs(pool, session, handlers), EventVerbs(pool, session)))
 
 
-async def _demote_all(pool: Pool, request: m.DemoteAll) -> Answer:
-    if not 0.0 <= request.timeout_s <= DEMOTE_ALL_S_MAX:
-        return m.Failure("argument", f"timeout_s is {request.timeout_s}, expected 0 to {DEMOTE_ALL_S_MAX:g}")
-    return m.Report(await pool.demote_all(request.timeout_s, is_forced=request.is_forced))
-
-
-def _retain_keys(pool: Pool, request: m.RetainKeys) -> Answer:
-    return pool.hints.retain_keys(request)
-
-
-async def _report_corrupt(pool: Pool, session: EngineSession, report: m.ReportCorrupt) -> Answer:
-    await pool.leases.check_reported(session, report.lease, report.chunk)
-    return m.Done()
-
-
-def _check(pool: Pool) -> Parts[Answer]:
-    counting = asyncio.ensure_future(check_in_child(partial(pool.verify, with_shared=False)))
-    problems = yield from pool.verify_shared()
-    yield counting
-    report = counting.result()
-    report["problems"] += problems + pool.problems() + pool.shortcomings()
-    if len(report["problems"]) > PROBLEMS_MAX:
-        more = len(report["problems"]) - PROBLEMS_MAX
-        report["problems"] = [*report["problems"][:PROBLEMS_MAX], f"and {more} more"]
-    return m.Report(report)
-
-
-async def _verify_bytes(pool: Pool, request: m.VerifyBytes) -> Answer:
-    if not 0 < request.chunks <= m.RECORDS_MAX:
-        return m.Failure("argument", f"chunks is {request.chunks}, expected 1..{m.RECORDS_MAX}")
-    return m.Report(await pool.verify_bytes(request.places, request.chunks))
+def operator_handlers(pool: Pool, *verbs: OperatorVerbs | SteeringVerbs | ConnectionVerbs) -> Handlers:
+    """What answers an operator's connection."""
+    return handlers_of(m.ROLE_ADMIN, (pool.hints, EventVerbs(pool, None), *verbs))

@@ -1,1 +1,1 @@
-"""The simulator: a daemon's decisions on a trace's requests, without bytes, processes or waiting."""
+"""Simulator: a daemon's decisions on a trace's requests, without bytes, processes or waiting."""

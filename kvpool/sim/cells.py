@@ -1,4 +1,4 @@
-"""Cells of a simulation: one capacity with one policy, or what is possible at that capacity. Pure but for the time it takes."""
+"""Cells of a simulation: one capacity with one policy, or the bounds at that capacity. Pure but for the time it takes."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ VERIFICATIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Block hits that are possible, and those of leaf-first LRU, with room for `blocks`."""
+    """Block hits of the offline optimum, and those of leaf-first LRU, with room for `blocks`."""
 
     blocks: int
     belady_hits: int
@@ -24,7 +24,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What to simulate: a policy, and the blocks that each tier has room for."""
+    """A policy, and the capacity of each tier in blocks."""
 
     policy: str
     dram_blocks: int
@@ -38,7 +38,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a cell. `holes`: broken invariants of the index, cached blocks without their parent among them."""
+    """Result of a cell. `holes`: broken invariants of the index, cached blocks without their parent among them."""
 
     hits_dram: int
     hits_ssd: int
@@ -50,18 +50,18 @@ class Outcome:
 def simulated_config(config: Config, block_bytes: int) -> Config:
     """A daemon's configuration for simulated blocks: budgets count bytes, and a simulated block has fewer than a real one."""
     budget = config.ssd.write_budget
-    # A budget that is no bound stays none, and one that is stays one; in drive writes it follows the simulated tier.
+    # An unlimited budget stays unlimited; one in drive writes follows the simulated tier.
     scaled = max(1, budget.size * _slot_bytes(CHUNK_BYTES) // _slot_bytes(block_bytes)) if budget.size else 0
     return replace(config, ssd=replace(config.ssd, write_budget=replace(budget, size=scaled)))
 
 
 def _slot_bytes(chunk_bytes: int) -> int:
-    """What the disk writes for a chunk."""
+    """Bytes that the disk writes for a chunk."""
     return chunk_bytes + kvpool_native.SSD_HEADER_BYTES
 
 
 def run_bounds(workload: Workload, blocks: int) -> Bounds:
-    """What is possible with room for `blocks`."""
+    """The bounds with room for `blocks`."""
     return Bounds(blocks, belady_hits(workload, blocks), lru_hits(workload, blocks))
 
 

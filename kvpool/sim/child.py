@@ -1,6 +1,6 @@
 """One process of `kvpoolctl simulate`: `python -m kvpool.sim.child SETTINGS`.
 
-Reads one piece of work a line on stdin, a cell or a number of blocks, and says one JSON object a line on stdout. It ends with
+Reads one piece of work a line on stdin, a cell or a number of blocks, and prints one JSON object a line on stdout. It ends with
 its stdin, with its stdout, or with its parent. One thread.
 """
 
@@ -19,14 +19,14 @@ def main() -> None:
     fields = json.loads(sys.argv[1])
     settings = SimulationSettings(**{**fields, "overrides": tuple(fields["overrides"])})
     simulation = Simulation(settings, settings.workload())
-    with contextlib.suppress(BrokenPipeError):  # the parent has gone, and with it whom to tell
+    with contextlib.suppress(BrokenPipeError):  # the parent has ended, and nobody reads the output
         for line in sys.stdin.buffer:
             asked = json.loads(line)
             result = simulation.run(asked if isinstance(asked, int) else Cell(**asked))
             sys.stdout.write(json.dumps(asdict(result)) + "\n")
             sys.stdout.flush()
         return
-    # Nobody reads: let nothing be written again when the interpreter closes its files.
+    # Nobody reads: prevent another write when the interpreter closes its files.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

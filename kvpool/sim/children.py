@@ -1,8 +1,8 @@
-"""Processes that a benchmark starts, and that never outlive it.
+"""Child processes that a benchmark starts, and that never outlive it.
 
-A child is bound to this process before it becomes what it shall be: the kernel sends it SIGTERM when this process is
-gone, however it went. It has a session of its own, so that Ctrl-C reaches only this process, which then stops its
-children in order. Main thread of a command only: the kernel binds a child to the thread that started it.
+A child is bound to this process before it runs its command: the kernel sends it SIGTERM when this process ends, in any way. It
+has a session of its own, so that Ctrl-C reaches only this process, which then stops its children in order. Main thread of a
+command only: the kernel binds a child to the thread that started it.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A pool of many models with chunks of different sizes, over no bytes: what its control thread would do, to be measured.
+"""Pool of many models with chunks of different sizes, without bytes: the work of its control thread, for measurements.
 
 The daemon's own classes, as in `sim.node`, but with as many models as there are chunk sizes, and driven by single saves instead
 of a trace. One thread.
@@ -6,7 +6,6 @@ of a trace. One thread.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
@@ -14,21 +13,21 @@ import kvpool_native
 from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
+from kvpool.key_column import packed_bytes
 from kvpool.layout import Layout
 from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writers
 from kvpool.sim.metadata_tier import MetadataTier
-from kvpool.sim.node import SEED, VirtualClock
-from kvpool.tiering.tiering import Tiering
+from kvpool.sim.node import SEED, SimulatedArena, VirtualClock
+from kvpool.tiering.link import Link
 from kvpool.tiers.dram.tier import plan_geometry
-from kvpool.tiers.ssd.tier import SsdTier
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, ConnectionId, SaveState
+from kvpool.types import EPOCH_BYTES, ConnectionId, SaveState
 
 SEGMENT_BYTES = 64 << 20
 TICK_NS = 1_000_000
 
 
 class ManySizes:
-    """A pool's control thread over no bytes: models of different chunk sizes, and a slower tier that is always done."""
+    """A pool's control thread without bytes: models of different chunk sizes, and a lower tier whose jobs are done at once."""
 
     def __init__(self, layouts: list[Layout], capacity: int, max_chunks: int, watermark: float) -> None:
         config = load_config(None, [f"ssd.watermark={watermark}", "dram.retained_share=1"])
@@ -43,17 +42,10 @@ class ManySizes:
         self._clock = VirtualClock()
         namespaces = Namespaces(self.directory)
         largest = max(layout.chunk_bytes for layout in layouts)
-        self._tier = MetadataTier(max_chunks // len(layouts), largest, segments=len(layouts))
-        namespaces.lower_tier = self._tier.directory
-        self._tiering = Tiering(
-            self.directory,
-            cast(SsdTier, self._tier),  # what Tiering asks of an open tier, without its bytes
-            namespaces,
-            self._clock,
-            config,
-            max_chunks=max_chunks,
-            on_settled=lambda: None,
-        )
+        self._tier = MetadataTier(max_chunks // len(layouts), largest, config, segments=len(layouts))
+        arena = SimulatedArena(self.directory, capacity, max_chunks)
+        self._link = Link(arena, self._tier, namespaces, self._clock, lambda: None)
+        self._tiers = kvpool_native.TierSet((self.directory, self._tier.slots.directory))
         self._writers = Writers(self.directory, 10**12, 10)
         self._sessions = [
             EngineSession(ConnectionId(1), layout, f"model-{number}", namespaces.open_ranks(f"model-{number}", layout))
@@ -63,7 +55,7 @@ class ManySizes:
 
     def save(self, model: int, chunks: int, priority: int | None = None) -> None:
         """Reserve and commit a new chain."""
-        session, keys = self._sessions[model], self._draws.bytes(KEY_BYTES * chunks)
+        session, keys = self._sessions[model], self._draws.bytes(packed_bytes(chunks))
         now_ns = self._clock.now_ns() + TICK_NS
         self._clock.set(now_ns)
         retention = (b"", b"") if priority is None else (bytes([priority]) * chunks, bytes(4 * chunks))
@@ -75,19 +67,19 @@ class ManySizes:
             self._writers.commit(session, reserved_slots.reservation, checksums, b"", now_ns)
 
     def look_for_demotions(self) -> None:
-        """What the control thread does after each commit."""
-        self._tiering.run()
+        """Run the control thread's work after each commit."""
+        self._link.run()
 
     def settle(self) -> None:
-        """Until nothing is being written."""
-        while self._tier.has_outcomes:
-            self._tiering.take_outcomes()
+        """Wait until nothing is being written."""
+        while self._tier.has_finished:
+            self._link.on_completed()
 
     def demote_all(self, turn: Callable[[Callable[[], int | None]], int | None]) -> None:
-        """Have the slower tier keep everything. `turn` does one turn's work and returns what that does."""
-        self._tiering.demotions.forget_written()
+        """Have the lower tier store everything. `turn` does one turn's work and returns its result."""
+        self._link.demotions.forget_written()
         while True:
-            if not turn(lambda: self._tiering.demotions.run_all(self._clock.now_ns())):
-                if not self._tier.has_outcomes:
+            if not turn(lambda: self._link.demotions.run_all(self._clock.now_ns())):
+                if not self._tier.has_finished:
                     return
-                turn(self._tiering.take_outcomes)
+                turn(self._link.on_completed)

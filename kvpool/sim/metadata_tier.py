@@ -1,85 +1,120 @@
-"""A slower tier without bytes, in the place of `tiers.ssd.SsdTier`: every read and write succeeds, and at once.
+"""A lower tier without bytes, in the place of the SSD tier: every read and write succeeds, and at once.
 
-It has what `Tiering` asks of a tier that is open. What was started is reported by the next `take_outcomes`. Nothing of it
-outlives it, so what should survive a restart is not noted. One thread.
+What was started is reported by the next `completed`. Nothing of it outlives it, so what should survive a restart is not noted.
+One thread.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import kvpool_native
-from kvpool.tiers.ssd.plan import OUTCOMES_AT_ONCE
-from kvpool.tiers.ssd.status import SsdStatus
-from kvpool.types import KEY_BYTES
-
-# Key, parent, place in the files, place in the arena, generation: see `index.slower.pack_moves`.
-MOVE_BYTES = 2 * KEY_BYTES + 3 * 8
-
-
-@dataclass(frozen=True, slots=True)
-class OneSegment:
-    """The sizes of a tier in which each chunk size has one segment."""
-
-    segment_bytes: int
+from kvpool.config.config import Config
+from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.tiers.base import Counters, Finished, Info, JobId, Moves, Outcome, TierOwner, TierState
+from kvpool.tiers.slots import Slots, SlotSizes
+from kvpool.tiers.ssd.plan import NAME, OUTCOMES_AT_ONCE, write_policy_of
+from kvpool.types import Level
 
 
 class MetadataTier:
     """A tier of `blocks` slots for chunks of `chunk_bytes`, or so much of each of several sizes up to that (`segments`)."""
 
+    name = NAME
+    level = Level.SSD
+    state = TierState.OK
+    headers = None
     can_read = True
     can_write = True
-    can_be_tried_again = False
+    is_authoritative = True
     is_answering = True
 
-    def __init__(self, blocks: int, chunk_bytes: int, *, segments: int = 1) -> None:
+    def __init__(self, blocks: int, chunk_bytes: int, config: Config, *, segments: int = 1) -> None:
         slot_bytes = chunk_bytes + kvpool_native.SSD_HEADER_BYTES
-        self.plan = OneSegment(blocks * slot_bytes)
-        geometry = kvpool_native.DirectoryGeometry.plan_files(self.plan.segment_bytes, segments, segments * blocks)
-        self.directory = kvpool_native.Directory.of_files(geometry)
-        for segment in range(segments):
-            self.directory.mark_segment_ready(segment)
+        sizes = SlotSizes(blocks * slot_bytes, segments, segments * blocks, header_bytes=kvpool_native.SSD_HEADER_BYTES)
+        self.slots = Slots(NAME, sizes)
+        self.slots.directory.cap_retained(config.dram.retained_share)
+        self.slots.directory.bound_chains(config.server.max_chain_chunks)
+        self.write_policy = write_policy_of(config.ssd)
         self._jobs = 0
-        self._recency = 0
-        self._outcomes: deque[tuple[int, int, SsdStatus, bytes]] = deque()
+        self._finished: deque[Finished] = deque()
 
     def __repr__(self) -> str:
-        return f"<MetadataTier {self._jobs} jobs, {len(self._outcomes)} to report>"
+        return f"<MetadataTier {self._jobs} jobs, {len(self._finished)} to report>"
 
-    def read(self, rows: bytes, namespace: bytes, layers: int, layer_bytes: int, *, is_urgent: bool) -> int:  # noqa: ARG002
+    def start(self, namespaces: Namespaces, owner: TierOwner) -> None:
+        """Do nothing: it is open, and its owner polls it."""
+
+    async def close(self) -> bool:
+        """Nothing is under way."""
+        return True
+
+    def reconfigure(self, config: Config) -> None:
+        """Nothing of it changes."""
+
+    def read(self, namespace: Namespace, moves: Moves, *, is_urgent: bool) -> JobId:  # noqa: ARG002
         """Every chunk has landed."""
-        return self._start(rows)
+        return self._start(moves)
 
-    def write(self, rows: bytes, namespace: bytes, layers: int, layer_bytes: int, tokens: list[bytes]) -> int:  # noqa: ARG002
+    def write(self, namespace: Namespace, moves: Moves) -> JobId:  # noqa: ARG002
         """Every chunk is written."""
-        return self._start(rows)
+        return self._start(moves)
 
-    def take_outcomes(self) -> list[tuple[int, int, SsdStatus, bytes]]:
-        """(job, chunk, OK, no token ids) for each chunk of the jobs started, as many at a time as a tier of files has."""
-        return [self._outcomes.popleft() for _ in range(min(OUTCOMES_AT_ONCE, len(self._outcomes)))]
+    def check(self, namespace: Namespace, moves: Moves) -> JobId:  # noqa: ARG002
+        """Every chunk is good."""
+        return self._start(moves)
+
+    def completed(self) -> list[Finished]:
+        """The chunks of the jobs started, as many at a time as a tier of files has."""
+        return [self._finished.popleft() for _ in range(min(OUTCOMES_AT_ONCE, len(self._finished)))]
 
     @property
-    def has_outcomes(self) -> bool:
+    def has_finished(self) -> bool:
         """Whether there is anything to take."""
-        return bool(self._outcomes)
+        return bool(self._finished)
 
-    def next_recency(self) -> int:
-        """Numbers that rise."""
-        self._recency += 1
-        return self._recency
+    def remember(self, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
+        """Do nothing: there are no restarts."""
 
-    def remember_namespace(self, number: int, record: object) -> None:
-        """Nothing is to be known after a restart."""
+    def touch(self, key: bytes) -> None:
+        """Do nothing: there are no restarts."""
 
-    def remember(self, row: object) -> None:
-        """Nothing is to be known after a restart."""
+    def keep_up(self) -> None:
+        """Nothing was remembered; the directory forgets what it would say."""
+        self.slots.directory.take_departed()
+        self.slots.directory.take_lapsed()
 
-    def touch(self, key: bytes, priority: int, duration_s: int) -> None:
-        """Nothing is to be known after a restart."""
+    def checkpoint(self, timeout_s: float) -> bool:  # noqa: ARG002
+        """Do nothing: there are no restarts."""
+        return True
 
-    def forget(self, key: bytes) -> None:
-        """Nothing was remembered."""
+    def forget_namespace(self, namespace: Namespace) -> None:
+        """Do nothing: there are no records."""
 
-    def _start(self, rows: bytes) -> int:
+    async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int) -> None:
+        """Do nothing: there are no records."""
+
+    def stats(self) -> Counters:
+        """It moves no bytes."""
+        return {f"{self.name}.read_bytes": 0, f"{self.name}.written_bytes": 0}
+
+    def info(self) -> Info:
+        """Nothing that an operator set."""
+        return {}
+
+    def verify(self) -> list[str]:
+        """Broken invariants beside those of the slots: there are none."""
+        return []
+
+    def problems(self) -> list[str]:
+        """Nothing can break."""
+        return []
+
+    def shortcomings(self) -> list[str]:
+        """Nothing can be missing."""
+        return []
+
+    def _start(self, moves: Moves) -> JobId:
         self._jobs += 1
-        self._outcomes += [(self._jobs, chunk, SsdStatus.OK, b"") for chunk in range(len(rows) // MOVE_BYTES)]
-        return self._jobs
+        number = JobId(self._jobs)
+        self._finished += [Finished(number, chunk, Outcome.DONE) for chunk in range(len(moves))]
+        return number

@@ -1,15 +1,14 @@
-"""A daemon's own classes over no bytes: what one client's requests would hit, on a clock that the trace sets.
+"""Simulated node: a daemon's own classes without bytes, for one client's requests, on a clock that the trace sets.
 
-The native directory without an arena, `index.reading` and `index.writing`, and for two tiers `tiering` with its promotions,
-demotions and admission over a `MetadataTier`. No decision is made here: requests are asked as the client library asks them
-(look up, lease by the last key, release, reserve the rest, commit), and what has to wait in the daemon is settled first. So
-nothing is ever under way between two requests, which is where a simulated node differs from a busy one.
+The native directory without an arena, `Readers` and `Writers`, and for two tiers `tiering` with its promotions, demotions and
+admission over a `MetadataTier`. No decision is made here: requests are made as the client library makes them (look up, lease by
+the last key, release, reserve the rest, commit), and moves that a daemon would wait for are completed first. So nothing is
+under way between two requests, in which a simulated node differs from a busy one.
 
 One thread. Invariant: between two calls of `serve` nothing is leased, reserved or under way.
 """
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
@@ -17,15 +16,16 @@ from kvpool.config.config import Config
 from kvpool.errors import KVPoolError
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.pool.readers.readers import Grant, Readers
 from kvpool.pool.writers.writers import CHECKSUM_BYTES, ReservedSlots, Writers
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.tiering.admission import Admission
+from kvpool.tiering.link import Link
 from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.dram.tier import plan_geometry
-from kvpool.tiers.ssd.tier import SsdTier
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, ConnectionId, Level, SaveState
+from kvpool.types import EPOCH_BYTES, ConnectionId, Level, SaveState
 
 # A simulated chunk is as small as a slot can be: sizes are counts of blocks.
 LAYOUT = Layout(layers=1, planes=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_tokens=512)
@@ -33,13 +33,13 @@ CHUNK_BYTES = LAYOUT.chunk_bytes
 MODEL = "simulated"
 # The eviction policies that the native directory has, its default first.
 POLICIES = ("class-queues", "lru")
-# A daemon lets a request wait for room for some seconds; here each wait is a round in which something is written.
+# A daemon lets a request wait for room for some seconds; here each wait is a round of writes.
 WAITS_MAX = 1000
 ROUNDS_MAX = 100_000
 
 
 class VirtualClock:
-    """A clock that stands where it is set. Invariant: it never goes backwards."""
+    """A clock that stays where it is set. Invariant: it never goes backwards."""
 
     def __init__(self) -> None:
         self._now_ns = 0
@@ -62,12 +62,22 @@ class Hits:
     ssd: int
 
 
-# Of the policy's sample: a simulation says the same each time.
+@dataclass(frozen=True, slots=True)
+class SimulatedArena:
+    """An arena without memory; see `ArenaTier`."""
+
+    directory: kvpool_native.Directory
+    capacity_bytes: int
+    max_chunks: int
+    level: Level = Level.DRAM
+
+
+# Seed of the policy's sample: a simulation gives the same result each time.
 SEED = bytes(range(16))
 
 
 class SimulatedNode:
-    """A node with room for `dram_blocks`, and `ssd_blocks` in a slower tier (0: none)."""
+    """A node with room for `dram_blocks`, and `ssd_blocks` in a lower tier (0: none)."""
 
     def __init__(self, *, dram_blocks: int, ssd_blocks: int, policy: str, config: Config) -> None:
         assert policy in POLICIES
@@ -86,23 +96,12 @@ class SimulatedNode:
             self._directory.mark_segment_ready(segment)
         self._index = kvpool_native.IndexView(index)
         namespaces = Namespaces(self._directory)
-        self._tier: MetadataTier | None = None
-        self._tiering: Tiering | None = None
-        if ssd_blocks:
-            self._tier = MetadataTier(ssd_blocks, CHUNK_BYTES)
-            namespaces.lower_tier = self._tier.directory
-            self._tiering = Tiering(
-                self._directory,
-                cast(SsdTier, self._tier),  # what Tiering asks of an open tier, without its bytes
-                namespaces,
-                self._clock,
-                config,
-                max_chunks=dram_blocks,
-                on_settled=lambda: None,
-            )
-        promotions = self._tiering.promotions if self._tiering else None
+        arena = SimulatedArena(self._directory, capacity, dram_blocks)
+        self._tiers = [MetadataTier(ssd_blocks, CHUNK_BYTES, config)] if ssd_blocks else []
+        self._links = [Link(arena, tier, namespaces, self._clock, lambda: None) for tier in self._tiers]
+        self._tiering = Tiering(arena, self._links, self._clock)
         self._readers = Readers(
-            self._directory, int(config.server.lease_ttl * NS_PER_S), config.server.max_leases, promotions
+            self._directory, int(config.server.lease_ttl * NS_PER_S), config.server.max_leases, self._tiering
         )
         self._writers = Writers(
             self._directory, int(config.server.reservation_ttl * NS_PER_S), config.server.max_reservations
@@ -110,51 +109,50 @@ class SimulatedNode:
         self._session = EngineSession(ConnectionId(1), LAYOUT, MODEL, namespaces.open_ranks(MODEL, LAYOUT))
 
     def __repr__(self) -> str:
-        return f"<SimulatedNode {self._directory.stats()['chunks']} blocks in DRAM, {self._tier}>"
+        return f"<SimulatedNode {self._directory.stats()['chunks']} blocks in DRAM, {self._tiers}>"
 
     @property
     def admission(self) -> Admission | None:
-        """What is written to the slower tier, where there is one."""
-        return self._tiering.admission if self._tiering else None
+        """Blocks written to the lower tier, where there is one."""
+        return self._links[0].admission if self._links else None
 
     @property
     def ssd_blocks_written(self) -> int:
-        """Blocks written to the slower tier so far."""
-        return self._tiering.demotions.demoted_chunks if self._tiering else 0
+        """Blocks written to the lower tier so far."""
+        return sum(link.demotions.demoted_chunks for link in self._links)
 
     def serve(self, keys: bytes, now_ns: int) -> Hits:
-        """One request: lease what is there, then have the rest stored. `keys`: packed, the root first."""
+        """Serve one request: lease the hit, then store the rest. `keys`: packed, the root first."""
         self._clock.set(now_ns)
         found = self._index.lookup(keys)[0]
-        grant = self._lease(keys[: found * KEY_BYTES], found) if found else None
+        column = KeyColumn(keys)
+        grant = self._lease(column[:found]) if found else None
         leased, dram = 0, 0
         if grant is not None and grant.lease:
             leased, dram = grant.chunks, grant.tiers.count(Level.DRAM)
             self._settle()
             self._readers.release(self._session, grant.lease, now_ns)
-        if leased * KEY_BYTES < len(keys):
-            self._store(keys[max(0, leased - 1) * KEY_BYTES : leased * KEY_BYTES], keys[leased * KEY_BYTES :])
+        if leased < len(column):
+            self._store(column.before(leased), column[leased:].packed)
         return Hits(dram, leased - dram)
 
     def verify(self) -> list[str]:
         """Broken invariants of every class, one line each: holes would be among them."""
         problems = self._directory.verify() + self._readers.verify() + self._writers.verify()
-        return problems + (self._tiering.verify() if self._tiering else [])
+        return problems + self._tiering.verify()
 
-    def _lease(self, keys: bytes, chunks: int) -> Grant | None:
+    def _lease(self, keys: KeyColumn) -> Grant | None:
         now_ns = self._clock.now_ns()
-        grant = self._readers.acquire_leaves(self._session, keys[-KEY_BYTES:], chunks, now_ns)
+        grant = self._readers.acquire_leaves(self._session, keys[-1], len(keys), now_ns)
         if grant.chunks:
             return grant
         for _ in range(WAITS_MAX):
-            granted = self._acquire(keys, may_wait=True)
+            granted = self._acquire(keys.packed, may_wait=True)
             if granted is not None or not self._make_room():
                 break
-        return granted if granted is not None else self._acquire(keys, may_wait=False)
+        return granted if granted is not None else self._acquire(keys.packed, may_wait=False)
 
     def _acquire(self, keys: bytes, *, may_wait: bool) -> Grant | None:
-        if self._tiering is None:
-            return self._readers.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
         with self._tiering.protecting(may_wait):
             return self._readers.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
 
@@ -169,28 +167,24 @@ class SimulatedNode:
         if reserved:
             checksums = bytes(reserved * LAYOUT.layers * CHECKSUM_BYTES)
             self._writers.commit(self._session, reserved_slots.reservation, checksums, b"", self._clock.now_ns())
-        if self._tiering is not None:
-            self._tiering.run()
-            self._settle()
+        self._tiering.run()
+        self._settle()
 
     def _reserve(self, parent: bytes, keys: bytes, *, may_wait: bool) -> ReservedSlots | None:
-        if self._tiering is None:
-            return self._writers.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
         with self._tiering.protecting(may_wait):
             return self._writers.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
 
     def _make_room(self) -> bool:
-        """Have the coldest blocks written down. False when nothing moves: then what there is has to do."""
-        is_moving = self._tiering is not None and self._tiering.make_room()
+        """Have the coldest blocks demoted. False when nothing moves: then the request continues with the present room."""
+        is_moving = self._tiering.make_room()
         self._settle()
         return is_moving
 
     def _settle(self) -> None:
-        """Until nothing is under way. Ends, because no block is written twice without a use in between."""
-        if self._tier is None or self._tiering is None:
-            return
+        """Run until nothing is under way. Ends, because no block is written twice without a use in between."""
         for _ in range(ROUNDS_MAX):
-            if not self._tier.has_outcomes:
+            if not any(tier.has_finished for tier in self._tiers):
                 return
-            self._tiering.take_outcomes()
+            for link in self._links:
+                link.on_completed()
         raise KVPoolError(f"blocks are still moving between the tiers after {ROUNDS_MAX} rounds")

@@ -13,17 +13,17 @@ from kvpool.sim.workload import Workload
 
 
 def belady_hits(workload: Workload, capacity: int) -> int:
-    """Block hits of the optimum that knows the future: it keeps the `capacity` blocks whose next use is nearest.
+    """Block hits of the offline optimum, which knows the future: it caches the `capacity` blocks whose next use is nearest.
 
-    Among blocks wanted next by the same request the deepest goes first; what is never wanted again is not kept. Since whoever
-    wants a block wants its ancestors too, they are wanted no later than it, and what is kept is whole prefixes.
+    Among blocks used next by the same request the deepest is evicted first; a block that is never used again is not cached. A
+    request that uses a block uses its ancestors too, so they are used no later, and the cached blocks are whole prefixes.
 
     That is why counts suffice. `waiting[r]` is how many cached blocks request r will be the next to use. When r comes, every
-    cached block of its chain waits for r: those are its hits. To give up the farthest block is to lower the count of the
-    latest request that anything waits for.
+    cached block of its chain waits for r: those are its hits. To evict the farthest block is to lower the count of the latest
+    request that any block waits for.
     """
     waiting: dict[int, int] = {}
-    latest: list[int] = []  # requests in `waiting`, negated: a heap whose first is the latest; some have gone already
+    latest: list[int] = []  # requests in `waiting`, negated: a heap whose first is the latest; some are outdated
     cached = hits = 0
     for request, runs in enumerate(_next_uses(workload)):
         found = waiting.pop(request, 0)
@@ -63,7 +63,7 @@ def _next_uses(workload: Workload) -> list[list[tuple[int, int]]]:
 
 
 def lru_hits(workload: Workload, capacity: int) -> int:
-    """Block hits of leaf-first LRU: a request's blocks become the newest, its root the very newest; the oldest goes.
+    """Block hits of leaf-first LRU: a request's blocks become the newest, its root the very newest; the oldest is evicted.
 
     A request's own blocks do not push each other out: of a chain longer than the capacity its beginning is kept.
     """

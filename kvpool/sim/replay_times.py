@@ -12,7 +12,7 @@ from kvpool.errors import InvalidArgument
 
 
 def write_times(path: Path, began_s: Sequence[float]) -> None:
-    """Write the file anew."""
+    """Write the file."""
     path.write_text("".join(f"{at_s:.9f}\n" for at_s in began_s))
 
 

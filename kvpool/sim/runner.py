@@ -1,8 +1,8 @@
-"""The cells of `kvpoolctl simulate`, shared among processes.
+"""Runner of `kvpoolctl simulate`: shares the cells among processes.
 
 Each process reads the trace itself and gets one cell at a time, so that they end together however unequal the cells are.
-One process means this one. Every wait has a deadline: a cell that takes longer than CELL_TIMEOUT_S fails the simulation.
-Main thread of a command only.
+With one process, this one runs them. Every wait has a deadline: a cell that takes longer than CELL_TIMEOUT_S fails the
+simulation. Main thread of a command only.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ Result = Outcome | Bounds
 
 @dataclass(frozen=True, slots=True)
 class SimulationSettings:
-    """What every process of a simulation is told. `tails`: one of TAILS; `times`: a replay's file, its requests alone then."""
+    """Settings of every process of a simulation. `tails`: one of TAILS; `times`: a replay's file, its requests alone then."""
 
     path: str
     requests: int | None
@@ -71,7 +71,7 @@ class SimulationSettings:
 
 
 class Simulation:
-    """One trace with its settings."""
+    """Simulation of one trace with its settings."""
 
     def __init__(self, settings: SimulationSettings, workload: Workload) -> None:
         self._settings = settings
@@ -85,7 +85,7 @@ class Simulation:
         )
 
     def run_all(self, works: Sequence[Work], processes: int) -> Iterator[tuple[Work, Result]]:
-        """Do all of it, in as many processes; results as they come. Raises KVPoolError when a process fails."""
+        """Do all work in so many processes. Yields results as they come. Raises KVPoolError when a process fails."""
         if min(processes, len(works)) == 1:
             yield from ((work, self.run(work)) for work in works)
             return
@@ -129,7 +129,7 @@ class _Child:
             raise self._ended() from error
 
     def answer(self) -> Result:
-        """What came of the work asked for. Raises KVPoolError when it has ended."""
+        """The result of its work. Raises KVPoolError when it has ended."""
         line = self.output.readline()
         if not line.endswith(b"\n"):
             raise self._ended()
@@ -140,7 +140,7 @@ class _Child:
         """End it. Idempotent."""
         stop(self._process, STOP_TIMEOUT_S)
         for pipe in (self._input, self.output):
-            with contextlib.suppress(BrokenPipeError):  # what was asked last was never read
+            with contextlib.suppress(BrokenPipeError):  # the last request was never read
                 pipe.close()
 
     def _ended(self) -> KVPoolError:

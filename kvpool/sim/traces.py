@@ -1,13 +1,13 @@
-"""Request traces: which prompts came when, and which prefix blocks they were made of.
+"""Request traces: prompts with their times, and the prefix blocks they consist of.
 
 Two forms are read. JSON lines as Mooncake publishes them (`.jsonl`, or `.jsonl.gz`): one object a line with `timestamp`
 in milliseconds, `input_length` and `output_length` in tokens, and `hash_ids`, the chained ids of the prompt's 512-token
 blocks, the last of which may be a partial one. And numpy archives (`.npz`) with arrays `t` (seconds), `n_in`, `n_out`,
 `leaf` for each request and `parent` for each block: a prompt is the path from its leaf to the root.
 
-A reader hands requests out one at a time and holds no more of a JSON trace than a line. It knows nothing of caches,
-capacities or keys. Invariant: a request that is handed out is sound (its ids are distinct and cover exactly the prompt's
-full blocks); anything else is refused with the file, the line or entry, the field and what was expected. One thread.
+A reader yields requests one at a time and holds only one line of a JSON trace. It is independent of caches, capacities and
+keys. Invariant: a request that is yielded is valid (its ids are distinct and cover exactly the prompt's full blocks); anything
+else is refused with the file, the line or entry, the field and what was expected. One thread.
 """
 
 import gzip
@@ -32,7 +32,7 @@ LINE_BYTES_MAX = 64 << 20
 ARRAYS_BYTES_MAX = 4 << 30
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz")
 SUFFIXES = (*JSON_SUFFIXES, ".npz")
-# What numpy and zipfile raise over an archive whose bytes make no sense; memory runs out for a shape that is none.
+# What numpy and zipfile raise for a damaged archive; a wrong shape can exhaust memory.
 ARCHIVE_FAULTS = (
     *(ValueError, EOFError, KeyError, NotImplementedError, MemoryError, OverflowError),
     *(zipfile.BadZipFile, zlib.error),
@@ -42,7 +42,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class TraceError(KVPoolError):
-    """A trace file was refused: names the file, where in it, the field and what was expected."""
+    """A trace file was refused: names the file, the position, the field and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class TraceRequest:
 
 
 class Trace:
-    """A trace file, read anew by each call of `requests`. `name` is the file's name without its suffix."""
+    """A trace file, read again by each call of `requests`. `name` is the file's name without its suffix."""
 
     block_tokens = BLOCK_TOKENS
 
     def __init__(self, path: Path) -> None:
-        """Raises TraceError if the name says no known form."""
+        """Raises TraceError if the name has no known suffix."""
         suffix = next((ending for ending in SUFFIXES if path.name.endswith(ending)), None)
         if suffix is None:
             raise TraceError(f"{path}: name of no known form, expected one that ends with {', '.join(SUFFIXES)}")
@@ -77,7 +77,7 @@ class Trace:
         return f"<Trace {self.path}>"
 
     def requests(self) -> Iterator[TraceRequest]:
-        """The requests in the file's order. Raises TraceError where the file is not what it should be, or empty."""
+        """The requests in the file's order. Raises TraceError where the file is invalid or empty."""
         read = _read_archive if self._suffix == ".npz" else _read_json_lines
         count = 0
         for count, request in enumerate(read(self.path), 1):  # noqa: B007 - the count is used below
@@ -188,7 +188,7 @@ def _read_archive(path: Path) -> Iterator[TraceRequest]:
     _check_range(path, "leaf", arrays["leaf"], -1, blocks - 1)
     if "block" in arrays and arrays["block"].tolist() != [BLOCK_TOKENS]:
         _refuse(str(path), "block", arrays["block"].tolist(), f"[{BLOCK_TOKENS}], the tokens of a block")
-    # Parents stand before their children: this is also what makes a path to the root end.
+    # Parents come before their children, so that a path to the root ends.
     late = np.flatnonzero(arrays["parent"] >= np.arange(blocks))
     if len(late):
         entry = int(late[0])
@@ -214,7 +214,7 @@ def _requests_of(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> Iterator[Tr
 
 
 def _load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of the archive. Objects are refused by numpy, which reads plain numbers alone unless told otherwise."""
+    """The arrays of the archive. Objects are refused by numpy, which reads only plain numbers by default."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     try:
         with zipfile.ZipFile(path) as members:

@@ -1,6 +1,6 @@
-"""A trace as arrays: which prefix blocks each request is made of, in the order of the requests.
+"""Workload: a trace as arrays. The prefix blocks of each request, in the order of the requests.
 
-It knows no caches and no files. Invariant: each block has one parent, so a block stands for its whole prefix and a set of
+It is independent of caches and files. Invariant: each block has one parent, so a block stands for its whole prefix and a set of
 cached blocks without holes is a set of whole prefixes. Pure; any thread.
 """
 
@@ -22,7 +22,8 @@ NO_PARENT = -1
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request: when, and the ids of its blocks, the root first. `has_tail`: the last one is partial and never stored."""
+    """One request: its time, and the ids of its blocks, the root first. `has_tail`: the last one is partial and never
+    stored."""
 
     at_s: float
     ids: Sequence[int]
@@ -33,7 +34,7 @@ class Prompt:
 class Workload:
     """Requests of a trace. Request r asks at `at_ns[r]` for `blocks[first[r] : first[r + 1]]`, numbers from 0, root first.
 
-    Of these a pool would store the first `storable[r]`: all, or all but a partial block at the end.
+    A pool would store the first `storable[r]` of these: all, or all but a partial block at the end.
     """
 
     at_ns: Ints
@@ -49,7 +50,7 @@ class Workload:
 
     @property
     def references(self) -> int:
-        """How many blocks all requests ask for."""
+        """How many blocks all requests use."""
         return len(self.blocks)
 
     def chains(self) -> Iterable[list[int]]:
@@ -65,7 +66,7 @@ class Workload:
 
 
 def make_workload(prompts: Iterable[Prompt]) -> Workload:
-    """The workload of prompts in their order. One that asks earlier than one before it asks then.
+    """The workload of prompts in their order. A request with an earlier time than the one before gets that one's time.
 
     Raises InvalidArgument where an id stands behind two different prefixes, or where no request has a block.
     """

@@ -1,4 +1,4 @@
-"""Admission to the SSD tier: the chunks that are worth a write, and how much may be written.
+"""Admission to a lower tier: the chunks that are worth a write, and how much may be written.
 
 A step says what a chunk needs to be written. That is monotone along the chain by construction: a chunk goes down with its
 ancestors. A budget bounds the bytes of a day by a bucket that fills evenly; as it runs low the steps become stricter one after
@@ -19,7 +19,7 @@ NS_PER_DAY = 86_400 * 10**9
 # What was not written may be made up for later, but no more than an hour's worth: a drive heats and wears by bursts.
 BURST_FRACTION = 24
 # How likely a chunk must be to be used again for LIKELY. Measured by `kvpool.sim` with the step forced, on a trace of
-# conversations with 2 % of its blocks in DRAM and 16 % on SSD: 64 % of the writes of ALL for 86 % of the SSD tier's hits. With
+# conversations with 2 % of its blocks in DRAM and 16 % below: 64 % of the writes of ALL for 86 % of the lower tier's hits. With
 # 0.15 it is 86 % for 99 %; from 0.3 on it is as strict as USED_AGAIN (24 % for 44 %).
 LEAST_CHANCE = 0.2
 
@@ -42,7 +42,7 @@ class Admitted(IntEnum):
 DECLINED = ("unlikely", "used_once", "no_budget", "written_before", "unready")
 # More chunks than there are.
 UNBOUNDED = 1 << 62
-# What the configuration's `ssd.admission` writes while the budget is not low.
+# What a tier's option `admission` writes while the budget is not low.
 POLICIES = {"all": Admitted.ALL, "second-touch": Admitted.USED_AGAIN}
 # From which share of the bucket down a step begins, and from which up it ends again: guesses.
 BEGINS_BELOW = {Admitted.LIKELY: 0.5, Admitted.USED_AGAIN: 0.25, Admitted.NOTHING: 0.0}
@@ -108,8 +108,8 @@ class WriteBudget:
 class Admission:
     """A policy with its budget.
 
-    `floor`: what is written while the budget is not low. `knows_chances`: whether anybody can tell which chunks are LIKELY;
-    where nobody can, that step is the next one.
+    `floor`: what is written while the budget is not low. `knows_chances`: whether it is known which chunks are LIKELY; where
+    nobody can, that step is the next one.
     """
 
     def __init__(self, floor: Admitted, budget: WriteBudget, knows_chances: Callable[[], bool]) -> None:
@@ -169,9 +169,9 @@ class Admission:
     def stats(self, now_ns: int) -> dict[str, int | str]:
         """What is written now, how often that became less, and the bytes left to be written now, 0 without a bound."""
         return {
-            "ssd.admission": self.step(now_ns).word,
-            "ssd.admission_tightened": self.tightened,
-            "ssd.budget_left_bytes": int(self._budget.left(now_ns)),
+            "admission": self.step(now_ns).word,
+            "admission_tightened": self.tightened,
+            "budget_left_bytes": int(self._budget.left(now_ns)),
         }
 
     def _step_of_budget(self, now_ns: int) -> Admitted:

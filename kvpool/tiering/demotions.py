@@ -1,17 +1,17 @@
-"""Demotion: chunks written to the slower tier before DRAM needs their slots.
+"""Demotion: chunks written to a lower tier before the arena needs their slots.
 
-Takes the coldest chunk that the slower tier lacks with all before it that the tier lacks too, so that what stands below is
+Takes the coldest chunk that the lower tier lacks with all before it that the tier lacks too, so that what stands below is
 always whole prefixes, and as much of it as the write budget has left. While it is written it has pins: its slots stay, it keeps
 its place in the order of eviction, and nothing of it counts as used. Its chunks are kept below with the priorities that they
-have in DRAM. What was written and gave way below is written again only when it has been used since, and so is what follows
-it: a tier smaller than DRAM, or than a chain, would else be written without end.
+have in DRAM. A chunk that was written and evicted below is written again only when it has been used since, and so is what
+follows it: a tier smaller than DRAM, or than a chain, would else be written without end.
 
 Bounded by bytes under way, and in one turn of the control thread by chunks: a long chain is pinned whole and written part by
 part, each when the one before is visible below. What of a job is on disk with all before it becomes visible there while the
 rest is written, but for what was dropped in DRAM meanwhile and what follows that. A chain that the tier refuses for a reason of
 its own keeps its pin until the end of the turn, so that the search goes on behind it; the next turn tries it again.
 
-Control thread only; no I/O. Invariant: each chain has one pin in the DRAM directory, and one job in `_jobs` or a place in
+Control thread only; no I/O. Invariant: each chain has one pin in the arena's directory, and one job under way or a place in
 `_unfinished`; a job has one reservation in the directory below, which ends when the last of its chunks has been reported.
 """
 
@@ -28,9 +28,11 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.key_column import KeyColumn
 from kvpool.tiering.admission import LEAST_CHANCE, UNBOUNDED, Admission, Admitted
-from kvpool.tiers.base import SlowerTier, pack_moves
-from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES, HoldId, NamespaceId, ReservationId, SaveState, WriteOrder
+from kvpool.tiers.base import NOT_STARTED, ArenaTier, BackingTier, Finished, JobId, Moves, Outcome
+from kvpool.tiers.jobs import Jobs
+from kvpool.types import DEFAULT_PRIORITY, HoldId, NamespaceId, ReservationId, SaveState, WriteOrder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -41,9 +43,11 @@ log = logging.getLogger(__name__)
 SCAN_CHUNKS = 512
 # Chunks whose writing starts in one turn of the control thread: each costs it up to 10 µs (measured: `kvpoolctl bench turns`).
 STARTED_AT_ONCE = 32
+# At most this part of the arena is being written down at a time: what is, cannot be evicted meanwhile.
+DEMOTING_FRACTION = 8
 # Places of DRAM looked at in one turn for chunks that were below before, at some nanoseconds each.
 FORGOTTEN_AT_ONCE = 8192
-# Chunks of chains that the tier refuses, in one turn: pinned and asked for in vain. A guess that bounds the turn.
+# Chunks of chains that the tier refuses, in one turn: pinned and not written. A guess that bounds the turn.
 REFUSED_AT_ONCE = 512
 # So many chunks of a job become visible at once, while others of it are being written. Chunks cost the control thread 20 µs
 # each (measured): of a long job all at its end would be an idle disk's time.
@@ -57,7 +61,7 @@ class _Chain:
     namespace: Namespace
     pin: HoldId
     parent: bytes
-    keys: bytes
+    keys: KeyColumn
     places: "npt.NDArray[np.uint64]"  # in the arena
     sources: "npt.NDArray[np.uint64]"  # generations in DRAM
     priorities: bytes
@@ -84,45 +88,48 @@ class _Refused:
         return sum(len(chain.places) for chain in self.chains)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
+    owner: "Demotions"
     chain: _Chain
     reservation: ReservationId
-    keys: list[bytes]
-    parents: list[bytes]
-    offsets: list[int]
-    generations: list[int]
-    sources: list[int]
-    left: int
+    moves: Moves
+    sources: list[int]  # generations in the arena
     is_good: list[bool]
-    ready: int = 0  # leading chunks that are on disk
+    ready: int = 0  # leading chunks that are stored below
     published: int = 0  # leading chunks that have been asked to be visible there
     stored: int = 0  # of these, those that are
-    is_in_doubt: bool = False  # nobody knows what the disk has made of it
+    is_in_doubt: bool = False  # nobody knows what the tier has made of it
+
+    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - publishing has no time
+        """See `Job`."""
+        self.owner.settle(self, finished)
+
+    def end(self, now_ns: int) -> None:
+        """See `Job`."""
+        self.owner.finish(self, now_ns)
 
 
 class Demotions:
-    """All demotions under way. `bytes_max` bounds them; `watermark_bytes` of DRAM that could not go unwritten begin them."""
+    """All demotions under way to one tier. `bytes_max` bounds them."""
 
     def __init__(
         self,
-        directory: kvpool_native.Directory,
-        slower: SlowerTier,
+        arena: ArenaTier,
+        lower: BackingTier,
+        jobs: Jobs,
         namespaces: Namespaces,
-        *,
-        watermark_bytes: int,
-        bytes_max: int,
-        is_write_through: bool,
         admission: Admission,
     ) -> None:
-        self._directory = directory
-        self._slower = slower
+        self._directory = arena.directory
+        self._lower = lower
+        self._jobs = jobs
         self._namespaces = namespaces
-        self._watermark_bytes = watermark_bytes
-        self._bytes_max = bytes_max
-        self._is_write_through = is_write_through
         self._admission = admission
-        self._jobs: dict[int, _Job] = {}
+        self._policy = lower.write_policy
+        self._watermark_bytes = int(arena.capacity_bytes * self._policy.watermark)
+        self._bytes_max = max(1, arena.capacity_bytes // DEMOTING_FRACTION)
+        self._under_way = 0
         self._unfinished: deque[_Chain] = deque()  # the next part of each is to be started
         self._forget_from: int | None = None  # the place from which what was written before is still to be forgotten
         self._bytes = 0
@@ -131,10 +138,10 @@ class Demotions:
         self.corrupt_chunks = 0
 
     def __repr__(self) -> str:
-        return f"<Demotions {len(self._jobs)} jobs, {self._bytes} bytes>"
+        return f"<Demotions {self._under_way} jobs, {self._bytes} bytes>"
 
     def __len__(self) -> int:
-        return len(self._jobs) + len(self._unfinished)
+        return self._under_way + len(self._unfinished)
 
     @property
     def pins(self) -> int:
@@ -143,17 +150,17 @@ class Demotions:
 
     def may_write(self, now_ns: int) -> bool:
         """Whether anything would be written now."""
-        return self._admit(now_ns) and self._slower.can_write
+        return self._admit(now_ns) and self._lower.can_write
 
     def forget_written(self) -> None:
-        """Have the next calls of `run_all` write once more what was written before and gave way below."""
+        """Have the next calls of `run_all` write again chunks that were written before and evicted below."""
         self._forget_from = 0
 
     def run_all(self, now_ns: int, order: WriteOrder = WriteOrder.COLDEST, *, is_forced: bool = True) -> bool:
         """Start writing whatever DRAM alone has, worth it or not, as far as there is room and (unless forced) budget.
 
         False when there is no more to start now; else it has stopped for the sake of others, and goes on with the next call.
-        What gave way below is not written once more, until that is forgotten.
+        Chunks that were evicted below are not written again, until `forget_written`.
         """
         if self._forget_from is not None:
             self._forget_from = self._directory.forget_written(self._forget_from, FORGOTTEN_AT_ONCE) or None
@@ -163,9 +170,9 @@ class Demotions:
         with self._passing_refused() as refused:
             while left > 0 and refused.chunks < REFUSED_AT_ONCE and self._has_room:
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
-                if not pinned[0]:
-                    return pinned[1] > 0  # looked at in vain, and there may be others behind
-                size = _slot_bytes(self._namespaces.by_id(NamespaceId(pinned[3])))
+                if not pinned.id:
+                    return pinned.chunks > 0  # none was written, and there may be others behind
+                size = self._slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))
                 affordable = (lambda _: UNBOUNDED) if is_forced else partial(self._admission.affordable, size)
                 started = self._begin(pinned, affordable, now_ns, left, refused)
                 if started is None:
@@ -174,22 +181,22 @@ class Demotions:
         return left <= 0
 
     def write(self, namespace: Namespace, parent: bytes, keys: bytes, now_ns: int) -> None:
-        """Start writing what the slower tier lacks of these chunks, worth it or not, as far as there is room and budget.
+        """Start writing what the lower tier lacks of these chunks, worth it or not, as far as there is room and budget.
 
         `parent`: the key before them, empty at the root.
         """
         if not self._has_room:
             return
         pinned = self._directory.pin_unsaved_prefix(namespace.id, keys, parent)
-        if pinned[0]:
-            size = _slot_bytes(namespace)
+        if pinned.id:
+            size = self._slot_bytes(namespace)
             affordable = partial(self._admission.affordable, size, is_ordered=True)
             with self._passing_refused() as refused:
                 self._begin(pinned, affordable, now_ns, STARTED_AT_ONCE, refused)
 
     def run(self, now_ns: int, *, is_urgent: bool = False) -> None:
         """Start what is due, a turn's worth: over the watermark (or `is_urgent`) the coldest, with write-through the newest."""
-        order = WriteOrder.NEWEST if self._is_write_through and not is_urgent else WriteOrder.COLDEST
+        order = WriteOrder.NEWEST if self._policy.is_write_through and not is_urgent else WriteOrder.COLDEST
         left = self._go_on(now_ns)
         with self._passing_refused() as refused:
             while (
@@ -197,48 +204,56 @@ class Demotions:
                 and refused.chunks < REFUSED_AT_ONCE
                 and self._admit(now_ns)
                 and self._has_room
-                and (is_urgent or self._is_write_through or self._directory.unsaved_bytes > self._watermark_bytes)
+                and (
+                    is_urgent or self._policy.is_write_through or self._directory.unsaved_bytes > self._watermark_bytes
+                )
             ):
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
-                if not pinned[0]:
+                if not pinned.id:
                     return
-                size = _slot_bytes(self._namespaces.by_id(NamespaceId(pinned[3])))
+                size = self._slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))
                 started = self._begin(pinned, partial(self._admission.affordable, size), now_ns, left, refused)
                 if started is None:
                     self._admit(now_ns)
                     return
                 left -= started
 
-    def settle(self, job_id: int, chunk: int, *, is_good: bool, is_bad_here: bool, now_ns: int) -> bool:
-        """A chunk has been written or not. False when the job is none of these."""
-        job = self._jobs.get(job_id)
-        if job is None:
-            return False
-        job.is_good[chunk] = is_good and not job.is_in_doubt
-        if is_bad_here:
+    def settle(self, job: _Job, finished: Finished) -> None:
+        """A chunk of a job has been written or not."""
+        chunk = finished.chunk
+        job.is_good[chunk] = finished.outcome is Outcome.DONE and not job.is_in_doubt
+        if finished.outcome is Outcome.BAD_SOURCE:
             self.corrupt_chunks += 1
-            log.error("chunk %s is corrupt in memory: dropped", job.keys[chunk].hex()[:16])
-            self._directory.drop(job.keys[chunk], job.sources[chunk])
+            log.error("chunk %s is corrupt in memory: dropped", job.moves.keys[chunk].hex()[:16])
+            self._directory.drop(job.moves.keys[chunk], job.sources[chunk])
         while job.ready < len(job.is_good) and job.is_good[job.ready]:
             job.ready += 1
-        job.left -= 1
-        if not job.left:
-            del self._jobs[job_id]
-            self._finish(job, now_ns)
-        elif job.ready - job.published >= PUBLISHED_AT_ONCE:
+        if job.ready - job.published >= PUBLISHED_AT_ONCE:
             self._publish(job)
-        return True
+
+    def finish(self, job: _Job, now_ns: int) -> None:
+        """The last chunk of a job has been written or not."""
+        if job.ready > job.published:
+            self._publish(job)
+        self._under_way -= 1
+        self.failed_chunks += len(job.is_good) - job.stored
+        self._lower.slots.directory.end_reservation(job.reservation, now_ns)
+        if job.stored == len(job.is_good) and job.chain.next < job.chain.end:
+            self._unfinished.append(job.chain)
+        else:
+            self._end(job.chain)
 
     def doubt(self) -> None:
-        """A sync failed meanwhile: what jobs under way have written and not published counts as not written."""
-        for job in self._jobs.values():
-            job.is_in_doubt = True
-            job.is_good[job.published :] = [False] * (len(job.is_good) - job.published)
-            job.ready = job.published
+        """A failure meanwhile: what jobs under way have written and not published counts as not written."""
+        for job in self._jobs.all():
+            if isinstance(job, _Job):
+                job.is_in_doubt = True
+                job.is_good[job.published :] = [False] * (len(job.is_good) - job.published)
+                job.ready = job.published
 
     @property
     def _has_room(self) -> bool:
-        return self._slower.can_write and (self._bytes < self._bytes_max or not len(self))
+        return self._lower.can_write and (self._bytes < self._bytes_max or not len(self))
 
     def _admit(self, now_ns: int) -> bool:
         """Have the directory know what is written now. Whether anything is."""
@@ -258,7 +273,7 @@ class Demotions:
 
     def _begin(
         self,
-        pinned: tuple[int, int, bytes, int],
+        pinned: kvpool_native.Pinned,
         affordable: Callable[[int], int],
         now_ns: int,
         chunks_max: int,
@@ -266,20 +281,19 @@ class Demotions:
     ) -> int | None:
         """Start writing pinned chunks, `chunks_max` of them now. How many that are: 0 where the tier refuses this chain, which
         is then in `refused`; None where it or the budget takes nothing more."""
-        pin, chunks, parent, namespace_id = pinned
-        offsets, sources, _ = self._directory.columns(pin)
-        priorities, durations_ms = self._directory.retentions(pin)
+        slots = self._directory.columns(pinned.id)
+        priorities, durations_ms = self._directory.retentions(pinned.id)
         chain = _Chain(
-            self._namespaces.by_id(NamespaceId(namespace_id)),
-            HoldId(pin),
-            parent,
-            self._directory.keys_of(pin),
-            np.frombuffer(offsets, "<u8"),
-            np.frombuffer(sources, "<u8"),
+            self._namespaces.by_id(NamespaceId(pinned.namespace)),
+            HoldId(pinned.id),
+            pinned.parent,
+            KeyColumn(self._directory.keys_of(pinned.id)),
+            np.frombuffer(slots.offsets, "<u8"),
+            np.frombuffer(slots.generations, "<u8"),
             priorities,
             np.frombuffer(durations_ms, "<u4"),
             affordable,
-            chunks,
+            pinned.chunks,
         )
         self._bytes += chain.size
         started = self._start_part(chain, now_ns, chunks_max)
@@ -294,7 +308,7 @@ class Demotions:
         left = STARTED_AT_ONCE
         while left > 0 and self._unfinished:
             chain = self._unfinished.popleft()
-            started = self._start_part(chain, now_ns, left) if self._slower.can_write else None
+            started = self._start_part(chain, now_ns, left) if self._lower.can_write else None
             if not started:
                 self._end(chain)
             left -= started or 0
@@ -302,80 +316,71 @@ class Demotions:
 
     def _start_part(self, chain: _Chain, now_ns: int, chunks_max: int) -> int | None:
         """Start writing the next chunks of a chain as far as tier and budget take them. How many that are: see `_begin`."""
-        size_class = self._slower.size_class_of(chain.namespace)
+        below = self._lower.slots
+        size_class = below.size_class_of(chain.namespace.layout)
         count = min(chain.end - chain.next, chunks_max, chain.affordable(now_ns))
         if size_class is None:
             return 0
         if count <= 0:
             return None
         begin, end = chain.next, chain.next + count
-        before = chain.keys[(begin - 1) * KEY_BYTES : begin * KEY_BYTES] if begin else chain.parent
-        packed = chain.keys[begin * KEY_BYTES : end * KEY_BYTES]
-        reservation, states, offsets, generations = self._slower.directory.reserve(
-            chain.namespace.id, size_class, before, packed, now_ns
-        )
-        taken = states.count(SaveState.RESERVED)
+        before, wanted = chain.keys.before(begin, chain.parent), chain.keys[begin:end]
+        made = below.directory.reserve(chain.namespace.id, size_class, before, wanted.packed, now_ns)
+        taken = made.states.count(SaveState.RESERVED)
         if chain.priorities[begin:end].strip(bytes([DEFAULT_PRIORITY])):
             durations_ms = chain.durations_ms[begin:end].tobytes()
-            self._slower.directory.retain(chain.namespace.id, packed, chain.priorities[begin:end], durations_ms, now_ns)
+            below.directory.retain(chain.namespace.id, wanted.packed, chain.priorities[begin:end], durations_ms, now_ns)
         if not taken:
             return 0
-        first = states.index(SaveState.RESERVED)
-        keys = [packed[at : at + KEY_BYTES] for at in range(0, (first + taken) * KEY_BYTES, KEY_BYTES)]
-        job = _Job(
-            chain,
-            ReservationId(reservation),
-            keys[first:],
-            [before, *keys][first:-1],
-            np.frombuffer(offsets, "<u8")[first : first + taken].tolist(),
-            np.frombuffer(generations, "<u8")[first : first + taken].tolist(),
-            chain.sources[begin + first : begin + first + taken].tolist(),
-            taken,
-            [False] * taken,
+        first = made.states.index(SaveState.RESERVED)
+        keys = wanted[first : first + taken]
+        written = slice(begin + first, begin + first + taken)
+        moves = Moves(
+            keys=list(keys),
+            parents=keys.parents(wanted.before(first, before)),
+            offsets=np.frombuffer(made.offsets, "<u8")[first : first + taken].tolist(),
+            generations=np.frombuffer(made.generations, "<u8")[first : first + taken].tolist(),
+            arena_offsets=chain.places[written].tolist(),
+            tokens=[self._directory.tokens_of(key) for key in keys],
         )
-        places = chain.places[begin + first : begin + first + taken].tolist()
-        rows = pack_moves(job.keys, job.parents, job.offsets, places, job.generations)
-        job_id = self._slower.write(chain.namespace, rows, [self._directory.tokens_of(key) for key in job.keys])
+        job_id = self._write(chain.namespace, moves)
         if not job_id:
-            self._slower.directory.end_reservation(reservation, now_ns)
+            below.directory.end_reservation(made.id, now_ns)
             return None
         chain.next = begin + first + taken
         if chain.next < end:
             chain.end = chain.next  # the tier takes no more of it
-        self._jobs[job_id] = job
-        self._admission.spend(taken * _slot_bytes(chain.namespace), now_ns)
+        sources = chain.sources[written].tolist()
+        job = _Job(self, chain, ReservationId(made.id), moves, sources, [False] * taken)
+        self._jobs.add(job_id, job, taken)
+        self._under_way += 1
+        self._admission.spend(taken * self._slot_bytes(chain.namespace), now_ns)
         return taken
 
+    def _write(self, namespace: Namespace, moves: Moves) -> JobId:
+        try:
+            failpoint.reach("daemon.demote.before_write")
+        except OSError:
+            return NOT_STARTED
+        return self._lower.write(namespace, moves)
+
     def _publish(self, job: _Job) -> None:
-        """Make visible below what of the job is on disk with all that precedes it."""
+        """Make visible below what of the job is stored there with all that precedes it."""
         failpoint.reach("daemon.demote.written")
         checksums = bytes(4 * job.chain.namespace.layout.layers * (job.ready - job.published))
         sources = np.array(job.sources[job.published : job.ready], "<u8").tobytes()
-        states = self._slower.directory.commit(job.reservation, job.published, checksums, sources=sources)
+        states = self._lower.slots.directory.commit(job.reservation, job.published, checksums, sources=sources)
         failpoint.reach("daemon.demote.committed")
-        for number, state in enumerate(states, job.published):
-            if state == SaveState.STORED:
-                place = (job.offsets[number], job.generations[number])
-                self._slower.remember(job.chain.namespace, job.keys[number], job.parents[number], *place)
+        stored = [number for number, state in enumerate(states, job.published) if state == SaveState.STORED]
+        self._lower.remember(job.chain.namespace, job.moves, stored)
         job.published = job.ready
-        job.stored += states.count(SaveState.STORED)
-        self.demoted_chunks += states.count(SaveState.STORED)
-
-    def _finish(self, job: _Job, now_ns: int) -> None:
-        if job.ready > job.published:
-            self._publish(job)
-        self.failed_chunks += len(job.is_good) - job.stored
-        self._slower.directory.end_reservation(job.reservation, now_ns)
-        if job.stored == len(job.is_good) and job.chain.next < job.chain.end:
-            self._unfinished.append(job.chain)
-        else:
-            self._end(job.chain)
+        job.stored += len(stored)
+        self.demoted_chunks += len(stored)
 
     def _end(self, chain: _Chain) -> None:
         self._bytes -= chain.size
         self._directory.unpin(chain.pin)
 
-
-def _slot_bytes(namespace: Namespace) -> int:
-    """Bytes that the disk writes for a chunk: its header too."""
-    return namespace.layout.chunk_bytes + kvpool_native.SSD_HEADER_BYTES
+    def _slot_bytes(self, namespace: Namespace) -> int:
+        """Bytes that the tier writes for a chunk."""
+        return self._lower.slots.slot_bytes(namespace.layout)

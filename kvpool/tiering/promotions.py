@@ -1,13 +1,13 @@
-"""Promotion: chunks of a slower tier on their way back into DRAM, for a request that wants them.
+"""Promotion: chunks of a lower tier on their way back into the arena, for a request that wants them.
 
-A lease covers the longest prefix that the two tiers hold together (`acquire_task`). What only the slower one has gets slots in
-DRAM and is read into them; it can be acquired by anybody at once and loaded layer by layer as it lands.
+A lease covers the longest prefix that arena and tier hold together (`pool.readers.acquiring`). What only the lower one has gets
+slots in the arena and is read into them; it can be acquired by anybody at once and loaded layer by layer as it lands.
 
     RESERVED ──read──► LANDED
-        └──failed──► dropped, with what follows it; what is bad on disk is forgotten there too
+        └──failed──► dropped, with what follows it; what is bad in the lower tier is forgotten there too
 
-Control thread only; no I/O. Invariant: each job in `_jobs` has one hold in each tier's directory, and gives both back
-when the last of its chunks has been reported.
+Control thread only; no I/O. Invariant: each promotion under way has one hold in the directory of each of the two tiers, and
+gives both back when the last of its chunks has been reported.
 """
 
 import logging
@@ -18,148 +18,153 @@ import numpy as np
 import kvpool_native
 from kvpool import failpoint
 from kvpool.index.namespaces import Namespace
-from kvpool.tiers.base import SlowerTier, pack_moves
-from kvpool.types import KEY_BYTES, HoldId, LoadFault, SaveState
+from kvpool.key_column import KeyColumn
+from kvpool.tiers.base import NOT_STARTED, BackingTier, Finished, JobId, Moves, Outcome
+from kvpool.tiers.jobs import Jobs
+from kvpool.tiers.slots import NO_RUN, Run
+from kvpool.types import HoldId, LoadFault, SaveState
 
 log = logging.getLogger(__name__)
 
 GENERATION_BYTES = 8
 
 
-@dataclass(slots=True)
-class _Job:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Chunks to be brought up: `keys` behind `parent` (empty: the root), the first of them at `first` of a run below."""
+
+    namespace: Namespace
+    parent: bytes
+    keys: KeyColumn
+    first: int = 0
+    is_urgent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Promotion:
+    """One job. `generations`: of the slots in the arena."""
+
+    owner: "Promotions"
     hold: HoldId
     hold_below: HoldId
-    keys: list[bytes]
+    moves: Moves
     generations: list[int]
-    generations_below: list[int]
-    left: int
+
+    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - a landing has no time
+        """See `Job`."""
+        self.owner.settle(self.moves, self.generations[finished.chunk], finished)
+
+    def end(self, now_ns: int) -> None:
+        """See `Job`."""
+        self.owner.end(self.hold, self.hold_below, now_ns)
 
 
 class Promotions:
-    """All promotions under way."""
+    """All promotions under way from one tier."""
 
-    def __init__(self, directory: kvpool_native.Directory, slower: SlowerTier) -> None:
+    def __init__(self, directory: kvpool_native.Directory, lower: BackingTier, jobs: Jobs) -> None:
+        """`directory`: the arena's."""
         self._directory = directory
-        self._slower = slower
-        self._jobs: dict[int, _Job] = {}
+        self._lower = lower
+        self._jobs = jobs
+        self._under_way = 0
         self.failed_chunks = 0
 
     def __repr__(self) -> str:
-        return f"<Promotions {len(self._jobs)} jobs>"
+        return f"<Promotions {self._under_way} jobs>"
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return self._under_way
 
     @property
     def holds(self) -> int:
-        """Holds that promotions have in the DRAM directory; as many in the one below."""
-        return len(self._jobs)
+        """Holds that promotions have in the arena's directory; as many in the one below."""
+        return self._under_way
 
-    def find(self, namespace: Namespace, keys: bytes, chunks: int, *, parent: bytes) -> tuple[int, HoldId]:
-        """What the tier below has of the chunks behind `parent`, of which DRAM has `chunks`: how many, and a hold on them."""
-        if not self._slower.can_read:
-            return 0, HoldId(0)
-        below, hold = self._slower.directory.acquire(namespace.id, keys, 0, parent)
-        if below > chunks:
+    def find(self, namespace: Namespace, keys: bytes, chunks: int, *, parent: bytes) -> Run:
+        """What the tier has of the chunks behind `parent`, of which the arena has `chunks`."""
+        if not self._lower.can_read:
+            return NO_RUN
+        run = self._lower.slots.find(namespace.id, keys, parent=parent)
+        if run.chunks > chunks:
             failpoint.reach("daemon.promote.held")
-        return below, HoldId(hold)
+        return run
 
-    def promote(
-        self,
-        namespace: Namespace,
-        parent: bytes,
-        keys: bytes,
-        first: int,
-        hold_below: HoldId,
-        now_ns: int,
-        *,
-        is_urgent: bool,
-    ) -> int:
-        """Have the chunks behind `parent` read, `keys[0]` of which is at `first` in `hold_below`: how many are on their way.
+    def promote(self, wanted: Wanted, below: HoldId, now_ns: int) -> int:
+        """Have the chunks read that are wanted: how many leading ones are in the arena or on their way.
 
         The hold below is given back or used. What is not urgent is read behind all that is.
         """
         placed, is_under_way = 0, False
-        if keys:
-            count = len(keys) // KEY_BYTES
-            lower = self._slower.directory
-            sources = lower.columns(hold_below)[1][first * GENERATION_BYTES : (first + count) * GENERATION_BYTES]
-            hold, states, offsets, generations = self._directory.promote(
-                namespace.id, namespace.size_class, parent, keys, now_ns, bytes([lower.level]) * count, sources
+        if wanted.keys:
+            namespace, keys = wanted.namespace, wanted.keys.packed
+            lower, first = self._lower.slots.directory, wanted.first
+            sources = lower.columns(below).generations[
+                first * GENERATION_BYTES : (first + len(wanted.keys)) * GENERATION_BYTES
+            ]
+            levels = bytes([lower.level]) * len(wanted.keys)
+            made = self._directory.promote(
+                namespace.id, namespace.size_class, wanted.parent, keys, now_ns, levels, sources
             )
-            placed = _leading(states)
-            reserved = [number for number in range(placed) if states[number] == SaveState.RESERVED]
+            placed = _leading(made.states)
+            reserved = [number for number in range(placed) if made.states[number] == SaveState.RESERVED]
             if reserved:
-                slots = HoldId(hold), offsets, generations
-                is_under_way = self._read(namespace, keys, reserved, slots, first, hold_below, is_urgent=is_urgent)
+                is_under_way = self._read(wanted, reserved, made, below)
                 placed = placed if is_under_way else reserved[0]
-            if hold and not is_under_way:
-                self._directory.release(hold, now_ns)
-        if hold_below and not is_under_way:
-            self._slower.directory.release(hold_below, now_ns)
+            if made.id and not is_under_way:
+                self._directory.release(made.id, now_ns)
+        if below and not is_under_way:
+            self._lower.slots.directory.release(below, now_ns)
         return placed
 
-    def settle(self, job_id: int, chunk: int, *, is_good: bool, is_bad_below: bool, tokens: bytes, now_ns: int) -> bool:
-        """A chunk has landed, with its token ids where they are known, or failed. False when the job is none of these."""
-        job = self._jobs.get(job_id)
-        if job is None:
-            return False
+    def settle(self, moves: Moves, generation: int, finished: Finished) -> None:
+        """A chunk has landed, with its token ids where they are known, or failed. `generation`: of its slot in the arena."""
         failpoint.reach("daemon.promote.landed")
-        key, generation = job.keys[chunk], job.generations[chunk]
-        if is_good:
-            self._directory.landed(key, generation, tokens)
-            self._slower.touch(key)
-        else:
-            self.failed_chunks += 1
-            fault = LoadFault.SOURCE if is_bad_below else LoadFault.PATH
-            self._directory.fail_landing(key, generation, fault)
-        if is_bad_below:
-            log.error("chunk %s is bad in the slower tier: dropped there", key.hex()[:16])
-        job.left -= 1
-        if not job.left:
-            del self._jobs[job_id]
-            self._directory.release(job.hold, now_ns)
-            self._slower.directory.release(job.hold_below, now_ns)
-        return True
+        key = moves.keys[finished.chunk]
+        if finished.outcome is Outcome.DONE:
+            self._directory.landed(key, generation, finished.tokens)
+            self._lower.touch(key)
+            return
+        self.failed_chunks += 1
+        is_bad = finished.outcome is Outcome.BAD_SOURCE
+        self._directory.fail_landing(key, generation, LoadFault.SOURCE if is_bad else LoadFault.PATH)
+        if is_bad:
+            log.error("chunk %s is bad in the %s tier: dropped there", key.hex()[:16], self._lower.name)
 
-    def generation_below(self, job_id: int, chunk: int) -> int:
-        """The generation of a chunk's slot below, while it is read; 0 where the job is none of these."""
-        job = self._jobs.get(job_id)
-        return 0 if job is None else job.generations_below[chunk]
+    def end(self, hold: HoldId, hold_below: HoldId, now_ns: int) -> None:
+        """A job has ended: both tiers may do with its chunks what they like."""
+        self._under_way -= 1
+        self._directory.release(hold, now_ns)
+        self._lower.slots.directory.release(hold_below, now_ns)
 
-    def _read(
-        self,
-        namespace: Namespace,
-        keys: bytes,
-        reserved: list[int],
-        slots: tuple[HoldId, bytes, bytes],
-        first: int,
-        hold_below: HoldId,
-        *,
-        is_urgent: bool,
-    ) -> bool:
+    def _read(self, wanted: Wanted, reserved: list[int], made: kvpool_native.Reserved, hold_below: HoldId) -> bool:
         """Start the reading of the reserved chunks. False when the tier takes no more: then they are given up."""
-        hold, offsets, generations = slots
-        below = self._slower.directory.columns(hold_below)
+        below = self._lower.slots.directory.columns(hold_below)
         chosen = np.array(reserved)
-        fresh: list[int] = np.frombuffer(generations, "<u8")[chosen].tolist()
-        sources: list[int] = np.frombuffer(below[1], "<u8")[first + chosen].tolist()
-        named = [keys[n * KEY_BYTES : (n + 1) * KEY_BYTES] for n in reserved]
-        rows = pack_moves(
-            named,
-            [b""] * len(named),
-            np.frombuffer(below[0], "<u8")[first + chosen].tolist(),
-            np.frombuffer(offsets, "<u8")[chosen].tolist(),
-            sources,
+        fresh: list[int] = np.frombuffer(made.generations, "<u8")[chosen].tolist()
+        keys = list(wanted.keys.chosen(reserved))
+        moves = Moves(
+            keys=keys,
+            parents=[b""] * len(keys),
+            offsets=np.frombuffer(below.offsets, "<u8")[wanted.first + chosen].tolist(),
+            generations=np.frombuffer(below.generations, "<u8")[wanted.first + chosen].tolist(),
+            arena_offsets=np.frombuffer(made.offsets, "<u8")[chosen].tolist(),
         )
-        job_id = self._slower.read(namespace, rows, is_urgent=is_urgent)
+        job_id = self._start(wanted, moves)
         if not job_id:
-            for key, generation in zip(named, fresh, strict=True):
+            for key, generation in zip(keys, fresh, strict=True):
                 self._directory.fail_landing(key, generation, LoadFault.PATH)
             return False
-        self._jobs[job_id] = _Job(hold, hold_below, named, fresh, sources, len(named))
+        self._jobs.add(job_id, _Promotion(self, HoldId(made.id), hold_below, moves, fresh), len(moves))
+        self._under_way += 1
         return True
+
+    def _start(self, wanted: Wanted, moves: Moves) -> JobId:
+        try:
+            failpoint.reach("daemon.promote.before_read")
+        except OSError:
+            return NOT_STARTED
+        return self._lower.read(wanted.namespace, moves, is_urgent=wanted.is_urgent)
 
 
 def _leading(states: bytes) -> int:

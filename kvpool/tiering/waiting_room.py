@@ -1,4 +1,4 @@
-"""Room that requests wait for: told when memory may be there, they look again. Control thread only."""
+"""Waiting room: requests that wait for memory are woken when some may be free, and check again. Control thread only."""
 
 import asyncio
 import contextlib

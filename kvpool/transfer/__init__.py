@@ -1,1 +1,1 @@
-"""Bytes in motion: immutable jobs on a bounded pool of threads. Knows neither tiers nor keys."""
+"""Transfer: immutable jobs that move bytes, on a bounded pool of threads. Independent of tiers and keys."""

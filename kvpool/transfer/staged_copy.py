@@ -1,7 +1,7 @@
-"""A copy from staging into reserved slots: an immutable job for the transfer threads.
+"""Staged copy from staging memory into reserved slots: an immutable job for the transfer threads.
 
-Copies per byte: one, checksummed in the same pass: the answer is of what was stored, whatever the writer of the staging
-memory does meanwhile. The caller keeps the slots for as long as it runs.
+Copies per byte: one, checksummed in the same pass: the checksums are of the stored bytes, even if the writer of the staging
+memory changes it meanwhile. The caller holds the slots while it runs.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import kvpool_native
 
 @dataclass(frozen=True, slots=True)
 class StagedCopy:
-    """`layers` layers to each of `targets`, which lie one behind the other in `staging` from `offset` on."""
+    """`layers` layers to each of `targets`, which follow one another in `staging` from `offset` on."""
 
     arena: kvpool_native.Mapping
     targets: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""Staging memory: what a connection writes and the daemon copies from, in motion between engine and arena.
+"""Staging memory: a connection writes it and the daemon copies from it, on the way from engine to arena.
 
 One memfd for each connection that saves, made at its first save, sealed against resizing and against further seals, freed
 with the connection once no copy out of it is under way. Only its own connection gets the descriptor. Its bytes may change
-at any time: whoever copies from here checks what was stored, not what was read before. Control thread only.
+at any time: a copy from here checks the bytes that it stored, not those that it read before. Control thread only.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ class StagingAreas:
         return f"<StagingAreas {len(self._areas)} of {self.size_bytes} bytes>"
 
     def open(self, connection: ConnectionId) -> kvpool_native.Mapping:
-        """The connection's area, made where it has none. Raises OSError where the memory cannot be had."""
+        """The connection's area, made where it has none. Raises OSError where there is no memory."""
         area = self._areas.get(connection)
         if area is None:
             area = kvpool_native.Mapping.create("kvpool-staging", self.size_bytes)
@@ -35,7 +35,7 @@ class StagingAreas:
         return self._areas.get(connection)
 
     def drop(self, connection: ConnectionId) -> None:
-        """Forget the area of a connection that has ended; a copy under way keeps the memory for as long as it runs."""
+        """Drop the area of a connection that has ended; a copy under way keeps the memory for as long as it runs."""
         self._areas.pop(connection, None)
 
     def stats(self) -> dict[str, int]:

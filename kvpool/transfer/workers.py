@@ -1,4 +1,4 @@
-"""Jobs of the daemon beside its control thread: two bounded pools of threads that report each job exactly once.
+"""Workers: two bounded pools of threads beside the control thread, which report each job exactly once.
 
 Guarantees:
 1. Neither `submit` nor `check` blocks: where too many jobs wait, both refuse.
@@ -6,7 +6,7 @@ Guarantees:
 3. Every accepted job is reported once: `done` is called with its result, or with the exception it ended in, or with
    `Cancelled` when the pool stops first. It is called on the job's thread (on the stopping one for cancelled jobs).
 4. `stop` waits for running jobs and cancels waiting ones.
-5. A thread outlives whatever its jobs raise. Where a report itself raised, somebody may wait for ever: `is_healthy` says so.
+5. A thread outlives whatever its jobs raise. Where a report itself raised, a caller may wait for ever: `is_healthy` shows that.
 
 Lock order: `_lock`, then the locks of the executors. It is never held while a job or a report runs.
 """
@@ -32,7 +32,7 @@ Outcome = TypeVar("Outcome")
 
 
 class Cancelled(KVPoolError):
-    """The result of a job that the pool's end overtook."""
+    """The result of a job that the pool's end cancelled."""
 
 
 class Workers:
@@ -121,12 +121,12 @@ class Workers:
 
 def call_later(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: object) -> None:
     """Have the event loop call something, from another thread; nothing if the loop has ended meanwhile."""
-    with contextlib.suppress(RuntimeError):  # "Event loop is closed": the daemon has stopped, nobody waits
+    with contextlib.suppress(RuntimeError):  # "Event loop is closed": the daemon has stopped, no caller waits
         loop.call_soon_threadsafe(call, *arguments)
 
 
 def _started(threads: int, name: str) -> ThreadPoolExecutor:
-    """An executor that has all its threads: one that the system has none left for is known now, and not at a request."""
+    """An executor with all its threads started: a lack of threads shows at the start, and not at a request."""
     executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
     everybody = threading.Barrier(threads + 1)
     try:

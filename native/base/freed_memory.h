@@ -10,7 +10,7 @@
 namespace kvpool {
 
 // From now on up to `kept_bytes` of freed memory stay, and blocks of up to `block_bytes` come from it. False where the C library
-// cannot be told.
+// has no such setting.
 [[nodiscard]] bool keep_freed_memory(size_t kept_bytes, size_t block_bytes) noexcept;
 
 }  // namespace kvpool

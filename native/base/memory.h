@@ -62,7 +62,7 @@ class Mapping {
   [[nodiscard]] bool collapse(uint64_t offset, uint64_t length) const noexcept;
 
   // The first stretch at or behind `offset` that has pages; what lies between stretches reads as zeros, and reading it would take
-  // pages for it. All the rest where the kernel cannot tell.
+  // pages for it. All the rest where the kernel does not report it.
   [[nodiscard]] Stretch next_pages(uint64_t offset) const noexcept;
 
   // From now on nobody can map the region writable or write to it; mappings that exist keep their rights.

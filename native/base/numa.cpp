@@ -28,7 +28,7 @@ int place_on_nodes(const Mapping& mapping, const std::vector<uint32_t>& nodes, b
     mask[node / WORD_BITS] |= 1UL << (node % WORD_BITS);
   }
   const int mode = in_turns ? MPOL_INTERLEAVE : MPOL_BIND;
-  // The kernel takes one bit less than it is told.
+  // The kernel takes one bit less than the caller passes.
   const long answer = syscall(SYS_mbind, mapping.data(), mapping.size(), mode, mask.data(), NODES_MAX + 1UL, 0U);
   return answer == 0 ? 0 : errno;
 }

@@ -1,7 +1,6 @@
 // Binding of the catalogue's restoring order. Rows cross packed.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
 
 #include <vector>
 
@@ -28,11 +27,18 @@ nb::bytes order_of(const nb::bytes& rows) {
   return pack(order);
 }
 
-// What a page says when it is a slot's header: (epoch, key, parent, namespace, generation, layer_bytes, layers,
-// token ids); else None.
-using HeaderPage = std::tuple<nb::bytes, nb::bytes, nb::bytes, nb::bytes, uint64_t, uint64_t, size_t, nb::bytes>;
+struct SlotHeader {
+  nb::bytes epoch;
+  nb::bytes key;
+  nb::bytes parent;
+  nb::bytes name_space;
+  uint64_t generation;
+  uint64_t layer_bytes;
+  size_t layers;
+  nb::bytes tokens;
+};
 
-std::optional<HeaderPage> header_of(const nb::bytes& page) {
+std::optional<SlotHeader> header_of(const nb::bytes& page) {
   SsdHeader header{};
   if (page.size() != SSD_HEADER_BYTES) {
     throw nb::value_error("a header has 4096 bytes");
@@ -40,21 +46,32 @@ std::optional<HeaderPage> header_of(const nb::bytes& page) {
   if (decode_ssd_header(static_cast<const uint8_t*>(page.data()), header) != SsdStatus::OK) {
     return std::nullopt;
   }
-  return HeaderPage(nb::bytes(header.pool_epoch, sizeof(header.pool_epoch)), nb::bytes(header.key, KEY_BYTES),
-                    nb::bytes(header.parent, KEY_BYTES), nb::bytes(header.name_space, sizeof(header.name_space)),
-                    header.generation, header.layer_bytes, header.layer_crcs.size(), pack(header.tokens));
+  return SlotHeader{nb::bytes(header.pool_epoch, sizeof(header.pool_epoch)),
+                    nb::bytes(header.key, KEY_BYTES),
+                    nb::bytes(header.parent, KEY_BYTES),
+                    nb::bytes(header.name_space, sizeof(header.name_space)),
+                    header.generation,
+                    header.layer_bytes,
+                    header.layer_crcs.size(),
+                    pack(header.tokens)};
 }
 
 }  // namespace
 
 void bind_catalogue(nb::module_& module) {
-  module.attr("CATALOGUE_ROW_BYTES") = sizeof(CatalogueRow);
   module.attr("GENERATION_END") = GENERATION_END;
   module.def("restoring_order", &order_of, "rows"_a,
              "Numbers (u32) of the good rows of 120 bytes, ancestors and recent ones first. GIL released.");
-  module.def("decode_ssd_header", &header_of, "page"_a,
-             "(epoch, key, parent, namespace, generation, layer_bytes, layers, token ids i32) of a slot's header page, or\n"
-             "None.");
+  nb::class_<SlotHeader>(module, "SlotHeader", "What the header page of a slot on disk says of its chunk.")
+      .def_ro("epoch", &SlotHeader::epoch, "Of the pool, 16 bytes.")
+      .def_ro("key", &SlotHeader::key)
+      .def_ro("parent", &SlotHeader::parent, "Zeros: the chunk is the first of its prompt.")
+      .def_ro("namespace", &SlotHeader::name_space, "Its fingerprint, 32 bytes.")
+      .def_ro("generation", &SlotHeader::generation, "Of the slot.")
+      .def_ro("layer_bytes", &SlotHeader::layer_bytes)
+      .def_ro("layers", &SlotHeader::layers)
+      .def_ro("tokens", &SlotHeader::tokens, "Token ids and the scope behind them, i32; empty where they are not known.");
+  module.def("decode_ssd_header", &header_of, "page"_a, "What a page says when it is a slot's header, else None.");
 }
 
 }  // namespace kvpool

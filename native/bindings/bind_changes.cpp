@@ -72,11 +72,24 @@ nb::bytes filled_bytes(size_t size, Fill fill) {
   return nb::steal<nb::bytes>(made);
 }
 
-// (kind, kind of change, namespace, level, keys, parent, token ids, tiers, tiers before, priority, priority before, cause, scope)
-using RunTuple = std::tuple<uint8_t, uint8_t, uint32_t, uint8_t, nb::bytes, nb::bytes, nb::bytes, uint8_t, uint8_t, uint8_t, uint8_t,
-                            uint8_t, nb::bytes>;
+// A run as one event tells it.
+struct ToldRun {
+  uint8_t kind;
+  uint8_t change_kind;
+  uint32_t owner;
+  uint8_t level;
+  nb::bytes keys;
+  nb::bytes parent;
+  nb::bytes tokens;
+  uint8_t tiers;
+  uint8_t tiers_before;
+  uint8_t priority;
+  uint8_t priority_before;
+  uint8_t cause;
+  nb::bytes scope;
+};
 
-RunTuple tuple_of(const ChangeRun& run, std::span<const Change> rows, std::span<const ScopedIds> ids) {
+ToldRun told(const ChangeRun& run, std::span<const Change> rows, std::span<const ScopedIds> ids) {
   const Change& first = rows[run.first];
   const auto keys = filled_bytes((run.end - run.first) * KEY_BYTES, [&](char* out) {
     for (size_t index = run.first; index < run.end; ++index) {
@@ -105,8 +118,8 @@ RunTuple tuple_of(const ChangeRun& run, std::span<const Change> rows, std::span<
           raw_bytes(ids[run.first].scope)};
 }
 
-std::vector<RunTuple> runs_of(const Directory& memory, const nb::bytes& packed_rows,
-                 const std::unordered_map<uint32_t, uint32_t>& chunk_tokens, size_t payload_max) {
+std::vector<ToldRun> runs_of(const Directory& memory, const nb::bytes& packed_rows,
+                             const std::unordered_map<uint32_t, uint32_t>& chunk_tokens, size_t payload_max) {
   if (packed_rows.size() % sizeof(Change) != 0) {
     throw nb::value_error("rows must be a multiple of 80 bytes");
   }
@@ -118,10 +131,10 @@ std::vector<RunTuple> runs_of(const Directory& memory, const nb::bytes& packed_r
     }
   }
   const ChangeRuns found = cut_runs(rows, memory, chunk_tokens, payload_max);
-  std::vector<RunTuple> runs;
+  std::vector<ToldRun> runs;
   runs.reserve(found.runs.size());
   for (const ChangeRun& run : found.runs) {
-    runs.push_back(tuple_of(run, rows, found.ids));
+    runs.push_back(told(run, rows, found.ids));
   }
   return runs;
 }
@@ -140,16 +153,32 @@ nb::bytes packed(const nb::bytes& column) {
   return nb::bytes(packed.data(), packed.size());
 }
 
+void bind_run(nb::module_& module) {
+  nb::class_<ToldRun>(module, "ChangeRun", "Changes of chunks that one event tells.")
+      .def_ro("kind", &ToldRun::kind, "An `EventKind`.")
+      .def_ro("change_kind", &ToldRun::change_kind, "Of each of them: 0 arrived, 1 left, 2 has another priority.")
+      .def_ro("namespace", &ToldRun::owner)
+      .def_ro("level", &ToldRun::level, "The tier that each of them came to or left.")
+      .def_ro("keys", &ToldRun::keys, "Packed.")
+      .def_ro("parent", &ToldRun::parent, "The key before the first of them; b\"\": the root, or not told.")
+      .def_ro("tokens", &ToldRun::tokens, "Token ids, i32, of all of them or of none.")
+      .def_ro("tiers", &ToldRun::tiers, "Bits of the tiers that have them.")
+      .def_ro("tiers_before", &ToldRun::tiers_before)
+      .def_ro("priority", &ToldRun::priority)
+      .def_ro("priority_before", &ToldRun::priority_before)
+      .def_ro("cause", &ToldRun::cause, "A `Cause`.")
+      .def_ro("scope", &ToldRun::scope, "Packed, see `kvpool.keys`; b\"\" where it is not known.");
+}
+
 }  // namespace
 
 void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
-  module.attr("CHANGE_BYTES") = sizeof(Change);
+  bind_run(module);
   nb::class_<ChangeFeed>(module, "ChangeFeed",
                          "Chunks that come to tiers and leave them, in order. Control thread only.")
       .def(nb::new_(&make_feed), "capacity"_a)
       .def("take", &take, "limit"_a,
-           "(whether something before these was lost, rows of key, parent, namespace u32, kind, level, tiers, cause,\n"
-           "priority, priority before, 6 unused bytes), the oldest first.")
+           "(whether something before these was lost, rows as `CHANGE_ROW` says), the oldest first.")
       .def("fileno", &ChangeFeed::fd, "Readable while changes wait that no `take` has seen.")
       .def_prop_ro("waiting", &ChangeFeed::waiting)
       .def_prop_ro("lost", &ChangeFeed::lost, "Changes forgotten since the start.");
@@ -158,9 +187,8 @@ void bind_changes(nb::module_& module, nb::class_<Directory>& directory) {
   directory
       .def("report_to", &Directory::report_to, "feed"_a, "Has every change from now on told to the feed.")
       .def("runs_of", &runs_of, "rows"_a, "chunk_tokens"_a, "payload_max"_a,
-           "Rows of the feed as runs that one event tells each: [(kind, kind of change, namespace, level, keys, parent or\n"
-           "nothing, token ids, tiers, tiers before, priority, priority before, cause, scope)]. `chunk_tokens`: by namespace.\n"
-           "Raises ValueError for rows that are none, KeyError for a namespace that is not in it.")
+           "Rows of the feed as runs that one event tells each. `chunk_tokens`: by namespace. Raises ValueError for rows that\n"
+           "are none, KeyError for a namespace that is not in it.")
       .def("list_chunks", &list, "cursor"_a, "limit"_a,
            "(next cursor or 0, rows as the feed has them): the chunks that are here, as they are now.")
       .def(

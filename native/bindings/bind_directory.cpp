@@ -59,19 +59,47 @@ Directory* make_file_directory(const DirectoryGeometry& geometry, const std::str
   return new Directory(nullptr, nullptr, geometry, nullptr, known_tier(level), policy_named(policy));
 }
 
-// (key, offset, generation, chunk_bytes, layers, namespace)
-using RecordRow = std::tuple<nb::bytes, uint64_t, uint64_t, uint64_t, uint32_t, uint32_t>;
+struct StoredRecord {
+  nb::bytes key;
+  uint64_t offset;
+  uint64_t generation;
+  uint64_t chunk_bytes;
+  uint32_t layers;
+  uint32_t owner;
+};
 
-std::tuple<uint32_t, HoldId, std::vector<RecordRow>> records(Directory& directory, uint32_t cursor, uint32_t limit, uint32_t end) {
+struct PinnedRecords {
+  uint32_t next;
+  HoldId pin;
+  std::vector<StoredRecord> records;
+};
+
+PinnedRecords records(Directory& directory, uint32_t cursor, uint32_t limit, uint32_t end) {
   const RecordPage page = directory.records(cursor, limit, end);
-  std::vector<RecordRow> rows;
+  PinnedRecords answer{page.next, page.pin, {}};
   for (const RecordId id : page.records) {
     const ChunkRecord& record = directory.record(id);
     const SizeClass& geometry = directory.arena().size_class(record.size_class);
-    rows.emplace_back(nb::bytes(record.key.words, KEY_BYTES), uint64_t{record.page.value()} * PAGE_BYTES, record.generation,
-                      geometry.chunk_bytes, geometry.layers, record.owner.value());
+    answer.records.push_back({nb::bytes(record.key.words, KEY_BYTES), uint64_t{record.page.value()} * PAGE_BYTES,
+                              record.generation, geometry.chunk_bytes, geometry.layers, record.owner.value()});
   }
-  return {page.next, page.pin, std::move(rows)};
+  return answer;
+}
+
+void bind_records(nb::module_& module, nb::class_<Directory>& directory) {
+  nb::class_<StoredRecord>(module, "StoredRecord", "A chunk that is stored, as of when it was asked for.")
+      .def_ro("key", &StoredRecord::key)
+      .def_ro("offset", &StoredRecord::offset, "Of its slot, in the tier's memory or files.")
+      .def_ro("generation", &StoredRecord::generation, "Of its slot.")
+      .def_ro("chunk_bytes", &StoredRecord::chunk_bytes)
+      .def_ro("layers", &StoredRecord::layers)
+      .def_ro("namespace", &StoredRecord::owner);
+  nb::class_<PinnedRecords>(module, "PinnedRecords", "A page of a directory's chunks, which have a pin.")
+      .def_ro("next", &PinnedRecords::next, "The cursor to go on from; 0: the end was reached.")
+      .def_ro("pin", &PinnedRecords::pin, "Ends by `unpin`; 0: there are no records.")
+      .def_ro("records", &PinnedRecords::records);
+  directory.def("records", &records, "cursor"_a, "limit"_a, "end"_a = UINT32_MAX,
+                "A page of the chunks that are stored, from a cursor on, pinned.");
 }
 
 nb::tuple histogram(const TimeHistogram& times) {
@@ -260,8 +288,6 @@ void bind_directory(nb::module_& module) {
             self.mark_segment_ready(segment);
           },
           "segment"_a)
-      .def("records", &records, "cursor"_a, "limit"_a, "end"_a = UINT32_MAX,
-           "(next cursor or 0, pin or 0, [(key, offset, generation, chunk_bytes, layers, namespace)]).")
       .def(
           "tokens_of",
           [](const Directory& self, const nb::bytes& key) {
@@ -274,13 +300,14 @@ void bind_directory(nb::module_& module) {
       .def("stats", &stats)
       .def_prop_ro("evicted_chunks", &Directory::evicted_chunks, "How many have left the pool; `stats` has it too, with all else.")
       .def("bound_chains", &Directory::bound_chains, "chunks"_a, "No chain gets more chunks than this from now on.");
+  bind_records(module, directory);
   bind_checks(directory);
-  bind_holds(directory);
-  bind_reservations(directory);
+  bind_holds(module, directory);
+  bind_reservations(module, directory);
   bind_removal(directory);
-  bind_tiers(directory);
+  bind_tiers(module, directory);
   bind_retention(directory);
-  bind_shares(directory);
+  bind_shares(module, directory);
   bind_changes(module, directory);
 }
 

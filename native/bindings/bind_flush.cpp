@@ -1,7 +1,6 @@
 // Bindings of flushes in parts. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -17,6 +16,10 @@ using namespace nb::literals;
 namespace kvpool {
 
 void bind_flush(nb::module_& module) {
+  nb::class_<FlushResult>(module, "FlushResult", "What a flush has dropped.")
+      .def_ro("chunks", &FlushResult::chunks)
+      .def_ro("bytes", &FlushResult::bytes)
+      .def_ro("skipped", &FlushResult::skipped, "Chunks that stay, since somebody holds them.");
   nb::class_<FlushWalk>(module, "FlushWalk", "A flush in parts of what nobody holds. Control thread only.")
       .def(
           "__init__",
@@ -40,13 +43,7 @@ void bind_flush(nb::module_& module) {
           },
           "limit"_a, "Removes so many chunks at most. False at the end.")
       .def_prop_ro("generation", &FlushWalk::generation, "The latest one when the walk began.")
-      .def(
-          "result",
-          [](const FlushWalk& self) -> std::tuple<uint64_t, uint64_t, uint64_t> {
-            const FlushResult& result = self.result();
-            return {result.chunks, result.bytes, result.skipped};
-          },
-          "(chunks, bytes, skipped because held) so far; the last at the end.");
+      .def("result", [](const FlushWalk& self) -> FlushResult { return self.result(); }, "So far; `skipped` at the end.");
 }
 
 }  // namespace kvpool

@@ -1,7 +1,6 @@
 // Bindings of holds and reservations. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
@@ -22,10 +21,18 @@ std::vector<NamespaceId> known_namespaces(const Directory& directory, const std:
   return ids;
 }
 
-// (chunks, holds), one for each rank
-using HeldChunks = std::tuple<size_t, std::vector<HoldId>>;
+struct HeldRanks {
+  size_t chunks;
+  std::vector<HoldId> ids;
+};
 
-HeldChunks held_chunks(const std::vector<Hold>& holds) {
+struct HoldColumns {
+  nb::bytes offsets;
+  nb::bytes generations;
+  nb::bytes levels;
+};
+
+HeldRanks held_ranks(const std::vector<Hold>& holds) {
   std::vector<HoldId> ids;
   for (const Hold& hold : holds) {
     ids.push_back(hold.id);
@@ -33,12 +40,12 @@ HeldChunks held_chunks(const std::vector<Hold>& holds) {
   return {holds.front().chunks, std::move(ids)};
 }
 
-HeldChunks acquire_leaves(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t n,
+HeldRanks acquire_leaves(Directory& directory, const std::vector<uint32_t>& owners, const nb::bytes& leaves, size_t n,
                          uint64_t now_ns) {
   if (owners.empty() || leaves.size() != owners.size() * KEY_BYTES) {
     throw nb::value_error("leaves must be one key of 32 bytes for each rank");
   }
-  return held_chunks(directory.acquire_leaves(known_namespaces(directory, owners), packed_keys(leaves), n, now_ns));
+  return held_ranks(directory.acquire_leaves(known_namespaces(directory, owners), packed_keys(leaves), n, now_ns));
 }
 
 // The packed keys from `first` on.
@@ -50,21 +57,21 @@ const uint8_t* keys_from(const nb::bytes& keys, size_t first) {
   return packed + first * KEY_BYTES;
 }
 
-PackedReservation reserve(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent, const nb::bytes& keys,
+Reserved reserve(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent, const nb::bytes& keys,
                   uint64_t now_ns, std::optional<uint32_t> holder, size_t first, size_t limit, bool may_wait) {
   if (size_class >= directory.arena().class_count()) {
     throw nb::index_error("unknown size class");
   }
   const uint8_t* const packed = keys_from(keys, first);
-  return packed_answer(directory.reserve(known_namespace(directory, owner), ClassId(size_class), key_or_none(parent), packed,
+  return reserved(directory.reserve(known_namespace(directory, owner), ClassId(size_class), key_or_none(parent), packed,
                                          keys.size() / KEY_BYTES - first, now_ns, holder ? HolderId(*holder) : HolderId(),
                                          {limit, may_wait}));
 }
 
-PackedReservation reserve_more(Directory& directory, HoldId reservation, const nb::bytes& keys, uint64_t now_ns, size_t first,
+Reserved reserve_more(Directory& directory, HoldId reservation, const nb::bytes& keys, uint64_t now_ns, size_t first,
                        size_t limit, bool may_wait) {
   const uint8_t* const packed = keys_from(keys, first);
-  return packed_answer(
+  return reserved(
       directory.reserve_more(reservation, packed, keys.size() / KEY_BYTES - first, now_ns, {limit, may_wait}));
 }
 
@@ -93,22 +100,34 @@ nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const n
   return pack(directory.commit(reservation, first, count, aligned.data(), now_ns, ids, {known_tier(source_level), generations}));
 }
 
+void bind_held(nb::module_& module) {
+  nb::class_<Hold>(module, "Held", "A hold on leading chunks of a chain.")
+      .def_ro("id", &Hold::id, "Ends by `release`; 0: nothing is held.")
+      .def_ro("chunks", &Hold::chunks, "How many are held.");
+  nb::class_<HeldRanks>(module, "HeldRanks", "Holds on one prompt's chunks, one for each rank.")
+      .def_ro("ids", &HeldRanks::ids, "In the order of the ranks; each 0 where nothing is held.")
+      .def_ro("chunks", &HeldRanks::chunks, "How many each of them holds.");
+  nb::class_<HoldColumns>(module, "HoldColumns", "A row for each chunk of a hold or pin, by column.")
+      .def_ro("offsets", &HoldColumns::offsets, "Of the slots, u64.")
+      .def_ro("generations", &HoldColumns::generations, "Of the slots, u64.")
+      .def_ro("levels", &HoldColumns::levels, "Of the fastest tier that has the chunk, u8; 255: the chunk was dropped.");
+}
+
 }  // namespace
 
-void bind_holds(nb::class_<Directory>& directory) {
+void bind_holds(nb::module_& module, nb::class_<Directory>& directory) {
+  bind_held(module);
   directory
       .def(
           "acquire",
           [](Directory& self, uint32_t owner, const nb::bytes& keys, uint64_t now_ns,
-             const nb::bytes& parent) -> std::tuple<size_t, HoldId> {
+             const nb::bytes& parent) {
             const uint8_t* first = packed_keys(keys);
             const NamespaceId known = known_namespace(self, owner);
-            const Hold hold = self.acquire(known, first, keys.size() / KEY_BYTES, now_ns, key_or_none(parent));
-            return {hold.chunks, hold.id};
+            return self.acquire(known, first, keys.size() / KEY_BYTES, now_ns, key_or_none(parent));
           },
           "namespace"_a, "keys"_a, "now_ns"_a = 0, "parent"_a = nb::bytes(""),
-          "(chunks, hold) of the longest stored prefix; (0, 0) where there is none. Behind a parent that the caller holds:\n"
-          "of what follows it, and of that alone.")
+          "Holds the longest stored prefix; behind a parent that the caller holds: of what follows it, and of that alone.")
       .def(
           "extend",
           [](Directory& self, HoldId hold, const nb::bytes& keys, uint64_t now_ns) {
@@ -118,8 +137,8 @@ void bind_holds(nb::class_<Directory>& directory) {
       .def("count_whole", &Directory::count_whole, "hold"_a, "How many leading chunks of a hold are not dropped.")
       .def("shorten", &Directory::shorten, "hold"_a, "chunks"_a, "now_ns"_a, "Leaves a hold its leading chunks.")
       .def("acquire_leaves", &acquire_leaves, "namespaces"_a, "leaves"_a, "chunks"_a, "now_ns"_a = 0,
-           "(chunks, holds), one for each rank, of the prefixes of `chunks` chunks that end in `leaves`, one key for each;\n"
-           "chunks is 0 and so are the holds unless all of them are stored whole.")
+           "Holds, for each rank, the prefix of `chunks` chunks that ends in its key of `leaves`; none unless all of them are\n"
+           "stored whole.")
       .def(
           "duplicate",
           [](Directory& self, HoldId hold) {
@@ -130,12 +149,12 @@ void bind_holds(nb::class_<Directory>& directory) {
           "hold"_a, "A new hold on the same chunks.")
       .def(
           "columns",
-          [](const Directory& self, HoldId hold) -> std::tuple<nb::bytes, nb::bytes, nb::bytes> {
+          [](const Directory& self, HoldId hold) -> HoldColumns {
             const auto columns = self.columns(hold);
             require_known(columns.has_value());
             return {pack(columns->offsets), pack(columns->generations), pack(columns->levels)};
           },
-          "hold"_a, "(offsets u64, generations u64, levels u8); level 255: the chunk was dropped.")
+          "hold"_a, "Where the chunks of a hold or pin lie.")
       .def(
           "key_of",
           [](const Directory& self, HoldId hold, size_t position) {
@@ -149,13 +168,18 @@ void bind_holds(nb::class_<Directory>& directory) {
            "The same for its last `limit` chunks: how many they are; fewer: it has ended.");
 }
 
-void bind_reservations(nb::class_<Directory>& directory) {
+void bind_reservations(nb::module_& module, nb::class_<Directory>& directory) {
+  nb::class_<Reserved>(module, "Reserved", "Answer to a reservation: a row for each key that was looked at, by column.")
+      .def_ro("id", &Reserved::id, "Of the reservation, or of a promotion's hold; 0: there is nothing to end.")
+      .def_ro("states", &Reserved::states, "What became of each key, u8: a `SaveState`.")
+      .def_ro("offsets", &Reserved::offsets, "Of the slots, u64; 0 where declined.")
+      .def_ro("generations", &Reserved::generations, "Of the slots, u64; 0 where declined.");
   directory
       .def("reserve", &reserve, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a,
            "holder"_a.none() = nb::none(), "first"_a = 0, "limit"_a = SIZE_MAX, "may_wait"_a = false,
-           "(reservation, states u8, offsets u64, generations u64) of the keys from `first` on; parent b\"\" is the root;\n"
-           "reservation 0: there is nothing to end. `holder`: whom it counts for, see `affordable`. Fewer states than keys:\n"
-           "the `limit` was reached, or (`may_wait`) the next chunk would be NOT_READY; then `reserve_more` goes on.")
+           "Slots for the keys from `first` on; parent b\"\" is the root. `holder`: whom it counts for, see `affordable`. Fewer\n"
+           "states than keys: the `limit` was reached, or (`may_wait`) the next chunk would be NOT_READY; then `reserve_more`\n"
+           "goes on.")
       .def("reserve_more", &reserve_more, "reservation"_a, "keys"_a, "now_ns"_a, "first"_a = 0, "limit"_a = SIZE_MAX,
            "may_wait"_a = false, "The same for keys that follow a reservation's last chunk.")
       .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a, "now_ns"_a = 0,

@@ -7,10 +7,13 @@
 #include <nanobind/stl/string.h>
 
 #include <cerrno>
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "bindings.h"
 #include "shared_index/chunk_table.h"
+#include "shared_index/landing_board.h"
 #include "base/freed_memory.h"
 #include "base/memory.h"
 #include "base/numa.h"
@@ -146,6 +149,52 @@ void bind_index_view(nb::module_& module) {
       });
 }
 
+// The landing words of one index, which nobody publishes outside of it.
+struct Landings {
+  std::shared_ptr<const IndexView> index;
+  LandingBoard board;
+};
+
+void require_words(const Landings& landings, uint64_t arena_offset, uint64_t layers) {
+  if (arena_offset % PAGE_BYTES != 0 || layers == 0 || layers > UINT32_MAX ||
+      !landings.index->covers(arena_offset, static_cast<uint32_t>(layers))) {
+    throw nb::value_error("a chunk has no words in the index");
+  }
+}
+
+void bind_landings(nb::module_& module) {
+  nb::class_<Landings>(module, "LandingBoard", "Where a tier announces the layers of chunks that it brings into the arena.")
+      .def(nb::new_([](std::shared_ptr<Mapping> index) {
+             auto view = IndexView::attach(index);
+             if (view == nullptr || !index->is_writable()) {
+               throw nb::value_error("region is not a writable index of this version");
+             }
+             return std::make_shared<Landings>(Landings{std::move(view), LandingBoard(std::move(index))});
+           }),
+           "index"_a)
+      .def(
+          "land",
+          [](Landings& landings, uint64_t arena_offset, uint32_t first, const nb::bytes& checksums) {
+            const size_t count = checksums.size() / sizeof(uint32_t);
+            if (checksums.size() % sizeof(uint32_t) != 0 || count == 0) {
+              throw nb::value_error("checksums must be u32, and at least one");
+            }
+            require_words(landings, arena_offset, uint64_t{first} + count);
+            std::vector<uint32_t> sums(count);
+            std::memcpy(sums.data(), checksums.data(), checksums.size());
+            landings.board.land(arena_offset, first, sums.data(), static_cast<uint32_t>(count));
+          },
+          "arena_offset"_a, "first"_a, "checksums"_a,
+          "Layers `first` and on of the chunk being promoted at this offset are in place, with these CRC-32C, u32; in their order.")
+      .def(
+          "fail",
+          [](Landings& landings, uint64_t arena_offset) {
+            require_words(landings, arena_offset, 1);
+            landings.board.fail(arena_offset);
+          },
+          "arena_offset"_a, "No more layers of this chunk come.");
+}
+
 }  // namespace
 
 void bind_memory(nb::module_& module) {
@@ -170,6 +219,7 @@ void bind_memory(nb::module_& module) {
       "mapping"_a, "nodes"_a, nb::kw_only(), "in_turns"_a, "Where new pages come from; 0 or an errno.");
   bind_mapping(module);
   bind_index_view(module);
+  bind_landings(module);
 }
 
 }  // namespace kvpool

@@ -1,6 +1,5 @@
 // Bindings of what holders keep from being evicted. No logic.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -15,14 +14,25 @@ using namespace nb::literals;
 namespace kvpool {
 namespace {
 
-using HolderRow = std::tuple<uint32_t, uint64_t, uint64_t, uint64_t>;
-using NamespaceRow = std::tuple<uint32_t, uint64_t, uint64_t, uint64_t>;
+struct HolderUse {
+  uint32_t holder;
+  uint64_t reserved_bytes;
+  uint64_t zombie_bytes;
+  uint64_t leased_bytes;
+};
 
-std::vector<HolderRow> holders(Directory& directory) {
-  std::vector<HolderRow> rows;
+struct NamespaceUse {
+  uint32_t owner;
+  uint64_t writing;
+  uint64_t zombies;
+  uint64_t held;
+};
+
+std::vector<HolderUse> holders(Directory& directory) {
+  std::vector<HolderUse> rows;
   for (const auto& [number, account] : directory.holders().all()) {
     const HolderBytes& bytes = account.bytes;
-    rows.emplace_back(number, bytes.reserved, bytes.zombies, bytes.leased - std::min(bytes.leased, account.twice));
+    rows.push_back({number, bytes.reserved, bytes.zombies, bytes.leased - std::min(bytes.leased, account.twice)});
   }
   return rows;
 }
@@ -33,20 +43,34 @@ bool is_empty_namespace(const Directory& directory, uint32_t number) {
   return counts.chunks + counts.held + counts.writing + counts.zombies == 0;
 }
 
-std::vector<NamespaceRow> held_namespaces(const Directory& directory) {
-  std::vector<NamespaceRow> rows;
+std::vector<NamespaceUse> held_namespaces(const Directory& directory) {
+  std::vector<NamespaceUse> rows;
   for (uint32_t number = 0; number < directory.namespaces(); ++number) {
     const NamespaceCounts counts = directory.namespace_counts(NamespaceId(number));
     if (counts.held + counts.writing + counts.zombies > 0) {
-      rows.emplace_back(number, counts.writing, counts.zombies, counts.held);
+      rows.push_back({number, counts.writing, counts.zombies, counts.held});
     }
   }
   return rows;
 }
 
+void bind_uses(nb::module_& module) {
+  nb::class_<HolderUse>(module, "HolderUse", "Bytes that one holder keeps from being evicted.")
+      .def_ro("holder", &HolderUse::holder)
+      .def_ro("reserved_bytes", &HolderUse::reserved_bytes)
+      .def_ro("zombie_bytes", &HolderUse::zombie_bytes, "Of what is over and may still be written.")
+      .def_ro("leased_bytes", &HolderUse::leased_bytes, "At most so many.");
+  nb::class_<NamespaceUse>(module, "NamespaceUse", "Chunks of one namespace that cannot go.")
+      .def_ro("namespace", &NamespaceUse::owner)
+      .def_ro("writing", &NamespaceUse::writing, "Being written.")
+      .def_ro("zombies", &NamespaceUse::zombies, "Whose slots are not free yet.")
+      .def_ro("held", &NamespaceUse::held);
+}
+
 }  // namespace
 
-void bind_shares(nb::class_<Directory>& directory) {
+void bind_shares(nb::module_& module, nb::class_<Directory>& directory) {
+  bind_uses(module);
   directory
       .def(
           "share_among_holders",
@@ -84,10 +108,9 @@ void bind_shares(nb::class_<Directory>& directory) {
             return self.charge(holds, HolderId(holder));
           },
           "holds"_a, "holder"_a, "Counts holds for a holder until they end; False where one is unknown or counts already.")
-      .def("holders", &holders, "[(holder, reserved bytes, bytes of what may still be written, leased bytes at most)].")
+      .def("holders", &holders, "What each holder keeps from being evicted.")
       .def("is_empty_namespace", &is_empty_namespace, "namespace"_a, "Whether no chunk of it is here in any state.")
-      .def("held_namespaces", &held_namespaces,
-           "[(namespace, chunks being written, slots that are not free yet, chunks that are held)] of those that have any.");
+      .def("held_namespaces", &held_namespaces, "Those of which there are chunks that cannot go.");
 }
 
 }  // namespace kvpool

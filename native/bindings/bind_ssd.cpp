@@ -2,7 +2,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -10,6 +9,7 @@
 
 #include "bindings.h"
 #include "columns.h"
+#include "rows.h"
 #include "ssd/ssd_queue.h"
 
 namespace nb = nanobind;
@@ -20,16 +20,6 @@ namespace {
 
 constexpr unsigned THREADS_MAX = 64;
 constexpr double STOP_SECONDS_MAX = 3600;
-
-// A chunk to move, as Python packs it.
-struct MoveRow {
-  uint8_t key[KEY_BYTES];
-  uint8_t parent[KEY_BYTES];
-  uint64_t offset;        // over all segment files
-  uint64_t arena_offset;
-  uint64_t generation;    // in the files
-};
-static_assert(sizeof(MoveRow) == 88);
 
 [[noreturn]] void raise_os_error(int error, const std::string& what) {
   PyErr_SetObject(PyExc_OSError, nb::make_tuple(error, what).ptr());
@@ -138,13 +128,19 @@ uint64_t verify(SsdQueue& queue, const nb::bytes& rows, const nb::bytes& epoch, 
   return queue.verify(std::move(chunks));
 }
 
-// (job, chunk, status, bytes, token ids)
-using OutcomeRow = std::tuple<uint64_t, uint32_t, uint8_t, uint64_t, nb::bytes>;
+struct ChunkOutcome {
+  uint64_t job;
+  uint32_t chunk;
+  uint8_t status;
+  uint64_t bytes;
+  nb::bytes tokens;
+};
 
-std::vector<OutcomeRow> take_outcomes(SsdQueue& queue, size_t limit) {
-  std::vector<OutcomeRow> rows;
+std::vector<ChunkOutcome> take_outcomes(SsdQueue& queue, size_t limit) {
+  std::vector<ChunkOutcome> rows;
   for (const SsdOutcome& outcome : queue.take_outcomes(limit)) {
-    rows.emplace_back(outcome.job, outcome.chunk, static_cast<uint8_t>(outcome.status), outcome.bytes, pack(outcome.tokens));
+    rows.push_back(
+        {outcome.job, outcome.chunk, static_cast<uint8_t>(outcome.status), outcome.bytes, pack(outcome.tokens)});
   }
   return rows;
 }
@@ -174,9 +170,19 @@ Counts queue_io(const SsdQueue& queue) {
   return result;
 }
 
+void bind_outcome(nb::module_& module) {
+  nb::class_<ChunkOutcome>(module, "ChunkOutcome", "What became of one chunk of a job.")
+      .def_ro("job", &ChunkOutcome::job)
+      .def_ro("chunk", &ChunkOutcome::chunk, "Its row in the job.")
+      .def_ro("status", &ChunkOutcome::status, "An `SsdStatus`.")
+      .def_ro("moved_bytes", &ChunkOutcome::bytes)
+      .def_ro("tokens", &ChunkOutcome::tokens, "Token ids and the scope behind them, i32, of a chunk that was read.");
+}
+
 }  // namespace
 
 void bind_ssd(nb::module_& module) {
+  bind_outcome(module);
   module.attr("SSD_HEADER_BYTES") = SSD_HEADER_BYTES;
   module.attr("SSD_LAYERS_MAX") = SSD_LAYERS_MAX;
   module.attr("SSD_WRITE_BYTES") = SSD_WRITE_BYTES;
@@ -210,8 +216,7 @@ void bind_ssd(nb::module_& module) {
            "files"_a, "arena"_a, "index"_a, "threads"_a, "jobs_max"_a, "wants_rings"_a = false,
            nb::call_guard<nb::gil_scoped_release>())
       .def("read", &read, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "urgency"_a,
-           "A job's number, 0 where the queue is full. Rows of 88 bytes: key, parent, file offset, arena offset,\n"
-           "generation. Layers are announced on the index as they land.")
+           "A job's number, 0 where the queue is full. `rows` as `MOVE_ROW` says. Layers are announced on the index as they land.")
       .def("write", &write, "rows"_a, "epoch"_a, "namespace"_a, "layers"_a, "layer_bytes"_a, "index"_a,
            "tokens"_a = std::vector<nb::bytes>(),
            "The same the other way; checksums are the index's. `tokens`: token ids, i32, of each row or of none; kept where\n"
@@ -220,7 +225,7 @@ void bind_ssd(nb::module_& module) {
            "Reads chunks and compares them with their checksums, after everything else; nothing is kept. Rows as for `read`,\n"
            "any arena offset.")
       .def("take_outcomes", &take_outcomes, "limit"_a = SIZE_MAX,
-           "[(job, chunk, status, bytes, token ids i32)], each chunk of each job once, `limit` at most.")
+           "What became of chunks, each chunk of each job once, `limit` at most.")
       .def("fileno", &SsdQueue::event_fd, "Readable while there are outcomes.")
       .def(
           "stop",

@@ -1,7 +1,6 @@
 // Bindings of what two tiers tell each other. Columns cross as packed little-endian bytes. No logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 
 #include "bindings.h"
 #include "columns.h"
+#include "rows.h"
 #include "directory/directory.h"
 
 namespace nb = nanobind;
@@ -49,7 +49,7 @@ std::vector<PromotionSource> sources_of(const nb::bytes& levels, const std::vect
   return sources;
 }
 
-PackedReservation promote(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
+Reserved promote(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
                           const nb::bytes& keys, uint64_t now_ns, const nb::bytes& levels, const nb::bytes& generations,
                           const nb::bytes& checksums) {
   if (size_class >= directory.arena().class_count()) {
@@ -61,7 +61,7 @@ PackedReservation promote(Directory& directory, uint32_t owner, uint32_t size_cl
   const auto sources = sources_of(levels, words_of<uint64_t>(generations, n, "source_generations"), sums, n);
   const Reservation answer = directory.promote(known_namespace(directory, owner), ClassId(size_class), parent_of(parent),
                                                packed, n, now_ns, sources);
-  return packed_answer(answer);
+  return reserved(answer);
 }
 
 struct Failure {
@@ -79,10 +79,14 @@ Failure fail_landing(Directory& directory, const nb::bytes& key, uint64_t genera
   return {failed.removed, failed.dropped_in_source, level};
 }
 
-// (pin, chunks, parent, namespace)
-using PinTuple = std::tuple<HoldId, size_t, nb::bytes, uint32_t>;
+struct Pinned {
+  HoldId id;
+  size_t chunks;
+  nb::bytes parent;
+  uint32_t owner;
+};
 
-PinTuple describe(const Directory& directory, Hold pin) {
+Pinned describe(const Directory& directory, Hold pin) {
   const auto record = pin.id == 0 ? std::nullopt : directory.record_of(pin.id, 0);
   const ChunkRecord first = record ? directory.record(*record) : ChunkRecord{};
   const auto parent = directory.parent_key_of(pin.id);
@@ -101,19 +105,6 @@ nb::bytes keys_of(const Directory& directory, HoldId hold) {
 Retention retention_of(uint32_t priority, uint32_t duration_ms) {
   return priority > MAX_PRIORITY ? Retention{} : Retention{static_cast<uint8_t>(priority), duration_ms};
 }
-
-// One row of a catalogue as the daemon restores it.
-struct RestoreRow {
-  uint8_t key[KEY_BYTES];
-  uint8_t parent[KEY_BYTES];  // zeros: the root
-  uint64_t offset;
-  uint64_t generation;
-  uint32_t owner;
-  uint32_t size_class;
-  uint32_t priority;
-  uint32_t duration_ms;
-};
-static_assert(sizeof(RestoreRow) == 96);
 
 bool restore_row(Directory& directory, const RestoreRow& row, uint64_t now_ns) {
   const bool has_parent = std::any_of(row.parent, row.parent + KEY_BYTES, [](uint8_t byte) { return byte != 0; });
@@ -141,7 +132,14 @@ nb::bytes restore(Directory& directory, const nb::bytes& rows, uint64_t now_ns) 
   return pack(is_restored);
 }
 
-void bind_pins(nb::class_<Directory>& directory) {
+void bind_pins(nb::module_& module, nb::class_<Directory>& directory) {
+  nb::class_<Pinned>(module, "Pinned", "Chunks of one chain that have a pin, so that they stay while they are written down.")
+      .def_ro("id", &Pinned::id, "Ends by `unpin`; 0: nothing is pinned.")
+      .def_ro("chunks", &Pinned::chunks,
+              "How many are pinned; without a pin how many were looked at in vain: they gave way below with those before them,\n"
+              "and there may be others behind.")
+      .def_ro("parent", &Pinned::parent, "The key before the first of them; b\"\": the root.")
+      .def_ro("namespace", &Pinned::owner);
   directory
       .def(
           "pin_unsaved",
@@ -152,9 +150,8 @@ void bind_pins(nb::class_<Directory>& directory) {
             return describe(self, self.pin_unsaved(scan, static_cast<WriteOrder>(order)));
           },
           "scan"_a, "order"_a,
-          "(pin, chunks, parent, namespace): chunks of one chain that every lower tier lacks, behind `parent` (b\"\": the\n"
-          "root), ending in one of the first `scan` chunks; order 0: the coldest first, 1: the newest, 2: the worthiest; pin 0: none,\n"
-          "but `chunks` that were evicted below with those before them, and maybe others behind.")
+          "Pins chunks of one chain that every lower tier lacks, ending in one of the first `scan` chunks; order 0: the coldest\n"
+          "first, 1: the newest, 2: the worthiest.")
       .def(
           "pin_unsaved_prefix",
           [](Directory& self, uint32_t owner, const nb::bytes& keys, const nb::bytes& parent) {
@@ -196,11 +193,11 @@ void bind_tier_set(nb::module_& module) {
           "The tiers that can be read for a chunk, a bit a level.");
 }
 
-void bind_tiers(nb::class_<Directory>& directory) {
+void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
   directory
       .def("promote", &promote, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a, "source_levels"_a = nb::bytes(""),
            "source_generations"_a = nb::bytes(""), "checksums"_a = nb::bytes(""),
-           "(hold, states u8, offsets u64, generations u64): slots to read lower tiers' chunks into; RESERVED ones are to be\n"
+           "Slots to read lower tiers' chunks into; RESERVED ones are to be\n"
            "read. The hold ends by `release`. Of each chunk, where named: the level u8 that it comes from, its generation u64\n"
            "there, and u32 [chunk][layer] what its layers must be; else the uppermost tier that has it.")
       .def(
@@ -226,7 +223,7 @@ void bind_tiers(nb::class_<Directory>& directory) {
           "touched twice, 2 those touched twice, 3 none), with what precedes them; others may be evicted unsaved.")
       .def("knows_chances", &Directory::knows_chances, "Whether the policy has learned how likely chunks are to be used again.")
       .def("forget_written", &Directory::forget_written, "cursor"_a, "looks"_a,
-           "What was evicted below since its last use is worth a place there once more: of the records from the cursor (0: the\n"
+           "What gave way below since its last use is worth a place there once more: of the records from the cursor (0: the\n"
            "start) on, no more than `looks`. Where to go on, 0 at the end.")
       .def(
           "keep_ghosts",
@@ -244,8 +241,7 @@ void bind_tiers(nb::class_<Directory>& directory) {
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
            "While True nothing is evicted that no other tier has: NOT_READY instead.")
       .def("restore", &restore, "rows"_a, "now_ns"_a = 0,
-           "Rows of key, parent, offset u64, generation u64, namespace u32, size class u32, priority u32, duration_ms u32;\n"
-           "ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.")
+           "Rows as `RESTORE_ROW` says, ancestors first, the most recent first. A column of u8: 1 where the chunk was restored.")
       .def("finish_restore", &Directory::finish_restore, "generation"_a = 0,
            "Generations go on behind this one, or behind the greatest that was restored.")
       .def("begin_count", &Directory::begin_count, "`counted` counts from now on.")
@@ -257,7 +253,7 @@ void bind_tiers(nb::class_<Directory>& directory) {
             return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
           },
           "The keys that left this lower tier since the last call, packed.");
-  bind_pins(directory);
+  bind_pins(module, directory);
 }
 
 }  // namespace kvpool

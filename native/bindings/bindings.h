@@ -7,6 +7,7 @@ namespace kvpool {
 
 class Directory;
 
+void bind_rows(nanobind::module_& module);
 void bind_keys(nanobind::module_& module);
 void bind_memory(nanobind::module_& module);
 void bind_directory(nanobind::module_& module);
@@ -17,11 +18,11 @@ void bind_ssd(nanobind::module_& module);
 void bind_reuse(nanobind::module_& module);
 void bind_flush(nanobind::module_& module);
 void bind_changes(nanobind::module_& module, nanobind::class_<Directory>& directory);
-void bind_tiers(nanobind::class_<Directory>& directory);
+void bind_tiers(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_tier_set(nanobind::module_& module);
-void bind_holds(nanobind::class_<Directory>& directory);
-void bind_reservations(nanobind::class_<Directory>& directory);
-void bind_shares(nanobind::class_<Directory>& directory);
+void bind_holds(nanobind::module_& module, nanobind::class_<Directory>& directory);
+void bind_reservations(nanobind::module_& module, nanobind::class_<Directory>& directory);
+void bind_shares(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_retention(nanobind::class_<Directory>& directory);
 
 }  // namespace kvpool

@@ -7,7 +7,6 @@
 #include <bit>
 #include <cstring>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include "directory/directory.h"
@@ -25,10 +24,15 @@ template <typename Word>
 using Counts = nanobind::typed<nanobind::dict, nanobind::str, int>;
 using Fields = nanobind::typed<nanobind::dict, nanobind::str, nanobind::any>;
 
-// (reservation or hold, states u8, offsets u64, generations u64)
-using PackedReservation = std::tuple<HoldId, nanobind::bytes, nanobind::bytes, nanobind::bytes>;
+// What `reserve` and `promote` answer.
+struct Reserved {
+  HoldId id;
+  nanobind::bytes states;
+  nanobind::bytes offsets;
+  nanobind::bytes generations;
+};
 
-[[nodiscard]] inline PackedReservation packed_answer(const Reservation& answer) {
+[[nodiscard]] inline Reserved reserved(const Reservation& answer) {
   return {answer.id, pack(answer.states), pack(answer.offsets), pack(answer.generations)};
 }
 

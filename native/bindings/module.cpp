@@ -7,6 +7,7 @@ NB_MODULE(kvpool_native, module) {
   // A Pool that lives until the interpreter ends is no leak worth a page of text on the user's terminal.
   nanobind::set_leak_warnings(false);
   module.doc() = "Native core of kvpool: key hashing, shared index, slot arena, checksummed copies.";
+  kvpool::bind_rows(module);
   kvpool::bind_keys(module);
   kvpool::bind_memory(module);
   kvpool::bind_directory(module);

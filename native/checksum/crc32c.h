@@ -32,7 +32,7 @@ void copy_fence() noexcept;
 
 // Copies and returns the checksum of what it has stored, also while somebody else writes the source: each byte is read
 // once, and the register that is stored is the one that is checksummed. With non-temporal stores where the variant has them
-// and the target's alignment allows: `copy_fence` must follow before another thread is told about the bytes. `next`: what
+// and the target's alignment allows: `copy_fence` must follow before another thread is notified about the bytes. `next`: what
 // will be copied after this, which may be prefetched and is not read.
 // REQUIRES: the ranges do not overlap; the machine has the path; `variant` is one of COPY_VARIANTS.
 [[nodiscard]] uint32_t copy_crc32c_with(CrcPath path, size_t variant, uint32_t crc, uint8_t* target, const uint8_t* source,

@@ -4,8 +4,8 @@
 //      \-----cancel, last running piece done--> ENDED
 //
 // Pieces go layer-major: layer 0 of every chunk, then layer 1. After a layer of a chunk was copied its slot's generation
-// is read again and then its checksum compared; a chunk that fails takes the chunks behind it along. What is not said
-// to be good is not good: a chunk counts only when all of its layers were checked. A chunk that is still being promoted is
+// is read again and then its checksum compared; a chunk that fails takes the chunks behind it along. A chunk without a verdict
+// is not good: it counts only when all of its layers were checked. A chunk that is still being promoted is
 // copied as its layers land, before its turn where the chunk whose turn it is has not landed; while nothing has, the job is
 // blocked, and its thread serves others.
 //

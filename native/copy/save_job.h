@@ -3,8 +3,8 @@
 //   WAITING --announce(layer)--> RUNNING --its pieces done--> WAITING … all layers done
 //       \------cancel, last running piece done--> ENDED
 //
-// The checksum of each layer of each chunk is computed while it is copied. Nothing is visible to anybody before the
-// daemon has been told.
+// The checksum of each layer of each chunk is computed while it is copied. Nothing is visible to any reader before the
+// commit.
 // Threads: any. All mutable state is guarded by `lock_`, which is not held while bytes are copied.
 #pragma once
 

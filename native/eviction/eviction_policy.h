@@ -33,7 +33,7 @@ inline constexpr uint8_t CHAIN_KINDS = COUNT_CLASSES + 1;
   return by_turns + 1 == COUNT_CLASSES && found > 1 ? COUNT_CLASSES : by_turns;
 }
 
-// What a policy tells operators about itself.
+// What a policy reports to operators about itself.
 struct PolicyCounts {
   bool is_by_age = true;     // victims are chosen by their age alone just now
   uint64_t switches = 0;     // how often that has changed

@@ -78,7 +78,7 @@ std::optional<RecordId> EvictionQueues::place_from_ends(const ChunkList& list, R
   const ChunkRecord& record = records_[id];
   RecordId below = list.newest;  // from the newest end down to one that is not newer
   RecordId above = list.oldest;  // from the oldest end up to one that is
-  const auto was_used_with = [&](RecordId other) { return other.valid() && stands_alike(other, record); };
+  const auto was_used_with = [&](RecordId other) { return other.valid() && has_same_position(other, record); };
   if (was_used_with(record.parent)) {
     return records_[record.parent].older;
   }
@@ -231,7 +231,7 @@ RecordId EvictionQueues::victim(ClassId size_class, uint64_t now_ns, Among among
 // of n would take n * n moves.
 void EvictionQueues::move_beside_child(RecordId id) {
   RecordId child = records_[id].first_child;
-  while (is_in_order(id) && records_[child].first_child.valid() && stands_alike(child, records_[id])) {
+  while (is_in_order(id) && records_[child].first_child.valid() && has_same_position(child, records_[id])) {
     child = records_[child].first_child;
   }
   for (RecordId moved; moved != id; child = moved) {
@@ -265,7 +265,7 @@ bool EvictionQueues::stands(RecordId id) const noexcept {
          (level != nullptr && level->queues[record.queue][number_of(record.standing)].oldest == id);
 }
 
-bool EvictionQueues::stands_alike(RecordId id, const ChunkRecord& other) const noexcept {
+bool EvictionQueues::has_same_position(RecordId id, const ChunkRecord& other) const noexcept {
   return is_in_order(id) && names_list_of(id, other) && records_[id].last_access_ns == other.last_access_ns && stands(id);
 }
 

@@ -111,7 +111,7 @@ class EvictionQueues {
   // Whether a chunk goes before another one, maybe of another size class.
   [[nodiscard]] bool is_colder(const ChunkRecord& record, const ChunkRecord& other, uint64_t now_ns) const noexcept;
   // Whether a chunk stands in the list that the other names, in order, with the same last use.
-  [[nodiscard]] bool stands_alike(RecordId id, const ChunkRecord& other) const noexcept;
+  [[nodiscard]] bool has_same_position(RecordId id, const ChunkRecord& other) const noexcept;
   [[nodiscard]] bool stands(RecordId id) const noexcept;
   [[nodiscard]] bool names_list_of(RecordId id, const ChunkRecord& other) const noexcept;
   void verify_level(const SizeClassQueues& queues, const ChunkRecord& expected, std::vector<uint8_t>& found,

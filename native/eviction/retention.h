@@ -1,4 +1,4 @@
-// With what priority a chunk is kept, and what became of a wish to keep it. Plain values; any thread.
+// With what priority a chunk is retained, and the result of a retention request. Plain values; any thread.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace kvpool {
 
-// What became of a wish to keep a chunk with a priority.
+// Result of a retention request for one chunk.
 enum class RetainState : uint8_t {
   ACCEPTED = 0,
   CLIPPED = 1,  // kept at the default priority: as much as may be is kept above it

@@ -49,7 +49,7 @@ class SurvivalModel {
   }
 
   // The share of the chunks that have reached this age unused which are used later on, as far as intervals were long enough
-  // to tell.
+  // to measure.
   [[nodiscard]] float chance(uint8_t of_class, uint64_t age_ns) const noexcept {
     return chances_[of_class][bin_of(age_ns)];
   }

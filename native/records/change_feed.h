@@ -6,7 +6,7 @@
 //
 // Invariants:
 //   1. O(1) for each change, and nothing is allocated: a full feed forgets its oldest change.
-//   2. What was forgotten is told: `lost` counts it, and the next `take` says so before it gives what came later.
+//   2. Dropped changes are reported: `lost` counts them, and the next `take` reports the gap before later changes.
 //   3. The descriptor is readable from the first change after a `take` on until the next `take`.
 //
 // Threads: the control thread only, but for waiting on the descriptor.
@@ -65,7 +65,7 @@ class ChangeFeed {
   ChangeFeed& operator=(const ChangeFeed&) = delete;
 
   void add(const Change& change) noexcept;
-  // More has changed at once than can be told: what waits is forgotten too.
+  // More has changed at once than fits: waiting changes are dropped too.
   void mark_gap() noexcept;
 
   // Moves up to `limit` changes to `out`, the oldest first; returns how many. `has_gap`: something before them was lost.

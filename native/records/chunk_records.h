@@ -28,7 +28,7 @@ enum class ChunkState : uint8_t { FREE, WRITING, READY, ZOMBIE, PROMOTING };
 
 // Which list of its queue a chunk stands in.
 enum class Standing : uint8_t {
-  SAVED = 0,        // needs no copy in the tier below: it has one, had one since its last use, or there is no such tier
+  SAVED = 0,        // needs no copy in a lower tier: it has one, had one since its last use, or there is no such tier
   UNSAVED = 1,      // no other tier has it
   BEING_SAVED = 2,  // no other tier has it, and it is read for a copy: no victim until that has ended
 };
@@ -37,7 +37,7 @@ inline constexpr size_t STANDINGS = 3;
 // Of one chunk at a time.
 inline constexpr uint8_t MAX_PINS = 127;
 
-// What a chunk is kept with when nothing was said: the default of TensorRT-LLM's KvCacheRetentionConfig.
+// The priority of a chunk without a retention request: the default of TensorRT-LLM's KvCacheRetentionConfig.
 inline constexpr uint8_t DEFAULT_PRIORITY = 35;
 inline constexpr uint8_t MAX_PRIORITY = 100;
 
@@ -65,7 +65,7 @@ struct alignas(64) ChunkRecord {
   bool is_cut : 1 = false;           // held without its parent once: what precedes it may be used earlier than it
   bool is_reused : 1 = false;        // acquired since it was stored
   bool is_used : 1 = false;          // stored or acquired since it stood in a queue last
-  bool is_sampled : 1 = false;       // is_in_sample(key): told without a look at the second line
+  bool is_sampled : 1 = false;       // is_in_sample(key): known without a look at the second line
   bool is_below : 1 = false;         // a lower tier has it
   bool was_below : 1 = false;        // written to a lower tier since its last use, wherever it is there now
   bool is_aside : 1 = false;         // it would stand in a queue, but for a child that cannot go: see eviction_queues.h

@@ -4,7 +4,7 @@
 // it is not: shared, or in reach of anybody who could learn its seed; so probes need no bound.
 //
 // Linear probing from the key's home, behind the last slot comes the first, load at most 7/10, erase by backward shift: no empty
-// slot lies between a key and its home. A tag of 0 marks an empty slot; another one spares 127 of 128 looks at a record in vain.
+// slot lies between a key and its home. A tag of 0 marks an empty slot; another one saves 127 of 128 useless looks at a record.
 // Invariant: each id names a record that has a key of its own; `verify` looks each up.
 // Threads: the control thread only. O(1).
 #pragma once

@@ -1,4 +1,4 @@
-// The token ids of chunks, beside their records: routers hash them themselves, so whoever tells them of a chunk needs them.
+// The token ids of chunks, beside their records: routers hash them themselves, so events of a chunk need them.
 //
 // What it is: a column of arrays by record. What it is not: part of a chunk; one whose ids nobody gave has none.
 // Bounded: one array for each record at most, none longer than TOKEN_IDS_MAX, all together within `limit`; what is beyond that
@@ -26,7 +26,7 @@ struct ScopedIds {
   std::span<const int32_t> scope;
 };
 
-// What is kept of a chunk of so many tokens, told apart. Both empty where that is neither its token ids nor these and a scope.
+// What is kept of a chunk of so many tokens, separated. Both empty where that is neither its token ids nor these and a scope.
 [[nodiscard]] inline ScopedIds split_scope(std::span<const int32_t> words, size_t chunk_tokens) noexcept {
   if (words.size() == chunk_tokens) {
     return {words, {}};

@@ -45,4 +45,4 @@ def test_an_identity_is_written_and_read_as_it_always_was(tmp_path: Path) -> Non
 
 
 def test_rows_have_the_size_that_native_code_expects() -> None:
-    assert kvpool_native.CATALOGUE_ROW_BYTES == len((HERE / "catalogue_row.bin").read_bytes()) == 120
+    assert kvpool_native.CATALOGUE_ROW.bytes == len((HERE / "catalogue_row.bin").read_bytes()) == 120

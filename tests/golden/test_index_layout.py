@@ -34,11 +34,11 @@ def write_index() -> kvpool_native.Mapping:
     for segment in range(geometry.segments):
         directory.mark_segment_ready(segment)
     namespace, size_class = directory.add_namespace(), directory.add_class(CHUNK_BYTES, LAYERS)
-    made, _, offsets, _ = directory.reserve(namespace, size_class, b"", b"".join(KEYS[:2]), 1)
+    reserved = directory.reserve(namespace, size_class, b"", b"".join(KEYS[:2]), 1)
     sums = np.arange(1, 1 + 2 * LAYERS, dtype="<u4") * 0x01010101
-    directory.commit(made, 0, sums.tobytes())
-    _, _, being_written, _ = directory.reserve(namespace, size_class, KEYS[1], KEYS[2], 2)
-    assert np.frombuffer(offsets + being_written, "<u8").tolist() == OFFSETS
+    directory.commit(reserved.id, 0, sums.tobytes())
+    further = directory.reserve(namespace, size_class, KEYS[1], KEYS[2], 2)
+    assert np.frombuffer(reserved.offsets + further.offsets, "<u8").tolist() == OFFSETS
     return index
 
 

@@ -1,5 +1,6 @@
 """Every frame of the local protocol, byte for byte, in each version that is spoken; and the page that says so."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,12 @@ import pytest
 from kvpool.errors import Refused
 from kvpool.protocol import frames, versions
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.records.batch import BATCHED
+from kvpool.protocol.records.one_way import UNANSWERED
+from kvpool.protocol.verbs import OPERATOR
 from kvpool.router_events import columns as event_columns
 from kvpool.router_events.columns import pack_events
-from kvpool.server.metrics.request_times import VERBS
+from kvpool.server.service import VERBS
 from kvpool.types import Cause, Event, EventKind, RetainState, SaveState
 from kvpool_client.results import RetainResult, SaveResult, save_state_of
 from tests.golden import wire
@@ -63,7 +67,34 @@ def test_the_page_has_a_row_for_every_frame() -> None:
 
 
 def test_every_request_is_measured_by_its_name() -> None:
-    assert {verb.__name__ for verb in VERBS} <= {record.__name__ for record in wire.records()}
+    assert {verb.record.__name__ for verb in VERBS} <= {record.__name__ for record in wire.records()}
+
+
+def _notes() -> dict[str, str]:
+    """What the page says behind each record's fields, by its name."""
+    rows = (line.split(" | ") for line in PAGE.read_text().split("## Records")[1].splitlines() if line.startswith("| "))
+    return {row[1].strip(): row[-1].strip(" |") for row in rows if len(row) > 3}
+
+
+def test_the_page_says_of_each_verb_who_may_send_it_and_what_answers() -> None:
+    notes, records = _notes(), _named(wire.records())
+    assert set(notes) - {"record"} == set(records)
+    for verb in VERBS:
+        name, note = verb.record.__name__, notes[verb.record.__name__]
+        assert note.startswith("admin") == (verb.roles == OPERATOR), (
+            f"{name}: `admin` stands first where only those may"
+        )
+        since = versions.SINCE.get(verb.record, versions.OLDEST)
+        assert (f"from version {since} on" in note) == (since > versions.OLDEST), f"{name}: since version {since}"
+        answers = re.findall(r"answered by (\w+)", note)
+        if verb.record.KIND in UNANSWERED:
+            assert "never answered" in note, f"{name} is never answered"
+        else:
+            assert answers, f"{name}: `answered by` which record"
+            assert answers[0] in records
+    batched = re.search(r"frames of the kinds ([\d, and]+),", notes["Batch"])
+    assert batched is not None
+    assert {int(kind) for kind in re.findall(r"\d+", batched[1])} == BATCHED
 
 
 @pytest.mark.parametrize(

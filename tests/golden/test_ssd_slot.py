@@ -26,23 +26,23 @@ def _written_slot(directory: Path, tokens: bytes = b"") -> bytes:
     for segment in range(geometry.segments):
         memory.mark_segment_ready(segment)
     size_class = memory.add_class(LAYERS * LAYER_BYTES, LAYERS)
-    reservation, _, offsets, _ = memory.reserve(memory.add_namespace(), size_class, b"", KEY, 1)
-    place = int.from_bytes(offsets, "little")
+    made = memory.reserve(memory.add_namespace(), size_class, b"", KEY, 1)
+    place = int.from_bytes(made.offsets, "little")
     arena.view()[place : place + LAYERS * LAYER_BYTES] = np.arange(LAYERS * LAYER_BYTES, dtype=np.uint32) % 251
-    memory.commit(reservation, 0, kvpool_native.extent_checksums(arena, place, LAYER_BYTES, LAYERS))
+    memory.commit(made.id, 0, kvpool_native.extent_checksums(arena, place, LAYER_BYTES, LAYERS))
     files = kvpool_native.SsdFiles.open(str(directory / "tier"), 16 * PAGE, 1, True)
     queue = kvpool_native.SsdQueue(files, arena, index, 1, 4, wants_rings=False)
     words = b"".join(number.to_bytes(8, "little") for number in (2 * PAGE, place, GENERATION))
     row = KEY + PARENT + words
     assert queue.write(row, EPOCH, NAMESPACE, LAYERS, LAYER_BYTES, kvpool_native.IndexView(index), [tokens])
-    outcomes: list[tuple[int, int, int, int, bytes]] = []
+    outcomes: list[kvpool_native.ChunkOutcome] = []
 
     def has_outcomes() -> bool:
         outcomes.extend(queue.take_outcomes())
         return bool(outcomes)
 
     wait_until(has_outcomes, "the slot is written")
-    assert [status for _, _, status, _, _ in outcomes] == [0]
+    assert [outcome.status for outcome in outcomes] == [0]
     assert queue.stop(10.0)
     segment_file = (directory / "tier" / "segment-000000.kvs").read_bytes()
     return segment_file[2 * PAGE : (2 + SLOT_PAGES) * PAGE]
@@ -82,7 +82,7 @@ def test_token_ids_follow_the_checksums_of_the_layers(tmp_path: Path) -> None:
     assert page[end + len(TOKENS) :] == bytes(PAGE - end - len(TOKENS))
     decoded = kvpool_native.decode_ssd_header(page)
     assert decoded is not None
-    assert decoded[-1] == TOKENS
+    assert decoded.tokens == TOKENS
 
 
 def test_token_ids_that_do_not_fit_the_header_are_left_out(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Runs of changes against a model that joins them one by one: random rows, over a directory that knows some token ids."""
 
 import random
-import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -9,12 +8,13 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX, Change, ChangeKind, Run
+from kvpool.journal.event_log import EVENT_PAYLOAD_BYTES_MAX, Change, ChangeKind, event_of_run
 from kvpool.keys import SCOPE_BYTES_MAX, pack_scope, split_scope
+from kvpool.packed_rows import CHANGE_ROW, struct_of
 from kvpool.types import KEY_BYTES, Cause, Event, EventKind, Level
 from tests.rigs.events.journal_rig import LAYOUT, Rig, key, sums
 
-ROW = struct.Struct("<32s32sIBBBBBB6x")
+ROW, _ = struct_of(CHANGE_ROW, "key", "unused")
 TOKEN_BYTES = 4 * LAYOUT.chunk_tokens
 SCOPES = (b"", b"", pack_scope("", b"salt"), pack_scope("adapter", b""), pack_scope("adapter", b"salt"))
 # What the slots of another layout may have said: no token ids of this one, nor these and a scope.
@@ -74,14 +74,14 @@ def stored_words(rig: Rig, chance: random.Random) -> dict[bytes, bytes]:
     """A chain of chunks in memory, each with token ids, a scope behind them, neither, or words that are no such thing."""
     names = [1] * chance.randrange(1, 20)
     column = b"".join(key(names[: at + 1]) for at in range(len(names)))
-    hold, _, _, _ = rig.memory.reserve(rig.namespace.id, rig.namespace.size_class, b"", column, rig.tick())
+    made = rig.memory.reserve(rig.namespace.id, rig.namespace.size_class, b"", column, rig.tick())
     words: dict[bytes, bytes] = {}
     scope = chance.choice(SCOPES)
     for at in range(len(names)):
         scope = scope if chance.random() < 0.8 else chance.choice(SCOPES)
         usual = chance.randbytes(TOKEN_BYTES) + scope
         kept = usual if chance.random() < 0.8 else chance.choice((b"", *UNFIT))
-        rig.memory.commit(hold, at, sums(1), rig.tick(), kept)
+        rig.memory.commit(made.id, at, sums(1), rig.tick(), kept)
         words[column[KEY_BYTES * at : KEY_BYTES * (at + 1)]] = kept
     return words
 
@@ -115,9 +115,9 @@ def test_runs_are_what_joining_change_by_change_gives(seed: int) -> None:
     payload_max = chance.choice((200, 1000, EVENT_PAYLOAD_BYTES_MAX))
     packed = b"".join(ROW.pack(*row) for row in rows)
     sizes = {0: LAYOUT.chunk_tokens, 1: LAYOUT.chunk_tokens}
-    runs = [Run._make(run) for run in rig.memory.runs_of(packed, sizes, payload_max)]
+    runs = rig.memory.runs_of(packed, sizes, payload_max)
     expected = list(joined(rows, words, payload_max))
-    assert [run.event(number) for number, run in enumerate(runs)] == [
+    assert [event_of_run(run, number) for number, run in enumerate(runs)] == [
         event_of(number, first, event) for number, (first, event) in enumerate(expected)
     ]
     assert [(run.change_kind, run.level) for run in runs] == [

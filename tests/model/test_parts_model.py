@@ -126,7 +126,7 @@ class Client:
         if self._leases and chance < 0.25:
             lease, held = self._leases.pop(self.random.randrange(len(self._leases)))
             self._check(lease, held)
-            self.pool.leases.release(self.session, lease)
+            self.pool.leases.release(self.session, m.Release(lease))
         elif self._saves and chance < 0.55:
             self._publish(*self._saves.pop())
         elif chance < 0.65:
@@ -174,11 +174,13 @@ class Client:
         if lease is None:
             return
         (hold,) = lease.holds.values()
-        offsets, generations, levels = self.pool._directory.columns(hold)
-        assert len(levels) == lease.chunks
+        slots = self.pool._directory.columns(hold)
+        assert len(slots.levels) == lease.chunks
         for chunk in range(lease.chunks):
-            offset, generation = (struct.unpack_from("<Q", each, 8 * chunk)[0] for each in (offsets, generations))
-            if levels[chunk] == Level.DRAM and generation not in self.world.spoilt:
+            offset, generation = (
+                struct.unpack_from("<Q", each, 8 * chunk)[0] for each in (slots.offsets, slots.generations)
+            )
+            if slots.levels[chunk] == Level.DRAM and generation not in self.world.spoilt:
                 assert self.world.arena[offset : offset + CHUNK] == payload(keys[chunk]), (
                     f"wrong bytes in chunk {chunk}"
                 )
@@ -190,17 +192,20 @@ class Client:
         if lease is None:
             return
         (hold,) = lease.holds.values()
-        offsets, generations, levels = self.pool._directory.columns(hold)
+        slots = self.pool._directory.columns(hold)
         chunk = self.random.randrange(lease.chunks)
-        if levels[chunk] != Level.DRAM:
+        if slots.levels[chunk] != Level.DRAM:
             return
-        offset, generation = (struct.unpack_from("<Q", each, 8 * chunk)[0] for each in (offsets, generations))
+        offset, generation = (
+            struct.unpack_from("<Q", each, 8 * chunk)[0] for each in (slots.offsets, slots.generations)
+        )
         if self.random.random() < 0.5:
             self.pool._directory.drop(self.pool._directory.key_of(hold, chunk), generation)
             return
         self.world.arena[offset : offset + 8] = b"spoilt!!"
         self.world.spoilt.add(generation)
-        self.world.tasks.append(asyncio.ensure_future(self.pool.leases.check_reported(self.session, number, chunk)))
+        checking = self.pool.leases.check_reported(self.session, m.ReportCorrupt(number, chunk))
+        self.world.tasks.append(asyncio.ensure_future(checking))
 
 
 def _advance(world: World, order: Any) -> bool:
@@ -241,12 +246,9 @@ async def _play(folder: Path, seed: int) -> int:
     await asyncio.gather(*world.tasks)
     for client in clients:
         client.close()
-    tiering = world.pool._tiering
-    assert tiering is not None
+    (link,) = world.pool._tiering.links
     while (
-        world.pool._readers.has_backlog
-        or world.pool._writers.has_backlog
-        or len(tiering.promotions) + len(tiering.demotions)
+        world.pool._readers.has_backlog or world.pool._writers.has_backlog or len(link.promotions) + len(link.demotions)
     ):
         await asyncio.sleep(0.001)
     assert world.pool.verify()["problems"] == []

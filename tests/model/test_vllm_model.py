@@ -34,10 +34,10 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opened, begin = threading.Event(), SaveTask.open
     opened.set()
 
-    def wait(storing: SaveTask) -> None:
+    def wait(task: SaveTask) -> None:
         if threading.current_thread().name.startswith("kvpool-save"):
             opened.wait(20.0)
-        begin(storing)
+        begin(task)
 
     monkeypatch.setattr(SaveTask, "open", wait)
     yield opened

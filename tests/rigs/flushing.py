@@ -10,4 +10,5 @@ def flush_whole(
     walk = kvpool_native.FlushWalk(directory, namespaces, before_ns)
     while walk.advance(1 << 20):
         pass
-    return walk.result()
+    found = walk.result()
+    return found.chunks, found.bytes, found.skipped

@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 
 import kvpool_client as kv
+from kvpool.packed_rows import CATALOGUE_ROW
 from kvpool.tiers.ssd.catalogue import opening as catalogue_open
 from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
 from kvpool.tiers.ssd.catalogue.identity import Identity
-from kvpool.tiers.ssd.catalogue.rows import ROW, Row
+from kvpool.tiers.ssd.catalogue.rows import Row
 
 # A page a chunk: a million slots need 8 GiB of files, of which nothing is ever written.
 TINY = kv.Layout(layers=1, kv_heads=1, head_dim=64, dtype="bfloat16", chunk_tokens=16)
@@ -47,6 +48,6 @@ def add_records(ssd: Path, count: int, *, is_old: bool = False) -> None:
     map_bytes = (ssd / "catalogue" / "data.mdb").stat().st_size + 640 * count + (1 << 20)
     catalogue = Catalogue(ssd / "catalogue", map_bytes, identity, sync_data=lambda: None)
     rows = packed_rows(count, SEGMENT_BYTES // SLOT_BYTES, is_old=is_old)
-    catalogue.fill(np.frombuffer(rows, ROW))
+    catalogue.fill(np.frombuffer(rows, CATALOGUE_ROW))
     catalogue.start(checkpoint_s=1.0)
     assert catalogue.close(60.0)

@@ -41,12 +41,11 @@ class Store:
         """The offsets of slots for new chunks, as a column."""
         parent = self._keys[-32:]
         self._new = os.urandom(32 * chunks)
-        self._reservation, states, offsets, generations = self._directory.reserve(
-            self._namespace, self._class, parent, self._new, 1
-        )
-        assert set(states) == {1}
-        self.generations = bytes(generations)
-        return bytes(offsets)
+        made = self._directory.reserve(self._namespace, self._class, parent, self._new, 1)
+        self._reservation = made.id
+        assert set(made.states) == {1}
+        self.generations = bytes(made.generations)
+        return bytes(made.offsets)
 
     def commit(self, checksums: bytes) -> None:
         """Publish what was reserved."""

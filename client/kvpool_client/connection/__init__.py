@@ -1,1 +1,1 @@
-"""The connection to the daemon: link, session, what it counts."""
+"""Connection to the daemon: link, session, counters."""

@@ -1,6 +1,6 @@
-"""Many requests in one round trip: for chunks that form no chain, each of which has a lease or a save of its own.
+"""Batches: many requests in one round trip, for chunks that form no chain and have a lease or a save each.
 
-A daemon that speaks an earlier protocol is asked one by one. Any thread.
+A daemon with an earlier protocol version gets the requests one by one. Any thread.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,8 @@ Answer = TypeVar("Answer")
 
 
 def call_each(session: Session, requests: Sequence[object], answer: type[Answer]) -> list[Answer | None]:
-    """An answer for each request; None for one that is refused. One round trip for BATCH_MAX of them. Raises as `call` does."""
+    """The answer to each request; None where the daemon refused one. One round trip for BATCH_MAX of them. Raises as `call`
+    does."""
     if session.welcome.protocol < versions.SINCE[bm.Batch]:
         return [_alone(session, request, answer) for request in requests]
     answers: list[Answer | None] = []
@@ -32,7 +33,7 @@ def call_each(session: Session, requests: Sequence[object], answer: type[Answer]
 
 
 def drop_leases(session: Session, leases: Sequence[int]) -> None:
-    """Have the daemon end leases. Waits for nobody, unless the daemon's version answers; raises as `call` does."""
+    """Have the daemon end leases. Does not wait, unless this version of the daemon answers; raises as `call` does."""
     if session.welcome.protocol < versions.SINCE[one_way.DropLeases]:
         for lease in leases:
             session.drop_lease(lease)
@@ -50,7 +51,7 @@ def _alone(session: Session, request: object, answer: type[Answer]) -> Answer | 
 
 
 def _batches(bodies: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """In order, as many at once as a frame has room for."""
+    """The requests in order, cut into batches that fit a frame."""
     batch: list[bytes] = []
     size = 0
     for body in bodies:

@@ -1,7 +1,7 @@
-"""Counters of one Pool: by name for `Pool.stats()`, and since the last report for the daemon's metrics.
+"""Counters of one Pool: totals by name for `Pool.stats()`, and changes since the last report for the daemon's metrics.
 
-Counting costs an engine's call one short lock and no request: the link's thread takes what has gathered, at most once a
-second, and sends it. While the daemon is away it gathers here, in numbers that do not grow in space.
+Counting costs an engine's call one short lock and no request: the link's thread sends the changes, at most once a second. While
+the daemon is away they add up here, in constant memory.
 
 Any thread. Lock: `_lock` guards both tables; never held across a request.
 """
@@ -46,7 +46,7 @@ class Counters:
             self._has_unsent = True
 
     def count_load(self, tiers: bytes, result: LoadResult) -> None:
-        """A load has ended, with the chunks in place whose levels are `tiers`."""
+        """A load has ended. `tiers`: the level of each chunk that was loaded."""
         with self._lock:
             self._add("loads", 1)
             self._add("loaded_chunks", len(tiers))
@@ -72,7 +72,7 @@ class Counters:
                     self._has_unsent = True
 
     def take_unsent(self) -> list[int]:
-        """What has gathered since the last report, for `usage.pack`; empty if nothing has."""
+        """Changes since the last report, for `usage.pack`; empty if there are none."""
         with self._lock:
             if not self._has_unsent:
                 return []
@@ -81,7 +81,7 @@ class Counters:
             return taken
 
     def put_back(self, counts: list[int]) -> None:
-        """A report could not be sent: it goes with the next one."""
+        """Add a report that could not be sent to the next one."""
         with self._lock:
             self._unsent = [kept + more for kept, more in zip(self._unsent, counts, strict=True)]
             self._has_unsent = True
@@ -90,7 +90,7 @@ class Counters:
         self._totals[name] = self._totals.get(name, 0) + amount
 
     def _add_levels(self, first: int, tiers: bytes) -> None:
-        """Most hits lie in one tier: then one pass over the bytes is all it takes."""
+        """Most hits are in one tier: then one pass over the bytes is enough."""
         in_dram = tiers.count(_DRAM)
         self._unsent[first + _DRAM] += in_dram
         for level in range(LEVELS) if in_dram != len(tiers) else ():

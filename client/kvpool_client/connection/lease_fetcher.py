@@ -1,7 +1,7 @@
 """Leases from the daemon: for a hit, or for a ticket.
 
-A round trip, or two where some of the hit has gone since the lookup. Whatever fails on the daemon's side is an empty lease.
-Any thread.
+One round trip, or two where some of the hit was evicted since the lookup. Every failure of the daemon gives an empty lease. Any
+thread.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES
 from kvpool_client.connection.batching import call_each
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
@@ -24,7 +24,7 @@ _NO_LEASE = m.Leased(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 
 
 class LeaseFetcher:
-    """Asks for the leases of one Pool."""
+    """Fetches the leases of one Pool."""
 
     def __init__(
         self, layout: Layout, link: Link, counters: Counters, estimate_s: Callable[[int], float], timeout_s: float
@@ -37,17 +37,16 @@ class LeaseFetcher:
         self._chunks_max = m.KEYS_MAX // len(layout.ranks)
 
     def acquire(self, hit: Hit) -> Lease:
-        """A hit's chunks, or the longest prefix of them that is still there; see `Pool.acquire`."""
+        """Lease a hit's chunks, or the longest prefix of them that is still stored; see `Pool.acquire`."""
         session = self._link.session
         chunks = min(hit.chunks, self._chunks_max)
         if session is None or not chunks:
             return self._lease(None, _NO_LEASE)
         columns = hit.keys.columns()
-        end = chunks * KEY_BYTES
         left_s = self._timeout_s
         if chunks * len(columns) <= m.LEAF_CHUNKS_MAX:
             deadline = Deadline(left_s)
-            leaves = b"".join(column[end - KEY_BYTES : end] for column in columns)
+            leaves = b"".join(KeyColumn(column)[chunks - 1] for column in columns)
             leased = self._ask(session, m.AcquireLeaves(leaves, chunks), left_s)
             left_s = deadline.remaining_s()
             if leased is None or leased.chunks or left_s < self._timeout_s / 2:
@@ -78,7 +77,7 @@ class LeaseFetcher:
         return self._lease(session, self._ask(session, m.Claim(ticket), self._timeout_s) or _NO_LEASE)
 
     def _ask(self, session: Session, request: m.Acquire | m.AcquireLeaves | m.Claim, left_s: float) -> m.Leased | None:
-        """What the daemon leases; None where it does not answer."""
+        """The daemon's answer; None where it does not answer."""
         try:
             leased = session.call(request, m.Leased, left_s)
             failpoint.reach("client.acquire.after", failpoint.unreachable)
@@ -93,5 +92,4 @@ class LeaseFetcher:
 
 
 def _acquire(hit: Hit, chunks: int | None = None) -> m.Acquire:
-    end = (hit.chunks if chunks is None else chunks) * KEY_BYTES
-    return m.Acquire(b"".join(column[:end] for column in hit.keys.columns()))
+    return m.Acquire(hit.keys.leading(hit.chunks if chunks is None else chunks).packed)

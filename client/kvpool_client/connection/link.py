@@ -1,13 +1,12 @@
-"""Keeps a Pool connected: a background thread that notices the daemon's end and reconnects.
+"""Link to the daemon: a background thread that notices when the daemon ends, and reconnects.
 
     CONNECTED ──socket hangs up / a request fails──► AWAY ──every RETRY_S──► CONNECTED (new epoch)
                                                      AWAY ──refused──► twice as long, REFUSED_RETRY_S_MAX at most
     any ──close──► CLOSED
 
-The caller's threads never wait for it: while the daemon is away every request is answered at once without it. It also
-says to the daemon that the leases of running loads are in use, and, at most once a second, what the Pool has done.
-Lock: `_lock` guards the session, the set of leases and when to renew them; it is never held across a connection attempt
-or a request.
+The caller's threads never wait for the link: while the daemon is away, every call returns a miss at once. The link also renews
+the leases of running loads, and reports the Pool's counters at most once a second. Lock: `_lock` guards the session, the set of
+leases and when to renew them; it is never held across a connection attempt or a request.
 """
 
 import contextlib
@@ -28,14 +27,14 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.session import Session
 
 RETRY_S = 0.1
-# Whom a daemon refuses it will mostly refuse again.
+# A daemon that refused this client will probably refuse it again.
 REFUSED_RETRY_S_MAX = 5.0
 REPORT_INTERVAL_S = 1.0
 RENEW_FRACTION = 1 / 3
 
 
 class Link:
-    """The connection of one Pool, over all daemons' lives."""
+    """Connection of one Pool, across restarts of the daemon."""
 
     def __init__(self, path: str, model: str, layout: Layout, timeout_s: float, counters: Counters) -> None:
         """Tries to connect once. Raises LayoutMismatch if the daemon cannot take the layout; nothing else."""
@@ -71,18 +70,18 @@ class Link:
         return session if session is not None and session.is_alive else None
 
     def lost(self) -> None:
-        """A request found the session ended: look for the daemon again now."""
+        """Reconnect now: a request found that the session has ended."""
         self._wake()
 
     def note_failure(self, session: Session, error: KVPoolError) -> None:
-        """A request on this session failed: count it, and look for the daemon again where the session has ended."""
+        """Count a failed request of this session, and reconnect if the session has ended."""
         self._counters.count("failed_requests", 1)
         self.last_error = str(error)
         if not session.is_alive:
             self.lost()
 
     def use_lease(self, lease_id: int) -> None:
-        """A load of this lease begins: renew it until `unuse_lease`."""
+        """Renew this lease until `unuse_lease`: a load of it begins."""
         with self._lock:
             self._leases_in_use[lease_id] = self._leases_in_use.get(lease_id, 0) + 1
             is_first = len(self._leases_in_use) == 1
@@ -92,7 +91,7 @@ class Link:
             self._wake()
 
     def unuse_lease(self, lease_id: int) -> None:
-        """A load of this lease has ended."""
+        """Renew this lease no longer: a load of it has ended."""
         with self._lock:
             count = self._leases_in_use.get(lease_id, 0) - 1
             if count > 0:
@@ -115,7 +114,7 @@ class Link:
         self._close_pipe()
 
     def abandon_in_child(self) -> None:
-        """After fork, in the child: let the parent's socket go."""
+        """In a forked child: close the copy of the parent's socket."""
         session = self._session
         self._session = None
         if session is not None:
@@ -160,7 +159,7 @@ class Link:
             self.reconnects += 1
 
     def _pause_s(self) -> float:
-        """Until something may have to be said. What is to report is looked at, so that counting wakes nobody."""
+        """Seconds until there may be something to send. Counters are polled, so that counting wakes no thread."""
         with self._lock:
             return min(REPORT_INTERVAL_S, self._renewal.remaining_s() if self._leases_in_use else REPORT_INTERVAL_S)
 
@@ -170,7 +169,7 @@ class Link:
                 return
             self._renewal = Deadline(session.welcome.lease_ttl_s * RENEW_FRACTION)
             leases = np.array(list(self._leases_in_use), dtype="<u8")
-        with contextlib.suppress(KVPoolError):  # the next wait sees the session's end
+        with contextlib.suppress(KVPoolError):  # the next wait returns at once
             failpoint.reach("client.renew.before", failpoint.unreachable)
             for first in range(0, len(leases), m.RENEWALS_MAX):
                 session.call(m.Renew(leases[first : first + m.RENEWALS_MAX].tobytes()), m.Done)
@@ -186,7 +185,7 @@ class Link:
         return bool(counts)
 
     def _wait(self, session: Session | None, timeout_s: float) -> bool:
-        """Until woken or the time is over; True when the session's socket has hung up."""
+        """Wait until woken or the time is over. True: the session's socket has hung up."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         fd = session.fileno() if session is not None else -1
@@ -199,7 +198,7 @@ class Link:
         return bool(events.get(fd, 0) & (select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL))
 
     def _wake(self) -> None:
-        """Have the thread look again, also when whoever asked last has ended the session."""
+        """Wake the thread, also when the last caller has ended the session."""
         with self._lock, contextlib.suppress(BlockingIOError):  # full: it is awake already
             if self._wake_write >= 0:
                 os.write(self._wake_write, b"w")
@@ -212,7 +211,7 @@ class Link:
 
 
 def _forget_in_children(link: Link) -> None:
-    """Have forked children let go of the link's socket, so that its end is seen when the parent ends."""
+    """Have forked children close the link's socket, so that the daemon notices when the parent ends."""
     reference = weakref.ref(link)
 
     def abandon() -> None:

@@ -12,7 +12,7 @@ ROOTS_MAX = 4096
 
 
 class Roots:
-    """A bounded table of roots; a full one starts anew. Invariant: an entry never changes."""
+    """A bounded table of roots; a full one is cleared. Invariant: an entry never changes."""
 
     def __init__(self, model: str, layout: Layout) -> None:
         self._model = model
@@ -21,7 +21,7 @@ class Roots:
         self._known: dict[tuple[bytes, bytes, str], tuple[bytes, ...]] = {}  # guarded by _lock
 
     def of(self, domain: bytes, salt: bytes, adapter: str) -> tuple[bytes, ...]:
-        """The root of each rank; the same object for the same arguments, while it is remembered."""
+        """The root of each rank; the same object for the same arguments until the table is cleared."""
         wanted = (domain, salt, adapter)
         with self._lock:
             roots = self._known.get(wanted)

@@ -1,15 +1,15 @@
-"""One life of the connection to a daemon: the socket, the shared memory that came with it, the epoch.
+"""Session: one connection to one daemon process, with its socket, its shared memory and its epoch.
 
-A session ends once and for good: when the daemon goes, when an answer is late, when the Pool closes. A new daemon
-means a new session. Memory stays mapped for as long as a running copy needs it, whatever becomes of the session.
+A session ends once and for good: when the daemon ends, when an answer is late, or when the Pool closes. A new daemon means a
+new session. Memory stays mapped as long as a running copy needs it, even after the session has ended.
 
 Any thread may call it. `_turn` is held for a round trip, never while anything else is waited for: threads take turns, and
-waiting for one counts against the caller's own time, up to TURN_FRACTION of it, so that who gets a turn late still gives the
-daemon a while. A request that is not answered in time ends the session at once for those that wait. What needs no answer
-waits for nobody: it goes into `_outbox`, which is sent before the next request and as soon as the turn is free.
-Lock: `_state` guards what `end` does once, and the running saves.
-An ended session writes no more: `end` stops running saves before the connection ends, because the daemon reuses reserved
-slots then. Only saves by copy are stopped after it: they write to staging memory, and may be waiting for an answer.
+waiting for one counts against the caller's own time, up to TURN_FRACTION of it, so that a thread that gets its turn late still
+leaves the daemon some time. A request that is not answered in time ends the session at once for all waiting threads. A request
+without an answer never waits: it goes into `_outbox`, which is sent before the next request and as soon as the turn is free.
+Lock: `_state` guards what `end` does once, and the running saves. An ended session writes nothing: `end` stops running saves
+before the connection ends, because the daemon reuses reserved slots then. Only saves by copy are stopped after it: they write
+to staging memory, and may be waiting for an answer.
 """
 
 import os
@@ -32,14 +32,14 @@ from kvpool.protocol.records import staging as sm
 from kvpool.types import EPOCH_BYTES
 
 Answer = TypeVar("Answer")
-# Of a caller's time, what it waits for other threads' requests at most.
+# The longest part of a caller's time that it waits for other threads' requests.
 TURN_FRACTION = 0.5
-# Refusals after which the daemon reads nothing more from the connection.
+# Refusals after which the daemon reads nothing from the connection.
 ENDING_CODES = ("protocol", "disconnected")
 
 
 class Stoppable(Protocol):
-    """A save that can be ended; when `cancel` returns it writes no more."""
+    """A save that can be stopped; when `cancel` has returned, it writes nothing."""
 
     def cancel(self) -> None:
         """End the save."""
@@ -55,7 +55,8 @@ class Session:
     def __init__(
         self, path: str, model: str, layout: Layout, timeout_s: float, on_end: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_end` is called once, on the thread that ends the session. Raises KVPoolError or OSError: nothing is left."""
+        """`on_end` is called once, on the thread that ends the session. Raises KVPoolError or OSError, and then leaves nothing
+        open."""
         self._on_end = on_end
         hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, model, layout.to_wire())
         self._pid = os.getpid()
@@ -65,7 +66,7 @@ class Session:
         self._saves: weakref.WeakSet[Stoppable] = weakref.WeakSet()  # guarded by _state
         self._has_ended = False  # guarded by _state
         self._is_alive = True
-        self._outbox: deque[bytes] = deque()  # any thread appends, the turn's holder takes
+        self._outbox: deque[bytes] = deque()  # any thread appends, the thread that has the turn removes
         self._connection = BlockingConnection(path, hello, timeout_s)  # guarded by _turn, but for `hang_up`
         try:
             failpoint.reach("client.connect.after_welcome")
@@ -85,7 +86,7 @@ class Session:
 
     @property
     def epoch(self) -> bytes:
-        """Which life of the daemon this is: 16 bytes."""
+        """Id of the daemon process: 16 bytes."""
         return self.welcome.epoch
 
     def fileno(self) -> int:
@@ -93,8 +94,8 @@ class Session:
         return self._connection.fileno()
 
     def call(self, request: object, answer: type[Answer], timeout_s: float | None = None) -> Answer:
-        """One round trip. Raises DaemonUnreachable (no answer in time: the session has ended, but where only other threads'
-        requests took that long) or Refused (it goes on)."""
+        """One round trip. Raises DaemonUnreachable (no answer in time: the session has ended, unless only other threads'
+        requests took that long) or Refused (the session goes on)."""
         return self._round_trip(
             self._timeout_s if timeout_s is None else timeout_s,
             lambda left_s: self._connection.call(request, answer, left_s),
@@ -114,28 +115,28 @@ class Session:
             os.close(fd)
 
     def notify(self, record: object) -> bool:
-        """Send a record that is never answered, before every later request; waits for nobody. False: it never will be sent."""
+        """Send a record that has no answer, before every later request; never waits. False: it will never be sent."""
         if not self.is_alive:
             return False
         self._outbox.append(m.encode(record, 0))
         return self.send_waiting() or self.is_alive
 
     def drop_lease(self, lease: int) -> None:
-        """Have the daemon end a lease. Waits for nobody, unless the daemon's version answers; raises as `call` does."""
+        """Have the daemon end a lease. Does not wait, unless this version of the daemon answers; raises as `call` does."""
         if self.welcome.protocol < versions.SINCE[one_way.DropLease]:
             self.call(m.Release(lease), m.Done)
         else:
             self.notify(one_way.DropLease(lease))
 
     def drop_reservation(self, reservation: int) -> None:
-        """Have the daemon end a reservation, to which nothing is written any more; as `drop_lease`."""
+        """Have the daemon end a reservation, to which this client writes nothing any more; as `drop_lease`."""
         if self.welcome.protocol < versions.SINCE[one_way.DropReservation]:
             self.call(m.End(reservation), m.Done)
         else:
             self.notify(one_way.DropReservation(reservation))
 
     def send_waiting(self) -> bool:
-        """Send what waits in the outbox, unless a round trip is under way: its end does. Whether nothing waits any more."""
+        """Send the outbox, unless a round trip is under way, whose end sends it. Whether the outbox is empty now."""
         while self._outbox and self.is_alive and self._turn.acquire(blocking=False):
             is_over = is_full = False
             try:
@@ -176,7 +177,7 @@ class Session:
         self._on_end()
 
     def abandon_in_child(self) -> None:
-        """In a forked child: let go of the parent's socket without a word. The mappings are not inherited."""
+        """In a forked child: close the parent's socket and send nothing. The mappings are not inherited."""
         self._is_alive = False
         fd = self._connection.fileno()
         if fd >= 0:
@@ -202,7 +203,7 @@ class Session:
         return answer
 
     def _take_turn(self, limit_s: float) -> float:
-        """Wait for the turn; what is left of the caller's time. Raises DaemonUnreachable."""
+        """Wait for the turn. Returns what is left of the caller's time. Raises DaemonUnreachable."""
         if not self.is_alive:
             raise DaemonUnreachable("the connection to the daemon has ended")
         left_s = limit_s
@@ -217,7 +218,7 @@ class Session:
         return left_s
 
     def _leave(self, is_over: bool) -> None:
-        """Give the turn back; where the connection can be used no more, whoever waits for it sees so."""
+        """Give the turn back. Where the connection is unusable, the waiting threads notice."""
         if is_over:
             self._is_alive = False
         self._turn.release()
@@ -225,7 +226,8 @@ class Session:
             self.end()
 
     def _send_before(self, left_s: float) -> float:
-        """Send what waits, the turn being held, however long the daemon takes to read it; what is left of the time."""
+        """Send the outbox while holding the turn, however long the daemon takes to read it. Returns what is left of the
+        time."""
         deadline = Deadline(left_s)
         while self._outbox:
             self._connection.send(self._outbox[0], deadline)

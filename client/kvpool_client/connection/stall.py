@@ -1,4 +1,4 @@
-"""Noticing that a copy has made no progress for a time. One thread at a time."""
+"""Stall detection: a copy that has made no progress for a time. One thread at a time."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ class Progressing(Protocol):
 
 
 class Stall:
-    """Watches one run. Invariant: the deadline is `timeout_s` after the last progress that was seen."""
+    """Watches one run. Invariant: the deadline is `timeout_s` after the last observed progress."""
 
     def __init__(self, run: Progressing, timeout_s: float) -> None:
         self._run = run

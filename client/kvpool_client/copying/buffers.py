@@ -1,8 +1,8 @@
-"""Engine memory: which bytes of an engine's paged KV belong to which block, plane and layer.
+"""Geometry of engine memory: which bytes of an engine's paged KV belong to which block, plane and layer.
 
-`describe_layers` turns the arrays an engine registers into one geometry that the native copies understand, or says what
-does not fit. Nothing is copied and nothing is allocated; the arrays are kept alive by the Cache. Pure but for reading
-the arrays' attributes; any thread.
+`describe_layers` turns the arrays that an engine registers into one geometry for the native copies, or raises with what does
+not fit. Nothing is copied and nothing is allocated; the arrays are kept alive by the Cache. Pure but for reading the arrays'
+attributes; any thread.
 
     kv_first     [2, blocks, block_tokens, …]      the same token-major bytes are stored for both,
     block_first  [blocks, 2, block_tokens, …]      so engines with different block_tokens share chunks
@@ -24,7 +24,7 @@ FORMS = ("auto", "kv_first", "block_first", "packed")
 
 @dataclass(frozen=True, slots=True)
 class ArrayBytes:
-    """Where an array lies: address, shape, strides in bytes, item size, and the device that holds it."""
+    """An array's memory: address, shape, strides in bytes, item size, and device."""
 
     address: int
     shape: tuple[int, ...]
@@ -52,8 +52,8 @@ class PagedGeometry:
 def describe_layers(layers: Sequence[object], layout: Layout, block_tokens: int, form: str) -> PagedGeometry:
     """The geometry of an engine's KV, one array for each layer.
 
-    Raises InvalidArgument for arguments that mean nothing and LayoutMismatch for arrays that do not fit the layout or
-    that could be read in two ways.
+    Raises InvalidArgument for arguments without meaning, and LayoutMismatch for arrays that do not fit the layout or are
+    ambiguous.
     """
     if form not in FORMS:
         raise InvalidArgument(f"form is {form!r}, expected one of {', '.join(FORMS)}")

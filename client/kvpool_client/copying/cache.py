@@ -1,6 +1,6 @@
-"""An engine's registered KV: the arrays, kept alive, and the native view of them.
+"""Cache: an engine's registered KV arrays, which it keeps alive, and the native view of them.
 
-Immutable after `register`; any thread. Survives restarts of the daemon, because it knows nothing of it.
+Immutable after `register`; any thread. Survives restarts of the daemon, because it does not depend on it.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Cache:
     def __init__(self, layers: Sequence[object], layout: Layout, *, block_tokens: int, form: str) -> None:
         """Raises InvalidArgument or LayoutMismatch, naming the layer and what was expected.
 
-        The first of a process with pieces of such a length has the copy's variants measured, some 5 ms.
+        The first cache of a process with runs of this length measures the copy variants, about 5 ms.
         """
         if fault := kvpool_native.copy_variant_fault():
             raise InvalidArgument(fault)

@@ -1,4 +1,4 @@
-"""Copies of a load or save: the bytes of engine memory it means, moved by the native threads, or by torch on a device.
+"""Copies of loads and saves between engine memory and the pool, by native threads, or by torch on a device.
 
 Checks what the caller passed, raises InvalidArgument, and starts runs. Any thread. Lock: `_lock` guards the arenas.
 """
@@ -166,7 +166,7 @@ class Copies:
         return self._rings[device]
 
     def _area_of(self, session: Session) -> StagingArea:
-        """The session's staging memory, asked for at its first save."""
+        """The session's staging memory, opened at its first save."""
         with self._lock:
             area = self._areas.get(session)
         if area is None:

@@ -1,7 +1,8 @@
-"""Host memory that a device copies from and to: as a tensor, registered with its driver so that copies need no bounce.
+"""Pinned host memory that a device copies from and to: a tensor, registered with the driver so that copies need no bounce
+buffer.
 
-Registering pins every page, seconds for a large arena; that happens on a thread of its own, and copies made before it is
-done are merely slower. Where the driver refuses, it stays so. torch is imported when the first one is made. Any thread.
+Registering pins every page, seconds for a large arena; that happens on a thread of its own, and copies that begin earlier are
+only slower. Where the driver refuses, copies stay slower. torch is imported when the first one is made. Any thread.
 """
 
 import threading
@@ -16,7 +17,8 @@ _READ_ONLY = 8  # cudaHostRegisterReadOnly: pages that this process may only rea
 
 
 class PinnedBytes:
-    """`tensor` is the memory, which lives as long as this does. Invariant: registered memory is unregistered before it goes."""
+    """`tensor` is the memory, which lives as long as this does. Invariant: registered memory is unregistered before it is
+    unmapped."""
 
     def __init__(self, memory: npt.NDArray[np.uint8], device: str, *, is_writable: bool = True) -> None:
         """`is_writable`: False where the process has mapped the memory read-only; the tensor is then only copied from."""
@@ -33,7 +35,7 @@ class PinnedBytes:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether copies are direct by now."""
+        """Whether copies are direct now."""
         return self._unregister is not None
 
     def close(self) -> None:

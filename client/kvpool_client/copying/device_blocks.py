@@ -1,9 +1,10 @@
-"""Blocks of an engine's KV on a device, addressed by torch: spread layers of chunks over them, gather layers back.
+"""Device blocks: an engine's KV blocks on a device, addressed by torch. Scatters layers of chunks to them and gathers layers
+back.
 
 The same byte order as the native copies: a layer of a chunk is plane by plane, each plane's blocks in the chunk's order. Bytes
 cross the bus into the device's staging ring plane by plane, so that each plane of a piece is one run of rows; nothing is
 allocated on the device but block ids, once for a load. Methods run on the thread of one copy; work is queued on the
-cache's stream, and an event stands behind each layer (None on the CPU, where everything is done at once).
+cache's stream, and an event is recorded after each layer (None on the CPU, where everything is done at once).
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ class DeviceBlocks:
         self._arena = arena  # its memory outlives every copy
 
     def after_engine(self) -> Any:
-        """A mark behind everything that the calling thread's engine has queued on the device so far."""
+        """An event after everything that the calling thread's engine has queued on the device so far."""
         return self._side.after_engine()
 
     def plan(self, offsets: list[int], block_ids: npt.NDArray[np.int64]) -> Spread:
@@ -48,7 +49,8 @@ class DeviceBlocks:
         return Spread(tuple(offsets[number] for number in wanted), on_device, chosen != SKIP_BLOCK)
 
     def queue_spread(self, layer: int, spread: Spread, layer_bytes: int, mark: Any) -> Any:
-        """Host to device: `layer` of the planned chunks. The event behind it: `wait` has the bytes in the blocks."""
+        """Queue the copy of `layer` of the planned chunks from host to device. Returns its event; after `wait` on it the bytes
+        are in the blocks."""
         side, stream = self._side, self._side.load_stream
         planes = side.planes[layer]
         plane_bytes = layer_bytes // len(planes)
@@ -69,7 +71,7 @@ class DeviceBlocks:
             return side.event_on(stream)
 
     def wait(self, event: Any) -> None:
-        """Until what was queued before the event is done."""
+        """Wait until everything queued before the event is done."""
         if event is not None:
             event.synchronize()
 

@@ -1,23 +1,24 @@
-"""A device's staging memory: one ring, taken piece by piece, through which every load and save of a Pool goes.
+"""Staging ring of a device: memory used piece by piece, through which every load and save of a Pool goes.
 
-Memory on a device is the engine's: what a pool takes of it is bounded and taken once, however long prompts are and however many
-loads are under way. A piece is used by what is queued on one stream; who takes the same bytes on another stream later waits
-for that on the device, not on the host.
+Memory on a device belongs to the engine: the pool's part is bounded and allocated once, for any length of prompts and any
+number of loads. Copies queued on one stream use a piece; a later user of the same bytes on another stream waits for them on the
+device, not on the host.
 
-Threads: whoever holds `lock`, from taking a piece until it is given back; nothing is waited for meanwhile.
+Threads: the one that holds `lock`, from taking a piece until it gives it back; it never waits meanwhile.
 """
 
 import threading
 from collections import deque
 from typing import Any
 
-# Two pieces of 32 MiB: while one crosses the bus the other is spread. More hides nothing, less makes more calls (a guess).
+# Two pieces of 32 MiB: while one crosses the bus the other is scattered. A larger ring gains nothing, a smaller one makes more
+# calls (a guess).
 RING_BYTES = 64 << 20
 ALIGNMENT = 512
 
 
 class StagingRing:
-    """See the module. Invariant: `_under_way` are the pieces whose events may not have come, from the oldest to the newest."""
+    """See the module. Invariant: `_under_way` has the pieces whose events may be outstanding, oldest first."""
 
     def __init__(self, torch_module: Any, device: Any, layer_bytes: int) -> None:
         """`layer_bytes`: the least that a piece may need. Takes the memory."""
@@ -47,7 +48,7 @@ class StagingRing:
         return self.memory[start : start + size]
 
     def give_back(self, piece: Any, stream: Any, event: Any) -> None:
-        """What uses the piece has been queued on `stream`, before `event`. REQUIRES: `lock` is held."""
+        """Give a piece back: the copies that use it are queued on `stream` before `event`. REQUIRES: `lock` is held."""
         assert self.lock.locked()
         if event is not None:
             start = int(piece.storage_offset())

@@ -1,10 +1,10 @@
 """Loads and saves of an engine whose KV is on a device: one thread each, layer by layer, by `DeviceBlocks`.
 
-A load has each layer checked in the arena by the native threads first (generation and checksum, nothing written), queues its
-spreading over the device's blocks, a few layers ahead, and reads the generations again when the device has the bytes: only
-then is the layer in place. The check and the device read the arena one after the other: a client that writes another's slot
-between the two is not found out, unless the daemon lets no client write the arena.
-A save gathers a layer into the reserved slots and has its checksums computed from what arrived there.
+For a load, the native threads first check each layer in the arena (generation and checksum, nothing written). The load then
+queues the copies to the device's blocks, a few layers ahead, and reads the generations again when the device has the bytes:
+only then is the layer in place. The check and the device read the arena one after the other: a client that overwrites another's
+slot between the two is not detected, unless the daemon's write mode is `copy`. A save gathers a layer into the reserved slots
+and computes its checksums from the bytes there.
 Copies per byte: one across the bus into the device's staging ring, one on the device.
 
 Threads: the run's own, and any that waits. `_changed` guards all mutable state and is not held while bytes move.
@@ -24,7 +24,7 @@ from kvpool.types import LoadReason
 from kvpool_client.copying.device_blocks import DeviceBlocks
 
 CHECK_SLICE_S = 0.05
-# Layers queued on the device beyond the one that is waited for: enough to keep its copying engine busy (a guess).
+# Layers queued on the device ahead of the one that is waited for: enough to keep its copy engine busy (a guess).
 LAYERS_AHEAD = 2
 
 
@@ -81,7 +81,7 @@ class DeviceLoad:
             return self._has_ended
 
     def cancel(self) -> None:
-        """End the load; when it returns the device is written no more."""
+        """End the load; when it has returned, nothing writes to the device."""
         with self._changed:
             self._is_cancelled = True
         self._check.cancel()
@@ -114,7 +114,7 @@ class DeviceLoad:
                     self._settle(*queued.popleft())
             while queued:
                 self._settle(*queued.popleft())
-        except RuntimeError:  # the device refuses: what it says is torch's, what it means is that nothing was loaded
+        except RuntimeError:  # the device refuses with an error of torch's: nothing was loaded
             with self._changed:
                 self._good, self._reason = 0, LoadReason.IO
         with self._changed:

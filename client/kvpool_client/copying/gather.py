@@ -31,7 +31,7 @@ class Piece:
 
 
 class Gathering(Protocol):
-    """A piece on its way into a window: the native save job, or what a device has done."""
+    """A piece being gathered into a window: a native save job, or a finished device copy."""
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it has ended within the time."""
@@ -46,11 +46,11 @@ class Gathering(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End it; when it returns the window is written no more, and engine memory read no more."""
+        """End it; when it has returned, it neither writes the window nor reads engine memory."""
         ...
 
     def checksums(self) -> bytes:
-        """CRC-32C of what was put in the window, u32 [chunk][layer]. Only after everything was."""
+        """CRC-32C of the bytes in the window, u32 [chunk][layer]. Only after everything was gathered."""
         ...
 
 
@@ -85,7 +85,7 @@ class HostGatherer:
         self._block_ids = block_ids.reshape(chunks, -1)
 
     def announce(self, layer: int) -> None:
-        """Nothing to note: what the engine has written is there."""
+        """Nothing to do: the CPU sees what the engine has written."""
 
     def begin(self, piece: Piece, offset: int) -> Gathering:
         """Start on a piece, into the window at `offset`."""
@@ -125,7 +125,7 @@ class DeviceGatherer:
         self._marks[layer] = self._blocks.after_engine()
 
     def begin(self, piece: Piece, offset: int) -> Gathering:
-        """Bring a piece into the window at `offset`; it is there when this returns, unless the device refuses."""
+        """Gather a piece into the window at `offset`; complete on return, unless the device refuses."""
         size = self._layout.layer_bytes
         starts = _column(offset, piece, self._layout)
         ids = np.ascontiguousarray(self._block_ids[piece.first_chunk : piece.first_chunk + piece.chunks].reshape(-1))
@@ -142,7 +142,7 @@ class DeviceGatherer:
 
 
 class _Gathered:
-    """A piece that is over. Has the methods of `Gathering`."""
+    """A piece that has ended. Has the methods of `Gathering`."""
 
     def __init__(self, extents: int, checksums: bytes | None) -> None:
         self._extents = extents
@@ -165,7 +165,7 @@ class _Gathered:
         """Nothing is under way."""
 
     def checksums(self) -> bytes:
-        """CRC-32C of what lies in the window."""
+        """CRC-32C of the bytes in the window."""
         assert self._checksums is not None
         return self._checksums
 

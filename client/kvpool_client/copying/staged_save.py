@@ -1,9 +1,9 @@
-"""The run of a save that goes through staging: announced layers are gathered into windows, and the daemon copies them.
+"""Save through staging memory: announced layers are gathered into windows, and the daemon copies them from there.
 
     announced ──gathered into a window──► the daemon copies it into the slots ──answered──► settled
 
-While the daemon copies one window the next one is filled. A save of any size goes through an area of any size: piece by piece,
-of as many layers and chunks as a window holds. Has the methods of `save.SaveRun`.
+While the daemon copies one window, the client fills the next. A save of any size goes through an area of any size, piece by
+piece, each of as many layers and chunks as fit a window. Has the methods of `save.SaveRun`.
 
 Threads: the run's own, and any that waits. `_changed` guards all mutable state and is not held while bytes move or a request
 is under way.
@@ -35,7 +35,7 @@ class _Window:
 
 
 class StagedSave:
-    """One save's bytes on their way through staging.
+    """The run of one save through staging.
 
     Invariant: `_settled` extents have been copied by the daemon. The next piece to gather begins with chunk `_next_chunk` of
     the layer at `_position` of `_announced`, and everything before it is settled or under way.
@@ -105,7 +105,7 @@ class StagedSave:
         return bytes(self._checksums)
 
     def cancel(self) -> None:
-        """End the save; when it returns engine memory is read no more."""
+        """End the save; when it has returned, it reads no engine memory."""
         with self._changed:
             self._is_cancelled = True
             self._changed.notify_all()
@@ -131,7 +131,7 @@ class StagedSave:
             self._changed.notify_all()
 
     def _begin_next(self, *, is_alone: bool) -> _Window | None:
-        """Start to fill a window with what comes next; None where there is nothing, or no window for it. Waits if alone."""
+        """Start to fill a window with the next piece; None where there is no piece, or no free window. Waits if alone."""
         with self._changed:
             if is_alone:
                 self._changed.wait_for(lambda: self._is_cancelled or self._is_settled() or self._has_next())
@@ -190,7 +190,7 @@ class StagedSave:
         return self._position < len(self._announced)
 
     def _next_piece(self) -> Piece:
-        """Hand the next piece out: layers announced one after the other of all chunks, or some chunks of one layer."""
+        """The next piece: layers announced one after the other, of all chunks, or some chunks of one layer."""
         fitting = self._area.window_bytes // self._layout.layer_bytes
         first_layer, first_chunk = self._announced[self._position], self._next_chunk
         layers = 1

@@ -1,7 +1,8 @@
-"""Staging memory of a session: where saves put their bytes when the daemon copies them into the arena itself.
+"""Staging memory of a session: saves write their bytes there when the daemon copies them into the arena itself.
 
-Cut in windows, so that one can be filled while the daemon copies from another, and several saves can be under way. A window is
-its holder's alone until it is given back. Any thread. Lock: `_lock` guards the free windows and is not held while bytes move.
+Cut into windows, so that one can be filled while the daemon copies from another, and several saves can run at once. A window
+belongs to its holder alone until it is given back. Any thread. Lock: `_lock` guards the free windows and is not held while
+bytes move.
 """
 
 import threading
@@ -39,7 +40,7 @@ class StagingArea:
             return self._free.pop()
 
     def give_back(self, offset: int) -> None:
-        """Nobody writes the window or copies from it any more."""
+        """Give a window back: nothing writes it or copies from it."""
         with self._lock:
             self._free.append(offset)
             self._is_free.notify()

@@ -1,9 +1,9 @@
-"""The border to an engine: what fails behind it becomes a miss, is counted, and is logged once.
+"""Failure guard: whatever fails behind an engine's call becomes a miss, is counted, and is logged once.
 
-Engine adapters end every call that an engine makes here, so that no exception of ours unwinds an engine's scheduler or
-forward pass: programmer errors are none to that, because an engine that computes everything is right and one that died is not.
-It decides nothing: each caller says itself what its miss looks like. Any thread. Lock: `_lock` guards counts and reasons, never
-held across logging.
+Engine adapters wrap every call that an engine makes, so that no exception of the client unwinds an engine's scheduler or
+forward pass. Programmer errors are caught too: an engine that computes everything gives right answers, one that died gives
+none. The guard decides nothing: each caller passes what its miss looks like. Any thread. Lock: `_lock` guards counts and
+reasons, never held across logging.
 """
 
 import logging
@@ -15,7 +15,7 @@ from kvpool.errors import KVPoolError
 
 Answer = TypeVar("Answer")
 
-# What the client, numpy, ctypes or a tensor's methods raise for anything that does not fit: never what a person's ^C does.
+# What the client, numpy, ctypes or a tensor's methods raise for arguments that do not fit; KeyboardInterrupt is not among them.
 ENGINE_FAILURES = (
     KVPoolError,
     ArithmeticError,
@@ -37,7 +37,7 @@ class FailureGuard:
         self._logger = logger
         self._lock = threading.Lock()
         self._failures: dict[str, int] = {}  # guarded by _lock
-        self._said: set[str] = set()  # guarded by _lock
+        self._logged: set[str] = set()  # guarded by _lock
 
     def call(self, call: str, default: Answer, function: Callable[[], Answer]) -> Answer:
         """What `function` returns; `default`, a miss, where it raises."""
@@ -51,15 +51,15 @@ class FailureGuard:
     def miss(self, call: str, cause: object) -> None:
         """`call` could not do its work because of `cause`: the engine gets a miss."""
         if self._count(call) == 1:
-            self._logger.warning("%s missed: %s (said once, then counted)", call, cause)
+            self._logger.warning("%s missed: %s (logged once, then counted)", call, cause)
 
     def warn_once(self, reason: str, detail: str = "", *, is_defect: bool = False) -> None:
         """Log a reason, the first time that it is given."""
         with self._lock:
-            if reason in self._said or len(self._said) >= REASONS_MAX:
+            if reason in self._logged or len(self._logged) >= REASONS_MAX:
                 return
-            self._said.add(reason)
-        self._logger.warning("kvpool: %s%s (said once)", reason, f": {detail}" if detail else "", exc_info=is_defect)
+            self._logged.add(reason)
+        self._logger.warning("kvpool: %s%s (logged once)", reason, f": {detail}" if detail else "", exc_info=is_defect)
 
     @property
     def failures(self) -> int:

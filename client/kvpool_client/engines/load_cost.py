@@ -1,10 +1,10 @@
 """Cost of loading a hit against computing it, by measured rates.
 
-`chunks_to_load` and `wait_limit_s` are pure; `RateEstimator` keeps the rates they are asked with. A rate is the median of the
-last few measurements, so that one load that stalled says nothing, and two in a row that a tier has become slow.
-Invariants: a decision takes a prefix, never a piece behind a gap; what is not known yet is taken, because only a load can
-measure it. A tier that is declined is measured anew after a while, by a piece of a hit that is small enough to cost little:
-a disk that was busy once is not slow for ever. Time is an argument. One thread.
+`chunks_to_load` and `wait_limit_s` are pure; `RateEstimator` holds the rates they use. A rate is the median of the last few
+measurements, so that one stalled load changes nothing, and a few in a row show that a tier has become slow. Invariants: a
+decision loads a prefix, never a part behind a gap; a tier without measurements is loaded from, because only a load can measure
+it. A tier that is declined is measured again after a while, by a part of a hit that is small enough to cost little: a disk may
+have been busy only once. Time is an argument. One thread.
 """
 
 from collections import deque
@@ -19,12 +19,12 @@ FIRST_GUESS = {Level.HBM: 20e9, Level.DRAM: 4e9, Level.SSD: 1e9, Level.PEER: 1e9
 # No medium is slower or faster than this; a measurement beyond it is a stall or an error of the clock.
 RATE_MIN, RATE_MAX = 1e6, 1e12
 PREFILL_MIN, PREFILL_MAX = 1.0, 1e7
-# Odd; two stalled loads of five change nothing, three loads are enough to learn of a tier that has become slow (guess).
+# Odd: two stalled loads of five change nothing, and three loads show that a tier has become slow (guess).
 MEASUREMENTS = 5
-# A load has costs that do not grow with it, and what is small measures them alone (guesses).
+# A load has fixed costs, and a small load measures nothing else (guesses).
 SETUP_S = 0.01
 BYTES_TO_MEASURE = 1 << 20
-# What is loaded from a declined tier to measure it: large beside the costs above (guess). First after this long, then after
+# What is loaded from a declined tier to measure it: large beside the fixed costs (guess). First after this time, then after
 # twice the time, until a measurement is good.
 PROBE_BYTES = 4 << 20
 FIRST_PROBE_S = 30.0
@@ -33,7 +33,7 @@ LAST_PROBE_S = 960.0
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What is known: bytes per second of each tier, and the engine's prefill in tokens per second (0: not known yet)."""
+    """Bytes per second of each tier, and the engine's prefill in tokens per second (0: not measured yet)."""
 
     bytes_per_s: Mapping[int, float]
     prefill_tokens_per_s: float
@@ -64,7 +64,7 @@ def wait_limit_s(missing_tokens: int, *, rates: Rates, longest_s: float) -> floa
 
 
 class MedianRate:
-    """The median of the last `MEASUREMENTS` rates, the faster of the two in the middle; `guess` 0: not known at first.
+    """The median of the last `MEASUREMENTS` rates, the faster of the two in the middle; `guess` 0: no value at first.
 
     Invariant: `value` is 0, the guess, or within `least` and `most`.
     """
@@ -79,16 +79,16 @@ class MedianRate:
 
     @property
     def value(self) -> float:
-        """What is believed."""
+        """The current estimate."""
         return sorted(self._rates)[len(self._rates) // 2] if self._rates else 0.0
 
     def add(self, amount: float, seconds: float) -> None:
-        """One measurement."""
+        """Add one measurement."""
         if amount > 0 and seconds > 0:
             self._rates.append(min(self._most, max(self._least, amount / seconds)))
 
     def forget(self) -> None:
-        """The next measurement answers alone."""
+        """Drop all measurements: the next one decides alone."""
         self._rates.clear()
 
 
@@ -112,13 +112,13 @@ class Probe:
         return True
 
     def rest(self) -> None:
-        """The tier is taken as it is: nothing to measure."""
+        """Stop measuring: hits of this tier are loaded anyway."""
         self._pause_s = FIRST_PROBE_S
         self._due_ns = None
 
 
 class RateEstimator:
-    """The rates of each tier and of the engine, and what to take by them."""
+    """Rates of each tier and of the engine, and the loads that they justify."""
 
     def __init__(self) -> None:
         self._tiers = {
@@ -128,11 +128,11 @@ class RateEstimator:
         self._prefill = MedianRate(0.0, least=PREFILL_MIN, most=PREFILL_MAX)
 
     def rates(self) -> Rates:
-        """What is known now."""
+        """The current rates."""
         return Rates({level: rate.value for level, rate in self._tiers.items()}, self._prefill.value)
 
     def plan_load(self, levels: bytes, *, chunk_bytes: int, chunk_tokens: int, now_ns: int) -> int:
-        """How many leading chunks of a hit to load: those that are worth it, at times a few more that measure a tier."""
+        """How many leading chunks of a hit to load: those that save time, and at times a few more that measure a tier."""
         count = chunks_to_load(levels, chunk_bytes=chunk_bytes, chunk_tokens=chunk_tokens, rates=self.rates())
         for level in set(levels[:count]):
             self._probes[level].rest()

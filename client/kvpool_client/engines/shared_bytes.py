@@ -1,7 +1,7 @@
 """Memory that one process of an engine makes and others of the same user map.
 
 Made with memfd_create and opened through /proc: it has no name to guess, and is gone with its processes. Any thread; what is
-said in it, and in which order, is its users' agreement.
+in it, and in which order, its users agree.
 """
 
 import mmap

@@ -1,4 +1,5 @@
-"""Identity of an engine's weights: digests of files that tell one model from another, and a fine-tuned one from its origin.
+"""Identity of an engine's weights: digests of files that distinguish one model from another, and a fine-tuned one from its
+origin.
 
 Of a directory (or one file) with weights: sizes, headers and a sample of every tensor, so that two random models of one shape
 differ, and a model and its successor in the same place. Of a model of the Hub: the commit that lies in the local cache. What is
@@ -27,7 +28,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def weights_of(name: str, revision: str, environment: Mapping[str, str]) -> str:
-    """What tells the weights `name`, a directory, a file or a model of the Hub, from others: a digest, or a commit.
+    """The identity of the weights `name`, a directory, a file or a model of the Hub: a digest, or a commit.
 
     A directory's configuration, which changes KV as weights do, is in the digest. Raises LayoutMismatch where nothing does.
     """
@@ -35,13 +36,15 @@ def weights_of(name: str, revision: str, environment: Mapping[str, str]) -> str:
     if path.exists():
         digest = directory_digest(path)
         if not digest:
-            raise LayoutMismatch(f"no weights in {name!r} tell one version of the model from another")
+            raise LayoutMismatch(f"no weights in {name!r} distinguish one version of the model from another")
         configuration = path / CONFIGURATION
         words = configuration.read_bytes() if configuration.is_file() else b""
         return digest_of({"weights": digest, "configuration": _hex(words)})
     commit = cached_commit(name, revision, environment)
     if not commit:
-        raise LayoutMismatch(f"nothing says which version of {name!r} is served, expected a commit or a directory")
+        raise LayoutMismatch(
+            f"nothing identifies the version of {name!r} that is served, expected a commit or a directory"
+        )
     return commit
 
 

@@ -1,4 +1,4 @@
-"""An orchestrator's hints (KvHintsEnvelope of vLLM, SGLang and Dynamo), read into what a pool can do.
+"""Hints of an orchestrator (KvHintsEnvelope of vLLM, SGLang and Dynamo), parsed into requests of a pool.
 
     envelope := {protocol_version, message_id, actions: [{action_id, action_type, action_version, payload}]}
 
@@ -10,9 +10,9 @@
     kv.share     needs another node: rejected
 
 All fields of a payload but a retain's priority are optional; ranges are tokens of the request that the hint came with. Nothing
-here raises for what an envelope says: a bad one, and each bad action, is rejected with its reason. Schedulers read envelopes of
-whoever sends requests, so that all of one is bounded before it is looked at: actions, directives, fields, text.
-Pure; any thread.
+here raises because of an envelope's content: a bad envelope, and each bad action, is rejected with its reason. Schedulers read
+envelopes of anybody who sends requests, so every part is bounded before it is parsed: actions, directives, fields, text. Pure;
+any thread.
 """
 
 import json
@@ -24,17 +24,17 @@ from kvpool.types import PRIORITY_MAX, TokenRange
 from kvpool_client.retention import check_retention
 
 ACTIONS_MAX = 64
-# Of all actions together, and as many ranges beside the envelope: 5 µs each (measured), so that the worst request costs a
-# scheduler two milliseconds or so.
+# In all actions together, and as many ranges beside the envelope: 5 µs each (measured), so that the worst request costs a
+# scheduler about two milliseconds.
 DIRECTIVES_MAX = 128
 ENVELOPE_BYTES_MAX = 64 << 10
-# More than any payload or directive has.
+# More fields than any payload or directive has.
 FIELDS_MAX = 16
 # Of a value in a reason.
 SHOWN_CHARACTERS = 80
 ID_CHARACTERS_MAX = 512
 MAJOR_VERSIONS = ("0", "1")
-# A pin without a duration, and the longest: nothing is kept at the cost of everybody for ever.
+# The duration of a pin without one, and the longest: no chunk may be pinned for ever at the cost of all others.
 PIN_S = 60.0
 PIN_S_MAX = 3600.0
 
@@ -46,16 +46,16 @@ _NOT_SERVED = {
     "fetch": "a node's pool fetches nothing from other nodes",
 }
 _TARGETS_REFUSED = {
-    "block_hashes": "an engine's block hashes name no chunks here, expected token ranges",
-    "session_id": "sessions are not known here, expected token ranges",
-    "session": "sessions are not known here, expected token ranges",
+    "block_hashes": "the pool cannot find chunks by an engine's block hashes, expected token ranges",
+    "session_id": "the pool has no sessions, expected token ranges",
+    "session": "the pool has no sessions, expected token ranges",
 }
 _DURATIONS = ("duration", "duration_s", "ttl_seconds")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one action. `status`: accepted | clipped | rejected; `reason` says why it is not plainly accepted."""
+    """Outcome of one action. `status`: accepted | clipped | rejected; `reason`: why it is not simply accepted."""
 
     action_id: str
     action_type: str
@@ -65,7 +65,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One good action. `ranges`: what it covers; `output`: what to keep the output with, if it covers that (start unused)."""
+    """One valid action. `ranges`: what it covers; `output`: retention of the output, if it covers that (start unused)."""
 
     action_id: str
     action_type: str
@@ -81,19 +81,19 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """A read envelope: its actions in their order, those that were rejected as outcomes already."""
+    """A parsed envelope: its actions in order; those that were rejected stand there as outcomes."""
 
     message_id: str
     actions: tuple[Action | Outcome, ...]
 
     @property
     def retention(self) -> tuple[TokenRange, ...]:
-        """What a save of the request's chunks is given as `retention`: earlier actions win."""
+        """Retention for a save of the request's chunks: earlier actions win."""
         return tuple(entry for action in self._keeping for entry in action.ranges)
 
     @property
     def output(self) -> TokenRange | None:
-        """What to keep the output with: priority and duration of the first action that covers it."""
+        """Retention of the output: priority and duration of the first action that covers it."""
         return next((action.output for action in self._keeping if action.output is not None), None)
 
     @property
@@ -103,7 +103,7 @@ class Hints:
 
 @dataclass(frozen=True, slots=True)
 class HintReport:
-    """What became of an envelope's actions, in their order, and what later saves of the same request should be given."""
+    """Outcomes of an envelope's actions, in order, and the retention for later saves of the same request."""
 
     message_id: str
     outcomes: tuple[Outcome, ...]
@@ -113,7 +113,7 @@ class HintReport:
 
 
 class _Bad(Exception):
-    """Why something of an envelope is rejected. Never leaves this module."""
+    """Reason for which a part of an envelope is rejected. Never leaves this module."""
 
 
 class _Allowance:
@@ -123,7 +123,7 @@ class _Allowance:
         self._left = DIRECTIVES_MAX
 
     def take(self, count: int) -> None:
-        """Have so many read, good or bad, or none."""
+        """Take `count` directives off the allowance, valid or not; raises where too few are left."""
         if count > self._left:
             raise _Bad(f"{count} directives where {self._left} are left, expected at most {DIRECTIVES_MAX} in all")
         self._left -= count
@@ -147,12 +147,12 @@ def parse_hints(envelope: object) -> Hints:
 
 
 def hints_of_transfer_params(params: object) -> tuple[Hints, tuple[TokenRange, ...], TokenRange | None]:
-    """What a request's `kv_transfer_params` say: an envelope (`kv_hints`, `kv_hint`), and retention beside it.
+    """Hints in a request's `kv_transfer_params`: an envelope (`kv_hints`, `kv_hint`), and retention beside it.
 
         {kv_hints: envelope, retention: [{start, end, priority, duration}], decode_priority, decode_duration_s}
 
-    Answers the hints, the ranges for saves (those beside the envelope first), and what to keep the output with. What is wrong
-    beside the envelope is an outcome of the hints.
+    Answers the hints, the ranges for saves (those beside the envelope first), and the retention of the output. A mistake beside
+    the envelope is an outcome of the hints.
     """
     if not isinstance(params, Mapping):
         return Hints("", ()), (), None
@@ -250,7 +250,7 @@ def _pin(action_id: str, action_type: str, payload: Mapping[str, object]) -> Act
 def _span(given: Mapping[str, object], names: tuple[str, ...]) -> TokenRange:
     extra = sorted(str(name) for name in given if name not in names)
     if extra:
-        raise _Bad(f"{_shown(extra)} has no place here, expected {', '.join(names)}")
+        raise _Bad(f"{_shown(extra)} is not a field of this action, expected {', '.join(names)}")
     durations = [given[name] for name in _DURATIONS if given.get(name) is not None]
     if len(durations) > 1:
         raise _Bad("its duration is given twice")

@@ -1,17 +1,16 @@
 """Hints of a Pool about chunks: retention, announcements, demote hints, and the envelopes of orchestrators.
 
-Each wish is a round trip that waits for nothing but its answer; what takes several begins none behind half of the Pool's
-time. Whatever fails on the daemon's side is absent, never an exception. Any thread.
+Each request is one round trip; a call that takes several begins none after half of the Pool's time. Where the daemon fails, the
+outcome is `absent`, never an exception. Any thread.
 """
-
-import numpy as np
 
 from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES, RetainState, TokenRange
+from kvpool.types import RetainState, TokenRange
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import Link
 from kvpool_client.hints.envelope import (
@@ -34,7 +33,7 @@ _LATE = "the daemon did not answer in time"
 
 
 class HintClient:
-    """Carries the wishes of one Pool to the daemon, for every rank that the Pool stands for."""
+    """Sends the hints of one Pool to the daemon, for every rank that the Pool stands for."""
 
     def __init__(self, layout: Layout, link: Link, counters: Counters, timeout_s: float) -> None:
         self._layout = layout
@@ -48,15 +47,15 @@ class HintClient:
     def retain(
         self, keys: KeyChain, retention_columns: RetentionColumns, deadline: Deadline | None = None
     ) -> RetainResult:
-        """Keep the covered chunks so; one round trip for each WISHES_MAX of them on all ranks."""
+        """Set the retention of the covered chunks; one round trip for each RETAIN_KEYS_MAX of them on all ranks."""
         deadline = deadline or Deadline(self._timeout_s)
         covered = retention_columns.covered
-        columns = [np.frombuffer(column, f"V{KEY_BYTES}") for column in keys.columns()]
+        columns = [KeyColumn(column) for column in keys.columns()]
         states = b""
         for first in range(0, len(covered), self._retain_keys_max):
             chosen = covered[first : first + self._retain_keys_max]
             request = m.Retain(
-                b"".join(column[chosen].tobytes() for column in columns),
+                b"".join(column.chosen(chosen).packed for column in columns),
                 retention_columns.priorities[chosen].tobytes(),
                 retention_columns.durations_ms[chosen].astype("<u4").tobytes(),
             )
@@ -69,15 +68,15 @@ class HintClient:
     def demote(
         self, keys: KeyChain, first_chunk: int = 0, end_chunk: int | None = None, deadline: Deadline | None = None
     ) -> RetainResult:
-        """Write the chunks before `end_chunk` down, and let those from `first_chunk` on leave DRAM first."""
+        """Demote hint: write the chunks before `end_chunk` to the lower tier, and evict those from `first_chunk` on first from
+        DRAM."""
         deadline = deadline or Deadline(self._timeout_s)
         end = min(len(keys) if end_chunk is None else end_chunk, self._chunks_max)
         covered = range(min(first_chunk, end), end)
         states = b""
         for first in covered[:: self._retain_keys_max]:
             last = min(first + self._retain_keys_max, end)
-            column = b"".join(column[: last * KEY_BYTES] for column in keys.columns())
-            states += self._ask(m.Demote(column, first), last - first, deadline)
+            states += self._ask(m.Demote(keys.leading(last).packed, first), last - first, deadline)
         result = RetainResult.of(len(keys), covered, states)
         self._counters.count("demoted_chunks", result.accepted)
         return result
@@ -85,7 +84,7 @@ class HintClient:
     def announce(
         self, keys: KeyChain, end_chunk: int | None = None, deadline: Deadline | None = None
     ) -> AnnounceResult:
-        """Say that the chunks before `end_chunk` will be asked for soon."""
+        """Announce that the chunks before `end_chunk` will be requested soon."""
         named = len(keys) if end_chunk is None else min(end_chunk, len(keys))
         asked = min(named, self._chunks_max)
         session = self._link.session
@@ -94,8 +93,7 @@ class HintClient:
             return AnnounceResult(0, 0, named)
         try:
             failpoint.reach("client.announce.before", failpoint.unreachable)
-            column = b"".join(column[: asked * KEY_BYTES] for column in keys.columns())
-            answer = session.call(m.Announce(column), m.Announced, left_s)
+            answer = session.call(m.Announce(keys.leading(asked).packed), m.Announced, left_s)
         except KVPoolError as error:
             self._link.note_failure(session, error)
             return AnnounceResult(0, 0, named)
@@ -103,7 +101,7 @@ class HintClient:
         return AnnounceResult(answer.chunks, answer.clipped, named - answer.chunks - answer.clipped)
 
     def hint(self, hints: Hints, keys: KeyChain, prompt_tokens: int | None) -> HintReport:
-        """Carry each action out; what became of them, and what saves of the same request should be given."""
+        """Carry each action out. Returns the outcomes, and the retention for saves of the same request."""
         deadline = Deadline(self._timeout_s)
         outcomes = [
             entry if isinstance(entry, Outcome) else self._act(entry, keys, prompt_tokens, deadline)

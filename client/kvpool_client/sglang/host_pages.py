@@ -1,9 +1,9 @@
-"""SGLang's host pool as the pool sees it: pages of opaque bytes in a few parts, each part at a fixed stride.
+"""Host pages: SGLang's host pool described as pages of opaque bytes in a few parts, each part at a fixed stride.
 
-HiCache keeps KV in registered host memory, in pages; `get_page_buffer_meta` says where the parts of a page lie (K and V
-for page_first, one for MLA, one for each layer and plane for layer_first). A part becomes a layer of a packed Layout, so
-a page is one chunk, and loads and saves move its bytes straight between host page and arena: one copy, none on the way.
-What the parts hold is in the Layout's format: engines share pages only where every word of it is equal.
+HiCache keeps KV in registered host memory, in pages; `get_page_buffer_meta` returns the addresses of a page's parts (K and V
+for page_first, one for MLA, one for each layer and plane for layer_first). A part becomes a layer of a packed Layout, so a page
+is one chunk, and loads and saves move its bytes straight between host page and arena: one copy, none on the way. What the parts
+hold is in the Layout's format: engines share pages only where the formats are equal.
 
 Pure but for reading the pool's attributes; keeps no memory alive (the backend keeps the pool). Any thread.
 """
@@ -43,7 +43,7 @@ class Shard:
         return not self.is_replicated or self.tp_rank == 0
 
     def words(self) -> str:
-        """What of it the Layout's rank and world do not say."""
+        """The parts of it that are not in the Layout's rank and world."""
         return f"pp{self.pp_rank}/{self.pp_size} cp{self.cp_rank}/{self.cp_size}"
 
 
@@ -127,7 +127,7 @@ def _part_array(base: int, stride: int, pages: int, part_bytes: int) -> npt.NDAr
 
 
 def _format_of(pool: Any, shard: Shard) -> str:
-    """What the bytes of a page mean, in words."""
+    """The meaning of a page's bytes, as the Layout's format."""
     names = ("layer_num", "head_num", "head_dim", "kv_lora_rank", "qk_rope_head_dim", "start_layer", "end_layer")
     geometry = " ".join(f"{name}={getattr(pool, name)}" for name in names if hasattr(pool, name))
     tag = getattr(pool, "storage_format_tag", None) or "plain"

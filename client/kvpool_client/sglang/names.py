@@ -1,9 +1,9 @@
-"""Identity of SGLang's model: its weights and arguments, as the revision under which pages are kept.
+"""Identity of SGLang's model: the revision under which pages are stored, made of its weights and arguments.
 
-SGLang tells a backend the name that it serves a model by, which says nothing of its weights. So the weights are sampled where
-they lie in a directory, a model of the Hub is named by its commit, and what else changes KV beside them enters: overrides of
-the model's configuration, quantization, data types. What shapes pages (layout, KV type, ranks) is in the layout's format, see
-`host_pages`. The length of a context is not here: it changes no KV.
+SGLang passes a backend the served model name, which does not identify the weights. So weights in a directory are sampled, a
+model of the Hub is named by its commit, and everything else that changes KV is included: overrides of the model's
+configuration, quantization, data types. What shapes pages (layout, KV type, ranks) is in the layout's format, see `host_pages`.
+The length of a context is not here: it changes no KV.
 
 Reads files once, at SGLang's start. Any thread.
 """
@@ -17,7 +17,7 @@ from kvpool.errors import LayoutMismatch
 from kvpool_client.engines.weights import digest_of, weights_of
 from kvpool_client.sglang.settings import Settings
 
-# Of SGLang's arguments, those that change KV without changing the weights' files or the pages' shapes.
+# SGLang's arguments that change KV without changing the weights' files or the pages' shapes.
 MODEL_FIELDS = (
     "json_model_override_args",
     "quantization",
@@ -35,9 +35,10 @@ _NO_SERVER = "SGLang's arguments are out of reach"
 def named(
     settings: Settings, model_name: str | None, server_args: object, environment: Mapping[str, str]
 ) -> tuple[Settings, str]:
-    """The settings with a revision that names the weights; and why nothing may be shared, where nothing tells them.
+    """The settings with a revision that names the weights, and why nothing may be shared where the weights cannot be
+    identified.
 
-    A `revision` of the operator's stands for the weights; what else changes KV enters all the same.
+    A `revision` set by the operator stands for the weights; everything else that changes KV is included as well.
     """
     facts: dict[str, object] = {field: str(getattr(server_args, field, None)) for field in MODEL_FIELDS}
     place = str(getattr(server_args, "model_path", None) or model_name or settings.model)

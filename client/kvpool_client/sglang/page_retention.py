@@ -1,8 +1,8 @@
 """Retention and hints of a batch's pages, as SGLang's orchestrator sends them with a request: ranges for each page.
 
-SGLang hands an envelope on untouched, in the free part of a storage call's extra info. Its ranges count the prompt's tokens,
-while a batch begins anywhere in the prompt: `prefix_keys` says how many pages precede it where SGLang passes them, and where it
-does not, only what is said of the whole prompt counts. Pure functions; any thread.
+SGLang passes an envelope on unchanged, in the free part of a storage call's extra info. Its ranges count the prompt's tokens,
+while a batch begins anywhere in the prompt: `prefix_keys` shows how many pages precede it where SGLang passes them, and where
+it does not, only ranges over the whole prompt count. Pure functions; any thread.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def hints_of(extra_info: object) -> Hints | None:
 def page_retention(
     extra_info: object, hints: Hints | None, pages: int, page_tokens: int, priority: int | None = None
 ) -> list[tuple[TokenRange, ...]]:
-    """What to keep each page of a batch with: by the hints, else with `priority`, else nothing."""
+    """Retention of each page of a batch: by the hints, else with `priority`, else none."""
     otherwise = NOTHING if priority is None else (TokenRange(0, None, priority),)
     ranges = () if hints is None else hints.retention
     if not ranges:

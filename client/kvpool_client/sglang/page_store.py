@@ -1,9 +1,9 @@
-"""SGLang's pages in the pool: found, loaded into registered host pages and saved from them, a batch at a time.
+"""Page store: finds, loads and saves SGLang's host pages in the pool, a batch at a time.
 
 SGLang names a page by a hash over everything before it, so each page is a chunk at a root of its own: a batch may begin in
-the middle of a prompt, and what precedes it need not be told. (SGLang can pass those hashes, but 0.5.23 leaves out the last
-node's where it prefetches.) Pages share round trips: one leases a batch, two save it. The order in which pages are taken
-keeps the first of a batch the most recently used, so that eviction begins at its end.
+the middle of a prompt, and what precedes it need not be passed. (SGLang can pass those hashes, but 0.5.23 leaves out the last
+node's where it prefetches.) Pages share round trips: one leases a batch, two save it. The order in which pages are taken keeps
+the first of a batch the most recently used, so that eviction begins at its end.
 
 Nothing here raises into SGLang: what fails is a miss, counted, logged once. Any thread; SGLang calls from its prefetch and
 backup threads. Copies per byte: one, by the Pool's native threads.
@@ -30,7 +30,8 @@ from kvpool_client.sglang.host_pages import HostPages, Shard, describe_host_pool
 from kvpool_client.sglang.page_retention import hints_of, page_retention
 from kvpool_client.sglang.settings import Settings
 
-# Pages under way at once. Loads: what SGLang asks for at once. Saves: as many as a daemon's connection may have by default.
+# Pages under way at once. Loads: as many as SGLang requests at once. Saves: as many as a daemon's connection may have by
+# default.
 LOADS_AT_ONCE = 128
 SAVES_AT_ONCE = 64
 DIGEST_BYTES = 32
@@ -39,10 +40,10 @@ _log = logging.getLogger(__name__)
 
 
 class PageStore:
-    """One rank's pages. Before `register` has understood a host pool, everything is a miss."""
+    """One rank's pages. Until `register` has accepted a host pool, everything is a miss."""
 
     def __init__(self, settings: Settings, shard: Shard, refusal: str = "") -> None:
-        """`refusal`: why nothing may be kept for this engine; empty where it may."""
+        """`refusal`: why nothing may be stored for this engine; empty where it may."""
         self._settings = settings
         self._refusal = refusal
         self._refusals = Refusals("sglang")
@@ -70,11 +71,11 @@ class PageStore:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a host pool was understood."""
+        """Whether a host pool was accepted."""
         return self._pool is not None
 
     def register(self, host_pool: Any) -> None:
-        """Learn SGLang's host pool and connect. A pool that cannot be described leaves everything a miss."""
+        """Take SGLang's host pool and connect. With a pool that cannot be described, everything stays a miss."""
         if self._refusal:
             self._guard.warn_once(f"kvpool shares nothing with this engine: {self._refusal}")
             return
@@ -109,7 +110,7 @@ class PageStore:
             return 0
 
     def load(self, keys: Sequence[str], host_indices: object) -> list[bool]:
-        """Copy pages into host memory; which leading ones are there and verified. The rest of the pages is undefined."""
+        """Copy pages into host memory; which leading ones are in place and verified. The rest of the pages is undefined."""
         answer = [False] * len(keys)
         if self._pool is None or self._pages is None:
             return answer
@@ -131,9 +132,9 @@ class PageStore:
         return [number < good for number in range(len(keys))]
 
     def save(self, keys: Sequence[str], host_indices: object, extra_info: object = None) -> list[bool]:
-        """Store pages from host memory; which of them are in the pool now, or just being stored by somebody else.
+        """Store pages from host memory; which of them are in the pool now, or just being stored by another writer.
 
-        `extra_info`: SGLang's; hints in it say what to keep pages with.
+        `extra_info`: SGLang's; hints in it set the retention of pages.
         """
         if not self._shard.is_writer:
             return [True] * len(keys)
@@ -186,7 +187,7 @@ class PageStore:
             self._refusals.count(self._refusal, pages)
 
     def _chains(self, pool: Pool, keys: Sequence[str]) -> Iterator[KeyChain]:
-        """A chain of one chunk for each page, made as it is asked for."""
+        """A chain of one chunk for each page, made on demand."""
         for key in keys:
             digest = bytes.fromhex(key)
             if len(digest) != DIGEST_BYTES:
@@ -198,7 +199,7 @@ class PageStore:
         return next((number for number, chain in enumerate(chains) if not pool.lookup(chain)), count)
 
     def _load_some(self, pool: Pool, chains: Sequence[KeyChain], numbers: Sequence[int], deadline: Deadline) -> int:
-        """Leading pages that are in place; when it returns no page is written any more."""
+        """Leading pages that are in place; after it has returned, nothing writes to a page."""
         leases: list[Lease] = []
         loads: list[Load] = []
         good = 0

@@ -1,4 +1,4 @@
-"""The configuration of the SGLang backend: what stands in `--hicache-storage-backend-extra-config`.
+"""Settings of the SGLang backend: the content of `--hicache-storage-backend-extra-config`.
 
 Read once, checked whole; every fault is named at once. Pure; any thread.
 """
@@ -10,7 +10,7 @@ from kvpool.errors import InvalidArgument
 from kvpool.keys import namespace_name
 from kvpool.types import PRIORITY_MAX, SERVICE_SOCKET
 
-# The keys by which SGLang itself finds the backend; it takes its own prefetch keys out before.
+# The keys by which SGLang itself finds the backend; it removes its own prefetch keys before.
 _SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1"}
 
 
@@ -18,7 +18,7 @@ _SGLANG_KEYS = {"backend_name", "module_path", "class_name", "interface_v1"}
 class Settings:
     """`model` and `revision` name the weights; `timeout_s` bounds a round trip, `batch_timeout_s` one call of SGLang's.
 
-    `priority`: what pages are kept with that no hint speaks of; None: the pool's default.
+    `priority`: that of pages without a hint; None: the pool's default.
     """
 
     model: str

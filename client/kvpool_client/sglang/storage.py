@@ -1,8 +1,8 @@
-"""The class that SGLang's factory makes: HiCacheStorage's verbs over a PageStore.
+"""Storage backend that SGLang's factory makes: HiCacheStorage's verbs over a PageStore.
 
-Imports sglang; nothing else in `kvpool_client` imports this module. The zero-copy interface (`interface_v1`) is the one
-that is served. The copying one answers misses, and so do models whose KV needs sidecar pools (Mamba, sliding windows,
-indexers): KV without its sidecar would be wrong, so for them nothing is found and nothing is stored.
+Imports sglang; nothing else in `kvpool_client` imports this module. Only the zero-copy interface (`interface_v1`) is served.
+The copying one misses, and so do models whose KV needs sidecar pools (Mamba, sliding windows, indexers): KV without its sidecar
+would be wrong, so for them nothing is found and nothing is stored.
 Threads: as SGLang calls, see PageStore.
 """
 
@@ -26,7 +26,7 @@ _SPLIT_PAGES = (
     "--hicache-storage-backend"
 )
 _HAS_SIDECARS = (
-    "sidecars: the model has pools beside its KV (hybrid attention, state or draft) and pages of it are not kept: "
+    "sidecars: the model has pools beside its KV (hybrid attention, state or draft) and pages of it are not stored: "
     "run it without --hicache-storage-backend, or without its draft model"
 )
 
@@ -54,7 +54,7 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
         return f"<KVPoolStorage {self._store!r}>"
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Learn the host pool that pages are read from and written to."""
+        """Take the host pool that pages are read from and written to."""
         super().register_mem_pool_host(mem_pool_host)
         self._store.register(mem_pool_host)
 
@@ -68,13 +68,13 @@ class KVPoolStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang's class is 
         return 0 if self._is_hybrid("batch_exists", len(keys)) else self._store.count_present(keys)
 
     def batch_get_v1(self, keys: Sequence[str], host_indices: Any, extra_info: object = None) -> list[bool]:
-        """Load pages; which are in place."""
+        """Load pages. Returns which are in place."""
         if self._is_hybrid("batch_get_v1", len(keys)):
             return [False] * len(keys)
         return self._store.load(keys, host_indices)
 
     def batch_set_v1(self, keys: Sequence[str], host_indices: Any, extra_info: object = None) -> list[bool]:
-        """Store pages; which are kept."""
+        """Store pages. Returns which are stored."""
         if self._is_hybrid("batch_set_v1", len(keys)):
             return [False] * len(keys)
         return self._store.save(keys, host_indices, extra_info)

@@ -1,4 +1,4 @@
-"""The adapter for home-made torch engines: a prefix cache over paged KV tensors.
+"""Adapter for custom torch engines: a prefix cache over paged KV tensors.
 
     prefix = PagedPrefixCache(pool, layers, block_tokens=16)
     with prefix.restore(tokens, block_ids) as restored, gated(restored, attention_modules):

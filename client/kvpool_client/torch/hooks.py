@@ -37,7 +37,7 @@ def gated(restored: Restored, modules: Iterable[torch.nn.Module]) -> Iterator[No
 
 @contextmanager
 def announced(save: Save, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Within the context the save gets each layer right after its module ran: layer i is copied while i+1 computes.
+    """Within the context each layer is announced to the save right after its module ran: layer i is copied while i+1 computes.
 
     Requires: one forward pass, the last one that writes to the saved chunks. An exception aborts the save; otherwise
     the caller commits it.

@@ -1,8 +1,8 @@
-"""A prefix cache over an engine's paged KV tensors: restore what the pool has of a prompt, store what was computed.
+"""Prefix cache over an engine's paged KV tensors: restores what the pool has of a prompt, stores what was computed.
 
 Not an engine and not an allocator: block tables are the caller's. Invariant: at least one token of a prompt is always
-left to compute, because its logits are what the engine wants. Copies per byte: one in each direction, by the Pool's
-native threads. Any thread, as the Pool; what `restore` and `store` answer, one thread at a time.
+left to compute, because the engine needs its logits. Copies per byte: one in each direction, by the Pool's native threads. Any
+thread, as the Pool; what `restore` and `store` answer, one thread at a time.
 """
 
 from collections.abc import Sequence
@@ -68,12 +68,12 @@ class PagedPrefixCache:
         adapter: str = "",
         extra: Sequence[Extra] = (),
     ) -> Restored:
-        """Look the prompt up, lease what is there and start loading it into the blocks of `block_ids`; returns at once.
+        """Look the prompt up, lease the hit and start loading it into the blocks of `block_ids`; returns at once.
 
         `block_ids` is the prompt's block table, one id for each `block_tokens` tokens, at least for its full chunks.
         `held_tokens`: leading tokens that the engine's own cache holds in those blocks already; their blocks are not
-        written. Use the answer as a context around the prefill and the save that follows it. Raises InvalidArgument for
-        a block table that is too short or held tokens that end inside a block.
+        written. Use the result as a context around the prefill and the save that follows it. Raises InvalidArgument for a block
+        table that is too short or held tokens that end inside a block.
         """
         if held_tokens % self._block_tokens or not 0 <= held_tokens < max(1, len(tokens)):
             raise InvalidArgument(
@@ -104,7 +104,7 @@ class PagedPrefixCache:
         adapter: str = "",
         extra: Sequence[Extra] = (),
     ) -> Save:
-        """Reserve room for every full chunk of `tokens` that the pool has not; copies nothing before it is announced.
+        """Reserve slots for every full chunk of `tokens` that the pool lacks; copies nothing before it is announced.
 
         Announce layers as they are written (`Save.layer`, or `announced`) and commit, or commit at once when all KV is
         in place. Blocks must not change between announcement and commit. Raises InvalidArgument for a block table that

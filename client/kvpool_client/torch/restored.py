@@ -1,11 +1,11 @@
-"""Leading tokens of a prompt that the pool gives back, on their way into the engine's blocks.
+"""Restored prefix: leading tokens of a prompt that the pool has, on their way into the engine's blocks.
 
     RESTORING ──every layer waited for──► SETTLED, `tokens` as promised
         └──a wait finds fewer chunks────► SETTLED, `tokens` smaller: prefill again from there
 
-It moves no bytes and knows no engine: the Load copies, this class turns "fewer chunks than leased" into the one thing
-an engine has to know, the token at which its own prefill begins. Invariant: `tokens` never rises; once settled, the
-load has ended and every layer of the first `tokens` tokens is in place. One thread at a time, as the Load it waits for.
+It moves no bytes and depends on no engine: the Load copies, and this class turns "fewer chunks than leased" into the one number
+that an engine needs, the token at which its own prefill begins. Invariant: `tokens` never rises; once settled, the load has
+ended and every layer of the first `tokens` tokens is in place. One thread at a time, as the Load it waits for.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class PrefixShortened(Exception):
-    """Unwinds a forward pass that began behind KV which did not arrive. `Restored.prefill` catches it."""
+    """Unwinds a forward pass that began after KV which did not arrive. `Restored.prefill` catches it."""
 
 
 class Restored:
@@ -63,10 +63,10 @@ class Restored:
         return self._reason
 
     def wait_layer(self, layer: int) -> bool:
-        """Until the restored tokens' KV of this layer is in the engine's blocks.
+        """Wait until the restored tokens' KV of this layer is in the engine's blocks.
 
-        False: fewer tokens came than `tokens` said. The load has ended then, `tokens` says how many are good, and what
-        the engine computed behind the old number is void: prefill begins again at the new one.
+        False: fewer tokens came than `tokens` had announced. The load has ended then, `tokens` is the number of good ones, and
+        what the engine computed after the old number is invalid: prefill begins again at the new one.
         """
         if self._is_settled or self._load is None:
             return True

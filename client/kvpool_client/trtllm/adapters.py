@@ -1,9 +1,9 @@
 """Names of LoRA adapters that mean the same in every engine: digests of their weights.
 
-The engine's own number of an adapter is local to it: two engines give one number to different adapters. The weights are found
-in the directory that a request names, or in the request itself where it brings them; the engine sends them once, so what was
-seen is remembered by the engine's number, as the engine itself does. An adapter whose weights were never seen has no name, and
-its requests are left alone.
+The engine's own number of an adapter is local to it: two engines can give one number to different adapters. The weights are in
+the directory that a request names, or in the request itself; the engine sends them once, so digests are remembered by the
+engine's number, as the engine itself does. An adapter whose weights were never seen has no name, and its requests are neither
+loaded nor saved.
 
 Reads an adapter's files once. The executor's thread only.
 """
@@ -28,7 +28,7 @@ class Adapters:
         self._known: dict[tuple[int, str], str] = {}
 
     def name_of(self, request: Any) -> tuple[str, str]:
-        """The adapter's name, empty where there is none; and why it has none, where it needs one."""
+        """The adapter's name, empty where there is none; and the reason, where a name is missing."""
         number = getattr(request, "lora_task_id", None)
         if number is None:
             return "", ""
@@ -65,7 +65,7 @@ def _digest_of_directory(path: Path) -> str:
 
 
 def _digest_of_arrays(*arrays: Any) -> str:
-    """Of weights that came with a request: every byte, for they come without a name."""
+    """Digest of weights that came with a request: over every byte, because they have no name."""
     parts = []
     for array in arrays:
         if array is not None:

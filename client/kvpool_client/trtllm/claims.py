@@ -1,8 +1,8 @@
-"""Chunks that may be promised to TensorRT-LLM: leased, copied out of the pool and verified before anything is said.
+"""Claims: chunks that may be promised to TensorRT-LLM, because they are leased, copied out of the pool and verified before.
 
-The runtime cannot be told that a load has failed, so a chunk is claimed only when every rank's bytes of it lie, checked, in
-memory of our own: leased from DRAM, copied into staging with its checksums, and the lease given back. What becomes of the
-daemon afterwards does not matter. The price is one more copy in host memory.
+The runtime has no way to report a failed load, so a chunk is claimed only when every rank's bytes of it are verified in the
+connector's own memory: leased from DRAM, copied into staging with its checksums, and the lease released. The daemon is not
+needed afterwards. The price is one more copy in host memory.
 
     FREE ──claim──► STAGED ──ordered──► ORDERED ──every rank done──► FREE
                        └──given up─────────────────────────────────► FREE
@@ -93,7 +93,7 @@ class Claims:
         return Claim(first_chunk, tuple(slots[:good])) if good else NO_CLAIM
 
     def give_up(self, claim: Claim) -> None:
-        """A claim, or a part of one, that will not be ordered."""
+        """Give up a claim, or a part of one, that will not be ordered."""
         self._free.extend(claim.slots)
 
     def order(self, claim: Claim) -> int:
@@ -114,7 +114,7 @@ class Claims:
         self.memory.close()
 
     def _hit(self, pool: Pool, tokens: npt.NDArray[np.int32], salt: bytes | None, adapter: str) -> Hit:
-        """What DRAM has. A slower tier could keep the executor waiting: what it has is fetched for the next to ask."""
+        """The hit in DRAM. A lower tier could keep the executor waiting: what only it has is promoted for the next request."""
         hit = pool.lookup(pool.keys(tokens, salt=salt, adapter=adapter))
         slower = np.flatnonzero(hit.tiers > Level.DRAM)
         if not len(slower):
@@ -123,7 +123,7 @@ class Claims:
         return _first(hit, int(slower[0]), pool.layout.chunk_tokens)
 
     def _stage(self, hits: list[Hit], chunks: int, slots: list[int], first_chunk: int, deadline: Deadline) -> int:
-        """Leading chunks that every shard has in its slots; when it returns nothing is copied any more."""
+        """Leading chunks that every shard has in its slots; after it has returned, nothing is copied."""
         loads: list[tuple[Lease, Load | None]] = []
         good = chunks
         try:

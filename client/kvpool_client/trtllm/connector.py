@@ -1,4 +1,4 @@
-"""The two classes that TensorRT-LLM makes: its connector's verbs over the two halves.
+"""Connector classes that TensorRT-LLM makes: its connector's verbs over the two halves.
 
 Imports tensorrt_llm; nothing else in `kvpool_client` imports this module. Threads: as the executor calls, one thread on each
 rank.
@@ -51,10 +51,10 @@ class KVPoolScheduler(_engine.KvCacheConnectorScheduler):  # type: ignore[misc, 
         return self.half.match(request, num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
-        """Nothing: blocks are taken from the scheduler's output, which is whole in every version."""
+        """Do nothing: blocks are read from the scheduler's output, which is complete in every version."""
 
     def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: list[list[int]]) -> None:
-        """Nothing, so that an engine with several groups starts; `register_kv_cache_layout` says why they are not served."""
+        """Do nothing, so that an engine with several groups starts; `register_kv_cache_layout` logs why they are not served."""
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """The step's plan for the workers."""
@@ -69,11 +69,11 @@ class KVPoolScheduler(_engine.KvCacheConnectorScheduler):  # type: ignore[misc, 
         return self.half.finish(request)
 
     def request_reset(self, request: Any) -> None:
-        """The request's blocks are gone; it runs again."""
+        """The request's blocks were freed; it runs again."""
         self.half.reset(request)
 
     def cancel_load(self, request: Any, start: int, end: int) -> None:
-        """The runtime will not take what was claimed of tokens `start` up to `end`: the first of them, or the last."""
+        """The runtime rejects a part of the claimed tokens, `start` up to `end`: the first of them, or the last."""
         self.half.cancel(request, start, end)
 
 
@@ -89,11 +89,11 @@ class KVPoolWorker(_engine.KvCacheConnectorWorker):  # type: ignore[misc, name-d
         self.half = WorkerHalf(settings, rank)
 
     def register_kv_caches(self, kv_cache_tensor: Any) -> None:
-        """Learn the rank's KV pool."""
+        """Register the rank's KV pool."""
         self.half.register(kv_cache_tensor)
 
     def register_kv_cache_layout(self, layout: Any) -> None:
-        """Learn the rank's KV pages, as the second cache manager describes them."""
+        """Register the rank's KV pages, as the second cache manager describes them."""
         self.half.register_layout(layout)
 
     def bind_connector_meta(self, metadata: Any) -> None:

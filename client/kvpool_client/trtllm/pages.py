@@ -1,6 +1,6 @@
-"""The KV that TensorRT-LLM registers, as the pool sees it: an array for each layer, and the geometry that all ranks must have.
+"""Engine pages: the KV that TensorRT-LLM registers, as one array for each layer, and the geometry that all ranks must have.
 
-Its first cache manager hands over one pool tensor [blocks, layers, K and V, …]. The second describes pages: regions of bytes
+Its first cache manager registers one pool tensor [blocks, layers, K and V, …]. The second describes pages: regions of bytes
 that repeat once for each page slot, in layer groups with an index space each. One group of full attention is served, in one
 region or in several of one stride: a page is opaque bytes. Where the region is the model's layers in order, so are the arrays,
 and layers are loaded and saved one by one; else only whole steps are.
@@ -109,7 +109,7 @@ def _only_group(layout: Any) -> Any:
 def _check_dtype(dtype: str) -> None:
     if dtype in SCALED_ELSEWHERE:
         raise LayoutMismatch(
-            f"the KV pool is of {dtype}: its scales are elsewhere and would be lost: "
+            f"the KV pool is of {dtype}: its scales are stored elsewhere and would be lost: "
             "set kv_cache_config.dtype to auto, bfloat16, float16 or fp8"
         )
 
@@ -141,7 +141,7 @@ def _parts(rows: Any, row_bytes: int, part_bytes: int) -> list[Any]:
 
 
 def _digest_of(regions: list[Any]) -> str:
-    """What lies where in a page."""
+    """Digest of the layout of a page."""
     words = [
         f"{int(region.size)}:" + ",".join(f"{int(buffer.layer_id)}.{buffer.role}" for buffer in region.buffers)
         for region in regions

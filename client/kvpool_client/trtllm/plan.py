@@ -26,7 +26,7 @@ class LoadOrder:
 class SaveOrder:
     """Save chunks from `first_chunk` on of the prompt `tokens` from `block_ids`, once this step's layers have run.
 
-    `priorities`: what the engine keeps each of these blocks with.
+    `priorities`: the engine's priority of each of these blocks.
     """
 
     request_id: int
@@ -50,7 +50,7 @@ class SaveOrder:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `board` and `staging` name shared memory (`staging` is empty until all ranks have said what they have).
+    """One step. `board` and `staging` name shared memory (`staging` is empty until all ranks have posted their geometry).
 
     `dropped`: requests whose blocks belong to others from this step on; their saves must have ended before it begins.
     """
@@ -100,10 +100,10 @@ class Geometry:
         )
 
     def to_bytes(self) -> bytes:
-        """As it stands on the board."""
+        """The form on the board."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Geometry":
-        """What a rank wrote on the board."""
+        """The geometry that a rank wrote on the board."""
         return cls(**json.loads(data))

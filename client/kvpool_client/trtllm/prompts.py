@@ -1,4 +1,4 @@
-"""Requests in flight, as the scheduler half knows them: who may share KV, what was claimed, what was saved.
+"""Prompts: the scheduler half's requests in flight. Which may share KV, what was claimed, what was saved.
 
 Facts about a request come from the engine's own request object at its one lookup; tokens and blocks come with every step.
 A request that was never looked up, or whose KV depends on more than tokens, salt and adapter, is neither loaded nor saved.
@@ -16,7 +16,7 @@ from kvpool_client.trtllm.claims import NO_CLAIM, Claim
 from kvpool_client.trtllm.plan import NO_BLOCK, SaveOrder
 
 REQUESTS_MAX = 1 << 16
-# Anything of these that is set makes the KV depend on more than token ids.
+# Attributes that, when set, make the KV depend on more than token ids.
 _FURTHER_INPUTS = (
     "multimodal_hashes",
     "multimodal_embedding",
@@ -32,7 +32,7 @@ _OTHER_SALT = "salt: the step has another salt than the request; this TensorRT-L
 
 @dataclass(slots=True)
 class Prompt:
-    """One request. `refusal` begins with the word that it is counted by.
+    """One request. `refusal` begins with the word under which it is counted.
 
     Invariant: `saved` chunks were ordered to be saved, or are in the pool because they were claimed.
     """
@@ -51,7 +51,7 @@ class Prompt:
 
     @classmethod
     def of(cls, request: Any, adapters: Adapters) -> "Prompt":
-        """What the engine's request says."""
+        """A Prompt from the engine's request."""
         salt, refusal = _salt_of(request)
         further = next((name for name in _FURTHER_INPUTS if _is_set(getattr(request, name, None))), "")
         adapter, unknown = adapters.name_of(request)
@@ -74,14 +74,14 @@ class Prompt:
         self.saved = first_saved
 
     def advance(self, data: Any) -> None:
-        """What a step's RequestData adds. Another salt than the request's own ends the sharing."""
+        """Add a step's RequestData. A salt other than the request's own ends the sharing."""
         self.tokens += [int(token) for token in data.new_tokens]
         new_blocks = [int(block) for block in data.new_block_ids]
         self.block_ids += new_blocks
         self.priorities += _priorities_of(data, len(new_blocks))
         if hasattr(data, "cache_salt") and self.salt is not None and not self.salt.startswith(b"id:"):
-            said = None if data.cache_salt is None else str(data.cache_salt).encode()
-            self.refusal = self.refusal or ("" if said == self.salt else _OTHER_SALT)
+            text = None if data.cache_salt is None else str(data.cache_salt).encode()
+            self.refusal = self.refusal or ("" if text == self.salt else _OTHER_SALT)
         elif getattr(data, "cache_salt", None) is not None and self.salt is None:
             self.refusal = self.refusal or _OTHER_SALT
 
@@ -101,11 +101,11 @@ class Prompt:
 
 
 def _salt_of(request: Any) -> tuple[bytes | None, str]:
-    """A request's salt, or a number of the engine's that stands for it; and why it cannot be told, where it cannot."""
+    """A request's salt, or the engine's number that stands for it; and the reason, where it is unknown."""
     if hasattr(request, "cache_salt"):
         return (None if request.cache_salt is None else str(request.cache_salt).encode()), ""
     if not hasattr(request, "cache_salt_id"):
-        return None, "salt: the request does not say its salt; use a TensorRT-LLM whose requests have cache_salt"
+        return None, "salt: the request does not carry its salt; use a TensorRT-LLM whose requests have cache_salt"
     number = request.cache_salt_id
     return (None if number is None else f"id:{number}".encode()), ""
 
@@ -118,10 +118,10 @@ def _is_true(request: Any, name: str) -> bool:
 
 def _priorities_of(data: Any, new_blocks: int) -> list[int]:
     """The engine's priority of each new block; the default where this version or a layer-grouped cache gives none."""
-    said = getattr(data, "priorities", None)
-    if said is None or len(said) != new_blocks:
+    text = getattr(data, "priorities", None)
+    if text is None or len(text) != new_blocks:
         return [DEFAULT_PRIORITY] * new_blocks
-    return [DEFAULT_PRIORITY if priority is None else int(priority) for priority in said]
+    return [DEFAULT_PRIORITY if priority is None else int(priority) for priority in text]
 
 
 def _is_set(value: Any) -> bool:

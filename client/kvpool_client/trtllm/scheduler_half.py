@@ -2,9 +2,10 @@
 
     START ──every rank has posted its KV──► MAPPING ──every rank has mapped the staging──► SERVING
 
-Before SERVING nothing is claimed; saves are ordered from the first step on. A lookup is asked once and never taken back, so
-it claims staged and verified chunks only (`claims`), always leaves one token to compute, and loads before the forward.
-Failures are misses, counted and logged once. The executor's thread only; rank 0, or an owner of attention data parallelism.
+Before SERVING nothing is claimed; saves are ordered from the first step on. The engine asks once and an answer cannot be
+withdrawn, so the half claims staged and verified chunks only (`claims`), always leaves one token to compute, and loads before
+the forward. Failures are misses, counted and logged once. The executor's thread only; rank 0, or an owner of attention data
+parallelism.
 """
 
 import logging
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class SchedulerHalf:
-    """See the module. Invariant: a slot of a claim is given up, or ordered, before its prompt is forgotten."""
+    """See the module. Invariant: a slot of a claim is given up, or ordered, before its prompt is removed."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -51,7 +52,7 @@ class SchedulerHalf:
         return self._is_serving
 
     def match(self, request: Any, computed_tokens: int) -> int:
-        """How many tokens beyond `computed_tokens` are promised; they are staged and cannot be lost any more."""
+        """How many tokens beyond `computed_tokens` are promised; they are staged and cannot be lost."""
         try:
             return self._match(request, computed_tokens)
         except ENGINE_FAILURES as error:
@@ -80,10 +81,10 @@ class SchedulerHalf:
         )
 
     def cancel(self, request: Any, start: int, end: int) -> None:
-        """The runtime will not take tokens `start` up to `end` of what was claimed of this request.
+        """The runtime rejects tokens `start` up to `end` of what was claimed of this request.
 
-        It has come by the first of them itself, or has no pages for the last; what is on the other side stays promised, and
-        blocks that are partly on it are loaded whole.
+        It has the first of them itself, or has no pages for the last. The others stay promised, and blocks that are partly
+        among them are loaded whole.
         """
         prompt = self._prompts.get(int(request.request_id))
         if prompt is None or self._claims is None or not prompt.claim.slots:
@@ -92,7 +93,7 @@ class SchedulerHalf:
         first, last = claim.first_chunk, claim.first_chunk + len(claim.slots)
         gone_from, gone_to = max(first, -(-start // block)), min(last, end // block)
         is_head = gone_from == first
-        # From the middle nothing is taken out: what is loaded beyond need is computed over, what is missing would be wrong.
+        # Nothing is removed from the middle: a block loaded without need is computed over, a missing one would be wrong.
         if gone_from >= gone_to or not (is_head or gone_to == last):
             return
         kept = claim.slots[gone_to - first :] if is_head else claim.slots[: gone_from - first]
@@ -100,7 +101,7 @@ class SchedulerHalf:
         prompt.claim = Claim(gone_to if is_head else first, kept) if kept else NO_CLAIM
 
     def reset(self, request: Any) -> None:
-        """The request's blocks are gone and it runs again from its start."""
+        """The request's blocks were freed and it runs again from its start."""
         prompt = self._prompts.get(int(request.request_id))
         if prompt is not None:
             self._give_up(prompt)
@@ -149,7 +150,8 @@ class SchedulerHalf:
         return claimed
 
     def _refuse(self, prompt: Prompt, refusal: str) -> None:
-        """Count a request that is left alone, and say once why; what is no prompt of anybody's is not worth a word."""
+        """Count a request that is neither loaded nor saved, and log once why; the engine's own dummy requests are not
+        logged."""
         self._counts["refused_requests"] += 1
         if prompt.is_prompt:
             self._refusals.count("engine" if self._settings.refusal else refusal)
@@ -203,7 +205,7 @@ class SchedulerHalf:
         prompt.claim = NO_CLAIM
 
     def _forget(self, request_id: int) -> None:
-        """Of a request that is looked up again, the blocks were taken away: its saves end before they are others'."""
+        """A request that is looked up again has lost its blocks: its saves end before the blocks are reused."""
         prompt = self._prompts.pop(request_id, None)
         if prompt is not None:
             self._give_up(prompt)
@@ -211,6 +213,6 @@ class SchedulerHalf:
                 self._dropped.append(request_id)
 
     def _make_room(self) -> None:
-        """Forget the oldest request where the runtime has ended ones without a word."""
+        """Drop the oldest request where the runtime has ended requests without a call."""
         if len(self._prompts) >= REQUESTS_MAX:
             self._forget(next(iter(self._prompts)))

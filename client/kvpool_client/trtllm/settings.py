@@ -1,4 +1,4 @@
-"""The configuration of the TensorRT-LLM connector: the environment, and what the engine's own arguments say.
+"""Settings of the TensorRT-LLM connector, from the environment and the engine's own arguments.
 
 The connector's configuration in TensorRT-LLM has no room for options, and of the environment only names that begin with
 TLLM or TRTLLM reach the processes of the ranks: hence TLLM_KVPOOL_…. Read once, checked whole; reads the files of the weights.
@@ -18,11 +18,11 @@ PREFIX = "TLLM_KVPOOL_"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`refusal` says why nothing is shared, if anything about the engine forbids it; empty otherwise.
+    """`refusal`: why nothing is shared with this engine; empty where it is.
 
     `timeout_s` bounds a round trip and `claim_timeout_s` all of one lookup, both on the executor's thread;
     `staging_bytes` is the memory in which claimed chunks wait for their ranks. `retention_s`: how long after its last use a
-    chunk is kept with the engine's priority, whose own duration the engine does not tell. `ranks` share a prompt's KV: under
+    chunk retains the engine's priority, whose own duration the engine does not pass on. `ranks` share a prompt's KV: under
     attention data parallelism every owner has a scheduler and all of its prompts' KV, and is one rank of one.
     """
 
@@ -100,9 +100,10 @@ def _number(text: str) -> float:
 
 
 def _revision(llm_args: Any, given: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """A digest of the weights and of what else changes their KV; or, where nothing tells the weights, why nothing is shared.
+    """A digest of the weights and of everything else that changes their KV; or, where the weights cannot be identified, why
+    nothing is shared.
 
-    `given`: the operator's word, which stands for the weights.
+    `given`: the operator's name for the weights.
     """
     name, asked = str(llm_args.model), str(getattr(llm_args, "revision", None) or "")
     try:
@@ -114,7 +115,7 @@ def _revision(llm_args: Any, given: str, environment: Mapping[str, str]) -> tupl
     return digest_of({"weights": weights, "kv_dtype": str(getattr(cache, "dtype", "auto")), **facts}), ""
 
 
-# What of the engine's arguments changes KV without changing weights or shapes.
+# The engine's arguments that change KV without changing weights or shapes.
 _MODEL_FIELDS = ("dtype", "quant_config", "model_kwargs")
 
 
@@ -124,7 +125,7 @@ def _refusal(llm_args: Any) -> str:
             instead = "set tensor_parallel_size instead"
             return f"{name} is {getattr(llm_args, name)}, expected 1: {instead}, or run without the connector"
     if getattr(llm_args, "speculative_config", None) is not None:
-        return "speculative_config is set and draft KV is not kept: remove it, or run without the connector"
+        return "speculative_config is set and draft KV is not stored: remove it, or run without the connector"
     if str(getattr(llm_args.kv_cache_config, "dtype", "auto")) in ("int8", "nvfp4"):
         dtype = llm_args.kv_cache_config.dtype
         return f"kv_cache_config.dtype is {dtype}, whose scales are beside the KV: set it to auto or fp8"

@@ -1,8 +1,8 @@
-"""Memory that the scheduler half makes and the ranks of one node map: the board of their words, and the staged chunks.
+"""Shared memory that the scheduler half makes and the ranks of one node map: the board and the staged chunks.
 
-The connector interface lets the scheduler speak to its workers and never hears back; the board is the way back. Each rank
-has a page of it that it alone writes: what KV it has, whether it has mapped the staged chunks, and the last load order that
-it has carried out. A rank that cannot open the memory (another node, another user) never says so, and nothing is claimed.
+The connector interface carries plans from the scheduler to its workers and nothing back; the board is the way back. Each rank
+has a page of it that it alone writes: what KV it has, whether it has mapped the staged chunks, and the last load order that it
+has carried out. A rank that cannot open the memory (another node, another user) never posts, and nothing is claimed.
 
     page of a rank:  u64 bytes of the geometry, written last │ u64 has mapped │ u64 last sequence done │ … geometry at 64
 
@@ -30,28 +30,28 @@ class Board:
 
     @classmethod
     def create(cls, ranks: int) -> "Board":
-        """The scheduler's."""
+        """The scheduler's board."""
         return cls(SharedBytes.create("kvpool-board", ranks * BOARD_PAGE_BYTES))
 
     @classmethod
     def attach(cls, path: str, ranks: int) -> "Board":
-        """A rank's. Raises OSError."""
+        """A rank's mapping of the board. Raises OSError."""
         return cls(SharedBytes.attach(path, ranks * BOARD_PAGE_BYTES))
 
     @property
     def path(self) -> str:
-        """What opens it elsewhere."""
+        """The path by which another process opens it."""
         return self._memory.path
 
     def post(self, rank: int, geometry: Geometry) -> None:
-        """Say what KV this rank has."""
+        """Post the geometry of this rank's KV."""
         page, data = self._page(rank), geometry.to_bytes()
         assert len(data) <= BOARD_PAGE_BYTES - _GEOMETRY_AT
         page[_GEOMETRY_AT : _GEOMETRY_AT + len(data)] = np.frombuffer(data, np.uint8)
         self._words(rank)[_LENGTH] = len(data)
 
     def geometry(self, ranks: Sequence[int]) -> Geometry | None:
-        """What all of the ranks have alike; None while one has not spoken, or speaks of other KV."""
+        """The geometry that all ranks have posted; None while one is missing or differs."""
         pages = []
         for rank in ranks:
             length = int(self._words(rank)[_LENGTH])
@@ -59,7 +59,7 @@ class Board:
         return Geometry.from_bytes(pages[0]) if pages[0] and len(set(pages)) == 1 else None
 
     def set_mapped(self, rank: int) -> None:
-        """Say that this rank has mapped the staged chunks."""
+        """Post that this rank has mapped the staged chunks."""
         self._words(rank)[_HAS_MAPPED] = 1
 
     def has_mapped(self, ranks: Sequence[int]) -> bool:
@@ -67,7 +67,7 @@ class Board:
         return all(self._words(rank)[_HAS_MAPPED] for rank in ranks)
 
     def set_done(self, rank: int, sequence: int) -> None:
-        """Say that this rank has carried out every load order up to `sequence`."""
+        """Post that this rank has carried out every load order up to `sequence`."""
         self._words(rank)[_DONE] = sequence
 
     def done(self, ranks: Sequence[int]) -> int:

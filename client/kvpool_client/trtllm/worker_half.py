@@ -1,9 +1,9 @@
 """A worker's half of the TensorRT-LLM connector: carries the step's plan out on one rank's KV.
 
 Loads copy staged chunks into the engine's blocks, layer by layer on a side stream; a layer's hook makes the forward's stream
-wait for its event. They read verified memory of the scheduler's and can fail only as any copy to the device can; that
-error alone is let through, because the engine would go on with wrong KV. Saves go straight from blocks to the pool, layer by
-layer behind the forward, and end in the background; a request's blocks are given back when its saves have ended.
+wait for its event. They read the scheduler's verified memory and can fail only as any copy to the device can; that error alone
+is raised, because the engine would continue with wrong KV. Saves go straight from blocks to the pool, layer by layer after the
+forward, and end in the background; a request's blocks are released when its saves have ended.
 
 The executor's thread of this rank only. Copies per byte: load, one to the device and one on it; save, see DeviceBlocks.
 """
@@ -79,15 +79,16 @@ class WorkerHalf:
         return f"<WorkerHalf rank {self._rank}, {self._cache!r}, {len(self._under_way)} requests saving>"
 
     def register(self, tensor: Any) -> None:
-        """Learn this rank's KV from the first cache manager's pool tensor; see `_register`."""
+        """Register this rank's KV from the first cache manager's pool tensor; see `_register`."""
         self._register(lambda: pages_of_tensor(tensor, self._settings.tokens_per_block, self._settings.format))
 
     def register_layout(self, layout: Any) -> None:
-        """Learn this rank's KV from the second cache manager's KvCacheLayout; see `_register`."""
+        """Register this rank's KV from the second cache manager's KvCacheLayout; see `_register`."""
         self._register(lambda: pages_of_layout(layout, self._settings.tokens_per_block, self._settings.format))
 
     def _register(self, describe: Callable[[], EnginePages]) -> None:
-        """Connect with what is described. A pool that cannot be kept leaves everything a miss, and one line says why."""
+        """Connect with this geometry. With a pool that cannot be stored everything stays a miss, and one log line has the
+        reason."""
         if self._settings.refusal:
             return
         try:
@@ -103,7 +104,7 @@ class WorkerHalf:
         self._geometry, self._layout, self._cache = pages.geometry, layout, cache
 
     def bind(self, plan: Plan | None) -> None:
-        """Take the step's plan; map what it names; end the saves of requests whose blocks are gone."""
+        """Take the step's plan; map what it names; end the saves of requests whose blocks were freed."""
         self._refusals.show()
         self._plan = plan
         if plan is None or self._geometry is None:
@@ -192,7 +193,7 @@ class WorkerHalf:
             self._staging.close()
 
     def _on_stream(self) -> Any:
-        """What is queued within waits for the forward's stream, on which the KV is written."""
+        """Within the context, queued work waits for the forward's stream, on which the KV is written."""
         if self._cache is None or not self._cache.device.startswith("cuda") or self._stream is None:
             return nullcontext()
         import torch  # optional heavy dependency: an engine with KV on a device has it loaded
@@ -212,7 +213,7 @@ class WorkerHalf:
             self._board.set_mapped(self._rank)
 
     def _load(self, orders: tuple[LoadOrder, ...]) -> None:
-        """Queue all layers; `_events[i]` stands behind layer i of every order."""
+        """Queue all layers; `_events[i]` is recorded after layer i of every order."""
         assert self._blocks is not None, "a claim was made before this rank had mapped the staging"
         assert self._layout is not None
         slots = [
@@ -233,7 +234,7 @@ class WorkerHalf:
         self._note_loaded()
 
     def _note_loaded(self) -> None:
-        """Say on the board that the staged chunks were read, once the last layer has arrived."""
+        """Post on the board that the staged chunks were read, once the last layer has arrived."""
         if self._loading and self._board is not None and (self._events[-1] is None or self._events[-1].query()):
             self._board.set_done(self._rank, self._loading)
             self._loading = 0
@@ -273,7 +274,7 @@ class WorkerHalf:
             return None
 
     def _go_on_saving(self) -> None:
-        """Note the saves that have ended, and begin those that waited for them: their layers were written long ago."""
+        """Collect the saves that have ended, and begin those that waited for them: their layers are written already."""
         for request_id in [request_id for request_id, save in self._under_way.items() if save.done()]:
             self._count(self._under_way.pop(request_id))
             order = self._waiting.pop(request_id, None)

@@ -1,4 +1,4 @@
-"""The adapter for vLLM: a KV connector (V1) that vLLM loads by configuration, with nothing patched.
+"""Adapter for vLLM: a KV connector (V1) that vLLM loads by configuration, with nothing patched.
 
     --kv-transfer-config '{"kv_connector": "KVPoolConnector", "kv_connector_module_path": "kvpool_client.vllm.connector",
                            "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'

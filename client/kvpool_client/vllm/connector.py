@@ -1,4 +1,4 @@
-"""KVPoolConnector: the class that vLLM loads, and nothing but the way from its calls to one of the two halves.
+"""KVPoolConnector: the class that vLLM loads. It passes vLLM's calls to one of the two halves and does nothing else.
 
 vLLM imports this module and takes the class by name. It has to derive from vLLM's base, so it is made at that moment
 (`__getattr__`): importing the module imports neither vLLM nor torch, and without vLLM only asking for the class fails. The
@@ -26,7 +26,7 @@ from kvpool_client.vllm.identity.engine_form import engine_form
 from kvpool_client.vllm.identity.engine_process import is_stepped_while_idle, worker_here
 from kvpool_client.vllm.identity.geometry import Geometry, Tensor, geometry_of, one_spec
 from kvpool_client.vllm.identity.identity import model_and_revision
-from kvpool_client.vllm.identity.placement import SEVERAL_NODES, node_name, strange_node
+from kvpool_client.vllm.identity.placement import SEVERAL_NODES, fault_of_node, node_name
 from kvpool_client.vllm.identity.role import Role
 from kvpool_client.vllm.plan import StepPlan, StepReport
 from kvpool_client.vllm.prometheus import MakeMetric, PrometheusCounters
@@ -50,10 +50,10 @@ from kvpool_client.vllm.worker.worker import WorkerHalf
 
 Answer = TypeVar("Answer")
 
-# Under vLLM's own name, because vLLM sets up logging for that alone.
+# A child of vLLM's logger, because vLLM configures no other.
 LOG = logging.getLogger("vllm.kvpool")
 
-# Time spent inside the connector is told with whatever else there is, or when it is so much: vLLM works on what it is told.
+# Time spent inside the connector is reported with other numbers, or alone above this: each report costs vLLM time.
 REPORT_NS = NS_PER_S // 10
 
 # vLLM's names for where hits come from, by tier.
@@ -79,7 +79,7 @@ def connector_class() -> type:
 
 
 class ConnectorCalls:
-    """vLLM's calls, each handed to the half that this object is; without a pool each has the answer of an empty one."""
+    """vLLM's calls, each handed to the half that this object is; without a pool each answers as an empty pool does."""
 
     def __init__(self, vllm_config: EngineConfig, role: Enum, kv_cache_config: CacheConfig) -> None:
         """Raises ConfigError for `kvpool.*` keys that are wrong; an engine that kvpool cannot serve runs without it."""
@@ -104,13 +104,13 @@ class ConnectorCalls:
             self._refused.add(f"refusals_{code_of(error)}")
             one_child.release(self)
             if role.name == "WORKER":
-                # The scheduler's half may plan all the same, and vLLM would wait for what it has planned.
-                self._worker = AbsentWorker(str(error))
+                # The scheduler's half may still plan, and vLLM would wait for what it has planned.
+                self._worker = AbsentWorker(str(error), getattr(vllm_config.parallel_config, "rank", 0))
 
     def _say_refusal(self, error: Exception, role: str) -> None:
         if code_of(error) != one_child.CODE:
             self._guard.warn_once("the engine runs without a pool", str(error))
-        elif role == "SCHEDULER":  # its workers are refused alike, and the first connector has the pool
+        elif role == "SCHEDULER":  # its workers are refused too, and the first connector has the pool
             self._guard.warn_once("a second connector of kvpool's does nothing", str(error))
 
     def _make_half(self, config: EngineConfig, role: str, caches: CacheConfig) -> None:
@@ -119,7 +119,7 @@ class ConnectorCalls:
         one_child.claim(self, getattr(transfer, "engine_id", None), role, getattr(config.parallel_config, "rank", 0))
         settings, reason = served_loads(self._settings, config)
         if reason:
-            guard.warn_once("kvpool.load is 'sync', and loads run between steps ('async') all the same", reason)
+            guard.warn_once("kvpool.load is 'sync', and loads run between steps ('async') nevertheless", reason)
         groups = caches.kv_cache_groups
         spec = one_spec(groups[0].kv_cache_spec) if groups else None
         chunk_tokens = settings.chunk_tokens_for(spec.block_size if spec is not None else 1)
@@ -138,15 +138,15 @@ class ConnectorCalls:
         self._worker = WorkerHalf(lambda: self._connect(shard), geometry, settings, guard, rank=rank)
 
     def _check_node(self, scheduler: str) -> None:
-        """A rank on another node than its scheduler cannot claim what that was promised: it ends its orders, and says so."""
-        reason = strange_node(self._rank, node_name(), scheduler)
+        """A rank on another node than its scheduler cannot claim the scheduler's leases: it ends its orders and logs why."""
+        reason = fault_of_node(self._rank, node_name(), scheduler)
         if reason and isinstance(self._worker, WorkerHalf):
             self._worker.close()
-            self._worker = AbsentWorker(reason)
+            self._worker = AbsentWorker(reason, self._rank)
             self._refused.add(f"refusals_{SEVERAL_NODES}")
 
     def _make_feed(self, geometry: Geometry) -> EventFeed:
-        """With a connection of its own, so that no answer of a megabyte comes before a lookup's."""
+        """The event feed, with a connection of its own, so that no answer of a megabyte delays a lookup's."""
         from vllm.distributed import kv_events  # the engine that asks for it
 
         def make(name: str, fields: Mapping[str, object]) -> object:
@@ -160,7 +160,9 @@ class ConnectorCalls:
     def _publishes_events(self, config: EngineConfig) -> bool:
         is_on = bool(getattr(getattr(config, "kv_events_config", None), "enable_kv_cache_events", False))
         if not is_on:
-            self._guard.warn_once("kvpool.events is on and vLLM's KV events are not", "the pool's are told to nobody")
+            self._guard.warn_once(
+                "kvpool.events is on and vLLM's KV events are not", "the pool's are published to nobody"
+            )
         return is_on
 
     @property
@@ -169,7 +171,7 @@ class ConnectorCalls:
 
     def _connect(self, layout: Layout) -> Pool:
         settings = self._settings
-        return connect(
+        pool = connect(
             settings.socket,
             model=self._model,
             revision=self._revision,
@@ -177,6 +179,10 @@ class ConnectorCalls:
             timeout_s=settings.timeout_s,
             copy_threads=settings.copy_threads,
         )
+        if not pool.connected:
+            what = f"no daemon answers at kvpool.socket, {settings.socket}: {pool.stats()['last_error']}"
+            self._guard.warn_once("nothing is loaded or saved until a daemon answers", what)
+        return pool
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -190,7 +196,7 @@ class ConnectorCalls:
 
     @classmethod
     def build_kv_connector_stats(cls, data: Mapping[str, Number] | None = None) -> KVPoolStats:
-        """Numbers that have travelled, as numbers again."""
+        """Statistics from their serialized form."""
         return KVPoolStats(data)
 
     @classmethod
@@ -234,7 +240,7 @@ class ConnectorCalls:
         return self._of_scheduler("lookup", nothing, lambda half: half.matched_tokens(request, num_computed_tokens))
 
     def get_external_cache_hit_sources(self, request: EngineRequest, num_external_tokens: int) -> dict[object, int]:
-        """The tokens of the last load by vLLM's names of the tiers; what is not accounted for has none."""
+        """The tokens of the last load by vLLM's names of the tiers."""
         from vllm.v1.metrics.cache_hit_source import CacheHitSource  # the engine that asks for it
 
         none: dict[str, int] = {}
@@ -257,7 +263,8 @@ class ConnectorCalls:
         self._of_scheduler("end of a step", None, lambda half: half.ended(connector_output))
 
     def request_finished(self, request: EngineRequest, block_ids: object) -> tuple[bool, dict[str, object] | None]:  # noqa: ARG002 - vLLM's interface
-        """The blocks may be freed at once: what a save still reads has a reference of its own. What is answered to wishes."""
+        """The blocks may be freed at once: a save holds references to the blocks that it reads. Returns the answer to the
+        request's hints."""
         return False, self._of_scheduler("end of a request", None, lambda half: half.finished(request))
 
     def request_finished_all_groups(
@@ -272,36 +279,39 @@ class ConnectorCalls:
         return self._of_scheduler("events", nothing, lambda half: half.take_events())
 
     def reset_cache(self) -> bool:
-        """Find nothing any more of what was stored before, and drop it for all where that was asked for (`kvpool.reset`)."""
+        """Find no chunk that was stored before, and drop the model's chunks for all engines where `kvpool.reset` asks for
+        it."""
         if self._scheduler is None:
             return True
         is_new = self._of_scheduler("new weights", False, lambda half: half.renew())
-        is_kept = self._settings.reset != "node"
-        if not is_kept and not self._guard.call("reset", False, lambda: flush_model(self._settings, self._name)):
-            remedy = f"this engine finds none of them, others do: kvpoolctl flush --model {self._name}"
-            self._guard.warn_once("chunks of the model are left in the pool, though kvpool.reset is 'node'", remedy)
+        if self._settings.reset == "node":
+            failure = self._guard.call("reset", "see above", lambda: flush_model(self._settings, self._name))
+            remedy = f"this engine finds none of them, other engines do: kvpoolctl flush --model {self._name}"
+            if failure:
+                event = "chunks of the model are left in the pool, though kvpool.reset is 'node'"
+                self._guard.warn_once(event, f"{failure}; {remedy}")
         return is_new
 
     # --- the worker's side ---
 
     @property
     def has_worker(self) -> bool:
-        """Whether this is the half of a worker that keeps KV."""
+        """Whether this is the half of a worker that has KV."""
         return isinstance(self._worker, WorkerHalf)
 
     def drain_saves(self, timeout_s: float) -> Mapping[int, int]:
-        """See WorkerHalf.drain. No call of vLLM's: the scheduler's half makes it where both are in one process."""
+        """See WorkerHalf.drain. Not called by vLLM, but by the scheduler's half where both are in one process."""
         none: dict[int, int] = {}
         return self._of_worker("ending saves", none, lambda half: half.drain(timeout_s))
 
     def register_kv_caches(self, kv_caches: Mapping[str, Tensor]) -> None:
         """See WorkerHalf.register."""
-        is_told = self._of_worker("registering KV caches", False, lambda half: half.register(kv_caches))
-        if self._worker is not None and not is_told:
+        is_registered = self._of_worker("registering KV caches", False, lambda half: half.register(kv_caches))
+        if self._worker is not None and not is_registered:
             self._refused.add(f"refusals_{OTHER}")
 
     def handle_preemptions(self, kv_connector_metadata: object) -> None:  # noqa: ARG002 - vLLM's interface
-        """Blocks are about to be written by others: nothing of the step before reads them."""
+        """Other requests are about to write to blocks: no copy of the step before may read them."""
         if not self._is_quiet:
             self._of_worker("preemption", None, lambda half: half.drop_saves())
 
@@ -336,7 +346,7 @@ class ConnectorCalls:
             self._of_worker("end of a forward pass", None, lambda half: half.end_forward())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:  # noqa: ARG002 - vLLM's interface
-        """No request waits for its saves; loads that have ended since the last time."""
+        """Loads that have ended since the last call; no request waits for its saves."""
         if self._is_quiet:
             return None, None
         nobody: set[str] = set()
@@ -348,7 +358,7 @@ class ConnectorCalls:
         return none if self._is_quiet else self._of_worker("load errors", none, lambda half: half.take_bad_blocks())
 
     def build_connector_worker_meta(self) -> StepReport | None:
-        """What the scheduler's half has to know of the step."""
+        """The report of the step for the scheduler's half."""
         if self._is_quiet and self._worker is not None:
             return self._worker.report()
         return self._of_worker("report", None, lambda half: half.report())
@@ -356,7 +366,7 @@ class ConnectorCalls:
     # --- both ---
 
     def get_kv_connector_stats(self) -> KVPoolStats | None:
-        """What was counted since the last time."""
+        """Counts since the last call."""
         half, refused = self._scheduler or self._worker, self._refused.take()
         if half is None or not (half.tally.has_news or self._inside_ns >= REPORT_NS):
             return refused

@@ -1,11 +1,11 @@
-"""The pool's chunks as events in vLLM's own stream.
+"""Event feed: the pool's chunks as events in vLLM's own stream.
 
     daemon's log ──a thread asks──► cut into batches ──`take`, one a step──► vLLM's publisher
-       a gap ──► AllBlocksCleared (if anything was told before), then everything that is stored, parents before children
+       a gap ──► AllBlocksCleared (if anything was published before), then all stored chunks, parents before children
 
-The scheduler takes what lies ready and waits for nothing. At most BATCHES_MAX lie ready: then the thread reads no further, and
-an engine that stands still meets a gap at last. Blocks are the engine's, named as the daemon's own publisher names them
-(`event_frames`). Invariant: whoever adds up all batches has what the pool had at the last one.
+The scheduler takes what is ready and never waits. At most BATCHES_MAX batches are ready: then the thread stops reading, and an
+engine that is idle for long gets a gap. Blocks are the engine's, named as the daemon's own publisher names them
+(`event_frames`). Invariant: a reader that applies all batches has the pool's state at the last one.
 
 The reading thread, but for `take` and `stop`.
 """
@@ -24,18 +24,19 @@ from kvpool_client.engines.failure_guard import FailureGuard
 from kvpool_client.events import BEGINNING, EventMark
 from kvpool_client.pool import Pool
 
-# A batch is 64 KiB at most (`event_frames`): 4 MiB lie ready, and then the daemon's log has to do.
+# A batch is 64 KiB at most (`event_frames`): up to 4 MiB are ready here, the rest waits in the daemon's log.
 BATCHES_MAX = 64
-# How long after the last news the daemon is asked again. A router that hears this much later is none the worse (guess).
+# Polling interval after the last new event: this delay does not matter to a router (guess).
 POLL_S = 0.1
-# And how long after everything was to be told anew and could not be: a snapshot is work for the daemon (guess).
+# Pause after a failed snapshot, which is work for the daemon (guess).
 RETRY_S = 1.0
-# The thread looks up between pages: a page's round trip may still be out, and an engine that ends does not wait for a daemon.
+# The thread checks for the stop between pages: a page's round trip may still be running, and an engine that ends does not wait
+# for a daemon.
 STOP_TIMEOUT_S = 2.0
 # Chunks of a snapshot that wait for their parents.
 ORPHANS_MAX = 1 << 16
 
-# Makes the engine's own event of a name and its fields.
+# Builds the engine's own event from a name and its fields.
 MakeEvent = Callable[[str, Mapping[str, object]], object]
 
 
@@ -69,7 +70,7 @@ class EventFeed:
             return self._ready.popleft()
 
     def stop(self) -> None:
-        """End the thread, which closes the Pool. Waits for at most STOP_TIMEOUT_S; a call that is out ends at its own."""
+        """End the thread, which closes the Pool. Waits for at most STOP_TIMEOUT_S; a running call ends on its own."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
@@ -84,21 +85,21 @@ class EventFeed:
     def _follow(self) -> None:
         while not self._is_stopping:
             has_backlog = self._guard.call("reading events", None, self._turn)
-            # What was told of a turn that failed is not known: everything is told anew.
+            # It is unknown which events of a failed turn were published: everything is published again.
             self._is_lost = self._is_lost or has_backlog is None
             pause_s = RETRY_S if self._is_lost else 0.0 if has_backlog else POLL_S
             with self._changed:
                 self._changed.wait_for(lambda: self._is_stopping, pause_s)
 
     def _turn(self) -> bool:
-        """Tell some of what is new; whether there may be more."""
+        """Publish some new events; whether there may be more."""
         if self._is_lost or not self._read():
             self._is_lost = not self._queue_snapshot()
             return not self._is_lost
         return self._queue_unread(self._mark)
 
     def _read(self) -> bool:
-        """Take in some events; False where some are lost."""
+        """Read some events; False where some are lost."""
         batch = self._pool.events(self._mark)
         if batch.is_gap:
             return False
@@ -108,7 +109,7 @@ class EventFeed:
         return True
 
     def _queue_unread(self, up_to: EventMark, order: SnapshotOrder | None = None) -> bool:
-        """Tell the events that were read, up to a mark; whether there were any."""
+        """Publish the events that were read, up to a mark; whether there were any."""
         events = []
         while self._unread and self._unread[0].id <= up_to.last:
             events.append(self._unread.popleft())
@@ -118,7 +119,7 @@ class EventFeed:
         return bool(events)
 
     def _queue_snapshot(self) -> bool:
-        """Tell everything anew. False where that came to no end: the daemon went away, or its log was overtaken."""
+        """Publish a snapshot. False where it is incomplete: the daemon went away, or the log was overrun."""
         self._unread.clear()
         self._names = {}
         if self._has_published:
@@ -136,12 +137,12 @@ class EventFeed:
                     return False
                 self._queue_chunks(order.admit(part.chunks))
         except KVPoolError:
-            return False  # the Pool has counted it, and looks for the daemon
+            return False  # the Pool has counted it, and reconnects
         self._queue_chunks(order.rest())
         return not is_first
 
     def _catch_up(self, mark: EventMark, order: SnapshotOrder) -> bool:
-        """Tell what has happened up to the mark of a part, and nothing behind it: the part would contradict it."""
+        """Publish events up to the mark of a part, and none after it: the part would contradict them."""
         while self._mark.last < mark.last:
             before = self._mark
             if not self._read() or self._mark == before or self._is_stopping:
@@ -161,7 +162,7 @@ class EventFeed:
         return self._names[namespace][1]
 
     def _queue_events(self, events: Iterable[WireEvent]) -> None:
-        """Lay ready what is told, batch by batch, each when there is room."""
+        """Queue events for the scheduler, batch by batch, each when there is room."""
         for batch in batches([("", list(events))]):
             made = [self._made(event) for event in batch.events]
             with self._changed:

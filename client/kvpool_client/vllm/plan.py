@@ -1,7 +1,7 @@
 """Plan and report: what crosses between the two halves, to the workers before each step and back after it.
 
-vLLM carries both between processes, so they are plain records of plain values. Invariant: a plan says everything a worker
-needs for its step; a worker keeps of earlier plans only what it has under way. Immutable; any thread.
+vLLM carries both between processes, so they are plain records of plain values. Invariant: a plan has everything a worker needs
+for its step; of earlier plans a worker retains only running orders. Immutable; any thread.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class SaveRetention:
-    """What chunks are kept with: the prompt's by `ranges`, what is decoded behind `prompt_tokens` with `decode_priority`."""
+    """Retention of a save: the prompt's chunks by `ranges`, chunks decoded after `prompt_tokens` with `decode_priority`."""
 
     ranges: tuple[TokenRange, ...]
     prompt_tokens: int
@@ -41,8 +41,8 @@ class SaveOrder:
     """Save chunks `first_chunk` on, which are whole when this step's forward pass has run.
 
     `hashes`: the engine's hash for each chunk from the root of the prompt on; `block_ids`: the blocks of the saved ones.
-    `tokens`: the token ids of the saved ones, i32, or none where their KV depends on more than those. `lora_name`: what
-    events call the adapter. `retention`: what the request asks for, if anything. `pin`: the number under which their blocks
+    `tokens`: the token ids of the saved ones, i32, or none where their KV depends on more than those. `lora_name`: the
+    adapter's name in events. `retention`: what the request asks for, if anything. `pin`: the number under which their blocks
     are held until every rank has reported that it has ended; 0: they are read by no rank after the step.
     """
 
@@ -60,11 +60,11 @@ class SaveOrder:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: what to load, what to save, which loads nobody waits for any more.
+    """Plan of one step: what to load, what to save, which loads are cancelled.
 
     `acknowledged`: the last step of which the scheduler knows that a load failed in it. What a worker computes between a
-    failure and its acknowledgement may rest on KV that never came, and is not saved. `is_idle`: the step computes nothing.
-    `node`: where the scheduler runs. `board`: where save threads say what they read (see `save_board`), if anywhere.
+    failure and its acknowledgement may depend on KV that never came, and is not saved. `is_idle`: the step computes nothing.
+    `node`: where the scheduler runs. `board`: where save threads post what they read (see `save_board`), if anywhere.
     """
 
     step: int
@@ -85,8 +85,8 @@ NO_PLAN = StepPlan(0)
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """What became of a load on one rank. `wanted` and `chunks` count from the root; `seconds`: what it kept
-    its thread for: claiming, and waiting for bytes."""
+    """Outcome of a load on one rank. `wanted` and `chunks` count from the root; `seconds`: time on its thread, for claiming and
+    for waiting for bytes."""
 
     wanted: int
     chunks: int
@@ -102,7 +102,7 @@ class LoadOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a worker says after a step. `failed_step`: the last step in which a load failed; `off`: why it has no pool.
+    """Report of a worker after a step. `failed_step`: the last step in which a load failed; `off`: why it has no pool.
 
     `ended_saves`: how many ranks have ended a pinned save, by its number. `unsaved`: the first chunk of a request that was not
     saved because another save was just writing it.
@@ -116,7 +116,7 @@ class StepReport:
     unsaved: dict[str, int] = field(default_factory=dict)
 
     def aggregate(self, other: "StepReport") -> "StepReport":
-        """The report of two ranks: of each load the one that came shorter, then the slower one; ended saves are counted."""
+        """The combined report of two ranks: of each load the shorter one, then the slower one; ended saves are counted."""
         loads = dict(self.loads)
         for request_id, outcome in other.loads.items():
             known = loads.get(request_id)

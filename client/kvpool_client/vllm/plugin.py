@@ -1,4 +1,4 @@
-"""The connector under its name in vLLM's own registry, in every process of vLLM.
+"""Plugin that registers the connector's name in vLLM's own registry, in every process of vLLM.
 
 vLLM calls `register` through the entry point `kvpool` of the group `vllm.general_plugins`: then `kv_connector: KVPoolConnector`
 is enough, without a module path. A MultiConnector needs the name: it looks its children's classes up by it when it adds their
@@ -14,7 +14,7 @@ MODULE = "kvpool_client.vllm.connector"
 
 
 def register() -> None:
-    """Tell vLLM where the class is; it is made when somebody asks for it. Imports vLLM."""
+    """Register the class's module with vLLM; the class is made when vLLM requests it. Imports vLLM."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # the engine that asks for it
 
     with contextlib.suppress(ValueError):  # the name is registered

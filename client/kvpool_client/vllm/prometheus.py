@@ -1,9 +1,8 @@
-"""The connector's counters for Prometheus, beside vLLM's own on its `/metrics`.
+"""Prometheus counters of the connector, beside vLLM's own on its `/metrics`.
 
-vLLM gathers what the halves counted (see `statistics`) and hands over each interval's numbers; here they are added to counters
+vLLM gathers the counts of both halves (see `statistics`) and passes on each interval's numbers; here they are added to counters
 that vLLM's front end has made. Names that differ in a tier or a reason alone share a counter and have a label for it.
-Invariant: a number is added to one counter at most; what was counted by tier is not there as a sum too. The front end's
-thread.
+Invariant: a number is added to one counter at most; what is counted by tier has no sum of its own. The front end's thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +29,12 @@ MakeMetric = Callable[..., Counter]
 FAMILIES = (
     ("hit_tokens", "tier", "Tokens that vLLM took from the pool instead of computing them, by the tier they were in"),
     ("declined_tokens", "reason", "Tokens that the pool had and that were not taken, by reason"),
-    ("declined_chunks", "reason", "Chunks that the pool did not keep, by its reason"),
+    ("declined_chunks", "reason", "Chunks that the pool declined to store, by reason"),
     ("failed_loads", "reason", "Requests that had to compute what they were to load, by reason"),
     ("short_loads", "reason", "Loads of a rank that did not bring every chunk, by reason"),
     ("refusals", "reason", "Processes of vLLM that run without a pool, by what is not served"),
-    ("waits_for", "whom", "Requests held back for a moment, by what for"),
-    ("wishes", "outcome", "What requests wished of their chunks in kv_transfer_params, by what became of it"),
+    ("waits_for", "whom", "Requests held back for a moment, by what they waited for"),
+    ("wishes", "outcome", "Hints of requests in kv_transfer_params, by outcome"),
 )
 COUNTERS = {
     "lookups": "Prompts that were looked up",
@@ -46,10 +45,10 @@ COUNTERS = {
     "present_chunks": "Chunks that need not be stored because the pool has them",
     "dropped_saves": "Saves that were given up",
     "clipped_chunks": "Saved chunks that stay at the default priority because the share above it is full",
-    "retained_chunks": "Stored chunks that are kept as a later request wished",
-    "announced_chunks": "Chunks of requests that wait, announced and in DRAM or to come there",
+    "retained_chunks": "Stored chunks whose retention a later request has set",
+    "announced_chunks": "Chunks of waiting requests that were announced and are in DRAM or are promoted to it",
     "dropped_errands": "Hints and announcements that were not sent because too many waited",
-    "engine_seconds": "Time that vLLM spent inside the connector",
+    "engine_seconds": "Time that vLLM spent in the connector",
 }
 # The sum of its family, which has it by tier.
 SUMS = {"hit_tokens"}

@@ -1,13 +1,15 @@
-"""Board of the ranks' save threads: says between steps whether any of them reads blocks, and from when on none will.
+"""Save board: shared memory that shows between steps whether a save thread of any rank reads blocks, and from when on none
+will.
 
-vLLM forgets its prefixes only while nobody holds a block, and asks for that between steps, when no report comes from the
+vLLM resets its prefix cache only while nobody holds a block, and asks for that between steps, when no report comes from the
 workers. So the scheduler's half takes back all pins up to one, and waits until no thread of any rank reads.
 
     page of a rank:  u64 has attached │ u64 threads that read │ u64 pins taken back, up to this one (the scheduler's)
 
-A thread first says that it reads and then looks whether its pin was taken back; the scheduler's half first takes back, waits
-for longer than a store takes to be seen, and then looks who reads. So whoever is not seen reading sees that its pin is gone.
-Invariant: after `take_back` has answered True no block of those pins is read any more. Threads: the first two words are the
+A thread first posts that it reads and then checks whether its pin was taken back. The scheduler's half first takes pins back,
+waits for longer than a store takes to become visible, and then checks who reads. So a thread that is not seen reading sees that
+its pin was taken back.
+Invariant: after `take_back` has returned True, nothing reads a block of those pins. Threads: the first two words are the
 rank's, its save threads take turns; the third the scheduler's.
 """
 
@@ -22,7 +24,7 @@ from kvpool.clock import Clock, Deadline
 from kvpool_client.engines.shared_bytes import SharedBytes
 
 PAGE_BYTES = 4096
-# Far longer than a store waits in a processor before others see it.
+# Far longer than a store takes to become visible to other processors.
 LOOK_S = 0.001
 _HAS_ATTACHED, _READING, _TAKEN_BACK = range(3)
 
@@ -41,9 +43,9 @@ class SaveBoard:
         return self._memory.path
 
     def take_back(self, pin: int, timeout_s: float, clock: Clock) -> bool:
-        """Have nobody begin to read for pins up to this one; whether within the time nobody reads any more.
+        """Stop new reads for pins up to this one; whether all running reads ended within the time.
 
-        False at once where a rank has not attached: nothing is known of it.
+        False at once where a rank has not attached: its state is unknown.
         """
         if not self._words[:, _HAS_ATTACHED].all():
             return False
@@ -62,7 +64,7 @@ class SaveBoard:
 
 
 class RankSaves:
-    """A rank's side. Without `attach` it says nothing to anybody."""
+    """A rank's side. Without `attach` it posts nothing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,18 +74,18 @@ class RankSaves:
 
     @property
     def has_attached(self) -> bool:
-        """Whether the scheduler's half hears of this rank."""
+        """Whether the scheduler's half sees this rank."""
         return self._page is not None
 
     def attach(self, path: str, rank: int) -> None:
-        """Say it there from now on. Raises OSError. Requires: no thread reads."""
+        """Post there from now on. Raises OSError. Requires: no thread reads."""
         self._memory = SharedBytes.attach(path, (rank + 1) * PAGE_BYTES)
         self._page = _words(self._memory, rank + 1)[rank]
         self._page[_HAS_ATTACHED] = 1
 
     @contextmanager
     def reading(self, pin: int) -> Iterator[bool]:
-        """Within the context blocks of this pin may be read, where it is True: they were not taken back."""
+        """Within the context, True: blocks of this pin may be read, because it was not taken back."""
         self._count(1)
         try:
             yield self._page is None or int(self._page[_TAKEN_BACK]) < pin

@@ -1,9 +1,10 @@
-"""The `kvpool.*` keys of vLLM's `kv_connector_extra_config`.
+"""Settings of the vLLM connector: the `kvpool.*` keys of `kv_connector_extra_config`.
 
 A wrong value refuses the engine's start and names the key, the value and what was expected, all faults at once: that is
 the one moment at which raising is right. Immutable; any thread.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -27,12 +28,12 @@ class Settings:
     block. `timeout_s`: one round trip, and a load's or save's longest time without progress. `wait_s`: how long a request
     may be held back: half for an answer that is late, half for chunks that another engine is just saving. `load`: "async" or
     "sync". `always_load`: take a hit even where computing is quicker. `copy_threads`: native threads that copy for a
-    worker. `load_threads`: asynchronous loads under way at once. `announce`: tell the daemon of requests that wait, so that
-    what they need comes up to DRAM meanwhile. `model`: the operator's name for the model; where neither a directory nor a
-    commit tells its weights from others, this alone does. `save`: "prompt", or "all" with what is generated; a request may say
-    otherwise. `save_after`: store a chunk when so many requests have had it. `events`: tell what the pool has and loses in
-    vLLM's own stream of KV events. `reset`: what vLLM's reset of the cache forgets: "engine": for itself alone, "node": the
-    model's chunks, for all.
+    worker. `load_threads`: asynchronous loads under way at once. `announce`: report waiting requests to the daemon, so that
+    their chunks are promoted to DRAM meanwhile. `model`: the operator's name for the model; where neither a directory nor a
+    commit identifies the weights, this name alone does. `save`: "prompt", or "all" with what is generated; a request may choose
+    otherwise. `save_after`: store a chunk when so many requests have had it. `events`: publish the pool's chunks in vLLM's own
+    stream of KV events. `reset`: the scope of vLLM's reset of the cache: "engine": for itself alone, "node": the model's
+    chunks, for all.
     """
 
     socket: str = SERVICE_SOCKET
@@ -84,26 +85,33 @@ class Settings:
 
 
 def _fault(name: str, value: object) -> str:
-    said = f"{PREFIX}{name} is {value!r}, expected "
+    text = f"{PREFIX}{name} is {value!r}, expected "
     if name == "socket":
-        return "" if isinstance(value, str) and value else said + "a path"
+        return "" if isinstance(value, str) and _is_path(value) else text + "a path"
     if name == "model":
         is_name = isinstance(value, str) and value.isprintable() and 0 < len(value.encode()) <= MODEL_BYTES_MAX
-        return "" if is_name else said + f"a name of 1 to {MODEL_BYTES_MAX} bytes"
+        return "" if is_name else text + f"a name of 1 to {MODEL_BYTES_MAX} bytes"
     if name == "reset":
-        return "" if value in ("engine", "node") else said + "'engine' or 'node'"
+        return "" if value in ("engine", "node") else text + "'engine' or 'node'"
     if name == "load":
-        return "" if value in ("async", "sync") else said + "'async' or 'sync'"
+        return "" if value in ("async", "sync") else text + "'async' or 'sync'"
     if name == "save":
-        return "" if value in ("prompt", "all") else said + "'prompt' or 'all'"
+        return "" if value in ("prompt", "all") else text + "'prompt' or 'all'"
     if name in ("always_load", "announce", "events"):
-        return "" if isinstance(value, bool) else said + "true or false"
+        return "" if isinstance(value, bool) else text + "true or false"
     if name in ("timeout_s", "wait_s"):
         lowest_is_in = name == "wait_s"
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         is_right = is_number and (0 < value <= SECONDS_MAX or (lowest_is_in and value == 0))  # type: ignore[operator]  # a number
-        return "" if is_right else said + f"seconds above 0 and at most {SECONDS_MAX:.0f}"
+        return "" if is_right else text + f"seconds above 0 and at most {SECONDS_MAX:.0f}"
     most = {"chunk_tokens": 1 << 20, "save_after": SIGHTINGS_WANTED_MAX}.get(name, THREADS_MAX)
     least = 0 if name == "chunk_tokens" else 1
     is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-    return "" if is_count else said + f"an integer {least}..{most}"
+    return "" if is_count else text + f"an integer {least}..{most}"
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return bool(text) and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False

@@ -1,6 +1,6 @@
-"""Counts of one half of the connector, in the form that vLLM gathers, adds up and logs.
+"""Statistics of one half of the connector, in the form that vLLM gathers, adds up and logs.
 
-Plain numbers by name, added by name; what is gathered between two steps travels once. One thread for each half.
+Plain numbers by name, added by name; the counts between two steps travel once. One thread for each half.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,15 +24,15 @@ class KVPoolStats:
             self.data[name] = self.data.get(name, 0) + amount
 
     def to_dict(self) -> dict[str, Number]:
-        """The numbers, as they travel."""
+        """The numbers, in their serialized form."""
         return self.data
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Set every number to 0."""
         self.data = {}
 
     def aggregate(self, other: "KVPoolStats") -> "KVPoolStats":
-        """Both together."""
+        """The sums of both."""
         for name, amount in other.data.items():
             self.add(name, amount)
         return self
@@ -78,7 +78,7 @@ def by_level(prefix: str, levels: bytes, tokens: int) -> Iterator[tuple[str, int
 
 
 def sources_of(tiers: bytes, tokens: int, skipped: int, chunk_tokens: int) -> dict[str, int]:
-    """How many of the `tokens` behind the first chunk's `skipped` ones come from each tier."""
+    """How many of the `tokens` after the first chunk's `skipped` ones come from each tier."""
     sources: dict[str, int] = {}
     begin = skipped
     for level in tiers:

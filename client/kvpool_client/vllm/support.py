@@ -2,8 +2,8 @@
 
     python -m kvpool_client.vllm.support docs/engines.md
 
-writes the page's part anew. Invariant: what is not served has a code, which the engine's metrics count it by, and a remedy,
-which the log says with it. Any thread.
+rewrites the page's part. Invariant: what is not served has a code, which the engine's metrics count it by, and a remedy, which
+is logged with it. Any thread.
 """
 
 import sys
@@ -20,7 +20,7 @@ class Entry:
     """One row. `code` and `remedy` where it is not served."""
 
     feature: str
-    said: str
+    text: str
     code: str = ""
     remedy: str = ""
 
@@ -29,7 +29,7 @@ TABLE = (
     Entry(
         "tensor parallel", "yes, on one node: each rank stores its shard, a prefix counts as far as every rank has it"
     ),
-    Entry("KV that several ranks hold alike (MLA; fewer KV heads than ranks)", "yes, stored once"),
+    Entry("KV that several ranks hold identically (MLA; fewer KV heads than ranks)", "yes, stored once"),
     Entry(
         "pipeline parallel",
         "yes, on one node: each rank of each stage stores its layers, a prefix counts as far as every rank of every stage "
@@ -71,12 +71,12 @@ TABLE = (
     Entry("tenants (`cache_salt`)", "yes, apart by construction"),
     Entry(
         "LoRA",
-        "yes, told by name, path, weights and configuration; chunks of an adapter whose files cannot be seen (a name on the "
+        "yes, identified by name, path, weights and configuration; chunks of an adapter without files here (a name on the "
         "Hub) are this start's alone",
     ),
     Entry("multimodal", "by vLLM's block hashes; not tested"),
     Entry(
-        "weights that neither a directory, nor a commit of the Hub, nor `kvpool.model` tells from others",
+        "weights that neither a directory, nor a commit of the Hub, nor `kvpool.model` identifies",
         "no",
         "unknown_weights",
         "set kvpool.model to a name that changes whenever the weights do",
@@ -128,7 +128,7 @@ TABLE = (
     Entry("chunked prefill, preemption, abort", "yes"),
     Entry("CUDA graphs", "yes; `kvpool.load: sync` asks vLLM for piecewise graphs"),
     Entry("V2 model runner, asynchronous scheduling", "yes; `kvpool.load: sync` becomes `async` there"),
-    Entry("prefix caching of vLLM's own", "yes, blocks that it holds are left alone"),
+    Entry("prefix caching of vLLM's own", "yes, blocks that it holds are not loaded again"),
     Entry(
         "retention, hints, announcements",
         "yes, in `kv_transfer_params` ([Retention and hints](engines/vllm.md#retention-and-hints))",
@@ -151,13 +151,13 @@ class Unserved(LayoutMismatch):
     """An engine that is not served. `code` is the table's."""
 
     def __init__(self, code: str, cause: str, remedy: str = "") -> None:
-        """`remedy` in place of the table's, where more is known of the engine at hand."""
+        """`remedy` replaces the table's, where more is known of this engine."""
         super().__init__(f"{cause}: {remedy or REMEDIES[code]}")
         self.code = code
 
 
 def code_of(error: Exception) -> str:
-    """What an error that keeps an engine from its pool is counted by."""
+    """The code under which an error that keeps an engine from its pool is counted."""
     return error.code if isinstance(error, Unserved) else OTHER
 
 
@@ -166,12 +166,12 @@ def support_table() -> str:
     rows = ["| | vLLM | counted as | what helps |", "|---|---|---|---|"]
     for entry in TABLE:
         code = f"`{entry.code}`" if entry.code else ""
-        rows.append(f"| {entry.feature} | {entry.said} | {code} | {entry.remedy} |")
+        rows.append(f"| {entry.feature} | {entry.text} | {code} | {entry.remedy} |")
     return "\n".join(rows)
 
 
 def main() -> None:
-    """Write the part of the page that is named."""
+    """Write the table into the named page."""
     page = Path(sys.argv[1])
     before, _, rest = page.read_text().partition(BEGIN)
     after = rest.partition(END)[2]

@@ -42,11 +42,11 @@ class BlockPool(Protocol):
         ...
 
     def free_blocks(self, ordered_blocks: Iterable[object]) -> None:
-        """Give one reference back of each; the first ones are evicted first."""
+        """Release one reference to each; the first ones are evicted first."""
         ...
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Take blocks out of the prefix cache; requests keep those that they have."""
+        """Remove blocks from the prefix cache; requests retain those that they have."""
         ...
 
 
@@ -76,7 +76,7 @@ class EngineStep(Protocol):
 
 
 class EngineOutput(Protocol):
-    """What the workers' connectors said about one step."""
+    """Reports of the workers' connectors about one step."""
 
     kv_connector_worker_meta: object
     finished_recving: set[str] | None

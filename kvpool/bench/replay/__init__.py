@@ -1,1 +1,1 @@
-"""`bench replay`: a trace through a live daemon."""
+"""`bench replay`: a trace replayed through a live daemon."""

@@ -1,10 +1,10 @@
-"""One client process of `bench replay`: `python -m kvpool.bench.replay.client SETTINGS`.
+"""Client process of `bench replay`: `python -m kvpool.bench.replay.client SETTINGS`.
 
 Plays an engine. Reads one request a line on stdin, `[hash id, …]`, and does with it what an engine does: keys → lookup →
 acquire → load of what is there → save of the rest. Before a load its target is overwritten, so that old bytes cannot
-pass for new ones; after it every byte that the load vouches for is compared with what the chunk's key asks for. Says one
-JSON object a line on stdout: that it is ready, what became of each request and how long its parts took, and at the end of
-stdin what the process used. Making and comparing contents is never inside a measured time.
+pass for new ones; after it every byte that the load reports as good is compared with the payload of the chunk's key. Prints one
+JSON object a line on stdout: that it is ready, the result of each request with the times of its parts, and at the end of stdin
+the usage of the process. Making and comparing payload is never inside a measured time.
 
 It ends with its stdin, with its stdout, or with its parent. One thread, beside those of the Pool; every wait has the
 Pool's deadline.
@@ -47,9 +47,9 @@ READY: dict[str, object] = {"ready": True}
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """What every client of a replay is told. `salt` keeps the keys of one replay apart from those of another.
+    """Settings of every client of a replay. `salt` keeps the keys of one replay apart from those of another.
 
-    `is_settled`: before each request, and before what it saves, it is waited until nothing moves between the daemon's tiers.
+    `is_settled`: before each request, and before its save, the client waits until nothing moves between the daemon's tiers.
     """
 
     socket: str
@@ -62,7 +62,7 @@ class ReplaySettings:
 
 @dataclass(slots=True)
 class RequestResult:
-    """What became of one request. Times in seconds; 0 where a part was not needed. `began_s`: by the monotonic clock.
+    """Result of one request. Times in seconds; 0 where a part was not needed. `began_s`: by the monotonic clock.
 
     `loaded_ssd_chunks` of the loaded ones were not in DRAM when they were leased.
     """
@@ -88,7 +88,7 @@ class RequestResult:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """What a client process used for its requests: CPU seconds of the whole process, and of the threads that copy."""
+    """Usage of a client process for its requests: CPU seconds of the whole process, and of the threads that copy."""
 
     cpu_seconds: float
     copy_cpu_seconds: float
@@ -106,7 +106,7 @@ def replay_layout(chunk_bytes: int, block_tokens: int) -> kv.Layout:
 
 
 class IdleWait:
-    """Waits until a daemon has nothing under way between its tiers, through a connection of its own."""
+    """Idle wait: waits until a daemon moves nothing between its tiers, through a connection of its own."""
 
     def __init__(self, socket: str) -> None:
         self._connection = BlockingConnection.admin(socket, POOL_TIMEOUT_S)
@@ -123,11 +123,11 @@ class IdleWait:
 class Replayer:
     """Serves requests of a trace through one Pool.
 
-    Invariant: `_rows` is this object's alone; nothing reads or writes it between two calls of `serve`.
+    Invariant: only this object uses `_rows`, and only within `serve`.
     """
 
     def __init__(self, pool: kv.Pool, chunks_max: int, settle: Callable[[], None]) -> None:
-        """`settle` is called before a request and before what it saves."""
+        """`settle` is called before a request and before its save."""
         self._pool = pool
         self._settle = settle
         self._clock = MonotonicClock()
@@ -138,7 +138,7 @@ class Replayer:
         self._loads = 0
 
     def serve(self, hash_ids: list[int]) -> RequestResult:
-        """Look up, lease, load and verify what is there, save the rest."""
+        """Look up, lease, load and verify the hit, save the rest."""
         hashes = [kvpool_native.blake3(value.to_bytes(8, "little")) for value in hash_ids]
         keys = self._pool.keys_from_hashes(hashes, self._pool.layout.chunk_tokens)
         self._settle()
@@ -176,7 +176,7 @@ class Replayer:
             self._measure_floor(result.chunks * self._pool.layout.chunk_bytes, served)
 
     def _measure_floor(self, size: int, served: RequestResult) -> None:
-        """memcpy of as many bytes as were loaded, from memory that was not touched for long, as the arena was not."""
+        """memcpy of as many bytes as were loaded, from memory that is as cold as the arena."""
         size = min(size, len(self._floor_source))
         if self._floor_at + size > len(self._floor_source):
             self._floor_at = 0
@@ -207,7 +207,7 @@ def main() -> None:
         _wait_connected(pool)
         settle = IdleWait(settings.socket).wait if settings.is_settled else _do_nothing
         replayer = Replayer(pool, settings.chunks_max, settle)
-        with contextlib.suppress(BrokenPipeError):  # the parent has gone, and with it whom to tell
+        with contextlib.suppress(BrokenPipeError):  # the parent has ended, and nobody reads the output
             cpu_before_s = time.process_time()
             _say(READY)
             for line in sys.stdin.buffer:
@@ -215,7 +215,7 @@ def main() -> None:
             copied = float(pool.stats()["copy_cpu_seconds"])
             _say(asdict(ProcessUsage(time.process_time() - cpu_before_s, copied)))
             return
-    # Nobody reads: let nothing be written again when the interpreter closes its files.
+    # Nobody reads: prevent another write when the interpreter closes its files.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

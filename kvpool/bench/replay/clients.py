@@ -1,13 +1,13 @@
-"""Client processes of `bench replay`, and how they share the order of requests.
+"""Client processes of `bench replay`, which share the trace's requests in order.
 
-Each client has at most `AHEAD` requests, so that it never waits for this process and the order of the trace is kept as
-well as several clients can keep it. What goes to a client that does not read waits in a buffer of as many requests.
+Each client has at most `AHEAD` requests, so that it never waits for this process, and the order of the trace is followed as
+well as several clients can. Requests for a client that does not read wait in a buffer of as many.
 
     STARTED ──ready──► request, answer, … ──stdin closed──► last line ──► ENDED
        └──no answer in time, or ended early──► the replay fails, all are stopped
 
-Every wait has a deadline: a client that has work and says nothing for `ANSWER_TIMEOUT_S` fails the replay.
-Main thread of a command only.
+Every wait has a deadline: a client that has work and prints nothing for `ANSWER_TIMEOUT_S` fails the replay. Main thread of a
+command only.
 """
 
 import contextlib
@@ -67,14 +67,14 @@ class Client:
         self._write()
 
     def finish(self) -> None:
-        """Say that no request follows; the client ends when it has answered. Idempotent."""
+        """Close the client's input: no request follows, and the client ends when it has answered. Idempotent."""
         if not self.is_closing:
             self.is_closing = True
             self.deadline = Deadline(ANSWER_TIMEOUT_S)
             self._write()
 
     def read(self) -> list[RequestResult]:
-        """What the client has said since. Raises KVPoolError when it has ended too early or says nonsense."""
+        """The client's new results. Raises KVPoolError when it has ended too early or prints anything else."""
         data = os.read(self._output, READ_BYTES)
         if not data:
             raise KVPoolError(f"a client process ended early with exit code {self._exit_code()}")
@@ -116,7 +116,7 @@ class Client:
         return []
 
     def stop(self) -> None:
-        """End the process. One that has said its last line ends by itself; the others have no more to say. Idempotent."""
+        """End the process. A client that has printed its last line ends by itself; the others are not needed. Idempotent."""
         if self.used is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # then it is stopped
                 self._process.wait(STOP_TIMEOUT_S)
@@ -153,7 +153,8 @@ class Clients:
         self._stop()
 
     def serve(self, requests: Iterator[HashIds], on_served: Callable[[RequestResult], None]) -> list[ProcessUsage]:
-        """Have the requests served, given out in order; what each process used. Raises KVPoolError when one fails."""
+        """Have the requests served, distributed in order. Returns the usage of each process. Raises KVPoolError when one
+        fails."""
         while any(client.used is None for client in self._clients):
             self._give_out(requests)
             self._hear(on_served)
@@ -179,7 +180,7 @@ class Clients:
                 on_served(served)
         late = [client for client in self._clients if client.used is None and client.deadline.has_passed()]
         if late:
-            raise KVPoolError(f"{len(late)} client processes said nothing for {ANSWER_TIMEOUT_S:.0f} s")
+            raise KVPoolError(f"{len(late)} client processes printed nothing for {ANSWER_TIMEOUT_S:.0f} s")
 
     def _stop(self) -> None:
         self._selector.close()
@@ -188,4 +189,4 @@ class Clients:
 
 
 def _ignore(_: RequestResult) -> None:
-    """Nothing was asked yet."""
+    """Ignore results: nothing was requested yet."""

@@ -1,10 +1,10 @@
 """`bench replay`: a trace's requests through a live daemon, with real bytes of which every one is checked.
 
-A plan is made first: how many requests, what an infinite cache would hit of them, how many bytes they are. Then client
-processes share the requests in the trace's order, at the chunk size asked, as fast as they can: the trace's arrival times
-are not kept. A daemon of its own gets a capacity in bytes or as a share of the trace's unique bytes; keys are salted for
-each run, so that a shared daemon has nothing of an earlier one. Where an SSD tier is asked for, its capacity is a
-multiple of DRAM's, and hits are told apart by the tier that had them when they were leased.
+A plan is made first: the number of requests, the hits of an infinite cache, the bytes. Then client processes share the requests
+in the trace's order, at the chunk size asked, as fast as they can: the trace's arrival times are ignored. A daemon of its own
+gets a capacity in bytes or as a share of the trace's unique bytes; keys are salted for each run, so that a shared daemon has
+nothing of an earlier one. Where an SSD tier is asked for, its capacity is a multiple of DRAM's, and hits are counted by the
+tier that had them when they were leased.
 
 Main thread of a command only.
 """
@@ -32,7 +32,7 @@ from kvpool.types import PAGE_BYTES
 from kvpool.units import parse_size
 
 TRACES_VARIABLE = "KVPOOL_TRACES"
-# Bounds a run whose requests nobody counted to about a minute: two clients on two cores load and save 1.3 to 3.4 GB/s of
+# Bounds a run without a given number of requests to about a minute: two clients on two cores load and save 1.3 to 3.4 GB/s of
 # chunks, measured with `bench all` on three traces.
 DEFAULT_BYTES = 80 << 30
 QUICK_REQUESTS = 400
@@ -46,7 +46,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What was asked. `capacity` is a size, or a share of the unique bytes such as `10%`; `salt` empty: a new one.
+    """Options of a replay. `capacity` is a size, or a share of the unique bytes such as `10%`; `salt` empty: a new one.
 
     `ssd_ratio`: capacity of an SSD tier for each byte of DRAM's, 0 none; `path`: the folder of its disk, None the user's own.
     `overrides`: options of the daemon, as `kvpoold --set` takes them. `is_settled`: one client, and nothing moves between
@@ -68,7 +68,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What the requests of a replay are, known before it begins. `ideal_tokens`: what an infinite cache would hit."""
+    """Plan of a replay, made before it begins. `ideal_tokens`: the hits of an infinite cache."""
 
     requests: int
     input_tokens: int
@@ -189,7 +189,7 @@ def _asked(trace: Trace, options: ReplayOptions, plan: ReplayPlan, daemon: Measu
 
 
 def _room(daemon: MeasuredDaemon, chunk_bytes: int) -> Row:
-    """How many of the replay's chunks each tier has room for: the capacities of a simulation of the same node."""
+    """Capacity of each tier in the replay's chunks: the capacities of a simulation of the same node."""
     info = daemon.info()
     slot_bytes = -(-(chunk_bytes + kvpool_native.SSD_HEADER_BYTES) // PAGE_BYTES) * PAGE_BYTES
     of_segment = info.get("ssd_segment_bytes", 0) // slot_bytes

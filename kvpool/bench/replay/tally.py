@@ -79,7 +79,7 @@ class Tally:
             self._floor.add(served.memcpy_s, served.memcpy_bytes)
 
     def counts(self) -> dict[str, object]:
-        """Columns: what became of chunks. `verified_chunks` were loaded and compared byte for byte."""
+        """Columns: chunks by result. `verified_chunks` were loaded and compared byte for byte."""
         return {
             "verified_chunks": self.loaded_chunks,
             "wrong_bytes": self.wrong_bytes,
@@ -92,7 +92,7 @@ class Tally:
         }
 
     def by_tier(self, *, chunk_tokens: int, input_tokens: int, ssd_written_bytes: int) -> dict[str, object]:
-        """Columns: which tier the hits came from, and what the disk was written for them (None: nothing came from it)."""
+        """Columns: hits by tier, and the bytes written to the disk for them (None: no hits from it)."""
         tokens = {
             "dram": (self.loaded_chunks - self.loaded_ssd_chunks) * chunk_tokens,
             "ssd": self.loaded_ssd_chunks * chunk_tokens,

@@ -1,10 +1,10 @@
-"""`bench ssd`, end to end through a daemon: save, write down, drop from DRAM, acquire and load, against raw I/O.
+"""`bench ssd`, end to end through a daemon: save, demote, drop from DRAM, acquire and load, against raw I/O.
 
-Demote is `flush --demote`: every chunk on the disk and made certain there; its floor is a raw pass with fdatasync. Promote
-counts from the acquire to the last verified layer in the engine's memory, which is a copy more than its floor, a raw read.
-First layer is when layer 0 of every chunk can be used, while the rest is still on its way. A round takes raw, measured and
-raw again in each direction; the first one writes what has never been written and is not counted. Every byte is compared
-with what its key asks for, untimed. Main thread of a command only.
+Demote is `flush --demote`: every chunk on the disk and synced; its floor is a raw pass with fdatasync. Promote counts from the
+acquire to the last verified layer in the engine's memory, which is a copy more than its floor, a raw read. First layer is when
+layer 0 of every chunk can be used, while the rest is still on its way. A round takes raw, measured and raw again in each
+direction; the first one writes blocks that were never written and is not counted. Every byte is compared with the payload of
+its key, untimed. Main thread of a command only.
 """
 
 import os
@@ -33,8 +33,8 @@ ROUNDS, QUICK_ROUNDS = 5, 1
 POOL_TIMEOUT_S = 30.0
 DEMOTE_ALL_TIMEOUT_S = 120.0
 POLL_S = 0.01
-# Room in DRAM, so that nothing is written before it is asked for; on disk, so that nothing is evicted. A tier is cut in at
-# least eight segments, and a slot is more than its chunk.
+# Room in DRAM, so that nothing is demoted before the request; on disk, so that nothing is evicted. A tier is cut in at least
+# eight segments, and a slot is more than its chunk.
 DRAM_FACTOR = 4
 DISK_FACTOR = 4
 SEGMENT_FACTOR = 10
@@ -43,7 +43,7 @@ Row = dict[str, Any]
 
 
 def daemon_disk_bytes(total: int) -> int:
-    """What this benchmark takes of the disk, two raw files beside the tier included."""
+    """Bytes of this benchmark on the disk, with two raw files beside the tier."""
     return _tier_bytes(total) + 2 * total
 
 
@@ -137,7 +137,7 @@ class _Comparison:
             self._whole_s.append(promoted[0])
 
     def row(self, name: str) -> Row:
-        """All that was measured."""
+        """The row with all measurements."""
         shares = [first / whole for first, whole in zip(self._first_layer_s, self._whole_s, strict=True)]
         return {
             "chunk": name,
@@ -182,7 +182,7 @@ class _Comparison:
         return first_layer_s
 
     def _forget(self, keys: kv.KeyChain) -> None:
-        """Drop the round's chunks: what is still held by a promotion that ends is dropped when it has ended."""
+        """Drop the round's chunks; those that a running promotion holds are dropped when it has ended."""
         deadline = Deadline(POOL_TIMEOUT_S)
         self._daemon.forget(MODEL)
         while self._pool.lookup(keys).chunks and not deadline.has_passed():

@@ -1,8 +1,8 @@
-"""`bench footprint --ssd-chunks`: what each chunk on disk costs in memory, in a tier of 1 MiB chunks that is full.
+"""`bench footprint --ssd-chunks`: memory for each chunk on disk, in a full tier of 1 MiB chunks.
 
 A child process makes the directories that a daemon makes for such a tier, has the chunks restored as a restart does, and reads
 how much its resident memory has grown: records, slots and keys of the tier, and its entries in the index that clients read. No
-bytes of chunks are needed, nor a disk. All else that a daemon keeps of a chunk on disk lies in its catalogue, on disk.
+bytes of chunks are needed, nor a disk. All other data of a chunk on disk is in the catalogue, on disk.
 """
 
 import os
@@ -18,8 +18,9 @@ import numpy as np
 
 import kvpool_native
 from kvpool.errors import InvalidArgument
-from kvpool.tiering.restore_rows import RESTORE_ROW
-from kvpool.types import DEFAULT_PRIORITY, EPOCH_BYTES, KEY_BYTES
+from kvpool.key_column import KEY_BYTES, KeyColumn, packed_bytes
+from kvpool.packed_rows import RESTORE_ROW
+from kvpool.types import DEFAULT_PRIORITY, EPOCH_BYTES
 
 DRAM_BYTES = 1 << 30
 SEGMENT_BYTES = 64 << 20
@@ -36,7 +37,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """What is restored, and where it lies."""
+    """The restored tier."""
 
     chunks: int
     size_class: int
@@ -99,7 +100,7 @@ def _restore(files: kvpool_native.Directory, tier: Tier, random: np.random.Gener
     slots = FILE_BYTES // tier.slot_bytes
     for first in range(0, tier.chunks, BATCH):
         numbers = np.arange(first, min(tier.chunks, first + BATCH), dtype=np.uint64)
-        keys = np.frombuffer(random.bytes(KEY_BYTES * len(numbers)), f"V{KEY_BYTES}")
+        keys = KeyColumn(random.bytes(packed_bytes(len(numbers)))).rows
         rows = np.zeros(len(numbers), RESTORE_ROW)
         rows["key"] = keys
         rows["parent"][1:] = keys[:-1]

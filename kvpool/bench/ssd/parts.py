@@ -1,8 +1,7 @@
 """`bench ssd`: the SSD tier against the disk it is on, part by part, each with its own table.
 
-What is measured is in modules of their own: queue, tail and wait (the native queue without a
-daemon), end_to_end and reopen. All work in one fresh folder, which is removed afterwards. Main
-thread of a command only.
+The measurements are in modules of their own: queue, tail and wait (the native queue without a daemon), end_to_end and reopen.
+All work in one fresh folder, which is removed afterwards. Main thread of a command only.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ QUICK_SIZE = "16MiB"
 
 Row = dict[str, Any]
 Advance = Callable[[int], None]
-# Measures one part: its name, what it says above its table, and how it is run.
+# One part: its name, the text above its table, and the function that measures it.
 Measure = Callable[[str, str, Callable[[Advance], Sequence[Row]]], None]
 
 

@@ -1,8 +1,8 @@
 """`bench ssd`, the tier's queue alone: chunks between an arena and segment files, against raw I/O of as many bytes.
 
 One job of all chunks for a rate, jobs of one chunk for a latency. A round takes raw, queue and raw again in each direction.
-The first round writes what has never been written and is not counted. What was read is compared with what was written
-after each round, untimed. Main thread of a command only.
+The first round writes blocks that were never written and is not counted. After each round the bytes read are compared with
+those written, untimed. Main thread of a command only.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ class _Comparison:
         self._promoted.add_one(timed_s(lambda: self._read.read_one(buffer, chunk)), timed_s(lambda: rig.read([chunk])))
 
     def fio(self) -> tuple[float | None, float | None]:
-        """What fio says of the raw files: GB/s written and read."""
+        """fio's result for the raw files: GB/s written and read."""
         chunk_bytes, chunks = self._rig.chunk_bytes, self._rig.chunks
         return (
             fio_gb_per_s(self._written.path, is_write=True, chunk_bytes=chunk_bytes, chunks=chunks, depth=WRITERS),
@@ -81,7 +81,7 @@ class _Comparison:
         )
 
     def row(self, name: str, fio_written: float | None, fio_read: float | None) -> Row:
-        """All that was measured."""
+        """The row with all measurements."""
         chunk_bytes = self._rig.chunk_bytes
         return {
             "chunk": name,

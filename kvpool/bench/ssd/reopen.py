@@ -1,4 +1,4 @@
-"""`bench ssd`, reopening: how soon a daemon serves, and how soon its tier does, with chunks that a killed one left on disk.
+"""`bench ssd`, reopening: the time until a daemon serves, and its tier, with chunks that a killed one left on disk.
 
 Times count from the start of a launcher that becomes the daemon: to the first answered handshake (socket and DRAM), and to
 the tier's state `ok` (everything restored). A daemon over an empty tier of the same size is started as often, in turn: the
@@ -92,7 +92,7 @@ def bench_reopen(folder: Path, is_quick: bool, advance: Callable[[int], None]) -
 
 
 def reopen_disk_bytes(is_quick: bool) -> int:
-    """What the two tiers of this benchmark take of the disk."""
+    """Bytes of this benchmark's two tiers on the disk."""
     return 2 * _capacity(QUICK_CHUNKS if is_quick else CHUNKS)
 
 
@@ -147,7 +147,7 @@ def _chain(pool: kv.Pool, number: int) -> kv.KeyChain:
 
 
 def _fill(daemon: MeasuredDaemon, chunks: int, salt: bytes) -> None:
-    """Have chains of chunks stored, written down and made certain."""
+    """Store and demote chains of chunks, and sync."""
     with _pool(daemon, salt) as pool:
         payload, rows = Payload(pool.layout), np.zeros((CHAIN, CHUNK_BYTES), np.uint8)
         for number in range(chunks // CHAIN):

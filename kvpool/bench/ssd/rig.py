@@ -1,4 +1,4 @@
-"""The SSD tier's native queue without a daemon: an arena, segment files, and the raw files it is measured against.
+"""Queue rig: the SSD tier's native queue without a daemon, with an arena, segment files, and raw files for the floor.
 
 The queue is driven as the daemon drives it: jobs of packed rows, outcomes taken when its descriptor is readable, checksums
 in a real index. Main thread of a command only.
@@ -19,7 +19,9 @@ from kvpool.bench.disk import Bytes, RawFile
 from kvpool.clock import Deadline
 from kvpool.config.config import OPTIONS
 from kvpool.errors import KVPoolError
-from kvpool.types import KEY_BYTES, SaveState
+from kvpool.key_column import KeyColumn, packed_bytes
+from kvpool.packed_rows import MOVE_ROW
+from kvpool.types import SaveState
 
 LAYERS = 32
 # As the tier has by default: reads on all threads, writes on half of them.
@@ -36,8 +38,6 @@ POISON = 0xA5
 SIZES = {"0.5 MiB": 512 << 10, "1 MiB": 1 << 20, "4 MiB": 4 << 20, "32 MiB": 32 << 20}
 CHUNKS_MIN = 2
 TOTAL_BYTES_MIN = CHUNKS_MIN * (4 << 20)
-
-_MOVE = np.dtype([("key", "V32"), ("parent", "V32"), ("offset", "<u8"), ("arena_offset", "<u8"), ("generation", "<u8")])
 
 
 class QueueRig:
@@ -93,7 +93,7 @@ class QueueRig:
         self._queue.stop(TIMEOUT_S)
 
     def write(self, chunks: Sequence[int]) -> None:
-        """Write chunks down, in one job, and wait for all of them."""
+        """Write chunks, in one job, and wait for all of them."""
         self._wait(self._start(chunks, is_write=True))
 
     def read(self, chunks: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ class QueueRig:
 
     @contextmanager
     def writing(self, chunks: Sequence[int]) -> Iterator[Callable[[], None]]:
-        """While chunks, or those beside them, are written over and over; what it yields is called between reads."""
+        """While chunks, or those beside them, are written over and over; the yielded function is called between reads."""
 
         def keep_busy() -> None:
             count = SEGMENTS if self._beside_bytes else len(chunks)
@@ -129,7 +129,7 @@ class QueueRig:
             self._bytes_at(self._targets[chunk])[:] = POISON
 
     def wrong_bytes(self, chunks: Sequence[int]) -> int:
-        """Bytes of chunks that came back other than they were written."""
+        """Bytes of chunks that differ from those written."""
         wrong = 0
         for chunk in chunks:
             written, read = (self._bytes_at(places[chunk]) for places in (self._sources, self._targets))
@@ -159,29 +159,29 @@ class QueueRig:
             self._take()
 
     def _take(self) -> None:
-        for job, _, status, _, _ in self._queue.take_outcomes():
-            if status != STATUS_OK:
-                raise KVPoolError(f"a chunk came to status {status}, expected {STATUS_OK}")
-            self._under_way[job] -= 1
-            if not self._under_way[job]:
-                del self._under_way[job]
+        for outcome in self._queue.take_outcomes():
+            if outcome.status != STATUS_OK:
+                raise KVPoolError(f"a chunk came to status {outcome.status}, expected {STATUS_OK}")
+            self._under_way[outcome.job] -= 1
+            if not self._under_way[outcome.job]:
+                del self._under_way[outcome.job]
 
     def _reserve(self, chunk_bytes: int, chunks: int, *, seed: int, is_source: bool) -> npt.NDArray[np.uint64]:
         """Slots in the arena: those of the sources are filled and have their checksums in the index."""
         size_class = self._directory.add_class(chunk_bytes, LAYERS)
         namespace = self._directory.add_namespace()
         contents = np.frombuffer(np.random.default_rng(7).bytes(chunk_bytes), np.uint8)
-        keys = np.random.default_rng(seed).bytes(KEY_BYTES * chunks)
-        reservation, states, offsets, _ = self._directory.reserve(namespace, size_class, b"", keys, 1)
-        assert states.count(SaveState.RESERVED) == chunks
-        places = np.frombuffer(offsets, "<u8")
+        keys = np.random.default_rng(seed).bytes(packed_bytes(chunks))
+        made = self._directory.reserve(namespace, size_class, b"", keys, 1)
+        assert made.states.count(SaveState.RESERVED) == chunks
+        places = np.frombuffer(made.offsets, "<u8")
         if is_source:
             checksums = b""
             for number, place in enumerate(places):
-                # A chunk for another is seen as well as a byte for another.
+                # A swapped chunk is detected as well as a wrong byte.
                 np.bitwise_xor(contents, np.uint8(number % 251 + 1), out=self._bytes_at(place, chunk_bytes))
                 checksums += kvpool_native.extent_checksums(self._arena, int(place), chunk_bytes // LAYERS, LAYERS)
-            self._directory.commit(reservation, 0, checksums, 1)
+            self._directory.commit(made.id, 0, checksums, 1)
         return places
 
     def _bytes_at(self, place: np.uint64, size: int = 0) -> Bytes:
@@ -190,15 +190,15 @@ class QueueRig:
 
 def _moves(seed: int, places: npt.NDArray[np.uint64]) -> "npt.NDArray[np.void]":
     """Rows of chunks at places in the files."""
-    moves = np.zeros(len(places), _MOVE)
-    moves["key"] = np.frombuffer(np.random.default_rng(seed).bytes(KEY_BYTES * len(places)), "V32")
+    moves = np.zeros(len(places), MOVE_ROW)
+    moves["key"] = KeyColumn(np.random.default_rng(seed).bytes(packed_bytes(len(places)))).rows
     moves["offset"] = places
     moves["generation"] = np.arange(len(places), dtype=np.uint64) + 1
     return moves
 
 
 def arena_bytes(chunks: int, chunk_bytes: int) -> Bytes:
-    """Memory of the kind that an arena has, [chunks, chunk_bytes], with bytes that no disk can pack."""
+    """Memory of the kind that an arena has, [chunks, chunk_bytes], with incompressible bytes."""
     size = chunks * chunk_bytes
     mapping = kvpool_native.Mapping.create("kvpool-bench-raw", size)
     mapping.populate(0, size)
@@ -230,5 +230,5 @@ def sizes_within(total: int) -> dict[str, int]:
 
 
 def queue_disk_bytes(total: int) -> int:
-    """What a queue and its raw files take of the disk, one chunk size after the other; segments are filled unevenly."""
+    """Bytes of a queue and its raw files on the disk, one chunk size after the other; segments are filled unevenly."""
     return 3 * total + SEGMENTS * max(sizes_within(total).values())

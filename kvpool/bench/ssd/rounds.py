@@ -15,7 +15,7 @@ BAR = 0.95
 # Below this a chunk's own costs count: the bar is for chunks from here on.
 BAR_BYTES_MIN = 1 << 20
 
-# Seconds, with CPU seconds of whoever did the work.
+# Seconds, with CPU seconds of the process that did the work.
 Timed = tuple[float, float]
 
 
@@ -69,7 +69,7 @@ class Rounds:
 
 
 def timed_raw(raw: Callable[[], float]) -> Timed:
-    """A raw pass, which tells its own seconds without those of its threads' start, with CPU seconds of this process."""
+    """A raw pass, which returns its own seconds without those of its threads' start, with CPU seconds of this process."""
     before_s = time.process_time()
     seconds = raw()
     return seconds, time.process_time() - before_s

@@ -1,7 +1,7 @@
 """`bench ssd`, mixed reads and writes: how long one chunk of demand takes, idle and while the tier writes at full speed.
 
-Samples are taken in turn, in rounds: raw reads and the queue's, idle and beside writers. What is written are other chunks
-than those that are read. The raw rows say what of the tail is the disk's own. Main thread of a command only.
+Samples are taken in turn, in rounds: raw reads and the queue's, idle and beside writers. The written chunks are not the read
+ones. The raw rows show the disk's own part of the tail. Main thread of a command only.
 """
 
 import time

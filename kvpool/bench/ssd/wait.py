@@ -1,9 +1,9 @@
 """`bench ssd`, waits: how long a demand read of 1 MiB waits behind long chunks that are being written, in pieces of a write.
 
-A wait is how much longer a read takes beside writers than idle, quantile by quantile: what a busy machine does to both is no
-wait. A piece is what the disk takes for SSD_WRITE_BYTES at the rate at which it was written meanwhile. One row with the threads
-that the tier has by default, of which half never write, and one with a single thread, which reads between two pieces. Main
-thread of a command only.
+A wait is how much longer a read takes beside writers than idle, quantile by quantile: the effect of a busy machine on both is
+not a wait. A piece is the disk's time for SSD_WRITE_BYTES at the rate at which it was written meanwhile. One row with the
+threads that the tier has by default, of which half never write, and one with a single thread, which reads between two pieces.
+Main thread of a command only.
 """
 
 import time
@@ -25,7 +25,7 @@ US_PER_S = 1e6
 
 
 def wait_disk_bytes() -> int:
-    """What this benchmark takes of the disk."""
+    """Bytes of this benchmark on the disk."""
     return CHUNKS * 2 * CHUNK_BYTES + 2 * SEGMENTS * BESIDE_BYTES
 
 
@@ -52,7 +52,7 @@ def _row(folder: Path, threads: int, is_quick: bool, advance: Callable[[], None]
                 for one in ones:
                     keep_busy()
                     busy.append(timed_s(lambda: rig.read([one])))  # noqa: B023 - called at once
-            # What had been handed over was written to its end when the writers ended.
+            # All queued chunks were written when the writers ended.
             written_bytes += rig.written_bytes - before
             busy_s += time.perf_counter() - start
             advance()

@@ -1,7 +1,7 @@
-"""`bench turns`, requests: the parts in which a whole pool serves those about the longest chain, and ends what they leave.
+"""`bench turns`, requests: the parts in which a whole pool serves requests about the longest chain, and releases their holds.
 
-The pool runs in this process, with room for two such chains of chunks without bytes to speak of, and nobody asks for turns but
-these requests: a row has the CPU time of each part of one verb.
+The pool runs in this process, with room for two such chains of chunks without bytes to speak of, and without other requests: a
+row has the CPU time of each part of one verb.
 """
 
 import asyncio
@@ -14,10 +14,11 @@ import numpy as np
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.errors import KVPoolError
+from kvpool.key_column import packed_bytes
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES, ConnectionId, SaveState
+from kvpool.types import ConnectionId, SaveState
 
 CHAIN = 16384
 CHUNK = Layout(layers=1, kv_heads=1, head_dim=64, dtype="uint8", chunk_tokens=32)
@@ -29,7 +30,7 @@ Timed = Callable[[list[float], Callable[[], T]], T]
 
 
 class Requests:
-    """A pool, and the CPU seconds of every part it has served, by name. `timed`: calls, and notes what it took."""
+    """A pool, and the CPU seconds of every part it has served, by name. `timed`: calls a function and records its time."""
 
     def __init__(self, timed: Timed[object]) -> None:
         chunks = 2 * CHAIN
@@ -48,7 +49,7 @@ class Requests:
     async def run(self) -> None:
         """Every verb that may be about a long chain, once or more."""
         session, chains, hints = self._session, self.pool.chains, self.pool.hints
-        keys = [np.random.default_rng(seed).bytes(CHAIN * KEY_BYTES) for seed in range(3)]
+        keys = [np.random.default_rng(seed).bytes(packed_bytes(CHAIN)) for seed in range(3)]
         for number, chain in enumerate(keys):
             name = "reserve, new chunks" if number < 2 else "reserve, another goes for each"
             made = self._serve(name, chains.reserve(session, m.Reserve(b"", chain)))
@@ -57,7 +58,7 @@ class Requests:
             self._serve(
                 "commit", chains.commit(session, m.Commit(made.reservation, bytes(CHECKSUM_BYTES * CHAIN), b""))
             )
-        # What follows evicts nothing, so that its parts have nothing of others to write into the journal.
+        # The following requests evict nothing, so that their parts record no evictions in the journal.
         retention = bytes([KEPT_PRIORITY]) * CHAIN, bytes(4 * CHAIN)
         self._serve("reserve, all there, with priorities", chains.reserve(session, m.Reserve(b"", keys[2], *retention)))
         leased = self._serve("acquire", chains.acquire(session, m.Acquire(keys[2])))
@@ -65,8 +66,8 @@ class Requests:
             raise KVPoolError(
                 f"{leased.chunks} chunks of the longest chain were leased: the measured parts prove nothing"
             )
-        self._note("release", lambda: self.pool.leases.release(session, leased.lease))
-        some, count = keys[2][: m.RETAIN_KEYS_MAX * KEY_BYTES], m.RETAIN_KEYS_MAX
+        self._note("release", lambda: self.pool.leases.release(session, m.Release(leased.lease)))
+        some, count = keys[2][: packed_bytes(m.RETAIN_KEYS_MAX)], m.RETAIN_KEYS_MAX
         self._serve("retain", hints.retain(session, m.Retain(some, bytes([KEPT_PRIORITY]) * count, bytes(4 * count))))
         self._serve("demote", hints.demote(session, m.Demote(keys[2], CHAIN - count)))
         self._serve("announce", hints.announce(session, m.Announce(keys[2])))
@@ -75,7 +76,7 @@ class Requests:
         self._serve("end", chains.end_reservation(session, m.End(made.reservation)))
 
     async def _settle(self) -> None:
-        """Until the journal has written down what happened."""
+        """Run until the journal has recorded all changes."""
         last = -1
         while last != (last := self.pool.journal.stats()["events.written"]):
             await asyncio.sleep(0.01)

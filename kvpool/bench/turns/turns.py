@@ -1,12 +1,12 @@
-"""`bench turns`: what work that could hold up the control thread takes of it, by the daemon's own classes without bytes.
+"""`bench turns`: time on the control thread of work that could block it, by the daemon's own classes without bytes.
 
-Three kinds. A commit: one chunk reserved and committed, and the look whether something has to be written down, in a pool of a
-given capacity with 64 chunk sizes and 101 priorities, half full, below the watermark and above it with everything saved. And
-`demote_all`, as a planned stop does it: the turns in which DRAM is written down, chunk by chunk, to a tier that is always done.
-And requests about the longest chain, part by part (`bench_turns_requests`).
+Three kinds. A commit: one chunk reserved and committed, and the check for demotions, in a pool of a given capacity with 64
+chunk sizes and 101 priorities, half full, below the watermark and above it with everything saved. And `demote_all`, as a
+planned stop does it: the turns in which DRAM is demoted, chunk by chunk, to a tier whose jobs are done at once. And requests
+about the longest chain, part by part (`bench_turns_requests`).
 
-CPU time of this thread, so that a busy neighbour is no long turn; collections of garbage are switched off, as they are at no
-fixed place.
+CPU time of this thread, so that a busy neighbour does not count; garbage collection is switched off, because its time is not
+fixed.
 """
 
 import gc
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def timed(turns: list[float], work: Callable[[], T]) -> T:
-    """What the work answers; the CPU seconds of this thread that it took are added to `turns`."""
+    """The work's result; its CPU seconds on this thread are added to `turns`."""
     begin_s = time.thread_time()
     answer = work()
     turns.append(time.thread_time() - begin_s)

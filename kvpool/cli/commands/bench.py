@@ -1,8 +1,7 @@
-"""`kvpoolctl bench`: measures a daemon through the public client, against floors taken in the same run.
+"""`kvpoolctl bench`: measurements of a daemon through the public client, against floors taken in the same run.
 
-Without --socket it starts a daemon of its own and stops it afterwards. Prints medians with their spread; never a figure
-without its floor. What is measured is in `kvpool.bench`. Here are the commands and the document
-that they write. Main thread only.
+Without --socket it starts a daemon of its own and stops it afterwards. Prints medians with their spread; never a figure without
+its floor. The measurements are in `kvpool.bench`; here are the commands and the document that they write. Main thread only.
 """
 
 import json
@@ -60,20 +59,21 @@ KINDS: dict[str, tuple[Bench, str]] = {
     "rpc": (bench_rpc, "acquire and commit of 512 chunks and a hit of 8192 tokens against a raw socket's round trip"),
 }
 SSD_CHUNKS_TITLE = "what chunks on disk cost in memory"
-TURNS_TITLE = "what long work takes of the control thread in one turn"
+TURNS_TITLE = "how much of the control thread long requests take in one turn"
 FOOTPRINT_TITLE = "what an idle daemon costs, and how soon it serves"
 REPLAY_TITLE = "a trace's requests with real bytes, all of them checked"
 
 
 class Report:
-    """Rows as they are measured: printed at once, or kept for the JSON document. Invariant: `rows` holds all of them."""
+    """Rows as they are measured: printed at once, or collected for the JSON document. Invariant: `rows` holds all of them."""
 
     def __init__(self, options: Options, command: str, out: str | None) -> None:
         self.rows: list[Row] = []
         self._is_json = options.is_json
         self._command = command
         self._out = out
-        # Before anything is measured: the load is that of others, and a file that cannot be written costs no time.
+        # Before anything is measured: the load shown is that of other processes, and a file that cannot be written is found
+        # early.
         self._machine = describe_machine()
         if out is not None:
             check_writable("--out", Path(out))
@@ -90,7 +90,7 @@ class Report:
             print_table(f"{name}: {title}", [_readable(row) for row in rows])
 
     def note(self, text: str) -> None:
-        """Something to know that is no figure."""
+        """Print a remark that is no figure."""
         click.echo(text, err=self._is_json)
 
     def finish(self) -> None:
@@ -131,7 +131,7 @@ def bench() -> None:
     Ratios are what counts: each figure stands beside its floor and its spread. Without --socket a daemon of its own is
     started and stopped.
     """
-    # A plain end would leave the daemon's directory behind; this way leaving is the same as after Ctrl-C.
+    # A plain end would leave the daemon's directory behind; this way it ends as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
@@ -184,12 +184,12 @@ def footprint(options: Options, capacity: str | None, ssd_chunks: str | None, qu
 @bench.command(epilog=_epilog("kvpoolctl bench turns", "kvpoolctl bench turns --quick --json"))
 @bench_options
 def turns(options: Options, quick: bool, out: str | None) -> None:
-    """What commits, a demotion of everything and requests about the longest chains take of the control thread.
+    """Time on the control thread of commits, a demotion of all chunks and requests about the longest chains.
 
     Runs the daemon's own classes without bytes in this process; --socket has no meaning here.
     """
     if options.socket is not None:
-        fail("turns asks no daemon: leave --socket out", EXIT_USAGE)
+        fail("turns uses no daemon: leave --socket out", EXIT_USAGE)
     with _reporting(options, "turns", out) as report:
         report.measure("turns", TURNS_TITLE, lambda advance: bench_turns(quick, advance))
 
@@ -209,7 +209,7 @@ def ssd(options: Options, path: str | None, size: str | None, quick: bool, out: 
     """The SSD tier against raw I/O past the page cache: rates, the read tail, the first layer, reopening.
 
     Starts daemons of its own; --socket has no meaning here. The fresh folder is removed at the end. A file system in
-    memory is refused: it says nothing about a disk. Chunk sizes that --size has not two of are left out.
+    memory is refused: it does not measure a disk. Chunk sizes of which --size does not hold two are left out.
     """
     if options.socket is not None:
         fail("ssd starts daemons of its own: leave --socket out", EXIT_USAGE)
@@ -301,7 +301,7 @@ def replay(
 @traces_argument
 @bench_options
 def all_kinds(options: Options, traces: tuple[str, ...], quick: bool, out: str | None) -> None:
-    """All of them; replay where a TRACE is named, or a folder of them by KVPOOL_TRACES."""
+    """All benchmarks; replay where a TRACE is named, or a folder of them by KVPOOL_TRACES."""
     with _reporting(options, "all", out) as report:
         named = named_traces(traces)
         _measure_kinds(report, options, list(KINDS), is_quick=quick)
@@ -357,7 +357,7 @@ def _measure_ssd(report: Report, *, is_quick: bool) -> None:
 
 
 def _measure_replay(report: Report, traces: Sequence[Trace], asked: ReplayOptions) -> None:
-    """Each trace in turn, up to the first that brings wrong bytes back: no figure counts after that."""
+    """Each trace in turn, up to the first with wrong bytes: no figure counts after that."""
     for trace in traces:
         report.measure(
             "replay",
@@ -379,7 +379,7 @@ def _daemon(options: Options) -> Iterator[MeasuredDaemon]:
 
 
 def _readable(row: Row) -> Row:
-    """A row for people: spreads as `low..high`, counts by reason as words; keys of wrong chunks are told apart."""
+    """A row for people: spreads as `low..high`, counts by reason as words; keys of wrong chunks are shortened."""
     readable = {}
     for name, value in row.items():
         if "spread" in name:

@@ -1,4 +1,4 @@
-"""The commands about connections: connections, disconnect."""
+"""Commands about connections: connections, disconnect."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ pass_options = click.pass_obj
 @common_options
 @pass_options
 def connections(options: Options) -> None:
-    """Print who is connected and what each holds, those that hold the most first.
+    """Print all connections and what each holds, those that hold the most first.
 
-    HELD is what a connection keeps from being evicted: slots that it writes, or may still write though their time is over,
-    chunks that it has leased, and chunks that it has announced. UNREAD is the part of a request that has arrived without the
-    rest. RANK is "-" for a scheduler, which stands for all ranks, and for an operator. A connection that is "ending" has been
-    disconnected and not closed by its process yet: what it may still write stays its own.
+    HELD counts chunks that cannot be evicted because of the connection: slots that it writes, or may still write after their
+    reservation has expired, chunks that it has leased, and chunks that it has announced. UNREAD is the part of a request that
+    has arrived without the rest. RANK is "-" for a scheduler, which stands for all ranks, and for an operator. A connection
+    that is "ending" has been disconnected and not closed by its process yet: slots that it may still write stay reserved.
     """
     with options.connect() as connection:
         report = ask(connection.connections)

@@ -1,4 +1,4 @@
-"""`kvpoolctl events`: what is stored, removed and moved, for people, as JSON, or in TensorRT-LLM's form.
+"""`kvpoolctl events`: chunks that are stored, removed and moved, as text, as JSON, or in TensorRT-LLM's form.
 
 Reads the daemon's log over its socket, as any operator's connection may; needs no ZMQ. Main thread of a command only.
 """
@@ -47,10 +47,10 @@ KEY_DIGITS = 16
 @common_options
 @click.pass_obj
 def events(options: Options, since: int, follow: bool, count: int | None, form: str, block_tokens: int) -> None:
-    """Print the events that the daemon still has, the oldest first.
+    """Print the events in the daemon's log, the oldest first.
 
-    --json and --format trtllm print one array, with --follow one object to a line. Where events have been forgotten that were
-    asked for, a line on standard error says so, and those that are left follow.
+    --json and --format trtllm print one array, with --follow one object to a line. Where requested events have left the log, a
+    line on standard error reports a gap, and the remaining ones follow.
     """
     shown: list[dict[str, Any]] = []
     printed, incarnation, last = 0, b"", since
@@ -85,7 +85,7 @@ def events(options: Options, since: int, follow: bool, count: int | None, form: 
 
 
 def _next(connection: BlockingConnection, incarnation: bytes, last: int, *, wait_s: float) -> em.Events:
-    """What is behind an id."""
+    """The events after an id."""
     answer: em.Events = ask(lambda: connection.events(incarnation, last, wait_s))
     return answer
 

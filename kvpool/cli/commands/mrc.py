@@ -1,6 +1,6 @@
-"""`kvpoolctl mrc`: what a running daemon would hit if it had more room, or less. Text, JSON, or a picture.
+"""`kvpoolctl mrc`: the hit rate that a running daemon would have with more memory, or less. Text, JSON, or a picture.
 
-The curve is the daemon's estimate from a sample of what it was asked for; see docs/sizing.md. Main thread only.
+The curve is the daemon's estimate from a sample of requested chunks; see docs/sizing.md. Main thread only.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 @common_options
 @click.pass_obj
 def mrc(options: Options, add: str | None, png: str | None) -> None:
-    """What the daemon would hit with more memory, or less: the miss-ratio curve of what it is asked for.
+    """Print the hit rate with more memory, or less: the miss-ratio curve of the daemon's requests.
 
     Estimated for plain LRU from a sample of the chunks; recent hours weigh most. A rate is the share of the bytes that engines
     wanted, found or saved. The daemon's own policy may hit more at the size it has.
@@ -60,7 +60,7 @@ def mrc(options: Options, add: str | None, png: str | None) -> None:
 
 
 def _capacities(known: Row, additions: list[int] | None) -> dict[int, str]:
-    """What is asked about, with what it is: nothing larger than the daemon can say anything about."""
+    """The capacities and their names; none beyond the daemon's estimate."""
     dram, ssd = known["dram_capacity_bytes"], known["ssd_capacity_bytes"]
     named = {dram: "DRAM, now"}
     if ssd:

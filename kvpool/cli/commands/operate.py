@@ -1,4 +1,4 @@
-"""The commands that ask a running daemon what it is and has, and have it drop chunks: info, stats, flush."""
+"""Commands that read a running daemon's state and flush chunks: info, stats, flush."""
 
 import sys
 import time
@@ -44,9 +44,9 @@ def info(options: Options) -> None:
 def stats(options: Options, section: str | None, watch: bool, interval: str, count: int | None) -> None:
     """Print counters, all or those of one SECTION: server, index, dram, chunks, usage, events, ssd (with such a tier).
 
-    Lines are `name:value`; a name never changes its meaning. Behind each `…_bytes` a line `…_human` says the size again with
-    a unit; --json has the raw values alone. Slots are counted by size class, CHUNK BYTESxLAYERS. --watch prints totals,
-    with the change since the line before in brackets.
+    Lines are `name:value`; a name never changes its meaning. After each `…_bytes` a line `…_human` repeats the size with a
+    unit; --json has the raw values alone. Slots are counted by size class, CHUNK BYTESxLAYERS. --watch prints totals, with the
+    change since the line before in brackets.
     """
     interval_s = _seconds(interval, "--interval")
     if not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
@@ -71,7 +71,9 @@ def stats(options: Options, section: str | None, watch: bool, interval: str, cou
 @click.option("--model", metavar="M", help="Chunks of one model.")
 @click.option("--older-than", metavar="DURATION", help="Chunks not used for this long, such as 30m.")
 @click.option("--tier", type=click.Choice(["dram", "ssd"]), help="Only from this tier (default: every tier).")
-@click.option("--demote", is_flag=True, help="Write what DRAM alone has to the SSD tier and checkpoint; drop nothing.")
+@click.option(
+    "--demote", is_flag=True, help="Write chunks that only DRAM has to the SSD tier and checkpoint; drop nothing."
+)
 @click.option("--force", is_flag=True, help="With --demote: beyond ssd.write_budget.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common_options
@@ -88,9 +90,9 @@ def flush(
 ) -> None:
     """Drop chunks from every tier, or one. Chunks that are held stay. Prints what was dropped.
 
-    With --demote nothing is dropped: what only DRAM has is written to the SSD tier, and made certain there. Fails where a power
-    cut could still take chunks (`durable` with --json): some are left in DRAM alone, because ssd.write_budget is used up
-    (--force writes them all the same) or the tier has no room for them, or a sync failed or came late.
+    With --demote nothing is dropped: chunks that only DRAM has are written to the SSD tier and synced. Fails where a power cut
+    could still lose chunks (`durable` with --json): some are left in DRAM alone, because ssd.write_budget is used up (--force
+    writes them nevertheless) or the tier has no room for them, or a sync failed or came late.
     """
     if demote:
         _demote_all(options, is_alone=model is None and older_than is None and tier is None, is_forced=force)
@@ -126,7 +128,7 @@ def flush(
 
 def _demote_all(options: Options, *, is_alone: bool, is_forced: bool) -> None:
     if not is_alone:
-        fail("--demote writes everything down: it goes with no other choice than --all", EXIT_USAGE)
+        fail("--demote writes all chunks: it goes with no other choice than --all", EXIT_USAGE)
     with options.connect() as connection:
         report = ask(lambda: connection.demote_all(DEMOTE_ALL_TIMEOUT_S, is_forced=is_forced))
     if options.is_json:

@@ -1,7 +1,7 @@
-"""The command by which operators say how long chunks are worth keeping: retain.
+"""Command that sets the retention of stored chunks: retain.
 
-Chunks are named by their keys, or by the token ids of a prompt: then the keys are made for every layout in which the daemon has
-served the model, as engines that hash tokens make them. Main thread only.
+Chunks are named by their keys, or by the token ids of a prompt: then the keys are computed for every layout in which the daemon
+has served the model, as engines that hash tokens do. Main thread only.
 """
 
 import json
@@ -16,14 +16,13 @@ import click
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line
 from kvpool.errors import InvalidArgument
+from kvpool.key_column import KEY_DIGITS, KeyColumn
 from kvpool.layout import Layout
 from kvpool.protocol.records import messages as m
-from kvpool.types import KEY_BYTES, PRIORITY_MAX, RetainState
+from kvpool.types import PRIORITY_MAX, RetainState
 from kvpool.units import parse_duration
 from kvpool_client.connection.roots import Roots
 from kvpool_client.key_chain import KeyChain
-
-KEY_DIGITS = 2 * KEY_BYTES
 
 
 @cli.command(
@@ -42,9 +41,9 @@ KEY_DIGITS = 2 * KEY_BYTES
     type=click.IntRange(0, PRIORITY_MAX),
     default=PRIORITY_MAX,
     metavar="P",
-    help="0 (first to go) to 100 (goes only if nothing else can; the default). 35 takes an earlier order back.",
+    help="0 (evicted first) to 100 (evicted only if nothing else can be; the default). 35 undoes an earlier order.",
 )
-@click.option("--duration", metavar="DURATION", help="Counts from the last use, such as 30m (default: for good).")
+@click.option("--duration", metavar="DURATION", help="Counts from the last use, such as 30m (default: no end).")
 @common_options
 @click.pass_obj
 def retain(
@@ -57,11 +56,11 @@ def retain(
     priority: int,
     duration: str | None,
 ) -> None:
-    """Keep stored chunks with a priority, in every tier that has them. Prints how many are accepted, clipped and absent.
+    """Set the priority of stored chunks, in every tier that has them. Prints how many are accepted, clipped and absent.
 
     Each KEY has 64 hexadecimal digits. A tokens file is a JSON list, or numbers with white space between; its chunks are found
     for engines whose keys come from tokens. Clipped chunks stay at the default priority, because dram.retained_share of a tier
-    is kept above it already. Exit code 1 when any chunk is clipped, or none is stored.
+    has higher ones already. Exit code 1 when any chunk is clipped, or none is stored.
     """
     if bool(keys) == bool(tokens_file) or (tokens_file and not model):
         fail("name chunks by KEY..., or by --tokens-file F and --model M", EXIT_USAGE)
@@ -76,9 +75,8 @@ def retain(
             columns = [b"".join(_key(text) for text in keys)]
         counts: Counter[int] = Counter()
         for column in columns:
-            for at in range(0, len(column), m.RETAIN_KEYS_MAX * KEY_BYTES):
-                part = column[at : at + m.RETAIN_KEYS_MAX * KEY_BYTES]
-                counts.update(ask(partial(connection.retain, part, priority, duration_s)))
+            for part in KeyColumn(column).parts(m.RETAIN_KEYS_MAX):
+                counts.update(ask(partial(connection.retain, part.packed, priority, duration_s)))
     report = {state.name.lower(): counts[state] for state in RetainState}
     if options.is_json:
         print_json({**report, "priority": priority, "duration_s": duration_s})
@@ -91,7 +89,7 @@ def retain(
 
 
 def _seconds(text: str | None) -> float:
-    """0: for good."""
+    """Seconds of a duration; 0: no end."""
     try:
         seconds = 0.0 if text is None else parse_duration(text)
     except InvalidArgument as error:

@@ -1,7 +1,6 @@
-"""`kvpoolctl simulate`: what a trace would hit in a pool of a given size, with the daemon's own decisions and no bytes.
+"""`kvpoolctl simulate`: hit rates of a trace in a pool of a given size, with the daemon's own decisions and no bytes.
 
-Holds the command, what its options mean, and the rows it prints. The simulation is in `kvpool.sim`; no daemon is asked.
-Main thread only.
+Holds the command, its options, and the rows it prints. The simulation is in `kvpool.sim`; it uses no daemon. Main thread only.
 """
 
 import json
@@ -33,10 +32,10 @@ DEFAULT_CAPACITIES = "1%,2%,5%,10%,20%"
 DEFAULT_KV_BYTES = "128KiB"  # of a token
 TIERS = ("dram", "dram,ssd")
 PROCESSES_MAX = 256
-# Blocks are bounded by what the native table can name.
+# Blocks are bounded by the native table's indexes.
 BLOCKS_MAX = 1 << 28
 SHARE_MAX = 10.0
-# What of a daemon's configuration has a meaning without bytes.
+# Options of a daemon that have a meaning without bytes.
 HEEDED = ("ssd.admission", "ssd.write_budget", "ssd.watermark", "ssd.write_through")
 # Columns of the table for people stand side by side.
 COLUMNS_MAX = 14
@@ -46,7 +45,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """What was asked, for every trace. `ssd_capacity` is used where it is given, else `ssd_ratio`; 0: no such tier."""
+    """Options for every trace. `ssd_capacity` is used where it is given, else `ssd_ratio`; 0: no such tier."""
 
     capacities: tuple[str, ...]
     policies: tuple[str, ...]
@@ -110,7 +109,7 @@ def simulate_trace(path: str, wanted: SimulateOptions, progress: Progress) -> li
         wanted.times,
     )
     name = Trace(Path(path)).name
-    settings.config()  # what is wrong in it is said before the trace is read
+    settings.config()  # its faults are reported before the trace is read
     task = progress.add_task(f"read {name}", total=None)
     workload = settings.workload()
     cells = _cells(wanted, workload)
@@ -124,7 +123,7 @@ def simulate_trace(path: str, wanted: SimulateOptions, progress: Progress) -> li
 
 
 def _cells(wanted: SimulateOptions, workload: Workload) -> dict[Cell, float]:
-    """Each cell with its share of the unique blocks, as it was asked for."""
+    """Each cell with its share of the unique blocks, as requested."""
     cells = {}
     for text in wanted.capacities:
         blocks = parse_blocks(text, workload.unique, wanted.block_bytes)
@@ -277,14 +276,14 @@ def simulate(
     png: str | None,
     out: str | None,
 ) -> None:
-    """What request traces would hit in a pool of a given size: the daemon's own decisions, without bytes or waiting.
+    """Print the hit rates of request traces in a pool of a given size: the daemon's own decisions, without bytes or waiting.
 
     TRACE is a file of JSON lines as Mooncake publishes them (.jsonl, .jsonl.gz) or a numpy archive (.npz). Rates are of block
-    references. Beside each stand the hits of the optimum that knows the future and those of leaf-first LRU, with as many
-    blocks as all tiers have together. docs/sizing.md shows how to choose a size, and how to make a trace of your own.
+    references. Beside each are the hits of the offline optimum, which knows the future, and those of leaf-first LRU, with as
+    many blocks as all tiers have together. docs/sizing.md shows how to choose a size, and how to make a trace of your own.
     """
     if options.socket is not None:
-        fail("simulate asks no daemon: leave --socket out", EXIT_USAGE)
+        fail("simulate uses no daemon: leave --socket out", EXIT_USAGE)
     if times is not None and len(traces) > 1:
         fail("--times is for one trace", EXIT_USAGE)
     if ssd_capacity is not None and tiers == TIERS[0]:

@@ -1,4 +1,4 @@
-"""The commands that steer a running daemon: log-level, reload. Main thread only."""
+"""Commands that steer a running daemon: log-level, reload. Main thread only."""
 
 import click
 
@@ -16,7 +16,7 @@ LEVELS = sorted(OPTIONS["log.level"].expected.removeprefix("one of ").split(", "
 def log_level(options: Options, level: str | None) -> None:
     """Print from which level on the daemon logs, or have it log from another LEVEL on.
 
-    A level set so lasts until the daemon reads its configuration again, or ends.
+    Such a level lasts until the daemon reads its configuration again, or ends.
     """
     with options.connect() as connection:
         report = ask(lambda: connection.log_level(level or ""))

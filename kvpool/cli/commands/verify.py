@@ -1,7 +1,7 @@
-"""The commands that look for broken invariants and wrong bytes: check, verify.
+"""Commands that find broken invariants and wrong bytes: check, verify.
 
-The daemon reads slice by slice, behind everything else that it does, and only as long as somebody asks for the next slice:
-interrupting the command ends the reading. Main thread only.
+The daemon reads slice by slice, after all other work, and only while the command requests the next slice: interrupting the
+command ends the reading. Main thread only.
 """
 
 import secrets
@@ -32,8 +32,8 @@ SEED_BITS = 32
 def check(options: Options, deep: bool) -> None:
     """Recount every invariant inside the running daemon. Exit code 1 when one is broken or a chunk is bad.
 
-    With --deep a chunk that is bad is dropped from its tier, with what follows it, and named by the beginning of its key. The
-    daemon serves on meanwhile; what is stored during the check may be left out.
+    With --deep a bad chunk is dropped from its tier, with its descendants, and named by the beginning of its key. The daemon
+    serves on meanwhile; chunks stored during the check may be left out.
     """
     with options.connect() as connection:
         report = ask(lambda: connection.check())
@@ -59,7 +59,7 @@ def check(options: Options, deep: bool) -> None:
 @click.option("--sample", type=click.IntRange(min=1), required=True, metavar="N", help="How many chunks to read.")
 @click.option("--tier", type=click.Choice(["dram", "ssd"]), help="Only from this tier (default: every tier).")
 @click.option(
-    "--seed", type=click.IntRange(min=0), metavar="S", help="Draw the same places again (default: a new one, printed)."
+    "--seed", type=click.IntRange(min=0), metavar="S", help="Draw the same chunks again (default: a new seed, printed)."
 )
 @common_options
 @click.pass_obj
@@ -67,7 +67,7 @@ def verify(options: Options, sample: int, tier: str | None, seed: int | None) ->
     """Read N chunks drawn at random and compare their bytes with their checksums. Exit code 1 when one is bad.
 
     Every chunk of every tier is as likely as any other to be drawn, and none is drawn twice; where there are fewer than N,
-    all are read. A bad chunk is dropped from its tier, with what follows it.
+    all are read. A bad chunk is dropped from its tier, with its descendants.
     """
     chosen = secrets.randbits(SEED_BITS) if seed is None else seed
     with options.connect() as connection:

@@ -1,7 +1,7 @@
-"""`kvpoolctl why`: what became of a chunk, or of a prompt's chunks: stored where, removed when and why, declined why.
+"""`kvpoolctl why`: the history of a chunk, or of a prompt's chunks: where stored, when and why removed, why declined.
 
 A prompt's keys are computed here, for every model and layout that the daemon knows, so that a prompt which is stored under
-another name than was asked for is found and said. Main thread of a command only.
+another name is found too. Main thread of a command only.
 """
 
 import json
@@ -12,26 +12,26 @@ import click
 
 from kvpool.cli.kvpoolctl import Options, ask, cli, common_options, epilog
 from kvpool.cli.output import EXIT_FAILURE, EXIT_USAGE, fail, print_json, print_line
+from kvpool.key_column import KEY_BYTES, KEY_DIGITS
 from kvpool.keys import root_key
 from kvpool.layout import Layout
 from kvpool.protocol.blocking import BlockingConnection
-from kvpool.types import KEY_BYTES
 from kvpool_client.key_chain import KeyChain
 
-# What removed or refused a chunk, for people.
+# Reasons for a removal or refusal, in words.
 REASONS = {
-    "own-class": "evicted for a newer chunk of its own size: it was the eviction policy's first to go",
+    "own-class": "evicted for a newer chunk of its own size: it was the eviction policy's first choice",
     "other-class": "evicted: its memory went to chunks of another size",
     "index-full": "evicted: as many chunks were stored as there is room for in the index",
     "flushed": "flushed by order of an operator",
     "dropped": "dropped: its bytes were bad, or those of a chunk before it, or the disk had lost them",
-    "discarded": "given up by its only user",
+    "discarded": "released by its only user",
     "landing-failed": "dropped: it or a chunk before it could not be read back from the SSD tier",
     "pending": "another engine was just saving it",
     "no-parent": "the chunk before it was not stored",
     "full": "everything that could have made room was in use",
-    "not-ready": "memory was not ready, or what it would have replaced had still to be written down",
-    "share": "its engine kept dram.connection_share of what the others left already",
+    "not-ready": "memory was not ready, or the chunk it would have replaced had still to be written to disk",
+    "share": "its engine already held dram.connection_share of what the others left",
     "too-long": "its prompt has more chunks than server.max_chain_chunks, or a request can name",
     "foreign": "its key belongs to another model or layout: a namespace mismatch",
 }
@@ -48,12 +48,12 @@ REASONS = {
 @common_options
 @click.pass_obj
 def why(options: Options, keys: tuple[str, ...], tokens_file: Any, model: str | None, salt: str, adapter: str) -> None:
-    """Say of chunks where they are stored, or what became of them.
+    """Print where chunks are stored, or why they are not.
 
     KEY is a chunk's key in hex, 64 digits. With --tokens-file the keys are computed from token ids (a JSON array, or numbers
-    with anything between them) as an engine with this model, salt and adapter does. The daemon remembers what became of the
-    latest events.fates chunks; of others it says that it does not know them: they were never stored, or long ago. Saves that
-    clients decline by themselves (too late, away) it never hears of by key.
+    with anything between them) as an engine with this model, salt and adapter does. The daemon has the history of the latest
+    events.fates removed chunks; others are unknown: never stored, or removed long ago. Saves that clients decline by themselves
+    (too late, away) are not reported by key.
     """
     if bool(keys) == (tokens_file is not None):
         fail("name one or more KEYs, or --tokens-file FILE", EXIT_USAGE)
@@ -123,7 +123,7 @@ def _history_line(row: dict[str, Any]) -> str:
     if row["fate"] == "stored":
         return f"stored in {' and '.join(row['tiers'])}, priority {row['priority']}"
     if row["fate"] == "unknown":
-        return "never stored, or so long ago that it is forgotten"
+        return "never stored, or removed too long ago to be known"
     reason = REASONS.get(row["reason"], row["reason"])
     if row["fate"] == "declined":
         return f"not taken {row['age_s']:g} s ago: {reason}"
@@ -136,7 +136,7 @@ def _key(text: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        fail(f"{text!r} is no key, expected {2 * KEY_BYTES} hex digits", EXIT_USAGE)
+        fail(f"{text!r} is no key, expected {KEY_DIGITS} hex digits", EXIT_USAGE)
     return key
 
 

@@ -1,6 +1,7 @@
-"""Holds on the longest stored prefix of a chain, taken part by part; what a slower tier has of it is promoted.
+"""Acquire task: holds on the longest stored prefix of a chain, taken part by part; chunks that only a lower tier has are
+promoted.
 
-Holds no lease: whoever began it makes one of what it has, or ends it. Control thread only; `now_ns` is an argument.
+Holds no lease: its creator makes one of its holds, or ends the task. Control thread only; `now_ns` is an argument.
 
 Invariant: every hold in `holds` covers exactly the first `chunks` chunks; there is one for each rank, none while `chunks` is 0.
 """
@@ -8,17 +9,19 @@ Invariant: every hold in `holds` covers exactly the first `chunks` chunks; there
 import kvpool_native
 from kvpool.index.parts import Step, part_chunks
 from kvpool.index.sessions import EngineSession
-from kvpool.tiering.promotions import Promotions
-from kvpool.types import KEY_BYTES, ConnectionId, HoldId
+from kvpool.key_column import KeyColumn
+from kvpool.tiering.promotions import Wanted
+from kvpool.tiering.tiering import RunBelow, Tiering
+from kvpool.types import ConnectionId, HoldId
 
 
 class AcquireTask:
-    """See the module. `keys`: of one rank after those of another. No more than the `holder` may keep, where one is named."""
+    """See the module. `keys`: of one rank after those of another. No more than the `holder` may hold, where one is named."""
 
     def __init__(
         self,
         directory: kvpool_native.Directory,
-        promotions: Promotions | None,
+        tiering: Tiering,
         session: EngineSession,
         keys: bytes,
         *,
@@ -26,53 +29,53 @@ class AcquireTask:
         holder: ConnectionId | None = None,
     ) -> None:
         self._directory = directory
-        self._promotions = promotions
+        self._tiering = tiering
         self._ranks = list(session.namespaces.values())
         self._classes = [namespace.size_class for namespace in self._ranks]
-        self._length = len(keys) // len(self._ranks)
-        self._keys = keys
+        self._columns = KeyColumn(keys).by_rank(len(self._ranks))
+        self._length = len(self._columns[0])
         self._is_urgent = is_urgent
         self._holder = holder
         self.holds: list[HoldId] = []
         self.chunks = 0
 
     def __repr__(self) -> str:
-        return f"<AcquireTask {self.chunks} of {self._length // KEY_BYTES} chunks>"
+        return f"<AcquireTask {self.chunks} of {self._length} chunks>"
 
     def advance(self, now_ns: int) -> Step:
-        """Hold the next part. WAIT where DRAM has no room for all of it just now; DONE where no more is stored, or allowed."""
+        """Hold the next part. WAIT where DRAM has no room for all of it now; DONE where no more is stored, or allowed."""
         self._give_up_dropped(now_ns)
         first = self.chunks
-        wanted = min(part_chunks(len(self._ranks)), self._length // KEY_BYTES - first)
-        columns = [self._keys_of(rank, first, wanted) for rank in range(len(self._ranks))]
+        wanted = min(part_chunks(len(self._ranks)), self._length - first)
+        columns = [column[first : first + wanted] for column in self._columns]
         found = self._extend(columns, now_ns)
         lower = [self._find_in_lower_tier(rank, column, found[rank]) for rank, column in enumerate(columns)]
-        reach = min(max(here, there) for here, (there, _) in zip(found, lower, strict=True))
+        reach = min(max(here, run.chunks if run else 0) for here, run in zip(found, lower, strict=True))
         if self._holder is not None:
             holds = [HoldId(0)] * len(self._ranks) if not self.holds else self.holds
             allowed = self._directory.affordable(self._holder, holds, self._classes, first + reach)
             reach = max(0, allowed - first)
         chunks = reach
         for rank, column in enumerate(columns):
-            chunks = min(chunks, self._promote(rank, column, found[rank], lower[rank], reach, now_ns))
+            chunks = min(chunks, self._promote(rank, column, found[rank], lower[rank], reach))
         self._align(columns, found, chunks, now_ns)
         if chunks < reach:
             return Step.WAIT
-        return Step.MORE if chunks == wanted and self.chunks * KEY_BYTES < self._length else Step.DONE
+        return Step.MORE if chunks == wanted and self.chunks < self._length else Step.DONE
 
     def take(self) -> list[HoldId]:
-        """The holds, which are the caller's from now on."""
+        """The holds, which belong to the caller from now on."""
         holds, self.holds = self.holds, []
         return holds
 
     def end(self, now_ns: int) -> None:
-        """Give back what it still has."""
+        """Release the remaining holds."""
         for hold in self.take():
             if hold:
                 self._directory.release(hold, now_ns)
 
     def _give_up_dropped(self, now_ns: int) -> None:
-        """Hold what is left where chunks were dropped since the last part: what stands there by now is not what they follow."""
+        """Hold the remaining prefix where chunks were dropped since the last part: later chunks do not follow it any longer."""
         left = min((self._directory.count_whole(hold) for hold in self.holds), default=0)
         if left == self.chunks:
             return
@@ -82,42 +85,35 @@ class AcquireTask:
         for hold in self.holds:
             self._directory.shorten(hold, left, now_ns)
 
-    def _keys_of(self, rank: int, first: int, count: int) -> bytes:
-        at = rank * self._length + first * KEY_BYTES
-        return self._keys[at : at + count * KEY_BYTES]
-
-    def _extend(self, columns: list[bytes], now_ns: int) -> list[int]:
-        """Hold what DRAM has of the next keys: how many chunks on each rank."""
+    def _extend(self, columns: list[KeyColumn], now_ns: int) -> list[int]:
+        """Hold the next keys that DRAM has. Returns how many chunks on each rank."""
         if self.holds:
             return [
-                self._directory.extend(hold, column, now_ns) for hold, column in zip(self.holds, columns, strict=True)
+                self._directory.extend(hold, column.packed, now_ns)
+                for hold, column in zip(self.holds, columns, strict=True)
             ]
         found = [
-            self._directory.acquire(namespace.id, column, now_ns)
+            self._directory.acquire(namespace.id, column.packed, now_ns)
             for namespace, column in zip(self._ranks, columns, strict=True)
         ]
-        self.holds = [HoldId(hold) for _, hold in found]
-        return [chunks for chunks, _ in found]
+        self.holds = [HoldId(held.id) for held in found]
+        return [held.chunks for held in found]
 
-    def _find_in_lower_tier(self, rank: int, column: bytes, found: int) -> tuple[int, HoldId]:
-        if self._promotions is None or found * KEY_BYTES == len(column):
-            return 0, HoldId(0)
-        return self._promotions.find(self._ranks[rank], column, found, parent=self._parent_of(rank, self.chunks))
+    def _find_in_lower_tier(self, rank: int, column: KeyColumn, found: int) -> RunBelow | None:
+        if found == len(column):
+            return None
+        parent = self._columns[rank].before(self.chunks)
+        return self._tiering.find(self._ranks[rank], column.packed, found, parent=parent)
 
-    def _promote(self, rank: int, column: bytes, found: int, lower: tuple[int, HoldId], reach: int, now_ns: int) -> int:
-        """Have chunks up to `reach` read; how many are in DRAM or on their way."""
-        if self._promotions is None:
+    def _promote(self, rank: int, column: KeyColumn, found: int, lower: RunBelow | None, reach: int) -> int:
+        """Promote chunks up to `reach`. Returns how many are in DRAM or being promoted."""
+        if lower is None:
             return found
-        parent = self._parent_of(rank, self.chunks + found)
-        wanted = column[found * KEY_BYTES : reach * KEY_BYTES]
-        return found + self._promotions.promote(
-            self._ranks[rank], parent, wanted, found, lower[1], now_ns, is_urgent=self._is_urgent
-        )
+        parent = self._columns[rank].before(self.chunks + found)
+        wanted = Wanted(self._ranks[rank], parent, column[found:reach], first=found, is_urgent=self._is_urgent)
+        return found + self._tiering.promote(lower, wanted)
 
-    def _parent_of(self, rank: int, chunks: int) -> bytes:
-        return self._keys_of(rank, chunks - 1, 1) if chunks else b""
-
-    def _align(self, columns: list[bytes], found: list[int], chunks: int, now_ns: int) -> None:
+    def _align(self, columns: list[KeyColumn], found: list[int], chunks: int, now_ns: int) -> None:
         """Have each hold cover `chunks` chunks of this part: some were found, others have been promoted since."""
         total = self.chunks + chunks
         for rank, column in enumerate(columns):
@@ -127,12 +123,12 @@ class AcquireTask:
             elif here > chunks:
                 self._directory.shorten(hold, total, now_ns)
             elif here < chunks:
-                more = column[here * KEY_BYTES : chunks * KEY_BYTES]
+                more = column[here:chunks].packed
                 if hold:
                     taken = self._directory.extend(hold, more, now_ns)
                 else:
-                    taken, number = self._directory.acquire(self._ranks[rank].id, more, now_ns)
-                    self.holds[rank] = HoldId(number)
+                    held = self._directory.acquire(self._ranks[rank].id, more, now_ns)
+                    taken, self.holds[rank] = held.chunks, HoldId(held.id)
                 assert taken == chunks - here
         if not total:
             self.holds = []

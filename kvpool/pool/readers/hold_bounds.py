@@ -1,6 +1,6 @@
-"""Bounds on what may be kept in DRAM, and how much of it each connection and namespace keeps from being evicted.
+"""Hold bounds: how much of DRAM may be protected from eviction, by connection, user and namespace, and how much is.
 
-The native directory counts and refuses; here it is told the bounds and asked for the greatest. Control thread only.
+The native directory counts and refuses; this module sets the bounds and reads the largest counts. Control thread only.
 """
 
 from typing import Protocol
@@ -8,17 +8,17 @@ from typing import Protocol
 from kvpool.config.config import DramConfig
 from kvpool.index.namespaces import Namespaces
 from kvpool.types import ConnectionId, NamespaceId
-from kvpool_native import Directory
+from kvpool_native import Directory, HolderUse
 
 # Of each kind; a report is one frame.
 ROWS_MAX = 32
-# Of DRAM's capacity again, for token ids: those of a chunk of 256 tokens take 1 KiB, its KV hundreds of times that.
+# Memory for token ids, as a share of DRAM's capacity: those of a chunk of 256 tokens take 1 KiB, its KV hundreds of times that.
 TOKEN_IDS_PART = 16
 _KINDS = ("reserved_bytes", "zombie_bytes", "leased_bytes")
 
 
 def bound(directory: Directory, config: DramConfig, chain_chunks_max: int, user_share: float) -> None:
-    """Tell DRAM's directory what may be kept: above the default priority, by a connection, a user, in a chain; of token ids."""
+    """Set the bounds of DRAM's directory: above the default priority, by connection, by user, in a chain; of token ids."""
     directory.bound_chains(chain_chunks_max)
     directory.cap_retained(config.retained_share)
     directory.share_among_holders(config.connection_share, user_share)
@@ -26,7 +26,7 @@ def bound(directory: Directory, config: DramConfig, chain_chunks_max: int, user_
 
 
 class HoldsByOwner(Protocol):
-    """Somebody who knows what each connection has of a kind."""
+    """A counter of what each connection has of a kind."""
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
         """Numbers by name."""
@@ -36,8 +36,8 @@ class HoldsByOwner(Protocol):
 def held_by_connection(directory: Directory, *owners: HoldsByOwner) -> dict[int, dict[str, int]]:
     """Numbers and bytes by name that each connection has: of its holds in the directory, and what `owners` count."""
     found: dict[int, dict[str, int]] = {}
-    for number, *sizes in directory.holders():
-        found[number] = dict(zip(_KINDS, sizes, strict=True))
+    for use in directory.holders():
+        found[use.holder] = dict(zip(_KINDS, _bytes_of(use), strict=True))
     for owner in owners:
         for connection, counts in owner.count_by_owner().items():
             found.setdefault(connection, {}).update(counts)
@@ -46,11 +46,11 @@ def held_by_connection(directory: Directory, *owners: HoldsByOwner) -> dict[int,
 
 def count_held(directory: Directory, namespaces: Namespaces) -> dict[str, int]:
     """Bytes by name. `held.connection.0`: of tickets. Leases of one connection on the same chunks may count more than once."""
-    holders = directory.holders()
+    holders = [(use.holder, *_bytes_of(use)) for use in directory.holders()]
     by_namespace = []
-    for number, *chunks in directory.held_namespaces():
-        size = namespaces.by_id(NamespaceId(number)).layout.chunk_bytes
-        by_namespace.append((number, *(count * size for count in chunks)))
+    for kept in directory.held_namespaces():
+        size = namespaces.by_id(NamespaceId(kept.namespace)).layout.chunk_bytes
+        by_namespace.append((kept.namespace, kept.writing * size, kept.zombies * size, kept.held * size))
     rows = {
         "held.connections": len(holders),
         **{f"held.{kind}": sum(row[1 + at] for row in by_namespace) for at, kind in enumerate(_KINDS)},
@@ -59,3 +59,8 @@ def count_held(directory: Directory, namespaces: Namespaces) -> dict[str, int]:
         for number, *sizes in sorted(listed, key=lambda row: sum(row[1:]), reverse=True)[:ROWS_MAX]:
             rows |= {f"held.{word}.{number}.{kind}": size for kind, size in zip(_KINDS, sizes, strict=True)}
     return rows
+
+
+def _bytes_of(use: HolderUse) -> tuple[int, int, int]:
+    """In the order of `_KINDS`."""
+    return use.reserved_bytes, use.zombie_bytes, use.leased_bytes

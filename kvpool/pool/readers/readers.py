@@ -1,11 +1,11 @@
 """Readers: leases and tickets on stored chunks, over the holds of the native directory.
 
-Joins the directory, which protects chunks, with the records of who asked and until when. It schedules nothing and
-speaks no protocol; `now_ns` is an argument. Control thread only.
+Joins the directory, which protects chunks, with the records of owners and deadlines. It schedules nothing and handles no
+protocol; `now_ns` is an argument. Control thread only.
 
 Invariant: every hold that a reader has in the directory is in exactly one lease or ticket, is just being taken for one, or is
 just ending. Those of leases and tickets count there for the connection of the lease, or for all tickets together: these may
-outlive who issued them.
+outlive their issuers.
 """
 
 import sys
@@ -24,7 +24,7 @@ from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.readers.acquire_task import AcquireTask
-from kvpool.tiering.promotions import Promotions
+from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId, LeaseId
 
 
@@ -38,7 +38,7 @@ class Grant(NamedTuple):
     tiers: bytes
 
 
-# Whom the holds of tickets count for: no connection has this number.
+# The owner number of tickets' holds: no connection has it.
 TICKETS = 0
 NOTHING = Grant(lease=0, chunks=0, offsets=b"", generations=b"", tiers=b"")
 
@@ -51,13 +51,13 @@ class Readers:
         directory: kvpool_native.Directory,
         ttl_ns: int,
         leases_max: int,
-        promotions: Promotions | None = None,
+        tiering: Tiering,
         hit_curve: MissRatioCurve | None = None,
         on_backlog: Callable[[], None] | None = None,
     ) -> None:
         """`on_backlog` has `expire` called soon; without it every hold is ended at once."""
         self._directory = directory
-        self._promotions = promotions
+        self._tiering = tiering
         self._hit_curve = hit_curve
         self._leases = Leases(ttl_ns)
         self._leases_max = leases_max
@@ -69,7 +69,7 @@ class Readers:
         return f"<Readers {self.leases} leases, {self.tickets} tickets>"
 
     def change_ttl(self, ttl_ns: int) -> None:
-        """Have leases and tickets live for another time; a connection's leases no shorter than it was told."""
+        """Have leases and tickets live for another time; a connection's leases no shorter than the time it was given."""
         self._leases.change_ttl(ttl_ns)
 
     @property
@@ -79,7 +79,7 @@ class Readers:
 
     @property
     def tickets(self) -> int:
-        """Tickets that somebody may still claim."""
+        """Tickets that may still be claimed."""
         return self._leases.tickets
 
     @property
@@ -105,7 +105,7 @@ class Readers:
         """A lease of the longest present prefix of `keys`, on every rank, to be taken in parts. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
-        acquire_task = AcquireTask(self._directory, self._promotions, session, keys, holder=session.connection)
+        acquire_task = AcquireTask(self._directory, self._tiering, session, keys, holder=session.connection)
         self._acquiring.add(acquire_task)
         return acquire_task
 
@@ -114,7 +114,7 @@ class Readers:
         return self._grant_acquired(session, acquire_task.chunks, list(acquire_task.take()), now_ns)
 
     def acquire(self, session: EngineSession, keys: bytes, now_ns: int, *, may_wait: bool) -> Grant | None:
-        """All parts at once. None where DRAM has no room for all that a slower tier has (and `may_wait`). Raises Refused."""
+        """All parts at once. None where DRAM has no room for all that a lower tier has (and `may_wait`). Raises Refused."""
         acquire_task = self.begin(session, keys)
         while (step := acquire_task.advance(now_ns)) is Step.MORE:
             pass
@@ -127,11 +127,11 @@ class Readers:
         """Lease the `chunks` chunks that end in `leaves`, one key for each rank: all of them or nothing. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
-        acquired, holds = self._directory.acquire_leaves(session.namespace_ids, leaves, chunks, now_ns)
-        if self._affordable(session.connection, session, holds, acquired) < acquired:
-            self._end_holds([HoldId(hold) for hold in holds], now_ns)
+        held = self._directory.acquire_leaves(session.namespace_ids, leaves, chunks, now_ns)
+        if self._affordable(session.connection, session, held.ids, held.chunks) < held.chunks:
+            self._end_holds([HoldId(hold) for hold in held.ids], now_ns)
             return NOTHING
-        return self._grant_acquired(session, acquired, holds, now_ns)
+        return self._grant_acquired(session, held.chunks, held.ids, now_ns)
 
     def release(self, session: EngineSession, lease: int, now_ns: int) -> None:
         """End a lease; nothing where it had ended before."""
@@ -183,7 +183,7 @@ class Readers:
         self._end_holds(self._leases.drop_owner(connection), now_ns)
 
     def expire(self, now_ns: int) -> None:
-        """End what has outlived its time or its connection, a bounded part of it."""
+        """End leases and tickets that have expired or lost their connection, a bounded number."""
         self._end_holds([], now_ns)
         if not self._ending:
             self._end_holds(self._leases.expire(now_ns), now_ns)
@@ -212,17 +212,17 @@ class Readers:
         self._directory.charge(list(holds.values()), session.connection)
         rank = session.layout.rank
         if rank is None:
-            levels = [np.frombuffer(self._directory.columns(hold)[2], np.uint8) for hold in holds.values()]
+            levels = [np.frombuffer(self._directory.columns(hold).levels, np.uint8) for hold in holds.values()]
             return Grant(lease.id, chunks, b"", b"", np.maximum.reduce(levels).tobytes())
-        offsets, generations, tiers = self._directory.columns(holds[rank])
-        return Grant(lease.id, chunks, offsets, generations, tiers)
+        columns = self._directory.columns(holds[rank])
+        return Grant(lease.id, chunks, columns.offsets, columns.generations, columns.levels)
 
     def _affordable(self, holder: int, session: EngineSession, holds: Sequence[int], chunks: int) -> int:
         classes = [namespace.size_class for namespace in session.namespaces.values()]
         return self._directory.affordable(holder, holds, classes, chunks)
 
     def _end_holds(self, holds: list[HoldId], now_ns: int) -> None:
-        """End these after those that wait for their end, as far as that goes at once."""
+        """End these after those that are already waiting, as many as fit one call."""
         self._ending.extend(holds)
         left = ENDED_AT_ONCE if self._on_backlog else sys.maxsize
         while self._ending and left > 0:

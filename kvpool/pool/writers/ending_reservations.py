@@ -1,6 +1,6 @@
-"""Reservations that end or expire: out of the directory in bounded parts, since a long one takes longer than a turn.
+"""Ending reservations: removed from the directory in bounded parts, because a long one takes longer than a turn.
 
-Control thread only. Invariant: what is in `_expiring` or `_ending` is nobody's to commit or to write any more.
+Control thread only. Invariant: nothing can commit or write a reservation in `_expiring` or `_ending`.
 """
 
 import sys
@@ -9,8 +9,8 @@ from collections.abc import Callable
 import kvpool_native
 from kvpool.types import ReservationId
 
-# What is ended in one call, in chunks: half a millisecond (a chunk that was not stored takes 1 us). A reservation itself
-# costs as much as some chunks.
+# Chunks ended in one call: half a millisecond (a chunk that was not stored takes 1 us). A reservation itself costs as much as
+# some chunks.
 ENDED_AT_ONCE = 512
 ENDED_COST = 8
 
@@ -21,10 +21,10 @@ class EndingReservations:
     def __init__(self, directory: kvpool_native.Directory, on_backlog: Callable[[], None] | None = None) -> None:
         self._directory = directory
         self._on_backlog = on_backlog
-        # With how many chunks each has, the first to be ended first.
+        # Chunks of each, in the order in which they are to be ended.
         self._expiring: dict[ReservationId, int] = {}
         self._ending: dict[ReservationId, int] = {}
-        self._left = ENDED_AT_ONCE  # what may be ended before `go_on` is called again
+        self._left = ENDED_AT_ONCE  # chunks that may be ended before `go_on` is called again
 
     def __repr__(self) -> str:
         return f"<EndingReservations {len(self._expiring)} expiring, {len(self._ending)} ending>"
@@ -39,12 +39,12 @@ class EndingReservations:
         return reservation in self._ending
 
     def expire(self, reservation: ReservationId, chunks: int, now_ns: int) -> None:
-        """Take a reservation of so many chunks out of sight; its slots stay."""
+        """Expire a reservation of so many chunks; its slots stay reserved."""
         self._expiring[reservation] = chunks
         self._begin(now_ns)
 
     def end(self, reservation: ReservationId, chunks: int, now_ns: int, *, is_asked: bool = True) -> None:
-        """End a reservation of so many chunks: a short one that somebody asks for at once, whatever waits."""
+        """End a reservation of so many chunks: a short requested one at once, before all that wait."""
         self._ending[reservation] = chunks
         if (is_asked and chunks <= ENDED_AT_ONCE) or self._on_backlog is None:
             self._directory.end_reservation(reservation, now_ns)
@@ -52,7 +52,7 @@ class EndingReservations:
         self._begin(now_ns)
 
     def go_on_with(self, reservation: ReservationId, now_ns: int) -> None:
-        """End a part of one that ends: whoever asked for it waits for no other."""
+        """End a part of this reservation, whose requester then waits for no other."""
         if reservation in self._ending and self._directory.end_part(reservation, ENDED_AT_ONCE, now_ns):
             del self._ending[reservation]
 
@@ -62,7 +62,7 @@ class EndingReservations:
         self._run(now_ns)
 
     def _begin(self, now_ns: int) -> None:
-        """At once what this turn has left for it; the next one goes on."""
+        """End as much as this turn allows; the next one continues."""
         if self._on_backlog is None:
             self.go_on(now_ns)
             return

@@ -1,6 +1,6 @@
-"""Slots for the chunks of one save, reserved part by part.
+"""Reserve task: slots for the chunks of one save, reserved part by part.
 
-Holds no reservation of a connection: whoever began it makes one of what it has, or ends it. Control thread only; `now_ns` is an
+Not yet a reservation of a connection: its creator makes one of it, or ends the task. Control thread only; `now_ns` is an
 argument. Invariant: `reservation` is the directory's, or 0 while it holds nothing; the columns have a row for each of the first
 `chunks` keys.
 """
@@ -9,14 +9,16 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.index.parts import PART_CHUNKS, Step
 from kvpool.index.sessions import EngineSession
-from kvpool.pool.writers.retention import keep
-from kvpool.types import DURATION_BYTES, KEY_BYTES, ReservationId, RetainState, SaveState
-
-HAVE_SLOTS = (SaveState.PRESENT, SaveState.RESERVED)
+from kvpool.key_column import KeyColumn
+from kvpool.pool.writers.retention import Retention
+from kvpool.types import DURATION_BYTES, ReservationId
 
 
 class ReserveTask:
-    """See the module. `retention`: priorities and durations of chunks, new or present, or nothing; see `m.Reserve`."""
+    """See the module. `retention`: priorities and durations of chunks, new or present, or nothing; see `m.Reserve`.
+
+    `retainer`: has them kept so, in every tier.
+    """
 
     def __init__(
         self,
@@ -24,13 +26,15 @@ class ReserveTask:
         session: EngineSession,
         parent: bytes,
         keys: bytes,
-        retention: tuple[bytes, bytes] = (b"", b""),
+        retention: tuple[bytes, bytes],
+        retainer: Retention,
     ) -> None:
         self._directory = directory
+        self._retainer = retainer
         self._own = session.own
         self._connection = session.connection
         self._parent = parent
-        self.keys = keys
+        self.keys = KeyColumn(keys)
         self._retention = retention
         self.reservation = ReservationId(0)
         self.states = bytearray()
@@ -39,7 +43,7 @@ class ReserveTask:
         self.retained = bytearray()
 
     def __repr__(self) -> str:
-        return f"<ReserveTask {self.chunks} of {len(self.keys) // KEY_BYTES} chunks>"
+        return f"<ReserveTask {self.chunks} of {len(self.keys)} chunks>"
 
     @property
     def chunks(self) -> int:
@@ -47,49 +51,39 @@ class ReserveTask:
         return len(self.states)
 
     def advance(self, now_ns: int, *, may_wait: bool) -> Step:
-        """Reserve the next part. WAIT (if it may) where only memory could serve that is being faulted in or written down."""
+        """Reserve the next part. WAIT (if it may) where only memory that is being faulted in or demoted could serve."""
         first = self.chunks
         evicted_before = self._directory.evicted_chunks
-        reservation, states, offsets, generations = self._reserve(first, now_ns, may_wait=may_wait)
-        self.reservation = ReservationId(reservation)
+        made = self._reserve(first, now_ns, may_wait=may_wait)
+        self.reservation = ReservationId(made.id)
         failpoint.reach("daemon.reserve.after", failpoint.refused)
         if self._directory.evicted_chunks > evicted_before:
             failpoint.reach("daemon.evict.after", failpoint.refused)
-        self.states += states
-        self.offsets += offsets
-        self.generations += generations
+        self.states += made.states
+        self.offsets += made.offsets
+        self.generations += made.generations
         if self._retention[0]:
-            self.retained += self._retain(first, states, now_ns)
-        if self.chunks * KEY_BYTES == len(self.keys):
+            self.retained += self._retain(first, made.states, now_ns)
+        if self.chunks == len(self.keys):
             return Step.DONE
-        return Step.MORE if len(states) == PART_CHUNKS else Step.WAIT
+        return Step.MORE if len(made.states) == PART_CHUNKS else Step.WAIT
 
     def take(self) -> ReservationId:
-        """The reservation, which is the caller's from now on."""
+        """The reservation, which belongs to the caller from now on."""
         taken, self.reservation = self.reservation, ReservationId(0)
         return taken
 
-    def _reserve(self, first: int, now_ns: int, *, may_wait: bool) -> tuple[int, bytes, bytes, bytes]:
+    def _reserve(self, first: int, now_ns: int, *, may_wait: bool) -> kvpool_native.Reserved:
         if self.reservation:
-            return self._directory.reserve_more(self.reservation, self.keys, now_ns, first, PART_CHUNKS, may_wait)
+            return self._directory.reserve_more(
+                self.reservation, self.keys.packed, now_ns, first, PART_CHUNKS, may_wait
+            )
         own, holder = self._own, self._connection
         return self._directory.reserve(
-            own.id, own.size_class, self._parent, self.keys, now_ns, holder, first, PART_CHUNKS, may_wait
+            own.id, own.size_class, self._parent, self.keys.packed, now_ns, holder, first, PART_CHUNKS, may_wait
         )
 
     def _retain(self, first: int, states: bytes, now_ns: int) -> bytes:
-        retained = 0
-        while retained < len(states) and states[retained] in HAVE_SLOTS:
-            retained += 1
-        if not retained:
-            return bytes([RetainState.ABSENT]) * len(states)
         priorities, durations = self._retention
-        answer = keep(
-            self._directory,
-            self._own.id,
-            self.keys[first * KEY_BYTES : (first + retained) * KEY_BYTES],
-            priorities[first : first + retained],
-            durations[first * DURATION_BYTES : (first + retained) * DURATION_BYTES],
-            now_ns,
-        )
-        return answer + bytes([RetainState.ABSENT]) * (len(states) - retained)
+        wanted = priorities[first : self.chunks], durations[first * DURATION_BYTES : self.chunks * DURATION_BYTES]
+        return self._retainer.of_save(self._own, self.keys[first : self.chunks], states, wanted, now_ns)

@@ -1,11 +1,13 @@
-"""Retention: what engines, operators and hints say of how long stored chunks are worth keeping.
+"""Retention: priorities and durations of stored chunks, set by engines, operators and hints.
 
-Cuts what travels into what the native directory is asked; the directory keeps priorities, lets them lapse, and clips what would
-be kept beyond its share. A wish counts in every tier that has the chunk. To demote is the opposite wish: what DRAM alone has is
-written down at once, and DRAM gives those chunks up first, while below they are kept as they were.
+Turns request columns into calls of the native directory, which has the priorities, expires them, and clips those beyond its
+share. A retention request counts in every tier that has the chunk. A demote hint is the opposite: chunks that only DRAM has are
+written to the lower tier at once, and DRAM evicts them first, while the lower tier retains them as before.
 
 Control thread only; `now_ns` is an argument. Holds no state of its own.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,97 +15,99 @@ import kvpool_native
 from kvpool import failpoint
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
-from kvpool.tiering.demotions import Demotions
-from kvpool.tiers.base import SlowerTier
-from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, KEY_BYTES, RetainState
+from kvpool.key_column import KeyColumn
+from kvpool.tiering.tiering import Tiering
+from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, NamespaceId, RetainState, SaveState
 
-# How long DRAM gives a demoted chunk up before others if nobody uses it; then it is one like any other.
+# How long DRAM evicts an unused demoted chunk before others; then it is an ordinary chunk.
 DEMOTED_MS = 600_000
+
+HAVE_SLOTS = (SaveState.PRESENT, SaveState.RESERVED)
 
 
 class Retention:
-    """Wishes about chunks that are stored already. `demotions` and `slower`: of the slower tier, where there is one."""
+    """Retention of chunks that are stored already."""
 
     def __init__(
         self,
         directory: kvpool_native.Directory,
-        demotions: Demotions | None = None,
-        slower: SlowerTier | None = None,
+        tiering: Tiering | None = None,
+        on_retained: Callable[[], None] = lambda: None,
     ) -> None:
+        """`tiering`: the lower tiers; None: this directory alone. `on_retained`: priorities may expire that were set now."""
         self._directory = directory
-        self._demotions = demotions
-        self._slower = slower
+        self._tiering = tiering
+        self._on_retained = on_retained
 
-    def retain(self, session: EngineSession, keys: bytes, priorities: bytes, durations: bytes, now_ns: int) -> bytes:
-        """Keep chunks with these on every rank of the session: a `RetainState` for each, the worst of the ranks'."""
+    def retain(
+        self, session: EngineSession, keys: KeyColumn, priorities: bytes, durations: bytes, now_ns: int
+    ) -> bytes:
+        """Set the retention of chunks on every rank of the session: a `RetainState` for each, the worst of the ranks'."""
         failpoint.reach("daemon.retain.before", failpoint.refused)
         states = []
-        for namespace, column in _by_rank(session, keys, len(priorities)):
-            states.append(keep(self._directory, namespace.id, column, priorities, durations, now_ns))
-            self.remember_in_lower_tier(column, states[-1])
+        for namespace, column in _by_rank(session, keys):
+            states.append(self._retain(namespace.id, column, priorities, durations, now_ns))
         return _worst(states)
 
-    def retain_in(self, namespace: Namespace, keys: bytes, priority: int, duration_ms: int, now_ns: int) -> bytes:
-        """Keep chunks of one namespace with this: a `RetainState` for each."""
-        count = len(keys) // KEY_BYTES
-        durations = duration_ms.to_bytes(DURATION_BYTES, "little") * count
-        states = self._directory.retain(namespace.id, keys, bytes([priority]) * count, durations, now_ns)
-        self.remember_in_lower_tier(keys, states)
-        return states
+    def of_save(
+        self, namespace: Namespace, keys: KeyColumn, states: bytes, wanted: tuple[bytes, bytes], now_ns: int
+    ) -> bytes:
+        """Keep chunks of a save, new or present, with what it says of them, in every tier: a `RetainState` for each.
 
-    def demote(self, session: EngineSession, parents: bytes, keys: bytes, first: int, now_ns: int) -> bytes:
-        """Write chunks behind `parents` down, and have DRAM give them up first from `first` on, on every rank.
-
-        `first` may be before them or behind. Answers a `RetainState` for each that is given up, the worst of the ranks'.
+        `states`: a `SaveState` for each of `keys`; from the first one on that has no slot all are ABSENT. `wanted`: priorities
+        and durations, as in `m.Reserve`.
         """
+        held = 0
+        while held < len(states) and states[held] in HAVE_SLOTS:
+            held += 1
+        absent = bytes([RetainState.ABSENT]) * (len(states) - held)
+        if not held:
+            return absent
+        priorities, durations = wanted[0][:held], wanted[1][: held * DURATION_BYTES]
+        return self._retain(namespace.id, keys[:held], priorities, durations, now_ns) + absent
+
+    def retain_in(self, namespace: Namespace, keys: KeyColumn, priority: int, duration_ms: int, now_ns: int) -> bytes:
+        """Set the retention of chunks of one namespace: a `RetainState` for each."""
+        count = len(keys)
+        durations = duration_ms.to_bytes(DURATION_BYTES, "little") * count
+        return self._retain(namespace.id, keys, bytes([priority]) * count, durations, now_ns)
+
+    def demote(self, session: EngineSession, parents: KeyColumn, keys: KeyColumn, first: int, now_ns: int) -> bytes:
+        """Write chunks after `parents` to the lower tier, and have DRAM evict them first from `first` on, on every rank.
+
+        `parents` has a key for each rank, or none at the root. `first` may be before the chunks or behind. Answers a
+        `RetainState` for each that is given up, the worst of the ranks'.
+        """
+        assert self._tiering is not None, "a hint about tiers, and there are none"
         failpoint.reach("daemon.demote.asked", failpoint.refused)
-        count = len(keys) // KEY_BYTES // len(session.namespaces)
+        count = len(keys) // len(session.namespaces)
         first = min(max(0, first), count)
-        above = (
-            _by_rank(session, parents, 1)
-            if parents
-            else [(namespace, b"") for namespace in session.namespaces.values()]
-        )
+        above = list(parents) or [b""] * len(session.namespaces)
         durations = DEMOTED_MS.to_bytes(DURATION_BYTES, "little") * (count - first)
         states = []
-        for (namespace, column), (_, parent) in zip(_by_rank(session, keys, count), above, strict=True):
-            if self._demotions is not None:
-                self._demotions.write(namespace, parent, column, now_ns)
-            chosen = column[first * KEY_BYTES :]
-            retained = self._retained_in_lower_tier(chosen)
-            states.append(self._directory.retain(namespace.id, chosen, bytes(count - first), durations, now_ns))
-            if self._slower is not None and retained:
-                lower = b"".join(key for key, _, _ in retained)
-                priorities = bytes(priority for _, priority, _ in retained)
-                lasting = b"".join(duration.to_bytes(DURATION_BYTES, "little") for _, _, duration in retained)
-                self._slower.directory.retain(namespace.id, lower, priorities, lasting, now_ns)
+        for (namespace, column), parent in zip(_by_rank(session, keys), above, strict=True):
+            self._tiering.demote(namespace, parent, column.packed, now_ns)
+            chosen = column[first:]
+            lower = self._tiering.retained(chosen)
+            states.append(self._directory.retain(namespace.id, chosen.packed, bytes(count - first), durations, now_ns))
+            self._tiering.restore_retention(namespace, lower, now_ns)
+        self._on_retained()
         return _worst(states)
 
-    def remember_in_lower_tier(self, keys: bytes, states: bytes) -> None:
-        """Have what these chunks are kept with outlive the daemon, as far as the slower tier has them.
-
-        `states`: a `RetainState` for each; an ABSENT one may be another namespace's.
-        """
-        if self._slower is None:
-            return
-        for number, state in enumerate(states):
-            key = keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]
-            if state != RetainState.ABSENT and self._slower.directory.retention(key) is not None:
-                self._slower.touch(key)
-
-    def _retained_in_lower_tier(self, column: bytes) -> list[tuple[bytes, int, int]]:
-        """Those of the keys that the slower tier has, and with what it keeps each."""
-        if self._slower is None:
-            return []
-        keys = [column[at : at + KEY_BYTES] for at in range(0, len(column), KEY_BYTES)]
-        found = [(key, self._slower.directory.retention(key)) for key in keys]
-        return [(key, *retained) for key, retained in found if retained is not None]
+    def _retain(
+        self, namespace: NamespaceId, keys: KeyColumn, priorities: bytes, durations: bytes, now_ns: int
+    ) -> bytes:
+        states = keep(self._directory, namespace, keys.packed, priorities, durations, now_ns)
+        if self._tiering is not None:
+            self._tiering.remember_retention(keys, states)
+        self._on_retained()
+        return states
 
 
 def keep(
     directory: kvpool_native.Directory, namespace: int, keys: bytes, priorities: bytes, durations: bytes, now_ns: int
 ) -> bytes:
-    """Keep chunks with these, but for those of KEEP_PRIORITY, which stay as they are: a `RetainState` for each."""
+    """Set the retention of chunks, but for those with KEEP_PRIORITY, which stay as they are: a `RetainState` for each."""
     if KEEP_PRIORITY not in priorities:
         return directory.retain(namespace, keys, priorities, durations, now_ns)
     chosen = np.flatnonzero(np.frombuffer(priorities, np.uint8) != KEEP_PRIORITY)
@@ -112,7 +116,7 @@ def keep(
         states[chosen] = np.frombuffer(
             directory.retain(
                 namespace,
-                np.frombuffer(keys, "V32")[chosen].tobytes(),
+                KeyColumn(keys).chosen(chosen).packed,
                 np.frombuffer(priorities, np.uint8)[chosen].tobytes(),
                 np.frombuffer(durations, "<u4")[chosen].tobytes(),
                 now_ns,
@@ -122,19 +126,8 @@ def keep(
     return states.tobytes()
 
 
-def part_of(keys: bytes, ranks: int, part: slice) -> bytes:
-    """A part of each rank's chunks, of keys of one rank after those of another."""
-    length = len(keys) // ranks
-    columns = [keys[rank * length : (rank + 1) * length] for rank in range(ranks)]
-    return b"".join(column[part.start * KEY_BYTES : part.stop * KEY_BYTES] for column in columns)
-
-
-def _by_rank(session: EngineSession, keys: bytes, count: int) -> list[tuple[Namespace, bytes]]:
-    length = KEY_BYTES * count
-    return [
-        (namespace, keys[rank * length : (rank + 1) * length])
-        for rank, namespace in enumerate(session.namespaces.values())
-    ]
+def _by_rank(session: EngineSession, keys: KeyColumn) -> list[tuple[Namespace, KeyColumn]]:
+    return list(zip(session.namespaces.values(), keys.by_rank(len(session.namespaces)), strict=True))
 
 
 def _worst(states: list[bytes]) -> bytes:

@@ -1,9 +1,9 @@
-"""Saves by copy: staging memory for connections, and copies from it into the slots they have reserved.
+"""Staged saves (saves by copy): staging memory of connections, and copies from it into the slots they have reserved.
 
 Joins the reservations with the transfer threads; the pool owns it. What the daemon publishes has the checksums of the bytes
 it has stored. Control thread only; copies come back through the event loop.
 
-Invariant: for every copy under way its reservation counts one, so no slot is given to anybody else while it is written.
+Invariant: for every copy under way its reservation counts one, so no slot is reused while it is written.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from kvpool.layout import Layout
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import staging as sm
+from kvpool.protocol.verbs import ENGINE, verb
 from kvpool.transfer.staged_copy import StagedCopy
 from kvpool.transfer.staging import StagingAreas
 from kvpool.transfer.workers import Workers, call_later
@@ -53,15 +54,16 @@ class StagedSaves:
             )
 
     def open(self, session: EngineSession) -> tuple[sm.Staging, int]:
-        """The connection's staging memory: the answer, and the descriptor that goes with it. Raises Refused."""
+        """The connection's staging memory: the answer, and its descriptor. Raises Refused."""
         if not self.staging_bytes:
-            raise Refused("mode", "server.write_mode is in-place: reserved slots are written where they lie")
+            raise Refused("mode", "server.write_mode is in-place: reserved slots are written in place")
         try:
             area = self._areas.open(session.connection)
         except OSError as error:
-            raise Refused("full", f"no staging memory can be had: {error}") from error
+            raise Refused("full", f"there is no staging memory: {error}") from error
         return sm.Staging(area.size), area.fd
 
+    @verb(sm.CopyStaged, roles=ENGINE)
     def copy(self, session: EngineSession, request: sm.CopyStaged) -> "m.Done | asyncio.Future[m.Done]":
         """Copy layers out of staging into reserved slots. Raises ProtocolError for what lies outside, Refused."""
         area = self._areas.find(session.connection)
@@ -85,7 +87,7 @@ class StagedSaves:
         return self._start(job, partial(self._writers.end_copy, reservation, chunks, layers))
 
     def drop_owner(self, connection: ConnectionId) -> None:
-        """A connection has ended: its staging memory goes."""
+        """A connection has ended: release its staging memory."""
         self._areas.drop(connection)
 
     def stats(self) -> dict[str, int]:

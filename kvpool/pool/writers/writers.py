@@ -1,7 +1,7 @@
 """Writers: reserve, commit, end, over the slots of the native directory.
 
-Joins the directory, which makes room and publishes, with the records of who writes and until when. What a connection
-reserves counts there for it, until it says that it writes no more or is gone. It schedules nothing and speaks no protocol;
+Joins the directory, which makes room and publishes, with the records of writers and deadlines. A connection's reservations
+count for it there, until it acknowledges that it no longer writes, or ends. It schedules nothing and handles no protocol;
 `now_ns` is an argument. Control thread only.
 
 Invariant: every reservation in the directory is in `Reservations`, with the same number, or just being made or ended.
@@ -21,6 +21,7 @@ from kvpool.index.staged_slots import StagedSlots
 from kvpool.journal.token_columns import check_tokens, with_scope
 from kvpool.pool.writers.ending_reservations import EndingReservations
 from kvpool.pool.writers.reserve_task import ReserveTask
+from kvpool.pool.writers.retention import Retention
 from kvpool.types import ConnectionId, ReservationId, SaveState
 
 CHECKSUM_BYTES = 4
@@ -30,7 +31,7 @@ CHECKSUM_BYTES = 4
 class ReservedSlots:
     """A reservation as its holder sees it: u8 states, columns of u64 offsets and generations. Id 0: nothing to write.
 
-    `retained`: a `RetainState` for each chunk where something was said of retention, else empty.
+    `retained`: a `RetainState` for each chunk where the request has retention, else empty.
     """
 
     reservation: int
@@ -60,19 +61,21 @@ class Writers:
         self._reservations_max = reservations_max
         self._ending_reservations = EndingReservations(directory, on_backlog)
         self._is_staged = is_staged
-        self.on_overdue: Callable[[ConnectionId], None] = lambda _connection: None  # its slots are nobody's for long
+        self.on_overdue: Callable[[ConnectionId], None] = lambda _connection: (
+            None
+        )  # its slots would stay unusable for long
         self.expired_reservations = 0
 
     def __repr__(self) -> str:
         return f"<Writers {self.reservations} reservations>"
 
     def change_ttl(self, ttl_ns: int) -> None:
-        """Have reservations that are made from now on last for another time."""
+        """Change the time to live of reservations made from now on."""
         self._reservations.change_ttl(ttl_ns)
 
     @property
     def reservations(self) -> int:
-        """Reservations under way, expired ones whose writer has not been heard of included."""
+        """Reservations under way, with expired ones whose writer has not acknowledged the loss."""
         return len(self._reservations)
 
     def stats(self) -> dict[str, int]:
@@ -85,14 +88,23 @@ class Writers:
         return self._ending_reservations.are_left
 
     def begin(
-        self, session: EngineSession, parent: bytes, keys: bytes, retention: tuple[bytes, bytes] = (b"", b"")
+        self,
+        session: EngineSession,
+        parent: bytes,
+        keys: bytes,
+        retention: tuple[bytes, bytes] = (b"", b""),
+        retainer: Retention | None = None,
     ) -> ReserveTask:
-        """Slots for new chunks, to be reserved in parts. `retention`: see `ReserveTask`. Raises Refused."""
+        """Slots for new chunks, to be reserved in parts. `retention`: see `ReserveTask`. Raises Refused.
+
+        `retainer`: of all tiers; None: of this directory alone.
+        """
         if self._reservations.count_of(session.connection) >= self._reservations_max:
             limit = self._reservations_max
             raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
         failpoint.reach("daemon.reserve.before", failpoint.refused)
-        return ReserveTask(self._directory, session, parent, keys, retention)
+        retainer = retainer or Retention(self._directory)
+        return ReserveTask(self._directory, session, parent, keys, retention, retainer)
 
     def make(self, session: EngineSession, reserve_task: ReserveTask, now_ns: int) -> ReservedSlots:
         """A reservation of what has been reserved."""
@@ -100,9 +112,9 @@ class Writers:
         reserved = reserve_task.states.count(SaveState.RESERVED)
         states, offsets = bytes(reserve_task.states), bytes(reserve_task.offsets)
         if self._hit_curve is not None:
-            self._hit_curve.note_save(reserve_task.keys, layout.chunk_bytes, now_ns)
+            self._hit_curve.note_save(reserve_task.keys.packed, layout.chunk_bytes, now_ns)
         if not reserved:
-            self.give_up(reserve_task, now_ns)  # what is present was merely touched
+            self.give_up(reserve_task, now_ns)  # present chunks were only touched
         reservation = reserve_task.take()
         if reserved:
             self._reservations.add(
@@ -118,7 +130,7 @@ class Writers:
         )
 
     def give_up(self, reserve_task: ReserveTask, now_ns: int) -> None:
-        """Whoever began it goes: what it reserved ends."""
+        """End a reserve task whose requester is gone."""
         reservation = reserve_task.take()
         if reservation:
             self._ending_reservations.end(reservation, reserve_task.chunks, now_ns)
@@ -133,7 +145,7 @@ class Writers:
         may_wait: bool,
         retention: tuple[bytes, bytes] = (b"", b""),
     ) -> ReservedSlots | None:
-        """All parts at once; None where only memory could serve that is being faulted in or written down. Raises Refused."""
+        """All parts at once; None where only memory that is being faulted in or demoted could serve. Raises Refused."""
         reserve_task = self.begin(session, parent, keys, retention)
         while (step := reserve_task.advance(now_ns, may_wait=may_wait)) is Step.MORE:
             pass
@@ -166,7 +178,7 @@ class Writers:
         scope: bytes = b"",
     ) -> bytes:
         """Publish the next chunks of a reservation; a state for each. `tokens`: all their token ids, or none; `scope`: what
-        is kept behind those of each.
+        is stored after those of each.
 
         Raises ProtocolError, see `check_commit`.
         """
@@ -192,10 +204,11 @@ class Writers:
     def begin_copy(
         self, session: EngineSession, reservation_id: int, chunks: range, layers: range, now_ns: int
     ) -> tuple[Reservation, tuple[int, ...]] | None:
-        """Where the daemon may write these layers of these reserved chunks; None where the reservation is no more.
+        """Arena offsets at which the daemon may write these layers of these reserved chunks; None where the reservation has
+        ended.
 
-        The slots are nobody else's until `end_copy`, whatever becomes of the reservation and its connection. Raises
-        ProtocolError for chunks that are not reserved or are published already.
+        The slots are not reused until `end_copy`, even if the reservation or its connection ends. Raises ProtocolError for
+        chunks that are not reserved or are published already.
         """
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
         if reservation is not None and reservation.deadline_ns <= now_ns:
@@ -224,7 +237,7 @@ class Writers:
             self._end(reservation, now_ns)
 
     def end(self, session: EngineSession, reservation_id: int, now_ns: int) -> None:
-        """Give up what was not committed; its writer has said that it writes no more."""
+        """Give up what was not committed; its writer has acknowledged that it no longer writes."""
         failpoint.reach("daemon.end.before", failpoint.refused)
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
         if reservation is not None:
@@ -236,13 +249,15 @@ class Writers:
             self._end(reservation, now_ns, is_asked=False)
 
     def expire(self, now_ns: int) -> None:
-        """Take what has outlived its time out of sight, a bounded part at once; its slots wait for their writer's word."""
+        """Expire reservations beyond their deadline, a bounded part at once; their slots wait for the writer's
+        acknowledgement."""
         for reservation in self._reservations.expire(now_ns):
             self._ending_reservations.expire(reservation.id, reservation.chunks, now_ns)
             self.expired_reservations += 1
 
     def end_overdue(self, now_ns: int) -> None:
-        """Have the connections ended whose writers say nothing long after their time. Not from within a request of theirs."""
+        """End the connections whose writers have not acknowledged long after the deadline. Not from within a request of
+        theirs."""
         for connection in self._reservations.overdue(now_ns):
             self.on_overdue(connection)
 

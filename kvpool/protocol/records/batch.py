@@ -1,6 +1,6 @@
-"""The records that carry many requests at once, for engines whose chunks do not form one chain: each has its own answer.
+"""Batch records: many requests at once, for engines whose chunks do not form one chain. Each has its own answer.
 
-What each asks and is answered is as in `messages`; one that is refused takes nothing from the others. Any thread.
+Requests and answers are as in `messages`; a refused one does not affect the others. Any thread.
 """
 
 from dataclasses import dataclass

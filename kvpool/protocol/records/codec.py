@@ -1,4 +1,4 @@
-"""Records to frames and back: a record's fields are its wire fields in order, each of one fixed type.
+"""Codec between records and frames: a record's fields are its wire fields in order, each of one fixed type.
 
 Works on any dataclass with slots and a KIND. Any thread.
 """

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class AskConnections:
-    """Who is connected and what each connection holds. Answered by Report."""
+    """List all connections and what each holds. Answered by Report."""
 
     KIND: ClassVar[int] = 72
 

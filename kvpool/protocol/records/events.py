@@ -1,6 +1,6 @@
-"""The records that travel about chunks that come and go: events, snapshots, fates, the names of namespaces.
+"""Event records: events, snapshots, chunk history, the names of namespaces.
 
-As those of `messages`, whose numbers go on here; `router_events.columns` says what the columns hold. Any thread.
+As in `messages`, whose numbers continue here; `router_events.columns` defines the columns. Any thread.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ HISTORY_KEYS_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class AskEvents:
-    """The events behind id `last` (-1: from the first) of an incarnation (empty: this one, whichever it is).
+    """The events after id `last` (-1: from the first) of an incarnation (empty: the present one).
 
     An operator may wait `wait_s` for the next one; an engine is answered at once. Answered by Events.
     """
@@ -26,7 +26,7 @@ class AskEvents:
 class Events:
     """Some events (see `event_columns`), up to id `last`, and the namespaces that they name.
 
-    After a gap there are none, and `last` is the newest id: what is stored a snapshot tells. `oldest`: the first id kept.
+    After a gap there are none, and `last` is the newest id: a snapshot has what is stored. `oldest`: the first id in the log.
     """
 
     KIND: ClassVar[int] = 41
@@ -40,7 +40,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class AskSnapshot:
-    """Some chunks that the pool has; `cursor` 0 begins. Answered by SnapshotPage."""
+    """Some stored chunks; `cursor` 0 begins. Answered by SnapshotPage."""
 
     KIND: ClassVar[int] = 42
     cursor: int
@@ -50,7 +50,7 @@ class AskSnapshot:
 class SnapshotPage:
     """Some chunks as they are at event `as_of`; `cursor` asks for more, -1 when there are none.
 
-    Whoever applies the events up to `as_of` first and then the chunks, page after page, has what the pool has.
+    A reader that applies the events up to `as_of` first and then the chunks, page after page, has the pool's state.
     """
 
     KIND: ClassVar[int] = 43
@@ -63,7 +63,7 @@ class SnapshotPage:
 
 @dataclass(frozen=True, slots=True)
 class AskChunkHistory:
-    """What became of chunks: `keys`, FATES_MAX at most. Answered by Report."""
+    """The history of chunks: `keys`, HISTORY_KEYS_MAX at most. Answered by Report."""
 
     KIND: ClassVar[int] = 44
     keys: bytes

@@ -1,8 +1,8 @@
-"""The records that travel: one frozen dataclass for each kind of frame.
+"""Message records: one frozen dataclass for each kind of frame.
 
 A record's fields are its wire fields in order, and each has one fixed type; `codec` reads and writes them.
 Columns are packed little endian: keys 32 bytes each, offsets and generations u64, states, tiers and priorities u8, checksums
-and durations (in milliseconds, 0: for good) u32.
+and durations (in milliseconds, 0: no end) u32.
 Requests carry a sequence number that the answer repeats; those of `one_way`, and `Usage`, are never answered. Any thread.
 """
 
@@ -14,10 +14,10 @@ from kvpool.protocol.records.codec import encode as encode
 from kvpool.protocol.records.codec import values_of as values_of
 
 MAGIC = b"KVPL"
-PROTOCOL_VERSION = 2  # the newest that is spoken; see `versions`
-KEYS_MAX = 28_000  # with what retention says of each they still fit a frame
+PROTOCOL_VERSION = 2  # the newest version; see `versions`
+KEYS_MAX = 28_000  # with the retention of each they still fit a frame
 LEAF_CHUNKS_MAX = 4096  # chunks, of all ranks, that are leased at once by their leaves
-RETAIN_KEYS_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each is looked at on the control thread
+RETAIN_KEYS_MAX = 4096  # chunks in one Retain, RetainKeys or Demote: each takes time on the control thread
 RENEWALS_MAX = 4096
 COMMIT_BYTES_MAX = 900_000
 RECORDS_MAX = 512
@@ -69,7 +69,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A request was carried out and has nothing to tell."""
+    """A request was carried out, without a result."""
 
     KIND: ClassVar[int] = 4
 
@@ -116,7 +116,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Say that leases are in use. `leases` is a column of u64, RENEWALS_MAX at most. Answered by Done."""
+    """Renew leases that are in use. `leases` is a column of u64, RENEWALS_MAX at most. Answered by Done."""
 
     KIND: ClassVar[int] = 13
     leases: bytes
@@ -150,7 +150,7 @@ class Claim:
 class Reserve:
     """Reserve slots for chunks `keys`, whose first one follows `parent` (empty: the first chunk of a prompt).
 
-    `priorities` and `durations`: what to keep each chunk with, new or present (KEEP_PRIORITY: as it is); both empty: all so.
+    `priorities` and `durations`: retention of each chunk, new or present (KEEP_PRIORITY: unchanged); both empty: all unchanged.
     """
 
     KIND: ClassVar[int] = 20
@@ -164,7 +164,7 @@ class Reserve:
 class Reserved:
     """States (`SaveState`), offsets and generations, one for each key asked. `reservation` 0: nothing to write.
 
-    `retained`: a `RetainState` for each key where the request said something of retention, else empty.
+    `retained`: a `RetainState` for each key where the request has retention, else empty.
     """
 
     KIND: ClassVar[int] = 21
@@ -200,7 +200,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End a reservation: what was not committed is given up, and its writer writes no more. Answered by Done."""
+    """End a reservation: what was not committed is given up, and its writer no longer writes. Answered by Done."""
 
     KIND: ClassVar[int] = 24
     reservation: int
@@ -208,7 +208,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class ReportCorrupt:
-    """A leased chunk's checksum did not match. The daemon looks itself and drops a bad chunk before Done."""
+    """A leased chunk's checksum did not match. The daemon checks the chunk itself and drops a bad one before Done."""
 
     KIND: ClassVar[int] = 25
     lease: int
@@ -217,7 +217,7 @@ class ReportCorrupt:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a client did since its last report; see `usage` for the column. Never answered."""
+    """Usage of a client since its last report; see `usage` for the column. Never answered."""
 
     KIND: ClassVar[int] = 26
     counts: bytes
@@ -225,7 +225,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """Keep stored chunks with these from now on, WISHES_MAX keys at most, rank-major as in Acquire. Answered by Retained."""
+    """Set the retention of stored chunks, RETAIN_KEYS_MAX keys at most, rank-major as in Acquire. Answered by Retained."""
 
     KIND: ClassVar[int] = 50
     keys: bytes
@@ -243,7 +243,8 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Chunks that will be asked for soon; `keys` rank-major as in Acquire. Answered by Announced, before anything is read."""
+    """Announce chunks that will be requested soon; `keys` rank-major as in Acquire. Answered by Announced, before anything is
+    read."""
 
     KIND: ClassVar[int] = 52
     keys: bytes
@@ -251,7 +252,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """How many leading chunks are protected or on their way, and how many more were found and clipped."""
+    """How many leading chunks are protected or being promoted, and how many more were found and clipped."""
 
     KIND: ClassVar[int] = 53
     chunks: int
@@ -260,9 +261,10 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Demote:
-    """Chunks that will not be asked for soon: write them down, and let DRAM give up those from the `first` one on first.
+    """Demote hint: write chunks to the lower tier that will not be requested soon, and evict those from `first` on first from
+    DRAM.
 
-    `keys`: whole prefixes, rank-major as in Acquire, of which WISHES_MAX from `first` on at most. Answered by Retained.
+    `keys`: whole prefixes, rank-major as in Acquire, of which RETAIN_KEYS_MAX from `first` on at most. Answered by Retained.
     """
 
     KIND: ClassVar[int] = 54
@@ -272,7 +274,7 @@ class Demote:
 
 @dataclass(frozen=True, slots=True)
 class AskInfo:
-    """What the daemon is and uses. Answered by Report."""
+    """The daemon's identity and resources. Answered by Report."""
 
     KIND: ClassVar[int] = 30
 
@@ -299,9 +301,9 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class DemoteAll:
-    """Have the SSD tier keep what DRAM alone has, and checkpoint, within `timeout_s`. Answered by Report.
+    """Write every chunk that only DRAM has to the SSD tier, and checkpoint, within `timeout_s`. Answered by Report.
 
-    `is_forced`: whatever is left of the write budget.
+    `is_forced`: beyond the write budget too.
     """
 
     KIND: ClassVar[int] = 36
@@ -311,7 +313,7 @@ class DemoteAll:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Recount every invariant; says too where `VerifyBytes` may look. Answered by Report."""
+    """Recount every invariant; the answer also has the ranges for `VerifyBytes`. Answered by Report."""
 
     KIND: ClassVar[int] = 33
 
@@ -320,7 +322,7 @@ class Check:
 class VerifyBytes:
     """Read the chunks at `places` (`verify_walk.py`; RECORDS_MAX at most) in that order, a slice of them and `chunks` at most.
 
-    Answered by Report, which says at how many of the places it has looked.
+    Answered by Report, which has how many of the places were examined.
     """
 
     KIND: ClassVar[int] = 37
@@ -330,7 +332,7 @@ class VerifyBytes:
 
 @dataclass(frozen=True, slots=True)
 class AskHitCurve:
-    """What LRU of these sizes would hit of what is asked for; see `hit_curve` for the column. Answered by Report."""
+    """Hit rates of LRU of these sizes for the daemon's requests; see `hit_curve` for the column. Answered by Report."""
 
     KIND: ClassVar[int] = 47
     capacities: bytes
@@ -346,7 +348,7 @@ class AskLayouts:
 
 @dataclass(frozen=True, slots=True)
 class RetainKeys:
-    """As Retain, by an operator: chunks of any namespace, one priority and duration (in seconds, 0: for good) for all.
+    """As Retain, by an operator: chunks of any namespace, one priority and duration (in seconds, 0: no end) for all.
 
     Answered by Retained.
     """

@@ -1,7 +1,7 @@
-"""The records that are never answered, so that whoever sends one waits for nothing.
+"""One-way records: never answered, so that their sender does not wait.
 
-Each takes its place among the requests of its connection: what is asked behind it sees what it did. One that fails is counted
-by the daemon, and said in its log where nobody expected it. Fields as in `messages`. Any thread.
+Each is served in the order of its connection's requests: later requests see its effect. The daemon counts one that fails, and
+logs unexpected failures. Fields as in `messages`. Any thread.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The records by which operators steer a daemon that serves: its log level, its configuration. See `messages`."""
+"""Operator records: steering a running daemon, its log level and its configuration. See `messages`."""
 
 from dataclasses import dataclass
 from typing import ClassVar

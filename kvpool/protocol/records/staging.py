@@ -1,8 +1,8 @@
-"""The records of saves by copy: a connection's staging memory, and copies out of it into reserved slots.
+"""Staging records, for saves by copy: a connection's staging memory, and copies out of it into reserved slots.
 
-For daemons that hand the arena out read-only (`staging_bytes` of the Welcome is not 0). A save reserves and commits as any
-other; between the two the client writes layers to its staging memory and has the daemon copy them. Fields as in
-`messages`. Any thread.
+For daemons that map the arena read-only to clients (`staging_bytes` of the Welcome is not 0). A save reserves and commits as
+any other; between the two the client writes layers to its staging memory and has the daemon copy them. Fields as in `messages`.
+Any thread.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class OpenStaging:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The connection's own staging memory, the same whenever it is asked for; it ends with the connection."""
+    """The connection's own staging memory, always the same; it ends with the connection."""
 
     KIND: ClassVar[int] = 28
     staging_bytes: int
@@ -26,9 +26,9 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class CopyStaged:
-    """Have the daemon copy layers of reserved chunks out of staging: of each chunk `layers` one behind the other, chunk by
-    chunk from `offset` on. Chunks are counted among the reserved ones. Answered by Done when staging may be written again;
-    also where the reservation has ended, of which Commit tells.
+    """Have the daemon copy layers of reserved chunks out of staging: of each chunk `layers` one after the other, chunk by chunk
+    from `offset` on. Chunks are counted among the reserved ones. Answered by Done when staging may be written again; also where
+    the reservation has ended, which the answer to Commit shows.
     """
 
     KIND: ClassVar[int] = 29

@@ -1,17 +1,19 @@
-"""The audit lines of the log: which operator's order was carried out, and who the kernel says gave it.
+"""Audit lines of the log: each order of an operator, and the pid and uid that the kernel reports for the sender.
 
-They are logged whatever `log.level` says. Values come from outside and are shown as Python literals, so that none of them can
-look like a line of its own. Any thread.
+They are logged at every `log.level`. Values come from outside and are shown as Python literals, so that none of them can look
+like a line of its own. Any thread.
 """
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
-from kvpool.server.connections.connection import Handler
 from kvpool.server.connections.local_socket import Peer
 
 log = logging.getLogger("kvpool.audit")
 log.setLevel(logging.INFO)
+_Order = TypeVar("_Order", bound=Callable[..., Any])
 
 
 def audit(peer: Peer, order: str, **details: object) -> None:
@@ -20,11 +22,15 @@ def audit(peer: Peer, order: str, **details: object) -> None:
     log.info("%s by pid %d uid %d%s", order, peer.pid, peer.uid, f":{about}" if about else "")
 
 
-def audited(peer: Peer, order: str, handler: Handler, *fields: str) -> Handler:
-    """A handler that logs each order with these fields of its record before it is carried out."""
+def audited(order: str, *fields: str) -> Callable[[_Order], _Order]:
+    """Have a method log each order of its owner's `peer`, with these fields of the request, before it carries it out."""
 
-    def handle(request: Any) -> Any:
-        audit(peer, order, **{name: getattr(request, name) for name in fields})
-        return handler(request)
+    def wrap(carry_out: _Order) -> _Order:
+        @wraps(carry_out)
+        def carry_out_audited(owner: Any, request: Any) -> Any:
+            audit(owner.peer, order, **{name: getattr(request, name) for name in fields})
+            return carry_out(owner, request)
 
-    return handle
+        return cast(_Order, carry_out_audited)
+
+    return wrap

@@ -1,7 +1,8 @@
-"""Requests that came together in a Batch: each is served by its own handler, in order, with everybody else's turns in between.
+"""Batches: requests that came together in one frame. Each is served by its own handler, in order, with other connections' turns
+in between.
 
-One that is refused is answered so, and the next is served; what is against the protocol ends the connection as it does alone.
-Holds no state of its own. Control thread only.
+A refused one is answered with a Failure, and the next is served; a protocol error ends the connection as it does outside a
+batch. Holds no state of its own. Control thread only.
 """
 
 from collections.abc import Generator, Iterable
@@ -16,7 +17,7 @@ from kvpool.server.connections.connection import Answer, Handler, Handlers
 
 
 def serve_batch(handlers: Handlers, request: bm.Batch) -> Parts[bm.Batched]:
-    """The answers of all. Raises ProtocolError, before any is served where that can be told."""
+    """The answers of all. Raises ProtocolError, where possible before any is served."""
     if not 0 < len(request.requests) <= bm.BATCH_MAX:
         raise ProtocolError(f"a batch has {len(request.requests)} requests, expected 1..{bm.BATCH_MAX}")
     decoded = []

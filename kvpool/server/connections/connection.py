@@ -1,19 +1,18 @@
-"""One engine's or operator's connection after its handshake.
+"""Connection of one engine or operator after its handshake.
 
 Reads frames, dispatches each to the pool, writes the answers in order, none to the records of `one_way`. How long each took,
 from its dispatch to its answer, goes into RequestTimes. A request that has to wait (for memory that is
-being faulted in, for a deep check) is answered later; the connection reads and serves nothing more until then, nor while
-the peer does not read its answers: there is never more than one request under way, and such a peer only stops itself. One
-that sends many requests at once is served in turns with everybody else (see `turns`), and so is a request in parts (see
-`index.parts`).
+being faulted in, for a deep check) is answered later; the connection reads and serves nothing else until then, nor while the
+peer does not read its answers: there is never more than one request under way, and such a peer only blocks itself. A peer that
+sends many requests at once is served in turns with the others (see `turns`), and so is a request in parts (see `index.parts`).
 
 Control thread only. Life of a connection:
 
     OPEN ──EOF──► CLOSED
       └──bad frame──► DRAINING ──EOF──► CLOSED
 
-In DRAINING nothing is read as a request any more, but the socket stays until the peer has closed it: only then is it
-certain that nobody writes into slots that the peer had reserved.
+In DRAINING input is no longer read as requests, but the socket stays until the peer has closed it: only then is it certain that
+the peer writes no slots that it had reserved.
 """
 
 import asyncio
@@ -48,7 +47,7 @@ WRITE_BUFFER_BYTES_MAX = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class AnswerWithDescriptor:
-    """An answer that a file descriptor goes with; whoever made it keeps its own."""
+    """An answer with a file descriptor. The maker of the answer still owns and closes its own."""
 
     record: object
     fd: int
@@ -56,7 +55,7 @@ class AnswerWithDescriptor:
 
 @dataclass(slots=True)
 class _Request:
-    """One under way: its `parts` still to be served, where it has any."""
+    """The request under way: its `parts` still to be served, where it has any."""
 
     kind: int
     sequence: int
@@ -81,8 +80,8 @@ class Connection(asyncio.Protocol):
         on_unfinished: Callable[[ConnectionId, int], None] = lambda _connection, _unfinished: None,
         version: int = versions.NEWEST,
     ) -> None:
-        """`on_unfinished`: told of how many bytes of the next request are here, while the rest is not. `version`: of the
-        protocol, as the handshake has chosen it."""
+        """`on_unfinished`: called with how many bytes of an incomplete request have arrived. `version`: of the protocol, as the
+        handshake has chosen it."""
         self.id = connection_id
         self._handlers = handlers
         self._clock = clock
@@ -92,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._on_protocol_error = on_protocol_error
         self._on_failed = on_failed
         self._on_unfinished = on_unfinished
-        self._unfinished = 0  # as it was told last
+        self._unfinished = 0  # the last reported value
         self._version = version
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -126,14 +125,14 @@ class Connection(asyncio.Protocol):
         self._reader.add(data)
         self._turns.ask(self)
         if self.is_waiting:
-            self._read(is_wanted=False)  # until it has had its turn: what waits is no more than one read
+            self._read(is_wanted=False)  # until it has had its turn: at most one read waits
 
     def eof_received(self) -> bool:
-        """The peer writes no more; nothing can be answered usefully either."""
+        """The peer has closed its side; answers are of no use now."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection has ended: everything it held goes."""
+        """The connection has ended: release everything it held."""
         del error
         self._transport = None
         self._give_request_up()
@@ -161,7 +160,8 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def end(self, reason: str, *, is_writer: bool) -> None:
-        """Serve no more; say why. A writer's socket stays until it has closed it: only then does it surely write no more."""
+        """Serve nothing else and send the reason. A writer's socket stays open until the peer closes it: only then it is
+        certain not to write."""
         if self._transport is None or self._is_draining:
             return
         self._give_request_up()
@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def fail(self, error: Exception) -> None:
-        """Serving has raised outside of a request's handler, as where an answer cannot be encoded.
+        """Handle an error outside of a request's handler, for example an answer that cannot be encoded.
 
         Ends as after a bad frame: the peer may still write into slots.
         """
@@ -183,7 +183,7 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def serve(self, until_ns: int) -> bool:
-        """Serve what has arrived, until then; read on once nothing of it is left. Whether more may be there."""
+        """Serve what has arrived, until the given time; read on once all is served. Whether there may be more."""
         has_time = True
         while has_time:
             if self._waiting is not None or not self._is_peer_reading:
@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _serve_next(self) -> bool:
-        """Serve the next request, or its first part. False where none has arrived whole, or what has arrived is none."""
+        """Serve the next request, or its first part. False where none is complete, or the frame is invalid."""
         request = _Request(0, 0, self._clock.now_ns())
         try:
             frame = self._reader.next()
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _give_request_up(self) -> None:
-        """End the request under way, whether it waits or has parts left; nothing answers it."""
+        """End the request under way, whether it waits or has parts left, without an answer."""
         if self._waiting is not None:
             self._waiting.cancel()
         if self._request is not None and self._request.parts is not None:
@@ -233,7 +233,7 @@ class Connection(asyncio.Protocol):
         self._request = None
 
     def _serve_part(self) -> bool:
-        """Serve the next part of the request under way. False where there is none, or it was against the protocol."""
+        """Serve the next part of the request under way. False where there is none, or it broke the protocol."""
         request = self._request
         if request is None or request.parts is None:
             return False
@@ -263,7 +263,7 @@ class Connection(asyncio.Protocol):
     def _handler_of(self, kind: int) -> tuple[type[Any], Handler]:
         entry = self._handlers.get(kind)
         if entry is None:
-            raise ProtocolError(f"frame of kind {kind} has no place on this connection")
+            raise ProtocolError(f"frame of kind {kind} is not allowed on this connection")
         return entry
 
     def _await(self, awaited: Awaitable[Any], on_done: "Callable[[asyncio.Future[Any]], None]") -> None:
@@ -305,7 +305,7 @@ class Connection(asyncio.Protocol):
         self._turns.ask(self)
 
     def _go_on(self, awaited: "asyncio.Future[Any]") -> None:
-        """What the request under way waited for is there, or came to nothing: it looks for itself."""
+        """Continue the request under way: what it waited for has come or failed, which it checks itself."""
         self._waiting = None
         if not awaited.cancelled():
             awaited.exception()
@@ -335,7 +335,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(versions.encode_for(answer, sequence, self._version))
 
     def _pass_descriptor(self, transport: asyncio.Transport, answer: AnswerWithDescriptor, sequence: int) -> None:
-        """Send past the transport, which knows no descriptors: only while nothing waits in it."""
+        """Send past the transport, which cannot pass descriptors: only while its buffer is empty."""
         if transport.get_write_buffer_size():
             transport.write(m.encode(m.Failure("busy", "answers are waiting to be read: read them first"), sequence))
             return

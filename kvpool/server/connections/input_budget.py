@@ -1,8 +1,8 @@
-"""Input budget: memory for requests of which a part has arrived, over all connections.
+"""Input budget: memory of incomplete requests, over all connections.
 
-A request is one frame of up to 1 MiB, and whoever sends a part of it and waits costs the daemon that part. Where more than
-UNFINISHED_BYTES_MAX wait in all, the connection whose request is unfinished for the longest time ends: a client that works
-sends the rest in milliseconds.
+A request is one frame of up to 1 MiB, and a client that sends a part of it and waits costs the daemon that part. Where more
+than UNFINISHED_BYTES_MAX wait in all, the daemon ends the connection whose request is incomplete for the longest time: a
+working client sends the rest in milliseconds.
 
 Control thread only. Invariant: `_total` is the sum over `_waiting`, which is in the order in which requests began to wait.
 """
@@ -29,11 +29,11 @@ class InputBudget:
         return f"<InputBudget {self._total} of {self._bytes_max} bytes, {len(self._waiting)} connections>"
 
     def of(self, connection: ConnectionId) -> int:
-        """What a connection has waiting, where that counts."""
+        """Bytes of a connection's incomplete request, where they count."""
         return self._waiting.get(connection, 0)
 
     def note(self, connection: ConnectionId, unfinished: int) -> None:
-        """So much of a connection's next request is here, and not all of it."""
+        """Set how many bytes of a connection's incomplete request have arrived."""
         if unfinished < COUNTED_BYTES:
             self._total -= self._waiting.pop(connection, 0)
             return

@@ -1,10 +1,10 @@
-"""The unix socket that local engines and operators use: binding, accepting, the handshake.
+"""Local socket: the unix socket of engines and operators. Binding, accepting, the handshake.
 
-The socket's end is made under a name of its own and renamed to its place once the daemon serves: whoever can
-see the socket can use it. A stale socket is replaced, a live one refuses the second daemon. Who is at the other end
-the kernel says (SO_PEERCRED), never a message. The daemon sends descriptors and accepts none.
+The socket is made under a temporary name and renamed once the daemon serves: a visible socket can be used. A stale socket is
+replaced, a live one refuses the second daemon. The kernel identifies the peer (SO_PEERCRED), never a message. The daemon sends
+descriptors and accepts none.
 
-Control thread only. Bounds: who gets no place is refused (see `roster`), `handshake_timeout_s` for the first frame.
+Control thread only. Bounds: peers beyond the limits are refused (see `roster`), `handshake_timeout_s` for the first frame.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _ACCEPT_MAY_FAIL_WITH = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who the kernel says was at the other end when it connected. `groups`: the supplementary ones, where they can be told."""
+    """A peer's credentials by the kernel, when it connected. `groups`: the supplementary ones, where they are known."""
 
     pid: int
     uid: int
@@ -60,13 +60,13 @@ class ConnectionSlots(Protocol):
         """Count a peer's connection from now on. Raises Refused."""
 
     def end(self, peer: Peer) -> None:
-        """Its handshake has failed."""
+        """Count it no longer: its handshake has failed."""
 
 
-# Decides on a hello (raises Refused), and takes the handshaken socket over.
+# Decides on a hello (raises Refused); takes the socket over after the handshake.
 Admit = Callable[[m.Hello, Peer], AcceptedHello]
 Adopt = Callable[[socket.socket, m.Hello, Peer], Coroutine[None, None, None]]
-# Told of the peer, a code and the reason.
+# Called with the peer, a code and the reason.
 OnRefused = Callable[[Peer, str, str], None]
 
 
@@ -78,9 +78,9 @@ class LocalSocket:
     """
 
     def __init__(self, path: str, *, mode: int, handshake_timeout_s: float, on_refused: OnRefused) -> None:
-        """Take the place of the socket. `on_refused` hears of each handshake that was refused or failed.
+        """Claim the socket's path. `on_refused` is called for each handshake that was refused or failed.
 
-        Raises SocketInUse, ConfigError (a stranger's directory) or OSError (one of no use).
+        Raises SocketInUse, ConfigError (another user's directory) or OSError (an unusable one).
         """
         self._path = path
         self._mode = mode
@@ -89,7 +89,7 @@ class LocalSocket:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self.refused_connections = 0
-        if fault := make_socket_directory(path):  # who finds the socket there would find a stranger's
+        if fault := make_socket_directory(path):  # another user could replace the socket
             raise ConfigError([f"server.socket cannot be there: {fault}"])
         self._lock_fd = _lock(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -107,16 +107,16 @@ class LocalSocket:
         slots: ConnectionSlots,
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        """Show the socket and accept. `adopt` keeps the place that a connection has.
+        """Make the socket visible and accept. `adopt` takes over a connection with its slot.
 
-        `on_failed` is told when nobody can be accepted any more.
+        `on_failed` is called when accepting has failed for good.
         """
         self._listener.listen(BACKLOG)
         os.rename(_unpublished(self._path), self._path)
         self._accepting = asyncio.get_running_loop().create_task(self._accept(admit, adopt, slots, on_failed))
 
     async def stop(self) -> None:
-        """Accept nobody any more and take the socket away."""
+        """Stop accepting and remove the socket."""
         for task in [self._accepting, *self._handshakes]:
             if task is not None:
                 task.cancel()
@@ -147,7 +147,7 @@ class LocalSocket:
             try:
                 accepted, _ = await loop.sock_accept(self._listener)
             except (OSError, MemoryError) as error:
-                # Out of descriptors or memory: those who are connected are served on, new ones wait in the backlog.
+                # Out of descriptors or memory: open connections are served on, new ones wait in the backlog.
                 if isinstance(error, OSError) and error.errno not in _ACCEPT_MAY_FAIL_WITH:
                     on_failed(error)
                     return

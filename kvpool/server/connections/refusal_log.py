@@ -1,7 +1,8 @@
-"""Refused handshakes in the log: a line for each peer, code and minute, with how many others like it there were.
+"""Refusal log: one line for each peer, code and minute of refused handshakes, with the number of repetitions.
 
-Whoever tries again and again would fill the log and take the control thread's time. A peer is a process; of more than PEERS_MAX
-peers and codes in a minute the others share a line, since processes are cheap. `now_ns` comes from a clock of the owner's.
+A peer that retries without end would fill the log and take the control thread's time. A peer is a process; of more than
+PEERS_MAX peers and codes in a minute the others share a line, since processes are cheap. `now_ns` comes from a clock of the
+owner's.
 Control thread only.
 
 Invariant: `_counts` has at most PEERS_MAX + 1 rows, all of the current minute.
@@ -50,7 +51,7 @@ class RefusalLog:
             log.info("handshake refused: pid %d uid %d: %s: %s", peer.pid, peer.uid, code, reason)
 
     def _sum_up(self) -> None:
-        """Say how often the past minute's refusals came again."""
+        """Log how often the past minute's refusals were repeated."""
         for (peer, code), count in self._counts.items():
             if count > 1 and (peer, code) != _OTHERS:
                 log.info("handshake refused: pid %d uid %d: %s: %d times more", peer.pid, peer.uid, code, count - 1)

@@ -1,4 +1,4 @@
-"""Handlers of an operator's requests about connections: who is there, what each holds, and that one ends.
+"""Handlers of an operator's requests about connections: list them with what each holds, end one.
 
 The handlers hold no state of their own. Control thread only.
 """
@@ -10,8 +10,8 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import connections as cm
 from kvpool.protocol.records import messages as m
-from kvpool.server.connections.audit import audit
-from kvpool.server.connections.connection import Handlers
+from kvpool.protocol.verbs import OPERATOR, verb
+from kvpool.server.connections.audit import audited
 from kvpool.server.connections.input_budget import InputBudget
 from kvpool.server.connections.local_socket import Peer
 from kvpool.server.connections.roster import Member, Roster
@@ -23,28 +23,42 @@ log = logging.getLogger(__name__)
 ROWS_MAX = 200
 
 
-def connection_handlers(pool: Pool, roster: Roster, budget: InputBudget, clock: Clock, asker: Peer) -> Handlers:
-    """The requests. `asker`: the operator whose connection it is."""
-    return {
-        cm.AskConnections.KIND: (cm.AskConnections, lambda _: _list(pool, roster, budget, clock)),
-        cm.Disconnect.KIND: (cm.Disconnect, lambda request: _disconnect(pool, roster, request, asker)),
-    }
+class ConnectionVerbs:
+    """The requests of the operator `peer`."""
+
+    def __init__(self, pool: Pool, roster: Roster, budget: InputBudget, clock: Clock, peer: Peer) -> None:
+        self._pool = pool
+        self._roster = roster
+        self._budget = budget
+        self._clock = clock
+        self.peer = peer
+
+    @verb(cm.AskConnections, roles=OPERATOR)
+    def list_connections(self, _request: cm.AskConnections) -> m.Report:
+        """Who is connected, and what each connection holds."""
+        held, now_ns = self._pool.held_by_connection(), self._clock.now_ns()
+        rows = [_row(member, held, self._budget, now_ns) for member in self._roster]
+        rows.sort(key=lambda row: (-row["held_bytes"], row["id"]))
+        return m.Report({"connections": rows[:ROWS_MAX], "left_out": max(0, len(rows) - ROWS_MAX)})
+
+    @verb(cm.Disconnect, roles=OPERATOR)
+    @audited("disconnect", "connection")
+    def disconnect(self, request: cm.Disconnect) -> m.Report:
+        """End a connection, where there is one of that number."""
+        member = self._roster.find(ConnectionId(request.connection))
+        if member is not None:
+            asked = f"an operator asked for it (pid {self.peer.pid}, uid {self.peer.uid})"
+            end_connection(self._pool, member, asked)
+        return m.Report({"disconnected": member is not None})
 
 
 def end_connection(pool: Pool, member: Member, reason: str) -> None:
-    """Have a connection end. Its leases end now; slots that it may still write stay its own until its peer has closed."""
+    """End a connection. Its leases end now; slots that it may still write stay reserved until its peer has closed."""
     if member.connection.state != "open":
-        return  # it has been told before, and has not closed yet
+        return  # it was ended before, and has not closed yet
     log.warning("connection %d of pid %d ends: %s", member.connection.id, member.peer.pid, reason)
     pool.end_reading(member.connection.id)
     member.connection.end(reason, is_writer=not pool.staged.staging_bytes and member.role == m.ROLE_ENGINE)
-
-
-def _list(pool: Pool, roster: Roster, budget: InputBudget, clock: Clock) -> m.Report:
-    held, now_ns = pool.held_by_connection(), clock.now_ns()
-    rows = [_row(member, held, budget, now_ns) for member in roster]
-    rows.sort(key=lambda row: (-row["held_bytes"], row["id"]))
-    return m.Report({"connections": rows[:ROWS_MAX], "left_out": max(0, len(rows) - ROWS_MAX)})
 
 
 def _row(member: Member, held: dict[int, dict[str, int]], budget: InputBudget, now_ns: int) -> dict[str, Any]:
@@ -66,11 +80,3 @@ def _row(member: Member, held: dict[int, dict[str, int]], budget: InputBudget, n
         "unread_bytes": budget.of(connection.id),
         "state": connection.state,
     }
-
-
-def _disconnect(pool: Pool, roster: Roster, request: cm.Disconnect, asker: Peer) -> m.Report:
-    audit(asker, "disconnect", connection=request.connection)
-    member = roster.find(ConnectionId(request.connection))
-    if member is not None:
-        end_connection(pool, member, f"an operator asked for it (pid {asker.pid}, uid {asker.uid})")
-    return m.Report({"disconnected": member is not None})

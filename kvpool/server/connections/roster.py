@@ -1,8 +1,8 @@
-"""Connection roster: who is connected or just connecting, and how many connections a user may have.
+"""Connection roster: all connections, open or in a handshake, and how many a user may have.
 
-A user is a uid as the kernel says it (SO_PEERCRED). Beyond `max_connections`, OPERATOR_CONNECTIONS more are kept for operators
-(see `operators`): they get in when engines have taken all the others. One user has at most `user_share` of the
-connections that the other users leave.
+A user is a uid by the kernel (SO_PEERCRED). Beyond `max_connections`, OPERATOR_CONNECTIONS more are reserved for operators (see
+`operators`), for the case that engines use all others. One user has at most `user_share` of the connections that the other
+users leave.
 
 Control thread only. Invariants: `_of_user` counts the connections in `_entries` and those in a handshake; a connection is in
 one of the two alone.
@@ -25,7 +25,7 @@ OPERATOR_CONNECTIONS = 2
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One connection and who is at its other end. `rank` None: a scheduler, over all ranks, or an operator."""
+    """One connection and its peer. `rank` None: a scheduler, over all ranks, or an operator."""
 
     connection: Connection
     peer: Peer
@@ -36,7 +36,7 @@ class Member:
 
 
 class Roster:
-    """All connections of one daemon. `is_operator`: who may have one of those kept for operators."""
+    """All connections of one daemon. `is_operator`: whether a peer may use a connection reserved for operators."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Roster:
         return self._members.get(connection)
 
     def begin(self, peer: Peer) -> None:
-        """A peer may say hello: its connection counts from now on. Raises Refused where it may not."""
+        """Count a peer's connection from its handshake on. Raises Refused where it is beyond a limit."""
         used = self._of_user.total()
         if used >= self._max + (OPERATOR_CONNECTIONS if self._is_operator(peer) else 0):
             raise self._full()
@@ -81,19 +81,19 @@ class Roster:
         self._of_user[peer.uid] += 1
 
     def check_role(self, peer: Peer, role: str) -> None:
-        """Raises Refused for a connection that is kept for operators and wants to be none."""
+        """Raises Refused for a connection that is reserved for operators and has another role."""
         del peer
         if role != m.ROLE_ADMIN and self._of_user.total() > self._max:
             raise self._full()
 
     def end(self, peer: Peer) -> None:
-        """A connection that had begun, and was not added, has ended."""
+        """Remove a connection that began and was never added."""
         self._of_user[peer.uid] -= 1
         if not self._of_user[peer.uid]:
             del self._of_user[peer.uid]
 
     def add(self, connection: Connection, peer: Peer, hello: m.Hello) -> None:
-        """A handshake has ended well: the connection that had begun is open."""
+        """Add a connection whose handshake has succeeded."""
         rank = Layout.from_wire(hello.layout).rank if hello.role == m.ROLE_ENGINE else None
         self._members[connection.id] = Member(connection, peer, hello.role, hello.model, rank, self._clock.now_ns())
 

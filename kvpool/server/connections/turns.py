@@ -1,12 +1,13 @@
-"""Turns of connections on the control thread: who is served next, and for how long before everybody else is looked at.
+"""Turns: fair scheduling of connections on the control thread. Which one is served next, and for how long.
 
-Not a scheduler of tasks: it calls whoever asked for a turn, and what needs longer comes again. A connection is served at once
-while the thread has been idle for as long as it serves. Under load those that wait are served in slices, the one that has used
-the least time while others waited first, and after TURN_NS the event loop reads what has arrived meanwhile: a connection with a
-request now and then comes before those that flood, and waits for the turn under way alone. A long request is served in parts
-(`index.parts`), with others between them. Who was away saves no time up but a slice. One whose serving raises fails alone.
+Not a scheduler of tasks: it calls connections that asked for a turn, and those that need longer ask again. A connection is
+served at once while the thread is idle. Under load, waiting connections are served in slices, first the one that has used the
+least time while others waited, and after TURN_NS the event loop reads what has arrived meanwhile: a connection with rare
+requests comes before those that flood, and waits for one turn at most. A long request is served in parts (`index.parts`), with
+others between them. An idle connection saves up one slice at most. An error while serving one connection ends only that one.
 
-Control thread only. Invariant: a pass over the waiting is scheduled exactly while somebody waits, each of whom is there once.
+Control thread only. Invariant: a pass over the waiting connections is scheduled exactly while there are any, and each is listed
+once.
 """
 
 import asyncio
@@ -15,24 +16,24 @@ from typing import Protocol
 
 from kvpool.clock import Clock
 
-# What is served in one go, whoever asks: the loop's sockets and timers wait no longer, but for the part that is under way.
+# Longest time served at a stretch: the loop's sockets and timers wait this long, and for the part under way.
 TURN_NS = 1_000_000
-# Of a turn, what one connection is served while others wait: a few requests, so that changing costs little (a guess).
+# One connection's slice of a turn while others wait: a few requests, so that switching costs little (a guess).
 SLICE_NS = 250_000
 
 
 class RequestSource(Protocol):
-    """Somebody with requests, long ones in parts. `used_ns`: what it was served while others waited; both belong to `Turns`."""
+    """A source of requests, long ones in parts. `used_ns`: time served while others waited; both fields belong to `Turns`."""
 
     used_ns: int
     is_waiting: bool
 
     def serve(self, until_ns: int) -> bool:
-        """Serve requests or parts of them until then, one at least. Whether more of them may be there."""
+        """Serve requests or parts of them until then, at least one. Whether there may be more."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """`serve` has raised: be served no more. Logs and counts it, and raises nothing."""
+        """End this source: `serve` has raised. Logs and counts it, and never raises."""
         ...
 
 
@@ -52,7 +53,7 @@ class Turns:
         return f"<Turns {len(self._waiting)} waiting>"
 
     def ask(self, served: RequestSource) -> None:
-        """Have requests served, now or later."""
+        """Request a turn, now or later."""
         if served.is_waiting:
             return
         started_ns = self._clock.now_ns()
@@ -74,7 +75,7 @@ class Turns:
     def _serve(self, served: RequestSource, until_ns: int) -> bool:
         try:
             has_more = served.serve(until_ns)
-        except Exception as error:  # whoever else waits is served on
+        except Exception as error:  # the other connections are served on
             has_more = False
             served.fail(error)
         ended_ns = self._clock.now_ns()

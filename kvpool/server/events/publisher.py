@@ -1,18 +1,19 @@
-"""The event publisher: tells routers over ZMQ what is stored, removed and moved, as it happens.
+"""Event publisher: publishes to routers over ZMQ which chunks are stored, removed and moved, as it happens.
 
-A thread of its own. It reads the journal as any subscriber does, so that the control thread never waits for it: where it falls
-behind it meets a gap, and so do routers whose numbers jump. After a gap everything is told anew:
+A thread of its own. It reads the journal like any other subscriber, so that the control thread never waits for it: where it
+falls behind it gets a gap, and so do routers, whose numbers jump. After a gap it publishes everything again:
 
     AllBlocksCleared under every topic, then what a snapshot has, parents before children, events going on in between
 
-So it is, as often as `event_retelling` allows, for routers that have just come or ask for messages that are not kept any more.
+It does the same, as often as `republish_schedule.py` allows, for routers that are new or request messages that have left the
+buffer.
 
-The first message of every topic is AllBlocksCleared, as soon as the model has a namespace here: what an earlier life of the
-daemon told counts no more.
+The first message of every topic is AllBlocksCleared, as soon as the model has a namespace: events of an earlier daemon process
+are void.
 
 Threads: the control thread makes it, calls `wake` and reads `stats`; everything else happens on the thread `kvpool-events`,
-which owns the sockets from `start` on. Bounds: the log behind it, `hwm` messages for a subscriber, what `event_replay` keeps
-for those who ask again, ORPHANS_MAX chunks of a snapshot that wait for their parents.
+which owns the sockets from `start` on. Bounds: the log behind it, `hwm` messages for a subscriber, the replay buffer,
+ORPHANS_MAX chunks of a snapshot that wait for their parents.
 """
 
 import logging
@@ -39,23 +40,23 @@ log = logging.getLogger(__name__)
 
 POLL_MS = 60_000
 RETRY_MS = 200
-# After the first news, before they are read: the requests that make them are answered first, because both need the interpreter
-# (a commit of 512 chunks took three times as long without, measured).
+# Pause between the first new event and its reading: the requests that cause events are answered first, because both need the
+# interpreter (a commit of 512 chunks took three times as long without the pause, measured).
 LINGER_S = 0.01
 STOP_TIMEOUT_S = 5.0
 ORPHANS_MAX = 65_536
 # Twice as many as there can be namespaces: models come and go in a daemon's life.
 TOPICS_MAX = 8192
-# A snapshot that is overtaken by gaps so often is begun again later.
+# After so many gaps during a snapshot, it is begun again later.
 SNAPSHOT_ATTEMPTS = 3
-# An id behind which no log can go on: the next read is a gap, and everything is told anew.
+# An id after which no log continues: the next read is a gap, and everything is published again.
 NOWHERE = -2
 
 Outgoing = list[tuple[str, list[WireEvent]]]
 
 
 class EventPublisher:
-    """One daemon's publisher. Bound from its making on, at work between `start` and `stop`."""
+    """One daemon's publisher. Its sockets are bound by the constructor; it publishes between `start` and `stop`."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class EventPublisher:
         self._thread.start()
 
     def wake(self) -> None:
-        """There are new events. Any thread; never waits."""
+        """Signal new events. Any thread; never waits."""
         if not self._is_woken and not self._is_stopping:
             self._is_woken = True
             os.eventfd_write(self._wake_fd, 1)
@@ -153,7 +154,8 @@ class EventPublisher:
         waits = [wait for wait in (POLL_MS, self._sockets.wait_ms, self._schedule.wait_ms) if wait is not None]
         ready = dict(self._sockets.poller.poll(0 if self._has_backlog else min(waits)))
         if self._wake_fd in ready:
-            # In this order: a wake between the two would be read away with its flag left up, and no other one would be written.
+            # In this order: otherwise a wake between the two would be consumed with its flag still set, and no other would
+            # follow.
             os.eventfd_read(self._wake_fd)
             self._is_woken = False
             if not self._has_backlog and not self._is_stopping:
@@ -182,7 +184,7 @@ class EventPublisher:
             self._schedule.note_lost(peer)
 
     def _publish_some(self) -> bool:
-        """Publish what is new, as much as one read gives. Whether there may be more."""
+        """Publish the new events of one read. Whether there may be more."""
         found = self._read_events()
         if found.slice.is_gap:
             self._resync()
@@ -191,14 +193,14 @@ class EventPublisher:
         return bool(found.slice.is_gap or found.slice.events)
 
     def _resync(self) -> None:
-        """Tell everything anew. Where the log is overtaken even so, the next turn begins again."""
+        """Publish everything again. Where gaps prevent that, the next turn begins again."""
         for _ in range(SNAPSHOT_ATTEMPTS):
             self._resyncs += 1
             if self._publish_snapshot():
                 return
 
     def _publish_snapshot(self) -> bool:
-        """Whether it was told to its end, without another gap."""
+        """Publish a snapshot. Whether it is complete, without another gap."""
         self._send([(topic, [self._form.all_cleared()]) for topic in self._numbers])
         order, names = SnapshotOrder(ORPHANS_MAX), NamespaceNames()
         cursor, is_first = 0, True
@@ -241,7 +243,7 @@ class EventPublisher:
         return self._topic.format(host=self._host, model=model)
 
     def _read_events(self) -> NamedEvents:
-        """What is new, after the topics of models that are have begun."""
+        """New events, after the topics of their models have begun."""
         found = self._source.since(self._last)
         for model in found.models - {PROBE_MODEL}:
             self._begin(self._topic_of(model))
@@ -250,7 +252,7 @@ class EventPublisher:
     def _begin(self, topic: str) -> None:
         if topic not in self._numbers:
             if len(self._numbers) == TOPICS_MAX:
-                # Its numbers begin anew, with AllBlocksCleared, when it is needed again.
+                # Its numbers begin at 0 again, with AllBlocksCleared, when it is needed again.
                 del self._numbers[next(iter(self._numbers))]
             if self._numbers:
                 self._schedule.note_newcomer()
@@ -264,7 +266,9 @@ class EventPublisher:
 
     def _send_batch(self, batch: Batch) -> None:
         number = self._numbers.pop(batch.topic)
-        self._numbers[batch.topic] = number + 1  # now the last one: the first is the one that is quiet for longest
+        self._numbers[batch.topic] = (
+            number + 1
+        )  # moved to the end: the first topic is the one that was quiet for longest
         message = (batch.topic.encode(), NUMBER.pack(number), batch.payload(self._wall_time_s()))
         self._sockets.buffer.append(message)
         self._sockets.send(message)
@@ -272,6 +276,7 @@ class EventPublisher:
         self._events += len(batch.events)
 
     def _send_marks(self) -> None:
-        """No event, under the latest number of every topic: who has come sees what it lacks, others have seen that number."""
+        """Send an empty message with the latest number of every topic: a new router sees that it lacks messages, others have
+        seen that number."""
         for topic, number in self._numbers.items():
             self._sockets.send((topic.encode(), NUMBER.pack(number - 1), Batch(topic, ()).payload(self._wall_time_s())))

@@ -1,10 +1,9 @@
-"""Messages that can be asked for again: which are kept, and what is on its way to whom.
+"""Replay of messages: the buffer of recent messages, and the replays that are being sent to peers.
 
-`ReplayBuffer` bounds what is kept by messages and by bytes. `Replays` hands it out piece by piece, a few messages to each peer
-in turn: a peer that does not read is left where it is, and after STALLED_S without a message taken it has what it has. What ZMQ
-may hold for a peer is PEER_MESSAGES_MAX messages, and at most PEERS_MAX peers have any: one that has stalled counts until its
-connection has surely ended (HELD_S, by heartbeats that a peer which does not read cannot answer). Whoever asks beyond that
-waits in the socket, unread.
+`ReplayBuffer` is bounded in messages and in bytes. `Replays` sends it piece by piece, a few messages to each peer in turn: a
+peer that does not read is skipped, and after STALLED_S without progress its replay ends. ZMQ holds at most PEER_MESSAGES_MAX
+messages for a peer, and at most PEERS_MAX peers have any: one that has stalled counts until its connection has certainly ended
+(HELD_S, by heartbeats that a peer which does not read cannot answer). Requests beyond that wait in the socket, unread.
 
 One thread, the publisher's.
 """
@@ -17,15 +16,15 @@ from kvpool.clock import Clock, Deadline
 
 Message = tuple[bytes, bytes, bytes]
 NUMBER = struct.Struct(">Q")
-# Of 64 KiB: with PEERS_MAX what peers that do not read cost is 16 MiB.
+# Of 64 KiB each: with PEERS_MAX, peers that do not read cost 16 MiB at most.
 PEER_MESSAGES_MAX = 8
 PEERS_MAX = 32
-# Kept messages looked at for one peer before the next one's turn.
+# Buffered messages examined for one peer before the next one's turn.
 LOOKS_PER_TURN = 256
 STALLED_S = 5.0
 HEARTBEAT_S = 5.0
 HELD_S = 3 * HEARTBEAT_S
-# A peer that takes nothing is asked again so often, more and more seldom.
+# Retry interval for a peer that takes nothing; it grows from the first to the second.
 RETRY_MS_MIN, RETRY_MS_MAX = 1, 64
 
 
@@ -40,7 +39,7 @@ class ReplayBuffer:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._messages: dict[int, Message] = {}
-        self._oldest: dict[bytes, int] = {}  # the first number that is kept of each topic
+        self._oldest: dict[bytes, int] = {}  # the first buffered number of each topic
         self.used_bytes = 0
         self.first = self.end = 0
 
@@ -51,7 +50,7 @@ class ReplayBuffer:
         return self._messages[at]
 
     def append(self, message: Message) -> None:
-        """Take the next message; the oldest ones make room."""
+        """Add the next message; the oldest ones are dropped to make room."""
         self._messages[self.end] = message
         self._oldest.setdefault(message[0], NUMBER.unpack(message[1])[0])
         self.end += 1
@@ -63,14 +62,14 @@ class ReplayBuffer:
             self._oldest[oldest[0]] = NUMBER.unpack(oldest[1])[0] + 1
 
     def has_lost(self, number: int, topic: bytes | None) -> bool:
-        """Whether messages from a number on, of one topic or of any, are not kept any more."""
+        """Whether messages from a number on, of one topic or of any, have left the buffer."""
         oldest = self._oldest if topic is None else {topic: self._oldest.get(topic, 0)}
         return any(number < first for first in oldest.values())
 
 
 @dataclass(slots=True)
 class Replay:
-    """What one peer has asked for: messages from `number` on, of `topic` (None: of all), in the order they are kept in."""
+    """Replay for one peer: messages from `number` on, of `topic` (None: of all), in the buffer's order."""
 
     peer: bytes
     number: int
@@ -85,7 +84,7 @@ class Replay:
 
 
 class Replays:
-    """Everything that is on its way. `send(peer, message)` sends a message, or with None the end.
+    """All replays under way. `send(peer, message)` sends a message, or with None the end.
 
     False: the peer takes none now. It raises ConnectionError where the peer has gone.
 
@@ -107,7 +106,7 @@ class Replays:
 
     @property
     def wait_ms(self) -> int | None:
-        """In how long there may be something to do that no descriptor tells of; None: in no time."""
+        """Milliseconds until there may be work that no descriptor signals; None: never."""
         if self._replays:
             return self._retry_ms
         return RETRY_MS_MAX if not self.has_room else None
@@ -121,7 +120,7 @@ class Replays:
         return len(self._replays) + len(self._stalled) < PEERS_MAX
 
     def begin(self, peer: bytes, number: int, topic: bytes | None) -> None:
-        """Serve a peer from a number on; what it had asked for before is ended by this."""
+        """Start a replay for a peer from a number on; this ends its earlier one."""
         assert self.has_room
         if peer in self._stalled:
             self.unsent_replays += 1
@@ -132,7 +131,7 @@ class Replays:
         self._replays[peer] = Replay(peer, number, topic, buffer.first, buffer.end, Deadline(STALLED_S, self._clock))
 
     def go_on(self) -> int:
-        """Send what peers take now; how many messages that was."""
+        """Send as much as peers take now. Returns how many messages that was."""
         sent = 0
         for replay in list(self._replays.values()):
             count = self._go_on_with(replay)
@@ -146,7 +145,7 @@ class Replays:
         return sent
 
     def _go_on_with(self, replay: Replay) -> int:
-        """How many messages a peer took, or were passed over for it."""
+        """How many messages a peer took, or were skipped for it."""
         done = 0
         replay.at = max(replay.at, self._buffer.first)
         try:

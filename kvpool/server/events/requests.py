@@ -1,6 +1,6 @@
 """Handlers of requests about chunks that come and go: events, snapshots, histories, the names of namespaces.
 
-An engine hears of its own namespaces alone and never waits; an operator hears of all and may wait for the next event. The
+An engine gets events of its own namespaces alone and never waits; an operator gets all and may wait for the next event. The
 handlers hold no state of their own. Control thread only.
 """
 
@@ -9,7 +9,6 @@ import contextlib
 import math
 from collections.abc import Awaitable, Collection, Sequence
 from concurrent.futures import Future
-from functools import partial
 from operator import attrgetter
 
 from kvpool.errors import ProtocolError
@@ -18,12 +17,14 @@ from kvpool.index.sessions import EngineSession
 from kvpool.journal.journal import SnapshotPage
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
+from kvpool.protocol import columns
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.verbs import EVERYBODY, OPERATOR, verb
 from kvpool.router_events import columns as event_columns
-from kvpool.server.connections.connection import Answer, Handler
+from kvpool.server.connections.connection import Answer
 from kvpool.server.events.source import HEADERS_TIMEOUT_S
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, Event, NamespaceId
+from kvpool.types import EPOCH_BYTES, Event, NamespaceId
 
 WAIT_S_MAX = 30.0
 # With `journal.ANSWER_BYTES_MAX` of events they fit a frame.
@@ -32,22 +33,38 @@ NAMESPACES_BYTES_MAX = 512 << 10
 _NAMESPACE_BYTES = 400
 
 
-def engine_event_handlers(pool: Pool, session: EngineSession) -> dict[type, Handler]:
-    """The requests of an engine."""
-    return {
-        em.AskEvents: partial(_events_at_once, pool, session),
-        em.AskSnapshot: partial(_snapshot, pool, session),
-    }
+class EventVerbs:
+    """The requests of an engine, which hears of its own namespaces alone, or (`session` None) of an operator."""
 
+    def __init__(self, pool: Pool, session: EngineSession | None) -> None:
+        self._pool = pool
+        self._session = session
 
-def admin_event_handlers(pool: Pool) -> dict[type, Handler]:
-    """The requests of an operator."""
-    return {
-        em.AskEvents: partial(_events_or_wait, pool),
-        em.AskSnapshot: partial(_snapshot, pool, None),
-        em.AskChunkHistory: partial(_chunk_history, pool),
-        em.AskNamespaces: partial(_list_namespaces, pool),
-    }
+    @verb(em.AskEvents, roles=EVERYBODY)
+    def events(self, request: em.AskEvents) -> Answer | Awaitable[Answer]:
+        """Events behind an id; an operator may wait for the next one."""
+        if self._session is None:
+            return _events_or_wait(self._pool, request)
+        return _events_at_once(self._pool, self._session, request)
+
+    @verb(em.AskSnapshot, roles=EVERYBODY)
+    def snapshot(self, request: em.AskSnapshot) -> em.SnapshotPage | Awaitable[em.SnapshotPage]:
+        """A page of what is stored."""
+        page = self._pool.journal.snapshot(request.cursor)
+        if page.words is None:
+            return _page(self._pool, self._session, page)
+        return _page_later(self._pool, self._session, page, page.words)
+
+    @verb(em.AskChunkHistory, roles=OPERATOR)
+    def chunk_history(self, request: em.AskChunkHistory) -> Answer:
+        """What is known of some chunks."""
+        keys = columns.keys_of(request.keys, keys_max=em.HISTORY_KEYS_MAX)
+        return m.Report({"fates": [{"key": key.hex(), **self._pool.journal.explain(key)} for key in keys]})
+
+    @verb(em.AskNamespaces, roles=OPERATOR)
+    def namespaces(self, request: em.AskNamespaces) -> Answer:
+        """Names of namespaces, as many as fit an answer."""
+        return _list_namespaces(self._pool, request)
 
 
 def _events_at_once(pool: Pool, session: EngineSession | None, request: em.AskEvents) -> em.Events:
@@ -56,19 +73,19 @@ def _events_at_once(pool: Pool, session: EngineSession | None, request: em.AskEv
     found = pool.journal.since(request.incarnation, request.last)
     own = None if session is None else session.namespace_ids
     events = [event for event in found.events if own is None or event.namespace < 0 or event.namespace in own]
-    told = events[: _nameable(pool, events)]
+    chosen = events[: _nameable(pool, events)]
     return em.Events(
         pool.journal.incarnation,
-        found.last if len(told) == len(events) else told[-1].id,
+        found.last if len(chosen) == len(events) else chosen[-1].id,
         found.oldest,
         found.is_gap,
-        event_columns.pack_events(told),
-        _names(pool, {event.namespace for event in told}),
+        event_columns.pack_events(chosen),
+        _names(pool, {event.namespace for event in chosen}),
     )
 
 
 def _nameable(pool: Pool, events: Sequence[Event]) -> int:
-    """How many events, from the first on, name no more namespaces than fit an answer; at least one where there is any."""
+    """How many events, from the first on, name few enough namespaces for one answer; at least one where there is any."""
     named: set[int] = set()
     size = 0
     for count, event in enumerate(events):
@@ -95,18 +112,11 @@ async def _events_later(pool: Pool, request: em.AskEvents) -> Answer:
     return _events_at_once(pool, None, request)
 
 
-def _snapshot(
-    pool: Pool, session: EngineSession | None, request: em.AskSnapshot
-) -> em.SnapshotPage | Awaitable[em.SnapshotPage]:
-    page = pool.journal.snapshot(request.cursor)
-    return _page(pool, session, page) if page.words is None else _page_later(pool, session, page, page.words)
-
-
 async def _page_later(
     pool: Pool, session: EngineSession | None, page: SnapshotPage, reading: "Future[list[bytes]]"
 ) -> em.SnapshotPage:
-    """The page with the token ids that the disk gives in time; without them where it does not."""
-    with contextlib.suppress(asyncio.TimeoutError):  # ids are not known: so the page says
+    """The page with the token ids that are read from disk in time; without them where they are late."""
+    with contextlib.suppress(asyncio.TimeoutError):  # the page marks the ids as unknown
         words = await asyncio.wait_for(asyncio.wrap_future(reading), HEADERS_TIMEOUT_S)
         page = page.with_words(words, pool.journal.chunk_tokens)
     return _page(pool, session, page)
@@ -122,16 +132,6 @@ def _page(pool: Pool, session: EngineSession | None, page: SnapshotPage) -> em.S
         event_columns.pack_chunks(chunks),
         _names(pool, {chunk.namespace for chunk in chunks}),
     )
-
-
-def _chunk_history(pool: Pool, request: em.AskChunkHistory) -> Answer:
-    count, rest = divmod(len(request.keys), KEY_BYTES)
-    if rest or not 0 < count <= em.HISTORY_KEYS_MAX:
-        raise ProtocolError(
-            f"keys column has {len(request.keys)} bytes, expected 32 for each of 1 to {em.HISTORY_KEYS_MAX} keys"
-        )
-    keys = [request.keys[at : at + KEY_BYTES] for at in range(0, len(request.keys), KEY_BYTES)]
-    return m.Report({"fates": [{"key": key.hex(), **pool.journal.explain(key)} for key in keys]})
 
 
 def _list_namespaces(pool: Pool, request: em.AskNamespaces) -> Answer:

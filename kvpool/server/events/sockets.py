@@ -1,15 +1,15 @@
-"""The publisher's ZMQ sockets: where they are bound, who may connect, and what is asked at replay.
+"""Event sockets: the publisher's ZMQ sockets. Binding, access control, replay requests.
 
-XPUB, which is PUB to whoever connects, sends messages and waits for nobody: a subscriber that does not read loses what lies
-beyond the high-water mark. It says what is subscribed to. ROUTER hands out messages again:
+XPUB, which subscribers see as PUB, sends messages and never waits: a subscriber that does not read loses messages beyond the
+high-water mark. It also reports subscriptions. ROUTER replays messages:
 
     ask     [b"", number]           or [b"", number, topic]       number := u64, big endian: the first one wanted
     answer  [b"", topic, number, payload] for each that is kept, then [b"", b"", -1 as 8 bytes, b""]
 
-With keys both speak CURVE, and a ZAP handler of our own lets in exactly the keys of the clients file. Messages from outside are
-bounded by REQUEST_BYTES_MAX before they are read, and one that is no request is counted and dropped.
+With keys both use CURVE, and a ZAP handler admits exactly the keys of the clients file. Messages from outside are bounded by
+REQUEST_BYTES_MAX before they are read, and an invalid one is counted and dropped.
 
-One thread: whoever made the sockets hands them over before it starts.
+One thread: the maker of the sockets passes them on before it starts.
 """
 
 import binascii
@@ -38,7 +38,7 @@ _ZAP_REQUEST_FRAMES = 7
 
 
 class EventSockets:
-    """XPUB, and where it is wanted ROUTER, bound. `close` ends them.
+    """XPUB and, where configured, ROUTER, both bound. `close` ends them.
 
     `buffer` has the messages that can be asked for again. `lost`: peers that asked for others since the last look;
     `subscribed`: topics that were subscribed to since then.
@@ -75,12 +75,12 @@ class EventSockets:
 
     @property
     def publish_endpoint(self) -> str:
-        """Where subscribers connect."""
+        """The endpoint for subscribers."""
         return _endpoint_of(self._publish)
 
     @property
     def replay_endpoint(self) -> str:
-        """Where messages can be asked for again; empty where they cannot."""
+        """The endpoint for replays; empty where there is none."""
         return "" if self._replay is None else _endpoint_of(self._replay)
 
     @property
@@ -90,15 +90,15 @@ class EventSockets:
 
     @property
     def wait_ms(self) -> int | None:
-        """In how long there may be something to do that the poller does not tell of; None: in no time."""
+        """Milliseconds until there may be work that the poller does not signal; None: never."""
         return self._replays.wait_ms
 
     def send(self, message: Message) -> None:
-        """Give a message to every subscriber that has room for it."""
+        """Send a message to every subscriber that has room for it."""
         self._publish.send_multipart(message, zmq.NOBLOCK)
 
     def serve(self) -> int:
-        """Answer who has asked for messages again or wants to be let in. Returns how many messages were handed out."""
+        """Answer replay and access requests. Returns how many messages were replayed."""
         if self._zap is not None:
             while self._zap.poll(0):
                 self._zap.send_multipart(self._judge(self._zap.recv_multipart()))
@@ -117,7 +117,7 @@ class EventSockets:
         return replayed
 
     def close(self) -> None:
-        """Close everything at once; nothing is waited for."""
+        """Close everything at once, without waiting."""
         self._context.destroy(linger=0)
 
     def _bound(
@@ -131,7 +131,7 @@ class EventSockets:
         made.setsockopt(zmq.IPV6, int("[" in address.endpoint))
         if kind == zmq.ROUTER:
             made.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            # Who does not read does not answer these either, and is disconnected with what waits for it.
+            # A peer that does not read does not answer heartbeats either, and is disconnected with its queue.
             made.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
             made.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(HEARTBEAT_S * 1000))
         else:
@@ -152,7 +152,8 @@ class EventSockets:
         return [b"1.0", identity, *status, b"", b""]
 
     def _note_subscription(self, frames: list[bytes]) -> None:
-        """XPUB tells of each: 1, or 0 where it ends, and the beginning of topics. Subscribers can send other things too."""
+        """XPUB reports each subscription: 1, or 0 where it ends, and the topic prefix. Subscribers can send other things
+        too."""
         if len(frames) != 1 or frames[0][:1] not in (b"\0", b"\1"):
             self.bad_requests += 1
         elif frames[0][:1] == b"\1":
@@ -182,7 +183,7 @@ class EventSockets:
 
 
 def _bind(made: "zmq.Socket[bytes]", option: str, address: ZmqAddress, socket_mode: int, *, is_guarded: bool) -> None:
-    """A socket of the file system is made with its rights: nobody can connect before they are there."""
+    """A file system socket is made with its final rights: nobody can connect before."""
     path = address.endpoint.removeprefix("ipc://") if address.endpoint.startswith("ipc://") else ""
     if path:
         fault = make_socket_directory(path, is_private=True)
@@ -202,7 +203,8 @@ def _bind(made: "zmq.Socket[bytes]", option: str, address: ZmqAddress, socket_mo
 
 
 def _check_free(option: str, path: str) -> None:
-    """ZMQ takes away whatever lies where it binds. Raises ConfigError for what is no socket, OSError for one that serves."""
+    """ZMQ removes any file at the path to which it binds. Raises ConfigError for what is no socket, OSError for one that
+    serves."""
     if not os.path.lexists(path):
         return
     if not stat.S_ISSOCK(os.lstat(path).st_mode):

@@ -1,4 +1,4 @@
-"""Source of events for a thread beside the control thread: events, snapshot pages, and the namespaces that they name.
+"""Event source for a thread beside the control thread: events, snapshot pages, and the namespaces that they name.
 
 Each read hops to the control thread, is answered there within a turn of the loop, and waits with a deadline. One thread at a
 time, never the loop's own.
@@ -17,7 +17,7 @@ from kvpool.server.metrics.measurements import LoopReader
 from kvpool.types import NamespaceId
 
 READ_TIMEOUT_S = 5.0
-# A page of headers takes 10 ms or so; a disk that hangs must not keep events from routers.
+# A page of headers takes about 10 ms; a disk that hangs must not delay events to routers.
 HEADERS_TIMEOUT_S = 2.0
 
 
@@ -39,12 +39,12 @@ class NamedPage:
     namespaces: NamespaceNames
 
     def chunk_tokens(self, namespace: int) -> int:
-        """How many token ids each chunk of a namespace has."""
+        """The number of token ids in each chunk of a namespace."""
         return self.namespaces[namespace][1].chunk_tokens
 
 
 class EventSource:
-    """The journal as another thread sees it. A read that came too late is repeated from where it was."""
+    """The journal for another thread. A read that came too late is repeated from the same position."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, journal: Journal, namespaces: Namespaces) -> None:
         self._journal = journal
@@ -57,7 +57,7 @@ class EventSource:
         self._pages = LoopReader(loop, self._read_page, READ_TIMEOUT_S)
 
     def since(self, last: int) -> NamedEvents:
-        """The events behind id `last`. Raises LoopStalled."""
+        """The events after id `last`. Raises LoopStalled."""
         self._last = last
         found = self._events.read()
         self._opened = found.opened

@@ -1,8 +1,8 @@
-"""A recount of every invariant in a forked child: an exact look at one moment, while the daemon serves on.
+"""Forked check: a recount of every invariant in a forked child. An exact view of one moment, while the daemon serves on.
 
 The child has the daemon's own memory as it was at the fork, recounts it, writes one report into a pipe and ends; it touches no
 socket, no file and no other thread's work, and has nothing of what clients map. The daemon pays for the fork alone and for the
-pages that it changes meanwhile. A child that ends before its report is a problem of its own in the report, and no harm to the
+pages that it changes meanwhile. A child that ends before its report is itself a problem in the report, and does not harm the
 daemon.
 
 Control thread only.
@@ -29,7 +29,7 @@ Report = dict[str, Any]
 
 
 async def check_in_child(verify: Callable[[], Report]) -> Report:
-    """The report of `verify`, which another process makes. Raises OSError where there is no memory for one."""
+    """The report of `verify`, made in another process. Raises OSError where there is no memory for one."""
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     parent = os.getpid()
     try:
@@ -81,7 +81,7 @@ def _report_and_end(verify: Callable[[], Report], writer: int, parent: int) -> N
 
 
 def _let_go_of_the_daemon(writer: int, parent: int) -> None:
-    """End with the daemon, and keep none of its sockets and locks: whoever waits for these sees its end at once."""
+    """End with the daemon, and hold none of its sockets and locks, so that waiting processes see the daemon's end at once."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it had ended before

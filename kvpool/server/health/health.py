@@ -1,15 +1,15 @@
-"""Health of the daemon: can it do its work, judged by what was seen and not by its being there.
+"""Health of the daemon: whether it can do its work, by observation and not by its mere existence.
 
     STARTING ──begin_serving, first probe good──► READY ──begin_draining──► DRAINING
                                                    │ ▲
                          problem: probe, thread    ▼ │ the problem has gone
                                                 UNHEALTHY        (from any state)
 
-READY is DEGRADED while something is missing that was configured and a restart would not bring (an SSD tier that cannot be
-opened): what is left serves, nobody restarts it, and the problem is named wherever problems are.
+READY is DEGRADED while something configured is missing that a restart would not bring back (an SSD tier that cannot be opened):
+the rest serves, no restart follows, and reports name the problem.
 
 Gathers three things: whether the daemon serves, whether its background threads live, and how the last self-probe ended
-and when. A probe that has not ended for a long time is a problem too. Nothing is tested here and nobody is told.
+and when. A probe that has not ended for a long time is a problem too. This module tests nothing and reports to nobody.
 
 Any thread may call it. Lock: `_lock`, never held across a call.
 """
@@ -22,7 +22,7 @@ from kvpool.clock import NS_PER_S, Clock
 from kvpool.server.health.probe import STEP_TIMEOUT_S, STEPS_MAX, ProbeResult
 
 PROBE_INTERVAL_S = 10.0
-# Three probes fit in a watchdog's interval: one that fails because the machine stalled does not end the daemon.
+# Three probes fit in a watchdog's interval, so that one that fails on a stalled machine does not end the daemon.
 PROBES_PER_WATCHDOG = 3
 
 
@@ -43,8 +43,8 @@ class HealthReport:
 class Health:
     """The health of one daemon.
 
-    `problems_of_pool` may be called from any thread, and so may `shortcomings_of_pool`: what a restart would not mend.
-    A self-probe runs (`probe_interval_s`) when a service manager watches, or every `probe_every_s` when health can be
+    `problems_of_pool` may be called from any thread, and so may `shortcomings_of_pool`: problems that a restart would not
+    solve. A self-probe runs (`probe_interval_s`) when a service manager watches, or every `probe_every_s` when health can be
     asked from outside; without either nothing wakes an idle daemon.
     """
 
@@ -87,7 +87,7 @@ class Health:
             self._probe = result
 
     def report(self) -> HealthReport:
-        """How it is now."""
+        """The report of this moment."""
         now_ns = self._clock.now_ns()
         with self._lock:
             probe, is_open = self._probe, self._is_serving and not self._is_draining
@@ -117,7 +117,8 @@ class Health:
         return "degraded" if report.problems else "ready"
 
     def _probe_age_max_s(self) -> float:
-        """Two intervals and a probe whose every step takes its whole time: more is a thread that has ended or hangs."""
+        """Two intervals and a probe whose every step takes its full time: a greater age means that the thread has ended or
+        hangs."""
         assert self.probe_interval_s is not None
         return 2 * self.probe_interval_s + STEPS_MAX * STEP_TIMEOUT_S
 

@@ -1,9 +1,9 @@
-"""The daemon's test of itself: a put and a get through the path that engines use.
+"""Self-probe: a put and a get through the path that engines use.
 
 A thread connects to the daemon's own socket as an engine of model `kvpool-probe`, maps arena and index, and from time to
 time: reserves a chunk under a fresh random key, writes bytes that derive from the key, commits them with checksums, looks
-the key up in the shared index, leases it, and compares bytes, checksums, place and generation. It never looks into the
-pool: what it sees is what an engine sees. Every step has STEP_TIMEOUT_S.
+the key up in the shared index, leases it, and compares bytes, checksums, place and generation. It never reads the pool
+directly: it sees what an engine sees. Every step has STEP_TIMEOUT_S.
 
 A wrong byte, a wrong answer, no answer or a missing socket is a failure. "No room" is not: a pool whose every chunk is
 held, whose memory is still being faulted in, or whose connections are all in use answers as it should. Then the chunk of
@@ -40,20 +40,20 @@ PROBE_LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="uint8", chunk_to
 STEP_TIMEOUT_S = 2.0
 # The most round trips of one probe: connect, staging, release, and reserve, copy, commit, acquire for each attempt.
 STEPS_MAX = 15
-# A new chunk that nobody holds yet may be evicted, or flushed by an operator, before its lease: then once more.
+# A new chunk without a hold may be evicted, or flushed by an operator, before its lease: then the probe tries again.
 ATTEMPTS = 3
-# Answers that say the daemon is in use to its limits, not that it is broken.
+# Answers of a daemon that is at its limits and not broken.
 _NO_ROOM_CODES = {"busy", "full"}
 _NO_ROOM_STATES = {SaveState.FULL, SaveState.NOT_READY, SaveState.SHARE}
 
 
 class ProbeFailed(KVPoolError):
-    """A put and a get did not come back as they must."""
+    """A put and a get gave a wrong result."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """How one probe ended: `failure` is empty when it was good."""
+    """Result of one probe: `failure` is empty when it was good."""
 
     failure: str
     ended_ns: int
@@ -77,7 +77,7 @@ class _Chunk:
 
 
 class Probe:
-    """Puts and gets, one after the other, on one connection that is made anew after a failure.
+    """Puts and gets, one after the other, on one connection; a new one after a failure.
 
     Invariant: `_lease` is the lease on `_kept`, the chunk of the last good probe; 0 where there is none.
     """
@@ -94,7 +94,7 @@ class Probe:
         return f"<Probe {'away' if self._session is None else 'connected'}, lease {self._lease}>"
 
     def run(self) -> None:
-        """One put and get. Raises ProbeFailed; the next one begins with a new connection then."""
+        """One put and get. Raises ProbeFailed; then the next one begins with a new connection."""
         try:
             _require(Path(self._path).is_socket(), f"{self._path} is gone: no engine can connect any more")
             if self._session is None:
@@ -172,7 +172,7 @@ class Probe:
         return chunk
 
     def _get(self, session: _Session, chunk: _Chunk) -> bool:
-        """Lease the chunk in place of the one kept so far, and compare everything. False where it is gone."""
+        """Lease the chunk, release the one before, and compare everything. False where it was evicted."""
         is_found = session.index.lookup(chunk.key)[0] == 1
         before, lease = self._kept, self._lease
         self._kept, self._lease = chunk, 0

@@ -1,8 +1,8 @@
 """Supervision: reports of the daemon's health to the service manager, the log and operators.
 
-Joins health, the self-probe and the service manager, which know nothing of each other. The manager hears WATCHDOG=1 only
-right after a good probe of a daemon without problems: a daemon that hangs, answers wrongly or has lost a thread is
-restarted by it. A change between healthy, degraded and unhealthy is logged once.
+Joins health, the self-probe and the service manager, which are independent. The manager gets WATCHDOG=1 only right after a good
+probe of a daemon without problems: a daemon that hangs, answers wrongly or has lost a thread is restarted by it. A change
+between healthy, degraded and unhealthy is logged once.
 
 Threads: the control thread, but for `_on_probe`, on the probe's thread, which owns `_was` (unhealthy, degraded or empty).
 """
@@ -19,12 +19,12 @@ from kvpool.server.health.systemd import ServiceManager
 
 log = logging.getLogger(__name__)
 
-# A service manager that hears nothing for so long while the daemon stops may end it.
+# A service manager without a message for this time may kill a daemon that stops.
 EXTENDED_S = 30.0
 
 
 class Supervision:
-    """What is said about one daemon's life."""
+    """Supervision of one daemon process."""
 
     def __init__(self, manager: ServiceManager, health: Health, clock: Clock) -> None:
         self._manager = manager
@@ -54,7 +54,7 @@ class Supervision:
             )
 
     def note_reloading(self, *, is_running: bool) -> None:
-        """The configuration is being read again, or was read or refused. A daemon that stops says nothing of it."""
+        """Report that the configuration is being read again, or that this has ended. A daemon that stops does not report it."""
         if self._is_draining:
             return
         if is_running:
@@ -63,14 +63,14 @@ class Supervision:
             self._manager.reloaded()
 
     def begin_draining(self) -> None:
-        """The daemon has been told to stop."""
-        self._status = "draining: saves under way may still be committed, DRAM is written down"
+        """Report that the daemon is stopping."""
+        self._status = "draining: saves under way may still be committed, DRAM is being written to disk"
         self._is_draining = True
         self._health.begin_draining()
         self._manager.stopping(self._status)
 
     def go_on_draining(self) -> None:
-        """The daemon is still writing down."""
+        """Report that the daemon is still demoting."""
         self._manager.extend(EXTENDED_S)
 
     async def end(self) -> None:
@@ -84,7 +84,7 @@ class Supervision:
         return "self-probe off" if interval_s is None else f"self-probe every {interval_s:g} s"
 
     def info(self) -> dict[str, Any]:
-        """What operators are told."""
+        """Fields for operators."""
         report = self._health.report()
         return {
             "health": self._health.state(),

@@ -1,7 +1,7 @@
-"""Messages to a service manager by sd_notify: a datagram of `NAME=value` lines to the socket in NOTIFY_SOCKET.
+"""Service manager messages by sd_notify: a datagram of `NAME=value` lines to the socket in NOTIFY_SOCKET.
 
-Without that variable nothing is sent and nothing is watched. A message that cannot be delivered is counted and logged
-once: the daemon serves engines whether or not somebody watches it. No library is needed for one datagram.
+Without that variable nothing is sent and there is no watchdog. A message that cannot be delivered is counted and logged once:
+the daemon serves engines with or without a manager. No library is needed for one datagram.
 
 Any thread may call it; each call opens, sends and closes, and blocks for at most SEND_TIMEOUT_S.
 """
@@ -21,7 +21,7 @@ _NS_PER_US = 1_000
 class ServiceManager:
     """The manager named by an environment.
 
-    `watchdog_interval_s`: how often it wants to hear WATCHDOG=1, None where it does not watch this process.
+    `watchdog_interval_s`: how often it expects WATCHDOG=1, None where it does not watch this process.
     """
 
     def __init__(self, environment: Mapping[str, str], *, pid: int | None = None) -> None:
@@ -50,15 +50,15 @@ class ServiceManager:
         self._send("STOPPING=1", f"STATUS={status}")
 
     def extend(self, seconds: float) -> None:
-        """The daemon is still at it, and will be for so long or say so again: no time limit ends it before."""
+        """The daemon still works and needs at most so long, or extends again: no time limit ends it before."""
         self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * _US_PER_S)}", "WATCHDOG=1")
 
     def status(self, status: str) -> None:
-        """One line for people who ask the manager."""
+        """One status line for users of the manager."""
         self._send(f"STATUS={status}")
 
     def alive(self) -> None:
-        """The daemon has just been seen to work; the manager's watchdog starts anew."""
+        """The daemon works: restart the manager's watchdog."""
         self._send("WATCHDOG=1")
 
     def _send(self, *assignments: str) -> None:
@@ -67,18 +67,18 @@ class ServiceManager:
         message = "\n".join(line.replace("\n", " ") for line in assignments).encode()
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                # Connected, because only then the wait for room in the manager's queue is a wait.
+                # Connected, because only a connected socket waits for room in the manager's queue.
                 sender.settimeout(SEND_TIMEOUT_S)
                 sender.connect(self._address)
                 sender.send(message)
         except OSError as error:
             self._unsent += 1
             level = logging.WARNING if self._unsent == 1 else logging.DEBUG
-            log.log(level, "the service manager cannot be told %s: %s", assignments[0], error)
+            log.log(level, "the message %s to the service manager failed: %s", assignments[0], error)
 
 
 def _address(name: str) -> str | bytes | None:
-    """A path, or `@name` of the abstract namespace; anything else is no address that this daemon knows."""
+    """A path, or `@name` of the abstract namespace; anything else is no valid address."""
     if name.startswith("/"):
         return name
     return b"\0" + os.fsencode(name[1:]) if name.startswith("@") and len(name) > 1 else None

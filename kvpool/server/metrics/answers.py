@@ -1,15 +1,16 @@
-"""Answers over HTTP: /metrics, /healthz, /readyz.
+"""HTTP answers: /metrics, /healthz, /readyz.
 
-    GET /metrics   Prometheus text or OpenMetrics, as the request's Accept says      200, 503
+    GET /metrics   Prometheus text or OpenMetrics, by the request's Accept header     200, 503
     GET /healthz   JSON {"status", "problems", …}: whether the daemon can work       200, 503
     GET /readyz    the same: whether it takes requests now, not while draining       200, 503
 
 503 also answers when the control thread does not, within SNAPSHOT_TIMEOUT_S. No request changes anything.
 
-The page of metrics is rendered at most once in PAGE_S for each of its forms, of which there are four, however many ask and
-whatever their requests say besides; `name[]` is not looked at.
+The page of metrics is rendered at most once in PAGE_S for each of its four forms, for any number of requests; `name[]` is
+ignored.
 
-Called by the HTTP threads. Lock: each form's own; who asks while a page is rendered waits for that page, or for its failure.
+Called by the HTTP threads. Lock: each form's own; a request that comes while a page is rendered waits for that page, or for its
+failure.
 """
 
 import json
@@ -33,7 +34,7 @@ WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
 class _Page:
-    """One form of the page of metrics, and what became of the last try to render it."""
+    """One form of the page of metrics, with the result of its last rendering."""
 
     def __init__(self, render: WsgiApp, clock: Clock, *, accept: str, encoding: str) -> None:
         self._render = render
@@ -108,7 +109,7 @@ def make_app(registry: CollectorRegistry, read_health: Callable[[], HealthReport
 
 
 def _without_body(app: WsgiApp, environ: Environ, start_response: StartResponse) -> list[bytes]:
-    """What GET would be answered, its length included, and nothing of the body."""
+    """The answer to GET, with its length and without its body."""
     begun: list[tuple[str, list[tuple[str, str]]]] = []
     body = app({**environ, "REQUEST_METHOD": "GET"}, lambda status, headers: begun.append((status, headers)))
     status, headers = begun[-1]

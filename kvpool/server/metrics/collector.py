@@ -1,6 +1,6 @@
-"""The metrics of a Snapshot as Prometheus families, by the table of `definitions`.
+"""Collector: the metrics of a Scrape as Prometheus families, by the table of `definitions`.
 
-Holds no state: each scrape takes one snapshot and everything it shows is of that moment. Runs on the HTTP threads.
+Holds no state: each scrape is taken at one moment and shows only that moment. Runs on the HTTP threads.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ from kvpool.server.metrics.measurements import Scrape
 
 
 class ScrapeCollector(Collector):
-    """Answers a scrape from a fresh snapshot. What `take` raises goes through to whoever scrapes."""
+    """Answers each request with a fresh scrape. Errors of `take` are raised to the caller."""
 
     def __init__(self, take: Callable[[], Scrape]) -> None:
         self._take = take
@@ -76,6 +76,6 @@ def _filled(metric: Metric, now: Scrape) -> Family:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Cumulated, as the format wants them: `le` is an inclusive upper bound."""
+    """Cumulative counts, as the format requires: `le` is an inclusive upper bound."""
     bounds = [*(repr(bound) for bound in histogram.bounds), "+Inf"]
     return list(zip(bounds, accumulate(histogram.counts), strict=True))

@@ -1,4 +1,5 @@
-"""Every metric that kvpoold exports: its name, type, unit, labels and meaning, and where its values are in a Snapshot.
+"""Metric definitions: name, type, unit, labels and meaning of every metric that kvpoold exports, and the source of its values
+in a Scrape.
 
 The collector and `docs/metrics.md` are both made from this table. Names never change their meaning. Label sets are bounded:
 models by `usage.MODELS_MAX`, size classes by the arena's 64, all others by their enums.
@@ -29,7 +30,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts by bucket, not cumulated: one for each of `bounds`, and one for what lies above the last."""
+    """Counts by bucket, not cumulated: one for each of `bounds`, and one for values above the last."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -70,7 +71,7 @@ def _server(key: str) -> Callable[[Scrape], float]:
 
 
 def _events(key: str) -> Callable[[Scrape], float | None]:
-    """Absent where nothing is published and the number is about that."""
+    """Absent where nothing is published and the number is about publishing."""
 
     def read(now: Scrape) -> float | None:
         return now.pool.events.get(key)
@@ -91,24 +92,28 @@ def _ssd(key: str) -> Callable[[Scrape], float | None]:
     """Absent where there is no SSD tier."""
 
     def read(now: Scrape) -> float | None:
-        return float(now.pool.ssd[key]) if now.pool.ssd else None
+        counted = now.pool.lower.get("ssd")
+        return float(counted[key]) if counted else None
 
     return read
 
 
 def _ssd_by(**keys: str) -> Callable[[Scrape], Values]:
     """A value for each word, from the key that stands for it; absent where there is no SSD tier."""
-    return lambda now: {(value,): float(now.pool.ssd[key]) for value, key in keys.items() if now.pool.ssd}
+    read = {value: _ssd(key) for value, key in keys.items()}
+    return lambda now: {(value,): found for value, one in read.items() if (found := one(now)) is not None}
 
 
 def _ssd_state(now: Scrape) -> Values:
-    states = ("starting", "ok", "readonly", "offline") if now.pool.ssd else ()
-    return {(state,): float(now.pool.ssd["ssd.state"] == state) for state in states}
+    counted = now.pool.lower.get("ssd", {})
+    states = ("starting", "ok", "readonly", "offline") if counted else ()
+    return {(state,): float(counted["ssd.state"] == state) for state in states}
 
 
 def _ssd_admission(now: Scrape) -> Values:
-    words = [step.word for step in Admitted] if now.pool.ssd else []
-    return {(word,): float(now.pool.ssd["ssd.admission"] == word) for word in words}
+    counted = now.pool.lower.get("ssd", {})
+    words = [step.word for step in Admitted] if counted else []
+    return {(word,): float(counted["ssd.admission"] == word) for word in words}
 
 
 def _by_model(read: Callable[[ModelUsage], float]) -> Callable[[Scrape], Values]:
@@ -191,19 +196,19 @@ BUILD_LABELS = ("version", "checksum", "key_hash")
 PROCESS_METRICS = ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds")
 
 SECTIONS: dict[str, tuple[Metric, ...]] = {
-    "What engines asked and got": (
+    "Requests of engines": (
         _counter("kvpool_lookups", "Lookups in the shared index.", _by_model(lambda c: c.lookups), "", "model"),
         _counter("kvpool_lookup_tokens", "Tokens looked up, in full chunks.",
                  _by_model(lambda c: c.lookup_tokens), "tokens", "model"),
-        _counter("kvpool_hit_tokens", "Tokens looked up that were there, by the fastest tier that has them.",
+        _counter("kvpool_hit_tokens", "Tokens looked up and found, by the fastest tier that has them.",
                  _by_tier(lambda c: c.hit_tokens), "tokens", "model", "tier"),
-        _counter("kvpool_hit_bytes", "Bytes of the chunks looked up that were there.",
+        _counter("kvpool_hit_bytes", "Bytes of the chunks looked up and found.",
                  _by_tier(lambda c: c.hit_bytes), "bytes", "model", "tier"),
         _counter("kvpool_missed_tokens", "Tokens looked up that no tier had.",
                  _by_model(lambda c: c.missed_tokens), "tokens", "model"),
         _counter("kvpool_missed_bytes", "Bytes of the chunks looked up that no tier had.",
                  _by_model(lambda c: c.missed_bytes), "bytes", "model"),
-        _counter("kvpool_loads", "Loads that ended, whole or shorter.", _by_model(lambda c: c.loads), "", "model"),
+        _counter("kvpool_loads", "Loads that ended, complete or shorter.", _by_model(lambda c: c.loads), "", "model"),
         _counter("kvpool_loaded_tokens", "Tokens whose KV was verified in engine memory, by the tier at acquire.",
                  _by_tier(lambda c: c.loaded_tokens), "tokens", "model", "tier"),
         _counter("kvpool_loaded_bytes", "Bytes of the chunks loaded.",
@@ -217,30 +222,30 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                  _by_model(lambda c: c.stored_bytes), "bytes", "model"),
         _counter("kvpool_usage_reports", "Reports that clients sent of their lookups and loads.",
                  lambda now: now.pool.failures.usage_reports),
-        _counter("kvpool_usage_clamped_values", "Values in such reports that were too large to believe, and were cut.",
+        _counter("kvpool_usage_clamped_values", "Values in such reports that were implausibly large, and were cut.",
                  lambda now: now.pool.failures.clamped_values),
     ),
     "Chunks": (
         _gauge("kvpool_chunks", "Chunks that can be loaded.", _directory("chunks"), "chunks"),
         _gauge("kvpool_writing_chunks", "Chunks reserved and not yet committed.", _directory("writing"), "chunks"),
-        _gauge("kvpool_held_chunks", "Chunks that leases, tickets, saves or checks keep from eviction.",
+        _gauge("kvpool_held_chunks", "Chunks that leases, tickets, saves or checks protect from eviction.",
                _directory("held"), "chunks"),
         _counter("kvpool_removed_chunks", "Chunks that left the pool, by reason: evicted for a newer chunk of the same size "
                  "(own_class), for another size class (other_class), for want of index entries (index_full); flushed by "
                  "order (flush); found bad, or behind one (corrupt).", _labelled(_removed), "chunks", "reason"),
-        _counter("kvpool_declined_chunks", "Chunks of saves that were not taken, by reason; disconnected, timeout, "
-                 "too_long and aborted are what clients report.", _labelled(_declined), "chunks", "reason"),
-        _counter("kvpool_present_chunks", "Chunks offered for saving that were there already.",
+        _counter("kvpool_declined_chunks", "Chunks of saves that were declined, by reason; disconnected, timeout, "
+                 "too_long and aborted are reported by clients.", _labelled(_declined), "chunks", "reason"),
+        _counter("kvpool_present_chunks", "Chunks offered for saving that were stored already.",
                  _directory("answered_present"), "chunks"),
         _counter("kvpool_aborted_chunks", "Chunks reserved and given up.", _directory("aborted_chunks"), "chunks"),
-        _gauge("kvpool_kept_chunks", "Chunks in DRAM kept above the default priority, and what precedes them.",
+        _gauge("kvpool_kept_chunks", "Chunks in DRAM with more than the default priority, and their ancestors.",
                _directory("kept_chunks"), "chunks"),
         _gauge("kvpool_dram_kept_bytes", "Bytes of those chunks.", _directory("kept_bytes"), "bytes"),
-        _counter("kvpool_retention_clipped_chunks", "Chunks that were to be kept above the default priority and are not, "
+        _counter("kvpool_retention_clipped_chunks", "Chunks that were refused a priority above the default, "
                  "because dram.retained_share is used up.", _directory("clipped_chunks"), "chunks"),
-        _counter("kvpool_retention_lapsed_chunks", "Chunks whose priority fell back to the default when their time was over.",
+        _counter("kvpool_retention_lapsed_chunks", "Chunks whose priority returned to the default when its duration ended.",
                  _directory("lapsed_chunks"), "chunks"),
-        _gauge("kvpool_eviction_by_age", "1 while the oldest chunk goes first, 0 while the one that promises least does.",
+        _gauge("kvpool_eviction_by_age", "1 while the oldest chunk is evicted first, 0 while the least useful one is.",
                _directory("policy_by_age")),
         Metric("kvpool_reuse_gap_seconds", Kind.HISTOGRAM, "For each chunk acquired, the time since its last access; 0 "
                "while it is in use.", _log2_seconds("reuse_gaps"), "seconds"),
@@ -252,20 +257,20 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_checksum_failures", "Chunks whose bytes did not match their checksums, dropped.",
                  _index("checksum_failures")),
         _counter("kvpool_corrupt_reports", "Reports of such chunks by clients.", _index("corrupt_reports")),
-        _counter("kvpool_verified_chunks", "Chunks that kvpoolctl check --deep and verify had read, in every tier.",
+        _counter("kvpool_verified_chunks", "Chunks read by kvpoolctl check --deep and verify, in every tier.",
                  _index("verified_chunks"), "chunks"),
     ),
     "Holders": (
         _gauge("kvpool_leases", "Leases that live.", _index("leases"), "leases"),
         _gauge("kvpool_tickets", "Tickets that can be claimed.", _index("tickets"), "tickets"),
-        _gauge("kvpool_announced_bytes", "Bytes of DRAM kept for chunks that engines have announced.",
+        _gauge("kvpool_announced_bytes", "Bytes of DRAM reserved for chunks that engines have announced.",
                _index("announced_bytes"), "bytes"),
-        _counter("kvpool_announced_chunks", "Chunks that were announced and taken.", _index("announced_chunks"), "chunks"),
-        _counter("kvpool_announcements_clipped_chunks", "Chunks that were announced beyond dram.announced_share.",
+        _counter("kvpool_announced_chunks", "Chunks that were announced and accepted.", _index("announced_chunks"), "chunks"),
+        _counter("kvpool_announcements_clipped_chunks", "Chunks announced beyond dram.announced_share, and not accepted.",
                  _index("announced_chunks_clipped"), "chunks"),
-        _gauge("kvpool_reservations", "Saves under way, expired ones of unheard-of writers included.",
+        _gauge("kvpool_reservations", "Saves under way, with expired ones whose writers have not acknowledged the loss.",
                _index("reservations"), "reservations"),
-        _counter("kvpool_expired_leases", "Leases ended because nobody used them.", _index("expired_leases"), "leases"),
+        _counter("kvpool_expired_leases", "Leases that expired.", _index("expired_leases"), "leases"),
         _gauge("kvpool_staging_bytes", "Staging memory of connections that save by copy.",
                _index("staging_bytes"), "bytes"),
         _counter("kvpool_expired_reservations", "Saves that took too long.",
@@ -274,7 +279,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                _index("namespaces"), "namespaces"),
     ),
     "Memory": (
-        _gauge("kvpool_dram_capacity_bytes", "Payload that the DRAM tier may hold.",
+        _gauge("kvpool_dram_capacity_bytes", "Capacity of the DRAM tier, in payload.",
                lambda now: now.pool.capacity_bytes, "bytes"),
         _gauge("kvpool_dram_used_bytes", "Payload of all slots in use.", _directory("used_bytes"), "bytes"),
         _gauge("kvpool_dram_idle_bytes", "Payload that may be evicted.", _directory("idle_bytes"), "bytes"),
@@ -286,52 +291,52 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
                _slots(lambda _: 1), "slots", "size_class", "state"),
         _gauge("kvpool_slot_bytes", "Memory of those slots.",
                _slots(lambda row: int(row["slot_bytes"])), "bytes", "size_class", "state"),
-        _gauge("kvpool_zombie_slots", "Slots that wait for a writer whose time was over.", _directory("zombies"), "slots"),
+        _gauge("kvpool_zombie_slots", "Slots of expired reservations that wait for writers.", _directory("zombies"), "slots"),
         _gauge("kvpool_segments", "Segments of the arena.", _labelled(_segments), "segments", "state"),
     ),
     "SSD tier (where there is one)": (
-        _gauge("kvpool_ssd_state", "1 for the state the tier is in, 0 for the others.", _ssd_state, "", "state"),
+        _gauge("kvpool_ssd_state", "1 for the tier's state, 0 for the others.", _ssd_state, "", "state"),
         _gauge("kvpool_ssd_chunks", "Chunks that can be read from it.", _ssd("ssd.chunks"), "chunks"),
         _gauge("kvpool_ssd_used_bytes", "Bytes of its slots in use.", _ssd("ssd.used_bytes"), "bytes"),
         _gauge("kvpool_ssd_capacity_bytes", "Bytes of its segment files.", _ssd("ssd.capacity_bytes"), "bytes"),
         _gauge("kvpool_ssd_slots", "Slots lent to each size class in its files, named by chunk bytes and layers.",
-               _slots(lambda _: 1, lambda now: now.pool.ssd_classes), "slots", "size_class", "state"),
+               _slots(lambda _: 1, lambda now: now.pool.lower_classes.get("ssd", ())), "slots", "size_class", "state"),
         _counter("kvpool_ssd_demoted_chunks", "Chunks written to it.", _ssd("demoted_chunks"), "chunks"),
         _counter("kvpool_ssd_promoted_chunks", "Chunks read back from it.", _ssd("promoted_chunks"), "chunks"),
         _counter("kvpool_ssd_failed_chunks", "Chunks that could not be written to it (demotion) or read back (promotion).",
                  _ssd_by(demotion="demotions_failed", promotion="promotions_failed"), "chunks", "direction"),
-        _counter("kvpool_ssd_evicted_chunks", "Chunks that gave way in it to newer ones.",
+        _counter("kvpool_ssd_evicted_chunks", "Chunks that were evicted from it for newer ones.",
                  _ssd("ssd.evicted_chunks"), "chunks"),
         _counter("kvpool_ssd_read_bytes", "Bytes read from it.", _ssd("ssd.read_bytes"), "bytes"),
-        _counter("kvpool_ssd_written_bytes", "Bytes written to it; beside bytes read, what its wear buys.",
+        _counter("kvpool_ssd_written_bytes", "Bytes written to it: the disk's wear, to compare with the bytes read.",
                  _ssd("ssd.written_bytes"), "bytes"),
-        _gauge("kvpool_ssd_write_budget_left_bytes", "Bytes that the day's budget leaves to be written now; 0 without one.",
+        _gauge("kvpool_ssd_write_budget_left_bytes", "Bytes that the write budget allows now; 0 without one.",
                _ssd("ssd.budget_left_bytes"), "bytes"),
-        _gauge("kvpool_ssd_admission", "1 for what is written now, 0 for the rest: all, what is likely to be used again, what "
-               "was used again, nothing.", _ssd_admission, "", "admitted"),
-        _counter("kvpool_ssd_admission_tightenings", "How often less was written from then on, because the budget was low.",
+        _gauge("kvpool_ssd_admission", "1 for the admission step in force, 0 for others: all chunks, those likely to be used, "
+               "those used again, nothing.", _ssd_admission, "", "admitted"),
+        _counter("kvpool_ssd_admission_tightenings", "How often admission became stricter for a low budget.",
                  _ssd("ssd.admission_tightened")),
-        _counter("kvpool_ssd_declined_chunks", "Chunks that were not written to it and have left DRAM since: too unlikely to "
-                 "be used again, used once, no budget, written before and not used since, not taken in time.",
+        _counter("kvpool_ssd_declined_chunks", "Chunks evicted from DRAM and not written to it: too unlikely to "
+                 "be used again, used once, no budget, written before and not used since, not written in time.",
                  _ssd_by(**{reason: f"ssd.declined_{reason}" for reason in DECLINED}), "chunks", "reason"),
-        _counter("kvpool_ssd_lost_chunks", "Chunks forgotten because a failed sync had covered them.",
+        _counter("kvpool_ssd_lost_chunks", "Chunks dropped because a failed sync had covered them.",
                  _ssd("ssd.lost_chunks"), "chunks"),
         _counter("kvpool_ssd_checkpoints", "Checkpoints of the catalogue.", _ssd("ssd.checkpoints")),
         _counter("kvpool_ssd_io_errors", "Reads and writes that failed.", _ssd("ssd.io_errors")),
-        _gauge("kvpool_ssd_unanswered_seconds", "For how long the disk has left a read or a write unanswered; 0 where there "
+        _gauge("kvpool_ssd_unanswered_seconds", "Age of the oldest unanswered read or write of the disk; 0 where there "
                "is none.", _ssd("ssd.unanswered_s"), "seconds"),
-        _counter("kvpool_ssd_corrupt_chunks", "Chunks whose slot was not theirs or did not fit its checksums.",
+        _counter("kvpool_ssd_corrupt_chunks", "Chunks whose slot had another header or wrong checksums.",
                  _ssd("ssd.corrupt_chunks"), "chunks"),
-        _counter("kvpool_ssd_read_back_chunks", "Chunks read back after they were written, before anybody was told.",
+        _counter("kvpool_ssd_read_back_chunks", "Chunks read back after they were written, before they were published.",
                  _ssd("ssd.read_back_chunks"), "chunks"),
-        _counter("kvpool_ssd_bad_writes", "Chunks that were read back other than they had been written.",
+        _counter("kvpool_ssd_bad_writes", "Chunks that were read back with other bytes than were written.",
                  _ssd("ssd.bad_writes")),
-        _gauge("kvpool_ssd_io_distrusted", "1 once what was read or written has differed from itself: plain calls alone, and "
-               "all that is written is read back.", _ssd("ssd.io_distrusted")),
+        _gauge("kvpool_ssd_io_distrusted", "1 after a read or write gave different bytes on repetition: plain calls alone, and "
+               "every written chunk is read back.", _ssd("ssd.io_distrusted")),
         _gauge("kvpool_ssd_waiting_jobs", "Jobs that wait for it: reads for engines, writes, checks, rows of its catalogue.",
                _ssd_by(reads="ssd.waiting_reads", writes="ssd.waiting_writes", checks="ssd.waiting_checks",
                        catalogue="ssd.catalogue_waiting"), "jobs", "queue"),
-        _counter("kvpool_ssd_dropped_rows", "Rows that its catalogue had no room for: their chunks are not found after a "
+        _counter("kvpool_ssd_dropped_rows", "Rows that did not fit its catalogue: their chunks are not found after a "
                  "restart.", _ssd("ssd.catalogue_dropped")),
     ),
     "Connections and requests": (
@@ -340,36 +345,36 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter("kvpool_accepted_connections", "Connections taken.", _server("connections_accepted"), "connections"),
         _counter("kvpool_refused_connections", "Connections refused before their first request.",
                  _server("connections_refused"), "connections"),
-        _counter("kvpool_protocol_errors", "Connections ended for bytes that were no frame.", _server("protocol_errors")),
+        _counter("kvpool_protocol_errors", "Connections ended by bytes that were no frame.", _server("protocol_errors")),
         Metric("kvpool_request_duration_seconds", Kind.HISTOGRAM, "Time from a request's dispatch to its answer, waits "
                "included.", _durations, "seconds", ("verb",)),
         _counter("kvpool_request_refusals", "Requests that were refused with a reason.",
                  _labelled(lambda now: ((verb, times.refused) for verb, times in now.verbs.items())), "", "verb"),
-        _counter("kvpool_request_failures", "Requests that ended in an error nobody expected; the log has it.",
+        _counter("kvpool_request_failures", "Requests that ended in an unexpected error; the log has it.",
                  _labelled(lambda now: ((verb, times.failed) for verb, times in now.verbs.items())), "", "verb"),
         _gauge("kvpool_transfer_waiting_jobs", "Jobs that wait for a transfer thread.", _server("transfer_waiting"), "jobs"),
     ),
     "Events": (
         _counter("kvpool_written_events", "Events of chunks stored, removed and moved.", _events("events.written"), "events"),
-        _counter("kvpool_dropped_events", "Events forgotten because the buffer was full or a gap had made them useless.",
+        _counter("kvpool_dropped_events", "Events dropped because the buffer was full or a gap had made them useless.",
                  _events("events.dropped"), "events"),
-        _counter("kvpool_event_gaps", "Times at which more happened than events could tell.", _events("events.gaps")),
-        _gauge("kvpool_events_kept_bytes", "Memory of the events that can be read.", _events("events.kept_bytes"), "bytes"),
+        _counter("kvpool_event_gaps", "Gaps: more happened at once than the event log holds.", _events("events.gaps")),
+        _gauge("kvpool_events_kept_bytes", "Memory of the event log.", _events("events.kept_bytes"), "bytes"),
         _counter("kvpool_published_events", "Events published to routers (with events.publish).",
                  _events("events.published"), "events"),
         _counter("kvpool_published_event_messages", "Messages that carried them.",
                  _events("events.published_messages"), "messages"),
-        _counter("kvpool_replayed_event_messages", "Messages handed out again (with events.replay).",
+        _counter("kvpool_replayed_event_messages", "Messages replayed (with events.replay).",
                  _events("events.replayed_messages"), "messages"),
-        _counter("kvpool_event_resyncs", "Times at which everything was told to routers anew, after a gap.",
+        _counter("kvpool_event_resyncs", "Snapshots published to routers, after a gap or for new routers.",
                  _events("events.resyncs")),
-        _counter("kvpool_event_publish_errors", "Errors of the publisher that nobody expected; the log has the first.",
+        _counter("kvpool_event_publish_errors", "Unexpected errors of the publisher; the log has the first.",
                  _events("events.publish_errors")),
-        _counter("kvpool_event_refusals", "Routers without a known key, requests at replay that were none, and replays "
-                 "that nobody read to their end.", _labelled(_refused_by_publisher), "", "reason"),
+        _counter("kvpool_event_refusals", "Routers without a known key, invalid replay requests, and replays "
+                 "that were not read to their end.", _labelled(_refused_by_publisher), "", "reason"),
     ),
     "Health": (
-        _gauge("kvpool_ready", "1 while requests are served.", lambda now: float(now.health.is_ready)),
+        _gauge("kvpool_ready", "1 while the daemon serves requests.", lambda now: float(now.health.is_ready)),
         _gauge("kvpool_healthy", "1 while /healthz answers 200.", lambda now: float(now.health.is_healthy)),
         _gauge("kvpool_probe_age_seconds", "Time since the last self-probe ended; absent without one.",
                lambda now: now.health.probe_age_s, "seconds"),

@@ -1,10 +1,10 @@
-"""The HTTP listener: on a loopback address for collectors, on a unix socket for whoever may open the pool, or on both.
+"""HTTP listener: on a loopback address for collectors, on a unix socket for users who may open the pool, or on both.
 
 Threads: one named thread accepts; each connection is served on a named thread of its own, CONNECTIONS_MAX at a time. A
-connection that has not said what it wants within REQUEST_TIMEOUT_S is cut, and gives way before that, the oldest first, where
-there are too many; with none of these, further ones are closed at once. One that lasts longer than CONNECTION_TIMEOUT_S is cut,
-however it spends its time. At most PACE_REQUESTS are accepted in PACE_S, so that nobody's loop of requests keeps the control
-thread from the interpreter. Lock: `_lock` guards the connections being served; never held across a call.
+connection without a complete request within REQUEST_TIMEOUT_S is cut; where there are too many, the oldest of these is cut
+earlier, and without any of these, further connections are closed at once. One that lasts longer than CONNECTION_TIMEOUT_S is
+cut in any case. At most PACE_REQUESTS are accepted in PACE_S, so that a loop of requests cannot keep the control thread from
+the interpreter. Lock: `_lock` guards the connections being served; never held across a call.
 """
 
 import errno
@@ -38,10 +38,10 @@ ACCEPT_PAUSE_S = 0.1
 
 
 class MetricsServer:
-    """One HTTP listener of a daemon, at an address or at the path of a unix socket. It listens from its making on."""
+    """One HTTP listener of a daemon, at an address or at the path of a unix socket. The constructor starts it."""
 
     def __init__(self, address: LoopbackAddress | str, app: WsgiApp, clock: Clock, socket_mode: int = 0o600) -> None:
-        """Raises OSError, naming the option, when the address cannot be bound, ConfigError for a stranger's directory."""
+        """Raises OSError, naming the option, when the address cannot be bound, ConfigError for another user's directory."""
         option = "server.metrics_socket" if isinstance(address, str) else "server.metrics"
         try:
             self._server = _BoundedServer(address, app, clock, socket_mode)
@@ -65,7 +65,7 @@ class MetricsServer:
 
 @dataclass(slots=True)
 class _Served:
-    """A connection that a thread serves. It is idle until it has said what it wants."""
+    """A connection that a thread serves. It is idle until its request has arrived."""
 
     until: Deadline
     thread: threading.Thread
@@ -108,7 +108,7 @@ class _BoundedServer(WSGIServer):
             return len(self._served)
 
     def server_bind(self) -> None:
-        """Bind without asking a name service who we are, as the inherited one does."""
+        """Bind without the inherited look-up of this host's name."""
         if self._path:
             _clear_place(self._path)
             umask = os.umask(0o777 & ~self._socket_mode)
@@ -125,17 +125,17 @@ class _BoundedServer(WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection on a thread of its own, or close it where there are too many that are being answered."""
+        """Serve a connection on a thread of its own, or close it where too many are being answered."""
         thread = threading.Thread(
             target=self._serve, args=(request, client_address), name="kvpool-metrics-request", daemon=True
         )
         with self._lock:
-            gives_way = self._make_room()
+            replaced = self._make_room()
             has_room = self._has_room()
             if has_room:
                 self._served[request] = _Served(Deadline(REQUEST_TIMEOUT_S, self._clock), thread)
-        if gives_way is not None:
-            _cut(gives_way)
+        if replaced is not None:
+            _cut(replaced)
         try:
             if has_room:
                 return thread.start()
@@ -147,14 +147,14 @@ class _BoundedServer(WSGIServer):
         return self.shutdown_request(request)
 
     def note_request(self, request: socket.socket) -> None:
-        """A connection has said what it wants."""
+        """Note that a connection's request has arrived."""
         with self._lock:
             served = self._served[request]
             served.is_idle = False
             served.until = Deadline(CONNECTION_TIMEOUT_S, self._clock)
 
     def get_request(self) -> Any:
-        """Accept, at a bounded pace. Out of descriptors the listener stays readable: then it pauses instead of turning."""
+        """Accept, at a bounded pace. Out of descriptors the listener stays readable: then it pauses instead of spinning."""
         if len(self._paces) == PACE_REQUESTS:
             self._pause.wait(self._paces[0].remaining_s())
         self._paces.append(Deadline(PACE_S, self._clock))
@@ -166,7 +166,7 @@ class _BoundedServer(WSGIServer):
         return request, client_address or ("unix", 0)
 
     def service_actions(self) -> None:
-        """Called between connections: cut those whose time is over."""
+        """Called between connections: cut those beyond their time limit."""
         with self._lock:
             overdue = [request for request, served in self._served.items() if served.until.has_passed()]
             for request in overdue:
@@ -192,7 +192,7 @@ class _BoundedServer(WSGIServer):
         return is_bounded and sum(not served.is_cut for served in self._served.values()) < CONNECTIONS_MAX
 
     def _make_room(self) -> socket.socket | None:
-        """The connection that gives way to a further one, which counts as cut; None where none has to, or none can."""
+        """The connection that is cut for a new one; None where none has to be, or none can be."""
         if self._has_room():
             return None
         for request, served in self._served.items():
@@ -202,7 +202,7 @@ class _BoundedServer(WSGIServer):
         return None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection ended in an error: it is the peer's, or it has been cut."""
+        """A connection ended in an error: the peer's, or because it was cut."""
         del request
         log.debug("a connection of %s to server.metrics failed", client_address, exc_info=True)
 
@@ -218,12 +218,12 @@ class _BoundedServer(WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    """One request. Whatever a peer sends costs it its own connection and no line above level debug."""
+    """One request. A bad one costs the peer its connection and logs nothing above level debug."""
 
     timeout = CONNECTION_TIMEOUT_S
 
     def parse_request(self) -> bool:
-        """The request's line and headers have come; whether they are good ones."""
+        """Parse the request's line and headers; whether they are valid."""
         is_good = super().parse_request()
         if is_good:
             assert isinstance(self.server, _BoundedServer)
@@ -231,11 +231,11 @@ class _Handler(WSGIRequestHandler):
         return is_good
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Requests and bad requests, as the inherited class words them."""
+        """Log requests and bad requests, in the inherited class's words."""
         log.debug("server.metrics: " + format, *arguments)
 
     def get_stderr(self) -> io.StringIO:
-        """Where tracebacks of a failed answer go: wsgiref would print them."""
+        """The stream for tracebacks of a failed answer, which wsgiref would print."""
         return _LogLines()
 
 
@@ -253,7 +253,7 @@ class _LogLines(io.StringIO):
 
 
 def _cut(request: socket.socket) -> None:
-    """End both directions; the thread that serves it sees the end and closes it."""
+    """Shut both directions down; the thread that serves it sees the end and closes it."""
     try:
         request.shutdown(socket.SHUT_RDWR)
     except OSError as error:
@@ -261,7 +261,7 @@ def _cut(request: socket.socket) -> None:
 
 
 def _clear_place(path: str) -> None:
-    """Make the socket's directory, and take away a socket that nobody serves any more. Raises OSError or ConfigError."""
+    """Make the socket's directory, and remove a stale socket. Raises OSError or ConfigError."""
     if fault := make_socket_directory(path):
         raise ConfigError([f"server.metrics_socket cannot be there: {fault}"])
     if Path(path).is_socket():

@@ -1,7 +1,7 @@
-"""Everything the daemon tells about itself, taken at one moment on the control thread and read on others.
+"""Measurements of the daemon, taken at one moment on the control thread and read on others.
 
-`LoopReader` is the way there: it hops to the event loop, has something read there, and waits with a deadline. However many
-ask at once, at most one call waits in the loop, so that a loop that hangs gathers nothing.
+`LoopReader` takes them: it hops to the event loop, has them read there, and waits with a deadline. For any number of readers at
+most one call waits in the loop, so that a hanging loop gathers no calls.
 
 Any thread but the loop's own. Lock: `_lock` guards the reading that is on its way; never held across a wait.
 """
@@ -48,7 +48,7 @@ class LoopReader(Generic[Result]):
         self._under_way: Future[Result] | None = None  # guarded by _lock
 
     def read(self) -> Result:
-        """What `read` answers on the loop, read after this call began. Raises LoopStalled, or what `read` raised."""
+        """The result of `read` on the loop, taken after this call began. Raises LoopStalled, or what `read` raised."""
         with self._lock:
             answer = self._under_way
             is_first = answer is None
@@ -62,7 +62,7 @@ class LoopReader(Generic[Result]):
         try:
             return answer.result(self._timeout_s)
         except FutureTimeoutError as error:
-            # The call may still run; until then whoever asks joins it.
+            # The call may still run; until its end other readers join it.
             raise LoopStalled(f"the control thread did not answer within {self._timeout_s:g} s") from error
 
     def _answer(self) -> None:

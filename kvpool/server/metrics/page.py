@@ -1,4 +1,5 @@
-"""Writes `docs/metrics.md` from the table of metrics: `python -m kvpool.server.metrics.page > docs/metrics.md`.
+"""Page of metrics: writes `docs/metrics.md` from the table of metrics: `python -m kvpool.server.metrics.page >
+docs/metrics.md`.
 
 Pure; a test compares the page with what this writes.
 """
@@ -20,7 +21,7 @@ What `kvpoold` exports when `server.metrics` names a loopback address, or `serve
 | `/readyz` | 200 while requests are served, else 503: before the socket is there, and while draining |
 
 A scrape is one snapshot of one moment, rendered at most once a second. Where the control thread does not answer within 2 s,
-all three answer 503. A connection that has not asked within a second is cut, and gives way to others before that; 50 are
+all three answer 503. A connection that has not asked within a second is cut, and is cut earlier where others wait; 50 are
 accepted in a second. Whoever may reach the address can use these up; the unix socket has the rights of `server.socket_mode`:
 
 ```
@@ -38,9 +39,9 @@ scrape_configs:
 
 Lookups and loads happen inside engines without a request. Their clients report them at most once a second, and when they close:
 what a client did in the last second before it was killed is missing. Reports are another process's word: what cannot be
-is cut and counted as such, and all of it counts for the reporting connection's own model. At most 64 models are told apart;
-later ones count as `other`. With several ranks, each rank counts its own chunks; a scheduler's lookup counts once, with the
-bytes of all ranks.
+is cut and counted as such, and all of it counts for the reporting connection's own model. At most 64 models are counted
+separately; later ones count as `other`. With several ranks, each rank counts its own chunks; a scheduler's lookup counts once,
+with the bytes of all ranks.
 """
 
 TAIL = f"""\

@@ -9,28 +9,14 @@ Invariant: `_counts` has a row for each verb and no other, so that a peer cannot
 
 import re
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from kvpool.protocol.records import batch as bm
-from kvpool.protocol.records import connections as cm
-from kvpool.protocol.records import events as em
-from kvpool.protocol.records import messages as m
-from kvpool.protocol.records import one_way
-from kvpool.protocol.records import operator as om
-from kvpool.protocol.records import staging as sm
+from kvpool.protocol.verbs import Verb
 
 # Upper bounds of the buckets; a further bucket counts what took longer.
 BOUNDS_NS = tuple(step * 10**power for power in range(3, 10) for step in (1, 2, 5))[2:-1]
-VERBS: tuple[type[Any], ...] = (
-    *(m.Acquire, m.AcquireLeaves, m.Release, one_way.DropLease, one_way.DropLeases, m.Renew, m.IssueTicket, m.Claim),
-    *(m.Reserve, sm.OpenStaging, sm.CopyStaged, m.Commit, m.End, one_way.DropReservation, m.ReportCorrupt, m.Usage),
-    bm.Batch,
-    *(em.AskEvents, em.AskSnapshot, em.AskChunkHistory, em.AskNamespaces, m.Retain, m.Announce, m.Demote),
-    *(m.AskInfo, m.AskStats, m.Flush, m.DemoteAll, m.Check, m.VerifyBytes, m.AskHitCurve, m.AskLayouts, m.RetainKeys),
-    *(cm.AskConnections, cm.Disconnect),
-    *(om.LogLevel, om.Reload),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +32,9 @@ class VerbTimes:
 class RequestTimes:
     """All verbs of one daemon, over all connections."""
 
-    def __init__(self) -> None:
-        self._counts = {verb.KIND: [0] * (len(BOUNDS_NS) + 1) for verb in VERBS}
+    def __init__(self, verbs: Iterable[Verb]) -> None:
+        self._records = [verb.record for verb in verbs]
+        self._counts = {record.KIND: [0] * (len(BOUNDS_NS) + 1) for record in self._records}
         self._sums_ns = dict.fromkeys(self._counts, 0)
         self._refused = dict.fromkeys(self._counts, 0)
         self._failed = dict.fromkeys(self._counts, 0)
@@ -62,20 +49,20 @@ class RequestTimes:
         self._refused[kind] += 1
 
     def add_failure(self, kind: int) -> None:
-        """A request ended in an error that nobody expected; one that was not even read has no verb."""
+        """A request ended in an unexpected error; one that was not even decoded has no verb."""
         if kind in self._failed:
             self._failed[kind] += 1
 
     def verbs(self) -> dict[str, VerbTimes]:
-        """What has been added, by verb; a copy."""
+        """The times added so far, by verb; a copy."""
         return {
-            verb_name(verb): VerbTimes(
-                tuple(self._counts[verb.KIND]),
-                self._sums_ns[verb.KIND],
-                self._refused[verb.KIND],
-                self._failed[verb.KIND],
+            verb_name(record): VerbTimes(
+                tuple(self._counts[record.KIND]),
+                self._sums_ns[record.KIND],
+                self._refused[record.KIND],
+                self._failed[record.KIND],
             )
-            for verb in VERBS
+            for record in self._records
         }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from kvpool.clock import Deadline
 from kvpool.units import format_size
 
-# Beyond any machine: what control groups of v1 say for "no limit".
+# Beyond any machine: the value of v1 control groups for "no limit".
 UNLIMITED = 1 << 60
 # The kernel gives tens of GiB back in a second (guess): what is not there then, somebody keeps.
 PATIENCE_S = 10.0
@@ -26,7 +26,7 @@ _FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_
 
 @dataclass(frozen=True, slots=True)
 class MemoryRoom:
-    """Bytes that can be had, and what says so. `most`: those that could be had if nobody else had any."""
+    """Bytes available, and the source of the number. `most`: those available if no other process used any."""
 
     size: int
     source: str
@@ -60,7 +60,7 @@ def check_memory(
         f"dram.capacity {format_size(capacity)} takes {format_size(needed)} of memory with its index, and "
         f"{format_size(room.size)} can be had by {room.source}: "
         + (f"set dram.capacity to {fitting}MiB at most, " if fitting else "")
-        + "free memory, or say dram.allow_overcommit = true"
+        + "free memory, or set dram.allow_overcommit = true"
     )
 
 
@@ -74,7 +74,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def find_room(root: Path) -> MemoryRoom | None:
-    """The least room that anything says there is; None where nothing does."""
+    """The least room of all sources; None where there is no source."""
     found = [room for room in (_of_machine(root), *_of_groups(root)) if room is not None]
     return min(found, key=lambda room: room.size, default=None)
 

@@ -12,7 +12,7 @@ INTERLEAVE = "interleave"
 
 
 def online_nodes(path: Path = ONLINE) -> list[int]:
-    """The numbers of the machine's nodes; node 0 alone where the kernel does not say."""
+    """The numbers of the machine's nodes; node 0 alone where the kernel does not report them."""
     try:
         text = path.read_text().strip()
     except OSError:

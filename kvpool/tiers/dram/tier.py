@@ -3,9 +3,9 @@
 The daemon makes both memfds, seals them against resizing, and seals the index against writing by anybody else; engines
 map the index read-only and the arena as the write mode has it. Pages are faulted in by background threads, segment by
 segment, because a save into untouched memory runs at a fifth of the speed and a large arena must not delay the start. Huge
-pages are tried in a chain: hugetlb if configured, MADV_COLLAPSE, 4 KiB pages; `pages` says what is in use.
+pages are tried in a chain: hugetlb if configured, MADV_COLLAPSE, 4 KiB pages; `pages` shows the kind in use.
 
-It knows slots and chunks only as bytes: which chunk is where is the native directory's business.
+Which chunk is where is its native directory's business; the rest of this module knows bytes alone.
 Threads: `prefault_next` and `collapse_next` from any thread; the rest from the control thread.
 """
 
@@ -23,7 +23,7 @@ from kvpool.config.config import DramConfig
 from kvpool.errors import LayoutMismatch
 from kvpool.tiers.dram import numa as numa_nodes
 from kvpool.tiers.dram.memory_room import check_memory, free_huge_bytes
-from kvpool.types import PAGE_BYTES
+from kvpool.types import PAGE_BYTES, Level
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +51,19 @@ class PageUse:
 
 
 class DramTier:
-    """The arena and the index of one daemon.
+    """The arena, its index and its directory: the `ArenaTier` of one daemon.
 
     Invariant: `_populated` and `_collapsed` hand each segment to exactly one thread.
     """
 
-    def __init__(
-        self, geometry: kvpool_native.DirectoryGeometry, *, huge_pages: str, numa: str = numa_nodes.DEFAULT
-    ) -> None:
+    level = Level.DRAM
+
+    def __init__(self, geometry: kvpool_native.DirectoryGeometry, config: DramConfig, epoch: bytes) -> None:
         """Raises MemoryError or OSError when the memory cannot be had, ConfigError for a NUMA node that there is not."""
         self.geometry = geometry
-        self._huge_pages = huge_pages
+        self.capacity_bytes = config.capacity
+        self.max_chunks = geometry.max_chunks
+        self._huge_pages = huge_pages = config.huge_pages
         self._lock = threading.Lock()
         self._populated = itertools.count()  # guarded by _lock
         self._collapsed = itertools.count()  # guarded by _lock
@@ -70,8 +72,9 @@ class DramTier:
         self.arena, self._mode, self._shortfall = _create_arena(geometry.arena_bytes, huge_pages)
         if self._shortfall:
             log.warning("%s", self._shortfall)
-        numa_nodes.place_arena(self.arena, numa)
+        numa_nodes.place_arena(self.arena, config.numa)
         self.index = kvpool_native.Mapping.create("kvpool-index", geometry.index_bytes)
+        self.directory = kvpool_native.Directory(self.arena, self.index, geometry, epoch, config.policy)
 
     def __repr__(self) -> str:
         use = self.page_use()
@@ -138,7 +141,7 @@ def plan_geometry(
 
     A small arena is cut in at least eight segments, so that several size classes find a place; large segments are whole
     huge pages. `max_chunks` 0 derives the index from the capacity: one entry for each 32 KiB, or for each page of a
-    small arena. `further_entries`: index entries for chunks that a slower tier holds.
+    small arena. `further_entries`: index entries for chunks that a lower tier holds.
     """
     wanted = min(segment, -(-capacity // SEGMENTS_MIN))
     unit = HUGE_PAGE_BYTES if wanted >= 8 * HUGE_PAGE_BYTES else PAGE_BYTES

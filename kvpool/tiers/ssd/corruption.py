@@ -1,8 +1,8 @@
 """Corruption guard: chunks of the SSD tier that differed, and when that is too many to be chance.
 
-One bad chunk is a miss, and what an earlier life has left may be half written. CHUNKS of this life within WINDOW_S say that
-the disk, or the way to it, changes bytes: nothing more is written there for REST_S, and the tier is unhealthy until it is
-tried again.
+One bad chunk is a miss, and chunks of an earlier process may be half written. CHUNKS of this process within WINDOW_S show that
+the disk, or the way to it, changes bytes: nothing more is written there for REST_S, and the tier is unhealthy until it is tried
+again.
 
 Any thread may ask, the control thread notes. `now_ns` is an argument.
 """

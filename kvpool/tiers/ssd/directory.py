@@ -13,7 +13,7 @@ from kvpool.ownership import ROOT_UID
 RIGHTS = 0o700
 
 
-# What nobody may be told to change the rights of.
+# Directories whose rights no message may ask to change.
 _TOP = (
     "bin",
     "boot",
@@ -36,13 +36,13 @@ OF_THE_SYSTEM = frozenset(("/", *(f"/{name}" for name in _TOP)))
 
 
 class SsdUnavailable(KVPoolError):
-    """The tier cannot be opened; the text says why."""
+    """The tier cannot be opened; the text has the reason."""
 
 
 def check_directory(path: Path, *, is_made: bool) -> str:
     """That the tier may use a directory. `is_made`: one that is not there is made. Raises SsdUnavailable or OSError.
 
-    A symbolic link is as good as the directory it leads to, unless a stranger has made it. Returns a warning where that
+    A symbolic link is as good as the directory it leads to, unless another user has made it. Returns a warning where that
     directory is on the root file system, else nothing.
     """
     user = os.geteuid()

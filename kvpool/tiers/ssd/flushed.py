@@ -48,7 +48,7 @@ def note_flushed(directory: Path, fingerprints: Sequence[bytes] | None, generati
 
 
 def read_floors(directory: Path) -> dict[bytes, int]:
-    """What the file says; nothing where there is none that is whole."""
+    """The file's content; empty where there is no complete file."""
     try:
         fd = os.open(directory / FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, "rb") as file:

@@ -1,4 +1,4 @@
-"""Reads what the headers of slots say beside checksums: token ids and scopes of chunks that lie on disk alone.
+"""SSD headers: reads token ids and scopes from the headers of slots, for chunks that only the disk has.
 
 For whoever streams a snapshot, who must have them and can wait; nothing that an engine waits for comes here. One page of one
 slot after another, so that the disk is never asked for more than one of these at a time, past the page cache where the tier
@@ -28,7 +28,7 @@ THREAD_NAME = "kvpool-headers"
 
 
 class SlotAddress(NamedTuple):
-    """A slot, and what its header must say. `namespace`: the fingerprint that `kvpool.keys` derives."""
+    """A slot, and the expected fields of its header. `namespace`: the fingerprint that `kvpool.keys` derives."""
 
     key: bytes
     namespace: bytes
@@ -79,7 +79,7 @@ class SsdHeaders:
 
     @property
     def has_died(self) -> bool:
-        """Whether the reading thread has ended though nobody told it to: what is asked is never answered. Any thread."""
+        """Whether the reading thread has ended without a stop: questions are never answered. Any thread."""
         thread = self._thread
         return thread is not None and not thread.is_alive() and not self._is_closed
 
@@ -138,6 +138,6 @@ class SsdHeaders:
         header = kvpool_native.decode_ssd_header(page) if len(page) == PAGE_BYTES else None
         if header is None:
             return b""
-        epoch, key, _, namespace, generation, _, _, words = header
-        is_asked = (epoch, key, namespace, generation) == (self.epoch, place.key, place.namespace, place.generation)
-        return words if is_asked else b""
+        found = (header.epoch, header.key, header.namespace, header.generation)
+        is_asked = found == (self.epoch, place.key, place.namespace, place.generation)
+        return header.tokens if is_asked else b""

@@ -6,11 +6,14 @@ Invariant: all of it together never takes more than the capacity. Pure functions
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvpool.config.config import SsdConfig
+from kvpool.config.config import Config, SsdConfig
 from kvpool.errors import ConfigError
+from kvpool.tiers.base import WritePolicy
 from kvpool.tiers.ssd.catalogue.identity import FILE_BYTES_MAX as IDENTITY_BYTES_MAX
 from kvpool.types import PAGE_BYTES
+from kvpool.units import format_size
 
+NAME = "ssd"
 # A record takes about 150 bytes in LMDB; the map has room for four times what is needed, because full maps are slow.
 CATALOGUE_BYTES_PER_CHUNK = 640
 CATALOGUE_BYTES_MIN = 1 << 20
@@ -94,4 +97,19 @@ def plan_ssd(config: SsdConfig) -> SsdPlan:
         stall_s=config.stall_timeout,
         wants_rebuild=config.rebuild,
         is_made=config.create,
+    )
+
+
+def write_policy_of(config: SsdConfig) -> WritePolicy:
+    """What is written to the tier, and when."""
+    return WritePolicy(config.admission, config.write_budget_bytes, config.watermark, config.write_through)
+
+
+def warning_of(config: Config) -> str:
+    """What is wrong with a tier that is smaller than DRAM; empty where it is not."""
+    if not 0 < config.ssd.capacity < config.dram.capacity:
+        return ""
+    return (
+        f"ssd.capacity is {format_size(config.ssd.capacity)}, less than dram.capacity {format_size(config.dram.capacity)}: "
+        "it cannot even hold what DRAM has, and a restart loses the rest"
     )

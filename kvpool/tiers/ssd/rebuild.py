@@ -1,8 +1,8 @@
 """Find the chunks of a tier by the headers of their slots, when the catalogue is lost.
 
-Each segment is walked from its start: a good header says how long its slot is, and so where the next one begins; where there
-is none, the next page that looks like one is searched for. Ranges that were never written are skipped. Headers of chunks
-that were evicted are found too, which is no harm: they are what they say, and the newest slot of a key counts.
+Each segment is walked from its start: a valid header has its slot's length, and so the start of the next one; where there is
+none, the next page that looks like one is searched for. Ranges that were never written are skipped. Headers of chunks that were
+evicted are found too, which is no harm: their bytes are right, and the newest slot of a key counts.
 
 Reads one page for each chunk, several segments at a time. Blocks: for an executor.
 """
@@ -132,14 +132,22 @@ def _walk(file: Path, base: int, epoch: bytes, numbers: dict[bytes, int]) -> lis
 
 def _slot_of(page: bytes, offset: int, epoch: bytes, numbers: dict[bytes, int]) -> _Slot | None:
     header = kvpool_native.decode_ssd_header(page)
-    if header is None or header[0] != epoch or header[3] not in numbers:
+    if header is None or header.epoch != epoch or header.namespace not in numbers:
         return None
-    _, key, parent, fingerprint, generation, layer_bytes, layers, _ = header
-    if not 0 < generation < kvpool_native.GENERATION_END or not layer_bytes:
+    if not 0 < header.generation < kvpool_native.GENERATION_END or not header.layer_bytes:
         return None
-    row = Row(key, parent, offset, generation, generation, layer_bytes, layers, numbers[fingerprint])
-    pages = -(-layer_bytes * layers // PAGE_BYTES) + 1
-    return _Slot(row, fingerprint, offset + pages * PAGE_BYTES)
+    row = Row(
+        header.key,
+        header.parent,
+        offset,
+        header.generation,
+        recency=header.generation,
+        layer_bytes=header.layer_bytes,
+        layers=header.layers,
+        namespace=numbers[header.namespace],
+    )
+    pages = -(-header.layer_bytes * header.layers // PAGE_BYTES) + 1
+    return _Slot(row, header.namespace, offset + pages * PAGE_BYTES)
 
 
 def _next_header(fd: int, at: int, size: int, buffer: mmap.mmap) -> int | None:

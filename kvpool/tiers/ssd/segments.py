@@ -49,7 +49,7 @@ def check_room(plan: SsdPlan) -> None:
     size, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
     taken = sum(file.lstat().st_blocks * STAT_BLOCK_BYTES for file in _ours(plan.path))
     if taken >= plan.segments * plan.segment_bytes or not size:
-        return  # a file system that tells no size is asked for the bytes themselves
+        return  # where the file system reports no size, the bytes themselves are allocated
     spared = min(size // SPARED_PART, SPARED_BYTES_MAX)
     missing = plan.capacity - (taken + free - spared)
     if missing > 0:
@@ -84,7 +84,7 @@ def remove_misfits(plan: SsdPlan) -> None:
     for file in _ours(plan.path):
         size = file.lstat().st_size
         if size != plan.segment_bytes:
-            log.warning("%s has %d bytes, expected %d: it begins anew", file, size, plan.segment_bytes)
+            log.warning("%s has %d bytes, expected %d: it begins empty", file, size, plan.segment_bytes)
             file.unlink()
         elif _number_of(file) >= plan.segments:
             file.unlink()

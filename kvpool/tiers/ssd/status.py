@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+from kvpool.tiers.base import Outcome
+
 
 class SsdStatus(IntEnum):
     """What became of one chunk's I/O; the native module's codes."""
@@ -27,11 +29,19 @@ class SsdStatus(IntEnum):
         """Whether the bytes on disk are not the chunk's."""
         return SsdStatus.BAD_MAGIC <= self <= SsdStatus.SHORT_READ
 
+    @property
+    def outcome(self) -> Outcome:
+        """The same in the words of every tier."""
+        return _OUTCOMES[self]
 
-class TierState(IntEnum):
-    """Whether the tier can be used; see `ssd`."""
 
-    STARTING = 0
-    OK = 1
-    READONLY = 2
-    OFFLINE = 3
+_OUTCOMES = [
+    Outcome.DONE
+    if status == SsdStatus.OK
+    else Outcome.CANCELLED
+    if status == SsdStatus.CANCELLED
+    else Outcome.BAD_SOURCE
+    if status.is_corruption or status == SsdStatus.BAD_SOURCE
+    else Outcome.FAILED
+    for status in SsdStatus
+]

@@ -1,4 +1,4 @@
-"""Watch over a disk: suspends an SSD tier that does not answer, and says when a suspended one is tried again.
+"""SSD watch: suspends an SSD tier whose disk does not respond, and schedules its retries.
 
     I/O begins ──► looked at every LOOK_S while there is any ──unanswered for ssd.stall_timeout──► OFFLINE
     READONLY, OFFLINE ──a pause, longer each time until something succeeds──► tried again, if the disk answers at all
@@ -8,24 +8,65 @@ does nothing.
 """
 
 import asyncio
-from collections.abc import Callable
+from typing import Protocol
 
-from kvpool.tiers.ssd.corruption import REASON, REST_S
-from kvpool.tiers.ssd.status import SsdStatus, TierState
-from kvpool.tiers.ssd.tier import SsdTier
+from kvpool.tiers.base import TierState
+from kvpool.tiers.ssd.corruption import REASON, REST_S, CorruptionGuard
+from kvpool.tiers.ssd.status import SsdStatus
 
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 300.0
 LOOK_S = 1.0
 
 
-class SsdWatch:
-    """See the module. `has_jobs`: whether I/O is under way or waits. `try_again` has the tier used as if nothing had been."""
+class Watched(Protocol):
+    """The tier, as the watch knows it."""
 
-    def __init__(self, tier: SsdTier, has_jobs: Callable[[], bool], try_again: Callable[[], None]) -> None:
+    corruption: CorruptionGuard
+
+    @property
+    def stall_s(self) -> float:
+        """For how long a disk may leave I/O unanswered."""
+        ...
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether I/O is under way or waits."""
+        ...
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether there is a point in trying."""
+        ...
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether the disk of a tier in use has left I/O unanswered for `stall_s`."""
+        ...
+
+    @property
+    def can_be_tried_again(self) -> bool:
+        """Whether the tier is open and rests because of errors."""
+        ...
+
+    def become(self, state: TierState, reason: str = "") -> None:
+        """Change the state."""
+        ...
+
+    def rest_stalled(self) -> None:
+        """Stop using a disk that does not answer."""
+        ...
+
+    def try_again(self) -> None:
+        """Take the tier as usable, as if nothing had been."""
+        ...
+
+
+class SsdWatch:
+    """See the module."""
+
+    def __init__(self, tier: Watched) -> None:
         self._tier = tier
-        self._has_jobs = has_jobs
-        self._try_again = try_again
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pause_s = FIRST_PAUSE_S
         self._retry: asyncio.TimerHandle | None = None
@@ -63,7 +104,7 @@ class SsdWatch:
     def note_begun(self) -> None:
         """I/O has been asked for."""
         if self._loop is not None and self._look is None:
-            self._look = self._loop.call_later(min(LOOK_S, self._tier.plan.stall_s / 2), self._look_at_it)
+            self._look = self._loop.call_later(min(LOOK_S, self._tier.stall_s / 2), self._look_at_it)
 
     def see_to_it(self) -> None:
         """Have a tier that rests tried again later."""
@@ -77,7 +118,7 @@ class SsdWatch:
         if was_stalled and self._was_stalled:
             self._tier.rest_stalled()
         self.see_to_it()
-        if self._has_jobs():
+        if self._tier.has_jobs:
             self.note_begun()
 
     def _end_rest(self) -> None:
@@ -85,5 +126,5 @@ class SsdWatch:
         if not self._tier.is_answering:
             self._pause_s = FIRST_PAUSE_S  # nothing was tried: it costs nothing to look again soon
         elif self._tier.can_be_tried_again:
-            self._try_again()
+            self._tier.try_again()
         self.see_to_it()

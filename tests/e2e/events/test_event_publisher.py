@@ -140,13 +140,13 @@ def test_a_router_that_comes_later_than_messages_reach_back_is_told_everything(p
         with router_of(daemon) as router:
             router.index.is_strict = False
 
-            def is_told() -> bool:
+            def is_expected() -> bool:
                 router.replay(0)
                 while router.receive(0.02):
                     pass
                 return known(router) == expected(daemon)
 
-            wait_until(is_told, "everything was told anew")
+            wait_until(is_expected, "everything was told anew")
         assert int(daemon.stats()["events.resyncs"]) >= 1
 
 

@@ -112,12 +112,12 @@ def test_a_late_router_is_told_everything_on_disk_with_its_token_ids(tiered: Cal
         restart(daemon, pool)
         with router_of(daemon, topic="none") as router:
 
-            def is_told() -> bool:
+            def is_expected() -> bool:
                 for topic in {topic for topic, _, _ in router.replay(0)}:
                     router.catch_up(topic)
                 return known(router) == expected(daemon)
 
-            wait_until(is_told, "everything is told")
+            wait_until(is_expected, "everything is told")
             assert [router.index.longest(tokens.tolist(), CHUNK) for tokens in prompts] == [20] * 12
         assert int(daemon.stats()["events.headers_read"]) >= 240
         assert int(daemon.stats()["events.late_headers"]) == 0

@@ -59,7 +59,7 @@ def test_sighup_does_not_kill_and_changes_what_can_be_changed(tmp_path: Path) ->
         with daemon.connect() as pool:
             assert store(pool, pool.keys(tokens_of(1, 64))).stored == 2
         assert daemon.problems() == []
-        wait_until(lambda: "DEBUG kvpool.server.app connection" in daemon.log(), "debug lines are logged")
+        wait_until(lambda: "DEBUG kvpool.server.daemon connection" in daemon.log(), "debug lines are logged")
         assert daemon.stop() == 0
 
 

@@ -29,7 +29,7 @@ def _on_disk(path: Path) -> dict[bytes, bytes]:
         for at in range(0, len(data), PAGE):
             header = kvpool_native.decode_ssd_header(data[at : at + PAGE]) if data[at : at + 4] == b"KVPS" else None
             if header is not None:
-                found[header[1]] = header[-1]
+                found[header.key] = header.tokens
     return found
 
 

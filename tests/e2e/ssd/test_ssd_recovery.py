@@ -56,7 +56,7 @@ def generations_on_disk(ssd: Path) -> set[int]:
             if content.startswith(b"KVPSLOT1", at):
                 header = kvpool_native.decode_ssd_header(content[at : at + kvpool_native.SSD_HEADER_BYTES])
                 assert header is not None
-                found.add(header[4])
+                found.add(header.generation)
     return found
 
 
@@ -193,12 +193,12 @@ def test_one_file_that_was_cut_costs_its_own_chunks(tiered: Daemon, ssd: Path) -
     with first.open("r+b") as file:
         file.truncate(4096)
     assert found_after_start(tiered) > 0
-    assert "it begins anew" in tiered.log()
+    assert "it begins empty" in tiered.log()
 
 
 def test_another_capacity_begins_the_tier_anew(start_daemon: Callable[..., Daemon], tiered: Daemon, ssd: Path) -> None:
     other = start_daemon(ssd__path=str(ssd), ssd__capacity="32MiB", ssd__segment="1MiB")
     wait_until(lambda: other.stats()["ssd.state"] == "ok", "the tier is open")
     assert other.stats()["ssd.chunks"] == 0
-    assert "the ssd tier begins anew" in other.log()
+    assert "the ssd tier begins empty" in other.log()
     assert sum(file.stat().st_size for file in ssd.glob("segment-*")) <= 32 << 20

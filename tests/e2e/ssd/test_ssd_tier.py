@@ -373,7 +373,7 @@ def test_chunks_that_have_no_place_on_disk_keep_no_others_from_it(
         started = time.monotonic()
         assert store(unfit, unfit.keys(tokens_of(2, chunks * UNFIT[name].chunk_tokens))).stored == chunks
         assert time.monotonic() - started < ROOM_WAIT_S, "nothing waits for what is never written"
-        assert "not kept on disk" in daemon.log()
+        assert "not kept in the ssd tier" in daemon.log()
         daemon.kill()
         daemon.start()
         wait_until(lambda: daemon.stats()["ssd.state"] == "ok", "the tier is open again")

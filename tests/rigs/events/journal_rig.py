@@ -12,6 +12,7 @@ from kvpool.index.namespaces import Namespaces
 from kvpool.journal.journal import SNAPSHOT_END, Journal
 from kvpool.keys import pack_scope
 from kvpool.layout import Layout
+from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.types import Level, SaveState
 from tests.rigs.events.readers import Replica
 from tests.rigs.flushing import flush_whole
@@ -68,28 +69,30 @@ class Rig:
         index = kvpool_native.Mapping.create("index", geometry.index_bytes)
         self.epoch = os.urandom(16)
         self.memory = kvpool_native.Directory(arena, index, geometry, self.epoch)
-        files = kvpool_native.DirectoryGeometry.plan_files(8 * 2 * SLOT, 8, 400)
-        self.files = kvpool_native.Directory.of_files(files)
+        slots = Slots("ssd", SlotSizes(8 * 2 * SLOT, 8, 400, header_bytes=SLOT))
+        self.files = slots.directory
         self.tiers = kvpool_native.TierSet((self.memory, self.files))
-        for directory, segments in ((self.memory, geometry.segments), (self.files, 8)):
+        for directory in (self.memory, self.files):
             directory.cap_retained(0.5)
-            for segment in range(segments):
-                directory.mark_segment_ready(segment)
+        for segment in range(geometry.segments):
+            self.memory.mark_segment_ready(segment)
         self.namespaces = Namespaces(self.memory)
-        self.namespaces.lower_tier = self.files
+        self.namespaces.add_lower(slots, lambda _: None)
         self.namespace = self.namespaces.open("model", LAYOUT)
-        self.below = self.files.add_class(LAYOUT.chunk_bytes + SLOT, LAYERS)
+        below = slots.size_class_of(LAYOUT)
+        assert below is not None
+        self.below = below
         self.clock = Ticks()
         config = load_config(None, [f"events.{name}={value}" for name, value in self._options.items()]).events
         tiers = {Level.DRAM: (self.memory, 400), Level.SSD: (self.files, 400)}
-        self.journal = Journal(self.epoch, tiers, self.namespaces, self.clock, config, self.headers)
+        self.journal = Journal(self.epoch, tiers, self.namespaces, self.clock, config, {Level.SSD: self.headers})
 
     def restart(self, *, chunks: int = 24) -> None:
         """Another life of the daemon, which finds what lay on disk; parents first, as the catalogue gives them."""
         rows, cursor, is_first = [], 0, True
         while cursor or is_first:
             cursor, packed = self.files.list_chunks(cursor, 50)
-            for at in range(0, len(packed), kvpool_native.CHANGE_BYTES):
+            for at in range(0, len(packed), kvpool_native.CHANGE_ROW.bytes):
                 stored, parent = packed[at : at + 32], packed[at + 32 : at + 64]
                 rows.append((stored, parent, *self.files.place_of(stored), self.files.retention(stored)))
             is_first = False
@@ -116,44 +119,42 @@ class Rig:
 
     def store(self, names: list[int]) -> bytes:
         column = b"".join(key(names[: at + 1]) for at in range(len(names)))
-        hold, states, _, _ = self.memory.reserve(self.namespace.id, self.namespace.size_class, b"", column, self.tick())
-        self.journal.note_refusals(column, states, self.namespace.id)
-        reserved = [at for at, state in enumerate(states) if state == SaveState.RESERVED]
+        made = self.memory.reserve(self.namespace.id, self.namespace.size_class, b"", column, self.tick())
+        self.journal.note_refusals(column, made.states, self.namespace.id)
+        reserved = [at for at, state in enumerate(made.states) if state == SaveState.RESERVED]
         if reserved:
             words = [words_of(names[: at + 1]) for at in reserved]
             self.headers.words.update((column[32 * at : 32 * at + 32], words_of(names[: at + 1])) for at in reserved)
-            self.memory.commit(hold, 0, sums(len(reserved)), self.tick(), b"".join(words))
-            self.memory.end_reservation(hold, self.tick())
-        return states
+            self.memory.commit(made.id, 0, sums(len(reserved)), self.tick(), b"".join(words))
+            self.memory.end_reservation(made.id, self.tick())
+        return made.states
 
     def drop(self, directory: kvpool_native.Directory, chunk: bytes) -> None:
         """What a verdict about the chunk as it is now does."""
         directory.drop(chunk, directory.place_of(chunk)[1])
 
     def demote(self) -> None:
-        pin, chunks, parent, _ = self.memory.pin_unsaved(64, 1)
-        if not pin:
+        pinned = self.memory.pin_unsaved(64, 1)
+        if not pinned.id:
             return
-        keys = self.memory.keys_of(pin)
-        made, states, _, _ = self.files.reserve(self.namespace.id, self.below, parent, keys, self.tick())
-        taken = states.count(SaveState.RESERVED)
-        assert taken <= chunks
-        if made:
-            self.files.commit(made, 0, sums(taken), self.tick())
-            self.files.end_reservation(made, self.tick())
-        self.memory.unpin(pin)
+        keys = self.memory.keys_of(pinned.id)
+        reserved = self.files.reserve(self.namespace.id, self.below, pinned.parent, keys, self.tick())
+        taken = reserved.states.count(SaveState.RESERVED)
+        assert taken <= pinned.chunks
+        if reserved.id:
+            self.files.commit(reserved.id, 0, sums(taken), self.tick())
+            self.files.end_reservation(reserved.id, self.tick())
+        self.memory.unpin(pinned.id)
 
     def promote(self, names: list[int]) -> None:
         column = b"".join(key(names[: at + 1]) for at in range(len(names)))
-        hold, states, _, generations = self.memory.promote(
-            self.namespace.id, self.namespace.size_class, b"", column, self.tick()
-        )
-        for at, state in enumerate(states):
+        made = self.memory.promote(self.namespace.id, self.namespace.size_class, b"", column, self.tick())
+        for at, state in enumerate(made.states):
             if state == SaveState.RESERVED:
-                (generation,) = struct.unpack_from("<Q", generations, 8 * at)
+                (generation,) = struct.unpack_from("<Q", made.generations, 8 * at)
                 self.memory.landed(column[32 * at : 32 * at + 32], generation, words_of(names[: at + 1]))
-        if hold:
-            self.memory.release(hold, self.tick())
+        if made.id:
+            self.memory.release(made.id, self.tick())
 
     def retain(self, names: list[int], chance: random.Random) -> None:
         column = b"".join(key(names[: at + 1]) for at in range(len(names)))
@@ -173,12 +174,12 @@ class Rig:
         for bit, directory in ((DRAM, self.memory), (SSD, self.files)):
             cursor, is_first = 0, True
             while cursor or is_first:
-                cursor, pin, rows = directory.records(cursor, 50)
-                for row in rows:
-                    found[row[0]] = found.get(row[0], 0) | bit
-                if pin:
-                    directory.unpin(pin)
-                is_first = False
+                page = directory.records(cursor, 50)
+                for row in page.records:
+                    found[row.key] = found.get(row.key, 0) | bit
+                if page.pin:
+                    directory.unpin(page.pin)
+                cursor, is_first = page.next, False
         return found
 
     def random_step(self, chance: random.Random) -> None:

@@ -94,7 +94,17 @@ class ScriptedEngine:
         """`reset_prefix_cache`: the engine's own cache is empty, and nothing of it is left in the blocks."""
         assert not self.requests
         self.idle()
-        self.blocks.reset()
+        assert self.blocks.reset_prefix_cache()
+
+    @property
+    def arrived_loads(self) -> set[str]:
+        """Requests whose asynchronous load has ended, and that wait for their turn."""
+        return self._arrived
+
+    def new_weights(self) -> bool:
+        """vLLM's `reset_prefix_cache(reset_connector=True)`: its own blocks first, if nobody holds any, then the connector."""
+        self.blocks.reset_prefix_cache()
+        return bool(self.scheduler.reset_cache())
 
     def idle(self) -> None:
         """Step on without requests for as long as the connector has work."""
@@ -159,7 +169,7 @@ class ScriptedEngine:
         self._just_allocated: list[tuple[Request, bool]] = []
         for request in list(self.requests):
             is_admitted = request.state not in ("waiting", "preempted", "loading")
-            if not is_admitted and request.state != "loading" and len(scheduled) >= self.running_max:
+            if not is_admitted and len(scheduled) >= self.running_max:
                 continue
             if not is_admitted and not self._admit(request):
                 continue

@@ -23,9 +23,9 @@ class Readers:
 
 def _acquire(rig: Rig, names: list[int]) -> HoldId:
     column = b"".join(key(names[: at + 1]) for at in range(len(names)))
-    chunks, hold = rig.memory.acquire(rig.namespace.id, column)
-    assert chunks == len(names)
-    return HoldId(hold)
+    held = rig.memory.acquire(rig.namespace.id, column)
+    assert held.chunks == len(names)
+    return HoldId(held.id)
 
 
 def test_a_report_drops_what_was_read_and_found_bad() -> None:
@@ -75,18 +75,16 @@ def test_a_report_about_what_has_not_landed_reads_and_drops_nothing() -> None:
         rig.demote()
         flush_whole(rig.memory, rig.tick())
         column = key([1]) + key([1, 2])
-        on_its_way, _, _, generations = rig.memory.promote(
-            rig.namespace.id, rig.namespace.size_class, b"", column, rig.tick()
-        )
+        made = rig.memory.promote(rig.namespace.id, rig.namespace.size_class, b"", column, rig.tick())
         hold = _acquire(rig, [1, 2])
         await dram_check.check_reported(hold, 0, LAYOUT.chunk_bytes, LAYERS)
         assert reading.asked == []
         assert dram_check.stats()["corrupt_reports_early"] == 1
         for at in range(2):
-            generation = int.from_bytes(generations[8 * at : 8 * at + 8], "little")
+            generation = int.from_bytes(made.generations[8 * at : 8 * at + 8], "little")
             assert rig.memory.landed(column[32 * at : 32 * at + 32], generation)
         rig.memory.release(hold, rig.tick())
-        rig.memory.release(on_its_way, rig.tick())
+        rig.memory.release(made.id, rig.tick())
         assert rig.memory.stats()["chunks"] == 2
         assert rig.memory.verify() == rig.files.verify() == []
 

@@ -10,7 +10,7 @@ import yaml
 from kvpool.config.config import OPTIONS
 from kvpool.server.metrics.definitions import METRICS, sample_names
 from kvpool.tiering.admission import Admitted
-from kvpool.tiers.ssd.status import TierState
+from kvpool.tiers.base import TierState
 
 ROOT = Path(__file__).parents[3]
 ALERTS = ROOT / "configs" / "kvpool-alerts.yml"

@@ -261,5 +261,5 @@ def test_two_sockets_in_one_place_are_refused_by_name() -> None:
         ["server.socket=/run/x/s", "server.metrics_socket=/run/x/s.new"],
         ["server.socket=/run/x/s", "events.publish=ipc:///run/x/s.lock"],
     ):
-        with pytest.raises(ConfigError, match=r"expected another place than that of (events.publish|server.socket)"):
+        with pytest.raises(ConfigError, match=r"expected another path than that of (events.publish|server.socket)"):
             load_config(None, options)

@@ -97,20 +97,20 @@ def test_a_hold_counts_as_its_keys_do() -> None:
     for number in range(60):
         chain = b"".join(hashlib.sha256(bytes([number % 20, depth])).digest() for depth in range(48))
         if number < 20:
-            reservation, _ = directory.reserve(namespace, size_class, b"", chain, number)[:2]
-            directory.commit(reservation, 0, bytes(4 * 48), number)
-            directory.end_reservation(reservation, number)
-        chunks, hold = directory.acquire(namespace, chain, number)
-        assert chunks == 48
-        by_hold.observe_hold(directory, hold, CHUNK_BYTES, number)
+            made = directory.reserve(namespace, size_class, b"", chain, number)
+            directory.commit(made.id, 0, bytes(4 * 48), number)
+            directory.end_reservation(made.id, number)
+        held = directory.acquire(namespace, chain, number)
+        assert held.chunks == 48
+        by_hold.observe_hold(directory, held.id, CHUNK_BYTES, number)
         by_keys.observe(chain, CHUNK_BYTES, number)
-        directory.release(hold, number)
+        directory.release(held.id, number)
     assert by_hold.sampled == by_keys.sampled > 20
     for capacity in (1 << 20, 1 << 22, 1 << 24):
         assert by_hold.hit_share(capacity) == by_keys.hit_share(capacity)
     assert by_hold.hit_share(1 << 26) == pytest.approx(2 / 3, abs=0.25)  # the second and the third time
     with pytest.raises(ValueError, match="SAMPLED_SHARE"):
-        kvpool_native.ReuseDistances(SAMPLES, 1 << 40, 1.0, FOREVER_NS).observe_hold(directory, hold, CHUNK_BYTES, 0)
+        kvpool_native.ReuseDistances(SAMPLES, 1 << 40, 1.0, FOREVER_NS).observe_hold(directory, held.id, CHUNK_BYTES, 0)
 
 
 def test_a_column_of_capacities_is_whole_and_bounded() -> None:

@@ -15,7 +15,7 @@ from kvpool.index.namespaces import (
     Namespaces,
 )
 from kvpool.layout import Layout
-from kvpool.tiers.ssd.size_classes import SsdClasses
+from kvpool.tiers.slots import Slots, SlotSizes
 from kvpool.types import EPOCH_BYTES
 from tests.rigs.flushing import flush_whole
 
@@ -31,17 +31,16 @@ class Tiers:
         geometry = kvpool_native.DirectoryGeometry.plan(DRAM_BYTES, DRAM_BYTES, 16, 32)
         index = kvpool_native.Mapping.create("index", geometry.index_bytes)
         self.directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES))
-        self.files = kvpool_native.Directory.of_files(kvpool_native.DirectoryGeometry.plan_files(segment_bytes, 2, 32))
-        self.tiers = kvpool_native.TierSet((self.directory, self.files))
+        self.slots = Slots("files", SlotSizes(segment_bytes, 2, 32))
+        self.tiers = kvpool_native.TierSet((self.directory, self.slots.directory))
         self.namespaces = Namespaces(self.directory)
-        self.namespaces.lower_tier = self.files
-        self.classes = SsdClasses(self.files, segment_bytes)
-        self.namespaces.lower_tier_classes = self.classes
+        self.gone: list[str] = []
+        self.namespaces.add_lower(self.slots, lambda namespace: self.gone.append(namespace.model))
 
     def store(self, namespace: Namespace, key: bytes) -> None:
-        reservation, *_ = self.directory.reserve(namespace.id, namespace.size_class, b"", key, 1)
-        self.directory.commit(reservation, 0, bytes(4 * namespace.layout.layers))
-        self.directory.end_reservation(reservation, 1)
+        made = self.directory.reserve(namespace.id, namespace.size_class, b"", key, 1)
+        self.directory.commit(made.id, 0, bytes(4 * namespace.layout.layers))
+        self.directory.end_reservation(made.id, 1)
 
 
 def layout_of(chunk_tokens: int) -> Layout:
@@ -53,9 +52,9 @@ def test_chunks_that_dram_refuses_use_up_no_class_of_the_files() -> None:
     for number in range(SIZE_CLASSES_MAX):
         with pytest.raises(LayoutMismatch, match="cannot be stored"):
             tiers.namespaces.open("m", layout_of(32 * (17 + number)))
-    assert repr(tiers.classes) == "<SsdClasses 0 geometries>"
+    assert repr(tiers.slots) == "<Slots of files, 0 geometries>"
     tiers.namespaces.open("m", LAYOUT)
-    assert tiers.classes.of(LAYOUT) == 0
+    assert tiers.slots.size_class_of(LAYOUT) == 0
 
 
 def test_a_layout_is_not_to_blame_where_all_sizes_are_in_use() -> None:
@@ -77,7 +76,7 @@ def test_sizes_that_nobody_uses_are_given_back_in_both_tiers() -> None:
         assert namespace.size_class < SIZE_CLASSES_MAX
         assert tiers.namespaces.open("m", layout) is namespace
         assert tiers.namespaces.verify() == []
-    assert tiers.classes.of(layouts[-1]) is not None
+    assert tiers.slots.size_class_of(layouts[-1]) is not None
     assert tiers.namespaces.find("m", layouts[0]) is None
 
 
@@ -99,13 +98,11 @@ def test_a_size_with_a_chunk_stays_until_the_chunk_has_gone() -> None:
 
 def test_namespaces_that_nobody_uses_are_given_back_and_the_tier_below_is_told() -> None:
     tiers = Tiers()
-    gone: list[str] = []
-    tiers.namespaces.on_given_back = lambda namespace: gone.append(namespace.model)
     kept = tiers.namespaces.open("kept", LAYOUT)
     tiers.namespaces.join([kept])
     for number in range(NAMESPACES_MAX + 1):
         tiers.namespaces.open(f"m{number}", LAYOUT)
-    assert gone == [f"m{number}" for number in range(GIVEN_BACK_AT_ONCE)]
+    assert tiers.gone == [f"m{number}" for number in range(GIVEN_BACK_AT_ONCE)]
     assert tiers.namespaces.find("kept", LAYOUT) is kept
     tiers.namespaces.leave([kept])
     assert tiers.namespaces.has_room_for(NAMESPACES_MAX)
@@ -132,7 +129,7 @@ def test_chunks_that_the_files_have_no_room_for_are_stored_in_dram_alone() -> No
     large = layout_of(8 * 32)
     namespace = tiers.namespaces.open("m", large)
     assert namespace.size_class == 0
-    assert tiers.classes.of(large) is None
+    assert tiers.slots.size_class_of(large) is None
     assert tiers.namespaces.open("m", large) is namespace
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpool_native import Directory, DirectoryGeometry, IndexView, Mapping
+from kvpool_native import Directory, DirectoryGeometry, IndexView, Mapping, Reserved
 from tests.rigs.flushing import flush_whole
 
 PAGE = 4096
@@ -55,20 +55,18 @@ class Store:
         self.now += 1
         return self.now
 
-    def reserve(
-        self, names: Sequence[int], parent: int | None = None, *, size_class: int | None = None
-    ) -> tuple[int, bytes, bytes, bytes]:
+    def reserve(self, names: Sequence[int], parent: int | None = None, *, size_class: int | None = None) -> Reserved:
         above = b"" if parent is None else key(parent)
         chosen = self.size_class if size_class is None else size_class
         return self.directory.reserve(self.namespace, chosen, above, keys(names), self.tick())
 
     def store(self, names: Sequence[int], parent: int | None = None) -> bytes:
-        reservation, states, _, _ = self.reserve(names, parent)
-        if reservation:
-            answers = self.directory.commit(reservation, 0, sums(states.count(RESERVED)))
+        made = self.reserve(names, parent)
+        if made.id:
+            answers = self.directory.commit(made.id, 0, sums(made.states.count(RESERVED)))
             assert set(answers) == {STORED}
-            assert self.directory.end_reservation(reservation, self.tick())
-        return states
+            assert self.directory.end_reservation(made.id, self.tick())
+        return made.states
 
     def find(self, names: Sequence[int]) -> int:
         return self.view.lookup(keys(names))[0]
@@ -148,25 +146,26 @@ def test_wrong_arguments_are_refused_at_the_call() -> None:
         directory.duplicate(12345)
     with pytest.raises(KeyError):
         directory.commit(12345, 0, b"")
-    reservation, _, _, _ = store.reserve([1])
+    made = store.reserve([1])
     with pytest.raises(ValueError, match="each layer"):
-        directory.commit(reservation, 0, b"1234")
+        directory.commit(made.id, 0, b"1234")
     assert not directory.release(12345, 1)
     store.verify()
 
 
 def test_what_was_stored_is_found_with_its_columns() -> None:
     store = Store(20 * CHUNK)
-    reservation, states, offsets, generations = store.reserve([1, 2, 3])
-    assert states == bytes([RESERVED] * 3)
+    made = store.reserve([1, 2, 3])
+    assert made.states == bytes([RESERVED] * 3)
     assert store.find([1]) == 0
-    assert store.directory.commit(reservation, 0, sums(3)) == bytes([STORED] * 3)
+    assert store.directory.commit(made.id, 0, sums(3)) == bytes([STORED] * 3)
     assert store.view.lookup(keys([1, 2, 3, 4])) == (3, b"\x01\x01\x01")
-    chunks, hold = store.directory.acquire(store.namespace, keys([1, 2, 3, 4]))
-    assert chunks == 3
-    assert store.directory.columns(hold) == (offsets, generations, b"\x01\x01\x01")
-    offset = int(np.frombuffer(offsets, "<u8")[2])
-    assert store.view.generation_at(offset) == int(np.frombuffer(generations, "<u8")[2])
+    held = store.directory.acquire(store.namespace, keys([1, 2, 3, 4]))
+    assert held.chunks == 3
+    slots = store.directory.columns(held.id)
+    assert (slots.offsets, slots.generations, slots.levels) == (made.offsets, made.generations, b"\x01\x01\x01")
+    offset = int(np.frombuffer(made.offsets, "<u8")[2])
+    assert store.view.generation_at(offset) == int(np.frombuffer(made.generations, "<u8")[2])
     assert [store.view.checksum_at(offset, layer) for layer in range(LAYERS)] == [7, 8, 9]
     assert store.view.covers(offset, LAYERS)
     assert store.view.epoch == store.epoch
@@ -180,10 +179,10 @@ def test_present_chunks_alone_need_no_reservation_but_are_refreshed() -> None:
     store = Store(4 * CHUNK)
     store.store([1, 2])
     store.store([3, 4])
-    reservation, states, offsets, _ = store.reserve([1, 2])
-    assert reservation == 0
-    assert states == bytes([PRESENT] * 2)
-    assert len(offsets) == 16
+    made = store.reserve([1, 2])
+    assert made.id == 0
+    assert made.states == bytes([PRESENT] * 2)
+    assert len(made.offsets) == 16
     store.store([5, 6])
     assert store.find([1, 2]) == 2
     assert store.find([3]) == 0
@@ -203,10 +202,10 @@ def test_eviction_takes_the_oldest_leaf_and_only_what_is_missing() -> None:
 def test_held_chunks_are_never_victims() -> None:
     store = Store(4 * CHUNK)
     store.store([1, 2, 3])
-    chunks, hold = store.directory.acquire(store.namespace, keys([1, 2]))
-    assert chunks == 2
-    copy = store.directory.duplicate(hold)
-    assert store.directory.release(hold, store.tick())
+    held = store.directory.acquire(store.namespace, keys([1, 2]))
+    assert held.chunks == 2
+    copy = store.directory.duplicate(held.id)
+    assert store.directory.release(held.id, store.tick())
     assert store.store([10, 11, 12]) == bytes([RESERVED, RESERVED, FULL])
     assert store.find([1, 2, 3]) == 2
     assert store.directory.release(copy, store.tick())
@@ -216,28 +215,28 @@ def test_held_chunks_are_never_victims() -> None:
 
 def test_zombie_slots_are_not_reused_before_their_writer_has_stopped() -> None:
     store = Store(2 * CHUNK)
-    reservation, _, offsets, _ = store.reserve([1, 2])
-    assert store.directory.expire_part(reservation, 2, store.tick())
-    assert store.directory.commit(reservation, 0, sums(2)) == bytes([EXPIRED] * 2)
+    made = store.reserve([1, 2])
+    assert store.directory.expire_part(made.id, 2, store.tick())
+    assert store.directory.commit(made.id, 0, sums(2)) == bytes([EXPIRED] * 2)
     assert store.directory.stats()["zombies"] == 2
     assert store.store([3]) == bytes([FULL])
     store.verify()
-    assert store.directory.end_reservation(reservation, store.tick())
-    again, states, fresh, _ = store.reserve([3, 4])
-    assert states == bytes([RESERVED] * 2)
-    assert set(np.frombuffer(fresh, "<u8")) == set(np.frombuffer(offsets, "<u8"))
-    assert store.directory.end_reservation(again, store.tick())
+    assert store.directory.end_reservation(made.id, store.tick())
+    reserved = store.reserve([3, 4])
+    assert reserved.states == bytes([RESERVED] * 2)
+    assert set(np.frombuffer(reserved.offsets, "<u8")) == set(np.frombuffer(made.offsets, "<u8"))
+    assert store.directory.end_reservation(reserved.id, store.tick())
     store.verify()
 
 
 def test_pending_missing_parent_and_foreign_are_told_apart() -> None:
     store = Store(8 * CHUNK)
     store.reserve([1, 2])
-    assert store.reserve([1, 2])[1] == bytes([PENDING, NO_PARENT])
-    assert store.reserve([9], parent=1)[1] == bytes([NO_PARENT])
+    assert store.reserve([1, 2]).states == bytes([PENDING, NO_PARENT])
+    assert store.reserve([9], parent=1).states == bytes([NO_PARENT])
     other = store.directory.add_namespace()
     answer = store.directory.reserve(other, store.size_class, b"", key(1), store.tick())
-    assert answer[1] == bytes([FOREIGN])
+    assert answer.states == bytes([FOREIGN])
     stats = store.directory.stats()
     assert (stats["answered_pending"], stats["answered_no_parent"], stats["answered_foreign"]) == (1, 2, 1)
     store.verify()
@@ -246,7 +245,7 @@ def test_pending_missing_parent_and_foreign_are_told_apart() -> None:
 def test_segments_that_are_not_ready_decline_as_such() -> None:
     store = Store(8 * CHUNK, ready=False)
     assert store.directory.stats()["ready_segments"] == 0
-    assert store.reserve([1])[1] == bytes([NOT_READY])
+    assert store.reserve([1]).states == bytes([NOT_READY])
     for segment in range(store.geometry.segments):
         store.directory.mark_segment_ready(segment)
     assert store.directory.stats()["ready_segments"] == store.geometry.segments
@@ -260,10 +259,10 @@ def test_two_size_classes_exchange_segments() -> None:
     assert store.directory.add_class(8 * CHUNK, LAYERS) == large
     assert store.store(range(64)) == bytes([RESERVED] * 64)
     for name in range(100, 108):
-        reservation, states, _, _ = store.reserve([name], size_class=large)
-        assert states == bytes([RESERVED])
-        store.directory.commit(reservation, 0, sums(1))
-        store.directory.end_reservation(reservation, store.tick())
+        made = store.reserve([name], size_class=large)
+        assert made.states == bytes([RESERVED])
+        store.directory.commit(made.id, 0, sums(1))
+        store.directory.end_reservation(made.id, store.tick())
         store.verify()
     assert store.find([0]) == 0
     stats = store.directory.stats()
@@ -277,10 +276,11 @@ def test_two_size_classes_exchange_segments() -> None:
 def test_a_leaf_stands_for_its_whole_prefix() -> None:
     store = Store(20 * CHUNK)
     store.store([1, 2, 3])
-    chunks, holds = store.directory.acquire_leaves([store.namespace], key(3), 3)
-    assert (chunks, len(store.directory.columns(holds[0])[2])) == (3, 3)
-    assert store.directory.acquire_leaves([store.namespace], key(3), 2) == (0, [0])
-    assert store.directory.acquire_leaves([store.namespace], key(4), 3) == (0, [0])
+    held = store.directory.acquire_leaves([store.namespace], key(3), 3)
+    assert (held.chunks, len(store.directory.columns(held.ids[0]).levels)) == (3, 3)
+    for leaf, chunks in ((3, 2), (4, 3)):
+        none = store.directory.acquire_leaves([store.namespace], key(leaf), chunks)
+        assert (none.chunks, none.ids) == (0, [0])
     with pytest.raises(ValueError, match="one key"):
         store.directory.acquire_leaves([store.namespace], key(3) * 2, 3)
     store.verify()
@@ -289,15 +289,16 @@ def test_a_leaf_stands_for_its_whole_prefix() -> None:
 def test_dropped_chunk_reads_as_gone_and_leaves_when_let_go() -> None:
     store = Store(8 * CHUNK)
     store.store([1, 2, 3])
-    _, hold = store.directory.acquire(store.namespace, keys([1, 2]))
-    offset, generation = (int(np.frombuffer(column, "<u8")[1]) for column in store.directory.columns(hold)[:2])
+    held = store.directory.acquire(store.namespace, keys([1, 2]))
+    slots = store.directory.columns(held.id)
+    offset, generation = (int(np.frombuffer(column, "<u8")[1]) for column in (slots.offsets, slots.generations))
     assert store.directory.drop(key(2), generation - 1) == 0
     assert store.directory.drop(key(2), generation) == 2
     assert store.view.generation_at(offset) == 0
-    assert store.directory.columns(hold)[2] == bytes([1, 255])
+    assert store.directory.columns(held.id).levels == bytes([1, 255])
     assert store.directory.stats()["used_bytes"] == CHUNK, "a reader keeps no slot"
     assert store.directory.stats()["zombies"] == 1
-    assert store.directory.release(hold, store.tick())
+    assert store.directory.release(held.id, store.tick())
     assert store.directory.stats()["used_bytes"] == CHUNK
     store.verify()
 
@@ -307,10 +308,10 @@ def test_flush_skips_what_is_held_and_what_is_young() -> None:
     store.store([1, 2])
     middle = store.tick()
     store.store([3])
-    _, hold = store.directory.acquire(store.namespace, key(1))
+    held = store.directory.acquire(store.namespace, key(1))
     assert flush_whole(store.directory, middle, [store.namespace]) == (1, CHUNK, 1)
     assert flush_whole(store.directory, FOREVER) == (1, CHUNK, 1)
-    assert store.directory.release(hold, store.tick())
+    assert store.directory.release(held.id, store.tick())
     assert flush_whole(store.directory, FOREVER) == (1, CHUNK, 0)
     assert store.directory.stats()["flushed_chunks"] == 3
     store.verify()
@@ -322,13 +323,14 @@ def test_records_are_walked_in_pages_while_pinned() -> None:
     seen = set()
     cursor = 0
     while True:
-        cursor, pin, rows = store.directory.records(cursor, 2)
-        assert len(rows) <= 2
-        for name, offset, generation, size, layers, namespace in rows:
-            assert store.view.generation_at(offset) == generation
-            assert (size, layers, namespace) == (CHUNK, LAYERS, store.namespace)
-            seen.add(name)
-        assert store.directory.unpin(pin) == bool(rows)
+        page = store.directory.records(cursor, 2)
+        assert len(page.records) <= 2
+        for row in page.records:
+            assert store.view.generation_at(row.offset) == row.generation
+            assert (row.chunk_bytes, row.layers, row.namespace) == (CHUNK, LAYERS, store.namespace)
+            seen.add(row.key)
+        assert store.directory.unpin(page.pin) == bool(page.records)
+        cursor = page.next
         if not cursor:
             break
     assert seen == {key(name) for name in range(1, 6)}
@@ -349,25 +351,25 @@ def test_random_requests_agree_with_a_dict(steps: list[tuple[int, int]]) -> None
             names.insert(0, number)
             number //= 3
         if verb <= 2 and names:
-            reservation, states, _, generations = store.reserve(names)
-            placed = [state <= RESERVED for state in states].count(True)
-            assert all(names[index] in stored for index in range(states.count(PRESENT)))
-            assert states[:placed] == bytes(sorted(states[:placed]))
-            assert set(states[placed + 1 :]) <= {NO_PARENT}  # what follows the first that was declined
-            if reservation:
-                done = states.count(RESERVED) - (verb == 2)
-                store.directory.commit(reservation, 0, sums(done))
-                store.directory.end_reservation(reservation, store.tick())
-                for index in range(placed - states.count(RESERVED), placed - (verb == 2)):
-                    stored[names[index]] = int(np.frombuffer(generations, "<u8")[index])
+            made = store.reserve(names)
+            placed = [state <= RESERVED for state in made.states].count(True)
+            assert all(names[index] in stored for index in range(made.states.count(PRESENT)))
+            assert made.states[:placed] == bytes(sorted(made.states[:placed]))
+            assert set(made.states[placed + 1 :]) <= {NO_PARENT}  # what follows the first that was declined
+            if made.id:
+                done = made.states.count(RESERVED) - (verb == 2)
+                store.directory.commit(made.id, 0, sums(done))
+                store.directory.end_reservation(made.id, store.tick())
+                for index in range(placed - made.states.count(RESERVED), placed - (verb == 2)):
+                    stored[names[index]] = int(np.frombuffer(made.generations, "<u8")[index])
         elif verb == 3:
-            chunks, hold = store.directory.acquire(store.namespace, keys(names))
-            assert chunks == store.find(names)
-            assert all(name in stored for name in names[:chunks])
-            if hold:
-                held = np.frombuffer(store.directory.columns(hold)[1], "<u8").tolist()
-                assert held == [stored[name] for name in names[:chunks]]
-                holds[hold] = names[:chunks]
+            found = store.directory.acquire(store.namespace, keys(names))
+            assert found.chunks == store.find(names)
+            assert all(name in stored for name in names[: found.chunks])
+            if found.id:
+                held = np.frombuffer(store.directory.columns(found.id).generations, "<u8").tolist()
+                assert held == [stored[name] for name in names[: found.chunks]]
+                holds[found.id] = names[: found.chunks]
         elif verb == 4 and holds:
             hold = list(holds)[len(names) % len(holds)]
             assert store.directory.release(hold, store.tick())

@@ -6,8 +6,9 @@ import pytest
 import kvpool_native
 from kvpool.index.namespaces import Namespaces
 from kvpool.layout import Layout
-from kvpool.tiering.restore_rows import pack_restore_rows
-from kvpool.tiers.ssd.catalogue.rows import ROW, Row
+from kvpool.packed_rows import CATALOGUE_ROW
+from kvpool.tiers.ssd.catalogue.restore_rows import pack_restore_rows
+from kvpool.tiers.ssd.catalogue.rows import Row
 from kvpool.types import DEFAULT_PRIORITY, SizeClassId
 
 ACCEPTED, CLIPPED, ABSENT = 0, 1, 2
@@ -42,8 +43,8 @@ class Store:
 
     def save(self, *numbers: int, now_ns: int = SECOND_NS) -> None:
         made = self.directory.reserve(self.namespace, self.size_class, b"", keys(*numbers), now_ns)
-        self.directory.commit(made[0], 0, bytes(4 * made[1].count(1)), now_ns)
-        self.directory.end_reservation(made[0], now_ns)
+        self.directory.commit(made.id, 0, bytes(4 * made.states.count(1)), now_ns)
+        self.directory.end_reservation(made.id, now_ns)
 
 
 @pytest.fixture(params=["lru", "class-queues"])
@@ -60,9 +61,9 @@ def test_each_chunk_gets_what_was_asked_for_it(store: Store) -> None:
     assert store.directory.retention(key(1)) == (90, 0)
     assert store.directory.retention(key(2)) == (0, 1500)
     assert store.directory.retention(key(3)) is None
-    _, hold = store.directory.acquire(store.namespace, keys(1, 2))
-    assert store.directory.retentions(hold) == (bytes([90, 0]), durations(0, 1500))
-    assert store.directory.release(hold, 3 * SECOND_NS)
+    held = store.directory.acquire(store.namespace, keys(1, 2))
+    assert store.directory.retentions(held.id) == (bytes([90, 0]), durations(0, 1500))
+    assert store.directory.release(held.id, 3 * SECOND_NS)
     assert store.directory.stats()["kept_chunks"] == 1
     assert store.directory.verify() == []
 
@@ -136,7 +137,7 @@ def test_rows_of_the_catalogue_are_restored_with_their_retention() -> None:
         Row(key(2), key(1), slot_bytes, 6, 8, CHUNK_BYTES, 1, 3).encode(),
         Row(key(3), key(2), 2 * slot_bytes, 7, 7, CHUNK_BYTES, 1, 3, priority=1, duration_s=2**32 - 1).encode(),
     ]
-    rows = np.frombuffer(b"".join(encoded), ROW)
+    rows = np.frombuffer(b"".join(encoded), CATALOGUE_ROW)
     packed = pack_restore_rows(rows, {3: namespace}, lambda _: in_files)
     assert list(files.restore(packed.tobytes(), SECOND_NS)) == [1, 1, 1]
     files.finish_restore()

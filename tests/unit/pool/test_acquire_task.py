@@ -60,7 +60,7 @@ class Setting:
 
     async def settle(self) -> None:
         """Until nothing moves between the tiers."""
-        while self.pool.measure({}).ssd["promotions_under_way"]:
+        while self.pool.measure({}).lower["ssd"]["promotions_under_way"]:
             await asyncio.sleep(0.001)
 
     def drop(self) -> None:
@@ -93,7 +93,7 @@ def test_a_lease_ends_before_what_was_dropped_while_it_was_taken() -> None:
         leased = await setting.serve(parts)
         assert leased.chunks == DROPPED
         assert set(leased.tiers) == {Level.DRAM}
-        setting.pool.leases.release(setting.session, leased.lease)
+        setting.pool.leases.release(setting.session, m.Release(leased.lease))
 
     in_setting(check)
 
@@ -111,7 +111,7 @@ def test_a_check_counts_what_a_lease_that_is_being_taken_holds() -> None:
 def test_what_was_dropped_and_came_back_while_a_lease_or_a_hint_was_taken_is_taken_anew(tmp_path: Path) -> None:
     async def check(setting: Setting) -> None:
         pool = setting.pool
-        while pool.measure({}).ssd["ssd.state"] != "ok":
+        while pool.measure({}).lower["ssd"]["ssd.state"] != "ok":
             await asyncio.sleep(0.001)
         assert (await pool.demote_all(10.0))["left"] == 0
         served(pool.flush(None, None, "dram"))

@@ -7,6 +7,7 @@ import pytest
 
 from kvpool.index.parts import Step
 from kvpool.pool.chains import ROOM_WAIT_S, Chains
+from kvpool.tiering.tiering import Tiering
 
 
 class StandingClock:
@@ -25,8 +26,10 @@ def test_a_request_waits_for_memory_by_the_daemons_clock() -> None:
     asked: list[bool] = []
     absent: Any = None
     journal: Any = SimpleNamespace(keep_up=lambda: False)
+    arena: Any = SimpleNamespace(directory=SimpleNamespace(protect_unsaved=lambda is_wanted: None))
+    tiering = Tiering(arena, [], clock)
     room: Any = SimpleNamespace(wait=waits.append)
-    chains = Chains(absent, absent, None, journal, absent, absent, absent, room, clock, keeps_token_ids=False)
+    chains = Chains(absent, absent, tiering, journal, absent, absent, absent, room, clock, keeps_token_ids=False)
 
     def advance(may_wait: bool) -> Step:
         asked.append(may_wait)

@@ -57,8 +57,9 @@ class FakeDirectory:
         self.remembered = 0
 
     @property
-    def directory(self) -> "FakeDirectory":
-        return self
+    def directories(self) -> "list[FakeDirectory]":
+        """As the tiering that has it alone."""
+        return [self]
 
     def next_lapse_ns(self) -> int | None:
         return self.due_ns[0] if self.due_ns else None
@@ -68,8 +69,17 @@ class FakeDirectory:
         over = [due for due in self.due_ns if due <= now_ns][: self.per_tick]
         self.due_ns = self.due_ns[len(over) :]
 
-    def remember_lapsed(self) -> None:
+    def keep_up(self) -> None:
         self.remembered += 1
+
+
+class NoTiers:
+    """A tiering without a lower tier."""
+
+    directories: tuple[FakeDirectory, ...] = ()
+
+    def keep_up(self) -> None:
+        """Nobody has anything to note."""
 
 
 @pytest.fixture
@@ -80,7 +90,8 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
 
 
 def lapses_of(loop: FakeLoop, memory: FakeDirectory, files: FakeDirectory | None = None) -> PriorityExpiry:
-    return PriorityExpiry(cast(Any, memory), cast(Any, files), loop)
+    below = NoTiers() if files is None else files
+    return PriorityExpiry(cast(Any, memory), cast(Any, below), loop)
 
 
 def test_nothing_is_scheduled_while_nothing_can_lapse(loop: FakeLoop) -> None:

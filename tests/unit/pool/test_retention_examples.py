@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 import kvpool_client as kv
+from kvpool.clock import MonotonicClock
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.pool.writers.retention import Retention, keep
 from kvpool.pool.writers.writers import Writers
+from kvpool.sim.node import SimulatedArena
+from kvpool.tiering.tiering import Tiering
 from kvpool.types import KEY_BYTES, ConnectionId, NamespaceId, RetainState, SaveState, SizeClassId
 from kvpool_client.retention import plan_retention
 from kvpool_native import Directory, DirectoryGeometry, IndexView, Mapping
@@ -37,7 +40,7 @@ class Store:
         namespace = Namespace(number, size_class, "m", LAYOUT)
         self.session = EngineSession(ConnectionId(1), LAYOUT, "m", {0: namespace})
         self._writers = Writers(self.directory, 3600 * S, 64)
-        self.retention = Retention(self.directory)
+        self.retention = Retention(self.directory, Tiering(SimulatedArena(self.directory, 0, 0), [], MonotonicClock()))
         self.now = 1000 * S
 
     def save(self, keys: bytes, **retention: Any) -> bytes:
@@ -119,9 +122,9 @@ def test_the_duration_counts_from_the_last_reuse() -> None:
     store.save(request, retention=[kv.TokenRange(0, None, 80, 30.0)])
     for _ in range(4):
         store.now += 20 * S
-        chunks, hold = store.directory.acquire(store.session.own.id, request, store.now)
-        assert chunks == 4
-        store.directory.release(hold, store.now)
+        held = store.directory.acquire(store.session.own.id, request, store.now)
+        assert held.chunks == 4
+        store.directory.release(held.id, store.now)
         store.press(60)
         assert store.found(request) == 4
     store.now += 40 * S

@@ -13,6 +13,7 @@ from kvpool.protocol.records import one_way
 from kvpool.server.connections.connection import Connection
 from kvpool.server.connections.turns import SLICE_NS, TURN_NS, Turns
 from kvpool.server.metrics.request_times import RequestTimes
+from kvpool.server.service import VERBS
 from kvpool.types import ConnectionId
 
 
@@ -89,7 +90,7 @@ def _connection(
         {m.Release.KIND: (m.Release, handler)},
         clock=clock,
         turns=turns or Turns(clock),
-        times=RequestTimes(),
+        times=RequestTimes(VERBS),
         on_closed=lambda _: None,
         on_protocol_error=lambda: None,
         on_failed=(failures if failures is not None else []).append,

@@ -33,7 +33,7 @@ def test_without_a_budget_everything_is_written_for_ever() -> None:
     assert admission.affordable(CHUNK, 1) == UNBOUNDED
     assert not admission.needs_ghosts
     assert admission.written_bytes == 1 << 60
-    assert admission.stats(1) == {"ssd.admission": "all", "ssd.admission_tightened": 0, "ssd.budget_left_bytes": 0}
+    assert admission.stats(1) == {"admission": "all", "admission_tightened": 0, "budget_left_bytes": 0}
 
 
 def test_second_touch_is_never_laxer() -> None:
@@ -93,14 +93,14 @@ def test_between_two_shares_nothing_flutters() -> None:
         now_ns += HOUR_NS // 25
         admission.spend(BURST // 25, now_ns)
         assert admission.step(now_ns) is Admitted.LIKELY
-    assert admission.stats(now_ns)["ssd.admission_tightened"] == 1
+    assert admission.stats(now_ns)["admission_tightened"] == 1
 
 
 def test_where_nobody_knows_what_is_likely_that_step_is_the_next() -> None:
     admission = admission_of(knows_chances=False)
     admission.spend(BURST * 6 // 10, 0)
     assert admission.step(0) is Admitted.USED_AGAIN
-    assert admission.stats(0)["ssd.admission"] == "used-again"
+    assert admission.stats(0)["admission"] == "used-again"
 
 
 def test_what_is_affordable_ends_where_the_next_step_begins() -> None:

@@ -10,11 +10,14 @@ from collections import deque
 import pytest
 
 import kvpool_native
+from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
-from kvpool.tiering.admission import make_admission
-from kvpool.tiering.demotions import Demotions
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, SaveState, SizeClassId
+from kvpool.sim.metadata_tier import MetadataTier
+from kvpool.sim.node import SimulatedArena, VirtualClock
+from kvpool.tiering.link import Link
+from kvpool.tiers.base import Finished, JobId, Moves, Outcome
+from kvpool.types import EPOCH_BYTES, KEY_BYTES, SaveState
 
 CAPACITY = 4 << 20
 SEGMENT_BYTES = 128 << 10
@@ -23,45 +26,28 @@ EPOCH = bytes(EPOCH_BYTES)
 SMALL = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
 AS_LARGE = Layout(layers=4, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=16)
 LARGER = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=128)
+SEGMENT_BLOCKS = (1 << 20) // (SMALL.chunk_bytes + kvpool_native.SSD_HEADER_BYTES)
 TICKS = 8000
 TICK_NS = 10_000_000
 BYTES_PER_TICK = 0.8 * SMALL.chunk_bytes  # of both models together
 
 
-class SlowDisk:
-    """A slower tier that writes a given number of bytes in each tick, in the order in which they were asked for."""
+class SlowDisk(MetadataTier):
+    """A lower tier that writes a given number of bytes in each tick, in the order in which they were asked for."""
 
-    can_read = can_write = True
+    def __init__(self, *, is_write_through: bool) -> None:
+        options = ["ssd.watermark=0.5", f"ssd.write_through={str(is_write_through).lower()}", "dram.retained_share=1"]
+        super().__init__(SEGMENT_BLOCKS, SMALL.chunk_bytes, load_config(None, options), segments=64)
+        self.waiting: deque[tuple[JobId, int, Namespace]] = deque()
+        self._started = 0
 
-    def __init__(self) -> None:
-        geometry = kvpool_native.DirectoryGeometry.plan_files(1 << 20, 64, 16 * MAX_CHUNKS)
-        self.directory = kvpool_native.Directory.of_files(geometry)
-        for segment in range(64):
-            self.directory.mark_segment_ready(segment)
-        self.waiting: deque[tuple[int, int, Namespace]] = deque()
-        self._jobs = 0
-        self._classes: dict[Layout, SizeClassId] = {}
-
-    def size_class_of(self, namespace: Namespace) -> SizeClassId:
-        layout = namespace.layout
-        if layout not in self._classes:
-            size = layout.chunk_bytes + kvpool_native.SSD_HEADER_BYTES
-            self._classes[layout] = SizeClassId(self.directory.add_class(size, layout.layers))
-        return self._classes[layout]
-
-    def read(self, namespace: Namespace, rows: bytes, *, is_urgent: bool) -> int:
+    def read(self, namespace: Namespace, moves: Moves, *, is_urgent: bool) -> JobId:
         raise AssertionError("nothing is read here")
 
-    def write(self, namespace: Namespace, rows: bytes, tokens: list[bytes]) -> int:
-        self._jobs += 1
-        self.waiting += [(self._jobs, chunk, namespace) for chunk in range(len(tokens))]
-        return self._jobs
-
-    def compare(self, namespace: Namespace, rows: bytes) -> int:
-        raise AssertionError("nothing is compared here")
-
-    def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
-        """Nothing is to be known after a restart."""
+    def write(self, namespace: Namespace, moves: Moves) -> JobId:
+        self._started += 1
+        self.waiting += [(JobId(self._started), chunk, namespace) for chunk in range(len(moves))]
+        return JobId(self._started)
 
     def touch(self, key: bytes) -> None:
         raise AssertionError("nothing is used here")
@@ -76,20 +62,13 @@ class TwoModels:
         self.directory = kvpool_native.Directory(None, index, geometry, EPOCH, "class-queues")
         for segment in range(geometry.segments):
             self.directory.mark_segment_ready(segment)
-        self.disk = SlowDisk()
+        self.disk = SlowDisk(is_write_through=is_write_through)
         namespaces = Namespaces(self.directory)
-        namespaces.lower_tier = self.disk.directory
-        self.tiers = kvpool_native.TierSet((self.directory, self.disk.directory))
+        arena = SimulatedArena(self.directory, CAPACITY, MAX_CHUNKS)
+        self.link = Link(arena, self.disk, namespaces, VirtualClock(), lambda: None)
+        self.tiers = kvpool_native.TierSet((self.directory, self.disk.slots.directory))
+        self.demotions = self.link.demotions
         self.models = [namespaces.open_ranks(name, layout)[0] for name, layout in zip("ab", layouts, strict=True)]
-        self.demotions = Demotions(
-            self.directory,
-            self.disk,
-            namespaces,
-            watermark_bytes=CAPACITY // 2,
-            bytes_max=CAPACITY // 8,
-            is_write_through=is_write_through,
-            admission=make_admission("all", 0, 0, lambda: False),
-        )
         self.written = [0, 0]
         self.now_ns = 0
         self._is_protected = is_protected
@@ -111,14 +90,14 @@ class TwoModels:
 
     def _save(self, model: Namespace, key: bytes) -> bool:
         self.directory.protect_unsaved(self._is_protected and self.demotions.may_write(self.now_ns))
-        made, states, _, _ = self.directory.reserve(model.id, model.size_class, b"", key, self.now_ns)
+        reserved = self.directory.reserve(model.id, model.size_class, b"", key, self.now_ns)
         self.directory.protect_unsaved(False)
-        if made:
-            self.directory.commit(made, 0, bytes(4 * model.layout.layers), self.now_ns)
-            self.directory.end_reservation(made, self.now_ns)
-        self.demotions.run(self.now_ns, is_urgent=not made)
-        assert made or set(states) == {SaveState.NOT_READY}
-        return bool(made)
+        if reserved.id:
+            self.directory.commit(reserved.id, 0, bytes(4 * model.layout.layers), self.now_ns)
+            self.directory.end_reservation(reserved.id, self.now_ns)
+        self.demotions.run(self.now_ns, is_urgent=not reserved.id)
+        assert reserved.id or set(reserved.states) == {SaveState.NOT_READY}
+        return bool(reserved.id)
 
     def _write(self, budget: float) -> None:
         self._budget = min(0.0, self._budget) + budget
@@ -126,7 +105,7 @@ class TwoModels:
             job, chunk, model = self.disk.waiting.popleft()
             self._budget -= model.layout.chunk_bytes
             self.written[self.models.index(model)] += model.layout.chunk_bytes
-            assert self.demotions.settle(job, chunk, is_good=True, is_bad_here=False, now_ns=self.now_ns)
+            self.link._jobs.settle(Finished(job, chunk, Outcome.DONE), self.now_ns)
             self.demotions.run(self.now_ns)
 
 
@@ -150,4 +129,4 @@ def test_two_models_get_the_same_share_of_a_disk_that_takes_half(
     half = sum(written) / 2
     assert half > TICKS * BYTES_PER_TICK / 5
     assert written == pytest.approx([half, half], rel=0.1)
-    assert pool.directory.verify() == pool.disk.directory.verify() == []
+    assert pool.directory.verify() == pool.disk.slots.directory.verify() == []

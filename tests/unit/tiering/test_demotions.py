@@ -1,52 +1,48 @@
 """Demotions of one chain: what is visible below while chunks of it are written, in whatever order they end and fail."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvpool_native
+from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespace, Namespaces
 from kvpool.layout import Layout
-from kvpool.tiering.admission import make_admission
-from kvpool.tiering.demotions import PUBLISHED_AT_ONCE, STARTED_AT_ONCE, Demotions
-from kvpool.types import EPOCH_BYTES, KEY_BYTES, SizeClassId
+from kvpool.sim.metadata_tier import MetadataTier
+from kvpool.sim.node import SimulatedArena, VirtualClock
+from kvpool.tiering.demotions import PUBLISHED_AT_ONCE, STARTED_AT_ONCE
+from kvpool.tiering.link import Link
+from kvpool.tiers.base import Finished, JobId, Moves, Outcome
+from kvpool.types import EPOCH_BYTES, KEY_BYTES
 
 CHUNKS = STARTED_AT_ONCE
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
-SLOT_BYTES = LAYOUT.chunk_bytes + kvpool_native.SSD_HEADER_BYTES
 EPOCH = bytes(EPOCH_BYTES)
+CONFIG = load_config(None, ["ssd.watermark=0"])
 
 
-class Slower:
-    """A slower tier whose writes end when the test says so. `remembered`: keys that a restart would find, in their order."""
-
-    can_read = can_write = True
+class Slower(MetadataTier):
+    """A lower tier whose writes end when the test says so. `remembered`: keys that a restart would find, in their order."""
 
     def __init__(self) -> None:
-        geometry = kvpool_native.DirectoryGeometry.plan_files(4 * CHUNKS * SLOT_BYTES, 1, 4 * CHUNKS)
-        self.directory = kvpool_native.Directory.of_files(geometry)
-        self.directory.mark_segment_ready(0)
+        super().__init__(4 * CHUNKS, LAYOUT.chunk_bytes, CONFIG)
         self.jobs: list[int] = []
         self.remembered: list[bytes] = []
-        self._size_class = SizeClassId(self.directory.add_class(SLOT_BYTES, LAYOUT.layers))
 
-    def size_class_of(self, namespace: Namespace) -> SizeClassId:
-        return self._size_class
-
-    def read(self, namespace: Namespace, rows: bytes, *, is_urgent: bool) -> int:
+    def read(self, namespace: Namespace, moves: Moves, *, is_urgent: bool) -> JobId:
         raise AssertionError("nothing is read here")
 
-    def write(self, namespace: Namespace, rows: bytes, tokens: list[bytes]) -> int:
-        self.jobs.append(len(tokens))
-        return len(self.jobs)
+    def write(self, namespace: Namespace, moves: Moves) -> JobId:
+        self.jobs.append(len(moves))
+        return JobId(len(self.jobs))
 
-    def compare(self, namespace: Namespace, rows: bytes) -> int:
-        raise AssertionError("nothing is compared here")
-
-    def remember(self, namespace: Namespace, key: bytes, parent: bytes, offset: int, generation: int) -> None:
-        assert parent in (b"", *self.remembered[-1:])
-        self.remembered.append(key)
+    def remember(self, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
+        for chunk in chunks:
+            assert moves.parents[chunk] in (b"", *self.remembered[-1:])
+            self.remembered.append(moves.keys[chunk])
 
     def touch(self, key: bytes) -> None:
         raise AssertionError("nothing is used here")
@@ -64,35 +60,29 @@ class Chain:
             self.directory.mark_segment_ready(segment)
         self.slower = Slower()
         namespaces = Namespaces(self.directory)
-        namespaces.lower_tier = self.slower.directory
-        self.tiers = kvpool_native.TierSet((self.directory, self.slower.directory))
+        arena = SimulatedArena(self.directory, capacity, chunks)
+        self.link = Link(arena, self.slower, namespaces, VirtualClock(), lambda: None)
+        self.tiers = kvpool_native.TierSet((self.directory, self.slower.slots.directory))
+        self.demotions = self.link.demotions
         self.namespace = namespaces.open_ranks("m", LAYOUT)[0]
-        self.demotions = Demotions(
-            self.directory,
-            self.slower,
-            namespaces,
-            watermark_bytes=0,
-            bytes_max=capacity,
-            is_write_through=False,
-            admission=make_admission("all", 0, 0, lambda: False),
-        )
         self.keys = np.random.default_rng(5).bytes(chunks * KEY_BYTES)
-        reservation, _, _, _ = self.directory.reserve(self.namespace.id, self.namespace.size_class, b"", self.keys, 1)
-        self.directory.commit(reservation, 0, bytes(4 * LAYOUT.layers * chunks))
-        self.directory.end_reservation(reservation, 1)
+        made = self.directory.reserve(self.namespace.id, self.namespace.size_class, b"", self.keys, 1)
+        self.directory.commit(made.id, 0, bytes(4 * LAYOUT.layers * chunks))
+        self.directory.end_reservation(made.id, 1)
         self.demotions.run_all(2)
         assert self.slower.jobs == [CHUNKS]
 
     def end(self, chunk: int, *, job: int = 1, is_good: bool = True) -> None:
-        assert self.demotions.settle(job, chunk, is_good=is_good, is_bad_here=False, now_ns=3)
+        self.link._jobs.settle(Finished(JobId(job), chunk, Outcome.DONE if is_good else Outcome.FAILED), 3)
+        assert self.link._jobs.strays == 0
 
     @property
     def visible(self) -> int:
         """Leading chunks that are found below."""
-        chunks, hold = self.slower.directory.acquire(self.namespace.id, self.keys)
-        if hold:
-            self.slower.directory.release(hold, 3)
-        return chunks
+        held = self.slower.slots.directory.acquire(self.namespace.id, self.keys)
+        if held.id:
+            self.slower.slots.directory.release(held.id, 3)
+        return held.chunks
 
     def expect_ended(self, good: int) -> None:
         """The job is over, with so many leading chunks on disk."""
@@ -100,8 +90,8 @@ class Chain:
         assert self.visible == good
         assert (self.demotions.demoted_chunks, self.demotions.failed_chunks) == (good, CHUNKS - good)
         assert b"".join(self.slower.remembered) == self.keys[: good * KEY_BYTES]
-        assert self.directory.stats()["pins"] == self.slower.directory.stats()["holds"] == 0
-        assert self.directory.verify() == self.slower.directory.verify() == []
+        assert self.directory.stats()["pins"] == self.slower.slots.directory.stats()["holds"] == 0
+        assert self.directory.verify() == self.slower.slots.directory.verify() == []
 
 
 @pytest.fixture
@@ -164,7 +154,7 @@ def test_a_long_chain_is_written_part_by_part_and_keeps_its_pin() -> None:
         chain.demotions.run_all(4)
     assert chain.visible == 2 * CHUNKS + 5
     assert (len(chain.demotions), chain.directory.stats()["pins"], chain.directory.count_unsaved()) == (0, 0, 0)
-    assert chain.directory.verify() == chain.slower.directory.verify() == []
+    assert chain.directory.verify() == chain.slower.slots.directory.verify() == []
 
 
 def test_a_part_that_fails_ends_the_chain() -> None:
@@ -174,25 +164,27 @@ def test_a_part_that_fails_ends_the_chain() -> None:
     assert (len(chain.demotions), chain.visible, chain.directory.stats()["pins"]) == (0, 3, 0)
     chain.demotions.run_all(4)
     assert chain.slower.jobs == [CHUNKS, CHUNKS], "the rest is tried again"
-    assert chain.directory.verify() == chain.slower.directory.verify() == []
+    assert chain.directory.verify() == chain.slower.slots.directory.verify() == []
 
 
 def test_a_chain_that_the_tier_refuses_does_not_hold_up_those_behind_it(chain: Chain) -> None:
     for chunk in range(CHUNKS):
         chain.end(chunk)
-    below, namespace = chain.slower.directory, chain.namespace
+    below, namespace = chain.slower.slots.directory, chain.namespace
     first, second = (np.random.default_rng(seed).bytes(KEY_BYTES) for seed in (6, 7))
-    pending, _, _, _ = below.reserve(namespace.id, chain.slower.size_class_of(namespace), b"", first, 3)
+    size_class = chain.slower.slots.size_class_of(LAYOUT)
+    assert size_class is not None
+    made = below.reserve(namespace.id, size_class, b"", first, 3)
     for now_ns, key in ((4, first), (5, second)):
-        reservation, _, _, _ = chain.directory.reserve(namespace.id, namespace.size_class, b"", key, now_ns)
-        chain.directory.commit(reservation, 0, bytes(4 * LAYOUT.layers))
-        chain.directory.end_reservation(reservation, now_ns)
+        reserved = chain.directory.reserve(namespace.id, namespace.size_class, b"", key, now_ns)
+        chain.directory.commit(reserved.id, 0, bytes(4 * LAYOUT.layers))
+        chain.directory.end_reservation(reserved.id, now_ns)
     chain.demotions.run(6)
     assert chain.slower.jobs == [CHUNKS, 1], "the colder one is refused, and tried again in another turn"
     chain.end(0, job=2)
-    assert below.acquire(namespace.id, second)[0] == 1
+    assert below.acquire(namespace.id, second).chunks == 1
     assert (chain.directory.count_unsaved(), chain.demotions.pins, chain.directory.stats()["pins"]) == (1, 0, 0)
-    below.end_reservation(pending, 7)
+    below.end_reservation(made.id, 7)
     assert not chain.demotions.run_all(8)
     assert chain.slower.jobs == [CHUNKS, 1, 1]
     chain.end(0, job=3)

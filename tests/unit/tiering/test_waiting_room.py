@@ -7,22 +7,22 @@ from kvpool.tiering.waiting_room import Room
 LONG_S = 60.0
 
 
-async def _wait(room: Room, waiting: int, timeout_s: float, *, is_told: bool) -> None:
+async def _wait(room: Room, waiting: int, timeout_s: float, *, is_expected: bool) -> None:
     """Until `waiting` requests have waited."""
     tasks = [asyncio.ensure_future(room.wait(timeout_s)) for _ in range(waiting)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    if is_told:
+    if is_expected:
         room.note()
     await asyncio.gather(*tasks)
 
 
 def test_all_who_wait_look_when_something_has_moved() -> None:
-    asyncio.run(asyncio.wait_for(_wait(Room(), 20, LONG_S, is_told=True), LONG_S / 2))
+    asyncio.run(asyncio.wait_for(_wait(Room(), 20, LONG_S, is_expected=True), LONG_S / 2))
 
 
 def test_those_whose_time_is_over_look_too() -> None:
-    asyncio.run(_wait(Room(), 20, 0.001, is_told=False))
+    asyncio.run(_wait(Room(), 20, 0.001, is_expected=False))
 
 
 def test_what_moved_before_somebody_waits_does_not_count() -> None:

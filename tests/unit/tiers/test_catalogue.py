@@ -12,6 +12,7 @@ import lmdb
 import numpy as np
 import pytest
 
+from kvpool.packed_rows import CATALOGUE_ROW
 from kvpool.tiers.ssd.catalogue import check as catalogue_check
 from kvpool.tiers.ssd.catalogue import opening as catalogue_open
 from kvpool.tiers.ssd.catalogue import rows as catalogue_rows
@@ -104,7 +105,7 @@ def test_a_touch_changes_the_order_of_restoring(open_catalogue: Callable[..., Ca
     assert keys_found(tmp_path) == [key_of(number) for number in (1, 3, 2, 0)]
     found = catalogue_open.examine(tmp_path / "catalogue", MAP_BYTES).found
     assert found is not None
-    rows = np.frombuffer(found.rows, catalogue_rows.ROW)
+    rows = np.frombuffer(found.rows, CATALOGUE_ROW)
     kept = {bytes(row["key"]): (int(row["priority"]), int(row["duration_s"])) for row in rows}
     assert (kept[key_of(1)], kept[key_of(3)]) == ((80, 7), (35, 0))
 
@@ -295,7 +296,7 @@ def test_the_child_writes_every_row_and_says_so(open_catalogue: Callable[..., Ca
         command.append(str(ROW_BYTES))
         done = subprocess.run(command, pass_fds=(file.fileno(),), capture_output=True, timeout=WAIT_S, check=True)
     assert done.stdout == b"ok 5\n"
-    rows = np.fromfile(tmp_path / "rows", catalogue_rows.ROW)
+    rows = np.fromfile(tmp_path / "rows", CATALOGUE_ROW)
     assert rows.nbytes == 5 * ROW_BYTES
     assert sorted(bytes(key) for key in rows["key"]) == sorted(key_of(number) for number in range(5))
 

@@ -52,7 +52,7 @@ def test_what_the_machine_has_not_is_refused_with_the_numbers(root: Path) -> Non
         check_memory(16 * GIB, _with_index, allow_overcommit=False, root=root, patience_s=0.0)
     assert str(refusal.value) == (
         "dram.capacity 16.0 GiB takes 17.0 GiB of memory with its index, and 16.0 GiB can be had by MemAvailable in "
-        "/proc/meminfo: set dram.capacity to 15360MiB at most, free memory, or say dram.allow_overcommit = true"
+        "/proc/meminfo: set dram.capacity to 15360MiB at most, free memory, or set dram.allow_overcommit = true"
     )
     check_memory(16 * GIB, _with_index, allow_overcommit=True, root=root)
 

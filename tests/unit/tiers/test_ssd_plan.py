@@ -28,10 +28,10 @@ def test_every_capacity_that_a_config_takes_has_a_plan_that_the_core_takes(capac
     directory = kvpool_native.Directory.of_files(geometry)
     directory.mark_segment_ready(plan.segments - 1)
     size_class, namespace = directory.add_class((1 << 20) + 4096, 32), directory.add_namespace()
-    made, states, offsets, _ = directory.reserve(namespace, size_class, b"", bytes(range(32)), 1)
-    assert states == b"\1"
-    assert int.from_bytes(offsets, "little") == (plan.segments - 1) * plan.segment_bytes
-    assert directory.end_reservation(made, 2)
+    reserved = directory.reserve(namespace, size_class, b"", bytes(range(32)), 1)
+    assert reserved.states == b"\1"
+    assert int.from_bytes(reserved.offsets, "little") == (plan.segments - 1) * plan.segment_bytes
+    assert directory.end_reservation(reserved.id, 2)
 
 
 def test_tiers_that_could_be_had_before_keep_their_files() -> None:

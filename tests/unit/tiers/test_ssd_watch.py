@@ -3,13 +3,12 @@
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
 
 import pytest
 
+from kvpool.tiers.base import TierState
 from kvpool.tiers.ssd.corruption import CHUNKS, REST_S, CorruptionGuard
-from kvpool.tiers.ssd.status import SsdStatus, TierState
-from kvpool.tiers.ssd.tier import SsdTier
+from kvpool.tiers.ssd.status import SsdStatus
 from kvpool.tiers.ssd.watch import FIRST_PAUSE_S, LAST_PAUSE_S, LOOK_S, SsdWatch
 
 
@@ -44,21 +43,27 @@ class FakeLoop:
 
 
 @dataclass
-class FakePlan:
-    stall_s: float = 10.0
-
-
-@dataclass
 class FakeTier:
     """A tier whose disk has last answered at `answered_s`, or has nothing to answer."""
 
     loop: FakeLoop
-    plan: FakePlan = field(default_factory=FakePlan)
+    stall_s: float = 10.0
     asked_s: float | None = None
     rests: bool = False
     corruption: CorruptionGuard = field(default_factory=CorruptionGuard)
 
-    def become(self, state: TierState, reason: str) -> None:
+    tries: list[float] = field(default_factory=list)
+    is_well: bool = True
+
+    @property
+    def has_jobs(self) -> bool:
+        return self.asked_s is not None
+
+    def try_again(self) -> None:
+        self.tries.append(self.loop.now_s)
+        self.rests = not self.is_well
+
+    def become(self, state: TierState, reason: str = "") -> None:
         assert state == TierState.READONLY
         assert "were not what had been written" in reason
         self.rests = True
@@ -73,7 +78,7 @@ class FakeTier:
 
     @property
     def has_stalled(self) -> bool:
-        return not self.rests and self.unanswered_s >= self.plan.stall_s
+        return not self.rests and self.unanswered_s >= self.stall_s
 
     @property
     def can_be_tried_again(self) -> bool:
@@ -84,14 +89,12 @@ class FakeTier:
 
 
 class Watched:
-    """A watch over a fake tier; `tries` are the times at which it was tried again."""
+    """A watch over a fake tier; `tier.tries` are the times at which it was tried again."""
 
     def __init__(self) -> None:
         self.loop = FakeLoop()
         self.tier = FakeTier(self.loop)
-        self.tries: list[float] = []
-        self.is_well = True
-        self.watch = SsdWatch(cast(SsdTier, self.tier), lambda: self.tier.asked_s is not None, self._try_again)
+        self.watch = SsdWatch(self.tier)
 
     def start(self) -> None:
         self.watch.start(self.loop)  # type: ignore[arg-type]  # what the watch asks of a loop
@@ -99,10 +102,6 @@ class Watched:
     def ask(self) -> None:
         self.tier.asked_s = self.loop.now_s
         self.watch.note_begun()
-
-    def _try_again(self) -> None:
-        self.tries.append(self.loop.now_s)
-        self.tier.rests = not self.is_well
 
 
 @pytest.fixture
@@ -128,10 +127,10 @@ def test_a_disk_that_does_not_answer_rests_until_it_does(watched: Watched) -> No
     watched.loop.pass_time(2 * LOOK_S)
     assert watched.tier.rests
     watched.loop.pass_time(1000.0)
-    assert watched.tries == [], "it is not tried while it hangs"
+    assert watched.tier.tries == [], "it is not tried while it hangs"
     watched.tier.asked_s = None
     watched.loop.pass_time(FIRST_PAUSE_S)
-    assert len(watched.tries) == 1
+    assert len(watched.tier.tries) == 1
     assert not watched.tier.rests
 
 
@@ -143,24 +142,24 @@ def test_a_daemon_that_stood_still_does_not_blame_the_disk(watched: Watched) -> 
     watched.tier.asked_s = None  # the answer was there all the time
     watched.loop.pass_time(60.0)
     assert not watched.tier.rests
-    assert watched.tries == []
+    assert watched.tier.tries == []
 
 
 def test_one_that_goes_on_failing_is_tried_later_each_time(watched: Watched) -> None:
-    watched.is_well = False
+    watched.tier.is_well = False
     watched.tier.rests = True
     watched.watch.see_to_it()
     watched.loop.pass_time(2000.0)
-    pauses = [later - sooner for sooner, later in zip([0.0, *watched.tries], watched.tries, strict=False)]
+    pauses = [later - sooner for sooner, later in zip([0.0, *watched.tier.tries], watched.tier.tries, strict=False)]
     assert pauses[:4] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, 8 * FIRST_PAUSE_S]
     assert max(pauses) == LAST_PAUSE_S
-    watched.is_well = True
+    watched.tier.is_well = True
     watched.loop.pass_time(LAST_PAUSE_S)
     watched.watch.note(SsdStatus.OK, 1, 0)
-    watched.tier.rests, count = True, len(watched.tries)
+    watched.tier.rests, count = True, len(watched.tier.tries)
     watched.watch.see_to_it()
     watched.loop.pass_time(FIRST_PAUSE_S)
-    assert len(watched.tries) == count + 1, "what has succeeded since begins with a short pause"
+    assert len(watched.tier.tries) == count + 1, "what has succeeded since begins with a short pause"
 
 
 def test_before_the_tier_is_open_and_after_its_end_nothing_is_looked_at() -> None:
@@ -174,7 +173,7 @@ def test_before_the_tier_is_open_and_after_its_end_nothing_is_looked_at() -> Non
     watched.watch.see_to_it()
     watched.watch.stop()
     watched.loop.pass_time(1000.0)
-    assert watched.tries == []
+    assert watched.tier.tries == []
 
 
 @pytest.mark.parametrize("status", [SsdStatus.BAD_CHECKSUM, SsdStatus.BAD_WRITE])
@@ -186,6 +185,6 @@ def test_bytes_that_differ_again_and_again_put_a_tier_to_a_longer_rest(watched: 
     assert watched.tier.rests
     assert watched.tier.corruption.problems() != []
     watched.loop.pass_time(REST_S - 1)
-    assert watched.tries == []
+    assert watched.tier.tries == []
     watched.loop.pass_time(2)
-    assert len(watched.tries) == 1
+    assert len(watched.tier.tries) == 1

@@ -343,7 +343,7 @@ def test_a_defect_after_the_promise_still_ends_the_request(start_engine: StartEn
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    engine.on_asked = lambda: setattr(half, "_promise", broken)
+    engine.on_asked = lambda: setattr(half._offers, "promise", broken)
     assert ask(engine, "warm", TOKENS, new_tokens=3).offers[0] == 5 * CHUNK
     assert engine.recomputed == 1
 

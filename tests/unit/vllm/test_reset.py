@@ -8,7 +8,7 @@ import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool_client.vllm.save_board import RankSaves, SaveBoard
-from kvpool_client.vllm.scheduler.forgetting import ask_before_reset
+from kvpool_client.vllm.scheduler.forgetting import OwnPrefixes, watch_resets
 from tests.rigs.daemon import wait_until
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -83,18 +83,31 @@ def test_a_reset_beside_requests_drops_no_save(start_engine: StartEngine, gate: 
 
 
 def test_a_pool_without_a_reset_is_left_as_it_is() -> None:
-    assert not ask_before_reset(SimpleNamespace(), lambda: None)
+    assert not watch_resets(SimpleNamespace(), lambda: None, lambda _: None)
     asked: list[str] = []
 
     def reset_prefix_cache(*arguments: object, **named: object) -> bool:
         asked.append(f"reset{arguments}{named}")
-        return True
+        return not arguments
 
     pool = SimpleNamespace(reset_prefix_cache=reset_prefix_cache)
-    assert ask_before_reset(pool, lambda: asked.append("question"))
+    assert watch_resets(pool, lambda: asked.append("before"), lambda is_done: asked.append(f"after: {is_done}"))
     assert pool.reset_prefix_cache()
-    assert pool.reset_prefix_cache(1, of="all")
-    assert asked == ["question", "reset(){}", "question", "reset(1,){'of': 'all'}"], "arguments are vLLM's own affair"
+    assert not pool.reset_prefix_cache(1, of="all")
+    assert asked == ["before", "reset(){}", "after: True", "before", "reset(1,){'of': 'all'}", "after: False"]
+
+
+def test_own_prefixes_are_old_from_new_weights_until_they_are_forgotten() -> None:
+    own = OwnPrefixes()
+    own.renew()
+    assert own.are_old, "nothing was forgotten before"
+    own.note_reset()
+    assert not own.are_old
+    own.renew()
+    assert not own.are_old, "forgotten, and nothing computed since"
+    own.note_used()
+    own.renew()
+    assert own.are_old
 
 
 def test_of_a_rank_that_has_not_attached_nothing_is_known(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ else:
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
 
+from kvpool_client.vllm.scheduler.offers import ANSWER_WAIT_S  # noqa: E402 - only where torch is
 from tests.rigs.vllm.engine import Blocks, ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import BLOCK, Request  # noqa: E402 - likewise
 from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - only where torch is
@@ -37,11 +38,11 @@ def offered(engine: ScriptedEngine, request: Request, held: int = 0) -> int:
     """Tokens that the pool offers, once its daemon has answered."""
     said: list[Any] = []
 
-    def is_told() -> bool:
+    def is_expected() -> bool:
         said.append(engine.scheduler.get_num_new_matched_tokens(request, held)[0])
         return said[-1] is not None
 
-    wait_until(is_told, "the pool has an answer")
+    wait_until(is_expected, "the pool has an answer")
     return int(said[-1])
 
 
@@ -91,7 +92,7 @@ def test_a_request_whose_load_by_another_has_failed_is_offered_nothing(start_eng
     engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
     assert offered(engine, request) == 0
     request.num_preemptions = 1  # type: ignore[attr-defined]
-    engine.scheduler._scheduler._stands_back = False  # an answer of more than a millisecond is waited for
+    engine.scheduler._scheduler._offers.are_declined = False  # an answer of more than a millisecond is waited for
     assert offered(engine, request) == 5 * CHUNK
     engine.scheduler.request_finished_all_groups(request, ([],))
 
@@ -254,3 +255,44 @@ def test_loads_run_between_steps_where_vllm_does_not_recover_from_others(
     settings, reason = served_loads(Settings(load="sync"), config)
     assert (settings.load, said in reason) == ("async" if said else "sync", True)
     assert served_loads(Settings(load="async"), config) == (Settings(load="async"), "")
+
+
+def test_an_offer_without_room_that_vllms_own_blocks_make_needless_is_no_declined_one(
+    start_engine: StartEngine,
+) -> None:
+    engine = start_engine(kvpool__wait_s=3600.0)
+    ask(engine, "cold", TOKENS)
+    request = Request("computed meanwhile", list(TOKENS))
+    assert offered(engine, request) == 5 * CHUNK, "there was no room for it"
+    assert engine.scheduler.get_num_new_matched_tokens(request, 5 * CHUNK) == (0, False)
+    engine.scheduler.update_state_after_alloc(request, Blocks([]), 0)
+    late(engine)
+    patient = Request("patient", list(TOKENS))
+    assert engine.scheduler.get_num_new_matched_tokens(patient, 0) == (None, False)
+    for ended in (request, patient):
+        engine.scheduler.request_finished_all_groups(ended, ([],))
+
+
+def test_many_requests_together_keep_the_scheduler_no_longer_than_one(start_engine: StartEngine) -> None:
+    engine = start_engine(kvpool__wait_s=3600.0)
+    ask(engine, "cold", TOKENS)
+    late(engine)
+    limits: list[float] = []
+
+    class Late(Future):  # type: ignore[type-arg]  # of nothing
+        def result(self, timeout: float | None = None) -> Any:
+            assert timeout is not None
+            limits.append(timeout)
+            return super().result(timeout)
+
+    engine.scheduler._scheduler._promise_fetcher.ask = lambda _hit: Late()
+    waiting = [Request(f"waits-{number}", list(TOKENS)) for number in range(50)]
+    for request in waiting:
+        assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    assert limits[0] == ANSWER_WAIT_S
+    assert limits[2:] == [0.0] * 48, "what a step may wait was used up"
+    engine.step()
+    assert engine.scheduler.get_num_new_matched_tokens(waiting[0], 0) == (None, False)
+    assert limits[-1] == ANSWER_WAIT_S, "the next step may wait again"
+    for request in waiting:
+        engine.scheduler.request_finished_all_groups(request, ([],))

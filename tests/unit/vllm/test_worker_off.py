@@ -80,3 +80,27 @@ def test_a_worker_that_is_refused_while_registering_is_counted_once(
     monkeypatch.setattr(type(worker._worker), "register", lambda _half, _tensors: 1 / 0)
     worker.register_kv_caches({})
     assert worker.get_kv_connector_stats().data["refusals_other"] == 1
+
+
+def test_a_reset_does_not_fail_for_a_rank_without_a_pool_and_nothing_is_saved_for_nobody(
+    start_engine: StartEngine,
+) -> None:
+    engine = start_engine(ranks=2, worker_specs={1: specs_by_layer(num_kv_heads=1)})
+    for number in range(3):
+        engine.run(Request(f"ends-{number}", prompt(number, 3 * CHUNK + 1)))
+        assert engine.blocks.reset_prefix_cache()
+    saved = counted(engine, "saved_chunks")
+    engine.run(Request("later", prompt(9, 3 * CHUNK + 1)))
+    assert counted(engine, "saved_chunks") == saved, "half of a chunk is no chunk"
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/kvpool.sock", "unix:///run/kvpool.sock"])
+def test_a_socket_without_a_daemon_is_named_in_the_log(
+    start_engine: StartEngine, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start_engine(socket=path, kvpool__timeout_s=0.2)
+    assert ask(engine, "alone", TOKENS).external == 0
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any(path in line and "nothing is loaded or saved until a daemon answers" in line for line in warnings), (
+        warnings
+    )

@@ -1,12 +1,12 @@
-"""Order of the bytes inside a block, beyond the configuration: found out, not taken from a version.
+"""Engine form: the order of the bytes inside a block, beyond the configuration, found by a test and not by a version.
 
 On a CPU vLLM's own operation fills one block with known numbers, and a digest of its bytes is the form: K is packed for the
-instructions at hand, and whoever packs alike may share. Elsewhere the operation cannot be tried, because the scheduler has no
-device: there the form is the device's name and a digest of vLLM's own code that says how its backends shape, order and write
-their caches. Releases that agree in that share chunks; releases whose blocks differ never do. Where neither can be had,
-the release's number stands for it.
+processor's instruction set, and engines with equal forms may share. Elsewhere the operation cannot run, because the scheduler
+has no device: there the form is the device's name and a digest of vLLM's own code that shapes, orders and writes its caches.
+Releases that agree in that share chunks; releases whose blocks differ never do. Where neither is available, the form is the
+release's number.
 
-Asks vLLM and torch where they are loaded, which they are in an engine. Any thread.
+Uses vLLM and torch where they are loaded, as in an engine. Any thread.
 """
 
 import ast
@@ -23,7 +23,7 @@ DIGEST_HEX = 16
 CPU_FEATURES = ("_is_amx_tile_supported", "_is_avx512_supported", "_is_avx2_supported")
 LAYOUTS = "v1/kv_cache_layout.py"
 BACKENDS = "v1/attention/backends"
-# Functions whose names have one of these say what a cache is like, or write it.
+# Functions whose names contain one of these shape or write a cache.
 CACHE_WORDS = ("kv_cache", "reshape_and_cache")
 
 
@@ -45,13 +45,13 @@ def engine_form(config: EngineConfig, spec: CacheSpec | None) -> str:
 
 
 def cache_code(package: Path) -> str:
-    """A digest of what the sources of vLLM, in its directory, say of caches. Comments and all other code change nothing."""
-    said = [ast.dump(ast.parse((package / LAYOUTS).read_bytes()))]
+    """A digest of the code about caches in vLLM's source directory. Comments and all other code change nothing."""
+    text = [ast.dump(ast.parse((package / LAYOUTS).read_bytes()))]
     for path in sorted((package / BACKENDS).rglob("*.py")):
         source = path.read_bytes()
         if any(word.encode() in source for word in CACHE_WORDS):
-            said += [f"{path.name} {entry}" for entry in _functions_of_caches(ast.parse(source))]
-    return _digest("\n".join(said).encode())
+            text += [f"{path.name} {entry}" for entry in _functions_of_caches(ast.parse(source))]
+    return _digest("\n".join(text).encode())
 
 
 def _functions_of_caches(tree: ast.AST) -> Iterator[str]:
@@ -66,7 +66,7 @@ def _is_docstring(entry: ast.stmt) -> bool:
 
 
 def _filled_block(config: EngineConfig, spec: CacheSpec | None) -> str:
-    """A digest of a block that vLLM's operation for the CPU has filled. Raises where this vLLM has no such operation."""
+    """A digest of a block that vLLM's CPU operation has filled. Raises where this vLLM has no such operation."""
     import torch  # the engine's, and only where it runs
     from vllm import _custom_ops as operations
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
@@ -88,7 +88,7 @@ def _filled_block(config: EngineConfig, spec: CacheSpec | None) -> str:
 
 
 def _found(find: Callable[[], str]) -> str:
-    """What was found; empty where this release has it otherwise, or not at all."""
+    """The digest that was found; empty where this release has no such code."""
     try:
         return find()
     except (

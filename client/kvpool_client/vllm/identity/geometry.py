@@ -1,11 +1,11 @@
-"""The shape of vLLM's KV as kvpool sees it: one Layout for all shards, and the registered tensors as blocks of bytes.
+"""Geometry of vLLM's KV: one Layout for all shards, and the registered tensors as blocks of bytes.
 
 Blocks are opaque: vLLM's backends order and pack what is inside as they like (the CPU backend by instruction set), so the
 format's name carries everything that may change the order, and chunks are shared only where all of it is equal. Scheduler
 and workers compute the same Layout from the same configuration; a worker then compares it with the tensors it is given.
 
-Raises LayoutMismatch for what kvpool cannot keep; the caller goes on without a pool. Pure but for reading tensors'
-attributes; any thread.
+Raises LayoutMismatch for KV that kvpool cannot store; the caller runs without a pool. Pure but for reading tensors' attributes;
+any thread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ from kvpool_client.vllm.identity.stages import PIPELINE, stages_of
 from kvpool_client.vllm.support import REMEDIES, Unserved
 from kvpool_client.vllm.surface import CacheConfig, CacheSpec, EngineConfig
 
-# Every block of every token is kept for the whole life of a request by these alone.
+# Only these kinds keep every block of every token for the whole life of a request.
 WHOLE_ATTENTION = ("FullAttentionSpec", "MLAAttentionSpec")
 AXIS_MAX = 65536
-# What has to be equal in all layers for one to stand for them.
+# Fields that must be equal in all layers for one spec to stand for them.
 SPEC_FACTS = ("block_size", "page_size_bytes", "num_kv_heads", "head_size", "dtype")
 
 
 class Tensor(Protocol):
-    """A torch tensor, as far as its memory is described; `as_strided` makes a view and copies nothing."""
+    """The part of a torch tensor that describes its memory; `as_strided` makes a view and copies nothing."""
 
     shape: Sequence[int]
 
@@ -79,7 +79,7 @@ class Geometry:
 
 
 def geometry_of(config: EngineConfig, caches: CacheConfig, chunk_tokens: int, form: str) -> Geometry:
-    """The geometry of an engine. `form` names what orders bytes inside a block beyond what the configuration says."""
+    """The geometry of an engine. `form` names the order of bytes inside a block, beyond the configuration."""
     parallel = config.parallel_config
     check_placement(parallel)
     if len(caches.kv_cache_groups) != 1:
@@ -112,7 +112,7 @@ def geometry_of(config: EngineConfig, caches: CacheConfig, chunk_tokens: int, fo
         )
     stages = stages_of(config, group.layer_names)
     if stages and spec is not group.kv_cache_spec:
-        # A stage whose layers are alike may still differ from the others, which no process is shown.
+        # A stage with equal layers may still differ from other stages, which no process can see.
         raise Unserved(
             "odd_blocks", "layers have blocks of several kinds in an engine of several stages", REMEDIES[PIPELINE]
         )
@@ -144,7 +144,8 @@ def geometry_of(config: EngineConfig, caches: CacheConfig, chunk_tokens: int, fo
 
 
 def one_spec(spec: CacheSpec) -> CacheSpec:
-    """What stands for every layer of a group: of a spec for each layer (`UniformTypeKVCacheSpecs`) the first, if all are equal.
+    """The spec that stands for every layer of a group: of a spec for each layer (`UniformTypeKVCacheSpecs`) the first, if all
+    are equal.
 
     Workers are shown a spec for each layer where the scheduler is shown the first one alone. Raises LayoutMismatch where the
     layers differ, which only workers can see.

@@ -1,9 +1,9 @@
-"""Identity of the model: the name and the revision under which its chunks are kept.
+"""Identity of the model: the name and the revision under which its chunks are stored.
 
 KV of equal tokens differs with the weights, so beside the model's own name stands a digest of all that changes it: the model's
-configuration, and its weights, by a sample of every tensor where they lie in a directory, by the commit where they are of the
-Hub, or by the name that an operator gives them. Two random models of one shape therefore never meet, nor do a model and its
-fine-tuned successor in the same place. What changes no KV is not in it: places, branches, lengths, how tokens are generated.
+configuration, and its weights, by a sample of every tensor where they are in a directory, by the commit where they come from
+the Hub, or by the operator's name. Two random models of one shape therefore never share, nor do a model and its fine-tuned
+successor in the same directory. What changes no KV is not included: paths, branches, lengths, how tokens are generated.
 Hardware, block sizes and formats are not here either; these are the layout's.
 
 Reads files once, at the engine's start. Any thread.
@@ -22,7 +22,7 @@ from kvpool_client.vllm.support import REMEDIES, Unserved
 from kvpool_client.vllm.surface import EngineConfig, LoraRequest
 
 NAME_CHARACTERS_MAX = 300
-# What of vLLM's model configuration changes KV without changing the model's own configuration.
+# Fields of vLLM's model configuration that change KV without changing the model's own configuration.
 MODEL_FIELDS = (
     "architecture",
     "code_revision",
@@ -31,10 +31,10 @@ MODEL_FIELDS = (
     "quantization_config",
     "override_attention_dtype",
 )
-# What says how images and sound become tokens' inputs.
+# Fields that define how images and sound become inputs of tokens.
 MEDIA_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 TUNING = "attn_temperature_tuning"
-# What of a model's own configuration changes no KV: where it lies and how it is used. vLLM writes the last two there itself,
+# Fields of a model's own configuration that change no KV: its path and how it is used. vLLM writes the last two there itself,
 # in workers alone (see `length_facts`).
 IRRELEVANT = {
     "_name_or_path",
@@ -55,21 +55,21 @@ IRRELEVANT = {
     "max_model_len",
     TUNING,
 }
-# A sub-model's configuration is told by this end of its key. The same words elsewhere (quantization, say) may mean KV.
+# A sub-model's configuration is recognized by this end of its key. The same words elsewhere (as in quantization) may mean KV.
 SUB_MODEL, NO_SUB_MODEL = "_config", "quantization_config"
 ADAPTER_CONFIGURATION = "adapter_config.json"
 ADAPTERS_MAX = 4096
 LIFE = os.urandom(16).hex()
 COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-# Weights that come from a place of their own, whatever the model's name says.
+# Load formats whose weights come from elsewhere, regardless of the model's name.
 ELSEWHERE = ("tensorizer_uri",)
 UNKNOWN = "unknown_weights"
 
 
 def model_and_revision(config: EngineConfig, named: str = "") -> tuple[str, str]:
-    """The pool's name for the model, and what tells its weights and settings from others.
+    """The pool's name for the model, and a digest of its weights and settings.
 
-    `named`: the operator's name for it (`kvpool.model`). Raises LayoutMismatch where nothing says which weights these are.
+    `named`: the operator's name for it (`kvpool.model`). Raises LayoutMismatch where nothing identifies the weights.
     """
     model = config.model_config
     name = str(getattr(model, "model", ""))
@@ -91,21 +91,21 @@ def model_and_revision(config: EngineConfig, named: str = "") -> tuple[str, str]
 
 
 def _generation_tuning(model: object) -> list[object]:
-    """Llama 4's attention is tuned by a word of the generation's configuration, its own or the one given to vLLM."""
+    """A key of the generation configuration tunes Llama 4's attention: the model's own, or the one given to vLLM."""
     given = getattr(model, "override_generation_config", None)
     path = Path(str(getattr(model, "model", ""))) / "generation_config.json"
     try:
         own = json.loads(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError):
         own = {}
-    said = [values.get(TUNING) for values in (own, given) if isinstance(values, Mapping)]
-    return [value for value in said if value is not None]
+    text = [values.get(TUNING) for values in (own, given) if isinstance(values, Mapping)]
+    return [value for value in text if value is not None]
 
 
 def adapter_name(lora: LoraRequest | None) -> str:
-    """What separates the chunks of a LoRA adapter: its name, its place, its weights and what scales them; empty without one.
+    """The name that separates the chunks of a LoRA adapter: made of its name, path, weights and scaling; empty without one.
 
-    An adapter whose files are not here has chunks of this process's life alone: nothing says which weights they are of.
+    An adapter whose files are not on this node shares chunks only within this process: nothing identifies its weights.
     """
     if lora is None:
         return ""
@@ -143,7 +143,7 @@ class AdapterNames:
 
 
 def _stamps(path: Path) -> list[tuple[str, int, int]]:
-    """What shows that an adapter's files are others than before."""
+    """Stamps that change when an adapter's files change."""
     try:
         found = [entry for entry in os.scandir(path) if entry.is_file()]
         return sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in found)
@@ -152,7 +152,7 @@ def _stamps(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _weights_of(config: EngineConfig, named: str) -> str:
-    """What tells these weights from others: a sample of them, or the commit that they come from, or the operator's word."""
+    """The identity of the weights: a sample of them, or their commit, or the operator's name."""
     model, load = config.model_config, getattr(config, "load_config", None)
     name = str(getattr(model, "model", ""))
     if str(getattr(load, "load_format", "")).endswith("dummy"):
@@ -168,25 +168,25 @@ def _weights_of(config: EngineConfig, named: str) -> str:
     if path.exists():
         digest = directory_digest(path)
         if not digest and not named:
-            raise Unserved(UNKNOWN, f"no weights in {name!r} tell one version of the model from another")
+            raise Unserved(UNKNOWN, f"no weights in {name!r} distinguish one version of the model from another")
         return digest
     commit = _commit_of(model)
     if not commit and not named:
         revision = getattr(model, "revision", None)
-        said = f"revision {str(revision)!r}, which may move," if revision else "nothing"
+        text = f"revision {str(revision)!r}, which may move," if revision else "nothing"
         raise Unserved(
             UNKNOWN,
-            f"{said} says which weights of {name!r} are served, expected a commit",
+            f"{text} identifies the weights of {name!r} that are served, expected a commit",
             f"give vLLM --revision with the commit's 40 digits, or {REMEDIES[UNKNOWN]}",
         )
     return f"{name} {commit}"
 
 
 def _commit_of(model: object) -> str:
-    """The commit that a model of the Hub comes from; empty where that is not known.
+    """The commit that a model of the Hub comes from; empty where it is unknown.
 
-    huggingface_hub's ResolvedRevision is as a string what was asked for, and has the commit beside it. A configuration that
-    has its own place has its own commit, which says nothing of the weights.
+    huggingface_hub's ResolvedRevision is, as a string, the requested revision, and has the commit as an attribute. A
+    configuration with a path of its own has its own commit, which does not identify the weights.
     """
     revision = getattr(model, "revision", None)
     has_own_place = getattr(model, "hf_config_path", None) not in (None, getattr(model, "model", None))
@@ -199,7 +199,8 @@ def _commit_of(model: object) -> str:
 
 
 def _draft_of(config: EngineConfig) -> str:
-    """The draft model whose KV may lie beside the model's. A wrong one costs guesses and changes no token: a place will do."""
+    """The draft model whose KV may be beside the model's. A wrong one costs accepted guesses and changes no token: its path is
+    enough."""
     draft = getattr(getattr(config, "speculative_config", None), "draft_model_config", None)
     name = str(getattr(draft, "model", ""))
     if draft is None or name == str(getattr(config.model_config, "model", "")):
@@ -216,7 +217,7 @@ def _configuration_of(hf_config: object) -> Mapping[str, object]:
 
 
 def _kept(value: object, *, is_model: bool = True) -> object:
-    """A configuration without what changes no KV, and without what is not set: a new release knows more of such fields."""
+    """A configuration without fields that change no KV, and without unset fields: a new release has more of those."""
     if not isinstance(value, Mapping):
         return value
     dropped = IRRELEVANT if is_model else ()

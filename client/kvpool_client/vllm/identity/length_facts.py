@@ -1,18 +1,18 @@
 """Parts of a model's KV that depend on the longest sequence it is served with (`--max-model-len`); others stay the same.
 
 vLLM takes LongRoPE's long factors where that length exceeds the original one, sizes dynamic NTK by it in some models, and tunes
-Llama 4's attention above 32 Ki tokens. A RoPE variant that is not known here keeps the length itself: its KV may depend on it.
+Llama 4's attention above 32 Ki tokens. For an unknown RoPE variant the length itself is included: its KV may depend on it.
 
 Reads attributes alone. Any thread.
 """
 
 from collections.abc import Iterator, Mapping
 
-# Their angles come of the model's own configuration.
+# Their angles depend on the model's own configuration alone.
 INDEPENDENT = {"default", "linear", "llama3", "yarn", "mrope", "ntk", "deepseek_yarn", "proportional", "none", ""}
-# Which of two sets of factors is taken depends on whether the length exceeds the one trained with.
+# Which of two sets of factors applies depends on whether the length exceeds the trained one.
 TWO_SETS = {"longrope", "su"}
-# vLLM scales queries of such models where they are served beyond this length, unless they say it themselves.
+# vLLM scales queries of such models where they are served beyond this length, unless the model sets it.
 TUNED_BEYOND = 32768
 TUNED_TYPES = {"llama4", "llama4_text"}
 

@@ -1,8 +1,8 @@
 """Placement of ranks: kvpool serves ranks that share one node's daemon, each with all the tokens of its heads and layers.
 
-What the configuration says is refused at the start. What it does not say (Ray places ranks where it likes) each worker finds
-out from the first plan that reaches it, which names the scheduler's node: a node is one running kernel, whatever containers are
-on it. Reads one file. Any thread.
+Configured placements that cannot be served are refused at the start. Others (Ray places ranks itself) each worker detects from
+the first plan that reaches it, which names the scheduler's node: a node is one running kernel, regardless of containers. Reads
+one file. Any thread.
 """
 
 import platform
@@ -14,7 +14,7 @@ from kvpool_client.vllm.support import Unserved
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 BOOT_ID_SHOWN = 8
 SEVERAL_NODES = "several_nodes"
-# What each size spreads over ranks that would otherwise hold the same, and how that is counted (see `support`).
+# What each parallel size spreads over ranks, and the code under which it is counted (see `support`).
 SPREAD = {
     "decode_context_parallel_size": ("a sequence's tokens", "context_parallel"),
     "prefill_context_parallel_size": ("a sequence's tokens", "context_parallel"),
@@ -57,8 +57,8 @@ def check_placement(parallel: object) -> None:
         )
 
 
-def strange_node(rank: int, here: str, scheduler: str) -> str:
-    """Why a rank is not served whose scheduler runs on another node; empty where it runs on the same."""
+def fault_of_node(rank: int, here: str, scheduler: str) -> str:
+    """The reason for which a rank is not served when its scheduler runs on another node; empty on the same node."""
     if not scheduler or scheduler == here:
         return ""
     cause = f"rank {rank} runs on node {here} and its scheduler on {scheduler}, expected one node"

@@ -1,9 +1,9 @@
-"""Pipeline stages: how many layers each has, as every process of an engine works it out alone.
+"""Pipeline stages: how many layers each has, computed by every process of an engine alone.
 
-vLLM numbers ranks stage by stage, shows a worker the layers of its own stage and the scheduler those of the first one. All of
-them need the layers of all stages, which make one Layout: so vLLM's own division of the model is asked for each stage, and
-each process compares what it is shown with what it would have. Where the two differ (a draft model's layers beside the last
-stage's, layers that use others' KV) stages cannot be told from each other by their numbers, and the engine is not served.
+vLLM numbers ranks stage by stage, gives a worker the layers of its own stage and the scheduler those of the first one. All of
+them need the layers of all stages, which make one Layout: so each process computes vLLM's own division of the model for each
+stage, and compares it with the layers it was given. Where the two differ (a draft model's layers beside the last stage's,
+layers that use others' KV) stages cannot be distinguished by their numbers, and the engine is not served.
 
 Reads the configuration. Any thread.
 """
@@ -25,7 +25,7 @@ def stage_count(parallel: ParallelConfig) -> int:
 
 
 def stages_of(config: EngineConfig, layer_names: Sequence[str]) -> tuple[int, ...]:
-    """The layers of each stage, none where there is one stage alone. `layer_names`: those that this process is shown.
+    """The layers of each stage, none where there is one stage alone. `layer_names`: those that this process was given.
 
     Raises Unserved where these are not those of its stage.
     """
@@ -58,7 +58,7 @@ def _spans(config: EngineConfig, count: int) -> list[tuple[int, int]]:
         ]
         return [(int(first), int(end)) for first, end in map(divide, places)]
     except (AttributeError, TypeError, ValueError) as error:
-        raise Unserved(PIPELINE, f"this vLLM does not say which layers each of {count} stages has: {error}") from error
+        raise Unserved(PIPELINE, f"this vLLM does not give the layers of each of {count} stages: {error}") from error
 
 
 def _is_within(name: str, first: int, end: int) -> bool:

@@ -1,8 +1,8 @@
-"""Weights that change in place: an epoch of its own for each set of them, which is part of every key.
+"""Weight epoch: one for each set of weights that is loaded in place, and a part of every key.
 
-vLLM says so with `reset_cache`, and does not say what the new weights are. So an epoch is a number that nobody else has: an
-engine that was reset shares with none until it is started again, when its weights have a name. Before the first reset keys are
-as they would be without. Pure but for the number; any thread.
+vLLM reports a change with `reset_cache`, and does not identify the new weights. So an epoch is a unique number: an engine that
+was reset shares with no other until it restarts, when its weights have a name again. Before the first reset, keys have no
+epoch. Pure but for the number; any thread.
 """
 
 import secrets
@@ -19,5 +19,5 @@ def new_epoch() -> bytes:
 
 
 def hash_in_epoch(epoch: bytes, block_hash: bytes) -> bytes:
-    """What stands for an engine's block hash in an epoch."""
+    """The replacement of an engine's block hash in an epoch."""
     return kvpool_native.blake3(epoch + block_hash) if epoch else block_hash

@@ -1,10 +1,10 @@
-"""Errands: what a scheduler has done on a thread of its own, in order, because it must not hang on a daemon that does.
+"""Background queue: calls that a scheduler makes on a thread of its own, in order, so that a hanging daemon never blocks it.
 
-    sent ──the thread comes to it──► carried out
-      └──too many wait, or stopped before──► dropped, and told so
+    sent ──its turn──► run
+      └──queue full, or stopped before──► dropped, and reported so
 
-Invariant: of every errand exactly one of `run` and `dropped` is called. At most `waiting_max` wait. Any thread sends; `run` is
-called on the errands' own thread, `dropped` on the sender's or on the one that stops.
+Invariant: for every entry exactly one of `run` and `dropped` is called. At most `waiting_max` wait. Any thread sends; `run` is
+called on the queue's own thread, `dropped` on the sender's or on the one that stops.
 """
 
 import threading
@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 from kvpool_client.engines.failure_guard import FailureGuard
 
-# An errand that is out ends by the Pool's own deadlines; the thread holds nothing that an engine's end should wait for longer.
+# A running call ends by the Pool's own deadlines; the thread holds nothing for which an engine's end should wait longer.
 STOP_TIMEOUT_S = 2.0
 
 
 class BackgroundQueue:
-    """See the module. `purpose` is what the border says of errands that failed."""
+    """See the module. `purpose` names the queue's calls in the failure guard."""
 
     def __init__(self, name: str, purpose: str, waiting_max: int, guard: FailureGuard) -> None:
         self._purpose = purpose
@@ -34,7 +34,7 @@ class BackgroundQueue:
         return f"<BackgroundQueue {self._purpose}: {len(self._waiting)} wait>"
 
     def send(self, run: Callable[[], None], dropped: Callable[[], None]) -> None:
-        """Have `run` called behind what was sent before, or `dropped` where that is not going to happen."""
+        """Have `run` called after everything sent before, or `dropped` where that is impossible."""
         with self._changed:
             is_taken = not self._is_stopping and len(self._waiting) < self._waiting_max
             if is_taken:
@@ -44,7 +44,7 @@ class BackgroundQueue:
             dropped()
 
     def stop(self) -> None:
-        """Drop what has not begun and end the thread. Waits for at most STOP_TIMEOUT_S."""
+        """Drop the calls that have not begun and end the thread. Waits for at most STOP_TIMEOUT_S."""
         with self._changed:
             self._is_stopping = True
             left = list(self._waiting)

@@ -1,7 +1,7 @@
-"""A word before vLLM forgets its prefixes: it asks its block pool, which fails while somebody holds a block, and no connector.
+"""Resets of vLLM's own prefix cache, of which it does not notify connectors: watched at the block pool.
 
-vLLM's own code is left as it is; the one pool that the connector is given has the question put before its method.
-The scheduler's thread.
+vLLM asks its block pool, which fails while a block is held. vLLM's code is unchanged; the hook wraps the method of the one pool
+object that the connector is given. The scheduler's thread.
 """
 
 from collections.abc import Callable
@@ -9,15 +9,44 @@ from collections.abc import Callable
 METHOD = "reset_prefix_cache"
 
 
-def ask_before_reset(pool: object, ask: Callable[[], None]) -> bool:
-    """Have `ask` called before the pool forgets its prefixes; it must not raise. False where the pool has no such method."""
+class OwnPrefixes:
+    """Whether vLLM's own blocks can have KV of earlier weights: from new weights on until vLLM has reset its prefix cache."""
+
+    def __init__(self) -> None:
+        self.are_old = False
+        self._are_none = False
+
+    def __repr__(self) -> str:
+        return f"<OwnPrefixes {'of earlier weights, too' if self.are_old else 'of these weights'}>"
+
+    def note_reset(self) -> None:
+        """vLLM has reset its prefix cache."""
+        self.are_old, self._are_none = False, True
+
+    def note_used(self) -> None:
+        """A request was given blocks."""
+        self._are_none = False
+
+    def renew(self) -> None:
+        """The weights have changed."""
+        self.are_old = not self._are_none
+
+
+def watch_resets(pool: object, before: Callable[[], None], after: Callable[[bool], None]) -> bool:
+    """Have `before` called when the pool is about to reset its prefix cache, and `after` with whether it has; neither may
+    raise.
+
+    False where the pool has no such method.
+    """
     reset = getattr(pool, METHOD, None)
     if not callable(reset):
         return False
 
-    def asked(*arguments: object, **named: object) -> object:
-        ask()
-        return reset(*arguments, **named)
+    def watched(*arguments: object, **named: object) -> object:
+        before()
+        answer = reset(*arguments, **named)
+        after(bool(answer))
+        return answer
 
-    setattr(pool, METHOD, asked)
+    setattr(pool, METHOD, watched)
     return True

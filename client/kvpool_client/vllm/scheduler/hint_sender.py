@@ -1,11 +1,11 @@
-"""Sender of hints: requests for retention and announcements, sent to the daemon without waiting for it.
+"""Hint sender: sends retention requests and announcements to the daemon without waiting for it.
 
-    request arrives ──► its wishes ──► outcomes, which come back with the request's output
+    request arrives ──► its hints ──► outcomes, which come back with the request's output
             │ not asked for when a step was planned ──► announced, and again while it waits
             └─ ended ──► its demotions
 
-At most ERRANDS_MAX wait for the errands' thread. What does not fit is counted and left out: nothing needs it.
-Invariant: an errand's answer is set, or cancelled, whatever becomes of the daemon. The scheduler's thread, but for that one.
+At most QUEUE_MAX calls wait for the queue's thread. Calls that do not fit are counted and dropped: nothing depends on them.
+Invariant: the answer of each call is set, or cancelled, even if the daemon fails. The scheduler's thread, but for the queue's.
 """
 
 import threading
@@ -24,9 +24,9 @@ from kvpool_client.vllm.scheduler.requests import Tracked
 from kvpool_client.vllm.statistics import Tally
 
 QUEUE_MAX = 256
-# Of the requests that wait, the first so many are announced: what is behind them has time.
+# The first so many waiting requests are announced: later ones have time.
 ANNOUNCED_MAX = 32
-# Half the time for which the daemon minds an announcement by default.
+# Half of the default time to live of an announcement.
 ANNOUNCED_S = 15.0
 
 
@@ -38,7 +38,7 @@ class HintSender:
         self._tally = tally
         self._guard = guard
         self._clock = clock
-        self._queue = BackgroundQueue("kvpool-envoy", "telling the daemon", QUEUE_MAX, guard)
+        self._queue = BackgroundQueue("kvpool-hints", "sending hints", QUEUE_MAX, guard)
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}  # guarded by _lock
 
@@ -46,7 +46,7 @@ class HintSender:
         return f"<HintSender {self._queue!r}>"
 
     def begin(self, entry: Tracked) -> None:
-        """A request has arrived: what it wishes of chunks that are stored, or are to come up."""
+        """Send the hints of a request that has arrived: about chunks that are stored, or are to be promoted."""
         request_hints = entry.hints
         if not request_hints:
             return
@@ -55,14 +55,14 @@ class HintSender:
         self._send(lambda: self._carry_out(request_hints, entry.keys, answer), answer)
 
     def announce(self, waiting: Iterable[Tracked]) -> None:
-        """These requests wait, in this order: their chunks will be asked for soon."""
+        """Announce the chunks of these requests, which wait in this order."""
         for entry in islice(waiting, ANNOUNCED_MAX):
             if len(entry.keys) and entry.announced.has_passed():
                 entry.announced = Deadline(ANNOUNCED_S, self._clock)
                 self._send(lambda keys=entry.keys: self._announce(keys))  # type: ignore[misc]  # bound now
 
     def end(self, entry: Tracked, when_saved: Callable[[Callable[[], None]], None]) -> dict[str, object] | None:
-        """A request has ended: what is answered to its wishes. `when_saved` calls when its saves have ended too."""
+        """End a request. Returns the answer to its hints. `when_saved` calls back when its saves have ended too."""
         if entry.hint_reply is None:
             return None
         demotions = entry.hints.at_the_end
@@ -73,7 +73,7 @@ class HintSender:
 
     def count(self) -> None:
         """Move what was counted on the other thread to the tally."""
-        if not self._counts:  # what is counted just now is moved the next time
+        if not self._counts:  # counts that arrive now are moved the next time
             return
         with self._lock:
             counts, self._counts = self._counts, {}
@@ -81,7 +81,7 @@ class HintSender:
             self._tally.add(name, amount)
 
     def stop(self) -> None:
-        """End the thread; errands not begun are dropped."""
+        """End the thread; calls that have not begun are dropped."""
         self._queue.stop()
 
     def _send(self, run: Callable[[], None], answer: Future[Outcomes] | None = None) -> None:
@@ -99,7 +99,7 @@ class HintSender:
             if hints.actions:
                 outcomes = self._pool.hint(hints, keys, prompt_tokens=request_hints.prompt_tokens).outcomes
             if request_hints.has_own:
-                # Behind the hints, because what is said beside an envelope counts more than what is in it.
+                # After the hints, because fields beside an envelope override it.
                 outcomes = (*outcomes, self._retain(request_hints, keys))
         finally:
             answer.set_result(outcomes)
@@ -129,7 +129,7 @@ class HintSender:
             self._add(f"wishes_{outcome.status}", 1)
             if outcome.status == REJECTED:
                 what = outcome.action_type or "envelope"
-                self._guard.warn_once("a wish of a request was rejected", f"{what}: {outcome.reason}")
+                self._guard.warn_once("a hint of a request was rejected", f"{what}: {outcome.reason}")
 
     def _add(self, name: str, amount: int) -> None:
         with self._lock:

@@ -1,11 +1,11 @@
-"""Asking the daemon without waiting for it: a lease and its tickets, fetched on a thread of their own.
+"""Lease promises: a lease and its tickets, fetched from the daemon on a thread of their own, so that the scheduler never waits.
 
-    asked ──granted in time──► Promise ──► its tickets travel to the workers
-      └──late, refused, away──► nothing         └──of no use any more──► its tickets are given back
+    asked ──granted in time──► LeasePromise ──► its tickets travel to the workers
+      └──late, refused, away──► nothing              └──no longer needed──► its tickets are given back
 
-A scheduler decides thousands of times a second and must not hang on a daemon that does. One thread asks, in order, for all
-requests; at most QUESTIONS_MAX wait. Invariant: every lease that was acquired is released here; tickets that nobody
-claims and nobody gives back end by their time to live.
+A scheduler decides thousands of times a second and must never hang on the daemon. One thread asks, in order, for all requests;
+at most QUESTIONS_MAX wait. Invariant: every lease that was acquired is released here; tickets that are neither claimed nor
+given back end by their time to live.
 """
 
 from concurrent.futures import Future
@@ -16,7 +16,7 @@ from kvpool_client.pool import Pool
 from kvpool_client.results import Hit
 from kvpool_client.vllm.scheduler.background_queue import BackgroundQueue
 
-# Questions and what is given back.
+# Requests for promises, and tickets that are given back.
 QUESTIONS_MAX = 128
 
 
@@ -34,21 +34,21 @@ Answer = Future[LeasePromise]
 
 
 class LeasePromiseFetcher:
-    """Fetches promises from a scheduler's Pool."""
+    """Fetches lease promises through a scheduler's Pool."""
 
     def __init__(self, pool: Pool, replicas: int, guard: FailureGuard) -> None:
         self._pool = pool
         self._replicas = replicas
-        self._queue = BackgroundQueue("kvpool-ask", "asking the daemon", QUESTIONS_MAX, guard)
+        self._queue = BackgroundQueue("kvpool-ask", "fetching leases", QUESTIONS_MAX, guard)
 
     def ask(self, hit: Hit) -> Answer:
-        """Begin to fetch; a full queue or an ended asker answers NOTHING at once."""
+        """Begin to fetch; with a full queue, or after `stop`, the answer is NOTHING at once."""
         answer: Answer = Future()
         self._queue.send(lambda: self._fetch(hit, answer), lambda: answer.set_result(NOTHING))
         return answer
 
     def give_back(self, answer: Answer) -> None:
-        """Nobody loads with this answer: its tickets hold nothing any more. A full queue leaves them to their time to live."""
+        """Give the tickets of an unused answer back. With a full queue they end by their time to live."""
         self._queue.send(lambda: self._end_tickets(answer), lambda: None)
 
     def stop(self) -> None:
@@ -66,7 +66,7 @@ class LeasePromiseFetcher:
             answer.set_result(promise)
 
     def _end_tickets(self, answer: Answer) -> None:
-        """Behind the question itself, on its thread: the answer is there."""
+        """Runs after the request itself, on its thread: the answer is complete."""
         is_there = answer.done() and not answer.cancelled()
         for ticket in answer.result(0).tickets if is_there else ():
             self._pool.claim(ticket)

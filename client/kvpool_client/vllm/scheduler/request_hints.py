@@ -3,9 +3,9 @@
     {"kv_hints": envelope, "retention": [{start, end, priority, duration}], "decode_priority", "decode_duration_s",
      "save": "prompt" | "all" | true | false, "load": true | false | "wait"}
 
-They come from whoever sends the request, so nothing in them is believed and nothing in them raises: what is wrong is an
-outcome with its reason, and the request is served as if it had not been said. Saves carry what concerns their own chunks; what
-concerns chunks that are stored already is sent by `hint_sender.py`. Immutable but for `HintReply`; any thread.
+They come from the sender of the request, so they are checked and never raise: a mistake is an outcome with its reason, and the
+request is served without it. Saves carry the retention of their own chunks; `hint_sender.py` sends what concerns chunks that
+are stored already. Immutable but for `HintReply`; any thread.
 """
 
 import reprlib
@@ -19,24 +19,24 @@ from kvpool_client.hints.envelope import DEMOTE, REJECTED, Action, Hints, Outcom
 from kvpool_client.vllm.plan import SaveRetention
 from kvpool_client.vllm.surface import EngineRequest
 
-# Where the answer stands in the parameters that come back with a request's output. Not the name of an envelope: proxies hand
-# these parameters on to the next engine.
+# Key of the answer in the parameters that come back with a request's output. Not the key of an envelope: proxies pass these
+# parameters on to the next engine.
 ANSWER = "kvpool_hints"
-# What a request says beside an envelope is an action without an id.
+# Fields beside an envelope count as an action without an id.
 BESIDE = "retention"
 Outcomes = tuple[Outcome, ...]
 EVERY_TOKEN = 1 << 62
-# What a request may say of its saves and loads, and what that means; true is as if nothing had been said.
+# Values of a request's `save` and `load`, and their meaning; true is the same as no value.
 SAVES: Mapping[object, str] = {"prompt": "prompt", "all": "all", True: "", False: "none"}
 LOADS: Mapping[object, str] = {True: "", False: "none", "wait": "wait"}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHints:
-    """What one request wishes. `ranges` and `output`: for its saves; `has_own`: some of them were said beside the envelope.
+    """Hints of one request. `ranges` and `output`: for its saves; `has_own`: some of them stand beside the envelope.
 
-    `save`: which of its chunks to save, "prompt", "all", "none", or nothing where it is not said. `load`: "none" where none are
-    loaded, "wait" where whoever sends the request knows that all of its prompt is being saved, or nothing.
+    `save`: which of its chunks to save, "prompt", "all", "none", or empty. `load`: "none" to load none, "wait" where the sender
+    knows that all of the prompt is being saved, or empty.
     """
 
     hints: Hints
@@ -48,29 +48,29 @@ class RequestHints:
     load: str = ""
 
     def __bool__(self) -> bool:
-        """Whether anything was said, right or wrong."""
+        """Whether there are any hints, valid or not."""
         return bool(self.hints.actions) or self.has_own
 
     def save_tokens(self, configured: str, prompt_tokens: int) -> int:
         """How many tokens of a request with such a prompt may be saved, where the operator has `configured` "prompt" or "all".
 
-        Who says how long to keep what is generated wants it saved.
+        A request with retention for its output wants the output saved.
         """
         chosen = self.save or ("all" if self.output is not None else configured)
         return {"none": 0, "prompt": prompt_tokens, "all": EVERY_TOKEN}[chosen]
 
     @property
     def at_once(self) -> Hints:
-        """What the daemon is told when the request arrives."""
+        """The hints to send when the request arrives."""
         return self._only(is_demotion=False)
 
     @property
     def at_the_end(self) -> Hints:
-        """What the daemon is told when the request has ended: its chunks will not be asked for soon."""
+        """The hints to send when the request has ended: its chunks will not be requested soon."""
         return self._only(is_demotion=True)
 
     def retention_of(self, first: int, end: int) -> SaveRetention | None:
-        """What a save of tokens `first` up to `end` is given."""
+        """The retention of a save of tokens `first` up to `end`."""
         touching = tuple(
             entry for entry in self.ranges if entry.start < end and (entry.end is None or entry.end > first)
         )
@@ -97,7 +97,7 @@ NO_HINTS = RequestHints(Hints("", ()), (), None, 0, has_own=False)
 
 
 class HintReply:
-    """What becomes of a request's wishes: `answer` has the outcomes of what the daemon was told."""
+    """Reply to a request's hints: `answer` has the outcomes of those that were sent to the daemon."""
 
     def __init__(self, request_hints: RequestHints, answer: Future[Outcomes]) -> None:
         self._request_hints = request_hints
@@ -107,7 +107,7 @@ class HintReply:
         return f"<HintReply {'answered' if self._answer.done() else 'out'}>"
 
     def to_params(self) -> dict[str, Any]:
-        """The answer as it comes back with the request's output; waits for nothing."""
+        """The reply in the parameters of the request's output; never waits."""
         is_there = self._answer.done() and not self._answer.cancelled()
         known = list(self._answer.result()) if is_there else []
         outcomes = []
@@ -127,7 +127,7 @@ NO_ANSWER = "the daemon has not answered yet"
 
 
 def request_hints_of(request: EngineRequest) -> RequestHints:
-    """What a request wishes."""
+    """The hints of a request."""
     params = getattr(request, "kv_transfer_params", None)
     if params is None:
         return NO_HINTS
@@ -143,14 +143,14 @@ def request_hints_of(request: EngineRequest) -> RequestHints:
 
 
 def _switch(params: Mapping[str, Any], name: str, known: Mapping[object, str]) -> tuple[str, tuple[Outcome, ...]]:
-    """What a request chooses, and what is wrong with how it says that."""
-    said = params.get(name)
-    if said is None:
+    """The value that a request chooses, and the fault where it is invalid."""
+    text = params.get(name)
+    if text is None:
         return "", ()
-    if isinstance(said, (str, bool)) and said in known:
-        return known[said], ()
+    if isinstance(text, (str, bool)) and text in known:
+        return known[text], ()
     choices = ", ".join(repr(choice) for choice in known)
-    return "", (Outcome("", name, REJECTED, f"{name} is {reprlib.repr(said)}, expected one of {choices}"),)
+    return "", (Outcome("", name, REJECTED, f"{name} is {reprlib.repr(text)}, expected one of {choices}"),)
 
 
 def _is_demotion(entry: Action | Outcome) -> bool:

@@ -1,4 +1,4 @@
-"""Record of one request in the scheduler's half, from its first question to its end. One thread."""
+"""Record of one request in the scheduler's half, from its first lookup to its end. One thread."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from kvpool_client.vllm.scheduler.lease_promise import Answer
 from kvpool_client.vllm.scheduler.request_hints import HintReply, RequestHints
 from kvpool_client.vllm.surface import EngineRequest
 
-# What makes KV depend on more than token ids, salt and adapter: such tokens would mislead whoever goes by them.
+# Attributes that make KV depend on more than token ids, salt and adapter: such token ids would mislead their readers.
 FURTHER_INPUTS = ("prompt_embeds", "mm_features")
 
 
@@ -20,12 +20,12 @@ class Tracked:
 
     `chunks_planned`: leading chunks that the pool has or that were put into a plan; `chunks_unplanned`: whole ones behind those
     that a step with a load left for a later one. `table`: its blocks in order, None while
-    they are not known. Each patience runs from the first time that the request was held back for that reason.
-    `asked_tokens`: what the answer under way is about, behind `held_tokens`. `has_given_up`: no more questions for this
-    request. `hints`: what it says of its chunks, `hint_reply` what becomes of that; `announced` runs while it need not be
-    announced again. `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while what another save was just
-    writing is planned again.
-    `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: others have begun, nothing of it is saved.
+    they are not known. `save_wait` and `answer_wait` run from the first time that the request was held back for that reason.
+    `asked_tokens`: tokens that the pending answer covers, after `held_tokens`. `has_given_up`: no more lookups for this
+    request. `hints`: its hints, `hint_reply` the reply to them; `announced` runs while it need not be announced again.
+    `save_chunks`: how many of its chunks may be saved at most. `retry`: runs while chunks that another save was writing are
+    planned again. `epoch`: of the weights that compute it (see `weight_epoch`); `is_stale`: it may have KV of others, nothing
+    of it is saved. `has_had_blocks`: vLLM has given it blocks once, and what is in them may come from anywhere.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Tracked:
         self.has_given_up = False
         self.hit_sources: dict[str, int] = {}
         self.epoch = FIRST_EPOCH
-        self.is_stale = False
+        self.is_stale = self.has_had_blocks = False
         self._preemptions_at_allocation: int | None = None
         self._chunk_hashes = chunk_hashes
         self._seen = 0
@@ -71,7 +71,7 @@ class Tracked:
         return f"<Tracked {self.request.request_id} {len(self.hashes)} chunks, {self.chunks_planned} planned>"
 
     def extend_keys(self) -> None:
-        """Take in the chunks that have become whole: the last block hash of each stands for it."""
+        """Add the chunks that have become whole: the last block hash of each stands for it."""
         known = self.request.block_hashes
         fresh = [
             hash_in_epoch(self.epoch, bytes(known[place]))
@@ -92,7 +92,7 @@ class Tracked:
         return fresh
 
     def token_ids(self, first: int, end: int) -> bytes:
-        """Tokens `first` up to `end`, i32; none where they do not say what the KV is of."""
+        """Tokens `first` up to `end`, i32; none where the KV depends on more than them."""
         if any(
             getattr(self.request, name, None) is not None and len(getattr(self.request, name))
             for name in FURTHER_INPUTS
@@ -103,33 +103,34 @@ class Tracked:
 
     def note_allocation(self, request: EngineRequest) -> None:
         """vLLM has given the request blocks."""
+        self.has_had_blocks = True
         self._preemptions_at_allocation = getattr(request, "num_preemptions", None)
 
     def has_come_back(self, request: EngineRequest) -> bool:
-        """Whether it had blocks, and is asked for again without a preemption: somebody's load has failed.
+        """Whether it had blocks, and is looked up again without a preemption: a load has failed.
 
-        Offered another asynchronous load, it may stand first in vLLM's queue for ever: vLLM keeps room for requests behind it,
+        Offered another asynchronous load, it may be first in vLLM's queue for ever: vLLM keeps room for requests behind it,
         whose blocks it frees only when their turn comes.
         """
         known = getattr(request, "num_preemptions", None)
         return known is not None and known == self._preemptions_at_allocation
 
     def offers(self, tokens: int) -> bool:
-        """Whether vLLM is offered anything: if it does not take an offer, another connector's was better."""
+        """Whether the last answer to vLLM was an offer: where vLLM does not take it, another connector's was better."""
         self.is_offered = tokens > 0
         return self.is_offered
 
     def forget_answer(self) -> None:
-        """Whatever was asked for is used, or of no use any more."""
+        """Drop the answer: it is used, or no longer needed."""
         self.answer = None
         self.is_offered = False
         self.save_wait = self.answer_wait = None
 
 
 def is_looked_up(request: EngineRequest) -> bool:
-    """Whether the pool is asked for a request.
+    """Whether the pool is looked up for a request.
 
-    Not where another engine sends its KV (prefill/decode disaggregation): the connector that fetches it takes the mark away
+    Not where another engine sends its KV (prefill/decode disaggregation): the connector that fetches it clears the mark
     afterwards, and then the request is like any other.
     """
     params = getattr(request, "kv_transfer_params", None)

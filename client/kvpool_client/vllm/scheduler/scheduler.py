@@ -1,14 +1,12 @@
-"""The scheduler's half: what of a prompt the pool has, what of it is worth taking, and what the workers are to do.
+"""Scheduler's half of the vLLM connector: looks prompts up, decides which hits to load, plans the workers' loads and saves.
 
-It moves no bytes and has no KV. A lookup reads shared memory; the one round trip that turns a hit into a promise runs on
-the asker's thread, and a request is held back no longer than `wait_s`, half for it. With several shards a prefix counts only as
-far as every shard has it. Invariant: what was told to vLLM as found is in the next plan as a load, whatever has become of it.
-The scheduler's thread.
+It moves no bytes and has no KV. A lookup reads shared memory; the one round trip that turns a hit into a lease promise runs on
+its own thread, and a request is held back no longer than `wait_s`, half of it for that. With several shards a prefix counts
+only as far as every shard has it. Invariant: every hit that was reported to vLLM is a load in the next plan, even if it was
+lost since. The scheduler's thread.
 """
 
 from collections.abc import Callable
-from concurrent.futures import CancelledError
-from concurrent.futures import TimeoutError as LateError
 from dataclasses import replace
 
 from kvpool.clock import Clock, Deadline, MonotonicClock
@@ -22,27 +20,21 @@ from kvpool_client.vllm.identity.identity import AdapterNames
 from kvpool_client.vllm.identity.placement import node_name
 from kvpool_client.vllm.identity.role import BOTH, Role
 from kvpool_client.vllm.identity.weight_epoch import FIRST_EPOCH, new_epoch
-from kvpool_client.vllm.plan import LoadOrder, StepPlan, StepReport
-from kvpool_client.vllm.scheduler.forgetting import ask_before_reset
+from kvpool_client.vllm.plan import LoadOrder, SaveOrder, StepPlan, StepReport
+from kvpool_client.vllm.scheduler.forgetting import OwnPrefixes, watch_resets
 from kvpool_client.vllm.scheduler.hint_sender import HintSender
-from kvpool_client.vllm.scheduler.lease_promise import NOTHING, LeasePromise, LeasePromiseFetcher
-from kvpool_client.vllm.scheduler.pins import Drain, Pins, can_be_held
+from kvpool_client.vllm.scheduler.lease_promise import NOTHING, LeasePromiseFetcher
+from kvpool_client.vllm.scheduler.offers import Offers
 from kvpool_client.vllm.scheduler.request_hints import NO_HINTS, request_hints_of
 from kvpool_client.vllm.scheduler.requests import Tracked, is_looked_up
-from kvpool_client.vllm.scheduler.save_plan import SavePlanner, has_strange_loads
-from kvpool_client.vllm.scheduler.sightings import SightingCounts
+from kvpool_client.vllm.scheduler.saves.pins import Drain, Pins, can_be_held
+from kvpool_client.vllm.scheduler.saves.save_plan import SavePlanner, has_foreign_loads
+from kvpool_client.vllm.scheduler.saves.sightings import SightingCounts
 from kvpool_client.vllm.scheduler.step_times import StepTimes
 from kvpool_client.vllm.scheduler.unverified_loads import UnverifiedLoad, UnverifiedLoads, blocks_from_the_first_bad
 from kvpool_client.vllm.settings import Settings
 from kvpool_client.vllm.statistics import Tally, by_level, sources_of
 from kvpool_client.vllm.surface import BlockPool, EngineBlocks, EngineOutput, EngineRequest, EngineStep
-
-# How long one question may keep the scheduler itself; an answer usually takes a tenth of a millisecond.
-ANSWER_WAIT_S = 0.005
-# The same where another connector takes what this one offers: requests are held back for nothing then.
-ANSWER_WAIT_BEHIND_OTHERS_S = 0.001
-# A promise older than this is asked for anew: well below the shortest time to live that makes sense for leases (guess).
-PROMISE_AGE_MAX_S = 5.0
 
 
 class SchedulerHalf:
@@ -67,6 +59,7 @@ class SchedulerHalf:
         self._role = role
         self._clock = clock or MonotonicClock()
         self._promise_fetcher = LeasePromiseFetcher(pool, geometry.replicas, guard)
+        self._offers = Offers(self._promise_fetcher, settings.wait_s, self.tally, self._clock)
         self._rates = RateEstimator()
         self._times = StepTimes(self._rates, self._clock)
         self._feed = feed
@@ -77,8 +70,8 @@ class SchedulerHalf:
         self._loads: list[LoadOrder] = []
         self._cancelled: list[str] = []
         self._asked: dict[str, int] = {}
-        self._stands_back = False
         self._epoch = FIRST_EPOCH
+        self._own_prefixes = OwnPrefixes()
         self._pins = Pins(geometry.layout.world * geometry.replicas, self._clock, settings.timeout_s)
         self._sightings = SightingCounts(settings.save_after)
         self._planner = SavePlanner(geometry, self._pins, self._sightings)
@@ -93,26 +86,28 @@ class SchedulerHalf:
     def bind_blocks(self, pool: BlockPool, *, drain: Drain | None, is_stepped_while_idle: bool) -> None:
         """vLLM's blocks. `drain` ends saves of a worker in this process; `is_stepped_while_idle`: an idle engine steps.
 
-        Where blocks cannot be held, or nobody would hear that saves have ended, a step waits for its saves.
+        Where blocks cannot be held, or the end of saves cannot be reported, a step waits for its saves.
         """
         self._evict = pool.evict_blocks
+        watch_resets(pool, self._before_reset, self._after_reset)
         if can_be_held(pool) and (is_stepped_while_idle or drain is not None):
             self._pins.use(pool, None if is_stepped_while_idle else drain)
-            ask_before_reset(pool, lambda: self._guard.call("a reset of prefixes", None, self._pins.free_for_reset))
         else:
             self._guard.warn_once("vLLM's blocks cannot be held", "each step waits until its chunks are saved")
 
     def arrived(self, request: EngineRequest) -> None:
-        """A request is new, and waits until it is asked for."""
+        """A new request, which waits for its lookup."""
         entry = self._track(request)
         if self._settings.announce and self._role.may_load and is_looked_up(request):
             self._waiting[request.request_id] = entry
 
     def matched_tokens(self, request: EngineRequest, held_tokens: int) -> tuple[int | None, bool]:
-        """Tokens behind `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
+        """Tokens after `held_tokens` that can be loaded, and whether between steps; None: ask again later."""
         nothing = (0, False)
         self._waiting.pop(request.request_id, None)
         self._asked[request.request_id] = held_tokens
+        if (known := self._requests.get(request.request_id)) is not None:
+            known.is_offered = False
         if self._unverified_loads.has_any_of(request.block_hashes, held_tokens // self._geometry.hash_tokens):
             self.tally.add("waits_for_a_shared_load")
             return None, False
@@ -121,52 +116,45 @@ class SchedulerHalf:
         entry = self._track(request)
         if entry.has_come_back(request):
             return nothing
-        # One token at least is left to compute, and what is taken ends with a block.
+        # At least one token is left to compute, and the load ends with a block.
         usable = (request.num_tokens - 1) // self._geometry.block_tokens * self._geometry.block_tokens
         if entry.has_given_up or entry.hints.load == "none" or usable <= held_tokens:
             return nothing
-        if entry.answer is None or entry.held_tokens != held_tokens or entry.answer_age.has_passed():
+        if not self._offers.is_known(entry, held_tokens):
             hit = self._hit(entry, held_tokens, usable)
             if hit is None:
                 return None, False
-            if entry.answer is not None:
-                self._promise_fetcher.give_back(entry.answer)
-            entry.held_tokens = held_tokens
-            entry.asked_tokens = hit.tokens - held_tokens
-            entry.answer = self._promise_fetcher.ask(hit) if hit.tokens > held_tokens else None
-            entry.answer_age = Deadline(PROMISE_AGE_MAX_S, self._clock)
-            if entry.answer is None:
+            if not self._offers.ask(entry, hit, held_tokens):
                 return nothing
-        promise = self._promise(entry)
+        promise = self._offers.promise(entry)
         if promise is None:
             return None, False
         tokens = min(promise.chunks * self._geometry.chunk_tokens, usable) - held_tokens
         return (tokens, self._settings.is_async) if entry.offers(tokens) else nothing
 
     def allocated(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> None:
-        """vLLM has given the request blocks, and counts on `tokens` of the pool's (0: none, or the second call of a load)."""
+        """vLLM has allocated blocks, and counts on `tokens` from the pool (0: none, or the second call of a load)."""
         is_done = self._guard.call("allocation", False, lambda: self._note_allocation(request, blocks, tokens))
         if not is_done and tokens > 0:
-            # vLLM waits for this load: the worker is to say that none of the blocks came.
+            # vLLM waits for this load: the worker has to report that none of the blocks came.
             table = tuple(blocks.get_block_ids()[0])
             self._loads.append(LoadOrder(request.request_id, (), 0, 1, table, b"", self._settings.is_async))
 
     def _note_allocation(self, request: EngineRequest, blocks: EngineBlocks, tokens: int) -> bool:
         entry = self._track(request)
         entry.note_allocation(request)
+        self._own_prefixes.note_used()
         entry.hit_sources = {}
         if tokens <= 0:
             if not entry.is_loading:
-                self._stands_back = self._stands_back or entry.is_offered
-                self._give_back(entry)
+                self._offers.note_declined(entry)
             return True
-        promise = self._promise(entry) or NOTHING
-        self._stands_back = False
-        entry.forget_answer()
+        promise = self._offers.promise(entry) or NOTHING
+        self._offers.note_taken(entry)
         entry.is_loading = self._settings.is_async
         first, end = entry.held_tokens, entry.held_tokens + tokens
         size = self._geometry.chunk_tokens
-        # Without a promise the order still names every block, so that the worker can say that they never came.
+        # Without a promise the order still names every block, so that the worker can report that they never came.
         chunks = promise.chunks or -(-end // size)
         table = blocks.get_block_ids()[0]
         low, high = first // self._geometry.block_tokens, end // self._geometry.block_tokens
@@ -197,9 +185,10 @@ class SchedulerHalf:
         return entry.hit_sources if entry is not None else {}
 
     def plan(self, step: EngineStep) -> StepPlan:
-        """What the workers are to do in this step."""
+        """The plan of this step for the workers."""
         self._step += 1
         self._unverified_loads.begin(self._step)
+        self._offers.begin_step()
         loads, self._loads = tuple(self._loads), []
         cancelled, self._cancelled = tuple(self._cancelled), []
         self._times.begin(self._step, step, has_loads=any(not order.is_async for order in loads))
@@ -208,12 +197,14 @@ class SchedulerHalf:
         self._hint_sender.count()
         pinned_before = self._pins.last
         asked, self._asked = self._asked, {}
-        if has_strange_loads(step, asked, {order.request_id for order in loads}):
+        if has_foreign_loads(step, asked, {order.request_id for order in loads}):
             self.tally.add("waits_for_another_connectors_load")
             self._planner.hold(self._step)
-        saves = self._guard.call(
-            "planning saves", None, lambda: self._planner.plan(self._step, step, self._requests, loads)
-        )
+        saves: tuple[SaveOrder, ...] | None = ()
+        if not self._off:
+            saves = self._guard.call(
+                "planning saves", None, lambda: self._planner.plan(self._step, step, self._requests, loads)
+            )
         if saves is None:
             self._pins.undo(pinned_before)
             self._planner.forget_tables(self._requests)
@@ -221,7 +212,7 @@ class SchedulerHalf:
         return StepPlan(self._step, self._acknowledged, loads, saves or (), cancelled, is_idle, node_name(), board)
 
     def ended(self, output: EngineOutput) -> None:
-        """The workers have ended a step."""
+        """Process the report of a step that has ended."""
         for request_id in self._requests.keys() & (output.finished_recving or set()):
             self._requests[request_id].is_loading = False
         report = output.kv_connector_worker_meta
@@ -239,11 +230,12 @@ class SchedulerHalf:
             self._evict(blocks_from_the_first_bad(entries, set(output.invalid_block_ids)))
         if report.off and not self._off:
             self._off = report.off
+            self.tally.add("dropped_saves", self._planner.give_up())
             self._guard.warn_once("the workers have no pool", report.off)
         for request_id, outcome in report.loads.items():
             size = self._geometry.layout.chunk_bytes
             if outcome.is_complete or outcome.reason == "timeout":
-                # What did not come in time says at least how slow it was.
+                # A load that came too late still measures how slow it was.
                 self._rates.add_load(outcome.tiers, size, outcome.seconds)
             if outcome.is_complete:
                 continue
@@ -253,19 +245,19 @@ class SchedulerHalf:
             )
             entry = self._requests.get(request_id)
             if entry is not None:
-                # Asked for again it would fail again: this request computes from here on.
+                # A second attempt would fail again: this request computes from here on.
                 entry.has_given_up = True
         self._acknowledged = max(self._acknowledged, report.failed_step)
 
     def finished(self, request: EngineRequest) -> dict[str, object] | None:
-        """The request has ended or was aborted. What is answered to its wishes, if it had any."""
+        """The request has ended or was aborted. Returns the answer to its hints, if it had any."""
         self._waiting.pop(request.request_id, None)
         entry = self._requests.pop(request.request_id, None)
         if entry is None:
             return None
         if entry.is_loading:
             self._cancelled.append(request.request_id)
-        self._give_back(entry)
+        self._offers.give_back(entry)
         self.tally.add("declined_chunks_beside-a-load", entry.chunks_unplanned)
         if not self._requests and self._pins.must_end_with_requests:
             self.tally.add("dropped_saves", self._planner.give_up())
@@ -273,7 +265,7 @@ class SchedulerHalf:
         return self._hint_sender.end(entry, self._pins.when_ended)
 
     def has_saves(self) -> bool:
-        """Whether the engine is to step on because the end of saves has to be heard of."""
+        """Whether the engine must step on until saves have been reported as ended."""
         return bool(self._pins)
 
     def may_soon_free_blocks(self) -> bool:
@@ -281,19 +273,21 @@ class SchedulerHalf:
         return self._pins.may_soon_end()
 
     def take_events(self) -> list[object]:
-        """What is new in the pool, as the engine's own events; waits for nothing."""
+        """New events of the pool, in the engine's own form; never waits."""
         return self._feed.take() if self._feed is not None else []
 
     def renew(self) -> bool:
-        """The weights are others from now on: nothing of the old ones is found, and nothing under way is taken for the new.
+        """Begin a new weight epoch: no chunk of the old weights is found, and no running load counts for the new ones.
 
-        Requests that were not scheduled yet begin anew, the others are neither loaded nor saved. True.
+        Requests that had no blocks yet are looked up again, the others are neither loaded nor saved: they may have KV of the
+        old ones. So may vLLM's own blocks until it has reset its prefix cache. Returns True.
         """
         self._epoch = new_epoch()
+        self._own_prefixes.renew()
         self._loads = [replace(order, tickets=()) for order in self._loads]
         for request_id, entry in list(self._requests.items()):
-            self._give_back(entry)
-            if entry.table is None and not entry.is_loading:
+            self._offers.give_back(entry)
+            if not entry.has_had_blocks:
                 del self._requests[request_id]
                 self._waiting.pop(request_id, None)
                 continue
@@ -312,7 +306,7 @@ class SchedulerHalf:
         self.pool.close()
 
     def _hit(self, entry: Tracked, held_tokens: int, usable: int) -> Hit | None:
-        """What to take of what is there; None while chunks that are just being saved are worth waiting for."""
+        """The hit to load; None while it is better to wait for chunks that are just being saved."""
         size = self._geometry.chunk_tokens
         wanted = -(-usable // size)
         hit = self.pool.lookup(entry.keys)
@@ -339,43 +333,32 @@ class SchedulerHalf:
         )
 
     def _is_worth_waiting(self, entry: Tracked, chunks: int, usable: int) -> bool:
-        is_told = entry.hints.load == "wait" and self.pool.connected
-        if self._stands_back or not (is_told or self.pool.is_being_saved(entry.keys, chunks)):
+        is_expected = entry.hints.load == "wait" and self.pool.connected
+        if self._offers.are_declined or not (is_expected or self.pool.is_being_saved(entry.keys, chunks)):
             return False
         if entry.save_wait is None:
             limit_s = self._settings.wait_s / 2
-            if not (is_told or self._settings.always_load):
+            if not (is_expected or self._settings.always_load):
                 missing = usable - chunks * self._geometry.chunk_tokens
                 limit_s = wait_limit_s(missing, rates=self._rates.rates(), longest_s=limit_s)
             entry.save_wait = Deadline(limit_s, self._clock)
             self.tally.add("waits_for_another_save")
         return not entry.save_wait.has_passed()
 
-    def _promise(self, entry: Tracked) -> LeasePromise | None:
-        """What the daemon has promised; NOTHING where it is too late for that, None while there is time left."""
-        if entry.answer is None:
-            return NOTHING
-        try:
-            return entry.answer.result(ANSWER_WAIT_BEHIND_OTHERS_S if self._stands_back else ANSWER_WAIT_S)
-        except LateError:
-            if entry.answer_wait is None:
-                wait_s = 0.0 if self._stands_back else self._settings.wait_s / 2
-                entry.answer_wait = Deadline(wait_s, self._clock)
-                self.tally.add("waits_for_the_daemon")
-            if not entry.answer_wait.has_passed():
-                return None
-        except CancelledError:
-            pass
-        self.tally.add("declined_tokens_late_answer", entry.asked_tokens)
-        self._give_back(entry)
-        entry.has_given_up = True
-        return NOTHING
+    def _before_reset(self) -> None:
+        self._guard.call("a reset of prefixes", None, self._free_for_reset)
 
-    def _give_back(self, entry: Tracked) -> None:
-        """The answer under way, if any, is of no use."""
-        if entry.answer is not None:
-            self._promise_fetcher.give_back(entry.answer)
-        entry.forget_answer()
+    def _free_for_reset(self) -> None:
+        if self._pins and self._pins.are_alone():
+            self.tally.add("dropped_saves", self._planner.give_up())
+            self._pins.free_for_reset()
+
+    def _after_reset(self, is_done: bool) -> None:
+        if not is_done:
+            return
+        self._own_prefixes.note_reset()
+        for entry in self._requests.values():
+            entry.is_stale = entry.is_stale and entry.has_had_blocks
 
     def _track(self, request: EngineRequest) -> Tracked:
         entry = self._requests.get(request.request_id)
@@ -383,14 +366,14 @@ class SchedulerHalf:
             salt = str(getattr(request, "cache_salt", None) or "").encode("utf-8", "surrogatepass")
             adapter = self._adapters.of(getattr(request, "lora_request", None))
             keys = self.pool.keys_from_hashes([], self._geometry.hash_tokens, salt=salt, adapter=adapter)
-            hints = self._guard.call("reading wishes", NO_HINTS, lambda: request_hints_of(request))
+            hints = self._guard.call("reading hints", NO_HINTS, lambda: request_hints_of(request))
             chunk_hashes = self._geometry.chunk_tokens // self._geometry.hash_tokens
             save_tokens = (
                 hints.save_tokens(self._settings.save, request.num_prompt_tokens) if self._role.may_save else 0
             )
             save_chunks = save_tokens // self._geometry.chunk_tokens
             entry = Tracked(request, keys, salt, adapter, chunk_hashes, hints, save_chunks)
-            entry.epoch = self._epoch
+            entry.epoch, entry.is_stale = self._epoch, self._own_prefixes.are_old
             self._requests[request.request_id] = entry
             entry.extend_keys()
             self._sightings.see(entry.take_unseen())

@@ -1,6 +1,6 @@
 """Durations of steps that prefill: the cost of vLLM's own computing, to compare with a load.
 
-Steps may overlap: one begins to run when it was planned and the one before it has ended. One that loads measures nothing.
+Steps may overlap: one begins to run when it was planned and the one before it has ended. A step with loads measures nothing.
 The scheduler's thread.
 """
 
@@ -9,12 +9,12 @@ from kvpool_client.engines.load_cost import RateEstimator
 from kvpool_client.vllm.scheduler.unverified_loads import STEPS_MAX
 from kvpool_client.vllm.surface import EngineStep
 
-# Steps with fewer tokens are decoding, which says nothing about prefill.
+# Steps with fewer tokens are decoding, which does not measure prefill.
 PREFILL_TOKENS_MIN = 64
 
 
 class StepTimes:
-    """Notes in `rates` what steps measure. At most STEPS_MAX are under way."""
+    """Adds the measurements of steps to `rates`. At most STEPS_MAX are under way."""
 
     def __init__(self, rates: RateEstimator, clock: Clock) -> None:
         self._rates = rates

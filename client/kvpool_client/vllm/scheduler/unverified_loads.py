@@ -1,11 +1,12 @@
-"""Synchronous loads of steps under way: their blocks are in vLLM's prefix cache before anybody knows that they came.
+"""Unverified loads: synchronous loads of running steps, whose blocks are in vLLM's prefix cache before their bytes are
+verified.
 
 vLLM puts the blocks of such a load into its own prefix cache when it allocates them. If the load fails, it leaves them there
 because the request that uses them will compute them again; but until that is done, or for ever if the request is aborted or
-preempted meanwhile, whoever finds them there reads what never came. So two things are needed of the connector: a request that
-would share them is held back until the step has been reported, and what failed is taken out of the prefix cache.
+preempted meanwhile, other requests that find them there read wrong KV. So two things are needed of the connector: a request
+that would share them is held back until the step has been reported, and failed blocks are removed from the prefix cache.
 
-Invariant: an entry goes when its step is reported, or when `STEPS_MAX` later ones have begun. The scheduler's thread.
+Invariant: an entry is removed when its step is reported, or when `STEPS_MAX` later ones have begun. The scheduler's thread.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,16 +20,16 @@ STEPS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class UnverifiedLoad:
-    """`place` and `block_hash` of the first block that it fills: who shares any of them shares that one."""
+    """`index` and `block_hash` of the first block that it fills: a request that shares any of its blocks shares that one."""
 
     step: int
-    place: int
+    index: int
     block_hash: bytes
     entry: Tracked
 
 
 class UnverifiedLoads:
-    """All of them."""
+    """All unverified loads."""
 
     def __init__(self) -> None:
         self._loads: list[UnverifiedLoad] = []
@@ -37,30 +38,30 @@ class UnverifiedLoads:
         return f"<UnverifiedLoads {len(self._loads)}>"
 
     def add(self, load: UnverifiedLoad) -> None:
-        """A load that a step begins."""
+        """Add a load that a step begins."""
         self._loads.append(load)
 
     def settle(self, step: int) -> list[UnverifiedLoad]:
-        """Step `step` and those before it have been reported; their loads."""
+        """Remove the loads of step `step` and before, which have been reported, and return them."""
         settled = [load for load in self._loads if load.step <= step]
         self._loads = [load for load in self._loads if load.step > step]
         return settled
 
     def begin(self, step: int) -> None:
-        """Step `step` begins: what is still open of steps long past will never be reported."""
+        """Step `step` begins: drop loads of steps so old that they will never be reported."""
         if self._loads:
             self.settle(step - STEPS_MAX)
 
     def has_any_of(self, hashes: Sequence[bytes], held: int) -> bool:
-        """Whether the first `held` of these blocks rest on a load that is not known to have gone well."""
-        return any(load.place < held and bytes(hashes[load.place]) == load.block_hash for load in self._loads)
+        """Whether the first `held` of these blocks depend on an unverified load."""
+        return any(load.index < held and bytes(hashes[load.index]) == load.block_hash for load in self._loads)
 
 
 def blocks_from_the_first_bad(entries: Iterable[Tracked], bad: set[int]) -> set[int]:
-    """The bad blocks, and in each request that has any of them all blocks behind the first one: they rest on it."""
+    """The bad blocks, and in each request that has one of them all blocks after the first one, which depend on it."""
     blocks = set(bad)
     for entry in entries:
         table = entry.table or []
-        first = next((place for place, block in enumerate(table) if block in bad), len(table))
+        first = next((index for index, block in enumerate(table) if block in bad), len(table))
         blocks.update(table[first:])
     return blocks

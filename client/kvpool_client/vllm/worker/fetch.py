@@ -1,10 +1,10 @@
-"""One load order on one rank: claimed, under way, ended.
+"""Fetch: one load order on one rank.
 
     ORDERED ──begin──► CLAIMED ──finish──► ENDED (LoadOutcome)
         └──cancel, an empty claim──► ENDED with nothing
 
-Whatever happens, `finish` gives an outcome, the lease is released, and no byte is written to the blocks afterwards. One
-thread at a time, but for `cancel`. Lock: `_lock` guards the load and whether it is wanted; never held across a wait.
+In every case `finish` gives an outcome, the lease is released, and no byte is written to the blocks afterwards. One thread at a
+time, but for `cancel`. Lock: `_lock` guards the load and whether it is wanted; never held across a wait.
 """
 
 import threading
@@ -42,7 +42,7 @@ class Fetch:
         return self.order.request_id
 
     def begin(self, pool: Pool, cache: Cache) -> None:
-        """Claim the lease and start copying; returns when it runs. An empty claim leaves nothing to wait for."""
+        """Claim the lease and start copying; returns when the copy runs. With an empty claim there is nothing to wait for."""
         if not self._ticket:
             return
         with self._spending():
@@ -57,18 +57,18 @@ class Fetch:
             load.cancel()
 
     def wait_layer(self, layer: int) -> bool:
-        """Until the layer is in place in every block; False where it is not to come."""
+        """Wait until the layer is in place in every block; False where it will not come."""
         load = self._load
         self._waited.add(layer)
         with self._spending():
             return load is not None and load.wait_layer(layer) and load.chunks_so_far >= self.order.chunks
 
     def has_waited_for(self, layers: int) -> bool:
-        """Whether somebody has waited for every layer."""
+        """Whether every layer has been waited for."""
         return len(self._waited) >= layers
 
     def cancel(self) -> None:
-        """End the load: nobody wants it any more."""
+        """Cancel the load."""
         with self._lock:
             self._is_wanted = False
             load = self._load
@@ -76,7 +76,7 @@ class Fetch:
             load.cancel()
 
     def finish(self) -> LoadOutcome:
-        """Until the load has ended. The outcome; the lease is released."""
+        """Wait until the load has ended, and release the lease. Returns the outcome."""
         load, wanted = self._load, self.order.chunks
         if load is None:
             chunks, reason = 0, "gone" if self._is_wanted else "cancelled"
@@ -89,7 +89,7 @@ class Fetch:
 
     @contextmanager
     def _spending(self) -> Iterator[None]:
-        """Counts the time. What a forward pass computes between two layers is not the load's."""
+        """Measure the load's time. The forward pass between two layers does not count."""
         begun_ns = self._clock.now_ns()
         try:
             yield
@@ -97,12 +97,12 @@ class Fetch:
             self._spent_ns += self._clock.now_ns() - begun_ns
 
     def release(self) -> None:
-        """Give the lease back. Idempotent."""
+        """Release the lease. Idempotent."""
         if self._lease is not None:
             self._lease.release()
 
     def blocks_without(self, outcome: LoadOutcome) -> set[int]:
-        """The blocks that were to be written and hold nothing good: the first failed chunk's and all behind it."""
+        """The blocks that should have been written and are invalid: the first failed chunk's and all after it."""
         chunk_blocks = len(self.order.block_ids) // max(1, self.order.chunks - self.order.first_chunk)
         good = max(0, outcome.chunks - self.order.first_chunk) * chunk_blocks
         return {block for block in self.order.block_ids[good:] if block >= 0}

@@ -1,7 +1,7 @@
-"""Dual-batch overlap: vLLM runs a step in micro-batches, and each of them calls the hooks of every layer.
+"""Micro-batches: with dual-batch overlap vLLM runs a step in several, and each calls the hooks of every layer.
 
-A layer may be read when the last micro-batch has written it. A step too small to be split runs as one, and only vLLM knows
-which it is; whatever is not announced here is announced when the forward pass has ended. The threads of the micro-batches, of
+A layer may be read when the last micro-batch has written it. A step too small to be split runs as one, and only vLLM decides
+that; layers that are not announced here are announced when the forward pass has ended. The threads of the micro-batches, of
 which one runs at a time.
 """
 
@@ -13,7 +13,7 @@ OVERLAP = "vllm.v1.worker.ubatching"
 
 
 def is_split_now() -> bool:
-    """Whether the forward pass under way runs in micro-batches. Asks vLLM where it has loaded that."""
+    """Whether the forward pass under way runs in micro-batches. Reads vLLM's module where it is loaded."""
     ask: Callable[[], object] | None = getattr(sys.modules.get(OVERLAP), "dbo_enabled", None)
     return ask is not None and bool(ask())
 
@@ -31,7 +31,7 @@ class MicroBatches:
 
     @classmethod
     def of(cls, parallel: object) -> "MicroBatches":
-        """Those of vLLM's configuration."""
+        """The micro-batches of vLLM's configuration."""
         is_on = bool(getattr(parallel, "use_ubatching", False))
         return cls(int(getattr(parallel, "num_ubatches", 2)) if is_on else 1)
 

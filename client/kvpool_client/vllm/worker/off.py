@@ -1,24 +1,28 @@
-"""The worker's half where this rank cannot keep KV: it loads and saves nothing, and says so.
+"""Absent worker: the worker's half where this rank cannot store KV. It loads and saves nothing, and reports so.
 
 The scheduler's half plans for all ranks, and vLLM waits for what was planned. So every order that reaches this rank ends here:
 a load as failed, its blocks as never filled, a save as ended. Invariant: each order is answered once, in its step.
 Has the methods of `worker.WorkerHalf`. The thread that runs the model.
 """
 
+import contextlib
 from collections.abc import Mapping
 
 from kvpool_client.vllm.identity.geometry import Tensor
 from kvpool_client.vllm.plan import NO_PLAN, LoadOutcome, StepPlan, StepReport
+from kvpool_client.vllm.save_board import RankSaves
 from kvpool_client.vllm.statistics import Tally
 
 
 class AbsentWorker:
-    """See the module. `off` is why."""
+    """See the module. `off`: the reason."""
 
     loads_by_layer = saves_by_layer = is_quiet = False
 
-    def __init__(self, off: str) -> None:
+    def __init__(self, off: str, rank: int) -> None:
         self.tally = Tally()
+        self._rank = rank
+        self._board = RankSaves()
         self._off = off
         self._plan = NO_PLAN
         self._outcomes: dict[str, LoadOutcome] = {}
@@ -31,13 +35,16 @@ class AbsentWorker:
         return f"<AbsentWorker step {self._plan.step}, {self._off!r}>"
 
     def register(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Nothing is done with them. True: why was said and counted before."""
+        """Do nothing with them. True: the reason was logged and counted before."""
         del tensors
         return True
 
     def begin(self, plan: StepPlan) -> None:
-        """A step begins: what it is to load never comes."""
+        """A step begins: its loads fail."""
         self._plan = plan
+        if plan.board and not self._board.has_attached:
+            with contextlib.suppress(OSError):  # without it a reset of vLLM's prefixes fails while others save
+                self._board.attach(plan.board, self._rank)
         for order in plan.loads:
             self._outcomes[order.request_id] = LoadOutcome(order.chunks, 0, "no-pool", 0.0, order.tiers)
             self._bad_blocks.update(block for block in order.block_ids if block >= 0)
@@ -50,7 +57,7 @@ class AbsentWorker:
                 self._ended[save.pin] = 1
 
     def start_loads(self) -> None:
-        """They have failed already."""
+        """Do nothing: the loads have failed already."""
 
     def wait_layer(self, name: str) -> None:
         """Nothing comes."""
@@ -65,25 +72,26 @@ class AbsentWorker:
         """There are none."""
 
     def drain(self, timeout_s: float) -> dict[int, int]:
-        """Pinned saves that were ordered since the last time: each ended at once."""
+        """Pinned saves that were ordered since the last call: each ended at once."""
         del timeout_s
         ended, self._ended = self._ended, {}
         return ended
 
     def take_finished(self) -> set[str]:
-        """Requests whose asynchronous load was ordered since the last time."""
+        """Requests whose asynchronous load was ordered since the last call."""
         taken, self._finished = self._finished, set()
         return taken
 
     def take_bad_blocks(self) -> set[int]:
-        """Blocks that a load was to fill, since the last time."""
+        """Blocks that a load should have filled, since the last call."""
         taken, self._bad_blocks = self._bad_blocks, set()
         return taken
 
     def report(self) -> StepReport:
-        """Why this rank is off, and what became of its orders."""
+        """The report: why this rank is off, and the outcomes of its orders."""
         loads, self._outcomes = self._outcomes, {}
         return StepReport(self._plan.step, self._failed_step, loads, self._off, self.drain(0.0))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """End what the scheduler's half reads."""
+        self._board.close()

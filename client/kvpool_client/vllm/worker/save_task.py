@@ -1,13 +1,13 @@
-"""One save order on one rank: opened, copied, published, and tried again where another save was just writing its chunks.
+"""Save task: one save order on one rank. Opened, copied, published, and retried where another save was just writing its chunks.
 
     ORDERED ──open──► OPEN ──commit──► ENDED
                         ▲      └──chunks of it are just being written──► WAITING ──their writer has ended, open──┐
                         └────────────────────────────────────────────────────┼───────────────────────────────────┘
                                                                              └──late──► ENDED, the rest declined
 
-Requests that arrive together and share a prefix are saved together: the first one writes what they share, and what the others
-have behind it can be stored only when that is. Invariant: a chunk is asked for again only after its writer has ended; what
-was counted is what became of each chunk in the end. One thread at a time.
+Requests that arrive together and share a prefix are saved together: the first one writes the shared chunks, and the others can
+store theirs only after that. Invariant: a chunk is reserved again only after its writer has ended; each chunk is counted once,
+by its final outcome. One thread at a time.
 """
 
 import numpy as np
@@ -21,12 +21,12 @@ from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.plan import SaveOrder, SaveRetention
 
 NO_RETENTION = SaveRetention((), 0)
-# What another writer is the reason for: its own chunks, and those behind them.
+# Reasons that another writer causes: its own chunks, and those after them.
 WAITS_FOR_ANOTHER = {"pending", "no-parent"}
 
 
 class SaveTask:
-    """See the module. `wait_budget_s`: from now on, how long another writer is waited for, and the order's turn at all."""
+    """See the module. `wait_budget_s`: from now on, how long to wait for another writer and for the order's turn."""
 
     def __init__(
         self, order: SaveOrder, geometry: Geometry, pool: Pool, cache: Cache, *, wait_budget_s: float, clock: Clock
@@ -46,12 +46,12 @@ class SaveTask:
 
     @property
     def next_chunk(self) -> int:
-        """The first chunk, from the root on, of which nothing has become yet."""
+        """The first chunk, from the root on, without an outcome."""
         return self.order.first_chunk + self._settled
 
     @property
     def is_late(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether its time is over."""
         return self._deadline.has_passed()
 
     def open(self) -> None:
@@ -99,12 +99,12 @@ class SaveTask:
         return self._save is not None and self._save.has_pending()
 
     def drop(self) -> None:
-        """It was not begun, or not again."""
+        """Drop the order: it was not begun, or not again."""
         self._count("dropped_saves", 1)
         self._end()
 
     def abort(self) -> None:
-        """Give it up: when this returns none of its blocks is read any more."""
+        """Give the order up; after it has returned, nothing reads its blocks."""
         if self._save is not None:
             self._save.abort()
         self._end()

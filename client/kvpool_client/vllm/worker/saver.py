@@ -1,12 +1,12 @@
-"""This rank's saves: those that end with their step, and those that go on behind it because their blocks are pinned.
+"""Saver: this rank's saves. Some end with their step, others go on after it because their blocks are pinned.
 
     of the step: opened at its first layer, copied layer by layer, published when the forward pass has ended
-    pinned:      handed over when the forward pass has ended ──thread──► stored, or dropped ──report──► unpinned
+    pinned:      passed on when the forward pass has ended ──thread──► stored, or dropped ──report──► unpinned
 
 Where another save is just writing chunks of an order, a pinned one waits between steps; one of the step is planned again by the
 scheduler's half, unless the other one was of the same step. Invariants: of one request one pinned order is under way at a
-time, because each builds on the one before; each pinned order is reported as ended exactly once, and
-then none of its blocks is read any more. The thread that runs the model; `_carry_out` alone runs on the save threads.
+time, because each needs the one before; each pinned order is reported as ended exactly once, and after that nothing reads its
+blocks. The thread that runs the model; `_carry_out` alone runs on the save threads.
 """
 
 import threading
@@ -71,7 +71,7 @@ class Saver:
 
     @property
     def has_work(self) -> bool:
-        """Whether orders are under way, or were, and this was not told yet."""
+        """Whether orders are under way, or have ended and were not reported yet."""
         return bool(self._orders or self._open or self.is_busy or self._ended or self._unsaved)
 
     def use(self, pool: Pool, cache: Cache) -> None:
@@ -79,35 +79,35 @@ class Saver:
         self._memory = (pool, cache)
 
     def begin(self, orders: Sequence[SaveOrder]) -> None:
-        """A step begins. What a step without an end has left is given up."""
+        """A step begins. Give up what an unfinished step has left."""
         self.drop()
         self._orders = orders
 
     def layer(self, layer: int, *, may_save: bool) -> None:
         """The forward pass has written a layer."""
-        for storing in self._opened(may_save=may_save):
-            storing.layer(layer)
+        for task in self._opened(may_save=may_save):
+            task.layer(layer)
 
     def end_step(self, *, may_save: bool) -> None:
-        """The forward pass has ended: publish the step's own saves and hand the pinned ones over, or give all of them up."""
+        """The forward pass has ended: publish the step's own saves and start the pinned ones, or give all of them up."""
         if not may_save:
             self.drop()
             return
-        told_to_wait = [storing for storing in self._opened(may_save=True) if not self._commit(storing)]
+        waiting = [task for task in self._opened(may_save=True) if not self._commit(task)]
         orders, self._orders, self._open = self._orders, (), None
-        for storing in told_to_wait:
-            self._try_again(storing)
+        for task in waiting:
+            self._try_again(task)
         mark = self._mark()
         for order in orders:
             if order.pin:
                 self._hand_over(order, mark)
 
     def drop(self) -> None:
-        """Give up what this step has not handed over. When it returns none of those blocks is read any more."""
+        """Give up the orders that this step has not started. After it has returned, nothing reads those blocks."""
         orders, self._orders = self._orders, ()
         opened, self._open = self._open or [], None
-        for storing in opened:
-            self._guard.call("giving a save up", None, storing.abort)
+        for task in opened:
+            self._guard.call("giving a save up", None, task.abort)
         pinned = [order for order in orders if order.pin]
         for order in pinned:
             self._end(order)
@@ -115,31 +115,31 @@ class Saver:
             self._tally.add("dropped_saves", len(opened) + len(pinned))
 
     def poll(self) -> None:
-        """Look after what runs and waits behind the steps."""
+        """Check the saves that run or wait between steps."""
         running, self._running = self._running, []
-        for storing, future in running:
+        for task, future in running:
             if not future.done():
-                self._running.append((storing, future))
+                self._running.append((task, future))
             elif not future.result():
-                self._waiting.append(storing)
+                self._waiting.append(task)
             else:
-                self._settle(storing)
+                self._settle(task)
         waiting, self._waiting = self._waiting, []
-        for storing in waiting:
-            is_held_up = self._guard.call("waiting for another save", False, storing.waits_for_another)
-            if storing.is_late:
-                self._guard.call("giving a save up", None, storing.abort)
-                self._settle(storing)
+        for task in waiting:
+            is_held_up = self._guard.call("waiting for another save", False, task.waits_for_another)
+            if task.is_late:
+                self._guard.call("giving a save up", None, task.abort)
+                self._settle(task)
             elif is_held_up:
-                self._waiting.append(storing)
+                self._waiting.append(task)
             else:
-                self._submit(storing, None)
+                self._submit(task, None)
         behind, self._behind = self._behind, []
-        for storing, mark in behind:
-            self._submit_in_turn(storing, mark)
+        for task, mark in behind:
+            self._submit_in_turn(task, mark)
 
     def wait_a_moment(self, others: Iterable[Future[Any]]) -> None:
-        """Until something that runs behind the steps, or one of the others, ends; LOOK_S at most."""
+        """Wait until a save between steps, or one of the others, ends; LOOK_S at most."""
         futures = [*others, *(future for _, future in self._running)]
         if futures:
             wait_for_futures(futures, LOOK_S, FIRST_COMPLETED)
@@ -147,7 +147,7 @@ class Saver:
             threading.Event().wait(LOOK_S)
 
     def drain(self, timeout_s: float) -> None:
-        """Until nothing runs behind the steps, or time is over."""
+        """Wait until no save runs between steps, or time is over."""
         deadline = Deadline(timeout_s, self._clock)
         self.poll()
         while self.is_busy and not deadline.has_passed():
@@ -155,12 +155,12 @@ class Saver:
             self.poll()
 
     def take_ended(self) -> dict[int, int]:
-        """How often each pinned order has ended since the last time."""
+        """How often each pinned order has ended since the last call."""
         taken, self._ended = self._ended, {}
         return taken
 
     def take_unsaved(self) -> dict[str, int]:
-        """Requests of whose chunks from one on another save was just writing, since the last time."""
+        """By request, the first chunk that another save was just writing, since the last call."""
         taken, self._unsaved = self._unsaved, {}
         return taken
 
@@ -168,8 +168,8 @@ class Saver:
         """End what is under way, and the threads."""
         self.drop()
         self._threads.shutdown(wait=True, cancel_futures=True)
-        for storing in [*self._waiting, *(storing for storing, _ in [*self._running, *self._behind])]:
-            self._guard.call("giving a save up", None, storing.abort)
+        for task in [*self._waiting, *(task for task, _ in [*self._running, *self._behind])]:
+            self._guard.call("giving a save up", None, task.abort)
         self.board.close()
 
     def _opened(self, *, may_save: bool) -> list[SaveTask]:
@@ -178,9 +178,9 @@ class Saver:
             self._open = []
             is_on = self._is_writer and may_save
             for order in self._orders if is_on else ():
-                storing = self._new(order) if not order.pin else None
-                if storing is not None and self._did("opening a save", storing.open):
-                    self._open.append(storing)
+                task = self._new(order) if not order.pin else None
+                if task is not None and self._did("opening a save", task.open):
+                    self._open.append(task)
         return self._open
 
     def _new(self, order: SaveOrder) -> SaveTask | None:
@@ -189,69 +189,69 @@ class Saver:
         pool, cache = self._memory
         return SaveTask(order, self._geometry, pool, cache, wait_budget_s=self._wait_budget_s, clock=self._clock)
 
-    def _commit(self, storing: SaveTask) -> bool:
-        """Whether a save of this step is over."""
-        is_over = self._guard.call("ending a save", None, storing.commit)
+    def _commit(self, task: SaveTask) -> bool:
+        """Commit a save of this step. Whether it has ended."""
+        is_over = self._guard.call("ending a save", None, task.commit)
         if is_over is None:
-            self._guard.call("giving a save up", None, storing.abort)
+            self._guard.call("giving a save up", None, task.abort)
         if is_over is not False:
-            self._count(storing)
+            self._count(task)
         return is_over is not False
 
-    def _try_again(self, storing: SaveTask) -> None:
-        """The step's own saves have ended: what waited for one of them can be stored now, the rest is planned again."""
-        is_held_up = self._guard.call("waiting for another save", True, storing.waits_for_another)
-        if not is_held_up and (not self._did("opening a save", storing.open) or self._commit(storing)):
+    def _try_again(self, task: SaveTask) -> None:
+        """The step's own saves have ended: orders that waited for one of them can be stored now, the rest is planned again."""
+        is_held_up = self._guard.call("waiting for another save", True, task.waits_for_another)
+        if not is_held_up and (not self._did("opening a save", task.open) or self._commit(task)):
             return
-        self._unsaved[storing.order.request_id] = storing.next_chunk
-        self._count(storing)
+        self._unsaved[task.order.request_id] = task.next_chunk
+        self._count(task)
 
     def _hand_over(self, order: SaveOrder, mark: Callable[[], None] | None) -> None:
-        storing = self._new(order) if self._is_writer else None
-        if storing is None or mark is None:
+        task = self._new(order) if self._is_writer else None
+        if task is None or mark is None:
             self._end(order)
             return
-        self._submit_in_turn(storing, mark)
+        self._submit_in_turn(task, mark)
 
-    def _submit_in_turn(self, storing: SaveTask, mark: Callable[[], None]) -> None:
-        request_id = storing.order.request_id
+    def _submit_in_turn(self, task: SaveTask, mark: Callable[[], None]) -> None:
+        request_id = task.order.request_id
         under_way = [*self._waiting, *(earlier for earlier, _ in [*self._running, *self._behind])]
         if any(earlier.order.request_id == request_id for earlier in under_way):
-            self._behind.append((storing, mark))
+            self._behind.append((task, mark))
         else:
-            self._submit(storing, mark)
+            self._submit(task, mark)
 
-    def _submit(self, storing: SaveTask, mark: Callable[[], None] | None) -> None:
-        self._running.append((storing, self._threads.submit(self._carry_out, storing, mark)))
+    def _submit(self, task: SaveTask, mark: Callable[[], None] | None) -> None:
+        self._running.append((task, self._threads.submit(self._carry_out, task, mark)))
 
-    def _carry_out(self, storing: SaveTask, mark: Callable[[], None] | None) -> bool:
-        """Whether the order is over. On a save thread."""
-        with self.board.reading(storing.order.pin) as may_read:
-            return self._carry_out_if(storing, mark, is_wanted=may_read and not storing.is_late)
+    def _carry_out(self, task: SaveTask, mark: Callable[[], None] | None) -> bool:
+        """Carry an order out, on a save thread. Whether it has ended."""
+        with self.board.reading(task.order.pin) as may_read:
+            return self._carry_out_if(task, mark, is_wanted=may_read and not task.is_late)
 
-    def _carry_out_if(self, storing: SaveTask, mark: Callable[[], None] | None, *, is_wanted: bool) -> bool:
+    def _carry_out_if(self, task: SaveTask, mark: Callable[[], None] | None, *, is_wanted: bool) -> bool:
         is_on = is_wanted and (mark is None or self._did("waiting for the device", mark))
-        if not is_on or not self._did("opening a save", storing.open):
-            storing.drop()
+        if not is_on or not self._did("opening a save", task.open):
+            task.drop()
             return True
-        is_over = self._guard.call("ending a save", None, storing.commit)
+        is_over = self._guard.call("ending a save", None, task.commit)
         if is_over is None:
-            self._guard.call("giving a save up", None, storing.abort)
+            self._guard.call("giving a save up", None, task.abort)
         return is_over is not False
 
-    def _settle(self, storing: SaveTask) -> None:
-        self._count(storing)
-        self._end(storing.order)
+    def _settle(self, task: SaveTask) -> None:
+        self._count(task)
+        self._end(task.order)
 
-    def _count(self, storing: SaveTask) -> None:
-        for name, amount in storing.counts.items():
+    def _count(self, task: SaveTask) -> None:
+        for name, amount in task.counts.items():
             self._tally.add(name, amount)
 
     def _end(self, order: SaveOrder) -> None:
         self._ended[order.pin] = self._ended.get(order.pin, 0) + 1
 
     def _mark(self) -> Callable[[], None] | None:
-        """What waits for everything that the engine has queued so far; None where it cannot be had."""
+        """A call that waits for everything the engine has queued so far; None where there is none."""
         if self._memory is None:
             return None
         device = self._memory[1].device

@@ -1,9 +1,10 @@
-"""Loads within a step (`kvpool.load: sync`), where vLLM recovers from one that fails: not everywhere.
+"""Synchronous loads (`kvpool.load: sync`), and the engines in which vLLM recovers from one that fails.
 
 After a failed synchronous load vLLM takes back the tokens that it had counted. With its V2 model runner it takes them back from
 a copy that the device does not read, and with asynchronous scheduling or pipeline stages further steps are planned before they
 are taken back.
-Either way tokens would rest on KV that never came, so loads run between steps there. Reads the configuration alone. Any thread.
+Either way tokens would depend on KV that never came, so loads run between steps there. Reads the configuration alone. Any
+thread.
 """
 
 from dataclasses import replace
@@ -25,6 +26,6 @@ def broken_recovery(config: EngineConfig) -> str:
 
 
 def served_loads(settings: Settings, config: EngineConfig) -> tuple[Settings, str]:
-    """The settings with a kind of load that vLLM recovers from, and why it is another one than was asked for."""
+    """The settings with a kind of load that vLLM recovers from, and the reason where it differs from the requested one."""
     reason = "" if settings.is_async else broken_recovery(config)
     return (replace(settings, load="async"), reason) if reason else (settings, "")

@@ -1,10 +1,10 @@
-"""The worker's half: loads into and saves from this rank's blocks, as the plan of each step says.
+"""Worker's half of the vLLM connector: loads into and saves from this rank's blocks, by the plan of each step.
 
 Asynchronous loads run on threads of their own between steps; synchronous ones start before the forward pass, which waits
-for one layer at a time, and are settled by whichever call first asks what became of them: with a speculative configuration vLLM
-asks before the forward pass has ended. Saves are the saver's. Invariants: every order is answered once, with an outcome;
-after a failed load nothing is saved until a plan acknowledges the failure, because what was computed since may rest on KV
-that never came; what nobody waited for counts as failed.
+for one layer at a time, and the first call that asks for their outcomes settles them: with a speculative configuration vLLM
+asks before the forward pass has ended. `Saver` carries out saves. Invariants: every order is answered once, with an outcome;
+after a failed load nothing is saved until a plan acknowledges the failure, because what was computed since may depend on KV
+that never came; a load that was not waited for counts as failed.
 
 The thread that runs the model, but for the load threads.
 """
@@ -58,13 +58,13 @@ class WorkerHalf:
         self._outcomes: dict[str, LoadOutcome] = {}
         self._bad_blocks: set[int] = set()
         self._failed_step = 0
-        # Layers of which it was seen that the model waits for them before a load is settled; the others are waited for at once.
+        # Layers for which the model was seen to wait before a load is settled; the others are waited for at once.
         self._trusted: set[int] = set()
         self._seen: set[int] = set()
         self._is_settled = True
-        # Whether anything is to be done at each layer of this step.
+        # Whether there is work at each layer of this step.
         self.loads_by_layer = self.saves_by_layer = False
-        # Whether nothing is to be done in this step, and nothing is under way or to be told: as in most steps that decode.
+        # Whether this step has no work, and nothing is under way or to be reported: as in most decoding steps.
         self.is_quiet = False
         self._saver = Saver(
             geometry,
@@ -79,9 +79,9 @@ class WorkerHalf:
         return f"<WorkerHalf step {self._plan.step}, {len(self._running)} loads, {self.pool!r}>"
 
     def register(self, tensors: Mapping[str, Tensor]) -> bool:
-        """The engine's KV. What does not fit leaves this rank without a pool, which the scheduler then hears of.
+        """Register the engine's KV. Where it does not fit, this rank runs without a pool, and reports that to the scheduler.
 
-        Returns True: whatever became of it was said and counted.
+        Returns True: the outcome was logged and counted.
         """
         try:
             views = block_views(self._geometry, tensors)
@@ -96,7 +96,7 @@ class WorkerHalf:
         return True
 
     def begin(self, plan: StepPlan) -> None:
-        """A step begins. What a step that never came to its end has left is given up."""
+        """A step begins. Give up what an unfinished step has left."""
         is_asked = bool(plan.loads or plan.saves or plan.cancelled)
         if self.is_quiet and not is_asked:
             self._plan = plan
@@ -109,7 +109,7 @@ class WorkerHalf:
             self._guard.call("attaching to the scheduler's memory", None, lambda: board.attach(plan.board, self._rank))
         self.saves_by_layer = any(not order.pin for order in plan.saves)
         self.loads_by_layer = not self._settings.is_async or any(not order.is_async for order in plan.loads)
-        # Where loads are synchronous each step also shows which layers the model waits for before loads are settled.
+        # With synchronous loads, each step also shows which layers the model waits for before loads are settled.
         if self._settings.is_async and not (
             is_asked or self._running or self._outcomes or self._bad_blocks or self._saver.has_work
         ):
@@ -122,7 +122,7 @@ class WorkerHalf:
                     self._guard.call("cancelling a load", None, fetch.cancel)
 
     def start_loads(self) -> None:
-        """Begin the plan's loads: synchronous ones run when this returns, asynchronous ones are handed over."""
+        """Begin the plan's loads: synchronous ones run when this returns, asynchronous ones are queued."""
         for order in self._plan.loads:
             fetch = Fetch(order, replica=self._replica, clock=self._clock)
             if order.is_async:
@@ -135,7 +135,7 @@ class WorkerHalf:
                     self._wait(fetch, layer)
 
     def wait_layer(self, name: str) -> None:
-        """Before the forward pass reads a layer: until the synchronous loads have brought it, or have failed."""
+        """Before the forward pass reads a layer: wait until the synchronous loads have brought it, or have failed."""
         layer = self._layers.get(name)
         if layer is None:
             return
@@ -150,18 +150,18 @@ class WorkerHalf:
             self._saver.layer(layer, may_save=self._may_save())
 
     def end_forward(self) -> None:
-        """The forward pass has ended: publish what is to be saved with it, or give it up."""
+        """The forward pass has ended: publish its saves, or give them up."""
         self._settle_sync()
         self._saver.end_step(may_save=self._may_save())
 
     def take_finished(self) -> set[str]:
-        """Requests whose asynchronous load has ended, well or not, since the last time."""
+        """Requests whose asynchronous load has ended, successfully or not, since the last call."""
         self._settle_sync()
-        # A step without tokens has nothing to do but to see what has ended, and is followed by the next one at once. So it
-        # waits a moment, instead of taking the interpreter from the threads that load and save; who arrives waits no longer.
+        # A step without tokens only collects what has ended, and the next one follows at once. So it waits a moment, instead of
+        # taking the interpreter from the threads that load and save; a new request waits no longer.
         if self._plan.is_idle:
             self._saver.wait_a_moment(future for _, future in self._running)
-        # Looked at once each: a load that ends meanwhile is for the next time.
+        # Each is checked once: a load that ends meanwhile is reported by the next call.
         are_done = [future.done() for _, future in self._running]
         ended = [pair for pair, is_done in zip(self._running, are_done, strict=True) if is_done]
         self._running = [pair for pair, is_done in zip(self._running, are_done, strict=True) if not is_done]
@@ -174,13 +174,13 @@ class WorkerHalf:
         return {fetch.request_id for fetch, _ in ended}
 
     def take_bad_blocks(self) -> set[int]:
-        """Blocks that a load was to fill and did not, since the last time."""
+        """Blocks that a load should have filled and did not, since the last call."""
         self._settle_sync()
         taken, self._bad_blocks = self._bad_blocks, set()
         return taken
 
     def report(self) -> StepReport:
-        """What the scheduler's half has to know of this step."""
+        """The report of this step for the scheduler's half."""
         if self.is_quiet:
             return StepReport(self._plan.step, self._failed_step, off=self._off)
         self._settle_sync()
@@ -196,11 +196,11 @@ class WorkerHalf:
         )
 
     def drop_saves(self) -> None:
-        """Give up saves of a step that has not ended. Blocks that are not pinned are read no more when it returns."""
+        """Give up saves of a step that has not ended. After it has returned, nothing reads blocks that are not pinned."""
         self._saver.drop()
 
     def drain(self, timeout_s: float) -> dict[int, int]:
-        """Until every pinned save has ended, or time is over: those that have."""
+        """Wait until every pinned save has ended, or time is over. Returns those that have."""
         self._saver.drain(timeout_s)
         return self._saver.take_ended()
 
@@ -226,7 +226,8 @@ class WorkerHalf:
             self._failed_step = self._plan.step
 
     def _settle_sync(self) -> None:
-        """End the synchronous loads of this step, at the first call. What the model has waited for by then is trusted."""
+        """End the synchronous loads of this step, at the first call. Layers for which the model has waited by then are
+        trusted."""
         if self._is_settled:
             return
         self._is_settled = True

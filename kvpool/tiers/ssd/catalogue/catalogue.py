@@ -133,7 +133,7 @@ class Catalogue:
             with self._environment.begin(write=True) as transaction:
                 for row in rows[first : first + _FILL_ROWS]:
                     packed = row.tobytes()
-                    transaction.put(packed[:KEY_BYTES], packed, db=self._chunks)
+                    transaction.put(packed[catalogue_rows.KEY], packed, db=self._chunks)
 
     def start(self, *, checkpoint_s: float) -> None:
         """Begin to write behind, with a checkpoint at least this often while there are changes."""
@@ -175,7 +175,7 @@ class Catalogue:
 
     @property
     def has_died(self) -> bool:
-        """Whether the writing thread has ended though nobody told it to and nothing failed. Any thread."""
+        """Whether the writing thread has ended without a stop and without a failure. Any thread."""
         return self._thread is not None and not self._is_running and self.failure is None and not self._is_stopping
 
     def take_lost(self) -> list[tuple[bytes, int]]:
@@ -262,7 +262,7 @@ class Catalogue:
                     self._checkpoint()
                     is_dirty, dirty_bytes, done = False, 0, asked
             except catalogue_open.DAMAGE as error:
-                log.error("the catalogue is damaged and begins anew: %s", error)
+                log.error("the catalogue is damaged and begins empty: %s", error)
                 self.dropped_rows += len(batch)
                 self._reopen(is_damaged=True)
             except (lmdb.Error, OSError) as error:

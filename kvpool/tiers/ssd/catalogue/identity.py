@@ -63,7 +63,7 @@ def write_identity(directory: Path, identity: Identity) -> None:
 
 
 def read_identity(directory: Path) -> Identity | None:
-    """What the file says; None where there is none that is whole."""
+    """The file's identity; None where there is no complete file."""
     try:
         fd = os.open(directory / FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, "rb") as file:

@@ -47,7 +47,7 @@ INCOMPLETE_KEY = b"incomplete"
 GENERATIONS_KEY = b"generations"
 GENERATIONS_OF_A_LIFE = 1 << 40
 NUMBER_BYTES = 4
-# What LMDB says of a file whose bytes are not what it wrote: no further try will find them otherwise.
+# LMDB's errors for a file with wrong bytes: a retry would not help.
 DAMAGE = (
     lmdb.BadTxnError,
     lmdb.CorruptedError,
@@ -73,7 +73,7 @@ _BLOCK_BYTES = 512
 class Found:
     """A catalogue that can be read: the epoch of its segment files, packed rows as they are, namespaces by number.
 
-    `generations_end`: where the generations of the life that wrote it end; 0 where it does not say.
+    `generations_end`: where the generations of the process that wrote it end; 0 where unknown.
     """
 
     epoch: bytes
@@ -101,7 +101,7 @@ class ExaminationStopped(KVPoolError):
 def examine(path: Path, bytes_max: int, is_stopping: Callable[[], bool] = lambda: False) -> Examined:
     """Read the catalogue at `path` through a child.
 
-    Raises NewerFormat, ExaminationStopped once `is_stopping` says so, and OSError where the directory cannot be used.
+    Raises NewerFormat, ExaminationStopped once `is_stopping` is true, and OSError where the directory cannot be used.
     """
     if not os.path.lexists(path):
         return Examined()
@@ -122,25 +122,25 @@ def examine(path: Path, bytes_max: int, is_stopping: Callable[[], bool] = lambda
 
 
 def mark_opening(path: Path) -> None:
-    """Say that the catalogue is about to be opened in this process."""
+    """Mark that the catalogue is about to be opened in this process."""
     openings = _openings(path)
     with open(path.with_name(_MARKER), "w", opener=_opener) as file:
         file.write(str(openings + 1))
 
 
 def unmark_opening(path: Path) -> None:
-    """Say that the opening went well: the first checkpoint is complete."""
+    """Remove the mark: the opening succeeded and the first checkpoint is complete."""
     path.with_name(_MARKER).unlink(missing_ok=True)
 
 
 def meta_record(epoch: bytes, version: int = FORMAT_VERSION) -> bytes:
-    """What the catalogue says of itself: format version and the epoch of its segment files."""
+    """The catalogue's format version and the epoch of its segment files."""
     checked = version.to_bytes(4, "little") + epoch
     return checked + kvpool_native.crc32c(checked).to_bytes(4, "little")
 
 
 def generations_record(end: int) -> bytes:
-    """What the catalogue says of the generations of its life."""
+    """The catalogue's record of its process's generations."""
     checked = end.to_bytes(8, "little")
     return checked + kvpool_native.crc32c(checked).to_bytes(4, "little")
 
@@ -193,14 +193,14 @@ def _read_in_child(path: Path, is_stopping: Callable[[], bool]) -> tuple[bytes, 
             env={name: os.environ[name] for name in CHILD_VARIABLES if name in os.environ},
         ) as child:
             try:
-                told, complaints = _wait_for(child, Deadline(limit_s), is_stopping)
+                output, errors = _wait_for(child, Deadline(limit_s), is_stopping)
             except subprocess.TimeoutExpired:
                 return b"", f"it could not be read within {limit_s:.0f} s"
             finally:
                 child.kill()
-        words = told.split()
+        words = output.split()
         if child.returncode != 0 or len(words) != 2 or words[0] != b"ok":
-            last = complaints.decode(errors="replace").strip().splitlines()
+            last = errors.decode(errors="replace").strip().splitlines()
             return b"", f"reading it ended with {child.returncode}: {last[-1] if last else 'no word'}"
         with open(fd, "rb", closefd=False) as file:
             file.seek(0)
@@ -252,7 +252,7 @@ def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
     if version < FORMAT_VERSION:
         return None, f"its format is not version {FORMAT_VERSION} of kvpool's"
     if is_incomplete:
-        return None, "it was begun anew after damage and lacks what was written before"
+        return None, "it was begun empty after damage and lacks earlier rows"
     namespaces = {
         int.from_bytes(key, "big"): entry
         for key, value in packed

@@ -8,44 +8,23 @@ CRC-32C of everything before it: LMDB notices no damage of its own. `recency` is
 Pure functions; any thread.
 """
 
-import struct
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 import kvpool_native
+from kvpool.packed_rows import CATALOGUE_ROW, struct_of
 from kvpool.types import DEFAULT_PRIORITY, KEY_BYTES
 
-_CHECKED = struct.Struct("<32s32sQQQQIIII")
-_CRC = struct.Struct("<II")
-ROW_BYTES = _CHECKED.size + _CRC.size
-_RECENCY = struct.Struct("<Q")
-_RECENCY_AT = 80
-_GENERATION = struct.Struct("<Q")
-_GENERATION_AT = 72
-_KEPT = struct.Struct("<II")
-_KEPT_AT = 104
-ROW = np.dtype(
-    [
-        ("key", "V32"),
-        ("parent", "V32"),
-        ("offset", "<u8"),
-        ("generation", "<u8"),
-        ("recency", "<u8"),
-        ("layer_bytes", "<u8"),
-        ("layers", "<u4"),
-        ("namespace", "<u4"),
-        ("priority", "<u4"),
-        ("duration_s", "<u4"),
-        ("crc", "<u4"),
-        ("pad", "<u4"),
-    ]
-)
-assert ROW.fields is not None
-assert (ROW.fields["recency"][1], ROW.fields["priority"][1]) == (_RECENCY_AT, _KEPT_AT)
-assert ROW.fields["generation"][1] == _GENERATION_AT
-assert ROW.itemsize == ROW_BYTES == kvpool_native.CATALOGUE_ROW_BYTES
+_CHECKED, _ = struct_of(CATALOGUE_ROW, "key", "duration_s")
+_KEY, _ = struct_of(CATALOGUE_ROW, "key", "key")
+KEY = slice(0, _KEY.size)  # of a row
+_CRC, _ = struct_of(CATALOGUE_ROW, "crc", "pad")
+_RECENCY, _RECENCY_AT = struct_of(CATALOGUE_ROW, "recency", "recency")
+_GENERATION, _GENERATION_AT = struct_of(CATALOGUE_ROW, "generation", "generation")
+_KEPT, _KEPT_AT = struct_of(CATALOGUE_ROW, "priority", "duration_s")
+ROW_BYTES = CATALOGUE_ROW.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +90,7 @@ def restorable(rows: bytes) -> tuple["npt.NDArray[np.void]", int]:
     A chunk counts as used when a descendant was, whatever order their rows were written in.
     """
     order = np.frombuffer(kvpool_native.restoring_order(rows), np.uint32)
-    table = np.frombuffer(rows, ROW)
+    table = np.frombuffer(rows, CATALOGUE_ROW)
     return table[order], len(table) - len(order)
 
 

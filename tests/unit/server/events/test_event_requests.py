@@ -10,8 +10,9 @@ from kvpool.index.namespaces import NAMESPACES_MAX
 from kvpool.layout import Layout
 from kvpool.protocol.records import events as em
 from kvpool.protocol.records import messages as m
+from kvpool.protocol.verbs import handlers_of
 from kvpool.router_events.columns import unpack_events, unpack_namespaces
-from kvpool.server.events.requests import admin_event_handlers, engine_event_handlers
+from kvpool.server.events.requests import EventVerbs
 from kvpool.types import Event, EventKind
 from tests.rigs.events.journal_rig import Rig
 
@@ -38,11 +39,12 @@ def test_events_of_many_namespaces_come_in_answers_that_fit_a_frame(*, is_engine
         log.append(Event(log.next_id, EventKind.STORED, namespace.id, os.urandom(32), os.urandom(32), tiers=1))
     pool: Any = SimpleNamespace(journal=rig.journal, namespaces=rig.namespaces)
     session: Any = SimpleNamespace(namespace_ids={namespace.id for namespace in opened[1::2]})
-    handlers = engine_event_handlers(pool, session) if is_engine else admin_event_handlers(pool)
+    role = m.ROLE_ENGINE if is_engine else m.ROLE_ADMIN
+    _, ask_events = handlers_of(role, [EventVerbs(pool, session if is_engine else None)])[em.AskEvents.KIND]
     told: list[int] = []
     last = -1
     while last < log.next_id - 1:
-        answer: Any = handlers[em.AskEvents](em.AskEvents(b"", last, 0.0))
+        answer: Any = ask_events(em.AskEvents(b"", last, 0.0))
         assert len(m.encode(answer, 1)) < 1 << 20
         assert answer.last > last
         last = answer.last

@@ -13,6 +13,7 @@ from kvpool.server.health.health import Health
 from kvpool.server.health.probe import ProbeResult
 from kvpool.tiers.dram.prefault import Prefault
 from kvpool.tiers.dram.tier import DramTier, plan_geometry
+from kvpool.types import EPOCH_BYTES
 from tests.rigs.daemon import wait_until
 
 
@@ -137,7 +138,9 @@ def test_the_pool_tells_of_pre_faulting_that_ended_early(real_pool: Pool, monkey
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(DramTier, "prefault_next", fail)
-    tier = DramTier(plan_geometry(1 << 20, 1 << 20, 0), huge_pages="off")
+    tier = DramTier(
+        plan_geometry(1 << 20, 1 << 20, 0), load_config(None, ["dram.huge_pages=off"]).dram, bytes(EPOCH_BYTES)
+    )
     real_pool._prefault = Prefault(tier, 1, lambda segment: None)
     real_pool._prefault.stop()
     assert real_pool.problems() == ["dram: pre-faulting ended early: [Errno 12] Cannot allocate memory"]

@@ -60,7 +60,7 @@ def test_a_manager_that_has_gone_is_mentioned_once(tmp_path: Path, caplog: pytes
     manager.alive()
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
-    assert "cannot be told READY=1" in warnings[0].getMessage()
+    assert "READY=1 to the service manager failed" in warnings[0].getMessage()
 
 
 def test_a_manager_that_does_not_read_costs_a_short_wait_and_no_work(
@@ -76,5 +76,5 @@ def test_a_manager_that_does_not_read_costs_a_short_wait_and_no_work(
             sent += 1
             assert sent < 10_000
         assert used_s < 0.05, "it spins while the queue is full"
-        assert "cannot be told WATCHDOG=1" in caplog.text
+        assert "WATCHDOG=1 to the service manager failed" in caplog.text
         assert len(socket.take()) == sent - 1

@@ -16,6 +16,7 @@ from kvpool.server.metrics.definitions import METRICS, PROCESS_METRICS, Histogra
 from kvpool.server.metrics.measurements import Scrape
 from kvpool.server.metrics.page import render
 from kvpool.server.metrics.request_times import RequestTimes
+from kvpool.server.service import VERBS
 from kvpool.tiering.admission import DECLINED
 from kvpool.types import ClientFailures, LoadReason, Measurements, ModelUsage
 from kvpool_native import Directory, DirectoryGeometry, Mapping
@@ -68,11 +69,11 @@ def _snapshot(models: dict[str, ModelUsage] | None = None) -> Scrape:
         is_settling=False,
         models={"m": _COUNTS} if models is None else models,
         events=dict.fromkeys(EVENT_COUNTS, 4),
-        ssd={"ssd.state": "ok", "ssd.admission": "all", **dict.fromkeys(SSD_COUNTS, 3)},
-        ssd_classes=[{"chunk_bytes": 8192, "layers": 2, "slots_used": 1, "slots": 3}],
+        lower={"ssd": {"ssd.state": "ok", "ssd.admission": "all", **dict.fromkeys(SSD_COUNTS, 3)}},
+        lower_classes={"ssd": [{"chunk_bytes": 8192, "layers": 2, "slots_used": 1, "slots": 3}]},
         failures=ClientFailures({LoadReason.GONE.name.lower(): 1}, {"aborted": 2}, 3, 4),
     )
-    times = RequestTimes()
+    times = RequestTimes(VERBS)
     times.add(10, 7_000)
     times.add(10, 3_000_000_000)
     return Scrape(

@@ -230,8 +230,8 @@ def with_bad_division(config: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "layers", "spec", "said"),
     [
-        (without_division, range(2), None, "does not say which layers each of 2 stages has"),
-        (with_bad_division, range(2), None, "stages has: sum.*does not match num_hidden_layers"),
+        (without_division, range(2), None, "does not give the layers of each of 2 stages"),
+        (with_bad_division, range(2), None, "stages: sum.*does not match num_hidden_layers"),
         (
             lambda _: None,
             range(3),

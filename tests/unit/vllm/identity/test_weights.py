@@ -18,7 +18,7 @@ TOKENS = prompt(1, 5 * CHUNK + 1)
 def test_a_reset_forgets_for_this_engine_and_leaves_others_chunks(start_engine: StartEngine, daemon: Daemon) -> None:
     engine, other = start_engine(), start_engine()
     ask(engine, "cold", TOKENS)
-    assert engine.scheduler.reset_cache()
+    assert engine.new_weights()
     assert ask(engine, "after", TOKENS).external == 0
     assert ask(engine, "again", TOKENS).external == 5 * CHUNK
     assert ask(other, "other", TOKENS).external == 5 * CHUNK
@@ -28,12 +28,12 @@ def test_a_reset_forgets_for_this_engine_and_leaves_others_chunks(start_engine: 
 
 def test_what_is_stored_by_replicas_with_the_old_weights_is_not_found(start_engine: StartEngine) -> None:
     engine, replica = start_engine(), start_engine()
-    assert engine.scheduler.reset_cache()
+    assert engine.new_weights()
     ask(replica, "late", TOKENS)
     assert ask(engine, "after", TOKENS).external == 0
-    assert replica.scheduler.reset_cache()
+    assert replica.new_weights()
     assert ask(replica, "other's", TOKENS).external == 0, "nobody says that both have the same new weights"
-    assert engine.scheduler.reset_cache()
+    assert engine.new_weights()
     assert ask(engine, "once more", TOKENS).external == 0
 
 
@@ -42,7 +42,7 @@ def test_a_reset_needs_no_daemon(start_engine: StartEngine, daemon: Daemon, rese
     engine = start_engine(kvpool__reset=reset, kvpool__timeout_s=0.2)
     ask(engine, "cold", TOKENS)
     daemon.kill()
-    assert engine.scheduler.reset_cache()
+    assert engine.new_weights()
     assert ask(engine, "after", TOKENS).external == 0
 
 
@@ -50,7 +50,7 @@ def test_a_reset_of_the_node_drops_the_models_chunks_for_all(start_engine: Start
     engine, other, stranger = start_engine(kvpool__reset="node"), start_engine(), start_engine(weights="eight")
     ask(engine, "cold", TOKENS)
     ask(stranger, "stranger", TOKENS)
-    assert engine.scheduler.reset_cache()
+    assert engine.new_weights()
     wait_until(lambda: ask(other, "other", TOKENS).offers[0] in (0, 5 * CHUNK), "the flush is known")
     assert counted(other, "saved_chunks") == 5
     assert ask(stranger, "stranger again", TOKENS).external == 5 * CHUNK
@@ -63,7 +63,7 @@ def test_a_request_that_runs_through_a_reset_is_saved_under_neither(start_engine
     request = Request("running", list(TOKENS), new_tokens=2)
     engine.arrive(request)
     engine.step()
-    assert engine.scheduler.reset_cache()
+    assert engine.new_weights()
     engine.run(request)
     engine.step_until(lambda: counted(engine, "saved_chunks") > 0, "what was under way is saved")
     assert counted(engine, "saved_chunks") == 1
@@ -77,7 +77,7 @@ def test_a_request_that_waits_through_a_reset_belongs_to_the_new_weights(start_e
     engine.forget()
     request = Request("waiting", list(TOKENS))
     engine.arrive(request)
-    assert engine.scheduler.reset_cache()
+    assert engine.new_weights()
     engine.run(request)
     assert request.external == 0
     assert counted(engine, "saved_chunks") == 10
@@ -88,8 +88,57 @@ def test_a_load_under_way_does_not_come_to_the_new_weights(start_engine: StartEn
     ask(engine, "cold", TOKENS)
     engine.forget()
     request = Request("loading", list(TOKENS), new_tokens=2)
-    engine.on_allocated = lambda: engine.scheduler.reset_cache() and None
+
+    def renew() -> None:
+        assert engine.new_weights()
+
+    engine.on_allocated = renew
     engine.run(request)
     assert engine.recomputed == 1
     assert counted(engine, "saved_chunks") == 5
     wait_until(lambda: daemon.stats()["leases"] == 0, "no lease is left")
+
+
+def test_what_was_loaded_and_waits_for_its_turn_is_not_saved_as_new(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    ask(engine, "cold", TOKENS)
+    engine.forget()
+    running = Request("running", prompt(2, CHUNK + 1), new_tokens=60)
+    engine.arrive(running)
+    engine.step()
+    waiting = Request("waiting", list(TOKENS), new_tokens=2)
+    engine.arrive(waiting)
+    engine.step_until(lambda: waiting.state == "loading", "it loads")
+    engine.running_max = 1
+    engine.step_until(lambda: waiting.request_id in engine.arrived_loads, "it has loaded")
+    assert not engine.blocks.reset_prefix_cache(), "requests have blocks"
+    assert engine.scheduler.reset_cache()
+    saved = counted(engine, "saved_chunks")
+    engine.running_max = 2
+    engine.run(waiting)
+    engine.abort(running)
+    engine.idle()
+    assert waiting.external == 5 * CHUNK, "its KV is of the old weights"
+    assert counted(engine, "saved_chunks") == saved
+    engine.forget()
+    assert ask(engine, "after", TOKENS).external == 0
+
+
+def test_nothing_is_saved_until_vllm_has_forgotten_its_own_prefixes(start_engine: StartEngine) -> None:
+    engine = start_engine()
+    running = Request("running", prompt(2, CHUNK + 1), new_tokens=60)
+    engine.arrive(running)
+    engine.step()
+    engine.step_until(lambda: not engine.blocks.held, "its prompt is saved")
+    saved = counted(engine, "saved_chunks")
+    assert not engine.blocks.reset_prefix_cache()
+    assert engine.scheduler.reset_cache()
+    engine.run(Request("may hit old blocks", list(TOKENS), new_tokens=2))
+    engine.abort(running)
+    engine.step()
+    assert counted(engine, "saved_chunks") == saved
+    waiting = Request("waits", list(TOKENS), new_tokens=2)
+    engine.arrive(waiting)
+    assert engine.blocks.reset_prefix_cache()
+    engine.run(waiting)
+    assert counted(engine, "saved_chunks") == saved + 5

@@ -34,9 +34,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """No save begins before it is set."""
     opened, begin = threading.Event(), SaveTask.open
 
-    def wait(storing: SaveTask) -> None:
+    def wait(task: SaveTask) -> None:
         opened.wait(20.0)
-        begin(storing)
+        begin(task)
 
     monkeypatch.setattr(SaveTask, "open", wait)
     yield opened
@@ -157,8 +157,8 @@ def test_a_save_that_is_slow_is_dropped_and_counted(start_engine: StartEngine, g
     requests = [Request(f"cold-{number}", prompt(number, 3 * CHUNK + 1), new_tokens=2) for number in range(4)]
     engine.arrive(*requests)
     engine.step_until(lambda: not engine.requests, "they have ended")
-    late = [storing for storing, _ in engine.workers[0]._worker._saver._running]
-    wait_until(lambda: all(storing.is_late for storing in late), "the saves are late")
+    late = [task for task, _ in engine.workers[0]._worker._saver._running]
+    wait_until(lambda: all(task.is_late for task in late), "the saves are late")
     gate.set()
     engine.idle()
     # Two had been taken up by the threads; the others are not begun.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvpool_client as kv
-from kvpool_client.vllm.identity.placement import check_placement, node_name, strange_node
+from kvpool_client.vllm.identity.placement import check_placement, fault_of_node, node_name
 from kvpool_client.vllm.worker.micro_batches import MicroBatches
 from tests.rigs.daemon import Daemon, wait_until
 
@@ -201,7 +201,7 @@ def test_data_parallel_nodes_of_their_own_are_served() -> None:
     check_placement(SimpleNamespace(tensor_parallel_size=8, nnodes=2, nnodes_within_dp=1))
     check_placement(SimpleNamespace(tensor_parallel_size=1))
     check_placement(SimpleNamespace(tensor_parallel_size=4, pipeline_parallel_size=2, nnodes=2, nnodes_within_dp=1))
-    assert strange_node(0, node_name(), node_name()) == ""
+    assert fault_of_node(0, node_name(), node_name()) == ""
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])

@@ -38,6 +38,8 @@ def test_defaults_need_no_key() -> None:
     [
         ("kvpool.soket", "/x"),
         ("kvpool.socket", ""),
+        ("kvpool.socket", "a\0b"),
+        ("kvpool.socket", "\ud800"),
         ("kvpool.load", "eager"),
         ("kvpool.timeout_s", 0),
         ("kvpool.timeout_s", True),

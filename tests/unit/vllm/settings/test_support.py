@@ -84,11 +84,11 @@ def test_the_page_has_the_table_of_the_code() -> None:
 
 
 def test_every_row_that_is_not_served_has_a_code_and_a_remedy() -> None:
-    refused = [entry for entry in TABLE if entry.said == "no"]
+    refused = [entry for entry in TABLE if entry.text == "no"]
     assert {entry.code for entry in refused} == set(REFUSED) == set(REMEDIES)
     assert len(refused) == len(REMEDIES)
     assert all(entry.remedy for entry in refused)
-    assert not any(entry.code or entry.remedy for entry in TABLE if entry.said != "no")
+    assert not any(entry.code or entry.remedy for entry in TABLE if entry.text != "no")
 
 
 @pytest.mark.parametrize("role", list(fake_vllm.KVConnectorRole), ids=lambda role: role.name.lower())

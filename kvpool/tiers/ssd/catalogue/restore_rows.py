@@ -1,4 +1,4 @@
-"""The rows in which the slower directory is told of chunks of an earlier life. Pure functions; any thread."""
+"""Rows that restore an earlier process's chunks in a tier's directory. Pure functions; any thread."""
 
 from collections.abc import Callable
 
@@ -6,22 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.index.namespaces import Namespace
+from kvpool.packed_rows import RESTORE_ROW
 from kvpool.types import SizeClassId
 
 _NONE = (1 << 32) - 1
 _MS_PER_S = 1000
-RESTORE_ROW = np.dtype(
-    [
-        ("key", "V32"),
-        ("parent", "V32"),
-        ("offset", "<u8"),
-        ("generation", "<u8"),
-        ("namespace", "<u4"),
-        ("size_class", "<u4"),
-        ("priority", "<u4"),
-        ("duration_ms", "<u4"),
-    ]
-)
 
 
 def pack_restore_rows(

@@ -29,10 +29,10 @@ class ThreeTiers:
 
     def put(self, directory: kvpool_native.Directory) -> None:
         """The chunk is stored in this tier."""
-        reservation, states, *_ = directory.reserve(0, 0, b"", KEY, 1)
-        assert states == bytes([SaveState.RESERVED])
-        assert directory.commit(reservation, 0, bytes(4)) == bytes([SaveState.STORED])
-        directory.end_reservation(reservation, 1)
+        made = directory.reserve(0, 0, b"", KEY, 1)
+        assert made.states == bytes([SaveState.RESERVED])
+        assert directory.commit(made.id, 0, bytes(4)) == bytes([SaveState.STORED])
+        directory.end_reservation(made.id, 1)
 
 
 def test_a_chunk_comes_from_the_tier_that_is_named_and_a_bad_one_is_dropped_there_alone() -> None:
@@ -40,11 +40,11 @@ def test_a_chunk_comes_from_the_tier_that_is_named_and_a_bad_one_is_dropped_ther
     rig.put(rig.files)
     rig.put(rig.store)
     assert rig.tiers.tiers_of(KEY) == 1 << Level.SSD | 1 << PEER
-    hold, states, _, generations = rig.memory.promote(0, 0, b"", KEY, 2, bytes([rig.store.level]))
-    assert (states, rig.memory.columns(hold)[2]) == (bytes([SaveState.RESERVED]), bytes([PEER]))
-    failed = rig.memory.fail_landing(KEY, int.from_bytes(generations, "little"), LoadFault.SOURCE)
+    made = rig.memory.promote(0, 0, b"", KEY, 2, bytes([rig.store.level]))
+    assert (made.states, rig.memory.columns(made.id).levels) == (bytes([SaveState.RESERVED]), bytes([PEER]))
+    failed = rig.memory.fail_landing(KEY, int.from_bytes(made.generations, "little"), LoadFault.SOURCE)
     assert (failed.removed, failed.dropped_in_source, failed.next_level) == (0, 1, Level.SSD)
-    rig.memory.release(hold, 3)
+    rig.memory.release(made.id, 3)
     assert rig.tiers.tiers_of(KEY) == 1 << Level.SSD
     assert rig.memory.stats()["landings_failed_source"] == 1
     assert [directory.verify() for directory in rig.all] == [[], [], []]

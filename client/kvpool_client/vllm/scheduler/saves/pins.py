@@ -1,12 +1,13 @@
-"""Blocks that saves still read after their step, each held by one more reference in vLLM's own block pool.
+"""Pins: blocks that saves still read after their step, each held by one more reference in vLLM's own block pool.
 
-So a save is waited for by nobody: a request may end, be aborted or preempted meanwhile, and its blocks are given to others when
-the last rank has reported that the save has ended. At most PINNED_SHARE of the blocks are held.
+So nothing waits for a save: a request may end, be aborted or preempted meanwhile, and its blocks are reused when the last rank
+has reported the end of the save. At most PINNED_SHARE of the blocks are held.
 
-vLLM forgets no prefix while a block is held, so what is held alone is taken back before it tries (see `save_board`).
+vLLM cannot reset its prefix cache while a block is held, so blocks held by pins alone are taken back before it tries (see
+`save_board`).
 
-Invariant: each block of `_held` has a reference for each pin that names it; a pin goes when `ranks` reports have come. The
-scheduler's thread.
+Invariant: each block of `_held` has a reference for each pin that names it; a pin is removed when `ranks` reports have come.
+The scheduler's thread.
 """
 
 import contextlib
@@ -18,12 +19,14 @@ from kvpool.clock import Clock
 from kvpool_client.vllm.save_board import SaveBoard
 from kvpool_client.vllm.surface import BlockPool
 
-# Of running requests a pin costs nothing; of those that have ended it keeps room from others (guess).
+# A pin on a running request costs nothing; on an ended one it takes room from others (guess).
 PINNED_SHARE = 0.5
-# Where blocks are short vLLM waits this long for a save to end before it preempts a request, which computes it anew.
+# Where blocks are short vLLM waits this long for a save to end before it preempts a request, which then computes it again.
 PIN_WAIT_NS = 50_000_000
 # Ends the saves of a worker in this process, within a time: how often each pinned one has ended.
 Drain = Callable[[float], Mapping[int, int]]
+# What a save may take after it has begun to read: its questions, each up to the time for one, and its copy (guess).
+SAVE_QUESTIONS, COPY_S = 2, 0.1
 NEEDED = ("blocks", "touch", "free_blocks")
 
 
@@ -37,8 +40,8 @@ class Pin:
 
 
 class Pins:
-    """See the module. Without a block pool it holds nothing. `last`: the number of the last pin; `wait_budget_s`: how long
-    saves are waited for where somebody waits for them.
+    """See the module. Without a block pool it holds nothing. `last`: the number of the last pin; `wait_budget_s`: how long to
+    wait for saves where that is necessary.
     """
 
     def __init__(self, ranks: int, clock: Clock, wait_budget_s: float) -> None:
@@ -67,11 +70,11 @@ class Pins:
 
     @property
     def board_path(self) -> str:
-        """Where the ranks are to say what their saves read; empty where nobody asks."""
+        """The path of the board on which ranks post what their saves read; empty without one."""
         return self._board.path if self._board is not None else ""
 
     def use(self, pool: BlockPool, drain: Drain | None) -> None:
-        """Hold blocks in this pool from now on. `drain`: where nobody steps an idle engine."""
+        """Hold blocks in this pool from now on. `drain`: ends saves where an idle engine is not stepped."""
         self._pool = pool
         self._drain = drain
         if drain is None and self._board is None:
@@ -79,30 +82,31 @@ class Pins:
                 self._board = SaveBoard(self._ranks)
 
     def close(self) -> None:
-        """Close what the ranks write to."""
+        """Close the board."""
         if self._board is not None:
             self._board.close()
 
     def free_for_reset(self) -> None:
-        """vLLM is about to forget its prefixes. Where saves alone hold blocks, those that read are waited for.
+        """vLLM is about to reset its prefix cache: wait for the saves that read. Requires: pins alone hold blocks.
 
-        In this process all of them are, in others what has not begun is dropped.
+        In this process all of them end, in other processes those that have not begun are dropped. A save makes two requests,
+        and reads between the two.
         """
-        if not self._pins or not self._are_alone():
-            return
         if self._drain is not None:
-            self.end(self._drain(self._wait_budget_s))
-        elif self._board is not None and self._board.take_back(self.last, self._wait_budget_s, self._clock):
+            self.end(self._drain(SAVE_QUESTIONS * self._wait_budget_s + COPY_S))
+        elif self._board is not None and self._board.take_back(
+            self.last, SAVE_QUESTIONS * self._wait_budget_s + COPY_S, self._clock
+        ):
             self.end(dict.fromkeys(self._pins, self._ranks))
 
     @property
     def must_end_with_requests(self) -> bool:
-        """Whether nobody steps the engine on once its last request has ended."""
+        """Whether the engine is not stepped after its last request has ended."""
         return self._drain is not None
 
     def idle(self) -> None:
-        """No request is left. Where nobody steps the engine until somebody asks for more, saves end now: vLLM forgets no prefix
-        while blocks are held."""
+        """No request is left. Where the engine is not stepped until the next request, end the saves now: vLLM cannot reset its
+        prefix cache while blocks are held."""
         if self._drain is not None and self._pins:
             self.end(self._drain(self._wait_budget_s))
 
@@ -120,16 +124,16 @@ class Pins:
         return self.last
 
     def undo(self, number: int) -> None:
-        """What was held behind this pin was ordered of nobody."""
+        """Release the pins after this one: their saves were never ordered."""
         for later in [pin for pin in self._pins if pin > number]:
             self._give_back(self._pins.pop(later))
 
     def let_go(self, number: int) -> None:
-        """What was held under this number was ordered of nobody."""
+        """Release this pin: its save was never ordered."""
         self.end({number: self._ranks})
 
     def end(self, ended: Mapping[int, int]) -> None:
-        """So many ranks have ended the saves of these numbers."""
+        """Count the ranks that have ended the saves of these pins."""
         if not ended:
             return
         for number, ranks in ended.items():
@@ -147,7 +151,7 @@ class Pins:
             call()
 
     def when_ended(self, call: Callable[[], None]) -> None:
-        """Call when every pin that there is now has gone; at once if there is none."""
+        """Call back when every present pin has been released; at once if there is none."""
         if self._pins:
             self._calls.append((self.last, call))
         else:
@@ -158,8 +162,8 @@ class Pins:
         now_ns = self._clock.now_ns()
         return any(now_ns - pin.begun_ns < PIN_WAIT_NS for pin in self._pins.values())
 
-    def _are_alone(self) -> bool:
-        """Whether nobody else holds a block, as far as this pool says how many are free and who holds the others."""
+    def are_alone(self) -> bool:
+        """Whether pins alone hold blocks, as far as the pool's counters show."""
         assert self._pool is not None
         held = Counter(block for pin in self._pins.values() for block in pin.block_ids)
         free, count = getattr(self._pool, "get_num_free_blocks", None), getattr(self._pool, "num_gpu_blocks", None)
@@ -170,7 +174,7 @@ class Pins:
     def _give_back(self, pin: Pin) -> None:
         assert self._pool is not None
         self._held -= len(pin.block_ids)
-        # The tail first, as vLLM does it: what requests share is evicted last.
+        # The tail first, as vLLM does it, so that shared prefixes are evicted last.
         self._pool.free_blocks([self._pool.blocks[block] for block in reversed(pin.block_ids)])
 
 

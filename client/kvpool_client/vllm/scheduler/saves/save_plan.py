@@ -1,11 +1,11 @@
-"""Chunks that a step completes, and that may be saved when its forward pass has run.
+"""Save planner: the chunks that a step completes and that may be saved when its forward pass has run.
 
 Invariant: a chunk is planned only when every token of it is known and computed by the end of the step. Its blocks are pinned
 from then on where they can be; where too many are, it is planned in a later step, if its request has one. With several shards
 a step that loads synchronously orders nothing before it is known to have gone well: one shard's failed load spoils what all of
-them compute, and only that shard knows. So does one in which another connector of a MultiConnector loads synchronously. What is
-pinned is held back until then, also where its request ends with the step; what cannot be is planned in a later step.
-The scheduler's thread.
+them compute, and only that shard notices. So does one in which another connector of a MultiConnector loads synchronously. What
+is pinned is held back until then, also where its request ends with the step; what cannot be is planned in a later step. The
+scheduler's thread.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -13,9 +13,9 @@ from collections.abc import Container, Mapping, Sequence
 from kvpool.clock import Deadline
 from kvpool_client.vllm.identity.geometry import Geometry
 from kvpool_client.vllm.plan import LoadOrder, SaveOrder
-from kvpool_client.vllm.scheduler.pins import Pins
 from kvpool_client.vllm.scheduler.requests import Tracked
-from kvpool_client.vllm.scheduler.sightings import SightingCounts
+from kvpool_client.vllm.scheduler.saves.pins import Pins
+from kvpool_client.vllm.scheduler.saves.sightings import SightingCounts
 from kvpool_client.vllm.surface import EngineStep, RunningRequests
 
 
@@ -60,9 +60,10 @@ class SavePlanner:
         self._unconfirmed.add(number)
 
     def confirm(self, number: int, requests: Mapping[str, Tracked], *, has_failed: bool) -> int:
-        """Step `number` has ended, and what failed in it is known. How many saves that rest on a failed load were given up.
+        """Step `number` has ended, and what failed in it is known. Returns how many saves were given up because they depend on
+        a failed load.
 
-        After a failure all chunks are planned anew: those that were stored are found present.
+        After a failure all chunks are planned again: stored ones are found present.
         """
         if self._unconfirmed:
             self._unconfirmed = {step for step in self._unconfirmed if step > number}
@@ -74,32 +75,33 @@ class SavePlanner:
         return self.give_up()
 
     def give_up(self) -> int:
-        """Let go of what is held back; how many saves those were."""
+        """Give up the saves that are held back; how many those were."""
         given_up, self._held_back = self._held_back, []
         for order in given_up:
             self._pins.let_go(order.pin)
         return len(given_up)
 
-    def plan_again(self, unsaved: Mapping[str, int], requests: Mapping[str, Tracked], patience: Deadline) -> None:
-        """What other saves were just writing, from a chunk of a request on; for each until its `patience` has passed."""
+    def plan_again(self, unsaved: Mapping[str, int], requests: Mapping[str, Tracked], deadline: Deadline) -> None:
+        """Plan again the chunks that other saves were just writing, from a chunk of each request on, until its `deadline` has
+        passed."""
         for request_id, chunk in unsaved.items():
             entry = requests.get(request_id)
             if entry is None:
                 continue
-            entry.retry = entry.retry or patience
+            entry.retry = entry.retry or deadline
             if not entry.retry.has_passed():
                 entry.chunks_planned = min(entry.chunks_planned, chunk)
                 self._open.add(request_id)
 
     def forget_tables(self, requests: Mapping[str, Tracked]) -> None:
-        """A step's block tables could not be read: those that it changed are wrong, so no request is saved by its old one."""
+        """Drop the block tables: a step's could not be read, so that the changed ones are outdated."""
         for entry in requests.values():
             entry.table = None
 
     def _computed_tokens(self, step: EngineStep, requests: Mapping[str, Tracked]) -> dict[str, int]:
         """Brings the block tables up to date; how many tokens each scheduled request with chunks to save will have computed.
 
-        Others are not looked at: a forward pass has driven them out of the processor's caches, which costs more than the work.
+        Others are not touched: a forward pass has evicted them from the processor's caches, which costs more than the work.
         """
         computed = {}
         for fresh in step.scheduled_new_reqs:
@@ -173,7 +175,7 @@ class SavePlanner:
         return min(computed // self._geometry.chunk_tokens, entry.save_chunks) if can_be_saved else 0
 
 
-def has_strange_loads(step: EngineStep, asked: Mapping[str, int], own: Container[str]) -> bool:
+def has_foreign_loads(step: EngineStep, asked: Mapping[str, int], own: Container[str]) -> bool:
     """Whether another connector loads in this step: a request begins with more tokens than vLLM held when it was asked about.
 
     `asked`: those tokens, of requests asked about since the last step; `own`: requests that this connector loads.

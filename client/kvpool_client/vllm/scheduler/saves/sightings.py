@@ -1,7 +1,7 @@
-"""Count of the requests that have had a chunk: what is met once may never be met again, and need not be stored.
+"""Sighting counts: how many requests have had a chunk. A chunk seen once may never be seen again, and need not be stored.
 
-A bounded memory by block hash; what was met longest ago is forgotten first, of one request the tail before the root. It
-never leaves the process. The scheduler's thread.
+A bounded memory by block hash; the oldest entry is dropped first, of one request the tail before the root. It never leaves the
+process. The scheduler's thread.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ HASH_BYTES = 16
 
 
 class SightingCounts:
-    """See the module. `wanted`: how often a chunk is met before it is stored; 1: at once, and nothing is remembered."""
+    """See the module. `wanted`: how often a chunk is seen before it is stored; 1: at once, and nothing is counted."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
@@ -22,7 +22,7 @@ class SightingCounts:
         return f"<SightingCounts of {len(self._counts)} chunks>"
 
     def see(self, hashes: Sequence[bytes]) -> None:
-        """A request has these chunks, in the order of its prompt."""
+        """Count a request with these chunks, in the order of its prompt."""
         if self._wanted <= 1:
             return
         for value in reversed(hashes):
@@ -32,7 +32,7 @@ class SightingCounts:
             self._counts.popitem(last=False)
 
     def ready(self, hashes: Sequence[bytes]) -> int:
-        """How many leading ones of these chunks have been met often enough."""
+        """How many leading ones of these chunks have been seen often enough."""
         if self._wanted <= 1:
             return len(hashes)
         are_ready = (self._counts.get(bytes(value[:HASH_BYTES]), 0) >= self._wanted for value in hashes)

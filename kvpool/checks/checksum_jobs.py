@@ -1,0 +1,89 @@
+"""Chunks of a lower tier that are being compared with their checksums where they lie.
+
+Each has a pin until its read has ended, even if the requester is gone; a bad one is dropped there, in the generation that was
+read, with its descendants. A check does not count as a use. Control thread only; no I/O.
+
+Invariant: each chunk under way has one pin in the tier's directory.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from kvpool.index.namespaces import Namespaces
+from kvpool.tiers.base import BackingTier, Finished, Moves, Outcome
+from kvpool.tiers.jobs import Jobs
+from kvpool.types import HoldId, NamespaceId
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A chunk to be compared: its pin, and where it lies in the tier."""
+
+    key: bytes
+    pin: HoldId
+    offset: int
+    generation: int
+    namespace: NamespaceId
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksumResult:
+    """Result of a comparison. `fault`: empty for a good chunk, else the reason; `dropped`: chunks dropped because of it."""
+
+    key: bytes
+    fault: str
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    owner: "ChecksumJobs"
+    chunk: Stored
+    waiting: "asyncio.Future[ChecksumResult]"
+
+    def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - a comparison is no use of a chunk
+        """See `Job`."""
+        self.owner.settle(self.chunk, self.waiting, finished)
+
+    def end(self, now_ns: int) -> None:
+        """The only chunk is settled."""
+
+
+class ChecksumJobs:
+    """All checksum_jobs under way in one tier."""
+
+    def __init__(self, tier: BackingTier, jobs: Jobs, namespaces: Namespaces) -> None:
+        self.tier = tier
+        self._jobs = jobs
+        self._namespaces = namespaces
+        self.pins = 0  # in the tier's directory
+
+    def __repr__(self) -> str:
+        return f"<ChecksumJobs {self.pins} chunks>"
+
+    def start(self, chunk: Stored) -> "asyncio.Future[ChecksumResult] | None":
+        """Compare a chunk. None when the tier cannot be read now. The pin ends in any case."""
+        moves = Moves([chunk.key], [b""], [chunk.offset], [chunk.generation], [0])
+        job_id = self.tier.check(self._namespaces.by_id(chunk.namespace), moves)
+        if not job_id:
+            self.tier.slots.directory.unpin(chunk.pin)
+            return None
+        waiting: asyncio.Future[ChecksumResult] = asyncio.get_running_loop().create_future()
+        self._jobs.add(job_id, _Job(self, chunk, waiting), 1)
+        self.pins += 1
+        return waiting
+
+    def settle(self, chunk: Stored, waiting: "asyncio.Future[ChecksumResult]", finished: Finished) -> None:
+        """A chunk has been read or not."""
+        dropped, directory, key = 0, self.tier.slots.directory, chunk.key
+        if finished.outcome is Outcome.BAD_SOURCE:
+            dropped = directory.drop(key, chunk.generation)
+            named = (key.hex()[:16], self.tier.name, finished.fault, dropped)
+            log.error("chunk %s is bad in the %s tier (%s): %d chunks dropped", *named)
+        directory.unpin(chunk.pin)
+        self.pins -= 1
+        if not waiting.done():
+            waiting.set_result(ChecksumResult(key, finished.fault, dropped))

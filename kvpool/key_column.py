@@ -1,0 +1,100 @@
+"""Key column: packed chunk keys, and the only module that slices them.
+
+A column is immutable and has its keys one after the other in one `bytes`, which is what native calls and frames take
+(`packed`); a part of it is a column again. Of a request for several ranks the column has the keys of one rank after those of
+another. Pure; any thread.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+KEY_BYTES = 32
+KEY_DIGITS = 2 * KEY_BYTES  # of a key in hexadecimal
+_ROW = np.dtype(f"V{KEY_BYTES}")
+
+
+def packed_bytes(keys: int) -> int:
+    """Bytes of a column of so many keys."""
+    return keys * KEY_BYTES
+
+
+class KeyColumn(Sequence[bytes]):
+    """See the module. Invariant: `packed` is a whole number of keys, and never changes."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: bytes) -> None:
+        """REQUIRES: whole keys; what comes from outside is checked before (`protocol.columns`)."""
+        assert not len(packed) % KEY_BYTES, f"{len(packed)} bytes are no whole keys of {KEY_BYTES}"
+        self.packed = packed
+
+    @classmethod
+    def of(cls, keys: Iterable[bytes]) -> "KeyColumn":
+        """The column of keys that stand alone."""
+        return cls(b"".join(keys))
+
+    def __repr__(self) -> str:
+        return f"<KeyColumn {len(self)} keys>"
+
+    def __len__(self) -> int:
+        return len(self.packed) // KEY_BYTES
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> "KeyColumn": ...
+    def __getitem__(self, index: int | slice) -> "bytes | KeyColumn":
+        """A key, or the column of a part. Raises IndexError for a key that is not there."""
+        if isinstance(index, slice):
+            first, end, step = index.indices(len(self))
+            assert step == 1, "a part of a column is one piece; see `chosen`"
+            return KeyColumn(self.packed[first * KEY_BYTES : end * KEY_BYTES])
+        start = range(len(self))[index] * KEY_BYTES
+        return self.packed[start : start + KEY_BYTES]
+
+    def __iter__(self) -> Iterator[bytes]:
+        packed = self.packed
+        return (packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES))
+
+    def __eq__(self, other: object) -> bool:
+        return self.packed == other.packed if isinstance(other, KeyColumn) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.packed)
+
+    @property
+    def rows(self) -> "npt.NDArray[np.void]":
+        """The keys as a read-only array, not copied."""
+        return np.frombuffer(self.packed, _ROW)
+
+    def parents(self, parent: bytes) -> list[bytes]:
+        """The parent of each key of a chain; that of the first one is `parent`."""
+        return [parent, *self[:-1]] if self.packed else []
+
+    def before(self, index: int, parent: bytes = b"") -> bytes:
+        """The key before one of a chain; before the first it is `parent`."""
+        return self[index - 1] if index else parent
+
+    def chosen(self, which: "npt.NDArray[np.intp] | npt.NDArray[np.bool_] | Sequence[int]") -> "KeyColumn":
+        """The keys at these indexes, or where a mask is true, in their order."""
+        return KeyColumn(self.rows[np.asarray(which)].tobytes() if len(which) else b"")
+
+    def of_rank(self, rank: int, ranks: int) -> "KeyColumn":
+        """One rank's keys of a column of as many for each of `ranks`."""
+        size = len(self.packed) // ranks
+        return KeyColumn(self.packed[rank * size : (rank + 1) * size])
+
+    def by_rank(self, ranks: int) -> "list[KeyColumn]":
+        """Each rank's keys."""
+        return [self.of_rank(rank, ranks) for rank in range(ranks)]
+
+    def part_of_ranks(self, ranks: int, first: int, end: int) -> "KeyColumn":
+        """The keys from `first` up to `end` of each rank."""
+        return KeyColumn(b"".join(column[first:end].packed for column in self.by_rank(ranks)))
+
+    def parts(self, keys: int) -> "Iterator[KeyColumn]":
+        """The column in pieces of at most so many keys."""
+        return (self[at : at + keys] for at in range(0, len(self), keys))

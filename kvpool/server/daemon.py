@@ -1,0 +1,338 @@
+"""The daemon in service of one pool: who connects, what is asked, metrics and events, and its configuration while it runs.
+
+It exists from the pool's making to its end (`app.py` has both); until `serve` nobody can connect. Control thread only, but
+for the self-probe, HTTP and event threads that it starts and joins.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvpool import __version__
+from kvpool.clock import Deadline, MonotonicClock, wall_time_s
+from kvpool.config.config import Config
+from kvpool.errors import Refused
+from kvpool.layout import Layout
+from kvpool.pool.pool import Pool
+from kvpool.protocol import versions
+from kvpool.protocol.records import messages as m
+from kvpool.server.connections.connection import Connection, Handlers
+from kvpool.server.connections.input_budget import InputBudget
+from kvpool.server.connections.local_socket import AcceptedHello, LocalSocket, Peer
+from kvpool.server.connections.requests import ConnectionVerbs, end_connection
+from kvpool.server.connections.roster import Roster
+from kvpool.server.connections.turns import Turns
+from kvpool.server.health.health import Health
+from kvpool.server.health.supervision import Supervision
+from kvpool.server.health.systemd import ServiceManager
+from kvpool.server.metrics.measurements import LoopReader, Scrape
+from kvpool.server.metrics.request_times import RequestTimes
+from kvpool.server.operators import Operators
+from kvpool.server.reload import Reload
+from kvpool.server.service import VERBS, ConnectionCounts, OperatorVerbs, engine_handlers, operator_handlers
+from kvpool.server.steering import SteeringVerbs
+from kvpool.types import ConnectionId
+
+if TYPE_CHECKING:
+    from kvpool.server.events.publisher import EventPublisher
+    from kvpool.server.metrics.http import MetricsServer
+
+log = logging.getLogger(__name__)
+
+DRAIN_POLL_S = 0.02
+LAST_ANSWERS_S = 0.5
+MODEL_BYTES_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of connecting, which no reload changes: how many may, who is an operator, the secret of all keys."""
+
+    max_connections: int
+    operators: Operators
+    domain: bytes
+
+
+class Daemon:
+    """See the module. `stopping` is set by a signal or by a `failure`."""
+
+    def __init__(
+        self,
+        config: Config,
+        reread: Callable[[], Config],
+        *,
+        terms: Terms,
+        listener: LocalSocket,
+        pool: Pool,
+        clock: MonotonicClock,
+    ) -> None:
+        """`reread` reads the configuration again from where it came. Raises ConfigError or OSError."""
+        self._config = config
+        self._terms = terms
+        self._listener = listener
+        self._pool = pool
+        self._clock = clock
+        self.stopping = asyncio.Event()
+        self.failure: BaseException | None = None
+        self._counts = ConnectionCounts()
+        self._roster = Roster(terms.max_connections, config.server.user_share, clock, terms.operators.include)
+        self._input = InputBudget(self._end_unfinished)
+        self._next_connection = itertools.count(1)
+        self._times = RequestTimes(VERBS)
+        self._turns = Turns(clock)
+        pool.on_overdue(self._end_overdue)
+        manager = ServiceManager(os.environ)
+        self._health = Health(
+            pool.problems,
+            clock,
+            shortcomings_of_pool=pool.shortcomings,
+            watchdog_interval_s=manager.watchdog_interval_s,
+            probe_every_s=config.server.probe_interval or None if config.server.has_metrics else None,
+        )
+        self.supervision = Supervision(manager, self._health, clock)
+        self.reload = Reload(
+            config,
+            read=reread,
+            read_keys=self._read_router_keys,
+            apply=self._reconfigure,
+            let_in=self._let_routers_in,
+            on_turn=lambda is_running: self.supervision.note_reloading(is_running=is_running),
+        )
+        self._metrics: dict[str, MetricsServer] = {}
+        self._publisher = self._make_publisher()
+
+    @property
+    def has_connections(self) -> bool:
+        """Whether anybody is connected."""
+        return len(self._roster) > 0
+
+    @property
+    def config(self) -> Config:
+        """The configuration that it has now."""
+        return self._config
+
+    def start(self) -> None:
+        """Have metrics and events served: before the pool is, so that its start is seen."""
+        self._start_metrics()
+        if self._publisher is not None:
+            self._publisher.start()
+
+    def serve(self) -> None:
+        """Let engines and operators in."""
+        self._listener.start(self._admit, self._adopt, self._roster, self._on_failed)
+
+    async def end(self) -> None:
+        """End all threads but the pool's."""
+        loop = asyncio.get_running_loop()
+        await self.supervision.end()
+        for listening in self._metrics.values():
+            await loop.run_in_executor(None, listening.stop)
+        if self._publisher is not None:
+            await loop.run_in_executor(None, self._publisher.stop)
+
+    async def close_connections(self) -> None:
+        """What has been answered is sent; who does not read it is not waited for."""
+        for member in self._roster:
+            member.connection.close()
+        deadline = Deadline(LAST_ANSWERS_S, self._clock)
+        while len(self._roster) and not deadline.has_passed():
+            await asyncio.sleep(DRAIN_POLL_S)
+        for member in self._roster:
+            member.connection.abort()
+
+    def reload_soon(self) -> None:
+        """Read the configuration again, if it does not stop."""
+        if not self.stopping.is_set():
+            self.reload.ask()
+
+    def _reconfigure(self, config: Config) -> None:
+        self._config = config
+        logging.getLogger().setLevel(config.log.level.upper())
+        self._listener.handshake_timeout_s = config.server.handshake_timeout
+        self._pool.reconfigure(config)
+
+    def _read_router_keys(self, config: Config) -> frozenset[bytes] | None:
+        """The keys of the clients file in use; None where there is no publisher, or it asks nobody for a key."""
+        if (
+            self._publisher is None
+            or not self._config.events.curve_clients_file
+            or not config.events.curve_clients_file
+        ):
+            return None
+        from kvpool.server.events.sockets import read_client_keys  # as above: only where events are published
+
+        return read_client_keys(config.events.curve_clients_file)
+
+    def _let_routers_in(self, keys: frozenset[bytes]) -> None:
+        assert self._publisher is not None
+        self._publisher.let_in(keys)
+
+    def _start_metrics(self) -> None:
+        server = self._config.server
+        if not server.has_metrics:
+            return
+        # The Prometheus library costs a start 50 ms and 3 MiB: only where somebody asks for metrics.
+        from kvpool.server.metrics.answers import SNAPSHOT_TIMEOUT_S, make_app
+        from kvpool.server.metrics.collector import make_registry
+        from kvpool.server.metrics.http import MetricsServer
+
+        loop = asyncio.get_running_loop()
+        snapshots = LoopReader(loop, self._take_snapshot, SNAPSHOT_TIMEOUT_S)
+        health = LoopReader(loop, self._health.report, SNAPSHOT_TIMEOUT_S)
+        app = make_app(make_registry(snapshots.read), health.read, self._clock)
+        for name, address in (("metrics", server.metrics), ("metrics_socket", server.metrics_socket)):
+            if address:
+                self._metrics[name] = MetricsServer(address, app, self._clock, server.socket_mode)
+
+    def _make_publisher(self) -> "EventPublisher | None":
+        events = self._config.events
+        if events.publish is None:
+            return None
+        # ZMQ costs a start 30 ms and its own thread: only where somebody wants events published.
+        from kvpool.server.events.publisher import EventPublisher
+        from kvpool.server.events.source import EventSource
+
+        source = EventSource(asyncio.get_running_loop(), self._pool.journal, self._pool.namespaces)
+        publisher = EventPublisher(
+            events,
+            source,
+            host=socket.gethostname(),
+            socket_mode=self._config.server.socket_mode,
+            wall_time_s=wall_time_s,
+            clock=self._clock,
+        )
+        self._pool.journal.listen(publisher.wake, publisher.stats, publisher.problems)
+        self._pool.namespaces.on_opened = publisher.wake
+        return publisher
+
+    def _take_snapshot(self) -> Scrape:
+        info = self._pool.info()
+        self._counts.refused = self._listener.refused_connections
+        return Scrape(
+            build={"version": __version__, "checksum": info["checksum"], "key_hash": info["key_hash"]},
+            pool=self._pool.measure(self._counts.stats()),
+            connections=self._roster.count_roles(),
+            verbs=self._times.verbs(),
+            health=self._health.report(),
+        )
+
+    def _admit(self, hello: m.Hello, peer: Peer) -> AcceptedHello:
+        if self.stopping.is_set():
+            raise Refused("stopping", "the daemon is stopping")
+        self._roster.check_role(peer, hello.role)
+        if hello.role == m.ROLE_ADMIN:
+            self._terms.operators.check(peer)
+            return AcceptedHello(self._welcome(), ())
+        if hello.role != m.ROLE_ENGINE:
+            raise Refused("role", f"role is {hello.role!r}, expected {m.ROLE_ENGINE!r} or {m.ROLE_ADMIN!r}")
+        if len(hello.model.encode()) > MODEL_BYTES_MAX:
+            raise Refused("model", f"model name has more than {MODEL_BYTES_MAX} bytes")
+        self._pool.open_namespaces(hello.model, Layout.from_wire(hello.layout), self._user_of(peer))
+        log.debug("engine of model %s connects: pid %d uid %d", hello.model, peer.pid, peer.uid)
+        return AcceptedHello(self._welcome(), self._pool.fds())
+
+    async def _adopt(self, accepted: socket.socket, hello: m.Hello, peer: Peer) -> None:
+        connection_id = ConnectionId(next(self._next_connection))
+        try:
+            handlers = self._handlers_of(connection_id, hello, peer)
+        except BaseException:
+            self._roster.end(peer)
+            raise
+        connection = Connection(
+            connection_id,
+            handlers,
+            clock=self._clock,
+            turns=self._turns,
+            times=self._times,
+            on_closed=self._on_closed,
+            on_protocol_error=self._on_protocol_error,
+            on_failed=self._on_failed,
+            on_unfinished=self._input.note,
+            version=versions.choose(hello.oldest, hello.version),
+        )
+        self._roster.add(connection, peer, hello)
+        self._counts.accepted += 1
+        self._counts.open = len(self._roster)
+        self._counts.refused = self._listener.refused_connections
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
+        except BaseException:
+            self._on_closed(connection_id)
+            raise
+        log.debug("connection %d: %s, pid %d uid %d", connection_id, hello.role, peer.pid, peer.uid)
+
+    def _handlers_of(self, connection_id: ConnectionId, hello: m.Hello, peer: Peer) -> Handlers:
+        if hello.role == m.ROLE_ADMIN:
+            return operator_handlers(
+                self._pool,
+                OperatorVerbs(self._pool, self._info, self._counts, peer),
+                SteeringVerbs(self.reload, peer),
+                ConnectionVerbs(self._pool, self._roster, self._input, self._clock, peer),
+            )
+        layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
+        session = self._pool.open_session(connection_id, hello.model, layout, user)
+        return engine_handlers(self._pool, session)
+
+    def _user_of(self, peer: Peer) -> int | None:
+        """Whose share counts what the peer's connection keeps: operators are not bound."""
+        return None if self._terms.operators.include(peer) else peer.uid
+
+    def _welcome(self) -> m.Welcome:
+        server = self._config.server
+        geometry = self._pool.geometry
+        return m.Welcome(
+            epoch=self._pool.epoch,
+            version=__version__,
+            domain=self._terms.domain,
+            arena_bytes=geometry.arena_bytes,
+            index_bytes=geometry.index_bytes,
+            lease_ttl_s=float(server.lease_ttl),
+            reservation_ttl_s=float(server.reservation_ttl),
+            verify=self._config.dram.verify,
+            keeps_tokens=server.keep_token_ids,
+            staging_bytes=self._pool.staged.staging_bytes,
+        )
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "socket": self._config.server.socket,
+            "max_connections": self._terms.max_connections,
+            "metrics": str(self._metrics["metrics"].address) if "metrics" in self._metrics else "off",
+            "metrics_socket": self._config.server.metrics_socket or "off",
+            "events": "off" if self._publisher is None else self._publisher.publish_endpoint,
+            "events_replay": (self._publisher.replay_endpoint if self._publisher else "") or "off",
+            **self.supervision.info(),
+        }
+
+    def _on_closed(self, connection_id: ConnectionId) -> None:
+        self._roster.remove(connection_id)
+        self._input.note(connection_id, 0)
+        self._counts.open = len(self._roster)
+        self._counts.refused = self._listener.refused_connections
+        self._pool.drop_connection(connection_id)
+
+    def _end_unfinished(self, connection_id: ConnectionId) -> None:
+        self._end_connection(connection_id, "its request has been unfinished for the longest time, and too many are")
+
+    def _end_overdue(self, connection_id: ConnectionId) -> None:
+        self._end_connection(connection_id, "it has written slots for twice server.reservation_ttl")
+
+    def _end_connection(self, connection_id: ConnectionId, reason: str) -> None:
+        member = self._roster.find(connection_id)
+        if member is not None:
+            end_connection(self._pool, member, reason)
+
+    def _on_protocol_error(self) -> None:
+        self._counts.protocol_errors += 1
+
+    def _on_failed(self, error: BaseException) -> None:
+        """The daemon cannot be trusted to go on: a new one can."""
+        self.failure = error
+        self.stopping.set()

@@ -1,0 +1,134 @@
+"""Link of an arena and a lower tier: all moves between the two.
+
+Joins decisions (promotions, demotions, admission) with a tier that moves bytes, whichever it is. Control thread only; nothing
+here waits.
+
+Invariants: the two directories have the same namespaces under the same numbers; every job of the tier is in `_jobs`, with the
+promotion, demotion or check that settles it.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from kvpool.checks.checksum_jobs import ChecksumJobs
+from kvpool.clock import Clock
+from kvpool.index.namespaces import Namespaces
+from kvpool.tiering.admission import DECLINED, make_admission
+from kvpool.tiering.demotions import Demotions
+from kvpool.tiering.promotions import Promotions
+from kvpool.tiers.base import ArenaTier, BackingTier, Counters
+from kvpool.tiers.jobs import Jobs
+
+# Evicted chunks remembered for each that the arena has room for. Measured on traces: with one the memory is too short to know
+# what comes again, with four it is not.
+GHOSTS_PER_CHUNK = 4
+
+
+class Link:
+    """See the module. `on_settled` is called when something has moved; `settled` is set then."""
+
+    def __init__(
+        self,
+        upper: ArenaTier,
+        lower: BackingTier,
+        namespaces: Namespaces,
+        clock: Clock,
+        on_settled: Callable[[], None],
+    ) -> None:
+        self._upper = upper
+        self.lower = lower
+        self._namespaces = namespaces
+        self._clock = clock
+        self._on_settled = on_settled
+        self.settled = asyncio.Event()
+        policy = lower.write_policy
+        self.admission = make_admission(
+            policy.admission, policy.budget_bytes, clock.now_ns(), upper.directory.knows_chances
+        )
+        self._jobs = Jobs()
+        self.promotions = Promotions(upper.directory, lower, self._jobs)
+        self.demotions = Demotions(upper, lower, self._jobs, namespaces, self.admission)
+        self.checksum_jobs = ChecksumJobs(lower, self._jobs, namespaces)
+        self._ghosts = GHOSTS_PER_CHUNK * upper.max_chunks  # 0: they are kept
+        self._keep_ghosts()
+        namespaces.add_lower(lower.slots, lower.forget_namespace)
+
+    def __repr__(self) -> str:
+        return f"<Link to {self.lower!r}, {self._jobs!r}>"
+
+    def start(self) -> None:
+        """Have the tier opened, beside everything else."""
+        self.lower.start(self._namespaces, self)
+
+    def change_admission(self) -> None:
+        """Go on with the policy of admission and the budget that the tier has now."""
+        policy = self.lower.write_policy
+        self.admission.change(policy.admission, policy.budget_bytes, self._clock.now_ns())
+        self._keep_ghosts()
+
+    def on_completed(self) -> None:
+        """See `TierOwner`: settle what the tier has reported, and start what is due after that."""
+        now_ns = self._clock.now_ns()
+        for finished in self.lower.completed():
+            self._jobs.settle(finished, now_ns)
+        self.lower.keep_up()
+        self.run()
+        self.settled.set()
+        self._on_settled()
+
+    def on_doubt(self) -> None:
+        """See `TierOwner`."""
+        self.demotions.doubt()
+
+    @property
+    def can_take(self) -> bool:
+        """Whether the tier could soon take what only the arena has."""
+        return self.lower.is_answering and self.demotions.may_write(self._clock.now_ns())
+
+    def make_room(self) -> bool:
+        """Have the coldest chunks written down. Whether anything is under way that holds room."""
+        self.run(is_urgent=True)
+        return len(self.promotions) + len(self.demotions) > 0
+
+    def run(self, *, is_urgent: bool = False) -> None:
+        """Start demotions that are due."""
+        self.demotions.run(self._clock.now_ns(), is_urgent=is_urgent)
+
+    def remember_retention(self, keys: Sequence[bytes]) -> None:
+        """Have it outlive the daemon with what these chunks are retained, as far as the tier has them."""
+        for key in keys:
+            if self.lower.slots.directory.retention(key) is not None:
+                self.lower.touch(key)
+
+    def stats(self) -> Counters:
+        """Counters, by name: the tier's and of what moves."""
+        upper, lower, name = self._upper.directory.stats(), self.lower.stats(), self.lower.name
+        read_bytes, written_bytes = int(lower[f"{name}.read_bytes"]), int(lower[f"{name}.written_bytes"])
+        return {
+            **self.lower.slots.stats(),
+            "demoted_chunks": self.demotions.demoted_chunks,
+            "demotions_failed": self.demotions.failed_chunks,
+            "demotions_under_way": len(self.demotions),
+            "promoted_chunks": upper["promoted_chunks"],
+            "promotions_failed": self.promotions.failed_chunks,
+            "promotions_under_way": len(self.promotions),
+            f"{name}.checks_under_way": self.checksum_jobs.pins,
+            **{f"{name}.declined_{reason}": upper[f"declined_{reason}"] for reason in DECLINED},
+            **{f"{name}.{key}": value for key, value in self.admission.stats(self._clock.now_ns()).items()},
+            **lower,
+            # Wear: what is written for each byte that is served.
+            f"{name}.written_per_read": round(written_bytes / max(1, read_bytes), 3),
+        }
+
+    def verify(self, *, with_shared: bool = True) -> list[str]:
+        """Broken invariants of the tier, of its slots and of who holds some of them, one line each."""
+        slots = self.lower.slots.verify(
+            with_shared=with_shared, holds=self.promotions.holds, pins=self.checksum_jobs.pins
+        )
+        strays = self._jobs.strays
+        return slots + self.lower.verify() + ([f"{self.lower.name}: {strays} reports were nobody's"] if strays else [])
+
+    def _keep_ghosts(self) -> None:
+        if self._ghosts and self.admission.needs_ghosts:
+            self._upper.directory.keep_ghosts(self._ghosts)
+            self._ghosts = 0

@@ -1,0 +1,68 @@
+"""Jobs under way of one backing tier: by number, with who settles their chunks. Control thread only.
+
+Invariant: each chunk of a job is settled once, and the job ends after its last one, whatever a tier reports twice.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvpool.tiers.base import Finished, JobId
+
+log = logging.getLogger(__name__)
+
+
+class Job(Protocol):
+    """Some chunks that are under way, as their owner knows them: a promotion, a demotion or a check."""
+
+    def settle(self, finished: Finished, now_ns: int) -> None:
+        """A chunk has ended."""
+        ...
+
+    def end(self, now_ns: int) -> None:
+        """The last chunk has been settled."""
+        ...
+
+
+@dataclass(slots=True)
+class _Entry:
+    job: Job
+    is_waiting: bytearray  # for each chunk
+    left: int
+
+
+class Jobs:
+    """See the module. `strays`: reports that were nobody's, which a sound tier never makes."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[JobId, _Entry] = {}
+        self.strays = 0
+
+    def __repr__(self) -> str:
+        return f"<Jobs {len(self)} under way>"
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, number: JobId, job: Job, chunks: int) -> None:
+        """A job of so many chunks has started."""
+        assert number not in self._by_id
+        self._by_id[number] = _Entry(job, bytearray([1]) * chunks, chunks)
+
+    def all(self) -> list[Job]:
+        """Every job under way."""
+        return [entry.job for entry in self._by_id.values()]
+
+    def settle(self, finished: Finished, now_ns: int) -> None:
+        """A chunk has ended: its owner settles it, and the job with its last one."""
+        entry = self._by_id.get(finished.job)
+        if entry is None or finished.chunk >= len(entry.is_waiting) or not entry.is_waiting[finished.chunk]:
+            self.strays += 1
+            log.error("chunk %d of job %d has ended, and nobody waits for it", finished.chunk, finished.job)
+            return
+        entry.is_waiting[finished.chunk] = 0
+        entry.left -= 1
+        entry.job.settle(finished, now_ns)
+        if not entry.left:
+            del self._by_id[finished.job]
+            entry.job.end(now_ns)

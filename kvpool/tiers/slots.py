@@ -1,0 +1,132 @@
+"""Slots of a backing tier: which chunk is where, and the size class that chunks of a geometry have there.
+
+A directory of the native module without an arena: it counts in bytes over all segments of a tier, whatever those are. Slots are
+a chunk's payload and `header_bytes`; where these do not fit a segment, such chunks are not kept there. Control thread only.
+
+Invariants: each namespace has the number here that it has in the arena's directory; classes are of those geometries alone that
+the arena has, so they are bounded by its.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import kvpool_native
+from kvpool.layout import Layout
+from kvpool.types import HoldId, NamespaceId, SizeClassId
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSizes:
+    """The sizes of a tier's room: `segments` of `segment_bytes`. `layers_max`: of a chunk, 0 for no bound."""
+
+    segment_bytes: int
+    segments: int
+    max_chunks: int
+    header_bytes: int = 0
+    layers_max: int = 0
+
+
+class Run(NamedTuple):
+    """Leading chunks of a chain that a tier has, and a hold on them (0: none), which its finder releases."""
+
+    chunks: int
+    hold: HoldId
+
+
+NO_RUN = Run(0, HoldId(0))
+
+
+class Slots:
+    """See the module. `name`: the tier's."""
+
+    def __init__(self, name: str, sizes: SlotSizes) -> None:
+        self.name = name
+        self.sizes = sizes
+        geometry = kvpool_native.DirectoryGeometry.plan_files(sizes.segment_bytes, sizes.segments, sizes.max_chunks)
+        self.directory = kvpool_native.Directory.of_files(geometry)
+        for segment in range(sizes.segments):
+            self.directory.mark_segment_ready(segment)
+        self._by_geometry: dict[tuple[int, int], SizeClassId | None] = {}
+        self._given_back: list[SizeClassId] = []
+
+    def __repr__(self) -> str:
+        return f"<Slots of {self.name}, {len(self._by_geometry)} geometries>"
+
+    def find(self, namespace: NamespaceId, keys: bytes, *, parent: bytes) -> Run:
+        """The longest run of `keys` behind `parent` (empty: the root) that the tier has, with a hold on it."""
+        held = self.directory.acquire(namespace, keys, 0, parent)
+        return Run(held.chunks, HoldId(held.id))
+
+    def slot_bytes(self, layout: Layout) -> int:
+        """Bytes of a slot for a chunk of a layout."""
+        return layout.chunk_bytes + self.sizes.header_bytes
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether such chunks can have a place. Makes nothing."""
+        fits_header = not self.sizes.layers_max or layout.layers <= self.sizes.layers_max
+        return fits_header and self.slot_bytes(layout) <= self.sizes.segment_bytes
+
+    def size_class_of(self, layout: Layout) -> SizeClassId | None:
+        """The class of such chunks, made where it is new; None where they do not fit."""
+        geometry = (layout.chunk_bytes, layout.layers)
+        if geometry not in self._by_geometry:
+            self._by_geometry[geometry] = self._add(layout)
+        return self._by_geometry[geometry]
+
+    def give_back(self, geometry: tuple[int, int]) -> None:
+        """There are no chunks of this geometry (bytes, layers) any more: its class serves the next new one."""
+        size_class = self._by_geometry.pop(geometry, None)
+        if size_class is not None:
+            self._given_back.append(size_class)
+
+    def add_namespace(self, number: NamespaceId) -> None:
+        """A namespace is new."""
+        added = self.directory.add_namespace()
+        assert added == number
+
+    def is_empty_namespace(self, number: NamespaceId) -> bool:
+        """Whether a namespace has no chunks here."""
+        return self.directory.is_empty_namespace(number)
+
+    def stats(self) -> dict[str, int]:
+        """Counters that every tier has, by public name."""
+        counted, name = self.directory.stats(), self.name
+        return {
+            f"{name}.chunks": counted["chunks"],
+            f"{name}.used_bytes": counted["used_bytes"],
+            f"{name}.capacity_bytes": self.sizes.segments * self.sizes.segment_bytes,
+            f"{name}.evicted_chunks": counted["evicted_chunks"] + counted["shed_chunks"],
+            f"{name}.evicted_last_copies": counted["evicted_chunks"],
+            f"{name}.kept_chunks": counted["kept_chunks"],
+            f"{name}.kept_bytes": counted["kept_bytes"],
+            f"{name}.retention_lapsed": counted["lapsed_chunks"],
+        }
+
+    def classes(self) -> list[dict[str, int]]:
+        """Slots by size class, named by the chunks in them: without their headers."""
+        rows = self.directory.stats()["classes"]
+        return [{**row, "chunk_bytes": row["chunk_bytes"] - self.sizes.header_bytes} for row in rows]
+
+    def verify(self, *, with_shared: bool, holds: int, pins: int) -> list[str]:
+        """Broken invariants, one line each: of the directory, and of those who should have so many holds and pins in it."""
+        problems = [f"{self.name}: {problem}" for problem in self.directory.verify(with_shared)]
+        counted = self.directory.stats()
+        if (counted["holds"], counted["pins"]) != (holds, pins):
+            found = f"{counted['holds']} holds and {counted['pins']} pins"
+            problems.append(f"{self.name}: {found}, {holds} and {pins} are in promotions and checks")
+        return problems
+
+    def _add(self, layout: Layout) -> SizeClassId | None:
+        if self.fits(layout):
+            instead = self._given_back.pop() if self._given_back else None
+            return SizeClassId(self.directory.add_class(self.slot_bytes(layout), layout.layers, True, instead))
+        log.warning(
+            "chunks of %d bytes in %d layers are not kept in the %s tier: they fit no segment or no header",
+            layout.chunk_bytes,
+            layout.layers,
+            self.name,
+        )
+        return None

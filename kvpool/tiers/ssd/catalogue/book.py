@@ -1,0 +1,110 @@
+"""Book of what the catalogue is to know: rows of published chunks, their use and retention, namespaces, departures.
+
+Follows the directory of the tier's slots and writes to whichever disk it is given, open or not. Control thread only.
+
+Invariant: every key that leaves the directory is forgotten by the catalogue before another row is written.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvpool import failpoint
+from kvpool.clock import Clock
+from kvpool.index.namespaces import Namespace, Namespaces
+from kvpool.key_column import KeyColumn
+from kvpool.tiers.base import Moves
+from kvpool.tiers.slots import Slots
+from kvpool.tiers.ssd.catalogue.numbers import NamespaceNumbers
+from kvpool.tiers.ssd.catalogue.restore_rows import pack_restore_rows
+from kvpool.tiers.ssd.catalogue.rows import Row, Touch
+from kvpool.tiers.ssd.opened import ClosedSsd, OpenSsd
+from kvpool.tiers.ssd.opening import Recovered
+from kvpool.types import DEFAULT_PRIORITY
+
+RESTORE_ROWS = 2048
+MS_PER_S = 1000
+Disk = OpenSsd | ClosedSsd
+
+
+class CatalogueBook:
+    """See the module. `restored_chunks`: those of an earlier life that are found again."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._numbers = NamespaceNumbers()
+        self._recency = 0  # the greatest given
+        self.restored_chunks = 0
+
+    def __repr__(self) -> str:
+        return f"<CatalogueBook of {self._slots!r}, {self.restored_chunks} chunks restored>"
+
+    def remember(self, disk: Disk, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
+        """Chunks of a write are published."""
+        if not chunks:
+            return
+        self.forget_departed(disk)
+        layers, chunk_bytes = namespace.layout.layers, namespace.layout.chunk_bytes
+        number = self._numbers.find(namespace)
+        if number is None:
+            number = self._numbers.give(namespace)
+            disk.remember_namespace(number, (namespace.model, namespace.layout.to_wire()))
+        for chunk in chunks:
+            key, recency = moves.keys[chunk], self._next_recency()
+            place = (moves.offsets[chunk], moves.generations[chunk], recency, chunk_bytes // layers, layers, number)
+            disk.remember(Row(key, moves.parents[chunk], *place, *self._retained(key)))
+
+    def touch(self, disk: Disk, key: bytes) -> None:
+        """A chunk was used now, or is retained otherwise."""
+        disk.touch(key, Touch(self._next_recency(), *self._retained(key)))
+
+    def keep_up(self, disk: Disk) -> None:
+        """Chunks may have left, and priorities fallen back: a restart would raise these again."""
+        self.forget_departed(disk)
+        for key in KeyColumn(self._slots.directory.take_lapsed()):
+            if self._slots.directory.retention(key) is not None:
+                self.touch(disk, key)
+
+    def forget_namespace(self, disk: Disk, namespace: Namespace) -> None:
+        """A namespace without chunks is given back."""
+        self.forget_departed(disk)
+        number = self._numbers.take(namespace)
+        if number is not None:
+            disk.forget_namespace(number)
+
+    def forget_departed(self, disk: Disk) -> None:
+        """Chunks may have left."""
+        for key in KeyColumn(self._slots.directory.take_departed()):
+            disk.forget(key)
+
+    async def restore(self, disk: Disk, recovered: Recovered, namespaces: Namespaces, clock: Clock) -> None:
+        """Have the directory know the chunks of an earlier life, part by part."""
+        self._recency = max(self._recency, recovered.last_recency)
+        numbers, without_rows = self._numbers.reopen(recovered.namespaces, recovered.rows, namespaces)
+        try:
+            for number in without_rows:
+                disk.forget_namespace(number)
+            packed = pack_restore_rows(recovered.rows, numbers, lambda one: self._slots.size_class_of(one.layout))
+            for first in range(0, len(packed), RESTORE_ROWS):
+                failpoint.reach("daemon.ssd.restore")
+                part = packed[first : first + RESTORE_ROWS]
+                answer = self._slots.directory.restore(part.tobytes(), clock.now_ns())
+                is_restored = np.frombuffer(answer, np.uint8)
+                self.restored_chunks += int(is_restored.sum())
+                for lost in np.flatnonzero(is_restored == 0):
+                    disk.forget(bytes(part["key"][lost]))
+                await asyncio.sleep(0)
+            self._slots.directory.finish_restore(recovered.generation)
+        finally:
+            namespaces.leave(numbers.values())
+
+    def _retained(self, key: bytes) -> tuple[int, int]:
+        """The priority and duration, in whole seconds, that a row says a chunk is retained with."""
+        priority, duration_ms = self._slots.directory.retention(key) or (DEFAULT_PRIORITY, 0)
+        return priority, -(-duration_ms // MS_PER_S)
+
+    def _next_recency(self) -> int:
+        """A number greater than all before it."""
+        self._recency += 1
+        return self._recency

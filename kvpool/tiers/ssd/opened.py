@@ -1,0 +1,251 @@
+"""An open SSD tier's files, I/O queue and catalogue, and what stands in their place while it is not open.
+
+`OpenSsd` exists from the moment everything is usable until the end of the daemon, whatever the disk does meanwhile; before that
+`ClosedSsd` answers that there is nothing. Which of the two is asked, and what errors mean, is the tier's business (`tier.py`).
+
+Control thread only, but for `checkpoint` and `close`, which block and belong in an executor.
+"""
+
+import logging
+import os
+
+import kvpool_native
+from kvpool.clock import NS_PER_S
+from kvpool.tiers.base import NOT_STARTED, ArenaMemory, Counters, JobId, Moves
+from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
+from kvpool.tiers.ssd.catalogue.identity import NamespaceRecord
+from kvpool.tiers.ssd.catalogue.rows import Row, Touch
+from kvpool.tiers.ssd.plan import OUTCOMES_AT_ONCE, SsdPlan
+from kvpool.tiers.ssd.status import SsdStatus
+
+log = logging.getLogger(__name__)
+
+# How long the end waits for a disk, once for the segment files and once for the catalogue.
+CLOSE_TIMEOUT_S = 10.0
+NO_DESCRIPTOR = -1
+
+# What is the same of all chunks of a job: the namespace's fingerprint, layers, bytes of a layer.
+Geometry = tuple[bytes, int, int]
+# Job, chunk, status and token ids (i32) of a chunk that has ended.
+Ended = tuple[JobId, int, SsdStatus, bytes]
+
+
+class ClosedSsd:
+    """Nothing: the tier is not open."""
+
+    is_open = False
+    backend = "none"
+    unanswered_s = 0.0
+    is_distrusted = False
+    has_failed_catalogue = False
+    failure = ""
+    fileno = NO_DESCRIPTOR
+
+    def read(self, moves: Moves, geometry: Geometry, *, is_urgent: bool) -> JobId:  # noqa: ARG002
+        """Nothing is started."""
+        return NOT_STARTED
+
+    def write(self, moves: Moves, geometry: Geometry) -> JobId:  # noqa: ARG002
+        """Nothing is started."""
+        return NOT_STARTED
+
+    def check(self, moves: Moves, geometry: Geometry) -> JobId:  # noqa: ARG002
+        """Nothing is started."""
+        return NOT_STARTED
+
+    def completed(self) -> list[Ended]:
+        """Nothing has ended."""
+        return []
+
+    def remember(self, row: Row) -> None:
+        """Nobody will find it."""
+
+    def touch(self, key: bytes, touch: Touch) -> None:
+        """Nobody will find it."""
+
+    def forget(self, key: bytes) -> None:
+        """There are no rows."""
+
+    def remember_namespace(self, number: int, record: NamespaceRecord) -> None:
+        """There are no rows."""
+
+    def forget_namespace(self, number: int) -> None:
+        """There are no rows."""
+
+    def take_lost(self) -> list[tuple[bytes, int]]:
+        """Nothing was written."""
+        return []
+
+    def resume(self) -> None:
+        """There is nothing to resume."""
+
+    def checkpoint(self, timeout_s: float) -> bool:  # noqa: ARG002
+        """Nothing was written, so all of it is certain."""
+        return True
+
+    def stats(self) -> Counters:
+        """Counters, by name: zeros."""
+        return _counters({}, waiting=0, checkpoints=0, dropped=0)
+
+    def died(self) -> list[str]:
+        """There are no threads."""
+        return []
+
+    def close(self) -> bool:
+        """Nothing is left."""
+        return True
+
+
+class OpenSsd:
+    """Files, queue and catalogue of one tier. `epoch`: of its segment files."""
+
+    is_open = True
+
+    def __init__(
+        self,
+        plan: SsdPlan,
+        memory: ArenaMemory,
+        files: kvpool_native.SsdFiles,
+        catalogue: Catalogue,
+        epoch: bytes,
+    ) -> None:
+        self._plan = plan
+        self._files = files
+        self._catalogue = catalogue
+        self._epoch = epoch
+        self._index_view = kvpool_native.IndexView(memory.index)
+        wants_rings = plan.io == "io_uring" or (plan.io == "auto" and files.is_direct)
+        self._queue = kvpool_native.SsdQueue(
+            files, memory.arena, memory.index, plan.threads, plan.queue_jobs, wants_rings
+        )
+        error = self._queue.io()["ring_error"]
+        if error:
+            level = logging.WARNING if plan.io == "io_uring" else logging.INFO
+            log.log(level, "the ssd tier does without io_uring: %s", os.strerror(error))
+
+    def __repr__(self) -> str:
+        return f"<OpenSsd {self._plan.path}, {self.backend}>"
+
+    @property
+    def backend(self) -> str:
+        """How I/O is done, for operators."""
+        io = self._queue.io()
+        is_by_rings = io["rings"] and not io["is_distrusted"]
+        words = ["io_uring" if is_by_rings else "threads", "direct" if self._files.is_direct else "page cache"]
+        if io["is_distrusted"]:
+            words.append("all writes read back (what was moved differed once)")
+        return ", ".join(words) + (f" (no io_uring: {os.strerror(io['ring_error'])})" if io["ring_error"] else "")
+
+    @property
+    def fileno(self) -> int:
+        """The descriptor that is readable while chunks have ended."""
+        return self._queue.fileno()
+
+    @property
+    def unanswered_s(self) -> float:
+        """For how long the disk has left I/O unanswered; 0 where there is none."""
+        return self._queue.longest_transfer_ns() / NS_PER_S
+
+    @property
+    def is_distrusted(self) -> bool:
+        """Whether what was read or written has differed from itself."""
+        return bool(self._queue.io()["is_distrusted"])
+
+    @property
+    def has_failed_catalogue(self) -> bool:
+        """Whether the catalogue, or a sync of the data, has failed and was not tried again yet."""
+        return self._catalogue.failure is not None
+
+    @property
+    def failure(self) -> str:
+        """Why the catalogue has failed."""
+        return str(self._catalogue.failure)
+
+    def read(self, moves: Moves, geometry: Geometry, *, is_urgent: bool) -> JobId:
+        """Start reading chunks into the arena."""
+        return JobId(self._queue.read(moves.rows(), self._epoch, *geometry, 0 if is_urgent else 1))
+
+    def write(self, moves: Moves, geometry: Geometry) -> JobId:
+        """Start writing chunks of the arena."""
+        return JobId(self._queue.write(moves.rows(), self._epoch, *geometry, self._index_view, moves.tokens))
+
+    def check(self, moves: Moves, geometry: Geometry) -> JobId:
+        """Start comparing chunks with their checksums, behind all else."""
+        return JobId(self._queue.verify(moves.rows(), self._epoch, *geometry))
+
+    def completed(self) -> list[Ended]:
+        """What has ended, a turn's worth."""
+        taken = self._queue.take_outcomes(OUTCOMES_AT_ONCE)
+        return [(JobId(one.job), one.chunk, SsdStatus(one.status), one.tokens) for one in taken]
+
+    def remember(self, row: Row) -> None:
+        """Have the catalogue know a chunk."""
+        self._catalogue.put(row)
+
+    def touch(self, key: bytes, touch: Touch) -> None:
+        """Have the catalogue know that a chunk was used now, and with what it is retained."""
+        self._catalogue.touch(key, touch)
+
+    def forget(self, key: bytes) -> None:
+        """Have the catalogue know a chunk no more."""
+        self._catalogue.delete(key)
+
+    def remember_namespace(self, number: int, record: NamespaceRecord) -> None:
+        """Have the catalogue know a namespace."""
+        self._catalogue.put_namespace(number, record)
+
+    def forget_namespace(self, number: int) -> None:
+        """Have the catalogue know a namespace without chunks no more."""
+        self._catalogue.delete_namespace(number)
+
+    def take_lost(self) -> list[tuple[bytes, int]]:
+        """Keys and generations of chunks that a failure to make them certain has put in doubt, once."""
+        return self._catalogue.take_lost()
+
+    def resume(self) -> None:
+        """Use a catalogue that has failed once more."""
+        if self.has_failed_catalogue:
+            self._catalogue.resume(checkpoint_s=self._plan.checkpoint_s)
+
+    def checkpoint(self, timeout_s: float) -> bool:
+        """Have all that was written kept for certain. Blocks."""
+        return self._catalogue.checkpoint(timeout_s)
+
+    def stats(self) -> Counters:
+        """Counters, by name."""
+        catalogue = self._catalogue
+        return _counters(
+            self._queue.stats(),
+            waiting=catalogue.waiting,
+            checkpoints=catalogue.checkpoints,
+            dropped=catalogue.dropped_rows,
+        )
+
+    def died(self) -> list[str]:
+        """Threads that have ended without a stop, by name. Any thread."""
+        return ["catalogue"] if self._catalogue.has_died else []
+
+    def close(self) -> bool:
+        """End I/O and write the catalogue down. Blocks, but never for good: False where the disk did not answer in time.
+
+        Then threads are left waiting for it, which whoever waits for them would do too.
+        """
+        has_ended = self._queue.stop(CLOSE_TIMEOUT_S)
+        if not has_ended:
+            log.error("I/O of the ssd tier is left under way: the disk does not answer within %g s", CLOSE_TIMEOUT_S)
+        return self._catalogue.close(CLOSE_TIMEOUT_S) and has_ended
+
+
+def _counters(queue: dict[str, int], *, waiting: int, checkpoints: int, dropped: int) -> Counters:
+    return {
+        "ssd.read_bytes": queue.get("read_bytes", 0),
+        "ssd.written_bytes": queue.get("written_bytes", 0),
+        "ssd.read_back_chunks": queue.get("read_back_chunks", 0),
+        "ssd.second_reads": queue.get("second_reads", 0),
+        "ssd.waiting_reads": queue.get("waiting_demand", 0) + queue.get("waiting_promotion", 0),
+        "ssd.waiting_writes": queue.get("waiting_write_back", 0),
+        "ssd.waiting_checks": queue.get("waiting_check", 0),
+        "ssd.catalogue_waiting": waiting,
+        "ssd.checkpoints": checkpoints,
+        "ssd.catalogue_dropped": dropped,
+    }

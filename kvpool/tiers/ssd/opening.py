@@ -1,0 +1,142 @@
+"""Opening of an SSD tier: locks its directory, finds what an earlier life left, and makes files and catalogue usable.
+
+Whatever cannot be used is removed or set aside before. What is opened by half is closed again: there is an `OpenSsd` or an
+error.
+Blocks: for an executor, not for the control thread.
+"""
+
+import logging
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+
+from kvpool import failpoint
+from kvpool.errors import KVPoolError
+from kvpool.tiers.base import ArenaMemory
+from kvpool.tiers.ssd import flushed as ssd_flushed
+from kvpool.tiers.ssd.catalogue import opening as catalogue_open
+from kvpool.tiers.ssd.catalogue import rows as catalogue_rows
+from kvpool.tiers.ssd.catalogue.catalogue import Catalogue
+from kvpool.tiers.ssd.catalogue.identity import FILE_NAME as IDENTITY_NAME
+from kvpool.tiers.ssd.catalogue.identity import Identity, NamespaceRecord, new_epoch, read_identity
+from kvpool.tiers.ssd.directory import SsdUnavailable, check_directory
+from kvpool.tiers.ssd.opened import CLOSE_TIMEOUT_S, OpenSsd
+from kvpool.tiers.ssd.plan import SsdPlan
+from kvpool.tiers.ssd.rebuild import find_chunks
+from kvpool.tiers.ssd.segments import (
+    check_room,
+    have_other_sizes,
+    locked,
+    open_segments,
+    remove_misfits,
+    remove_segments,
+)
+
+log = logging.getLogger(__name__)
+
+CATALOGUE_NAME = "catalogue"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What an earlier life left: rows in the order of restoring, and the namespaces their numbers mean.
+
+    `epoch`: of the segment files; `generation`: the greatest that it may have given; `disk_warning`: for an operator.
+    """
+
+    rows: "npt.NDArray[np.void]"
+    namespaces: dict[int, NamespaceRecord]
+    bad_rows: int
+    generation: int
+    epoch: bytes
+    disk_warning: str
+
+    @property
+    def last_recency(self) -> int:
+        """The greatest of all rows."""
+        return int(self.rows["recency"].max()) if len(self.rows) else 0
+
+
+def open_ssd(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event) -> tuple[OpenSsd, Recovered]:
+    """Open or make everything, and read what an earlier life left. Raises SsdUnavailable, soon after `is_stopping` is set."""
+    try:
+        warning = check_directory(plan.path, is_made=plan.is_made)
+        return _open(plan, memory, is_stopping, warning)
+    except (OSError, RuntimeError, ValueError, KVPoolError, lmdb.Error) as error:
+        raise SsdUnavailable(f"{plan.path}: {error}") from error
+
+
+def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warning: str) -> tuple[OpenSsd, Recovered]:
+    catalogue_path = plan.path / CATALOGUE_NAME
+    with locked(plan.path):
+        check_room(plan)
+        found, identity = _look(plan, catalogue_path, is_stopping)
+    files = open_segments(plan)
+    rows, bad = catalogue_rows.restorable(found.rows if found and not plan.wants_rebuild else b"")
+    is_rebuilt = identity.namespaces != {} and (found is None or plan.wants_rebuild)
+    if is_rebuilt:
+        rows = _rebuild(plan, identity, catalogue_path, is_stopping)
+    last = found.generations_end if found else ssd_flushed.highest_floor(plan.path)
+    generation = max(last, int(rows["generation"].max()) if len(rows) else 0)
+    failpoint.reach("daemon.ssd.open_catalogue")
+    try:
+        catalogue = Catalogue(
+            catalogue_path,
+            plan.catalogue_bytes,
+            identity,
+            sync_data=files.sync,
+            generations_end=generation + catalogue_open.GENERATIONS_OF_A_LIFE,
+        )
+    except catalogue_open.DAMAGE as error:
+        log.error("catalogue %s is set aside, its rows are looked for in the slots: %s", catalogue_path, error)
+        catalogue_open.set_aside(catalogue_path, plan.catalogue_bytes)
+        raise  # the next try finds none
+    try:
+        if is_rebuilt:
+            catalogue.fill(rows)
+        catalogue.start(checkpoint_s=plan.checkpoint_s)
+        opened = OpenSsd(plan, memory, files, catalogue, identity.epoch)
+    except BaseException:
+        catalogue.close(CLOSE_TIMEOUT_S)
+        raise
+    return opened, Recovered(rows, identity.namespaces, bad, generation, identity.epoch, warning)
+
+
+def _look(
+    plan: SsdPlan, catalogue_path: Path, is_stopping: threading.Event
+) -> tuple[catalogue_open.Found | None, Identity]:
+    """What an earlier life left, after everything that cannot be used has been removed."""
+    failpoint.reach("daemon.ssd.look")
+    if have_other_sizes(plan):
+        log.warning("the ssd tier begins anew: its files are of another ssd.segment or ssd.capacity")
+        _forget_everything(plan.path)
+    found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes, is_stopping.is_set).found
+    identity = Identity(found.epoch, found.namespaces) if found else read_identity(plan.path)
+    if identity is None:
+        _forget_everything(plan.path)
+        identity = Identity(new_epoch(), {})
+    failpoint.reach("daemon.ssd.open_files")
+    remove_misfits(plan)
+    return found, identity
+
+
+def _rebuild(
+    plan: SsdPlan, identity: Identity, catalogue_path: Path, is_stopping: threading.Event
+) -> "npt.NDArray[np.void]":
+    """Find chunks by the headers of their slots, because the catalogue is lost or not wanted."""
+    if catalogue_path.exists():
+        catalogue_open.set_aside(catalogue_path, plan.catalogue_bytes)
+    found = find_chunks(plan.path, plan.segments, plan.segment_bytes, identity, is_stopping)
+    return catalogue_rows.restorable(found)[0]
+
+
+def _forget_everything(path: Path) -> None:
+    shutil.rmtree(path / CATALOGUE_NAME, ignore_errors=True)
+    for name in (IDENTITY_NAME, ssd_flushed.FILE_NAME):
+        (path / name).unlink(missing_ok=True)
+    remove_segments(path)

@@ -1,0 +1,244 @@
+"""A tier that is plugged in under DRAM and known to nobody but its own file: operations at random, failures, restarts.
+
+The model remembers what was acknowledged as stored. The pool may forget, it may not invent: what is loaded is a prefix of what
+the model knows, with the bytes of its keys; every book agrees after each step; what the tiers have kept outlives a restart.
+"""
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+from kvpool.protocol import verify_walk
+from kvpool.protocol.records import messages as m
+from kvpool.types import DEFAULT_PRIORITY, Level, RetainState
+from tests.rigs.tiers.memory_tier import Fault, Medium
+from tests.rigs.tiers.tiered_pool import TieredPool, key_of, medium_of
+
+DRAM_CHUNKS = 24
+LONGEST = 12
+LIVES, STEPS = 4, 90
+CHAIN = [key_of(0, number) for number in range(8)]
+OTHER = [key_of(1, number) for number in range(8)]
+
+
+def chain_of(chance: random.Random) -> list[bytes]:
+    """Chains of four families, of which two branch off each."""
+    family, branch, length = chance.randrange(4), chance.randrange(2), chance.randrange(1, LONGEST)
+    return [key_of(family, branch if number >= LONGEST // 2 else -1, number) for number in range(length)]
+
+
+async def play(pool: TieredPool, chance: random.Random, stored: set[bytes]) -> None:
+    """One life. Failures come and go, chunk by chunk; what is withheld is reported at some time, or never."""
+    faults = {"rate": 0.0, "withheld": 0.0}
+    dice = random.Random(chance.random())  # of the tiers' threads
+
+    def fault_of(_kind: str, _key: bytes) -> Fault:
+        drawn = dice.random()
+        if drawn < faults["rate"]:
+            return Fault.ERROR
+        return Fault.WITHHELD if drawn < faults["rate"] + faults["withheld"] else Fault.NONE
+
+    for tier in pool.tiers:
+        tier.fault_of = fault_of
+    for _ in range(STEPS):
+        keys, drawn = chain_of(chance), chance.random()
+        if drawn < 0.4:
+            stored.update(keys[: await pool.save(keys)])
+        elif drawn < 0.8:
+            found = await pool.load(keys, is_patient=not faults["withheld"] and not moving(pool))
+            assert stored.issuperset(keys[:found]), "a chunk that nobody stored"
+        elif drawn < 0.84:
+            await pool.flush(chance.choice(["dram", "memory", ""]))
+        elif drawn < 0.9 and pool.tiers[0].medium.rows:
+            tier = chance.choice(pool.tiers)
+            if tier.medium.rows:
+                tier.medium.spoil(chance.choice(list(tier.medium.rows)))
+        elif drawn < 0.95:
+            faults["rate"] = chance.choice([0.0, 0.0, 0.3])
+            faults["withheld"] = chance.choice([0.0, 0.0, 0.2])
+            for tier in pool.tiers:
+                tier.accepts_jobs = chance.random() < 0.8
+                tier.release_withheld()
+        await asyncio.sleep(0)
+        pool.assert_sound()
+    faults.update(rate=0.0, withheld=0.0)
+    for tier in pool.tiers:
+        tier.accepts_jobs = True
+        await pool.until_moved(lambda tier=tier: not tier.release_withheld() and not moving(pool))  # type: ignore[misc]
+
+
+def moving(pool: TieredPool) -> int:
+    """Promotions and demotions under way."""
+    links = pool.pool._tiering.links
+    return sum(len(link.promotions) + len(link.demotions) for link in links)
+
+
+def run_lives(media: Sequence[Medium], levels: Sequence[Level]) -> None:
+    seed = int(os.environ.get("KVPOOL_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"KVPOOL_SEED={seed}")
+    chance, stored, promoted = random.Random(seed), set[bytes](), [0]
+
+    async def live() -> None:
+        pool = TieredPool(media, DRAM_CHUNKS, levels=levels)
+        await pool.start()
+        kept = {key for medium in media for key in medium.rows}
+        assert stored.issuperset(kept)
+        await play(pool, chance, stored)
+        left = await pool.demote()
+        assert left == pool.pool._directory.count_unsaved()
+        promoted[0] += pool.pool.measure({}).directory["promoted_chunks"]
+        await pool.stop()
+
+    for _ in range(LIVES):
+        asyncio.run(live())
+    assert promoted[0] > 0, "nothing has come back from below"
+
+
+def test_whatever_happens_a_tier_instead_of_the_disk_serves_right_bytes_or_none() -> None:
+    run_lives([medium_of(3 * DRAM_CHUNKS)], [Level.SSD])
+
+
+def test_a_tier_smaller_than_dram_is_used_as_far_as_it_goes() -> None:
+    run_lives([medium_of(DRAM_CHUNKS // 2)], [Level.SSD])
+
+
+def in_pool(check: Callable[[TieredPool], Awaitable[None]], medium: Medium | None = None) -> None:
+    """One life with two chains that only the lower tier has."""
+
+    async def run() -> None:
+        pool = TieredPool([medium or medium_of(100)], DRAM_CHUNKS)
+        await pool.start()
+        for chain in (CHAIN, OTHER):
+            assert await pool.save(chain) == len(chain)
+        assert await pool.demote() == 0
+        await pool.flush("dram")
+        await check(pool)
+        pool.tier.fault_of = lambda _kind, _key: Fault.NONE
+        await pool.stop()
+
+    asyncio.run(run())
+
+
+def test_what_only_the_tier_has_is_brought_up_and_served() -> None:
+    async def check(pool: TieredPool) -> None:
+        assert await pool.load(CHAIN) == len(CHAIN)
+        assert int(pool.tier.stats()["memory.read_bytes"]) > 0
+        assert pool.pool.measure({}).directory["promoted_chunks"] == len(CHAIN)
+
+    in_pool(check)
+
+
+def test_wrong_bytes_are_a_miss_and_dropped_where_they_lie() -> None:
+    async def check(pool: TieredPool) -> None:
+        assert await pool.load(OTHER) == len(OTHER)
+        pool.tier.medium.spoil(CHAIN[3])
+        assert await pool.load(CHAIN) == 3
+        below = pool.tier.slots.directory
+        assert [below.retention(key) is not None for key in CHAIN] == [True] * 3 + [False] * 5, "with what follows it"
+        assert await pool.load(OTHER) == len(OTHER), "nobody else has lost anything"
+        assert await pool.save(CHAIN) == len(CHAIN)
+        assert await pool.load(CHAIN) == len(CHAIN)
+
+    in_pool(check)
+
+
+def test_a_read_that_fails_is_a_miss_and_the_source_stays() -> None:
+    async def check(pool: TieredPool) -> None:
+        pool.tier.fault_of = lambda _kind, key: Fault.ERROR if key == CHAIN[5] else Fault.NONE
+        assert await pool.load(CHAIN) == 5
+        assert pool.tier.slots.directory.retention(CHAIN[5]) is not None
+        pool.tier.fault_of = lambda _kind, _key: Fault.NONE
+        assert await pool.load(CHAIN) == len(CHAIN)
+
+    in_pool(check)
+
+
+def test_a_tier_that_never_completes_keeps_nobody_else() -> None:
+    async def check(pool: TieredPool) -> None:
+        pool.tier.fault_of = lambda _kind, key: Fault.WITHHELD if key in CHAIN else Fault.NONE
+        assert await pool.load(CHAIN, is_patient=False) == 0
+        await pool.until_moved(lambda: pool.tier.withheld == len(CHAIN))
+        assert await pool.load(OTHER) == len(OTHER)
+        assert await pool.save([key_of(2, 0)]) == 1
+        pool.assert_sound()
+
+    in_pool(check)
+
+
+def test_what_completes_late_and_last_first_lands_all_the_same() -> None:
+    async def check(pool: TieredPool) -> None:
+        pool.tier.fault_of = lambda _kind, _key: Fault.WITHHELD
+        assert await pool.load(CHAIN, is_patient=False) == 0
+        await pool.until_moved(lambda: pool.tier.withheld == len(CHAIN))
+        pool.assert_sound()
+        assert pool.tier.release_withheld() == len(CHAIN)
+        assert await pool.load(CHAIN) == len(CHAIN)
+
+    in_pool(check)
+
+
+def test_a_tier_that_takes_no_jobs_is_a_miss() -> None:
+    async def check(pool: TieredPool) -> None:
+        pool.tier.accepts_jobs = False
+        assert await pool.load(CHAIN) == 0
+        assert await pool.save(CHAIN) == len(CHAIN)
+        pool.tier.accepts_jobs = True
+        assert await pool.load(OTHER) == len(OTHER)
+
+    in_pool(check)
+
+
+def test_a_report_that_is_nobodys_is_told_and_changes_nothing() -> None:
+    async def check(pool: TieredPool) -> None:
+        assert await pool.load(CHAIN) == len(CHAIN)
+        (link,) = pool.pool._tiering.links
+        pool.tier.fault_of = lambda _kind, _key: Fault.WITHHELD
+        assert await pool.load(OTHER, is_patient=False) == 0
+        await pool.until_moved(lambda: pool.tier.withheld == len(OTHER))
+        pool.tier.repeat_withheld()
+        await pool.until_moved(lambda: not moving(pool))
+        assert link.verify() == [f"memory: {len(OTHER)} reports were nobody's"]
+        assert await pool.load(OTHER) == len(OTHER)
+        link._jobs.strays = 0
+
+    in_pool(check)
+
+
+def test_a_check_of_everything_reads_the_tier_too() -> None:
+    async def check(pool: TieredPool) -> None:
+        pool.tier.medium.spoil(OTHER[7])
+        everything = list(verify_walk.every(pool.pool.verify()["tiers"]))
+        looked_at = 0
+        bad: list[dict[str, object]] = []
+        while looked_at < len(everything):
+            report = await pool.pool.verify_bytes(verify_walk.pack(everything[looked_at:][:64]), 64)
+            looked_at, bad = looked_at + report["looked_at"], bad + report["bad"]
+        assert bad == [{"tier": "ssd", "key": OTHER[7].hex(), "fault": "bad_checksum", "dropped": 1}]
+        assert await pool.load(OTHER) == 7
+
+    in_pool(check)
+
+
+def test_another_life_finds_what_was_kept_and_its_priorities() -> None:
+    medium = medium_of(100)
+
+    async def check(pool: TieredPool) -> None:
+        kept = await pool.serve(pool.pool.hints.retain(pool.session, m.Retain(CHAIN[0], bytes([70]), bytes(4))))
+        assert kept.states == bytes([RetainState.ACCEPTED])
+
+    in_pool(check, medium)
+    rows = set(medium.rows)
+    assert rows == {*CHAIN, *OTHER}
+
+    async def next_life() -> None:
+        pool = TieredPool([medium], DRAM_CHUNKS)
+        await pool.start()
+        assert [pool.tier.slots.directory.retention(key) for key in CHAIN[:2]] == [(70, 0), (DEFAULT_PRIORITY, 0)]
+        assert await pool.load(CHAIN) == len(CHAIN)
+        assert await pool.load(OTHER) == len(OTHER)
+        await pool.flush()
+        await pool.stop()
+
+    asyncio.run(next_life())
+    assert medium.rows == {}, "what an operator has dropped stays dropped"

@@ -1,0 +1,1 @@
+"""Tiers of tests, and pools that have them."""

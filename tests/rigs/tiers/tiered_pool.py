@@ -1,0 +1,143 @@
+"""A pool in this process with a tier in memory below DRAM, an engine's way to save and load, and its next life."""
+
+import asyncio
+import struct
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+import kvpool_native
+from kvpool.clock import MonotonicClock
+from kvpool.config.config import load_config
+from kvpool.index.parts import Parts
+from kvpool.layout import Layout
+from kvpool.pool.lower_tiers import Planner
+from kvpool.pool.pool import Pool
+from kvpool.protocol.records import messages as m
+from kvpool.tiers.slots import SlotSizes
+from kvpool.types import KEY_BYTES, ConnectionId, Level, SaveState
+from tests.rigs.tiers.memory_tier import Medium, MemoryTier, planner
+
+LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
+CHUNK, LAYER = LAYOUT.chunk_bytes, LAYOUT.chunk_bytes // LAYOUT.layers
+MOVED_S = 20.0
+T = TypeVar("T")
+
+
+def key_of(*named: int) -> bytes:
+    """A key for these numbers."""
+    key: bytes = kvpool_native.blake3(struct.pack(f"<{len(named)}q", *named))
+    return key
+
+
+def payload(key: bytes) -> bytes:
+    """The bytes of a key's chunk; its layers differ."""
+    return b"".join((key[layer:] + key[:layer]) * (LAYER // KEY_BYTES) for layer in range(LAYOUT.layers))
+
+
+def medium_of(chunks: int) -> Medium:
+    """Memory for so many chunks."""
+    return Medium(SlotSizes(-(-CHUNK * chunks // (8 * 4096)) * 4096, 8, 2 * chunks))
+
+
+class TieredPool:
+    """One life of a pool. `tiers`: those below DRAM, one for each medium, the fastest first."""
+
+    def __init__(
+        self, media: Sequence[Medium], dram_chunks: int, *options: str, levels: Sequence[Level] = (Level.SSD,)
+    ) -> None:
+        self.tiers: list[MemoryTier] = []
+        planners: list[Planner] = [
+            planner(medium, self.tiers, level=level, seed=number)
+            for number, (medium, level) in enumerate(zip(media, levels, strict=True))
+        ]
+        wanted = [f"dram.capacity={dram_chunks * CHUNK}B", "dram.prefault=false", "dram.connection_share=1.0", *options]
+        self.pool = Pool(load_config(None, wanted), MonotonicClock(), planners)
+        self.session = self.pool.open_session(ConnectionId(1), "model", LAYOUT)
+        self.arena = self.pool._dram.arena.view()
+
+    @property
+    def tier(self) -> MemoryTier:
+        """The only one."""
+        (tier,) = self.tiers
+        return tier
+
+    async def start(self) -> None:
+        """Serve."""
+        await self.pool.start()
+
+    async def stop(self) -> None:
+        """End, with nothing broken."""
+        self.assert_sound()
+        self.pool.drop_connection(self.session.connection)
+        assert await self.pool.stop()
+
+    def assert_sound(self) -> None:
+        """Every book agrees with every other."""
+        problems = self.pool.verify()["problems"]
+        assert not problems, problems
+
+    async def serve(self, parts: Parts[T]) -> T:
+        """The answer to a request."""
+        while True:
+            try:
+                awaited = next(parts)
+            except StopIteration as end:
+                answer: T = end.value
+                return answer
+            await (asyncio.sleep(0) if awaited is None else awaited)
+
+    async def save(self, keys: Sequence[bytes]) -> int:
+        """Save a chain: how many of its chunks are stored now."""
+        made = await self.serve(self.pool.chains.reserve(self.session, m.Reserve(b"", b"".join(keys))))
+        sums = b""
+        for number, state in enumerate(made.states):
+            if state == SaveState.RESERVED:
+                (offset,) = struct.unpack_from("<Q", made.offsets, 8 * number)
+                self.arena[offset : offset + CHUNK] = np.frombuffer(payload(keys[number]), np.uint8)
+                sums += kvpool_native.extent_checksums(self.pool._dram.arena, offset, LAYER, LAYOUT.layers)
+        present = made.states.count(SaveState.PRESENT)
+        if not made.reservation:
+            return present
+        done = await self.serve(self.pool.chains.commit(self.session, m.Commit(made.reservation, sums, b"")))
+        return present + done.states.count(SaveState.STORED)
+
+    async def load(self, keys: Sequence[bytes], *, is_patient: bool = True) -> int:
+        """Lease a chain and compare what has landed: how many leading chunks are there, each with the bytes of its key.
+
+        `is_patient`: waits until all that is leased has landed or failed.
+        """
+        leased = await self.serve(self.pool.chains.acquire(self.session, m.Acquire(b"".join(keys))))
+        if not leased.lease:
+            return 0
+        lease = self.pool._readers.find(self.session, leased.lease)
+        assert lease is not None
+        (hold,) = lease.holds.values()
+        if is_patient:
+            await self.until_moved(lambda: not {Level.SSD, Level.PEER} & set(self.pool._directory.columns(hold).levels))
+        slots = self.pool._directory.columns(hold)
+        landed = 0
+        while landed < lease.chunks and slots.levels[landed] == Level.DRAM:
+            (offset,) = struct.unpack_from("<Q", slots.offsets, 8 * landed)
+            assert self.arena[offset : offset + CHUNK].tobytes() == payload(keys[landed]), "wrong bytes"
+            landed += 1
+        self.pool.leases.release(self.session, m.Release(leased.lease))
+        return landed
+
+    async def until_moved(self, is_so: Callable[[], bool]) -> None:
+        """Until a condition holds."""
+
+        async def look() -> None:
+            while not is_so():
+                await asyncio.sleep(0.001)
+
+        await asyncio.wait_for(look(), MOVED_S)
+
+    async def demote(self) -> int:
+        """Have the lower tiers keep what DRAM alone has: how many chunks they lack then."""
+        return (await self.pool.demote_all(MOVED_S))["left"]
+
+    async def flush(self, tier: str = "") -> None:
+        """Drop all that nobody holds."""
+        await self.serve(self.pool.flush(None, None, tier))

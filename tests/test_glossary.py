@@ -1,0 +1,88 @@
+"""The glossary of ARCHITECTURE.md, as a test: the words that it refuses are in no name, message, docstring or page."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.test_tidy import NATIVE, PAGES, PRODUCT, PYTHON, ROOT
+
+OTHERS = [path for path in PYTHON if path.is_relative_to(ROOT / "demo") or path.is_relative_to(ROOT / "examples")]
+CONFIGS = [ROOT / "configs" / "kvpool.toml"]
+# Rooms whose names and comments do not follow the glossary yet. A room leaves this list when it does.
+NOT_YET = (
+    "native/arena/",
+    "native/bindings/",
+    "native/directory/",
+    "native/fuzz/",
+    "native/shared_index/",
+    "native/ssd/",
+    "native/tests/",
+)
+# Names that operators and clients rely on stay as they were published: options, statistics, metrics, fields of answers; and
+# those of the native module that the rooms above have.
+PUBLISHED = re.compile(
+    r"""["`.#](?:fates?|wishes)\b | \bfates:\ int | \bwishes_(?=\{) | \bkvpool_wishes\b | \bretell_interval\b
+      | \b(?:kvpool_)?dropped_errands\b | \b(?:kvpool_)?(?:retention|remember|take)_lapsed(?:_chunks)?(?:_total)?\b
+      | \blapsed_chunks\b | \bnext_lapse_ns\b""",
+    re.VERBOSE,
+)
+
+
+def _refused() -> list[str]:
+    """The last column of the glossary's table."""
+    _, _, rest = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Glossary\n")
+    table = rest.partition("\n## ")[0]
+    rows = [row.strip("|").split("|") for row in table.splitlines() if row.startswith("| ")]
+    return [word.strip() for row in rows[1:] for word in row[2].split(",") if word.strip()]
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    words = (re.escape(word).replace(r"\ ", r"[\s#/*_-]+") for word in _refused())
+    return re.compile(rf"(?<![a-z])(?:{'|'.join(words)})(?![a-z])", re.IGNORECASE)
+
+
+def _found(text: str) -> list[str]:
+    """Refused words in a text: as words, and as parts of names."""
+    parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", PUBLISHED.sub(" ", text))
+    return sorted({match.lower() for match in _pattern().findall(parts)})
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", [*PRODUCT, *OTHERS, *NATIVE, *PAGES, *CONFIGS], ids=_name)
+def test_the_glossarys_words_are_used(path: Path) -> None:
+    if _name(path).startswith(NOT_YET):
+        pytest.skip("this room does not follow the glossary yet")
+    text = path.read_text()
+    if path.name == "ARCHITECTURE.md":
+        text = re.sub(r"\n## Glossary\n.*?(?=\n## )", "", text, flags=re.DOTALL)
+    assert not (found := _found(text)), f"has {', '.join(found)}: see the glossary in ARCHITECTURE.md"
+
+
+def test_rooms_that_follow_the_glossary_are_not_excused() -> None:
+    """Each entry of NOT_YET has a file with a refused word."""
+    paths = [*PRODUCT, *NATIVE]
+    idle = [
+        room for room in NOT_YET if not any(_found(path.read_text()) for path in paths if _name(path).startswith(room))
+    ]
+    assert not idle, f"these follow the glossary: take them out of NOT_YET: {idle}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def wishes_of(", ["wishes"]),
+        ("class RequestWishes:", ["wishes"]),
+        ("# what gave\n    # way below", ["gave way"]),
+        ('"events.fates": len(self)', []),
+        ("a border", ["border"]),
+        ("the sender of hints", []),
+    ],
+)
+def test_refused_words_are_found_in_names_and_prose(text: str, found: list[str]) -> None:
+    assert [" ".join(re.findall(r"[a-z]+", word)) for word in _found(text)] == found

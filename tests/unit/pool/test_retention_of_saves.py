@@ -1,0 +1,65 @@
+"""Retention of a save: one call, for every tier that has the chunks."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from kvpool.clock import MonotonicClock
+from kvpool.key_column import KeyColumn
+from kvpool.pool.writers.retention import Retention
+from kvpool.tiering.link import Link
+from kvpool.tiering.tiering import Tiering
+from kvpool.types import KEEP_PRIORITY, RetainState, SaveState
+from tests.rigs.events.journal_rig import Rig, key
+
+PRESENT, RESERVED, FULL = bytes([SaveState.PRESENT]), bytes([SaveState.RESERVED]), bytes([SaveState.FULL])
+ACCEPTED, ABSENT = RetainState.ACCEPTED, RetainState.ABSENT
+
+
+class Tiers:
+    """Two tiers, the lower one of which has chunk 1; chunk 2 is in memory alone."""
+
+    def __init__(self) -> None:
+        self.rig = Rig()
+        self.rig.store([1])
+        self.rig.demote()
+        self.rig.store([1, 2])
+        self.keys = KeyColumn.of([key([1]), key([1, 2])])
+        self.touched: list[bytes] = []
+        self.looks = 0
+        lower = SimpleNamespace(slots=SimpleNamespace(directory=self.rig.files), touch=self.touched.append)
+        link: Any = SimpleNamespace(lower=lower)
+        link.remember_retention = partial(Link.remember_retention, link)
+        arena: Any = SimpleNamespace(directory=self.rig.memory)
+        self.retention = Retention(self.rig.memory, Tiering(arena, [link], MonotonicClock()), self._look)
+
+    def _look(self) -> None:
+        self.looks += 1
+
+    def save(self, states: bytes, priorities: list[int]) -> list[int]:
+        durations = bytes(4 * len(priorities))
+        wanted = bytes(priorities), durations
+        return list(self.retention.of_save(self.rig.namespace, self.keys, states, wanted, self.rig.tick()))
+
+
+def test_a_save_says_it_once_for_both_tiers() -> None:
+    tiers = Tiers()
+    assert tiers.save(PRESENT * 2, [80, 60]) == [ACCEPTED, ACCEPTED]
+    assert [tiers.rig.memory.retention(each) for each in tiers.keys] == [(80, 0), (60, 0)]
+    assert tiers.rig.files.retention(tiers.keys[0]) == (80, 0)
+    assert (tiers.touched, tiers.looks) == ([tiers.keys[0]], 1)
+
+
+def test_what_has_no_slot_and_what_follows_it_is_absent() -> None:
+    tiers = Tiers()
+    assert tiers.save(PRESENT + FULL, [80, 60]) == [ACCEPTED, ABSENT]
+    assert tiers.rig.memory.retention(tiers.keys[1]) == (35, 0)
+    assert tiers.save(FULL + PRESENT, [70, 70]) == [ABSENT, ABSENT]
+    assert tiers.rig.memory.retention(tiers.keys[0]) == (80, 0)
+    assert tiers.looks == 1
+
+
+def test_a_chunk_that_is_to_stay_as_it_is_stays() -> None:
+    tiers = Tiers()
+    assert tiers.save(RESERVED + PRESENT, [KEEP_PRIORITY, 60]) == [ACCEPTED, ACCEPTED]
+    assert [tiers.rig.memory.retention(each) for each in tiers.keys] == [(35, 0), (60, 0)]
