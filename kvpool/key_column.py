@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 KEY_BYTES = 32
 KEY_DIGITS = 2 * KEY_BYTES  # of a key in hexadecimal
+_new = object.__new__
 _ROW = np.dtype(f"V{KEY_BYTES}")
 
 
@@ -48,12 +49,18 @@ class KeyColumn(Sequence[bytes]):
     def __getitem__(self, index: slice) -> "KeyColumn": ...
     def __getitem__(self, index: int | slice) -> "bytes | KeyColumn":
         """A key, or the column of a part. Raises IndexError for a key that is not there."""
+        packed = self.packed
         if isinstance(index, slice):
-            first, end, step = index.indices(len(self))
-            assert step == 1, "a part of a column is one piece; see `chosen`"
-            return KeyColumn(self.packed[first * KEY_BYTES : end * KEY_BYTES])
-        start = range(len(self))[index] * KEY_BYTES
-        return self.packed[start : start + KEY_BYTES]
+            assert index.step is None, "a part of a column is one piece; see `chosen`"
+            first, end = index.start or 0, index.stop
+            part = _new(KeyColumn)  # whole keys by construction; places from the end mean the same in bytes
+            part.packed = packed[first * KEY_BYTES : len(packed) if end is None else end * KEY_BYTES]
+            return part
+        start = index * KEY_BYTES
+        key = packed[start : start + KEY_BYTES or None]
+        if len(key) != KEY_BYTES:
+            raise IndexError(f"key {index} of a column of {len(self)}")
+        return key
 
     def __iter__(self) -> Iterator[bytes]:
         packed = self.packed
@@ -84,6 +91,8 @@ class KeyColumn(Sequence[bytes]):
 
     def of_rank(self, rank: int, ranks: int) -> "KeyColumn":
         """One rank's keys of a column of as many for each of `ranks`."""
+        if ranks == 1:
+            return self
         size = len(self.packed) // ranks
         return KeyColumn(self.packed[rank * size : (rank + 1) * size])
 
@@ -93,6 +102,8 @@ class KeyColumn(Sequence[bytes]):
 
     def part_of_ranks(self, ranks: int, first: int, end: int) -> "KeyColumn":
         """The keys from `first` up to `end` of each rank."""
+        if ranks == 1:
+            return self[first:end]
         return KeyColumn(b"".join(column[first:end].packed for column in self.by_rank(ranks)))
 
     def parts(self, keys: int) -> "Iterator[KeyColumn]":

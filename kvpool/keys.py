@@ -27,7 +27,7 @@ assert SCOPE_BYTES_MAX % _WORD_BYTES == 0
 
 
 class Scope(NamedTuple):
-    """What separates chunks of equal tokens, model and layout. Both empty: nothing does."""
+    """Scope that separates chunks of equal tokens, model and layout. Both empty: no separation."""
 
     adapter: str = ""
     salt_tag: bytes = b""

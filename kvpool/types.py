@@ -209,7 +209,7 @@ class TokenRange:
 
 @dataclass(frozen=True, slots=True)
 class ChunkExtent:
-    """Where a chunk lies in the arena: `layers` extents of `layer_bytes` one behind the other. `generation`: the slot's."""
+    """A chunk's place in the arena: `layers` extents of `layer_bytes`, one after the other. `generation`: the slot's."""
 
     key: bytes
     generation: int

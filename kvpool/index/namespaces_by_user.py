@@ -28,7 +28,7 @@ class OpenNamespace(Protocol):
 
     @property
     def geometry(self) -> Geometry:
-        """What names its size class."""
+        """The geometry of its size class."""
 
 
 class NamespacesByUser:

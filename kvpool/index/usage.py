@@ -36,7 +36,7 @@ class UsageTable:
         return dict(self._models)
 
     def failures(self) -> ClientFailures:
-        """What went wrong in clients."""
+        """Failures in clients."""
         return ClientFailures(
             failed_loads={reason.name.lower(): count for reason, count in self._failed_loads.items()},
             declined_chunks={state.name.lower(): count for state, count in self._declined_chunks.items()},

@@ -44,7 +44,7 @@ class Announcement:
 
     @property
     def holds(self) -> list[HoldId]:
-        """What it has in the DRAM directory."""
+        """Its holds in the DRAM directory."""
         return self.acquire_task.holds
 
     @property

@@ -166,9 +166,10 @@ class Chains:
         return True
 
     def _note_part(self, session: EngineSession, reserve_task: ReserveTask, first: int) -> None:
-        keys, states = reserve_task.keys[first : reserve_task.chunks], bytes(reserve_task.states[first:])
+        states = bytes(reserve_task.states[first:])
         if states.count(SaveState.RESERVED) + states.count(SaveState.PRESENT) < len(states):
-            self.journal.note_refusals(keys.packed, states, session.own.id)
+            refused = reserve_task.keys[first : reserve_task.chunks]
+            self.journal.note_refusals(refused.packed, states, session.own.id)
 
 
 def _declined(state: SaveState, request: m.Reserve) -> m.Reserved:

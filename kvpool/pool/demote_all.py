@@ -24,7 +24,7 @@ CHECKPOINT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class DemoteOrder:
-    """What to write, and for how long at most.
+    """Order to demote all chunks, with its time limit.
 
     `is_more_coming`: of a stop, which writes the worthiest first, and goes on while saves are still ending; None: of an
     operator. `is_forced`: beyond the write budget.

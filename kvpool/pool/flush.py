@@ -16,7 +16,7 @@ from kvpool.tiering.tiering import Tiering
 
 @dataclass(frozen=True, slots=True)
 class FlushOrder:
-    """What to drop: chunks of `model` (None: any), unused for `older_than_s` (None: any), in `tier` (empty: all)."""
+    """Order to drop chunks of `model` (None: any), unused for `older_than_s` (None: any), in `tier` (empty: all)."""
 
     model: str | None
     older_than_s: float | None

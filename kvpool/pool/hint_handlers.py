@@ -169,7 +169,7 @@ class HintHandlers:
         return self._announcements.stats()
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
-        """What each connection has, by name."""
+        """Counts of each connection, by name."""
         return self._announcements.count_by_owner()
 
     def verify(self) -> list[str]:

@@ -250,7 +250,7 @@ class Pool:
         self.hints.drop_owner(connection)
 
     def held_by_connection(self) -> dict[int, dict[str, int]]:
-        """What each connection holds, by name: leases, reservations, and the bytes of slots that they protect from eviction."""
+        """Holds of each connection, by name: leases, reservations, and the bytes of slots that they protect from eviction."""
         return held_by_connection(self._directory, self._readers, self._writers, self.hints)
 
     def info(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Names of chunks for readers that know blocks: 64-bit hashes, and the blocks that a chunk is cut into.
+"""Block hashes: 64-bit names of chunks for readers of blocks, and the blocks that a chunk is cut into.
 
 A block's hash is the last eight bytes, big endian, of 32: of the chunk's key for its last block, and of a hash over key and
 number for each one before. So the hash of the last block of a chunk is what the next chunk's first one follows, and the hashes

@@ -1,4 +1,4 @@
-"""Events, stored chunks and namespaces as they travel: msgpack of their own inside one bin field of a frame.
+"""Columns of events, stored chunks and namespaces: msgpack inside one bin field of a frame.
 
 So they count as one item of the frame, however many they are; the sender keeps them under the frame's limit. Pure functions;
 any thread.

@@ -1,4 +1,4 @@
-"""Puts the chunks of a snapshot in an order in which parents come before children, while events go on.
+"""Snapshot order: chunks of a snapshot with parents before children, while events go on.
 
 Pages come in the order of records in memory, which is not that of chains. A chunk whose parent has not been published waits for
 it; its changes meanwhile are noted, so that it is published in its state of that moment. At most `waiting_max` wait: then the
@@ -22,7 +22,7 @@ class SnapshotOrder:
         self._admitted: set[int] = (
             set()
         )  # by the end of their keys: a tenth of the memory, and a mistake costs only order
-        # Not a plain dict: see `admit`, which takes the oldest entries one by one; a dict looks for each from its beginning.
+        # Not a plain dict: `admit` removes the oldest entries one by one, which takes quadratic time in a dict.
         self._waiting: OrderedDict[bytes, StoredChunk] = OrderedDict()
         self._children: dict[bytes, list[bytes]] = {}
 
@@ -40,7 +40,7 @@ class SnapshotOrder:
         return ready
 
     def note(self, events: Iterable[Event]) -> None:
-        """Events have happened since the page that was taken last."""
+        """Note events since the last page."""
         for event in events:
             for key in event.chunks:
                 chunk = self._waiting.get(key)
@@ -54,7 +54,7 @@ class SnapshotOrder:
                     del self._waiting[key]
 
     def rest(self) -> list[StoredChunk]:
-        """What still waits when the last page has been taken: their parents came as events."""
+        """The chunks that still wait after the last page: their parents came as events."""
         rest, self._waiting = list(self._waiting.values()), OrderedDict()
         return rest
 

@@ -1,9 +1,8 @@
-"""Events in the form of TensorRT-LLM's KV cache events: plain values for JSON, one object for each event.
+"""TensorRT-LLM's form of KV cache events: plain values for JSON, one object for each event.
 
 A chunk is a block: its `block_hash` is the last eight bytes of its key as a number, `cache_level` the number of the fastest
-tier that has it (`Level`), `cache_salt` the tag of its salt. With `block_tokens` a chunk is cut into its blocks. What this form
-has no word for (a chunk that a lower tier has besides) changes nothing and gives an event with nothing in it but its id. Pure
-functions; any thread.
+tier that has it (`Level`), `cache_salt` the tag of its salt. With `block_tokens` a chunk is cut into its blocks. A change that
+this form cannot express (a chunk that a lower tier has besides) gives an event with only its id. Pure functions; any thread.
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
-"""Events as routers read them: the messages of vLLM's KV events, in three frames [topic, number, payload].
+"""vLLM's form of KV events, as routers read it: messages in three frames [topic, number, payload].
 
     payload := msgpack [time in seconds, [event, …], data-parallel rank]      number := u64, big endian, from 0 for each topic
     event   := map {"type": "BlockStored", …}  or  array ["BlockStored", …], see `_stored`
 
 A chunk is one block or, with `block_tokens`, as many as it has of that size; each tier is a medium. An event that gains a tier
-is a BlockStored there, one that loses a tier a BlockRemoved; other updates have no word here. Chunks whose token ids are not
+is a BlockStored there, one that loses a tier a BlockRemoved; other updates are not expressed. Chunks whose token ids are not
 known are not published: no router could use them. Of a model over several ranks rank 0 stands for all.
 
 An adapter is `lora_name`, and stands in `extra_keys` as it does in vLLM's; a salt's tag stands behind it for the first block
@@ -61,7 +61,7 @@ class EventForm:
     block_tokens: int = 0
 
     def events_of(self, event: Event, layout: Layout) -> list[WireEvent]:
-        """What one event is to a router; nothing where it has no word for it."""
+        """The wire events of one event; none where this form cannot express it."""
         if event.kind == EventKind.CREATED or layout.rank != 0:
             return []
         blocks = blocks_of(layout.chunk_tokens, self.block_tokens)
@@ -71,7 +71,7 @@ class EventForm:
         return outgoing + [self._removed(event, blocks, MEDIA[level]) for level in event.lost]
 
     def chunk_events(self, chunk: StoredChunk, layout: Layout) -> list[WireEvent]:
-        """What a chunk of a snapshot is to a router."""
+        """The wire events of a chunk of a snapshot."""
         event = Event(0, EventKind.STORED, keys=chunk.key, parent=chunk.parent, tokens=chunk.tokens, tiers=chunk.tiers)
         return self.events_of(event._replace(adapter=chunk.adapter, salt_tag=chunk.salt_tag), layout)
 
@@ -159,7 +159,7 @@ def _packed(packer: msgpack.Packer, value: object) -> bytes:
 
 
 def _extra_keys(event: Event, blocks: int) -> list[list[str] | None] | None:
-    """What besides tokens distinguishes each block from others; None where nothing does."""
+    """Keys besides tokens that distinguish each block from others; None where there are none."""
     if not event.adapter and not event.salt_tag:
         return None
     every = [event.adapter] if event.adapter else []

@@ -136,7 +136,7 @@ class Daemon:
             await loop.run_in_executor(None, self._publisher.stop)
 
     async def close_connections(self) -> None:
-        """What has been answered is sent; who does not read it is not waited for."""
+        """Close all connections. Written answers are sent, without waiting for peers that do not read."""
         for member in self._roster:
             member.connection.close()
         deadline = Deadline(LAST_ANSWERS_S, self._clock)
@@ -279,7 +279,7 @@ class Daemon:
         return engine_handlers(self._pool, session)
 
     def _user_of(self, peer: Peer) -> int | None:
-        """Whose share counts what the peer's connection keeps: operators are not bound."""
+        """The user whose share counts what the peer's connection holds: operators have no share."""
         return None if self._terms.operators.include(peer) else peer.uid
 
     def _welcome(self) -> m.Welcome:

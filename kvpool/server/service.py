@@ -73,7 +73,7 @@ class OperatorVerbs:
 
     @verb(m.AskInfo, roles=OPERATOR)
     def info(self, _request: m.AskInfo) -> m.Report:
-        """What the daemon is and uses."""
+        """The daemon's identity and resources."""
         return m.Report({**self._info(), **self._pool.info()})
 
     @verb(m.AskStats, roles=OPERATOR)
@@ -126,7 +126,7 @@ class OperatorVerbs:
 
     @verb(m.AskHitCurve, roles=OPERATOR)
     def hit_curve(self, request: m.AskHitCurve) -> m.Report:
-        """What LRU of some sizes would hit."""
+        """The hit rates of LRU of some sizes."""
         return m.Report(self._pool.hit_curve.report(hit_curve.unpack(request.capacities)))
 
 
@@ -160,11 +160,11 @@ VERBS = verbs_of(
 
 
 def engine_handlers(pool: Pool, session: EngineSession) -> Handlers:
-    """What answers an engine's connection."""
+    """The handlers of an engine's connection."""
     handlers = handlers_of(m.ROLE_ENGINE, (pool.chains, pool.leases, pool.hints, pool.staged), session)
     return handlers | handlers_of(m.ROLE_ENGINE, (EngineVerbs(pool, session, handlers), EventVerbs(pool, session)))
 
 
 def operator_handlers(pool: Pool, *verbs: OperatorVerbs | SteeringVerbs | ConnectionVerbs) -> Handlers:
-    """What answers an operator's connection."""
+    """The handlers of an operator's connection."""
     return handlers_of(m.ROLE_ADMIN, (pool.hints, EventVerbs(pool, None), *verbs))

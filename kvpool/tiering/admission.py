@@ -25,7 +25,7 @@ LEAST_CHANCE = 0.2
 
 
 class Admitted(IntEnum):
-    """What is written, each a part of the one before; the numbers are the native directory's."""
+    """Steps of admission, each a part of the one before; the numbers are the native directory's."""
 
     ALL = 0
     LIKELY = 1  # what the eviction policy has learned to be likely to be used again, and USED_AGAIN
@@ -135,7 +135,7 @@ class Admission:
         return self._budget.is_bounded or self._floor != Admitted.ALL
 
     def step(self, now_ns: int) -> Admitted:
-        """What is written now."""
+        """The admission step in force."""
         step = max(self._floor, self._step_of_budget(now_ns))
         return Admitted.USED_AGAIN if step == Admitted.LIKELY and not self._knows_chances() else step
 
@@ -167,7 +167,7 @@ class Admission:
         self._budget.spend(size, now_ns)
 
     def stats(self, now_ns: int) -> dict[str, int | str]:
-        """What is written now, how often that became less, and the bytes left to be written now, 0 without a bound."""
+        """The admission step, how often it became stricter, and the bytes that may be written now, 0 without a bound."""
         return {
             "admission": self.step(now_ns).word,
             "admission_tightened": self.tightened,

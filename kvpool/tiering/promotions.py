@@ -82,7 +82,7 @@ class Promotions:
         return self._under_way
 
     def find(self, namespace: Namespace, keys: bytes, chunks: int, *, parent: bytes) -> Run:
-        """What the tier has of the chunks behind `parent`, of which the arena has `chunks`."""
+        """The tier's run of the chunks after `parent`, of which the arena has `chunks`."""
         if not self._lower.can_read:
             return NO_RUN
         run = self._lower.slots.find(namespace.id, keys, parent=parent)

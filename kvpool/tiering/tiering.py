@@ -21,7 +21,7 @@ from kvpool.types import DURATION_BYTES, HoldId, RetainState
 
 @dataclass(frozen=True, slots=True)
 class RunBelow:
-    """What a lower tier has of some chunks: how many leading ones, and a hold on them there (0: none)."""
+    """A lower tier's run of some chunks: the number of leading ones, and a hold on them there (0: none)."""
 
     chunks: int
     hold: HoldId
@@ -115,11 +115,15 @@ class Tiering:
         moving = [link.make_room() for link in self.links]
         return any(moving)
 
-    @contextlib.contextmanager
-    def protecting(self, is_wanted: bool) -> Iterator[None]:
+    def protecting(self, is_wanted: bool) -> contextlib.AbstractContextManager[None]:
         """While nothing is evicted that only the arena has, if a lower tier could take it soon."""
-        can_take = is_wanted and any(link.can_take for link in self.links)
-        self._directory.protect_unsaved(can_take)
+        if is_wanted and self.links and any(link.can_take for link in self.links):
+            return self._protecting()
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _protecting(self) -> Iterator[None]:
+        self._directory.protect_unsaved(True)
         try:
             yield
         finally:
@@ -169,9 +173,9 @@ class Tiering:
         return [problem for link in self.links for problem in link.verify(with_shared=with_shared)]
 
     def problems(self) -> list[str]:
-        """What a restart of the daemon may mend, one line each. Any thread."""
+        """Problems that a restart of the daemon may solve, one line each. Any thread."""
         return [problem for link in self.links for problem in link.lower.problems()]
 
     def shortcomings(self) -> list[str]:
-        """What was configured and is missing, one line each. Any thread."""
+        """Configured parts that are missing, one line each. Any thread."""
         return [line for link in self.links for line in link.lower.shortcomings()]

@@ -15,7 +15,7 @@ class Room:
         self._moved.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Until something has moved or the time is over."""
+        """Wait until chunks have moved or the time is over."""
         self._moved.clear()
         with contextlib.suppress(asyncio.TimeoutError):  # the caller looks again either way
             await asyncio.wait_for(self._moved.wait(), timeout_s)

@@ -98,7 +98,7 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class WritePolicy:
-    """What is written to a tier, and when: its options, in the same words for every tier.
+    """Policy of writes to a tier: its options, in the same words for every tier.
 
     `admission`: a policy of `kvpool.tiering.admission`; `budget_bytes`: of a day, 0 for no bound; `watermark`: the share of the
     arena that may be without a copy below before chunks are written; `is_write_through`: each chunk as soon as it is stored.
@@ -303,7 +303,7 @@ class BackingTier(Protocol):
         ...
 
     def info(self) -> Info:
-        """What is in use, for operators."""
+        """The resources in use, for operators."""
         ...
 
     def verify(self) -> list[str]:
@@ -311,11 +311,11 @@ class BackingTier(Protocol):
         ...
 
     def problems(self) -> list[str]:
-        """What a restart of the daemon may mend, one line each. Any thread."""
+        """Problems that a restart of the daemon may solve, one line each. Any thread."""
         ...
 
     def shortcomings(self) -> list[str]:
-        """What was configured, is missing, and a restart would not bring, one line each. Any thread."""
+        """Configured parts that are missing and that a restart would not bring back, one line each. Any thread."""
         ...
 
 

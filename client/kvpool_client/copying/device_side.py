@@ -46,7 +46,7 @@ class DeviceSide:
         return mark
 
     def on_stream(self, stream: Any, mark: Any) -> Any:
-        """What is queued within goes on `stream`, behind `mark`."""
+        """Within the context, work is queued on `stream`, after `mark`."""
         if stream is None:
             return self.torch.no_grad()
         if mark is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def engine_mark(device: str) -> Callable[[], None]:
-    """What returns when the device has done everything that the calling thread's engine has queued on it so far."""
+    """A call that returns when the device has done everything that the calling thread's engine has queued so far."""
     if device == "cpu":
         return _nothing_queued
     import torch  # optional heavy dependency: an engine with tensors on a device has it loaded

@@ -40,7 +40,7 @@ class FailureGuard:
         self._logged: set[str] = set()  # guarded by _lock
 
     def call(self, call: str, default: Answer, function: Callable[[], Answer]) -> Answer:
-        """What `function` returns; `default`, a miss, where it raises."""
+        """Call `function`. Returns its result, or `default`, a miss, where it raises."""
         try:
             return function()
         except Exception as error:

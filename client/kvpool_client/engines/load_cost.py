@@ -93,7 +93,7 @@ class MedianRate:
 
 
 class Probe:
-    """When a declined tier is to be measured again. Invariant: `_pause_s` is in FIRST_PROBE_S..LAST_PROBE_S."""
+    """Schedule of measurements of a declined tier. Invariant: `_pause_s` is in FIRST_PROBE_S..LAST_PROBE_S."""
 
     def __init__(self) -> None:
         self._pause_s = FIRST_PROBE_S

@@ -117,7 +117,7 @@ class _Bad(Exception):
 
 
 class _Allowance:
-    """How many directives may still be read."""
+    """The number of directives that may still be read."""
 
     def __init__(self) -> None:
         self._left = DIRECTIVES_MAX

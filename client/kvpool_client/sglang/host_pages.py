@@ -27,7 +27,7 @@ _OTHER_LAYOUT = "set --hicache-mem-layout to page_first or layer_first"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Which part of the model's KV this rank has. Replicated KV (MLA) is one shard for all ranks of `tp_size`."""
+    """The part of the model's KV that this rank has. Replicated KV (MLA) is one shard for all ranks of `tp_size`."""
 
     tp_rank: int = 0
     tp_size: int = 1

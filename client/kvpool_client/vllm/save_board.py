@@ -39,7 +39,7 @@ class SaveBoard:
 
     @property
     def path(self) -> str:
-        """What a rank attaches by."""
+        """The path by which a rank attaches."""
         return self._memory.path
 
     def take_back(self, pin: int, timeout_s: float, clock: Clock) -> bool:

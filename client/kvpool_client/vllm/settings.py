@@ -22,7 +22,7 @@ SIGHTINGS_WANTED_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an operator sets.
+    """An operator's settings.
 
     `socket`: the daemon's. `chunk_tokens`: a multiple of the engine's block; 0: the largest one up to 64, at least one
     block. `timeout_s`: one round trip, and a load's or save's longest time without progress. `wait_s`: how long a request

@@ -64,7 +64,7 @@ class Tally:
         return bool(self._unsent.data)
 
     def take(self) -> KVPoolStats | None:
-        """What was counted since the last time; None if nothing was."""
+        """Counts since the last call; None if there are none."""
         if not self.has_news:
             return None
         taken, self._unsent = self._unsent, KVPoolStats()

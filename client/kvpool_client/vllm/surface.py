@@ -68,7 +68,7 @@ class RunningRequests(Protocol):
 
 
 class EngineStep(Protocol):
-    """What the scheduler has decided for one step."""
+    """The scheduler's decisions for one step."""
 
     scheduled_new_reqs: list[NewRequest]
     scheduled_cached_reqs: RunningRequests
@@ -92,7 +92,7 @@ class TransferConfig(Protocol):
 
 
 class ParallelConfig(Protocol):
-    """How a model is spread over workers; `rank` is this worker's."""
+    """The distribution of a model over workers; `rank` is this worker's."""
 
     rank: int
     tensor_parallel_size: int
@@ -108,7 +108,7 @@ class EngineConfig(Protocol):
 
 
 class CacheSpec(Protocol):
-    """How one group of layers keeps its KV."""
+    """The KV layout of one group of layers."""
 
     block_size: int
     page_size_bytes: int

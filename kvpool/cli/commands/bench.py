@@ -166,7 +166,7 @@ def rpc(options: Options, quick: bool, out: str | None) -> None:
 @click.option("--ssd-chunks", metavar="COUNT", help="What so many chunks on disk cost in memory, such as 4M, instead.")
 @bench_options
 def footprint(options: Options, capacity: str | None, ssd_chunks: str | None, quick: bool, out: str | None) -> None:
-    """What an idle daemon costs in memory and CPU time, and how soon it serves.
+    """Cost of an idle daemon in memory and CPU time, and the time until it serves.
 
     Starts daemons of its own; --socket has no meaning here.
     """

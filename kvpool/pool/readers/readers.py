@@ -189,7 +189,7 @@ class Readers:
             self._end_holds(self._leases.expire(now_ns), now_ns)
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
-        """What each connection has, by name."""
+        """Counts of each connection, by name."""
         return self._leases.count_by_owner()
 
     def verify(self) -> list[str]:

@@ -59,14 +59,15 @@ class ReserveTask:
         failpoint.reach("daemon.reserve.after", failpoint.refused)
         if self._directory.evicted_chunks > evicted_before:
             failpoint.reach("daemon.evict.after", failpoint.refused)
-        self.states += made.states
+        states = made.states
+        self.states += states
         self.offsets += made.offsets
         self.generations += made.generations
         if self._retention[0]:
-            self.retained += self._retain(first, made.states, now_ns)
+            self.retained += self._retain(first, states, now_ns)
         if self.chunks == len(self.keys):
             return Step.DONE
-        return Step.MORE if len(made.states) == PART_CHUNKS else Step.WAIT
+        return Step.MORE if len(states) == PART_CHUNKS else Step.WAIT
 
     def take(self) -> ReservationId:
         """The reservation, which belongs to the caller from now on."""

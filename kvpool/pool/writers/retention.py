@@ -63,8 +63,9 @@ class Retention:
         absent = bytes([RetainState.ABSENT]) * (len(states) - held)
         if not held:
             return absent
-        priorities, durations = wanted[0][:held], wanted[1][: held * DURATION_BYTES]
-        return self._retain(namespace.id, keys[:held], priorities, durations, now_ns) + absent
+        if absent:
+            keys, wanted = keys[:held], (wanted[0][:held], wanted[1][: held * DURATION_BYTES])
+        return self._retain(namespace.id, keys, *wanted, now_ns) + absent
 
     def retain_in(self, namespace: Namespace, keys: KeyColumn, priority: int, duration_ms: int, now_ns: int) -> bytes:
         """Set the retention of chunks of one namespace: a `RetainState` for each."""

@@ -274,7 +274,7 @@ class Writers:
         self._ending_reservations.go_on(now_ns)
 
     def count_by_owner(self) -> dict[ConnectionId, dict[str, int]]:
-        """What each connection has, by name."""
+        """Counts of each connection, by name."""
         return self._reservations.count_by_owner()
 
     def verify(self) -> list[str]:

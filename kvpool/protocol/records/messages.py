@@ -96,7 +96,7 @@ class AcquireLeaves:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """What was leased. `lease` 0: nothing. A scheduler's lease carries no offsets."""
+    """The leased chunks. `lease` 0: none. A scheduler's lease carries no offsets."""
 
     KIND: ClassVar[int] = 11
     lease: int
@@ -252,7 +252,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """How many leading chunks are protected or being promoted, and how many more were found and clipped."""
+    """Numbers of leading chunks that are protected or being promoted, and of further ones that were found and clipped."""
 
     KIND: ClassVar[int] = 53
     chunks: int

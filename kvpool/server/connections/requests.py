@@ -35,7 +35,7 @@ class ConnectionVerbs:
 
     @verb(cm.AskConnections, roles=OPERATOR)
     def list_connections(self, _request: cm.AskConnections) -> m.Report:
-        """Who is connected, and what each connection holds."""
+        """List all connections, and what each holds."""
         held, now_ns = self._pool.held_by_connection(), self._clock.now_ns()
         rows = [_row(member, held, self._budget, now_ns) for member in self._roster]
         rows.sort(key=lambda row: (-row["held_bytes"], row["id"]))

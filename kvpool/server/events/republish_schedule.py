@@ -19,7 +19,7 @@ SETTLE_S = 0.1
 
 
 class Republish(Enum):
-    """What to publish now."""
+    """Kind of message to publish now."""
 
     NOTHING = 0
     MARK = 1

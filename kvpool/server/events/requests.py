@@ -57,7 +57,7 @@ class EventVerbs:
 
     @verb(em.AskChunkHistory, roles=OPERATOR)
     def chunk_history(self, request: em.AskChunkHistory) -> Answer:
-        """What is known of some chunks."""
+        """The history of some chunks."""
         keys = columns.keys_of(request.keys, keys_max=em.HISTORY_KEYS_MAX)
         return m.Report({"fates": [{"key": key.hex(), **self._pool.journal.explain(key)} for key in keys]})
 

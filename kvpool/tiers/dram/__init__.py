@@ -1,1 +1,1 @@
-"""The DRAM tier: an arena in shared memory."""
+"""DRAM tier: an arena in shared memory."""

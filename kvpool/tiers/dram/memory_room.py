@@ -1,10 +1,10 @@
-"""Memory for the DRAM tier: a check that it can be had, before any of it is taken.
+"""Memory room: a check that the memory of a DRAM tier is available, before any of it is used.
 
     can be had := the least of  MemAvailable
                                 limit - use + page cache  of the process's control group and each one above it, v1 and v2
 
-Memory that is taken in the background later and is not there has the kernel end the daemon, or an engine beside it. A number
-that cannot be read does not count. Reserved huge pages are of a pool of their own. Blocks: at the start alone.
+Where memory for the background pre-fault is missing, the kernel ends the daemon, or an engine beside it. A number that cannot
+be read does not count. Reserved huge pages are of a pool of their own. Blocks: at the start alone.
 """
 
 import threading
@@ -17,7 +17,7 @@ from kvpool.units import format_size
 
 # Beyond any machine: the value of v1 control groups for "no limit".
 UNLIMITED = 1 << 60
-# The kernel gives tens of GiB back in a second (guess): what is not there then, somebody keeps.
+# The kernel frees tens of GiB in a second (guess): memory that is not free then is in use.
 PATIENCE_S = 10.0
 LOOK_S = 0.05
 _FILES_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
@@ -41,10 +41,11 @@ def check_memory(
     root: Path = Path("/"),
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """That a DRAM tier of `capacity` can have the memory it takes. `needed_by`: how much one of some capacity takes, rising.
+    """Check that the memory of a DRAM tier of `capacity` is available. `needed_by`: how much one of some capacity takes,
+    rising.
 
-    Raises MemoryError with the numbers, and the largest capacity that fits. Blocks for `patience_s` where others have what
-    could be had: after a kill the engines are still giving the last arena back.
+    Raises MemoryError with the numbers, and the largest capacity that fits. Blocks for `patience_s` where other processes use
+    the memory: after a kill the engines still hold the last arena.
     """
     needed = needed_by(capacity)
     deadline, never = Deadline(patience_s), threading.Event()

@@ -1,4 +1,4 @@
-"""NUMA nodes: which there are, and which the arena's pages come from. Any thread."""
+"""NUMA nodes of the machine, and the placement of the arena's pages on them. Any thread."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Background threads that give a DRAM tier its pages.
+"""Pre-fault: background threads that fault in a DRAM tier's pages.
 
 The first segment is faulted in before the daemon serves, so that a save can be taken at once; the rest follow, and each
 is reported as soon as it may be handed out. Huge pages are made last, in a second round. Threads end when all is done or
@@ -37,7 +37,7 @@ class Prefault:
 
     @property
     def is_working(self) -> bool:
-        """Whether a thread is still at it."""
+        """Whether a thread is still working."""
         return any(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:

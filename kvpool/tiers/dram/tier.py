@@ -1,4 +1,4 @@
-"""The DRAM tier: the arena's and the index's shared memory, and how it gets its pages.
+"""DRAM tier: the shared memory of arena and index, and the pages behind it.
 
 The daemon makes both memfds, seals them against resizing, and seals the index against writing by anybody else; engines
 map the index read-only and the arena as the write mode has it. Pages are faulted in by background threads, segment by
@@ -38,9 +38,9 @@ CHUNKS_SMALL_ARENA = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class PageUse:
-    """How the arena's memory is backed: `mode` in hugetlb | collapse | base, bytes in huge pages, bytes faulted in.
+    """Backing of the arena's memory: `mode` in hugetlb | collapse | base, bytes in huge pages, bytes faulted in.
 
-    `is_settling`: background threads are still at work on it. `shortfall`: why there are fewer huge pages than were asked for.
+    `is_settling`: background threads still work on it. `shortfall`: why there are fewer huge pages than were asked for.
     """
 
     mode: str
@@ -92,7 +92,7 @@ class DramTier:
         fcntl.fcntl(self.arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
     def prefault_next(self) -> int | None:
-        """Give the next segment its pages; its number, or None when all have been taken. Blocks for the time it takes."""
+        """Fault in the next segment. Returns its number, or None when all are done. Blocks for the time it takes."""
         segment = self._take(self._populated)
         if segment is not None:
             size = self.geometry.segment_bytes
@@ -123,7 +123,7 @@ class DramTier:
         return segment
 
     def page_use(self, *, is_settling: bool = False) -> PageUse:
-        """What backs the arena now; mode `collapse` from the first segment that has huge pages on."""
+        """The pages that back the arena now; mode `collapse` from the first segment that has huge pages on."""
         with self._lock:
             mode = "base" if self._mode == "collapse" and not self._huge_bytes else self._mode
             return PageUse(mode, self._huge_bytes, self._resident_bytes, is_settling, self._shortfall)
@@ -139,9 +139,9 @@ def plan_geometry(
 ) -> kvpool_native.DirectoryGeometry:
     """The sizes of arena and index for `capacity` payload bytes.
 
-    A small arena is cut in at least eight segments, so that several size classes find a place; large segments are whole
-    huge pages. `max_chunks` 0 derives the index from the capacity: one entry for each 32 KiB, or for each page of a
-    small arena. `further_entries`: index entries for chunks that a lower tier holds.
+    A small arena is cut in at least eight segments, so that several size classes fit; large segments are whole huge pages.
+    `max_chunks` 0 derives the index from the capacity: one entry for each 32 KiB, or for each page of a small arena.
+    `further_entries`: index entries for chunks that a lower tier holds.
     """
     wanted = min(segment, -(-capacity // SEGMENTS_MIN))
     unit = HUGE_PAGE_BYTES if wanted >= 8 * HUGE_PAGE_BYTES else PAGE_BYTES

@@ -1,1 +1,1 @@
-"""The SSD tier: segment files, their catalogue, their recovery."""
+"""SSD tier: segment files, their catalogue, their recovery."""

@@ -1,8 +1,7 @@
 """Corruption guard: chunks of the SSD tier that differed, and when that is too many to be chance.
 
 One bad chunk is a miss, and chunks of an earlier process may be half written. CHUNKS of this process within WINDOW_S show that
-the disk, or the way to it, changes bytes: nothing more is written there for REST_S, and the tier is unhealthy until it is tried
-again.
+the disk, or the way to it, changes bytes: nothing is written there for REST_S, and the tier is unhealthy until it is retried.
 
 Any thread may ask, the control thread notes. `now_ns` is an argument.
 """
@@ -31,7 +30,7 @@ class CorruptionGuard:
         self._last_of_before = last_generation
 
     def note(self, status: SsdStatus, generation: int, now_ns: int) -> bool:
-        """What became of a chunk's read or write. Whether the tier is to rest now."""
+        """Note the result of a chunk's read or write. Whether to suspend the tier now."""
         is_changed = status == SsdStatus.BAD_CHECKSUM and generation > self._last_of_before
         if not is_changed and status != SsdStatus.BAD_WRITE:
             return False
@@ -43,9 +42,9 @@ class CorruptionGuard:
         return True
 
     def end_rest(self) -> None:
-        """The tier is tried again."""
+        """End the suspension: the tier is retried."""
         self.is_tripped = False
 
     def problems(self) -> list[str]:
-        """What is wrong, for people, in a line."""
+        """The problem in one line, for people."""
         return [f"ssd: {REASON}: check the disk and the kernel's log"] if self.is_tripped else []

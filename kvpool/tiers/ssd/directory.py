@@ -1,6 +1,6 @@
-"""The directory of the SSD tier, looked at before anything is opened: whether it is there, ours and private, and on which disk.
+"""Directory of the SSD tier, checked before anything is opened: existence, owner, rights and disk.
 
-Each refusal names the command that mends it. Blocks: for an executor.
+Each refusal names the command that helps. Blocks: for an executor.
 """
 
 import os
@@ -40,7 +40,7 @@ class SsdUnavailable(KVPoolError):
 
 
 def check_directory(path: Path, *, is_made: bool) -> str:
-    """That the tier may use a directory. `is_made`: one that is not there is made. Raises SsdUnavailable or OSError.
+    """Check that the tier may use a directory. `is_made`: one that is not there is made. Raises SsdUnavailable or OSError.
 
     A symbolic link is as good as the directory it leads to, unless another user has made it. Returns a warning where that
     directory is on the root file system, else nothing.

@@ -3,8 +3,8 @@
     file := "KVPFLUSH" length:u32 crc:u32 body     body: msgpack {namespace fingerprint (empty: all): generation}
 
 The headers of dropped chunks stay in their slots until these are written again. A catalogue that is rebuilt from headers would
-find them, and serve what somebody had a reason to drop: slots of a namespace up to its floor are passed over. What else it
-loses by that, chunks that were held during the flush, are misses. Written whole and renamed. Blocks: for an executor.
+find them, and serve what an operator has dropped: slots of a namespace up to its floor are skipped. What else it loses by that,
+chunks that were held during the flush, are misses. Written whole and renamed. Blocks: for an executor.
 """
 
 import asyncio

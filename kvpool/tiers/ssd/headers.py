@@ -1,11 +1,11 @@
 """SSD headers: reads token ids and scopes from the headers of slots, for chunks that only the disk has.
 
-For whoever streams a snapshot, who must have them and can wait; nothing that an engine waits for comes here. One page of one
-slot after another, so that the disk is never asked for more than one of these at a time, past the page cache where the tier
-is. A header certifies itself: one that is not what was asked for, since the slot has been used again, gives nothing.
+For snapshots, which need them and can wait; nothing that an engine waits for comes here. One page of one slot after another, so
+that the disk is never asked for more than one of these at a time, past the page cache where the tier is. A header certifies
+itself: one that is not what was asked for, since the slot has been used again, gives nothing.
 
 Threads: `ask` from any thread, never waits; reading on `kvpool-headers`, which begins with the first question and has no
-other work, so that a disk that hangs keeps nobody else. Bounds: QUESTIONS_MAX wait; one more is answered with nothing. The
+other work, so that a disk that hangs blocks no other thread. Bounds: QUESTIONS_MAX wait; one more is answered with nothing. The
 publisher's are urgent: they go first and are never refused, and there is one of them at a time.
 """
 
@@ -88,7 +88,7 @@ class SsdHeaders:
         return {"events.headers_read": self.read_headers, "events.headers_refused": self.refused_questions}
 
     def close(self) -> None:
-        """Answer no more. Waits for nobody: what is being read may never come."""
+        """Stop answering. Does not wait: a running read may never return."""
         with self._lock:
             self._is_closed = True
             self._questions.put((_END, next(self._numbers), (), Future()))

@@ -128,7 +128,7 @@ class OpenSsd:
 
     @property
     def backend(self) -> str:
-        """How I/O is done, for operators."""
+        """The I/O backend, for operators."""
         io = self._queue.io()
         is_by_rings = io["rings"] and not io["is_distrusted"]
         words = ["io_uring" if is_by_rings else "threads", "direct" if self._files.is_direct else "page cache"]
@@ -158,7 +158,7 @@ class OpenSsd:
 
     @property
     def failure(self) -> str:
-        """Why the catalogue has failed."""
+        """The reason of the catalogue's failure."""
         return str(self._catalogue.failure)
 
     def read(self, moves: Moves, geometry: Geometry, *, is_urgent: bool) -> JobId:
@@ -174,7 +174,7 @@ class OpenSsd:
         return JobId(self._queue.verify(moves.rows(), self._epoch, *geometry))
 
     def completed(self) -> list[Ended]:
-        """What has ended, a turn's worth."""
+        """Finished jobs, at most a turn's worth."""
         taken = self._queue.take_outcomes(OUTCOMES_AT_ONCE)
         return [(JobId(one.job), one.chunk, SsdStatus(one.status), one.tokens) for one in taken]
 

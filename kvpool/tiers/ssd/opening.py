@@ -44,7 +44,7 @@ CATALOGUE_NAME = "catalogue"
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What an earlier life left: rows in the order of restoring, and the namespaces their numbers mean.
+    """Chunks of an earlier process: rows in the order of restoring, and the namespaces their numbers mean.
 
     `epoch`: of the segment files; `generation`: the greatest that it may have given; `disk_warning`: for an operator.
     """
@@ -110,7 +110,7 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
 def _look(
     plan: SsdPlan, catalogue_path: Path, is_stopping: threading.Event
 ) -> tuple[catalogue_open.Found | None, Identity]:
-    """What an earlier life left, after everything that cannot be used has been removed."""
+    """Find what an earlier process left, after everything unusable has been removed."""
     failpoint.reach("daemon.ssd.look")
     if have_other_sizes(plan):
         log.warning("the ssd tier begins anew: its files are of another ssd.segment or ssd.capacity")

@@ -1,4 +1,4 @@
-"""The sizes of an SSD tier: how a capacity is cut in segment files, a catalogue and what else lies beside them.
+"""SSD plan: how a capacity is divided into segment files, a catalogue and other files.
 
 Invariant: all of it together never takes more than the capacity. Pure functions; any thread.
 """
@@ -101,12 +101,12 @@ def plan_ssd(config: SsdConfig) -> SsdPlan:
 
 
 def write_policy_of(config: SsdConfig) -> WritePolicy:
-    """What is written to the tier, and when."""
+    """The write policy of the tier."""
     return WritePolicy(config.admission, config.write_budget_bytes, config.watermark, config.write_through)
 
 
 def warning_of(config: Config) -> str:
-    """What is wrong with a tier that is smaller than DRAM; empty where it is not."""
+    """The warning about a tier that is smaller than DRAM; empty where it is not."""
     if not 0 < config.ssd.capacity < config.dram.capacity:
         return ""
     return (

@@ -1,8 +1,8 @@
-"""Find the chunks of a tier by the headers of their slots, when the catalogue is lost.
+"""Rebuild: finds the chunks of a tier by the headers of their slots, when the catalogue is lost.
 
 Each segment is walked from its start: a valid header has its slot's length, and so the start of the next one; where there is
 none, the next page that looks like one is searched for. Ranges that were never written are skipped. Headers of chunks that were
-evicted are found too, which is no harm: their bytes are right, and the newest slot of a key counts.
+evicted are found too, which is harmless: their bytes are right, and the newest slot of a key counts.
 
 Reads one page for each chunk, several segments at a time. Blocks: for an executor.
 """

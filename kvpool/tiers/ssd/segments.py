@@ -1,6 +1,6 @@
-"""The segment files as names in a directory: which of them are ours, which have the wrong size, which are one too many.
+"""Segment files as names in a directory: which belong to the tier, have the wrong size, or are not needed.
 
-What they hold is no matter here, and nothing but regular files of this user is ever removed. Blocks: for an executor.
+Their content does not matter here, and only regular files of this user are ever removed. Blocks: for an executor.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def check_room(plan: SsdPlan) -> None:
-    """That the disk has room for the files that are still to be made. Raises OSError, and nothing is made or removed.
+    """Check that the disk has room for the files that are still to be made. Raises OSError, and nothing is made or removed.
 
     Files that are there with all their bytes need none, however full the disk has become.
     """

@@ -6,7 +6,7 @@ from kvpool.tiers.base import Outcome
 
 
 class SsdStatus(IntEnum):
-    """What became of one chunk's I/O; the native module's codes."""
+    """Result of one chunk's I/O; the native module's codes."""
 
     OK = 0
     BAD_MAGIC = 1

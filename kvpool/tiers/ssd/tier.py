@@ -224,7 +224,7 @@ class SsdTier:
         return self._begun(job, _Asked(len(moves)))
 
     def completed(self) -> list[Finished]:
-        """What has ended, a turn's worth."""
+        """Finished jobs, at most a turn's worth."""
         now_ns, finished = self._clock.now_ns(), []
         for job, chunk, status, tokens in self._disk.completed():
             asked = self._jobs[job]
@@ -286,7 +286,7 @@ class SsdTier:
         }
 
     def info(self) -> Info:
-        """What is in use, for operators."""
+        """The resources in use, for operators."""
         plan = self.plan
         return {
             "ssd_path": str(plan.path),

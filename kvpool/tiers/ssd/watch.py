@@ -88,12 +88,12 @@ class SsdWatch:
                 timer.cancel()
 
     def next_pause_s(self) -> float:
-        """How long to rest now; twice as long the next time."""
+        """Seconds to suspend the tier now; twice as long the next time."""
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LAST_PAUSE_S)
         return pause_s
 
     def note(self, status: SsdStatus, generation: int, now_ns: int) -> None:
-        """What became of a chunk's I/O. Too many that differ put the tier to rest for longer than errors do."""
+        """Note the result of a chunk's I/O. Too many wrong bytes suspend the tier for longer than errors do."""
         if status == SsdStatus.OK:
             self._pause_s = FIRST_PAUSE_S
         elif self._tier.corruption.note(status, generation, now_ns):

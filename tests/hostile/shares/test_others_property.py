@@ -220,7 +220,7 @@ def _assert_has_no_place(daemon: Daemon, hello: m.Hello, request_: object) -> No
     with engine(daemon) as good:
         store(good, keys_of(0, 2))
         with BlockingConnection(daemon.socket, hello, 5.0) as hostile:
-            with pytest.raises(Refused, match="has no place on this connection") as refusal:
+            with pytest.raises(Refused, match="is not allowed on this connection") as refusal:
                 hostile.call(request_, m.Done)
             assert refusal.value.code == "protocol"
         assert read_back(good, keys_of(0, 2)) == [True, True]

@@ -49,7 +49,7 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How an engine's KV maps to chunks.
+    """Mapping of an engine's KV to chunks.
 
     `layout`: of a scheduler, standing for all shards of all pipeline stages. `layer_names`: this process's stage's. `replicas`:
     ranks in a row that hold the same KV; one of them saves. `hash_tokens`: tokens behind each of the engine's block hashes.

@@ -38,7 +38,7 @@ class Fetch:
 
     @property
     def request_id(self) -> str:
-        """Whose load it is."""
+        """The id of the request."""
         return self.order.request_id
 
     def begin(self, pool: Pool, cache: Cache) -> None:

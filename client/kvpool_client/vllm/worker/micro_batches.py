@@ -19,7 +19,7 @@ def is_split_now() -> bool:
 
 
 class MicroBatches:
-    """Which layers every micro-batch of a step has written. `count`: how many a split step has."""
+    """The layers that every micro-batch of a step has written. `count`: micro-batches of a split step."""
 
     def __init__(self, count: int, is_split: Callable[[], bool] = is_split_now) -> None:
         self._count = count

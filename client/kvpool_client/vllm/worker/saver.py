@@ -75,7 +75,7 @@ class Saver:
         return bool(self._orders or self._open or self.is_busy or self._ended or self._unsaved)
 
     def use(self, pool: Pool, cache: Cache) -> None:
-        """Where blocks are read and stored from now on."""
+        """Set where blocks are read and stored from now on."""
         self._memory = (pool, cache)
 
     def begin(self, orders: Sequence[SaveOrder]) -> None:

@@ -1,1 +1,1 @@
-"""The catalogue of the SSD tier: which slot has which chunk, in LMDB."""
+"""Catalogue of the SSD tier: which slot has which chunk, in LMDB."""

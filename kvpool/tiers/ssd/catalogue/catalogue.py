@@ -1,12 +1,12 @@
-"""The catalogue of the SSD tier: which chunk lies where, in LMDB, written behind.
+"""Catalogue of the SSD tier: which slot has which chunk, in LMDB, written in the background.
 
 What it is: enough to find the chunks again after a restart. What it is not: the truth about them; each slot certifies
 itself, so a catalogue that is old, torn or lost costs misses and nothing else. `catalogue_open` looks at what an earlier
 life left.
 
 Guarantees:
-1. No change waits for a disk: it is queued, written in batches in the order it came, and kept for certain by a checkpoint.
-2. A checkpoint makes the data certain first, then the catalogue. Checkpoints come by time and by bytes of chunks.
+1. No change waits for a disk: it is queued, written in batches in order, and made durable by a checkpoint.
+2. A checkpoint makes the data durable first, then the catalogue. Checkpoints come by time and by bytes of chunks.
 3. A sync that failed is not tried again: what was put since the last good checkpoint is `take_lost`, and forgotten.
 4. A full map or queue costs the chunks left out, which are found until the daemon's end but not after it; never the catalogue.
    While there are such chunks no checkpoint is good.
@@ -145,7 +145,7 @@ class Catalogue:
         assert self.failure is not None
         if self._thread is not None:
             self._thread.join()
-        self._is_running = True  # before the failure is forgotten: a thread that rests has not died
+        self._is_running = True  # before the failure is cleared: a suspended thread has not died
         self.failure = None
         self._start(checkpoint_s, must_reopen=True)
 
@@ -179,13 +179,13 @@ class Catalogue:
         return self._thread is not None and not self._is_running and self.failure is None and not self._is_stopping
 
     def take_lost(self) -> list[tuple[bytes, int]]:
-        """Keys and generations of chunks that a failure has made uncertain, once: they are to be forgotten."""
+        """Keys and generations of chunks that a failure has made uncertain, returned once: the caller drops them."""
         with self._lock:
             lost, self._lost = self._lost, []
             return lost
 
     def checkpoint(self, timeout_s: float) -> bool:
-        """Have everything put so far kept for certain. False when that did not come to be in time, or rows are lacking."""
+        """Make everything put so far durable. False when that failed or came late, or rows are missing."""
         deadline = Deadline(timeout_s)
         with self._lock:
             self._checkpoint_asked += 1
@@ -196,7 +196,7 @@ class Catalogue:
             return self._checkpoint_done >= wanted and self.failure is None and not self._left_out
 
     def close(self, timeout_s: float) -> bool:
-        """Write what is queued, checkpoint, end the thread. False: the disk did not answer in time, and is left alone.
+        """Write what is queued, checkpoint, end the thread. False: the disk did not answer in time, and is abandoned.
 
         Idempotent.
         """
@@ -239,7 +239,7 @@ class Catalogue:
     def _run_to_end(self, checkpoint_s: float, must_reopen: bool) -> None:
         try:
             self._run(checkpoint_s, must_reopen)
-        finally:  # whoever waits for a checkpoint must not wait for a thread that is no more
+        finally:  # a caller of `checkpoint` must not wait for a thread that has ended
             with self._lock:
                 self._is_running = False
                 self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Read a whole catalogue in a process of its own, because a damaged LMDB file can kill who opens it.
+"""Check of a whole catalogue in a process of its own, because a damaged LMDB file can kill the process that opens it.
 
     python -I check.py DIRECTORY ROWS_FD ROW_BYTES
 

@@ -2,9 +2,9 @@
 
     file := "KVPTIER1" length:u32 crc:u32 body     body: msgpack [epoch, {number: [model, layout in wire form]}]
 
-A second place for what the catalogue knows too. Slots carry the fingerprint of a namespace, not its name; with this file
-they can be found again when the catalogue is lost. Written whole and renamed, never changed in place. Blocks: for the
-catalogue's thread or an executor.
+A second copy of what the catalogue has too. Slots carry the fingerprint of a namespace, not its name; with this file they can
+be found again when the catalogue is lost. Written whole and renamed, never changed in place. Blocks: for the catalogue's thread
+or an executor.
 """
 
 import os
@@ -43,7 +43,7 @@ def new_epoch() -> bytes:
 
 
 def write_identity(directory: Path, identity: Identity) -> None:
-    """Replace the file, for certain; of more namespaces than it has room for, the newest. Raises OSError."""
+    """Replace the file durably; of too many namespaces it has the newest. Raises OSError."""
     body = _pack_body(identity)
     crc = kvpool_native.crc32c(body)
     target = directory / FILE_NAME

@@ -1,11 +1,11 @@
-"""Open what an earlier life left of a catalogue, without ever being killed by it.
+"""Opening of a catalogue of an earlier process, in a way that a damaged one cannot kill the daemon.
 
     marker ──► a child process reads every record ──sound──► its rows; bad ones are left out one by one
        │                     └──damaged──► moved aside (`catalogue.bad`)
        └──three openings did not live until their first checkpoint──► moved aside unread
 
-LMDB maps its file, so that a truncated one kills who reads it; the child does, and hands the rows over. The marker beside
-the catalogue stops a daemon from dying of it again and again. Blocks: for an executor, not for the control thread.
+LMDB maps its file, so that a truncated one kills its reader: a child reads it, and passes the rows on. The marker beside the
+catalogue stops a daemon from dying of it again and again. Blocks: for an executor, not for the control thread.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What there is. Neither: nothing yet. `problem`: there was one, and it has been moved aside."""
+    """Result of an examination. Neither field: there is no catalogue. `problem`: there was one, and it has been moved aside."""
 
     found: Found | None = None
     problem: str = ""
@@ -219,7 +219,7 @@ def _child_command(path: Path, fd: int) -> list[str]:
 def _wait_for(
     child: "subprocess.Popen[bytes]", deadline: Deadline, is_stopping: Callable[[], bool]
 ) -> tuple[bytes, bytes]:
-    """What the child wrote. Raises TimeoutExpired and ExaminationStopped."""
+    """The child's output. Raises TimeoutExpired and ExaminationStopped."""
     while not deadline.has_passed():
         with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on: look whether it is still wanted
             return child.communicate(timeout=min(STOP_POLL_S, deadline.remaining_s()))

@@ -29,7 +29,7 @@ ROW_BYTES = CATALOGUE_ROW.itemsize
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Where one chunk lies, and what it is. `duration_s` 0: its priority (0 to 100) does not end."""
+    """A row: the slot of one chunk and its fields. `duration_s` 0: its priority (0 to 100) does not end."""
 
     key: bytes
     parent: bytes
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """What may change of a row: when its chunk was used last, and with what it is kept."""
+    """The fields of a row that may change: its last use and its retention."""
 
     recency: int
     priority: int
