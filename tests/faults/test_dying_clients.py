@@ -44,8 +44,8 @@ def _forked_workers(daemon: Daemon, lives_s: list[float]) -> list[int]:
 def _be_worker(socket: str, life_s: float) -> None:
     from tests.faults.rigs import workload  # in the child alone
 
-    signal.setitimer(signal.ITIMER_REAL, life_s)
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    signal.setitimer(signal.ITIMER_REAL, life_s)
     try:
         workload.run(socket, int(ENDLESS))
     finally:

@@ -180,7 +180,7 @@ class Clients:
                 on_served(served)
         late = [client for client in self._clients if client.used is None and client.deadline.has_passed()]
         if late:
-            raise KVPoolError(f"{len(late)} client processes printed nothing for {ANSWER_TIMEOUT_S:.0f} s")
+            raise KVPoolError(f"{len(late)} client processes gave no answer for {ANSWER_TIMEOUT_S:.0f} s")
 
     def _stop(self) -> None:
         self._selector.close()

@@ -113,7 +113,7 @@ def _look(
     """Find what an earlier process left, after everything unusable has been removed."""
     failpoint.reach("daemon.ssd.look")
     if have_other_sizes(plan):
-        log.warning("the ssd tier begins anew: its files are of another ssd.segment or ssd.capacity")
+        log.warning("the ssd tier begins empty: its files are of another ssd.segment or ssd.capacity")
         _forget_everything(plan.path)
     found = catalogue_open.examine(catalogue_path, plan.catalogue_bytes, is_stopping.is_set).found
     identity = Identity(found.epoch, found.namespaces) if found else read_identity(plan.path)

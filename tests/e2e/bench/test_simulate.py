@@ -152,7 +152,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         (("TRACE", "--set", "dram.capacity=1GiB"), "--set dram.capacity has no meaning in a simulation"),
         (("TRACE", "--set", "ssd.watermark=7"), "ssd.watermark is '7', expected"),
         (("TRACE", "--png", "/nowhere/a.png"), "--png is '/nowhere/a.png'"),
-        (("TRACE", "--socket", "/run/kvpool.sock"), "simulate asks no daemon"),
+        (("TRACE", "--socket", "/run/kvpool.sock"), "simulate uses no daemon"),
         (("TRACE", "TRACE", "--times", "/nowhere/times"), "--times is for one trace"),
         (("TRACE", "--times", "/nowhere/times"), "--times /nowhere/times: [Errno 2]"),
     ],

@@ -126,7 +126,7 @@ def test_why_says_what_became_of_a_prompt(daemon: Daemon, tmp_path: Path) -> Non
         )
         assert [(row["chunk"], row["fate"]) for row in rows] == [(0, "stored"), (1, "stored"), (2, "stored")]
         said = _run(daemon, *ask, "--model", "test-model").stdout.splitlines()
-        assert [line.endswith("forgotten") for line in said] == [True] * 3 + [False] * 6
+        assert [line.endswith("to be known") for line in said] == [True] * 3 + [False] * 6
         assert all("(third) is no chunk of test-model: namespace mismatch: stored" in line for line in said[3:])
         spaced = "\n".join(str(token) for token in tokens)
         everywhere = _run(daemon, "why", "--tokens-file", "-", answer=spaced).stdout.splitlines()

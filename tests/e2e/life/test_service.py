@@ -124,7 +124,7 @@ def test_sigterm_says_stopping_and_ends_with_0(manager: NotifySocket, daemon: Da
     assert manager.count("STOPPING=1") == 1
     assert [
         "STOPPING=1",
-        "STATUS=draining: saves under way may still be committed, DRAM is written down",
+        "STATUS=draining: saves under way may still be committed, DRAM is being written to disk",
     ] in manager.told
     assert "unhealthy" not in daemon.log()
 

@@ -126,7 +126,7 @@ def test_tokens_are_the_same_with_any_hints(setting: Setting, plain: Plain) -> N
         answer = setting.generate(asked, 24, params)
         assert tokens_of_answer(answer) == expected
         assert [said is None for said in answer["params"]] == [True, *[False] * 6, True]
-    assert setting.engine.log().count("a wish of a request was rejected") == 1
+    assert setting.engine.log().count("a hint of a request was rejected") == 1
     assert not setting.daemon.problems()
 
 

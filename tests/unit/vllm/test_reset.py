@@ -3,12 +3,14 @@
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kvpool.clock import MonotonicClock
 from kvpool_client.vllm.save_board import RankSaves, SaveBoard
 from kvpool_client.vllm.scheduler.forgetting import OwnPrefixes, watch_resets
+from kvpool_client.vllm.scheduler.saves.pins import Pins
 from tests.rigs.daemon import wait_until
 
 torch = pytest.importorskip("torch", reason="needs the torch extra: pip install kvpool[torch]")
@@ -16,6 +18,7 @@ torch = pytest.importorskip("torch", reason="needs the torch extra: pip install 
 from tests.rigs.vllm.engine import ScriptedEngine  # noqa: E402 - likewise
 from tests.rigs.vllm.request import Request  # noqa: E402 - likewise
 from tests.rigs.vllm.setting import CHUNK, StartEngine, ask, counted, prompt, start_engine  # noqa: E402 - likewise
+from tests.rigs.vllm.specs import specs_by_layer  # noqa: E402 - likewise
 from tests.unit.vllm.scheduler.test_saves import gate  # noqa: E402 - only where torch is
 
 __all__ = ["gate", "start_engine"]
@@ -54,6 +57,21 @@ def test_a_reset_waits_for_saves_that_read_and_drops_the_others(
     fresh = start_engine(ranks=ranks)
     loaded = sum(ask(fresh, f"warm-{number}", request.tokens).external for number, request in enumerate(requests))
     assert 0 < loaded <= (kept / ranks - 3) * CHUNK
+
+
+def test_a_reset_beside_saves_does_not_fail_for_a_rank_without_a_pool(
+    start_engine: StartEngine, gate: threading.Event
+) -> None:
+    odd = specs_by_layer(num_kv_heads=1)
+    engine = start_engine(ranks=2, worker_specs={1: odd}, kvpool__timeout_s=20.0, kvpool__save="prompt")
+    saves_under_way(engine)
+    resets: list[bool] = []
+    thread = threading.Thread(target=lambda: resets.append(engine.blocks.reset_prefix_cache()))
+    thread.start()
+    gate.set()
+    thread.join(20.0)
+    assert resets == [True]
+    assert not engine.blocks.held
 
 
 def test_a_reset_waits_no_longer_than_was_set_for_a_save_that_reads_on(
@@ -108,6 +126,24 @@ def test_own_prefixes_are_old_from_new_weights_until_they_are_forgotten() -> Non
     own.note_used()
     own.renew()
     assert own.are_old
+
+
+def test_a_reset_gives_a_save_the_time_of_both_its_questions() -> None:
+    limits: list[float] = []
+
+    def drain(limit_s: float) -> dict[int, int]:
+        limits.append(limit_s)
+        return {1: 1}
+
+    freed: list[object] = []
+    pool: Any = SimpleNamespace(blocks=range(8), touch=lambda _: None, free_blocks=freed.append)
+    pins = Pins(1, MonotonicClock(), 2.0)
+    pins.use(pool, drain)
+    assert pins.take([3]) == 1
+    pins.free_for_reset()
+    assert limits[0] > 2 * 2.0, "a save asks the daemon before its copy and after it"
+    assert freed == [[3]]
+    assert not pins
 
 
 def test_of_a_rank_that_has_not_attached_nothing_is_known(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ class SchedulerHalf:
         Where blocks cannot be held, or the end of saves cannot be reported, a step waits for its saves.
         """
         self._evict = pool.evict_blocks
-        watch_resets(pool, self._before_reset, self._after_reset)
+        if not watch_resets(pool, self._before_reset, self._after_reset):
+            self._guard.warn_once("vLLM's resets cannot be seen", "nothing is saved after a change of weights")
         if can_be_held(pool) and (is_stepped_while_idle or drain is not None):
             self._pins.use(pool, None if is_stepped_while_idle else drain)
         else:
@@ -284,6 +285,9 @@ class SchedulerHalf:
         """
         self._epoch = new_epoch()
         self._own_prefixes.renew()
+        if self._own_prefixes.are_old:
+            remedy = "nothing is saved until reset_prefix_cache succeeds: call it again when no request runs"
+            self._guard.warn_once("vLLM has prefixes of earlier weights", remedy)
         self._loads = [replace(order, tickets=()) for order in self._loads]
         for request_id, entry in list(self._requests.items()):
             self._offers.give_back(entry)

@@ -45,10 +45,9 @@ def test_two_ranks_load_what_they_computed(ranks: Engine, module_daemon: Daemon)
 
 def test_bad_bytes_of_some_ranks_change_no_token(ranks: Engine, module_daemon: Daemon) -> None:
     asked = prompts(first=2040)
+    expected = chunks_in_dram(module_daemon) + RANKS * loadable_tokens(asked) // CHUNK_TOKENS
     computed = ranks.tokens(asked, 16)
-    wait_until(
-        lambda: chunks_in_dram(module_daemon) >= 2 * RANKS * loadable_tokens(asked) // CHUNK_TOKENS, "shards are stored"
-    )
+    wait_until(lambda: chunks_in_dram(module_daemon) >= expected, "shards are stored")
     before = int(module_daemon.stats()["checksum_failures"])
     turn_bits(module_daemon)
     for _ in range(2):

@@ -124,7 +124,9 @@ def test_what_was_loaded_and_waits_for_its_turn_is_not_saved_as_new(start_engine
     assert ask(engine, "after", TOKENS).external == 0
 
 
-def test_nothing_is_saved_until_vllm_has_forgotten_its_own_prefixes(start_engine: StartEngine) -> None:
+def test_nothing_is_saved_until_vllm_has_forgotten_its_own_prefixes(
+    start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = start_engine()
     running = Request("running", prompt(2, CHUNK + 1), new_tokens=60)
     engine.arrive(running)
@@ -133,6 +135,7 @@ def test_nothing_is_saved_until_vllm_has_forgotten_its_own_prefixes(start_engine
     saved = counted(engine, "saved_chunks")
     assert not engine.blocks.reset_prefix_cache()
     assert engine.scheduler.reset_cache()
+    assert "nothing is saved until reset_prefix_cache succeeds" in caplog.text
     engine.run(Request("may hit old blocks", list(TOKENS), new_tokens=2))
     engine.abort(running)
     engine.step()

@@ -84,3 +84,14 @@ def test_where_no_block_can_be_held_what_a_step_with_a_load_leaves_is_counted(st
     assert counted(engine, "declined_chunks_beside-a-load") == 4 + 2
     assert ask(engine, "again", OTHER).external == 0
     assert counted(engine, "declined_chunks_beside-a-load") == 4 + 2
+
+
+def test_a_reset_drops_what_is_held_back_and_succeeds(start_engine: StartEngine) -> None:
+    engine = start_engine(ranks=2, kvpool__load="sync", kvpool__save="prompt")
+    ask(engine, "cold", LOADED)
+    step_with_a_load(engine)
+    assert engine.blocks.held, "saves are held back until the load is known to be good"
+    assert engine.blocks.reset_prefix_cache()
+    assert counted(engine, "dropped_saves") > 0
+    engine.idle()
+    assert not engine.blocks.held
