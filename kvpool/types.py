@@ -53,6 +53,14 @@ class WriteOrder(IntEnum):
     WORTHIEST = 2  # the highest priority first, among equals the one used last
 
 
+class LoadFault(IntEnum):
+    """Why a promoted chunk has not come; only what the source is to blame for drops the chunk there."""
+
+    SOURCE = 0
+    PATH = 1
+    MEMORY = 2
+
+
 class SaveState(IntEnum):
     """State of one chunk of a save.
 

@@ -190,8 +190,14 @@ class Directory:
     def __init__(self, arena: Mapping | None, index: Mapping, geometry: DirectoryGeometry, epoch: bytes, policy: str = 'lru', seed: bytes = ...) -> None: ...
 
     @staticmethod
-    def of_files(geometry: DirectoryGeometry, policy: str = 'lru') -> Directory:
-        """The directory of a tier in files, which no client looks into."""
+    def of_files(geometry: DirectoryGeometry, policy: str = 'lru', level: int = 2) -> Directory:
+        """
+        The directory of a tier in files, which no client looks into; its level says which tier.
+        """
+
+    @property
+    def level(self) -> int:
+        """The number of its tier."""
 
     def add_class(self, chunk_bytes: int, layers: int, has_place_below: bool = True, instead: int | None = None) -> int:
         """
@@ -279,10 +285,11 @@ class Directory:
     def reserve_more(self, reservation: int, keys: bytes, now_ns: int, first: int = 0, limit: int = 18446744073709551615, may_wait: bool = False) -> Reserved:
         """The same for keys that follow a reservation's last chunk."""
 
-    def commit(self, reservation: int, first: int, checksums: bytes, now_ns: int = 0, tokens: bytes = ..., sources: bytes = ...) -> bytes:
+    def commit(self, reservation: int, first: int, checksums: bytes, now_ns: int = 0, tokens: bytes = ..., sources: bytes = ..., source_level: int = 1) -> bytes:
         """
         States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32
-        [chunk][token], or none; `sources`, of a slower tier: the generations u64 that the faster one must still have.
+        [chunk][token], or none; `sources`, of a lower tier: the generations u64 that the tier of
+        `source_level`, from which the chunks were copied, must still have.
         """
 
     def end_reservation(self, reservation: int, now_ns: int) -> bool: ...
@@ -309,14 +316,11 @@ class Directory:
         Takes a good chunk and its descendants out, counted as flushed; returns how many went.
         """
 
-    def attach_slower(self, slower: Directory) -> None:
+    def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int, source_levels: bytes = ..., source_generations: bytes = ..., checksums: bytes = ...) -> Reserved:
         """
-        Has the slower tier's directory say here what it holds; both must be empty.
-        """
-
-    def promote(self, namespace: int, size_class: int, parent: bytes, keys: bytes, now_ns: int) -> Reserved:
-        """
-        Slots to read the slower tier's chunks into; RESERVED ones are to be read. The hold ends by `release`.
+        Slots to read lower tiers' chunks into; RESERVED ones are to be
+        read. The hold ends by `release`. Of each chunk, where named: the level u8 that it comes from, its generation u64
+        there, and u32 [chunk][layer] what its layers must be; else the uppermost tier that has it.
         """
 
     def landed(self, key: bytes, generation: int, tokens: bytes = ...) -> bool:
@@ -324,8 +328,11 @@ class Directory:
         Makes a promoted chunk an ordinary one; False where it has gone meanwhile. `tokens`: its token ids, i32.
         """
 
-    def fail_landing(self, key: bytes, generation: int) -> int:
-        """Takes a chunk that could not be read out, with what follows it."""
+    def fail_landing(self, key: bytes, generation: int, fault: int) -> FailedLanding:
+        """
+        Takes a promoted chunk that did not come out, with what follows it. `fault`: 0 the source's, which alone drops it
+        there too, 1 of the way to it, 2 of the memory here.
+        """
 
     def admit(self, admitted: int, least_chance: float = 0.0) -> None:
         """
@@ -354,7 +361,7 @@ class Directory:
         """
 
     def count_unsaved(self) -> int:
-        """Stored chunks that the slower tier lacks."""
+        """Stored chunks that every lower tier lacks."""
 
     def keys_of(self, hold: int) -> bytes:
         """The keys of a hold, packed."""
@@ -382,11 +389,11 @@ class Directory:
         """Chunks here that were reserved since the last `begin_count`."""
 
     def take_departed(self) -> bytes:
-        """The keys that left this slower tier since the last call, packed."""
+        """The keys that left this lower tier since the last call, packed."""
 
     def pin_unsaved(self, scan: int, order: int) -> Pinned:
         """
-        Pins chunks of one chain that the slower tier lacks, ending in one of the first `scan` chunks; order 0: the coldest
+        Pins chunks of one chain that every lower tier lacks, ending in one of the first `scan` chunks; order 0: the coldest
         first, 1: the newest, 2: the worthiest.
         """
 
@@ -409,7 +416,7 @@ class Directory:
     def retain(self, namespace: int, keys: bytes, priorities: bytes, durations_ms: bytes, now_ns: int) -> bytes:
         """
         Keeps chunks, stored or being written, with priorities (u8) for durations (u32, 0: for good) after their last
-        use, here and in the slower tier. Keys from the root on. A column of u8: 0 accepted, 1 clipped to the default,
+        use, here and in lower tiers. Keys from the root on. A column of u8: 0 accepted, 1 clipped to the default,
         2 absent.
         """
 
@@ -426,7 +433,7 @@ class Directory:
 
     def take_lapsed(self) -> bytes:
         """
-        The keys of which the priority has lapsed in this slower tier since the last call, packed.
+        The keys of which the priority has lapsed in this lower tier since the last call, packed.
         """
 
     def expire_retention(self, now_ns: int) -> None:
@@ -733,6 +740,32 @@ def pack_ids(column: bytes) -> bytes:
     """
     A column of i32 as a msgpack array. Raises ValueError unless it is whole ids.
     """
+
+class FailedLanding:
+    """What followed when a promoted chunk did not come."""
+
+    @property
+    def removed(self) -> int:
+        """Stored chunks of this tier, which followed it."""
+
+    @property
+    def dropped_in_source(self) -> int:
+        """Chunks of the tier that it came from."""
+
+    @property
+    def next_level(self) -> int | None:
+        """Another tier that has the chunk; None where there is none."""
+
+class TierSet:
+    """
+    Directories of one pool in order of speed, which tell one another what they hold while this lives.
+    """
+
+    def __init__(self, tiers: tuple[Directory, ...]) -> None:
+        """The first one has the table that clients read. All must be empty."""
+
+    def tiers_of(self, key: bytes) -> int:
+        """The tiers that can be read for a chunk, a bit a level."""
 
 class CacheView:
     """Where an engine keeps its blocks; keeps `owner` alive."""

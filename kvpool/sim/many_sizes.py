@@ -45,6 +45,7 @@ class ManySizes:
         self._tier = MetadataTier(max_chunks // len(layouts), largest, config, segments=len(layouts))
         arena = SimulatedArena(self.directory, capacity, max_chunks)
         self._link = Link(arena, self._tier, namespaces, self._clock, lambda: None)
+        self._tiers = kvpool_native.TierSet((self.directory, self._tier.slots.directory))
         self._writers = Writers(self.directory, 10**12, 10)
         self._sessions = [
             EngineSession(ConnectionId(1), layout, f"model-{number}", namespaces.open_ranks(f"model-{number}", layout))

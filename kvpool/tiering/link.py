@@ -51,7 +51,6 @@ class Link:
         self.checksum_jobs = ChecksumJobs(lower, self._jobs, namespaces)
         self._ghosts = GHOSTS_PER_CHUNK * upper.max_chunks  # 0: they are kept
         self._keep_ghosts()
-        upper.directory.attach_slower(lower.slots.directory)
         namespaces.add_lower(lower.slots, lower.forget_namespace)
 
     def __repr__(self) -> str:

@@ -22,9 +22,11 @@ from kvpool.key_column import KeyColumn
 from kvpool.tiers.base import NOT_STARTED, BackingTier, Finished, JobId, Moves, Outcome
 from kvpool.tiers.jobs import Jobs
 from kvpool.tiers.slots import NO_RUN, Run
-from kvpool.types import HoldId, SaveState
+from kvpool.types import HoldId, LoadFault, SaveState
 
 log = logging.getLogger(__name__)
+
+GENERATION_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,14 @@ class Promotions:
         placed, is_under_way = 0, False
         if wanted.keys:
             namespace, keys = wanted.namespace, wanted.keys.packed
-            made = self._directory.promote(namespace.id, namespace.size_class, wanted.parent, keys, now_ns)
+            lower, first = self._lower.slots.directory, wanted.first
+            sources = lower.columns(below).generations[
+                first * GENERATION_BYTES : (first + len(wanted.keys)) * GENERATION_BYTES
+            ]
+            levels = bytes([lower.level]) * len(wanted.keys)
+            made = self._directory.promote(
+                namespace.id, namespace.size_class, wanted.parent, keys, now_ns, levels, sources
+            )
             placed = _leading(made.states)
             reserved = [number for number in range(placed) if made.states[number] == SaveState.RESERVED]
             if reserved:
@@ -117,10 +126,10 @@ class Promotions:
             self._lower.touch(key)
             return
         self.failed_chunks += 1
-        self._directory.fail_landing(key, generation)
-        if finished.outcome is Outcome.BAD_SOURCE:
+        is_bad = finished.outcome is Outcome.BAD_SOURCE
+        self._directory.fail_landing(key, generation, LoadFault.SOURCE if is_bad else LoadFault.PATH)
+        if is_bad:
             log.error("chunk %s is bad in the %s tier: dropped there", key.hex()[:16], self._lower.name)
-            self._lower.slots.directory.drop(key, moves.generations[finished.chunk])
 
     def end(self, hold: HoldId, hold_below: HoldId, now_ns: int) -> None:
         """A job has ended: both tiers may do with its chunks what they like."""
@@ -145,7 +154,7 @@ class Promotions:
         job_id = self._start(wanted, moves)
         if not job_id:
             for key, generation in zip(keys, fresh, strict=True):
-                self._directory.fail_landing(key, generation)
+                self._directory.fail_landing(key, generation, LoadFault.PATH)
             return False
         self._jobs.add(job_id, _Promotion(self, HoldId(made.id), hold_below, moves, fresh), len(moves))
         self._under_way += 1

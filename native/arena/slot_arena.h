@@ -64,7 +64,7 @@ struct SizeClass {
   uint64_t slot_bytes;    // whole pages, no less than its words ask for: see ArenaShape
   uint32_t min_segments;  // shortest run that holds a slot
   uint32_t run_segments;  // preferred run
-  bool has_place_below = true;  // in the slower tier, where there is one
+  bool has_place_below = true;  // in lower tiers, where there are any
 };
 
 // A window of segments that would be free if every idle slot of the runs that touch it were evicted.

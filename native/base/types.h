@@ -78,6 +78,7 @@ struct SlotAddress {
 
 // The number of a tier is the level that events and lookups report: lower is faster.
 enum class Tier : uint8_t { HBM = 0, DRAM = 1, SSD = 2, PEER = 3 };
+inline constexpr uint32_t MAX_TIERS = 8;  // a bit of a byte each
 
 [[nodiscard]] constexpr uint8_t tier_bit(Tier tier) noexcept {
   return static_cast<uint8_t>(1U << static_cast<unsigned>(tier));

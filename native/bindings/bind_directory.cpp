@@ -52,11 +52,11 @@ Directory* make_directory(std::shared_ptr<Mapping> arena, std::shared_ptr<Mappin
 }
 
 // The directory of a tier whose bytes are elsewhere: in files.
-Directory* make_file_directory(const DirectoryGeometry& geometry, const std::string& policy) {
+Directory* make_file_directory(const DirectoryGeometry& geometry, const std::string& policy, uint8_t level) {
   if (geometry.arena.max_run_segments != 1) {
     throw nb::value_error("geometry is not planned for files");
   }
-  return new Directory(nullptr, nullptr, geometry, nullptr, Tier::SSD, policy_named(policy));
+  return new Directory(nullptr, nullptr, geometry, nullptr, known_tier(level), policy_named(policy));
 }
 
 struct StoredRecord {
@@ -110,6 +110,22 @@ nb::tuple histogram(const TimeHistogram& times) {
   return nb::make_tuple(counts, times.sum_s());
 }
 
+// Counts by reason: evictions, what no lower tier has taken, promotions that did not come.
+void add_reasons(Fields& result, const DirectoryStats& counts) {
+  const char* reasons[EVICTIONS] = {"own_class", "other_class", "index_full"};
+  for (size_t reason = 0; reason < EVICTIONS; ++reason) {
+    result[(std::string("evicted_") + reasons[reason]).c_str()] = counts.evictions[reason];
+  }
+  const char* declined[DECLINED] = {"unlikely", "used_once", "no_budget", "written_before", "unready"};
+  for (size_t reason = 0; reason < DECLINED; ++reason) {
+    result[(std::string("declined_") + declined[reason]).c_str()] = counts.declined[reason];
+  }
+  const char* faults[LOAD_FAULTS] = {"landings_failed_source", "landings_failed_path", "landings_failed_memory"};
+  for (size_t fault = 0; fault < LOAD_FAULTS; ++fault) {
+    result[faults[fault]] = counts.failed_landings[fault];
+  }
+}
+
 Fields stats(const Directory& directory) {
   const DirectoryStats counts = directory.stats();
   Fields result;
@@ -117,6 +133,8 @@ Fields stats(const Directory& directory) {
   result["places"] = directory.places();
   result["writing"] = counts.writing;
   result["zombies"] = counts.zombies;
+  result["quarantined"] = counts.quarantined;
+  result["quarantined_bytes"] = counts.quarantined_bytes;
   result["held"] = counts.held;
   result["holds"] = counts.holds;
   result["pinned"] = counts.pinned;
@@ -143,14 +161,7 @@ Fields stats(const Directory& directory) {
   for (const auto& [state, name] : names) {
     result[name] = counts.answers[static_cast<size_t>(state)];
   }
-  const char* reasons[EVICTIONS] = {"own_class", "other_class", "index_full"};
-  for (size_t reason = 0; reason < EVICTIONS; ++reason) {
-    result[(std::string("evicted_") + reasons[reason]).c_str()] = counts.evictions[reason];
-  }
-  const char* declined[DECLINED] = {"unlikely", "used_once", "no_budget", "written_before", "unready"};
-  for (size_t reason = 0; reason < DECLINED; ++reason) {
-    result[(std::string("declined_") + declined[reason]).c_str()] = counts.declined[reason];
-  }
+  add_reasons(result, counts);
   result["kept_chunks"] = counts.kept_chunks;
   result["kept_bytes"] = counts.kept_bytes;
   result["clipped_chunks"] = counts.clipped_chunks;
@@ -248,8 +259,10 @@ void bind_directory(nb::module_& module) {
   directory
       .def(nb::new_(&make_directory), "arena"_a.none(), "index"_a, "geometry"_a, "epoch"_a, "policy"_a = "lru",
            "seed"_a = nb::bytes(""))
-      .def_static("of_files", &make_file_directory, "geometry"_a, "policy"_a = "lru", nb::rv_policy::take_ownership,
-                  "The directory of a tier in files, which no client looks into.")
+      .def_static("of_files", &make_file_directory, "geometry"_a, "policy"_a = "lru",
+                  "level"_a = static_cast<uint8_t>(Tier::SSD), nb::rv_policy::take_ownership,
+                  "The directory of a tier in files, which no client looks into; its level says which tier.")
+      .def_prop_ro("level", [](const Directory& self) { return static_cast<uint8_t>(self.tier()); }, "The number of its tier.")
       .def(
           "add_class",
           [](Directory& self, uint64_t chunk_bytes, uint32_t layers, bool has_place_below, std::optional<uint32_t> instead) {

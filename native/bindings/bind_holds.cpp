@@ -77,7 +77,7 @@ Reserved reserve_more(Directory& directory, HoldId reservation, const nb::bytes&
 }
 
 nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const nb::bytes& checksums, uint64_t now_ns,
-                 const nb::bytes& tokens, const nb::bytes& sources) {
+                 const nb::bytes& tokens, const nb::bytes& sources, uint8_t source_level) {
   const auto layers = directory.reservation_layers(reservation);
   require_known(layers.has_value());
   const size_t chunk_bytes = *layers * sizeof(uint32_t);
@@ -98,7 +98,7 @@ nb::bytes commit(Directory& directory, HoldId reservation, size_t first, const n
   std::memcpy(ids.data(), tokens.data(), tokens.size());
   std::vector<uint64_t> generations(sources.size() / sizeof(uint64_t));
   std::memcpy(generations.data(), sources.data(), sources.size());
-  return pack(directory.commit(reservation, first, count, aligned.data(), now_ns, ids, generations));
+  return pack(directory.commit(reservation, first, count, aligned.data(), now_ns, ids, {known_tier(source_level), generations}));
 }
 
 void bind_held(nb::module_& module) {
@@ -187,9 +187,10 @@ void bind_reservations(nb::module_& module, nb::class_<Directory>& directory) {
       .def("reserve_more", &reserve_more, "reservation"_a, "keys"_a, "now_ns"_a, "first"_a = 0, "limit"_a = SIZE_MAX,
            "may_wait"_a = false, "The same for keys that follow a reservation's last chunk.")
       .def("commit", &commit, "reservation"_a, "first"_a, "checksums"_a, "now_ns"_a = 0,
-           "tokens"_a = nb::bytes(""), "sources"_a = nb::bytes(""),
+           "tokens"_a = nb::bytes(""), "sources"_a = nb::bytes(""), "source_level"_a = static_cast<uint8_t>(Tier::DRAM),
            "States u8 per chunk; `first` counts reserved chunks; checksums u32 [chunk][layer]; token ids i32\n"
-           "[chunk][token], or none; `sources`, of a slower tier: the generations u64 that the faster one must still have.")
+           "[chunk][token], or none; `sources`, of a lower tier: the generations u64 that the tier of\n"
+           "`source_level`, from which the chunks were copied, must still have.")
       .def("end_reservation", &Directory::end_reservation, "reservation"_a, "now_ns"_a)
       .def("end_part", &Directory::end_part, "reservation"_a, "limit"_a, "now_ns"_a,
            "The same as end_reservation for `limit` chunks; whether it has ended.")

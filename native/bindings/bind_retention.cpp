@@ -68,7 +68,7 @@ void bind_retention(nb::class_<Directory>& directory) {
           "share"_a, "At most this share of the capacity is kept above the default priority from now on.")
       .def("retain", &retain, "namespace"_a, "keys"_a, "priorities"_a, "durations_ms"_a, "now_ns"_a,
            "Keeps chunks, stored or being written, with priorities (u8) for durations (u32, 0: for good) after their last\n"
-           "use, here and in the slower tier. Keys from the root on. A column of u8: 0 accepted, 1 clipped to the default,\n"
+           "use, here and in lower tiers. Keys from the root on. A column of u8: 0 accepted, 1 clipped to the default,\n"
            "2 absent.")
       .def(
           "retention",
@@ -85,7 +85,7 @@ void bind_retention(nb::class_<Directory>& directory) {
             const auto keys = self.take_lapsed();
             return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
           },
-          "The keys of which the priority has lapsed in this slower tier since the last call, packed.")
+          "The keys of which the priority has lapsed in this lower tier since the last call, packed.")
       .def("expire_retention", &Directory::expire_retention, "now_ns"_a,
            "Has priorities that have lasted their time fall back to the default, a bounded number of them.");
 }

@@ -1,10 +1,12 @@
 // Bindings of what two tiers tell each other. Columns cross as packed little-endian bytes. No logic.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <string>
 
 #include "bindings.h"
 #include "columns.h"
@@ -21,14 +23,60 @@ std::optional<ChunkKey> parent_of(const nb::bytes& parent) {
   return parent.size() == 0 ? std::nullopt : std::optional(one_key(parent));
 }
 
+// A column of `count` words, or none.
+template <typename Word>
+std::vector<Word> words_of(const nb::bytes& packed, size_t count, const char* name) {
+  if (packed.size() != 0 && packed.size() != count * sizeof(Word)) {
+    throw nb::value_error((std::string(name) + " must be none, or as many as the chunks have").c_str());
+  }
+  std::vector<Word> words(packed.size() / sizeof(Word));
+  std::memcpy(words.data(), packed.data(), packed.size());
+  return words;
+}
+
+// None where no levels are named: the uppermost tiers. REQUIRES: `checksums` live as long as what is returned.
+std::vector<PromotionSource> sources_of(const nb::bytes& levels, const std::vector<uint64_t>& generations,
+                                        const std::vector<uint32_t>& checksums, size_t n) {
+  if (levels.size() == 0 ? !generations.empty() || !checksums.empty() : levels.size() != n) {
+    throw nb::value_error("source_levels must be one for each chunk, or none and nothing else of the sources");
+  }
+  std::vector<PromotionSource> sources;
+  const size_t layers = n == 0 ? 0 : checksums.size() / n;
+  for (size_t index = 0; index < levels.size(); ++index) {
+    sources.push_back({known_tier(static_cast<const uint8_t*>(levels.data())[index]),
+                       generations.empty() ? 0 : generations[index], std::span(checksums).subspan(index * layers, layers)});
+  }
+  return sources;
+}
+
 Reserved promote(Directory& directory, uint32_t owner, uint32_t size_class, const nb::bytes& parent,
-                          const nb::bytes& keys, uint64_t now_ns) {
+                          const nb::bytes& keys, uint64_t now_ns, const nb::bytes& levels, const nb::bytes& generations,
+                          const nb::bytes& checksums) {
   if (size_class >= directory.arena().class_count()) {
     throw nb::index_error("unknown size class");
   }
+  const uint8_t* const packed = packed_keys(keys);
+  const size_t n = keys.size() / KEY_BYTES;
+  const auto sums = words_of<uint32_t>(checksums, n * directory.arena().size_class(ClassId(size_class)).layers, "checksums");
+  const auto sources = sources_of(levels, words_of<uint64_t>(generations, n, "source_generations"), sums, n);
   const Reservation answer = directory.promote(known_namespace(directory, owner), ClassId(size_class), parent_of(parent),
-                                               packed_keys(keys), keys.size() / KEY_BYTES, now_ns);
+                                               packed, n, now_ns, sources);
   return reserved(answer);
+}
+
+struct Failure {
+  uint64_t removed;
+  uint64_t dropped_in_source;
+  std::optional<uint8_t> next_level;
+};
+
+Failure fail_landing(Directory& directory, const nb::bytes& key, uint64_t generation, uint32_t fault) {
+  if (fault >= LOAD_FAULTS) {
+    throw nb::value_error("fault must be 0 (source), 1 (path) or 2 (memory)");
+  }
+  const FailedLanding failed = directory.fail_landing(one_key(key), generation, static_cast<LoadFault>(fault));
+  const auto level = failed.next ? std::optional(static_cast<uint8_t>(*failed.next)) : std::nullopt;
+  return {failed.removed, failed.dropped_in_source, level};
 }
 
 struct Pinned {
@@ -102,7 +150,7 @@ void bind_pins(nb::module_& module, nb::class_<Directory>& directory) {
             return describe(self, self.pin_unsaved(scan, static_cast<WriteOrder>(order)));
           },
           "scan"_a, "order"_a,
-          "Pins chunks of one chain that the slower tier lacks, ending in one of the first `scan` chunks; order 0: the coldest\n"
+          "Pins chunks of one chain that every lower tier lacks, ending in one of the first `scan` chunks; order 0: the coldest\n"
           "first, 1: the newest, 2: the worthiest.")
       .def(
           "pin_unsaved_prefix",
@@ -121,12 +169,37 @@ void bind_pins(nb::module_& module, nb::class_<Directory>& directory) {
 
 }  // namespace
 
+void bind_tier_set(nb::module_& module) {
+  nb::class_<Failure>(module, "FailedLanding", "What followed when a promoted chunk did not come.")
+      .def_ro("removed", &Failure::removed, "Stored chunks of this tier, which followed it.")
+      .def_ro("dropped_in_source", &Failure::dropped_in_source, "Chunks of the tier that it came from.")
+      .def_ro("next_level", &Failure::next_level, "Another tier that has the chunk; None where there is none.");
+  nb::class_<TierSet>(module, "TierSet", "Directories of one pool in order of speed, which tell one another what they hold while this lives.")
+      .def(
+          "__init__",
+          [](TierSet* self, const nb::typed<nb::tuple, Directory, nb::ellipsis>& tiers) {
+            std::vector<Directory*> directories;
+            for (const nb::handle tier : tiers) {
+              directories.push_back(nb::cast<Directory*>(tier));
+            }
+            if (const char* refusal = TierSet::why_refused(directories)) {
+              throw nb::value_error(refusal);
+            }
+            new (self) TierSet(std::move(directories));
+          },
+          "tiers"_a, nb::keep_alive<1, 2>(), "The first one has the table that clients read. All must be empty.")
+      .def(
+          "tiers_of", [](const TierSet& self, const nb::bytes& key) { return self.tiers_of(one_key(key)); }, "key"_a,
+          "The tiers that can be read for a chunk, a bit a level.");
+}
+
 void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
   directory
-      .def("attach_slower", &Directory::attach_slower, "slower"_a, nb::keep_alive<1, 2>(),
-           "Has the slower tier's directory say here what it holds; both must be empty.")
-      .def("promote", &promote, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a,
-           "Slots to read the slower tier's chunks into; RESERVED ones are to be read. The hold ends by `release`.")
+      .def("promote", &promote, "namespace"_a, "size_class"_a, "parent"_a, "keys"_a, "now_ns"_a, "source_levels"_a = nb::bytes(""),
+           "source_generations"_a = nb::bytes(""), "checksums"_a = nb::bytes(""),
+           "Slots to read lower tiers' chunks into; RESERVED ones are to be\n"
+           "read. The hold ends by `release`. Of each chunk, where named: the level u8 that it comes from, its generation u64\n"
+           "there, and u32 [chunk][layer] what its layers must be; else the uppermost tier that has it.")
       .def(
           "landed",
           [](Directory& self, const nb::bytes& key, uint64_t generation, const nb::bytes& tokens) {
@@ -134,12 +207,9 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
           },
           "key"_a, "generation"_a, "tokens"_a = nb::bytes(""),
           "Makes a promoted chunk an ordinary one; False where it has gone meanwhile. `tokens`: its token ids, i32.")
-      .def(
-          "fail_landing",
-          [](Directory& self, const nb::bytes& key, uint64_t generation) {
-            return self.fail_landing(one_key(key), generation);
-          },
-          "key"_a, "generation"_a, "Takes a chunk that could not be read out, with what follows it.")
+      .def("fail_landing", &fail_landing, "key"_a, "generation"_a, "fault"_a,
+           "Takes a promoted chunk that did not come out, with what follows it. `fault`: 0 the source's, which alone drops it\n"
+           "there too, 1 of the way to it, 2 of the memory here.")
       .def(
           "admit",
           [](Directory& self, uint32_t admitted, double least_chance) {
@@ -166,7 +236,7 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
           "chunks"_a, "Has evicted chunks remembered, about so many: what comes again counts as touched. Once.")
       .def_prop_ro("unsaved_bytes", &Directory::unsaved_bytes,
                    "Bytes in use that could not go without a write before: not of idle chunks saved or just being so.")
-      .def("count_unsaved", &Directory::count_unsaved, "Stored chunks that the slower tier lacks.")
+      .def("count_unsaved", &Directory::count_unsaved, "Stored chunks that every lower tier lacks.")
       .def("keys_of", &keys_of, "hold"_a, "The keys of a hold, packed.")
       .def("protect_unsaved", &Directory::protect_unsaved, "is_protected"_a,
            "While True nothing is evicted that no other tier has: NOT_READY instead.")
@@ -182,7 +252,7 @@ void bind_tiers(nb::module_& module, nb::class_<Directory>& directory) {
             const auto keys = self.take_departed();
             return nb::bytes(keys.data(), keys.size() * KEY_BYTES);
           },
-          "The keys that left this slower tier since the last call, packed.");
+          "The keys that left this lower tier since the last call, packed.");
   bind_pins(module, directory);
 }
 

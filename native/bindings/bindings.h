@@ -19,6 +19,7 @@ void bind_reuse(nanobind::module_& module);
 void bind_flush(nanobind::module_& module);
 void bind_changes(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_tiers(nanobind::module_& module, nanobind::class_<Directory>& directory);
+void bind_tier_set(nanobind::module_& module);
 void bind_holds(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_reservations(nanobind::module_& module, nanobind::class_<Directory>& directory);
 void bind_shares(nanobind::module_& module, nanobind::class_<Directory>& directory);

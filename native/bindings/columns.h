@@ -63,6 +63,13 @@ struct Reserved {
   return NamespaceId(owner);
 }
 
+[[nodiscard]] inline Tier known_tier(uint32_t level) {
+  if (level >= MAX_TIERS) {
+    throw nanobind::value_error("level must be 0 to 7");
+  }
+  return static_cast<Tier>(level);
+}
+
 [[nodiscard]] inline std::vector<int32_t> token_ids(const nanobind::bytes& packed) {
   if (packed.size() % sizeof(int32_t) != 0 || packed.size() / sizeof(int32_t) > TOKEN_IDS_MAX) {
     throw nanobind::value_error("token ids must be 4 bytes each, 4096 for each chunk at most");

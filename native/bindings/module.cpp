@@ -11,6 +11,7 @@ NB_MODULE(kvpool_native, module) {
   kvpool::bind_keys(module);
   kvpool::bind_memory(module);
   kvpool::bind_directory(module);
+  kvpool::bind_tier_set(module);
   kvpool::bind_copy(module);
   kvpool::bind_tuning(module);
   kvpool::bind_catalogue(module);

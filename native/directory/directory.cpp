@@ -25,7 +25,7 @@ constexpr double RETAINED_SHARE = 0.3;
 // Of the capacity, how much is remembered of what a size class had written down and what it lost: a guess.
 constexpr uint64_t WRITE_WINDOW_DIVISOR = 4;
 // Entries looked at from each end of a list for the place of a chunk that nothing follows any more: its child was the oldest.
-constexpr uint32_t WIDOW_STEPS = 64;
+constexpr uint32_t CHILDLESS_STEPS = 64;
 
 // No more chunks than `max_chunks` have entries, so a slot may be as large as the capacity gives each of them: as many smaller chunks
 // fit as before. A power of two of pages, so that segments are whole slots.
@@ -199,8 +199,8 @@ void Directory::hide(RecordId id) noexcept {
     --stats_.chunks;
     counted_ -= record.generation > counted_from_ ? 1U : 0U;
     stats_.unsaved_chunks -= record.is_below ? 0U : 1U;
-    if (faster_ != nullptr) {
-      static_cast<void>(faster_->note_slower(record.key, false));
+    if (is_lower()) {
+      tiers_->note(*this, record.key, false);
       departed_.push_back(record.key);
     }
   } else if (record.state == ChunkState::PROMOTING) {
@@ -219,7 +219,7 @@ void Directory::remove_idle(RecordId id) noexcept {
   make_busy(id);
   hide(id);
   free_slot(id);
-  settle_widow(parent, last_access_ns);
+  requeue_childless(parent, last_access_ns);
 }
 
 void Directory::evict(RecordId leaf, Eviction reason) noexcept {
@@ -234,7 +234,7 @@ void Directory::evict(RecordId leaf, Eviction reason) noexcept {
 
 // A chunk that stood with its child for the child's sake, or was set aside for it, goes back to its own place when nothing
 // follows it any more. It was used no earlier than its child.
-void Directory::settle_widow(RecordId parent, uint64_t child_access_ns) noexcept {
+void Directory::requeue_childless(RecordId parent, uint64_t child_access_ns) noexcept {
   if (!parent.valid()) {
     return;
   }
@@ -247,7 +247,7 @@ void Directory::settle_widow(RecordId parent, uint64_t child_access_ns) noexcept
   }
   if (record.is_aside || is_behind_child) {
     queues_.remove(parent);
-    stand_by_access(parent, WIDOW_STEPS, false);
+    stand_by_access(parent, CHILDLESS_STEPS, false);
   } else if (record.level != record.priority) {
     requeue(parent);
   }
@@ -264,31 +264,7 @@ void Directory::make_zombie(RecordId id) noexcept {
   record.is_below = false;
   ++stats_.zombies;
   ++namespaces_[record.owner.value()].zombies;
-}
-
-// Nobody holds it any more.
-void Directory::let_zombie_go(RecordId id) noexcept {
-  if (records_[id].pins > 0) {
-    ++stats_.pinned;
-    stats_.pinned_bytes += chunk_bytes(records_[id]);
-    held_bytes_ -= taken_bytes(records_[id].size_class);
-    return;
-  }
-  --stats_.zombies;
-  --namespaces_[records_[id].owner.value()].zombies;
-  free_slot(id);
-}
-
-void Directory::free_slot(RecordId id) noexcept {
-  ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(table_.says(record.page, 0));
-  set_written(record, false);
-  KVPOOL_CHECK(arena_.owner(record.page) == id);
-  stats_.used_bytes -= chunk_bytes(record);
-  held_bytes_ -= taken_bytes(record.size_class);
-  arena_.release(record.page);
-  tokens_.forget(id);
-  records_.release(id);
+  vacate(id);
 }
 
 RecordId Directory::leftmost_leaf(RecordId top) const noexcept {
@@ -309,7 +285,7 @@ uint64_t Directory::remove_subtree(RecordId top) noexcept {
       remove_idle(id);
     } else {
       make_zombie(id);
-      settle_widow(parent, 0);
+      requeue_childless(parent, 0);
     }
     if (is_last) {
       return removed;

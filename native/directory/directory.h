@@ -22,17 +22,18 @@
 //      the bytes, but for what precedes a chunk that was kept before it came.
 //   8. What stands in a tier stands there from the root on: each tier's chunks are whole prefixes.
 //
-// Two tiers are two directories. The faster one owns the table that clients read; `attach_slower` makes the slower one tell
-// it what it holds, so that an entry of the shared table says all tiers of a key. A chunk that leaves the faster tier
-// keeps its entry while the slower one has it; one that returns is `promote`d into a slot and read layer by layer.
-// A hold says that somebody reads; to end it is a use. A pin says that hardware reads the slot, for a copy or a check: it gates
-// the slot's reuse alone, and the chunk keeps its place in the order.
+// Several tiers are a directory each, joined by a TierSet (tier_set.h). A chunk that leaves a tier keeps its entry in the shared
+// table while another tier has it; one that returns is `promote`d into a slot and read layer by layer.
+// A hold says that somebody reads; to end it is a use. A pin says that hardware reads the slot, for a copy or a check, and a writer
+// that a client, a disk or a peer writes to it: these alone gate the slot's reuse. A writer that is abandoned and may still write
+// has its slots in quarantine, out of use until a fence is released.
 //
 // Threads: the control thread only. O(1) per chunk, but for lending memory to a class: O(log segments).
 // Unknown hold ids and unknown namespaces are answers, not errors; broken invariants end the process.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -47,6 +48,7 @@
 #include "base/memory.h"
 #include "eviction/retention.h"
 #include "directory/reservation_state.h"
+#include "directory/tier_set.h"
 #include "eviction/retention_timers.h"
 #include "records/token_ids.h"
 #include "directory/unsaved_order.h"
@@ -63,8 +65,6 @@ class Directory {
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
-  // The slower tier's directory from now on tells this one what it holds. REQUIRES: both empty; `slower` lives as long.
-  void attach_slower(Directory& slower) noexcept;
   // At most this share of the capacity is kept above the default priority. What is kept already stays.
   void cap_retained(double share) noexcept;
   // No chain gets more chunks than this, which bounds what a request about one costs. REQUIRES: not 0.
@@ -109,12 +109,12 @@ class Directory {
   // The same for the chunks that follow a reservation's last one; NO_PARENT where it is unknown or has expired.
   [[nodiscard]] Reservation reserve_more(HoldId reservation, const uint8_t* keys, size_t n, uint64_t now_ns, ReserveBounds bounds = {});
   // Makes chunks first .. first+count readable, counted from the first RESERVED one, parents before children. `checksums`:
-  // [count][layers]; `tokens`, where they are kept: [count][n / count]. Committing twice is STORED twice. `sources`, of a slower
-  // tier, none or [count]: the chunks' generations in the faster tier when they were copied from there. One that is not READY
-  // there with it any more is EXPIRED: what is dropped while it is written down is not published below.
+  // [count][layers]; `tokens`, where they are kept: [count][n / count]. Committing twice is STORED twice. `sources`, of a lower
+  // tier: one that is not READY there with its generation any more is EXPIRED: what is dropped while it is written down is not
+  // published below.
   [[nodiscard]] std::vector<uint8_t> commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
                                             uint64_t now_ns = 0, std::span<const int32_t> tokens = {},
-                                            std::span<const uint64_t> sources = {});
+                                            CopySources sources = {});
   // Layers of the reservation's size class; nothing where it is unknown.
   [[nodiscard]] std::optional<uint32_t> reservation_layers(HoldId reservation) const;
   // Frees what was not committed and drops the hold: the writer has stopped. False where it is unknown.
@@ -125,6 +125,13 @@ class Directory {
   bool end_part(HoldId reservation, size_t limit, uint64_t now_ns);
   bool expire_part(HoldId reservation, size_t limit, uint64_t now_ns);
 
+  // directory_slots.cpp. Ends a reservation, or a promotion's hold, of which the writer may still write: nobody finds its chunks, and
+  // their slots stay out of use until it has told what became of each (`landed`, `fail_landing`), or the fence that this answers
+  // is released. 0: unknown.
+  [[nodiscard]] FenceId abandon(HoldId id, uint64_t now_ns);
+  // All writers that were abandoned up to this fence have ended: how many slots may be used again.
+  size_t release_quarantine(FenceId fence) noexcept;
+
   // directory_shares.cpp. A holder, and a user with all its holders, keeps at most this share of what others leave of the capacity.
   void share_among_holders(double share, double user_share = 1.0) noexcept;
   // How many of `wanted` leading chunks of these chains the holder may keep. `holds`: what of each is here, or 0.
@@ -133,41 +140,43 @@ class Directory {
   bool charge(const std::vector<HoldId>& holds, HolderId holder);
   [[nodiscard]] HolderAccounts& holders() noexcept { return accounts_; }
 
-  // Slots for chunks that the slower tier holds, to be read into; like `reserve`, but anybody may acquire them at once, and read
-  // each layer when it has landed. The answer's id is a hold. `landed` makes one an ordinary chunk (`tokens`: its token ids,
-  // where the slower tier has them). `fail_landing` takes it and what follows it out, for good.
-  [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                                    const uint8_t* keys, size_t n, uint64_t now_ns);
+  // directory_promotions.cpp. Slots for chunks that lower tiers hold, to be read into; like `reserve`, but anybody may acquire them
+  // at once, and read each layer when it has landed. The answer's id is a hold. `sources`: one a chunk, or none: the uppermost tiers
+  // that have them. NO_PARENT: its source has it no more. `landed` makes one an ordinary chunk (`tokens`: its token ids, if known),
+  // unless its layers are not those expected: a bad source. `fail_landing` takes it and what follows it out of this tier; a bad
+  // source, and that alone, drops it (of the generation that was read) there too.
+  [[nodiscard]] Reservation promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const uint8_t* keys,
+                                    size_t n, uint64_t now_ns, std::span<const PromotionSource> sources = {});
   bool landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens = {});
-  uint64_t fail_landing(const ChunkKey& key, uint64_t generation);
+  FailedLanding fail_landing(const ChunkKey& key, uint64_t generation, LoadFault fault);
 
-  // directory_retention.cpp. Keeps chunks with these from now on, stored ones and those being written, here and in the slower
-  // tier: one wish for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
-  [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& wishes,
+  // directory_retention.cpp. Keeps chunks with these from now on, stored ones and those being written, here and in lower
+  // tiers: one request for each key, ancestors first. A RetainState each. REQUIRES: priorities up to 100.
+  [[nodiscard]] std::vector<uint8_t> retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& requests,
                                             uint64_t now_ns);
   // What a chunk is kept with; nothing where it is not here.
   [[nodiscard]] std::optional<Retention> retention(const ChunkKey& key) const noexcept;
   // The same of the chunks of a hold or a pin; nothing where it is unknown.
   [[nodiscard]] std::optional<std::vector<Retention>> retentions(HoldId hold) const;
   // Has priorities that have lasted their time fall back, a bounded number; `reserve`, `promote` and `retain` do too. What is
-  // kept alike in both tiers is kept in both until its time after its last use in either is over.
+  // kept alike in several tiers is kept in all until its time after its last use in the uppermost is over.
   void expire_retention(uint64_t now_ns);
   // When to call it next; nothing while no priority can lapse.
   [[nodiscard]] std::optional<uint64_t> next_lapse_ns() const noexcept { return timers_.next_ns(); }
-  // The keys of which the priority has lapsed in this slower tier since the last call, packed.
+  // The keys of which the priority has lapsed in this lower tier since the last call, packed.
   [[nodiscard]] std::vector<ChunkKey> take_lapsed() noexcept;
 
   // From now on these chunks are worth a place below, with what precedes them. `least_chance`: what LIKELY means.
   void admit(Admitted admitted, double least_chance = 0) noexcept;
   [[nodiscard]] bool knows_chances() const noexcept { return policy_->knows_chances(); }  // of a further use
-  // What was written below and gave way there is worth a place again only when used. Forgets that of `looks` records from the
+  // What was written below and evicted there is worth a place again only when used. Forgets that of `looks` records from the
   // cursor (0 = start) on: returns where to go on, 0 at the end.
   [[nodiscard]] uint32_t forget_written(uint32_t cursor, uint32_t looks) noexcept;
   // Has chunks that are evicted remembered: what comes again counts as touched before. REQUIRES: chunks > 0, called once.
   void keep_ghosts(uint32_t chunks);
 
-  // directory_pins.cpp. Pins what the slower tier lacks of a chain and is worth a place there, up to one of the first `scan`
-  // in this order (unsaved_order.h). Id 0: none is lacking, but `chunks` gave way with others. Read as a hold is.
+  // directory_pins.cpp. Pins what every lower tier lacks of a chain and is worth a place there, up to one of the first `scan`
+  // in this order (unsaved_order.h). Id 0: none is lacking, but `chunks` count as evicted with others. Read as a hold is.
   [[nodiscard]] Hold pin_unsaved(uint32_t scan, WriteOrder order);
   // The same of the longest stored prefix, worth it or not; and one chunk of a hold, nothing where it is gone.
   [[nodiscard]] Hold pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_t n,
@@ -183,15 +192,15 @@ class Directory {
   // Makes a chunk of an earlier life READY where it lies, as if used before everything that is here: ancestors come before
   // descendants, the most recent first. False where its parent, its place or room is lacking.
   bool restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent, const ChunkKey& key,
-               PageIndex page, uint64_t generation, Retention wish = {}, uint64_t now_ns = 0);
+               PageIndex page, uint64_t generation, Retention request = {}, uint64_t now_ns = 0);
   // Tells the feed that much has come at once. An earlier life may have given generations up to `generation`.
   void finish_restore(uint64_t generation = 0) noexcept;
   void begin_count() noexcept { counted_from_ = last_generation_, counted_ = 0; }  // what is reserved here from now on
   [[nodiscard]] uint64_t counted() const noexcept { return counted_; }             // READY chunks of that
-  // The keys that left this slower tier since the last call, in their order, packed.
+  // The keys that left this lower tier since the last call, in their order, packed.
   [[nodiscard]] std::vector<ChunkKey> take_departed() noexcept;
 
-  // Takes a chunk whose bytes were found bad out at once, with all that follow it; slots in use are freed when their holds end.
+  // Takes a chunk whose bytes were found bad out at once, with all that follow it; a slot that somebody is at is freed later.
   // `generation`: of the bytes that were read. A verdict about an older one, or about a chunk that has not landed or is just
   // being written, takes nothing. Returns how many READY chunks went.
   uint64_t drop(const ChunkKey& key, uint64_t generation);
@@ -221,6 +230,7 @@ class Directory {
   [[nodiscard]] uint64_t unsaved_bytes() const noexcept;  // in use, but for what was written below since its use, or just is
   [[nodiscard]] uint64_t used_bytes() const noexcept { return stats_.used_bytes; }  // `stats` has it too
   [[nodiscard]] uint64_t evicted_chunks() const noexcept { return stats_.evicted_chunks; }  // and this
+  [[nodiscard]] Tier tier() const noexcept { return tier_; }
   [[nodiscard]] const SlotArena& arena() const noexcept { return arena_; }
   [[nodiscard]] const DirectoryGeometry& geometry() const noexcept { return geometry_; }
 
@@ -232,89 +242,75 @@ class Directory {
  private:
   // Ancestors that a writer holds: those of a long prompt; what is added to a longer one does not cost its length.
   static constexpr size_t HELD_ANCESTORS = 2048;
-  // Ancestors looked at for all wishes of a call: far more than its chunks have where each is looked at once.
+  // Ancestors looked at for all requests of a call: far more than its chunks have where each is looked at once.
   static constexpr uint32_t STEPS_TO_KEEP = 1U << 17;
-  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& record) const noexcept;
-  [[nodiscard]] uint64_t taken_bytes(ClassId size_class) const noexcept;
+  [[nodiscard]] uint64_t chunk_bytes(const ChunkRecord& of) const noexcept, taken_bytes(ClassId of) const noexcept;
   [[nodiscard]] bool has_bytes(ChunkState of) const noexcept { return of == ChunkState::READY || of == ChunkState::PROMOTING; }
 
-  // directory_tiers.cpp: what another tier holds.
-  [[nodiscard]] bool note_slower(const ChunkKey& key, bool is_held) noexcept;
-  void mark_below(RecordId id, bool is_below) noexcept;
-  [[nodiscard]] bool is_foreign_below(NamespaceId owner, const ChunkKey& key) const noexcept;
-  [[nodiscard]] std::optional<SaveState> why_unpublishable(const ChunkRecord& record, uint64_t source) const noexcept;
-  void become_ready(ChunkRecord& record) noexcept;
+  // directory_tiers.cpp: what other tiers hold.
+  friend class TierSet;
+  [[nodiscard]] bool is_lower() const noexcept { return upper_bits_ != 0; }  // than another one
+  [[nodiscard]] std::span<Directory* const> lower_tiers() const noexcept;
+  void mark_below(RecordId id, bool is_below) noexcept, become_ready(ChunkRecord& record) noexcept;
+  [[nodiscard]] RecordId find_record(const ChunkKey& key) const noexcept;
+  [[nodiscard]] std::optional<Tier> uppermost_below(const ChunkKey& key) const noexcept;
+  [[nodiscard]] std::optional<SaveState> why_unpublishable(const ChunkRecord& record, Tier from, uint64_t source) const noexcept;
   [[nodiscard]] bool is_restorable(NamespaceId owner, ClassId size_class, const std::optional<TableEntry>& above,
                                    const ChunkKey& key) const noexcept;
   [[nodiscard]] bool is_elsewhere(const ChunkKey& key) const noexcept;
-  void enter(const ChunkKey& key, RecordId id) noexcept;
-  void leave(const ChunkKey& key) noexcept;
+  void enter(const ChunkKey& key, RecordId id) noexcept, leave(const ChunkKey& key) noexcept;
   void count_departure(const ChunkRecord& record);
   [[nodiscard]] bool is_admitted(const ChunkRecord& record) const noexcept;
   [[nodiscard]] bool wants_place_below(const ChunkRecord& of) const noexcept { return standing_of(of) != Standing::SAVED && is_admitted(of); }
   [[nodiscard]] Declined why_declined(const ChunkRecord& record) const noexcept;
-  // directory_pins.cpp
   void set_written(ChunkRecord& record, bool is_written) noexcept;
   [[nodiscard]] Standing standing_of(const ChunkRecord& record) const noexcept;
   void settle(RecordId id) noexcept;
   void stand_by_access(RecordId id, uint32_t steps, bool or_oldest) noexcept;
-  void add_pin(RecordId id) noexcept;
-  void add_pin_to_save(RecordId id) noexcept;
-  void end_pin(RecordId id) noexcept;
+  void add_pin(RecordId id) noexcept, add_pin_to_save(RecordId id) noexcept, end_pin(RecordId id) noexcept;
   [[nodiscard]] Hold make_pin(std::vector<RecordId> records);
   [[nodiscard]] RecordId newest_of_chain(RecordId id, uint32_t& steps) const noexcept;
   [[nodiscard]] Hold pin_unsaved_chain_of(RecordId leaf, uint32_t& steps);
-  // directory_changes.cpp
   [[nodiscard]] const ChunkRecord* find_ready(const ChunkKey& key) const noexcept;
   [[nodiscard]] Change describe(const ChunkRecord& record) const noexcept;
   void report(const ChunkRecord& record, ChangeKind kind, Cause cause) noexcept;
   void report_priority(const ChunkRecord& record, uint8_t before) noexcept;
 
   // directory.cpp: removal. Every removal of a READY chunk goes through `remove_idle` or `make_zombie`.
-  void make_idle(RecordId id, uint64_t now_ns) noexcept;
-  void count_idle(const ChunkRecord& record) noexcept;
-  void make_busy(RecordId id) noexcept;
-  void hide(RecordId id) noexcept;
-  void remove_idle(RecordId id) noexcept;
+  void make_idle(RecordId id, uint64_t now_ns) noexcept, count_idle(const ChunkRecord& record) noexcept;
+  void make_busy(RecordId id) noexcept, hide(RecordId id) noexcept, remove_idle(RecordId id) noexcept;
   void evict(RecordId leaf, Eviction reason) noexcept;
-  void make_zombie(RecordId id) noexcept;
-  void let_zombie_go(RecordId id) noexcept;
-  void free_slot(RecordId id) noexcept;
+  void make_zombie(RecordId id) noexcept, let_zombie_go(RecordId id) noexcept, free_slot(RecordId id) noexcept;
+  void vacate(RecordId id) noexcept, give_slot_back(RecordId id) noexcept, end_writer(RecordId id) noexcept;
   uint64_t remove_subtree(RecordId top) noexcept;
   void evict_subtree(RecordId top, Eviction reason) noexcept;
   [[nodiscard]] RecordId leftmost_leaf(RecordId top) const noexcept;
   [[nodiscard]] bool is_free(const ChunkRecord& record) const noexcept { return is_listed(record) && record.pins == 0; }
-  void settle_widow(RecordId parent, uint64_t child_access_ns) noexcept;
-  // directory_retention.cpp
-  [[nodiscard]] RetainState keep(RecordId id, Retention wish) noexcept;
-  [[nodiscard]] RetainState keep_in_queue(RecordId id, Retention wish) noexcept;
-  void hand_down(const ChunkRecord& record) noexcept;
-  void renew(RecordId id) noexcept;
-  void forget_retention(RecordId id) noexcept;
-  void requeue(RecordId id) noexcept;
-  void mark_kept(RecordId id) noexcept;
-  void unmark_kept(RecordId top) noexcept;
+  void requeue_childless(RecordId parent, uint64_t child_access_ns) noexcept;
+  [[nodiscard]] RetainState keep(RecordId id, Retention request) noexcept;
+  [[nodiscard]] RetainState keep_in_queue(RecordId id, Retention request) noexcept;
+  void start_timer(RecordId id) noexcept, hand_down(const ChunkRecord& record) noexcept;
+  void take_over(RecordId id, const ChunkRecord& above, uint64_t kept_since_ns, uint64_t now_ns) noexcept;
+  void renew(RecordId id) noexcept, forget_retention(RecordId id) noexcept;
+  void requeue(RecordId id) noexcept, mark_kept(RecordId id) noexcept, unmark_kept(RecordId top) noexcept;
   [[nodiscard]] bool has_room_to_keep(RecordId id) noexcept;
-  void start_timer(RecordId id) noexcept;
   [[nodiscard]] uint64_t kept_since(const ChunkRecord& record) const noexcept;
-  [[nodiscard]] uint64_t lapses_at(const ChunkRecord& record) const noexcept;
+  [[nodiscard]] uint64_t own_expiry(const ChunkRecord& of) const noexcept, expires_at(const ChunkRecord& of) const noexcept;
   [[nodiscard]] RecordId find_alike(const ChunkKey& key, Retention kept) const noexcept;
-  void lapse(RecordId id);
+  void expire(RecordId id), expire_here(RecordId id);
   [[nodiscard]] bool is_listed(const ChunkRecord& of) const noexcept { return of.state == ChunkState::READY && of.holds == 0; }
-  // directory_holds.cpp
   size_t find_prefix(NamespaceId owner, RecordId parent, const uint8_t* keys, size_t n, std::vector<RecordId>& out) const;
   [[nodiscard]] Hold make_hold(std::vector<RecordId> records);
   [[nodiscard]] const std::vector<RecordId>* held_by(HoldId hold) const noexcept;
   [[nodiscard]] std::optional<RecordId> find_above(const std::optional<ChunkKey>& parent) const noexcept;
-  void add_hold(RecordId id) noexcept;
   void note_reuse(const std::vector<RecordId>& records, size_t preceding, uint64_t now_ns) noexcept;
   void end_holds(const std::vector<RecordId>& records, uint64_t now_ns) noexcept;
-  void give_up_landing(RecordId id) noexcept;
+  void add_hold(RecordId id) noexcept, give_up_landing(RecordId id) noexcept;
   void append_chain(RecordId leaf, size_t limit, std::vector<RecordId>& records) const;
   [[nodiscard]] std::vector<RecordId> whole_chain(NamespaceId owner, const uint8_t* leaf, size_t n) const;
   // directory_reserve.cpp, directory_writing.cpp
   [[nodiscard]] SaveState place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
-                                WindowSearch& search, ChunkState as, bool may_reserve, RecordId& record) noexcept;
+                                WindowSearch& search, const PromotionSource* source, bool may_reserve, RecordId& record) noexcept;
   [[nodiscard]] SaveState present_state(NamespaceId owner, ClassId of, RecordId parent, const TableEntry& entry) const noexcept;
   [[nodiscard]] SaveState find_room(ClassId size_class, const ChunkKey& key, bool is_known, WindowSearch& search) noexcept;
   void occupy(RecordId id, ChunkState as) noexcept;
@@ -322,8 +318,11 @@ class Directory {
   void abort_writing(RecordId id) noexcept;
   void finish_reserve(ReservationState state, const ShareClaim& claim, Reservation& answer, size_t n, uint64_t now_ns);
   [[nodiscard]] bool begin_chain(NamespaceId owner, ClassId of, const std::optional<ChunkKey>& parent, ReservationState& state) noexcept;
-  void place_chain(ReservationState& state, const uint8_t* keys, size_t n, ChunkState as, ReserveBounds bounds, ShareClaim& claim,
-                   Reservation& answer);
+  void place_chain(ReservationState& state, const uint8_t* keys, size_t n, std::span<const PromotionSource> sources,
+                   ReserveBounds bounds, ShareClaim& claim, Reservation& answer);
+  [[nodiscard]] const ChunkRecord* find_source(const ChunkKey& key, const PromotionSource& source) const noexcept;
+  void begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord& lower);
+  [[nodiscard]] bool has_expected_layers(const ChunkRecord& record, const Promotion& promotion) const noexcept;
   void complete(Reservation& answer) noexcept;
   // directory_room.cpp, directory_victims.cpp
   [[nodiscard]] bool may_evict(RecordId id) const noexcept;
@@ -331,10 +330,8 @@ class Directory {
   [[nodiscard]] bool may_evict_all(std::vector<RecordId> owners) const;
   [[nodiscard]] RecordId next_victim(std::optional<ClassId> size_class) noexcept;
   [[nodiscard]] SaveState make_room(ClassId size_class, WindowSearch& search) noexcept;
-  [[nodiscard]] RoomPlan plan_room(ClassId size_class, WindowSearch& search) noexcept;
-  [[nodiscard]] RoomPlan plan_slot(ClassId size_class, WindowSearch& search) noexcept;
-  void find_window(ClassId size_class, WindowSearch& search) noexcept;
-  void plan_further(uint64_t bytes, RoomPlan& plan) noexcept;
+  [[nodiscard]] RoomPlan plan_room(ClassId of, WindowSearch& search) noexcept, plan_slot(ClassId of, WindowSearch& search) noexcept;
+  void find_window(ClassId of, WindowSearch& search) noexcept, plan_further(uint64_t bytes, RoomPlan& plan) noexcept;
   [[nodiscard]] HeldChains some_chains_of(const HolderAccounts::Account* account, HoldId own, size_t limit) const;
   [[nodiscard]] uint64_t share_of(HolderId holder, uint64_t held) const noexcept;
   [[nodiscard]] bool has_user_share(HolderId holder, uint64_t wanted, uint64_t held) const noexcept;
@@ -345,23 +342,23 @@ class Directory {
   void uncharge(HoldId hold, const std::vector<RecordId>& chain) noexcept;
   void uncharge_part(HoldId id, const ReservationState& state, HolderBytes before, size_t ended) noexcept;
   [[nodiscard]] HolderBytes bytes_of(const ReservationState& state) const noexcept;
-  void verify_shares(std::vector<std::string>& broken) const;
-  // directory_reach.cpp
   [[nodiscard]] bool clear_reach(const ChunkKey& key);
   [[nodiscard]] bool is_removable(RecordId id) const;
+  template <typename Predicate>
+  [[nodiscard]] bool in_all_tiers(const ChunkKey& key, Predicate is_true) const;
   [[nodiscard]] std::optional<ChunkKey> victim_in_reach(const ChunkKey& key) const;
   void evict_for(ChunkIndex& crowded, const ChunkKey& heir, RecordId top) noexcept;
-  void verify_records(std::vector<std::string>& broken, bool with_shared) const;
-  void verify_record(RecordId id, std::vector<std::string>& broken) const;
-  void verify_tree(RecordId id, std::vector<std::string>& broken) const;
-  void verify_queues(std::vector<std::string>& broken) const;
-  void verify_retention(std::vector<std::string>& broken) const;
-  void verify_holds(std::vector<std::string>& broken) const;
-  void verify_sums(std::vector<std::string>& broken, bool with_shared) const;
+  // directory_verify.cpp
+  using Broken = std::vector<std::string>;
+  void verify_records(Broken& broken, bool with_shared) const, verify_sums(Broken& broken, bool with_shared) const;
+  void verify_record(RecordId id, Broken& broken) const, verify_slot(RecordId id, Broken& broken) const;
+  void verify_tree(RecordId id, Broken& broken) const, verify_queues(Broken& broken) const, verify_holds(Broken& broken) const;
+  void verify_retention(Broken& broken) const, verify_shares(Broken& broken) const, verify_quarantine(Broken& broken) const;
 
   const DirectoryGeometry geometry_;
   const Tier tier_;
-  Directory *slower_ = nullptr, *faster_ = nullptr;
+  TierSet* tiers_ = nullptr;  // that it is in; the set's own doing, as are the bits of the tiers above and below in it
+  uint8_t upper_bits_ = 0, lower_bits_ = 0;
   bool protects_unsaved_ = false;
   uint32_t max_chain_ = UINT32_MAX;
   uint64_t written_bytes_ = 0;  // of chunks with was_below
@@ -370,7 +367,7 @@ class Directory {
   std::optional<GhostFilter> ghosts_;
   std::shared_ptr<ChangeFeed> feed_;
   Cause departure_ = Cause::DROPPED;  // of the chunks that are being removed
-  std::vector<ChunkKey> departed_, lapsed_;  // of a slower tier: bounded by its caller, who takes them
+  std::vector<ChunkKey> departed_, lapsed_;  // of a lower tier: bounded by its caller, who takes them
   const std::shared_ptr<const Mapping> arena_mapping_;  // the slots' memory lives as long as their directory
   ChunkIndex table_;
   SlotArena arena_;
@@ -391,6 +388,9 @@ class Directory {
   std::unordered_map<HoldId, std::vector<RecordId>> holds_;
   std::unordered_map<HoldId, std::vector<RecordId>> pins_;
   std::unordered_map<HoldId, ReservationState> reservations_;
+  std::deque<Quarantined> quarantine_;  // in the order of their fences
+  FenceId last_fence_ = 0;
+  std::unordered_map<uint64_t, Promotion> promotions_;  // under way, by the generation that the chunk has here
   DirectoryStats stats_;
   HoldId last_id_ = 0;
   uint64_t last_generation_ = 0, counted_from_ = 0, counted_ = 0;

@@ -5,6 +5,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "eviction/eviction_policy.h"
@@ -14,7 +16,7 @@
 namespace kvpool {
 
 // What became of a chunk of a save; the wire uses the same numbers. `reserve` answers PRESENT chunks first, then
-// RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT, of a slower tier also FULL where the shared
+// RESERVED, then declined ones; `commit` answers STORED, EXPIRED or NO_PARENT, of a lower tier also FULL where the shared
 // table has no entry left for a chunk.
 enum class SaveState : uint8_t {
   PRESENT = 0,
@@ -39,7 +41,7 @@ enum class Eviction : uint8_t {
 };
 inline constexpr size_t EVICTIONS = 3;
 
-// Which chunks are worth a place in the slower tier: each admits a part of what the one before admits.
+// Which chunks are worth a place in a lower tier: each admits a part of what the one before admits.
 enum class Admitted : uint8_t {
   ALL = 0,
   LIKELY = 1,      // those likely enough to be used again, as the eviction policy has learned it, and USED_AGAIN
@@ -47,21 +49,45 @@ enum class Admitted : uint8_t {
   NOTHING = 3,
 };
 
-// Why a chunk that has left for good had no place in the slower tier.
+// Why a chunk that has left for good had no place in a lower tier.
 enum class Declined : uint8_t {
   UNLIKELY = 0,
   USED_ONCE = 1,
   NO_BUDGET = 2,
-  WRITTEN_BEFORE = 3,  // it had one, gave way there, and was not used since
+  WRITTEN_BEFORE = 3,  // it had one, was evicted there, and was not used since
   UNREADY = 4,         // it was worth one; the tier could not take it in time, or at all
 };
 inline constexpr size_t DECLINED = 5;
 
 using HoldId = uint64_t;  // of holds, pins and reservations alike; 0 names none, and none repeats
 
+using FenceId = uint64_t;  // of abandoned writers: they rise
+
 struct Hold {
   HoldId id = 0;
   size_t chunks = 0;
+};
+
+// Where a chunk that is promoted comes from.
+struct PromotionSource {
+  Tier tier;
+  uint64_t generation = 0;                   // that it has there; 0: any
+  std::span<const uint32_t> checksums = {};  // what its layers must be; none: nobody knows but that tier
+};
+
+// Why a promoted chunk has not come, as far as whoever moved it can tell.
+enum class LoadFault : uint8_t {
+  SOURCE = 0,  // what the lower tier has is not the chunk
+  PATH = 1,    // it could not be read this time: an error, a cancelled job, a lost connection
+  MEMORY = 2,  // the slot here does not keep what is written into it
+};
+inline constexpr size_t LOAD_FAULTS = 3;
+
+// What followed when a promoted chunk did not come.
+struct FailedLanding {
+  uint64_t removed = 0;            // READY chunks of this tier, which followed it
+  uint64_t dropped_in_source = 0;  // of the tier that it came from
+  std::optional<Tier> next = {};   // another tier that has the chunk
 };
 
 // Packed columns, one value per chunk.
@@ -78,6 +104,12 @@ struct Reservation {
   std::vector<uint64_t> offsets;      // 0 where declined
   std::vector<uint64_t> generations;  // 0 where declined
   std::vector<uint64_t> slots;        // as in Columns; any where declined
+};
+
+// The tier that chunks were copied from, and their generations there: one a chunk, or none.
+struct CopySources {
+  Tier tier = Tier::DRAM;
+  std::span<const uint64_t> generations = {};
 };
 
 struct FlushResult {
@@ -108,9 +140,11 @@ struct RecordPage {
 
 struct DirectoryStats {
   uint64_t chunks = 0;  // READY
-  uint64_t unsaved_chunks = 0;  // of these, without a copy in the slower tier
+  uint64_t unsaved_chunks = 0;  // of these, without a copy in any lower tier
   uint64_t writing = 0;
   uint64_t zombies = 0;
+  uint64_t quarantined = 0;  // of these: slots whose writer was abandoned
+  uint64_t quarantined_bytes = 0;
   uint64_t held = 0;  // chunks that somebody holds
   uint64_t holds = 0;
   uint64_t pinned = 0;  // chunks with pins that nobody holds
@@ -125,16 +159,17 @@ struct DirectoryStats {
   uint64_t evicted_chunks = 0;  // left the pool
   uint64_t shed_chunks = 0;     // left this tier for room and are in another one
   uint64_t promoting = 0;
-  uint64_t promoted_chunks = 0;  // came back from the slower tier, or from an earlier life
+  std::array<uint64_t, LOAD_FAULTS> failed_landings{};  // by LoadFault
+  uint64_t promoted_chunks = 0;  // came back from a lower tier, or from an earlier life
   uint64_t flushed_chunks = 0;
   uint64_t dropped_chunks = 0;
   uint64_t aborted_chunks = 0;
   std::array<uint64_t, RESERVE_STATES> answers{};     // of `reserve`, by SaveState
   std::array<uint64_t, EVICTIONS> evictions{};     // by Eviction; their sum is evicted_chunks and shed_chunks
-  std::array<uint64_t, DECLINED> declined{};       // by Declined, where there is a slower tier; their sum is evicted_chunks
+  std::array<uint64_t, DECLINED> declined{};       // by Declined, where there is a lower tier; their sum is evicted_chunks
   uint64_t kept_chunks = 0;     // kept above the default priority, or followed by one that is
   uint64_t kept_bytes = 0;
-  uint64_t clipped_chunks = 0;   // wishes that were clipped
+  uint64_t clipped_chunks = 0;   // requests that were clipped
   uint64_t lapsed_chunks = 0;    // fell back to the default priority
   PolicyCounts policy;
   TimeHistogram reuse_gaps;  // of each chunk acquired: time since its last access, 0 where it is in use

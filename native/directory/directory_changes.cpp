@@ -17,9 +17,9 @@ const ChunkRecord* Directory::find_ready(const ChunkKey& key) const noexcept {
   return is_ready ? &records_[entry->record] : nullptr;
 }
 
-// A chunk's priority is that of the fastest tier that has it.
+// A chunk's priority is that of the uppermost tier that has it.
 Change Directory::describe(const ChunkRecord& record) const noexcept {
-  const Directory& shared = faster_ != nullptr ? *faster_ : *this;
+  const Directory& shared = is_lower() ? tiers_->owner() : *this;
   const auto entry = shared.table_.find(record.key);
   Change change{};
   change.key = record.key;
@@ -29,7 +29,7 @@ Change Directory::describe(const ChunkRecord& record) const noexcept {
   change.owner = record.owner.value();
   change.level = static_cast<uint8_t>(tier_);
   change.tiers = entry ? entry->tiers : uint8_t{0};
-  const ChunkRecord* above = faster_ != nullptr ? faster_->find_ready(record.key) : nullptr;
+  const ChunkRecord* above = is_lower() ? TierSet::uppermost(tiers_->above(*this), record.key) : nullptr;
   change.priority = change.priority_before = above != nullptr ? above->priority : record.priority;
   return change;
 }
@@ -44,15 +44,18 @@ void Directory::report(const ChunkRecord& record, ChangeKind kind, Cause cause) 
   change.cause = cause;
   if (kind == ChangeKind::LEFT) {
     change.tiers = static_cast<uint8_t>(change.tiers & ~tier_bit(tier_));
-    const ChunkRecord* below = slower_ != nullptr ? slower_->find_ready(record.key) : nullptr;
-    change.priority = below != nullptr ? below->priority : change.priority;
+    if ((change.tiers & lower_bits_) != 0 && (change.tiers & upper_bits_) == 0) {
+      const ChunkRecord* below = TierSet::uppermost(tiers_->below(*this), record.key);
+      change.priority = below != nullptr ? below->priority : change.priority;
+    }
   }
   feed_->add(change);
 }
 
 void Directory::report_priority(const ChunkRecord& record, uint8_t before) noexcept {
   const bool counts = record.state == ChunkState::READY && record.priority != before;
-  if (feed_ == nullptr || !counts || (faster_ != nullptr && faster_->find_ready(record.key) != nullptr)) {
+  const bool has_above = feed_ != nullptr && counts && is_lower() && TierSet::uppermost(tiers_->above(*this), record.key) != nullptr;
+  if (feed_ == nullptr || !counts || has_above) {
     return;
   }
   Change change = describe(record);

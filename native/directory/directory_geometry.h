@@ -22,7 +22,7 @@ struct DirectoryGeometry {
 
   // One segment more than the capacity needs, so that a second size class finds a place beside a full first one.
   // Nothing where the numbers are out of range.
-  // `further_entries`: table entries for chunks of a slower tier.
+  // `further_entries`: table entries for chunks of lower tiers.
   [[nodiscard]] static std::optional<DirectoryGeometry> plan(uint64_t capacity, uint64_t segment_bytes,
                                                              uint32_t max_chunks, uint32_t further_entries = 0);
   // Of a tier on disk: whole segments of exactly this size, none more than the capacity, no slot over two of them.

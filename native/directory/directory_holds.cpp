@@ -77,7 +77,7 @@ void Directory::note_reuse(const std::vector<RecordId>& records, size_t precedin
     record.chain_kind = kind;
     record.is_reused = true;
     record.is_used = true;
-    if (faster_ != nullptr) {
+    if (is_lower()) {
       record.retained_tick = tick_of(latest_ns_);  // a use on its way up
     }
     record.touches = static_cast<uint8_t>(std::min(record.touches + 1, UINT8_MAX));
@@ -268,7 +268,7 @@ std::optional<Columns> Directory::columns(HoldId hold) const {
                   std::vector<uint8_t>(records.size(), NO_LEVEL), std::vector<uint64_t>(table_.is_shared() ? records.size() : 0)};
   for (size_t index = 0; index < records.size(); ++index) {
     const ChunkRecord& record = records_[records[index]];
-    columns.offsets[index] = uint64_t{record.page.value()} * PAGE_BYTES;
+    columns.offsets[index] = record.has_slot() ? uint64_t{record.page.value()} * PAGE_BYTES : 0;
     columns.generations[index] = record.generation;
     if (table_.is_shared()) {
       columns.slots[index] = table_.slot_of(record.page).packed();
@@ -276,7 +276,7 @@ std::optional<Columns> Directory::columns(HoldId hold) const {
     if (record.state == ChunkState::READY) {
       columns.levels[index] = static_cast<uint8_t>(tier_);
     } else if (record.state == ChunkState::PROMOTING) {
-      columns.levels[index] = static_cast<uint8_t>(Tier::SSD);
+      columns.levels[index] = record.source;
     }
   }
   return columns;

@@ -13,11 +13,11 @@ constexpr uint32_t SETTLE_STEPS = 256;
 // Chunks that one search for some to write down may look at on the way from leaves to roots.
 constexpr uint32_t CHAIN_STEPS = 1U << 15;
 constexpr uint32_t LOOKS_PER_CHANGE = 8;
-// Chunks that one search may find to have given way with those before them: each goes to another list.
-constexpr uint32_t GIVEN_WAY_AT_ONCE = 64;
+// Chunks that one search may find to have been evicted below with those before them: each goes to another list.
+constexpr uint32_t EVICTED_AT_ONCE = 64;
 
-// Whether something before a chunk has given way below since its last use. The chunk could be written only with it.
-bool follows_given_way(const ChunkRecords& records, RecordId id, uint32_t& steps) noexcept {
+// Whether something before a chunk was evicted below since its last use. The chunk could be written only with it.
+bool follows_evicted(const ChunkRecords& records, RecordId id, uint32_t& steps) noexcept {
   for (RecordId above = records[id].parent; above.valid() && steps > 0; above = records[above].parent, --steps) {
     if (records[above].is_below || records[above].was_below) {
       return !records[above].is_below;
@@ -29,7 +29,7 @@ bool follows_given_way(const ChunkRecords& records, RecordId id, uint32_t& steps
 }  // namespace
 
 Standing Directory::standing_of(const ChunkRecord& record) const noexcept {
-  const bool has_place_below = slower_ != nullptr && arena_.size_class(record.size_class).has_place_below;
+  const bool has_place_below = lower_bits_ != 0 && arena_.size_class(record.size_class).has_place_below;
   if (!has_place_below || record.is_below || record.was_below) {
     return Standing::SAVED;
   }
@@ -64,7 +64,7 @@ uint64_t Directory::unsaved_bytes() const noexcept {
   return bytes;
 }
 
-// Notes whether a chunk has been written to the slower tier since its last use.
+// Notes whether a chunk has been written to a lower tier since its last use.
 void Directory::set_written(ChunkRecord& record, bool is_written) noexcept {
   if (record.was_below != is_written) {
     record.was_below = is_written;
@@ -98,7 +98,13 @@ void Directory::add_pin_to_save(RecordId id) noexcept {
 void Directory::end_pin(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   KVPOOL_CHECK(record.pins > 0);
-  if (--record.pins > 0 || record.holds > 0) {
+  if (--record.pins > 0) {
+    return;
+  }
+  if (record.holds > 0) {
+    if (record.state == ChunkState::ZOMBIE) {
+      vacate(id);
+    }
     return;
   }
   --stats_.pinned;
@@ -133,7 +139,7 @@ bool Directory::unpin(HoldId pin) {
   return true;
 }
 
-// A chunk and those before it that the slower tier lacks, root first. None where one of them is read for a copy already: what
+// A chunk and those before it that every lower tier lacks, root first. None where one of them is read for a copy already: what
 // follows it comes when that has ended. Looks at no more than `steps` chunks, and takes them off.
 Hold Directory::pin_unsaved_chain_of(RecordId leaf, uint32_t& steps) {
   std::vector<RecordId> chain;
@@ -169,8 +175,8 @@ RecordId Directory::newest_of_chain(RecordId id, uint32_t& steps) const noexcept
 }
 
 // Whoever asks for each chunk that comes must not look at the same unsuitable ones each time: a search in vain is not repeated
-// before an eighth as many chunks have come and gone, or another reason for it to end otherwise. What follows a chunk that gave
-// way counts as given way with it: two chains longer than the slower tier would else be written in turns without end.
+// before an eighth as many chunks have come and gone, or another reason for it to end otherwise. What follows a chunk that was
+// evicted below counts as evicted with it: two chains longer than the lower tier would else be written in turns without end.
 Hold Directory::pin_unsaved(uint32_t scan, WriteOrder order) {
   if (vain_.was_vain && vain_.order == order && queues_.unsaved_changes() < vain_.changes_until) {
     return {};
@@ -179,12 +185,12 @@ Hold Directory::pin_unsaved(uint32_t scan, WriteOrder order) {
   uint32_t steps = CHAIN_STEPS;
   uint32_t steps_above = CHAIN_STEPS;
   uint32_t looks = 0;
-  uint32_t given_way = 0;
-  for (RecordId id; looks < scan && given_way < GIVEN_WAY_AT_ONCE && (id = unsaved_order_.next()).valid(); ++looks) {
-    if (wants_place_below(records_[id]) && follows_given_way(records_, id, steps_above)) {
+  uint32_t evicted_below = 0;
+  for (RecordId id; looks < scan && evicted_below < EVICTED_AT_ONCE && (id = unsaved_order_.next()).valid(); ++looks) {
+    if (wants_place_below(records_[id]) && follows_evicted(records_, id, steps_above)) {
       set_written(records_[id], true);
       settle(id);
-      ++given_way;
+      ++evicted_below;
     } else if (wants_place_below(records_[id])) {
       const Hold pin = pin_unsaved_chain_of(order == WriteOrder::COLDEST ? id : newest_of_chain(id, steps), steps);
       if (pin.id != 0) {
@@ -192,8 +198,8 @@ Hold Directory::pin_unsaved(uint32_t scan, WriteOrder order) {
       }
     }
   }
-  vain_ = {given_way == 0, order, queues_.unsaved_changes() + looks / LOOKS_PER_CHANGE};
-  return {0, given_way};
+  vain_ = {evicted_below == 0, order, queues_.unsaved_changes() + looks / LOOKS_PER_CHANGE};
+  return {0, evicted_below};
 }
 
 Hold Directory::pin_unsaved_prefix(NamespaceId owner, const uint8_t* keys, size_t n, const std::optional<ChunkKey>& parent) {

@@ -1,7 +1,7 @@
 // Room in the shared table for a key that finds all the slots within its reach occupied. See directory.h.
 //
 // Chance makes that rare; whoever reads the table's seed can choose keys that do it. An idle chunk within reach is evicted, here
-// or in the slower tier, and the key takes its slot: nobody can deny a place to others without holding what stands there.
+// or in a lower tier, and the key takes its slot: nobody can deny a place to others without holding what stands there.
 #include <algorithm>
 #include <tuple>
 
@@ -21,18 +21,32 @@ bool Directory::is_removable(RecordId id) const {
   return may_evict(id) && (!records_[id].first_child.valid() || may_evict_all({id}));
 }
 
+// Whether something holds for the chunk in every tier from this one down that has it.
+template <typename Predicate>
+bool Directory::in_all_tiers(const ChunkKey& key, Predicate is_true) const {
+  const RecordId here = find_record(key);
+  if (here.valid() && !is_true(*this, here)) {
+    return false;
+  }
+  return std::ranges::all_of(lower_tiers(), [&](const Directory* lower) {
+    const RecordId below = lower->find_record(key);
+    return !below.valid() || is_true(*lower, below);
+  });
+}
+
 // A chunk within reach that may go from every tier that has it: without followers if there is one, of the lowest priority, used
 // longest ago.
 std::optional<ChunkKey> Directory::victim_in_reach(const ChunkKey& key) const {
-  using Candidate = std::tuple<bool, uint8_t, uint64_t, RecordId, RecordId>;  // by what they are chosen, then where they are
+  using Candidate = std::tuple<bool, uint8_t, uint64_t, ChunkKey>;  // by what they are chosen, then which it is
   std::vector<Candidate> candidates;
   for (const ChunkKey& neighbour : table_.shared().keys_in_reach(key)) {
-    const RecordId here = table_.find(neighbour)->record;
-    const auto found = slower_ == nullptr ? std::nullopt : slower_->table_.find(neighbour);
-    const RecordId below = found ? found->record : RecordId();
-    if ((!here.valid() || may_evict(here)) && (!below.valid() || slower_->may_evict(below))) {
-      const ChunkRecord& record = here.valid() ? records_[here] : slower_->records_[below];
-      candidates.emplace_back(record.first_child.valid(), record.level, record.last_access_ns, here, below);
+    const ChunkRecord* top = nullptr;  // in the uppermost tier that has it
+    const bool may_go = in_all_tiers(neighbour, [&top](const Directory& tier, RecordId id) {
+      top = top == nullptr ? &tier.records_[id] : top;
+      return tier.may_evict(id);
+    });
+    if (may_go && top != nullptr) {
+      candidates.emplace_back(top->first_child.valid(), top->level, top->last_access_ns, neighbour);
     }
   }
   const auto is_before = [](const Candidate& one, const Candidate& other) {
@@ -40,15 +54,15 @@ std::optional<ChunkKey> Directory::victim_in_reach(const ChunkKey& key) const {
            std::tie(std::get<0>(other), std::get<1>(other), std::get<2>(other));
   };
   std::sort(candidates.begin(), candidates.end(), is_before);
-  for (const auto& [has_followers, level, last_access_ns, here, below] : candidates) {
-    if ((!here.valid() || is_removable(here)) && (!below.valid() || slower_->is_removable(below))) {
-      return here.valid() ? records_[here].key : slower_->records_[below].key;
+  for (const auto& [has_followers, level, last_access_ns, neighbour] : candidates) {
+    if (in_all_tiers(neighbour, [](const Directory& tier, RecordId id) { return tier.is_removable(id); })) {
+      return neighbour;
     }
   }
   return std::nullopt;
 }
 
-// Evicts a chunk of this tier with what follows it; `heir` gets its slot of the crowded table, this tier's own or the faster one's,
+// Evicts a chunk of this tier with what follows it; `heir` gets its slot of the crowded table, this tier's own or the first one's,
 // if it stands within reach until then and no other tier keeps the entry.
 void Directory::evict_for(ChunkIndex& crowded, const ChunkKey& heir, RecordId top) noexcept {
   for (RecordId id = leftmost_leaf(top), parent; id != top; id = leftmost_leaf(parent)) {
@@ -74,13 +88,15 @@ bool Directory::clear_reach(const ChunkKey& key) {
     if (!victim) {
       return false;
     }
-    const RecordId here = table_.find(*victim)->record;
+    const RecordId here = find_record(*victim);
     if (here.valid()) {
       evict_for(table_, key, here);
     }
-    const auto below = slower_ == nullptr ? std::nullopt : slower_->table_.find(*victim);
-    if (below && !is_clear()) {
-      slower_->evict_for(table_, key, below->record);
+    for (Directory* lower : lower_tiers()) {
+      const RecordId below = lower->find_record(*victim);
+      if (below.valid() && !is_clear()) {
+        lower->evict_for(table_, key, below);
+      }
     }
   }
   return is_clear();

@@ -15,7 +15,7 @@ Reservation Directory::reserve(NamespaceId owner, ClassId size_class, const std:
   ShareClaim claim{holder, held_bytes_};
   ReservationState state;
   if (begin_chain(owner, size_class, parent, state)) {
-    place_chain(state, keys, n, ChunkState::WRITING, bounds, claim, answer);
+    place_chain(state, keys, n, {}, bounds, claim, answer);
   } else {
     answer.states.assign(n, static_cast<uint8_t>(SaveState::NO_PARENT));
   }
@@ -38,7 +38,7 @@ Reservation Directory::reserve_more(HoldId reservation, const uint8_t* keys, siz
   ReservationState& state = found->second;
   const size_t before = state.records.size();
   ShareClaim claim{state.holder, held_bytes_, before, state.is_compared, reservation};
-  place_chain(state, keys, n, ChunkState::WRITING, bounds, claim, answer);
+  place_chain(state, keys, n, {}, bounds, claim, answer);
   complete(answer);
   state.is_compared = claim.is_compared;
   const size_t added = state.records.size() - before;
@@ -78,10 +78,10 @@ bool Directory::begin_chain(NamespaceId owner, ClassId size_class, const std::op
   return true;
 }
 
-// Holds what is present of the keys, and makes records in the state `as` for the others, as far as that goes without a gap.
-// Answers all keys once there is one, else as many as the bounds allow.
-void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t n, ChunkState as, ReserveBounds bounds,
-                            ShareClaim& claim, Reservation& answer) {
+// Holds what is present of the keys, and makes records for the others, as far as that goes without a gap: to be written, or
+// read from `sources`, one a key. Answers all keys once there is one, else as many as the bounds allow.
+void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t n, std::span<const PromotionSource> sources,
+                            ReserveBounds bounds, ShareClaim& claim, Reservation& answer) {
   const size_t before = state.records.size();
   WindowSearch search;
   auto rest = SaveState::NO_PARENT;
@@ -96,7 +96,8 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     RecordId record;
     const ChunkKey key = ChunkKey::from_bytes(keys + answer.states.size() * KEY_BYTES);
     const bool may_reserve = has_share(claim, state.records, state.taken_bytes);
-    const SaveState result = place(state.owner, state.size_class, above, key, search, as, may_reserve, record);
+    const PromotionSource* source = sources.empty() ? nullptr : &sources[answer.states.size()];
+    const SaveState result = place(state.owner, state.size_class, above, key, search, source, may_reserve, record);
     if (result == SaveState::NOT_READY && bounds.may_wait) {
       break;
     }
@@ -158,7 +159,7 @@ SaveState Directory::present_state(NamespaceId owner, ClassId size_class, Record
 
 // Decides one chunk; `record` is set where it is PRESENT or RESERVED, and is then held once more.
 SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId parent, const ChunkKey& key,
-                           WindowSearch& search, ChunkState as, bool may_reserve, RecordId& record) noexcept {
+                           WindowSearch& search, const PromotionSource* source, bool may_reserve, RecordId& record) noexcept {
   const auto entry = table_.find(key);
   if (entry && entry->record.valid()) {
     const SaveState state = present_state(owner, size_class, parent, *entry);
@@ -168,11 +169,12 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
     }
     return state;
   }
-  if (entry && is_foreign_below(owner, key)) {
+  if ((entry || is_lower()) && tiers_ != nullptr && tiers_->is_foreign(*this, owner, key)) {
     return SaveState::FOREIGN;
   }
-  if (!entry && as == ChunkState::PROMOTING) {
-    return SaveState::NO_PARENT;  // the slower tier has lost it meanwhile
+  const ChunkRecord* const lower = source == nullptr ? nullptr : find_source(key, *source);
+  if (source != nullptr && lower == nullptr) {
+    return SaveState::NO_PARENT;  // the lower tier has lost it meanwhile
   }
   if (!may_reserve) {
     return SaveState::SHARE;
@@ -187,11 +189,14 @@ SaveState Directory::place(NamespaceId owner, ClassId size_class, RecordId paren
   fresh.is_sampled = is_in_sample(key);
   fresh.owner = owner;
   fresh.size_class = size_class;
-  occupy(id, as);
+  occupy(id, source == nullptr ? ChunkState::WRITING : ChunkState::PROMOTING);
   fresh.is_used = true;
   policy_->note_new(fresh, latest_ns_);
   if (parent.valid()) {
     records_.attach_child(parent, id);
+  }
+  if (source != nullptr) {
+    begin_promotion(id, *source, *lower);
   }
   record = id;
   return SaveState::RESERVED;
@@ -226,6 +231,7 @@ void Directory::occupy(RecordId id, ChunkState as) noexcept {
   table_.open_slot(*page);
   fresh.holds = 1;
   fresh.state = as;
+  fresh.has_writer = true;
   // What comes back from below, or again after it was evicted, has been used before.
   fresh.touches = as == ChunkState::PROMOTING || (ghosts_ && ghosts_->contains(fresh.key)) ? 2 : 1;
   enter(fresh.key, id);

@@ -26,19 +26,19 @@ void Directory::requeue(RecordId id) noexcept {
 }
 
 // Keeps a chunk that may stand in a queue: out of it, so that nobody is compared with it meanwhile, and in again.
-RetainState Directory::keep_in_queue(RecordId id, Retention wish) noexcept {
+RetainState Directory::keep_in_queue(RecordId id, Retention request) noexcept {
   const bool is_standing = is_listed(records_[id]);
   if (is_standing) {
     queues_.remove(id);
   }
-  const RetainState state = keep(id, wish);
+  const RetainState state = keep(id, request);
   if (is_standing) {
     stand_by_access(id, PLACE_STEPS, true);
   }
   return state;
 }
 
-// Whether the cap has room for this chunk and what precedes it. Every wish of a request may walk far and in vain: together they
+// Whether the cap has room for this chunk and what precedes it. Every request of a call may walk far and in vain: together they
 // walk no further than `steps_to_keep_`.
 bool Directory::has_room_to_keep(RecordId id) noexcept {
   const uint64_t room = kept_bytes_max_ - std::min(kept_bytes_max_, stats_.kept_bytes);
@@ -86,56 +86,55 @@ void Directory::unmark_kept(RecordId top) noexcept {
   }
 }
 
-// From when a chunk's duration counts: its last use, or when it was retained. In the slower tier to be written is no use.
+// From when a chunk's duration counts: its last use, or when it was retained. In a lower tier to be written is no use.
 uint64_t Directory::kept_since(const ChunkRecord& record) const noexcept {
   if (record.holds > 0) {
     return latest_ns_;
   }
   const uint64_t retained_ago = uint64_t{tick_of(latest_ns_) - record.retained_tick} << TICK_SHIFT;
   const uint64_t retained_ns = latest_ns_ - std::min(latest_ns_, retained_ago);
-  return faster_ != nullptr ? retained_ns : std::max(retained_ns, record.last_access_ns);
+  return is_lower() ? retained_ns : std::max(retained_ns, record.last_access_ns);
 }
 
-uint64_t Directory::lapses_at(const ChunkRecord& record) const noexcept {
-  const uint64_t own_ns = kept_since(record) + record.duration_ms * NS_PER_MS;
-  if (faster_ == nullptr) {
-    return own_ns;
+uint64_t Directory::own_expiry(const ChunkRecord& record) const noexcept {
+  return kept_since(record) + record.duration_ms * NS_PER_MS;
+}
+
+uint64_t Directory::expires_at(const ChunkRecord& record) const noexcept {
+  if (is_lower()) {
+    const auto above_ns = tiers_->expiry_above(*this, record.key, {record.priority, record.duration_ms});
+    return above_ns ? *above_ns : own_expiry(record);
   }
-  const RecordId above = faster_->find_alike(record.key, {record.priority, record.duration_ms});
-  return above.valid() ? faster_->lapses_at(faster_->records_[above]) : own_ns;
+  return own_expiry(record);
 }
 
 // The record of a key, if it is kept with just this.
 RecordId Directory::find_alike(const ChunkKey& key, Retention kept) const noexcept {
-  const auto entry = table_.find(key);
-  if (!entry || !entry->record.valid()) {
-    return RecordId();
-  }
-  const ChunkRecord& record = records_[entry->record];
-  return Retention{record.priority, record.duration_ms} == kept ? entry->record : RecordId();
+  const RecordId id = find_record(key);
+  return id.valid() && Retention{records_[id].priority, records_[id].duration_ms} == kept ? id : RecordId();
 }
 
 void Directory::start_timer(RecordId id) noexcept {
   if (records_[id].duration_ms != 0) {
-    timers_.set(id, lapses_at(records_[id]), latest_ns_);
+    timers_.set(id, expires_at(records_[id]), latest_ns_);
   }
 }
 
 // Sets a chunk's priority as far as the cap allows it. Its place in the queues is the caller's.
-RetainState Directory::keep(RecordId id, Retention wish) noexcept {
+RetainState Directory::keep(RecordId id, Retention request) noexcept {
   ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(wish.priority <= MAX_PRIORITY);
+  KVPOOL_CHECK(request.priority <= MAX_PRIORITY);
   RetainState state = RetainState::ACCEPTED;
-  if (wish.priority > DEFAULT_PRIORITY && !record.is_kept() && !has_room_to_keep(id)) {
-    wish = Retention{};
+  if (request.priority > DEFAULT_PRIORITY && !record.is_kept() && !has_room_to_keep(id)) {
+    request = Retention{};
     state = RetainState::CLIPPED;
     ++stats_.clipped_chunks;
   }
   timers_.cancel(id);
   const bool was_kept = record.is_kept();
   const uint8_t before = record.priority;
-  record.priority = wish.priority;
-  record.duration_ms = wish.priority == DEFAULT_PRIORITY ? 0 : wish.duration_ms;
+  record.priority = request.priority;
+  record.duration_ms = request.priority == DEFAULT_PRIORITY ? 0 : request.duration_ms;
   record.retained_tick = tick_of(latest_ns_);
   start_timer(id);
   if (!was_kept && record.is_kept()) {
@@ -147,29 +146,35 @@ RetainState Directory::keep(RecordId id, Retention wish) noexcept {
   return state;
 }
 
-// A chunk that leaves this tier is kept in the slower one as it was here, its time running on from its last use. One below the
-// default leaves this tier early, which says nothing about the slower one: that has heard what it is to hear.
+// A chunk that leaves this tier is kept in each lower one that has it as it was here, its time running on from its last use.
+// One below the default leaves this tier early, which says nothing about the others: they have heard what they are to hear.
 void Directory::hand_down(const ChunkRecord& record) noexcept {
-  const auto below = slower_ == nullptr ? std::nullopt : slower_->table_.find(record.key);
-  if (!below || !below->record.valid()) {
-    return;
-  }
-  const Retention kept{record.priority, record.duration_ms};
-  slower_->latest_ns_ = std::max(slower_->latest_ns_, latest_ns_);
-  if (record.priority > DEFAULT_PRIORITY) {
-    static_cast<void>(slower_->keep_in_queue(below->record, kept));
-  }
-  if (slower_->find_alike(record.key, kept).valid()) {
-    slower_->timers_.cancel(below->record);
-    slower_->records_[below->record].retained_tick = tick_of(kept_since(record));
-    slower_->start_timer(below->record);
-  }
-  if (!record.was_below) {
-    slower_->renew(below->record);  // used here since it was written there
+  for (Directory* lower : lower_tiers()) {
+    const RecordId id = lower->find_record(record.key);
+    if (id.valid()) {
+      lower->take_over(id, record, kept_since(record), latest_ns_);
+    }
   }
 }
 
-// The chunk is as new here as one that comes just now. What precedes it follows when it leaves the faster tier too.
+// The chunk is kept here from now on as it was above, where it is leaving.
+void Directory::take_over(RecordId id, const ChunkRecord& above, uint64_t kept_since_ns, uint64_t now_ns) noexcept {
+  const Retention kept{above.priority, above.duration_ms};
+  latest_ns_ = std::max(latest_ns_, now_ns);
+  if (above.priority > DEFAULT_PRIORITY) {
+    static_cast<void>(keep_in_queue(id, kept));
+  }
+  if (Retention{records_[id].priority, records_[id].duration_ms} == kept) {
+    timers_.cancel(id);
+    records_[id].retained_tick = tick_of(kept_since_ns);
+    start_timer(id);
+  }
+  if (!above.was_below) {
+    renew(id);  // used there since it was written here
+  }
+}
+
+// The chunk is as new here as one that comes just now. What precedes it follows when it leaves the upper tier too.
 void Directory::renew(RecordId id) noexcept {
   ChunkRecord& record = records_[id];
   if (is_listed(record)) {
@@ -180,17 +185,17 @@ void Directory::renew(RecordId id) noexcept {
   }
 }
 
-std::vector<uint8_t> Directory::retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& wishes,
+std::vector<uint8_t> Directory::retain(NamespaceId owner, const uint8_t* keys, const std::vector<Retention>& requests,
                                        uint64_t now_ns) {
   expire_retention(now_ns);
-  std::vector<uint8_t> states(wishes.size(), static_cast<uint8_t>(RetainState::ABSENT));
-  if (slower_ != nullptr) {
-    states = slower_->retain(owner, keys, wishes, now_ns);
+  std::vector<uint8_t> states(requests.size(), static_cast<uint8_t>(RetainState::ABSENT));
+  if (lower_bits_ != 0) {
+    states = tiers_->below(*this).front()->retain(owner, keys, requests, now_ns);
   }
-  for (size_t index = 0; index < wishes.size(); ++index) {
+  for (size_t index = 0; index < requests.size(); ++index) {
     const auto entry = table_.find(ChunkKey::from_bytes(keys + index * KEY_BYTES));
     if (entry && entry->record.valid() && records_[entry->record].owner == owner) {  // never a zombie: those left the table
-      states[index] = static_cast<uint8_t>(keep_in_queue(entry->record, wishes[index]));
+      states[index] = static_cast<uint8_t>(keep_in_queue(entry->record, requests[index]));
     }
   }
   return states;
@@ -216,41 +221,49 @@ std::optional<std::vector<Retention>> Directory::retentions(HoldId hold) const {
   return kept;
 }
 
-// The chunk's time is over, here and, where it is kept alike there, in the slower tier.
-void Directory::lapse(RecordId id) {
+// The chunk's time is over, here and in each lower tier that keeps it alike.
+void Directory::expire(RecordId id) {
   const ChunkKey key = records_[id].key;
   const Retention kept{records_[id].priority, records_[id].duration_ms};
+  expire_here(id);
+  for (Directory* lower : lower_tiers()) {
+    const RecordId below = lower->find_alike(key, kept);
+    if (below.valid()) {
+      lower->latest_ns_ = std::max(lower->latest_ns_, latest_ns_);
+      lower->expire_here(below);
+    }
+  }
+}
+
+void Directory::expire_here(RecordId id) {
   ++stats_.lapsed_chunks;
   static_cast<void>(keep_in_queue(id, Retention{}));
-  if (faster_ != nullptr) {
-    lapsed_.push_back(key);
-  }
-  const RecordId below = slower_ == nullptr ? RecordId() : slower_->find_alike(key, kept);
-  if (below.valid()) {
-    slower_->latest_ns_ = std::max(slower_->latest_ns_, latest_ns_);
-    slower_->lapse(below);
+  if (is_lower()) {
+    lapsed_.push_back(records_[id].key);
   }
 }
 
 void Directory::expire_retention(uint64_t now_ns) {
   latest_ns_ = std::max(latest_ns_, now_ns);
   steps_to_keep_ = STEPS_TO_KEEP;
-  if (slower_ != nullptr) {
-    slower_->steps_to_keep_ = STEPS_TO_KEEP;
-  }
-  if (faster_ != nullptr) {
-    faster_->latest_ns_ = std::max(faster_->latest_ns_, latest_ns_);  // until when a chunk that is held there is used
+  if (tiers_ != nullptr) {
+    for (Directory* lower : tiers_->below(*this)) {
+      lower->steps_to_keep_ = STEPS_TO_KEEP;
+    }
+    for (Directory* upper : tiers_->above(*this)) {
+      upper->latest_ns_ = std::max(upper->latest_ns_, latest_ns_);  // until when a chunk that is held there is used
+    }
   }
   for (uint32_t lapsed = 0; lapsed < LAPSES_MAX; ++lapsed) {
     const RecordId id = timers_.take_due(latest_ns_);
     if (!id.valid()) {
       return;
     }
-    if (lapses_at(records_[id]) > latest_ns_) {
+    if (expires_at(records_[id]) > latest_ns_) {
       start_timer(id);  // used since, or handed out on its way inwards
       continue;
     }
-    lapse(id);
+    expire(id);
   }
 }
 

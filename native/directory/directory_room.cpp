@@ -131,7 +131,7 @@ void Directory::plan_further(uint64_t bytes, RoomPlan& plan) noexcept {
     const RecordId parent = records_[id].parent;
     out.push_back({id, parent, queues_.take_out(id)});
     records_.detach(id);
-    settle_widow(parent, records_[id].last_access_ns);
+    requeue_childless(parent, records_[id].last_access_ns);
   };
   const std::vector<RecordId> cleared = excess > 0 ? with_followers(records_, plan.slot_owners) : std::vector<RecordId>{};
   for (const RecordId id : cleared) {

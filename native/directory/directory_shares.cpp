@@ -275,7 +275,7 @@ void Directory::verify_shares(std::vector<std::string>& broken) const {
       ++counts[record.owner.value()].zombies;
     }
     const bool is_evictable = record.holds == 0 && (record.state == ChunkState::READY || record.pins > 0);
-    held += record.state == ChunkState::FREE || is_evictable ? 0 : taken_bytes(record.size_class);
+    held += record.state == ChunkState::FREE || is_evictable || !record.has_slot() ? 0 : taken_bytes(record.size_class);
   }
   if (held != held_bytes_) {
     broken.push_back("what nothing can evict takes " + std::to_string(held) + " bytes, counted " + std::to_string(held_bytes_));

@@ -1,5 +1,6 @@
-// What two tiers tell each other: shared entries, promotion, demotion, restoring. See directory.h.
+// A directory as one tier of several: entries in the shared table, promotion, demotion, restoring. See directory.h and tier_set.h.
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "base/check.h"
@@ -16,42 +17,13 @@ constexpr uint32_t UNTOUCHED_STEPS = 256;
 constexpr uint32_t MOVES_AT_ONCE = 64;
 
 }  // namespace
-void Directory::attach_slower(Directory& slower) noexcept {
-  KVPOOL_CHECK(slower_ == nullptr);
-  KVPOOL_CHECK(slower.faster_ == nullptr);
-  KVPOOL_CHECK(records_.alive() == 0);
-  KVPOOL_CHECK(slower.records_.alive() == 0);
-  slower_ = &slower;
-  slower.faster_ = this;
-}
 
-// False where the table has no room for an entry of its own.
-bool Directory::note_slower(const ChunkKey& key, bool is_held) noexcept {
-  const uint8_t bit = tier_bit(slower_->tier_);
-  const auto entry = table_.find(key);
-  if (is_held) {
-    if (!entry && !table_.insert(key, RecordId(), 1, PageIndex())) {
-      return false;
-    }
-    table_.set_tiers(key, static_cast<uint8_t>((entry ? entry->tiers : 0) | bit));
-    if (entry && entry->record.valid()) {
-      mark_below(entry->record, true);
-    }
-    return true;
-  }
-  KVPOOL_CHECK(entry.has_value());
-  table_.set_tiers(key, static_cast<uint8_t>(entry->tiers & ~bit));
-  if (!entry->record.valid()) {
-    table_.erase(key);
-    return true;
-  }
-  mark_below(entry->record, false);
-  return true;
-}
-
+// Some lower tier has the chunk, or none does any more.
 void Directory::mark_below(RecordId id, bool is_below) noexcept {
   ChunkRecord& record = records_[id];
-  KVPOOL_CHECK(record.is_below != is_below);
+  if (record.is_below == is_below) {
+    return;
+  }
   record.is_below = is_below;
   set_written(record, record.was_below || is_below);
   if (record.state == ChunkState::READY) {
@@ -63,26 +35,36 @@ void Directory::mark_below(RecordId id, bool is_below) noexcept {
   settle(id);
 }
 
-// Whether the other tier has it too.
+// Whether another tier has it too.
 bool Directory::is_elsewhere(const ChunkKey& key) const noexcept {
-  const Directory& shared = faster_ != nullptr ? *faster_ : *this;
-  if (shared.slower_ == nullptr) {
-    return false;
-  }
-  const auto entry = shared.table_.find(key);
-  return entry && (entry->tiers & ~tier_bit(tier_)) != 0;
+  return tiers_ != nullptr && (tiers_->tiers_of(key) & ~tier_bit(tier_)) != 0;
 }
 
-bool Directory::is_foreign_below(NamespaceId owner, const ChunkKey& key) const noexcept {
-  const auto below = slower_ == nullptr ? std::nullopt : slower_->table_.find(key);
-  return below && slower_->records_[below->record].owner != owner;
+std::span<Directory* const> Directory::lower_tiers() const noexcept {
+  return tiers_ == nullptr ? std::span<Directory* const>() : tiers_->below(*this);
 }
 
-// The key's entry names this record from now on; it is new, or the slower tier's.
+// The uppermost lower tier that has a chunk.
+std::optional<Tier> Directory::uppermost_below(const ChunkKey& key) const noexcept {
+  const unsigned below = lower_bits_ == 0 ? 0U : static_cast<unsigned>(tiers_->tiers_of(key) & lower_bits_);
+  return below == 0 ? std::nullopt : std::optional(static_cast<Tier>(std::countr_zero(below)));
+}
+
+// The record of a key, whatever its state.
+RecordId Directory::find_record(const ChunkKey& key) const noexcept {
+  const auto entry = table_.find(key);
+  return entry ? entry->record : RecordId();
+}
+
+// The key's entry names this record from now on; it is new, or a lower tier's.
 void Directory::enter(const ChunkKey& key, RecordId id) noexcept {
   ChunkRecord& record = records_[id];
-  if (const auto entry = table_.find(key)) {
-    record.is_below = slower_ != nullptr && (entry->tiers & tier_bit(slower_->tier_)) != 0;
+  const auto entry = table_.find(key);
+  if (lower_bits_ != 0) {
+    const auto tiers = is_lower() ? tiers_->tiers_of(key) : entry ? entry->tiers : uint8_t{0};
+    record.is_below = (tiers & lower_bits_) != 0;
+  }
+  if (entry) {
     table_.move(key, id, record.generation, record.page);
   } else {
     KVPOOL_CHECK(table_.insert(key, id, record.generation, record.page));
@@ -107,7 +89,7 @@ void Directory::count_departure(const ChunkRecord& record) {
     return;
   }
   ++stats_.evicted_chunks;
-  if (slower_ != nullptr) {
+  if (lower_bits_ != 0) {
     const Declined reason = why_declined(record);
     ++stats_.declined[static_cast<size_t>(reason)];
     if (reason == Declined::UNREADY) {
@@ -139,7 +121,7 @@ bool Directory::is_admitted(const ChunkRecord& record) const noexcept {
   return false;
 }
 
-// REQUIRES: the slower tier does not have it.
+// REQUIRES: no lower tier has it.
 Declined Directory::why_declined(const ChunkRecord& record) const noexcept {
   if (record.was_below) {
     return Declined::WRITTEN_BEFORE;
@@ -174,21 +156,24 @@ void Directory::keep_ghosts(uint32_t chunks) {
   ghosts_.emplace(chunks);
 }
 
-// Whether a chunk that is written may not become visible in this slower tier: what it was copied from is gone, or the shared
+// Whether a chunk that is written may not become visible in this lower tier: what it was copied from is gone, or the shared
 // table has no entry left for it. Keys are clients' choice: 256 of one home leave none once the chunk's own entry is gone.
-std::optional<SaveState> Directory::why_unpublishable(const ChunkRecord& record, uint64_t source) const noexcept {
-  if (faster_ == nullptr) {
+// `source`: the chunk's generation in the tier that it was copied from, or 0.
+std::optional<SaveState> Directory::why_unpublishable(const ChunkRecord& record, Tier from, uint64_t source) const noexcept {
+  if (!is_lower()) {
     return std::nullopt;
   }
-  const ChunkRecord* above = source == 0 ? nullptr : faster_->find_ready(record.key);
-  if (source != 0 && (above == nullptr || above->generation != source)) {
-    return SaveState::EXPIRED;
+  if (source != 0) {
+    const Directory* upper = tiers_->tier_at(from);
+    const ChunkRecord* above = upper == nullptr ? nullptr : upper->find_ready(record.key);
+    if (above == nullptr || above->generation != source) {
+      return SaveState::EXPIRED;
+    }
   }
-  const bool has_entry = faster_->table_.find(record.key) || faster_->table_.has_room(record.key);
-  return has_entry ? std::nullopt : std::optional(SaveState::FULL);
+  return tiers_->can_enter(record.key) ? std::nullopt : std::optional(SaveState::FULL);
 }
 
-// REQUIRES, in a slower tier: the shared table has the key's entry, or room for it.
+// REQUIRES, in a lower tier: the shared table has the key's entry, or room for it.
 void Directory::become_ready(ChunkRecord& record) noexcept {
   const auto entry = table_.find(record.key);
   KVPOOL_CHECK(entry.has_value());
@@ -203,64 +188,9 @@ void Directory::become_ready(ChunkRecord& record) noexcept {
   ++stats_.chunks;
   counted_ += record.generation > counted_from_ ? 1U : 0U;
   stats_.unsaved_chunks += record.is_below ? 0U : 1U;
-  if (faster_ != nullptr) {
-    KVPOOL_CHECK(faster_->note_slower(record.key, true));
+  if (is_lower()) {
+    tiers_->note(*this, record.key, true);
   }
-}
-
-Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                               const uint8_t* keys, size_t n, uint64_t now_ns) {
-  Reservation answer;
-  expire_retention(now_ns);
-  ShareClaim claim;
-  ReservationState state;
-  if (begin_chain(owner, size_class, parent, state)) {
-    place_chain(state, keys, n, ChunkState::PROMOTING, {}, claim, answer);
-  } else {
-    answer.states.assign(n, static_cast<uint8_t>(SaveState::NO_PARENT));
-  }
-  answer.offsets.resize(n);
-  answer.generations.resize(n);
-  for (size_t index = state.ancestors; index < state.records.size(); ++index) {
-    const ChunkRecord& record = records_[state.records[index]];
-    if (record.state == ChunkState::PROMOTING && slower_ != nullptr) {
-      static_cast<void>(keep(state.records[index], slower_->retention(record.key).value_or(Retention{})));
-    }
-  }
-  if (!state.records.empty()) {
-    answer.id = ++last_id_;
-    holds_.emplace(last_id_, std::move(state.records));
-  }
-  return answer;
-}
-
-bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens) {
-  const auto entry = table_.find(key);
-  if (!entry || !entry->record.valid()) {
-    return false;
-  }
-  ChunkRecord& record = records_[entry->record];
-  if (record.state != ChunkState::PROMOTING || record.generation != generation) {
-    return false;
-  }
-  --stats_.promoting;
-  ++stats_.promoted_chunks;
-  tokens_.keep(entry->record, tokens);
-  become_ready(record);
-  report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
-  return true;
-}
-
-uint64_t Directory::fail_landing(const ChunkKey& key, uint64_t generation) {
-  const auto entry = table_.find(key);
-  const bool is_this = entry && entry->record.valid() && records_[entry->record].generation == generation;
-  if (!is_this || records_[entry->record].state != ChunkState::PROMOTING) {
-    return 0;
-  }
-  departure_ = Cause::LANDING_FAILED;
-  const uint64_t removed = remove_subtree(entry->record);
-  stats_.dropped_chunks += removed;
-  return removed;
 }
 
 bool Directory::release_untouched(HoldId hold) {
@@ -294,7 +224,7 @@ bool Directory::release_untouched(HoldId hold) {
   return true;
 }
 
-// Whether a chunk of an earlier life may stand behind its parent, and the faster tier's table can say that it is here.
+// Whether a chunk of an earlier life may stand behind its parent, and the shared table can say that it is here.
 bool Directory::is_restorable(NamespaceId owner, ClassId size_class, const std::optional<TableEntry>& above,
                               const ChunkKey& key) const noexcept {
   if (above) {
@@ -304,18 +234,11 @@ bool Directory::is_restorable(NamespaceId owner, ClassId size_class, const std::
       return false;
     }
   }
-  if (faster_ == nullptr) {
-    return true;
-  }
-  const auto shared = faster_->table_.find(key);
-  if (!shared) {
-    return faster_->table_.has_room(key);
-  }
-  return !shared->record.valid() || faster_->records_[shared->record].owner == owner;
+  return !is_lower() || (tiers_->can_enter(key) && !tiers_->is_foreign(*this, owner, key));
 }
 
 bool Directory::restore(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
-                        const ChunkKey& key, PageIndex page, uint64_t generation, Retention wish, uint64_t now_ns) {
+                        const ChunkKey& key, PageIndex page, uint64_t generation, Retention request, uint64_t now_ns) {
   const auto above = parent ? table_.find(*parent) : std::nullopt;
   if (parent.has_value() != above.has_value() || !is_restorable(owner, size_class, above, key)) {
     return false;
@@ -345,9 +268,9 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
   ++stats_.promoted_chunks;
   latest_ns_ = std::max(latest_ns_, now_ns);
   become_ready(record);
-  if (wish != Retention{}) {
+  if (request != Retention{}) {
     steps_to_keep_ = STEPS_TO_KEEP;
-    static_cast<void>(keep(id, wish));
+    static_cast<void>(keep(id, request));
   }
   // What comes later was used before it: each goes behind the one restored last, children on the older side of parents.
   queues_.add_oldest(id);

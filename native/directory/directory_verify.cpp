@@ -37,6 +37,7 @@ std::vector<std::string> Directory::verify(bool with_shared) const {
   verify_holds(broken);
   verify_sums(broken, with_shared);
   verify_shares(broken);
+  verify_quarantine(broken);
   return broken;
 }
 
@@ -75,6 +76,9 @@ void Directory::verify_records(std::vector<std::string>& broken, bool with_share
   if (counted != counted_) {
     broken.push_back("chunks since counting began: " + std::to_string(counted) + ", counted " + std::to_string(counted_));
   }
+  if (promotions_.size() > stats_.promoting + stats_.zombies) {
+    broken.push_back("promotions under way: " + std::to_string(promotions_.size()) + ", of fewer chunks");
+  }
   if (alive != records_.alive()) {
     broken.push_back("records alive: " + std::to_string(alive) + ", counted " + std::to_string(records_.alive()));
   }
@@ -98,21 +102,20 @@ void Directory::verify_record(RecordId id, std::vector<std::string>& broken) con
       broken.push_back(name_of(id) + " has wrong tiers in the table");
     }
   }
-  if (record.is_below != (slower_ != nullptr && record.state != ChunkState::ZOMBIE && is_elsewhere(record.key))) {
+  const bool is_below = lower_bits_ != 0 && record.state != ChunkState::ZOMBIE && (tiers_->tiers_of(record.key) & lower_bits_) != 0;
+  if (record.is_below != is_below) {
     broken.push_back(name_of(id) + " is wrong about its copy below");
   }
-  if (!table_.says(record.page, has_bytes(record.state) ? record.generation : 0)) {
+  if (record.has_slot() && !table_.says(record.page, has_bytes(record.state) ? record.generation : 0)) {
     broken.push_back(name_of(id) + " has a wrong generation word");
+  }
+  if (record.state == ChunkState::PROMOTING && !promotions_.contains(record.generation)) {
+    broken.push_back(name_of(id) + " comes from no tier");
   }
   if (record.generation == 0 || record.generation > last_generation_) {
     broken.push_back(name_of(id) + " has a generation that was never given");
   }
-  if (arena_.owner(record.page) != id) {
-    broken.push_back(name_of(id) + " does not own its slot");
-  }
-  if (!is_ready && record.holds == 0 && record.pins == 0) {
-    broken.push_back(name_of(id) + " is neither stored nor held");
-  }
+  verify_slot(id, broken);
 }
 
 void Directory::verify_tree(RecordId id, std::vector<std::string>& broken) const {
@@ -233,8 +236,8 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
     if (record.state == ChunkState::FREE) {
       continue;
     }
-    const uint64_t bytes = chunk_bytes(record);
-    ++used[record.size_class.value()];
+    const uint64_t bytes = record.has_slot() ? chunk_bytes(record) : 0;
+    used[record.size_class.value()] += record.has_slot() ? 1U : 0U;
     sums.used_bytes += bytes;
     written += record.was_below ? bytes : 0;
     sums.held += record.holds > 0 ? 1U : 0U;
@@ -271,12 +274,13 @@ void Directory::verify_sums(std::vector<std::string>& broken, bool with_shared) 
   expect("idle bytes", sums.idle_bytes, stats_.idle_bytes);
   if (with_shared || !table_.is_shared()) {
     expect("table entries", sums.chunks + sums.writing + sums.promoting + table_.count_placeless(), table_.count());
-    expect("entries of the slower tier", slower_ == nullptr ? 0 : slower_->stats_.chunks,
-           table_.count_in(slower_ == nullptr ? uint8_t{0} : tier_bit(slower_->tier_)));
+    for (const Directory* lower : is_lower() ? std::span<Directory* const>() : lower_tiers()) {
+      expect("entries of a lower tier", lower->stats_.chunks, table_.count_in(tier_bit(lower->tier_)));
+    }
   }
   expect("evictions", stats_.evictions[0] + stats_.evictions[1] + stats_.evictions[2],
          stats_.evicted_chunks + stats_.shed_chunks);
-  expect("chunks declined below", slower_ == nullptr ? 0 : stats_.evicted_chunks,
+  expect("chunks declined below", lower_bits_ == 0 ? 0 : stats_.evicted_chunks,
          std::accumulate(stats_.declined.begin(), stats_.declined.end(), uint64_t{0}));
   expect("stored chunks",
          sums.chunks + stats_.evicted_chunks + stats_.shed_chunks + stats_.flushed_chunks + stats_.dropped_chunks,

@@ -12,10 +12,9 @@ std::optional<uint32_t> Directory::reservation_layers(HoldId reservation) const 
 }
 
 std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t count, const uint32_t* checksums,
-                                       uint64_t now_ns, std::span<const int32_t> tokens,
-                                       std::span<const uint64_t> sources) {
+                                       uint64_t now_ns, std::span<const int32_t> tokens, CopySources sources) {
   KVPOOL_CHECK(count == 0 || tokens.size() % count == 0);
-  KVPOOL_CHECK(sources.empty() || sources.size() == count);
+  KVPOOL_CHECK(sources.generations.empty() || sources.generations.size() == count);
   const size_t chunk_tokens = count == 0 ? 0 : tokens.size() / count;
   latest_ns_ = std::max(latest_ns_, now_ns);
   std::vector<uint8_t> answers(count, static_cast<uint8_t>(SaveState::EXPIRED));
@@ -37,7 +36,8 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
         answers[index] = static_cast<uint8_t>(SaveState::NO_PARENT);
         continue;
       }
-      if (const auto refusal = why_unpublishable(record, sources.empty() ? 0 : sources[index])) {
+      const uint64_t source = sources.generations.empty() ? 0 : sources.generations[index];
+      if (const auto refusal = why_unpublishable(record, sources.tier, source)) {
         answers[index] = static_cast<uint8_t>(*refusal);
         continue;
       }
@@ -47,6 +47,7 @@ std::vector<uint8_t> Directory::commit(HoldId reservation, size_t first, size_t 
       --stats_.writing;
       --namespaces_[record.owner.value()].writing;
       --state.writing;
+      record.has_writer = false;
       if (state.holder.valid()) {
         accounts_.change(state.holder, {state.taken_bytes, 0, 0}, {0, 0, state.taken_bytes});
       }

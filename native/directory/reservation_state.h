@@ -1,4 +1,4 @@
-// What a directory keeps of a reservation, and what it finds out once for all chunks of one. Plain values; the control thread's.
+// What a directory keeps of a reservation or a promotion, and what it finds out once for all chunks of one. Plain values; the control thread's.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,21 @@ struct ReservationState {
   ClassId size_class;
   HolderId holder;
   std::vector<RecordId> records;  // ancestors, present, reserved; once expired: the zombies
+};
+
+// A promotion under way.
+struct Promotion {
+  RecordId record;
+  Tier tier;                        // that the chunk is read from
+  uint64_t generation;              // there
+  std::vector<uint32_t> checksums;  // what its layers must be; none: not known
+};
+
+// A slot whose writer may still write.
+struct Quarantined {
+  FenceId fence;  // that ends it
+  RecordId record;
+  uint64_t generation;
 };
 
 // How much of a reserve is done in one call.

@@ -1,4 +1,4 @@
-// Any sequence of requests to the directory, with any keys and ids, while a slower tier is restored: the invariants of both hold,
+// Any sequence of requests to the directory, with any keys and ids, while a lower tier is restored: the invariants of both hold,
 // and nothing stays held.
 #include "tests/directory_pool.h"
 #include "fuzz_input.h"
@@ -22,8 +22,8 @@ class Requests {
         pool_((8 + input.up_to(40)) * CHUNK, static_cast<uint32_t>(4 + input.up_to(60)), input.up_to(3) != 0, 4 * CHUNK,
               input.up_to(1) != 0 ? PolicyKind::CLASS_QUEUES : PolicyKind::LRU, FILE_CHUNKS),
         files_geometry_(*DirectoryGeometry::plan_files(FILE_SLOTS * CHUNK, FILE_SEGMENTS, FILE_CHUNKS)),
-        files_(nullptr, nullptr, files_geometry_, nullptr, Tier::SSD) {
-    pool_.directory.attach_slower(files_);
+        files_(nullptr, nullptr, files_geometry_, nullptr, Tier::SSD),
+        tiers_({&pool_.directory, &files_}) {
     other_ = pool_.directory.add_namespace();
     for (uint32_t index = 0; index < 2; ++index) {
       static_cast<void>(files_.add_namespace());
@@ -270,6 +270,7 @@ class Requests {
   Pool pool_;
   DirectoryGeometry files_geometry_;
   Directory files_;
+  TierSet tiers_;
   NamespaceId other_;
   std::vector<HoldId> ids_;
 };

@@ -1,4 +1,4 @@
-// Any sequence of moves between two tiers, with keys that a client chooses: the invariants of both hold, and nothing stays held.
+// Any sequence of moves between three tiers, with keys that a client chooses: the invariants of all hold, and nothing stays held.
 #include "fuzz_input.h"
 
 #include "tests/directory/directory_tiers.h"
@@ -6,7 +6,7 @@
 
 using namespace kvpool;
 using kvpool::fuzzing::Input;
-using kvpool::testing::Tiers;
+using kvpool::testing::TiersOverStore;
 
 namespace {
 
@@ -26,6 +26,8 @@ std::vector<uint8_t> keys_of(const std::vector<uint64_t>& numbers) {
 struct Move {
   HoldId hold;
   HoldId other;  // the reservation below, or the hold there
+  Directory* upper;
+  Directory* lower;
   std::vector<ChunkKey> keys;
   std::vector<uint64_t> generations;
 };
@@ -60,14 +62,15 @@ class Moves {
       memory_.end_reservation(id, now());
     }
     FUZZ_EXPECT(tiers_.is_sound());
-    for (const Directory* directory : {&memory_, &tiers_.files}) {
+    for (const Directory* directory : {&memory_, &tiers_.files, &tiers_.store}) {
       const DirectoryStats stats = directory->stats();
       FUZZ_EXPECT(stats.held == 0 && stats.holds == 0 && stats.reservations == 0 && stats.pins == 0 && stats.pinned == 0);
       FUZZ_EXPECT(stats.zombies == 0 && stats.writing == 0 && stats.promoting == 0);
     }
     static_cast<void>(flush(memory_, std::nullopt, UINT64_MAX));
     static_cast<void>(flush(tiers_.files, std::nullopt, UINT64_MAX));
-    FUZZ_EXPECT(memory_.stats().used_bytes == 0 && tiers_.files.stats().used_bytes == 0);
+    static_cast<void>(flush(tiers_.store, std::nullopt, UINT64_MAX));
+    FUZZ_EXPECT(memory_.stats().used_bytes == 0 && tiers_.files.stats().used_bytes == 0 && tiers_.store.stats().used_bytes == 0);
     FUZZ_EXPECT(tiers_.is_sound());
   }
 
@@ -84,9 +87,10 @@ class Moves {
   }
 
   ChunkKey any_key() { return key_of(chain().back()); }
+  Directory& any_lower() { return input_.up_to(1) != 0 ? tiers_.files : tiers_.store; }
 
   void move() {
-    switch (input_.up_to(13)) {
+    switch (input_.up_to(14)) {
       case 0:
       case 1:
         return save(chain());
@@ -106,15 +110,17 @@ class Moves {
         static_cast<void>(kvpool::testing::drop(memory_, any_key()));
         return;
       case 10:
-        static_cast<void>(kvpool::testing::drop(tiers_.files, any_key()));
+        static_cast<void>(kvpool::testing::drop(any_lower(), any_key()));
         return;
       case 11:
         return end_one();
       case 12:
         memory_.protect_unsaved(input_.up_to(1) != 0);
         return;
+      case 13:
+        return copy_further();
       default:
-        static_cast<void>(flush((input_.up_to(1) != 0 ? memory_ : tiers_.files), std::nullopt, UINT64_MAX));
+        static_cast<void>(flush((input_.up_to(1) != 0 ? memory_ : any_lower()), std::nullopt, UINT64_MAX));
     }
   }
 
@@ -163,15 +169,28 @@ class Moves {
     if (pin.id == 0) {
       return;
     }
-    const Columns columns = *memory_.columns(pin.id);
-    std::vector<uint8_t> pinned(pin.chunks * KEY_BYTES);
-    for (size_t index = 0; index < pin.chunks; ++index) {
-      std::memcpy(&pinned[index * KEY_BYTES], memory_.key_of(pin.id, index)->words, KEY_BYTES);
+    start_writing(memory_, any_lower(), pin);
+  }
+
+  // What the files have goes to the store.
+  void copy_further() {
+    const auto numbers = chain();
+    const Hold hold = tiers_.files.acquire(tiers_.memory.owner, keys_of(numbers).data(), numbers.size());
+    if (hold.id != 0) {
+      start_writing(tiers_.files, tiers_.store, hold);
     }
-    const Reservation made = tiers_.files.reserve(tiers_.memory.owner, tiers_.in_files, memory_.parent_key_of(pin.id),
-                                                  pinned.data(), pin.chunks, now());
-    Move written{pin.id, made.id, {}, {}};
-    for (size_t index = 0; index < pin.chunks; ++index) {
+  }
+
+  void start_writing(Directory& upper, Directory& lower, const Hold& read) {
+    const Columns columns = *upper.columns(read.id);
+    std::vector<uint8_t> keys(read.chunks * KEY_BYTES);
+    for (size_t index = 0; index < read.chunks; ++index) {
+      std::memcpy(&keys[index * KEY_BYTES], upper.key_of(read.id, index)->words, KEY_BYTES);
+    }
+    const Reservation made = lower.reserve(tiers_.memory.owner, tiers_.in_files, upper.parent_key_of(read.id), keys.data(),
+                                           read.chunks, now());
+    Move written{read.id, made.id, &upper, &lower, {}, {}};
+    for (size_t index = 0; index < read.chunks; ++index) {
       if (made.states[index] == static_cast<uint8_t>(SaveState::RESERVED)) {
         written.generations.push_back(columns.generations[index]);
       }
@@ -187,27 +206,34 @@ class Moves {
     downwards_.pop_back();
     const std::vector<uint32_t> sums(written.generations.size() * kvpool::testing::LAYERS);
     const bool names_sources = input_.up_to(1) != 0;
-    const auto states = tiers_.files.commit(
-        written.other, 0, written.generations.size(), sums.data(), now(), {},
-        names_sources ? std::span<const uint64_t>(written.generations) : std::span<const uint64_t>());
+    const Tier source = written.upper == &memory_ ? Tier::DRAM : Tier::SSD;
+    const auto states =
+        written.lower->commit(written.other, 0, written.generations.size(), sums.data(), now(), {},
+                              names_sources ? CopySources{source, written.generations} : CopySources{});
     FUZZ_EXPECT(states.size() == written.generations.size());
-    tiers_.files.end_reservation(written.other, now());
-    FUZZ_EXPECT(memory_.unpin(written.hold));
+    written.lower->end_reservation(written.other, now());
+    FUZZ_EXPECT(written.upper->unpin(written.hold) || written.upper->release_untouched(written.hold));
   }
 
   void read_back() {
     const auto numbers = chain();
     const auto keys = keys_of(numbers);
     const Hold here = memory_.acquire(tiers_.memory.owner, keys.data(), numbers.size());
-    const Hold below = tiers_.files.acquire(tiers_.memory.owner, keys.data(), numbers.size());
+    Directory& lower = any_lower();
+    const Hold below = lower.acquire(tiers_.memory.owner, keys.data(), numbers.size());
     if (below.chunks > here.chunks) {
       std::optional<ChunkKey> parent;
       if (here.chunks > 0) {
         parent = key_of(numbers[here.chunks - 1]);
       }
+      std::vector<PromotionSource> sources;
+      const bool names_sources = input_.up_to(1) != 0;
+      for (size_t index = here.chunks; names_sources && index < below.chunks; ++index) {
+        sources.push_back({input_.up_to(7) == 0 ? Tier::PEER : lower.tier(), lower.columns(below.id)->generations[index]});
+      }
       const Reservation made = memory_.promote(tiers_.memory.owner, tiers_.memory.small, parent,
-                                               &keys[here.chunks * KEY_BYTES], below.chunks - here.chunks, now());
-      Move read{made.id, below.id, {}, {}};
+                                               &keys[here.chunks * KEY_BYTES], below.chunks - here.chunks, now(), sources);
+      Move read{made.id, below.id, &memory_, &lower, {}, {}};
       for (size_t index = 0; index < made.states.size(); ++index) {
         if (made.states[index] == static_cast<uint8_t>(SaveState::RESERVED)) {
           read.keys.push_back(key_of(numbers[here.chunks + index]));
@@ -216,7 +242,7 @@ class Moves {
       }
       upwards_.push_back(std::move(read));
     } else if (below.id != 0) {
-      FUZZ_EXPECT(tiers_.files.release(below.id, now()));
+      FUZZ_EXPECT(lower.release(below.id, now()));
     }
     if (here.id != 0) {
       FUZZ_EXPECT(memory_.release(here.id, now()));
@@ -233,17 +259,18 @@ class Moves {
     for (size_t index = 0; index < read.keys.size(); ++index) {
       const uint64_t outcome = input_.up_to(3);
       if (outcome == 0) {
-        memory_.fail_landing(read.keys[index], read.generations[index]);
+        const auto fault = static_cast<LoadFault>(input_.up_to(LOAD_FAULTS - 1));
+        static_cast<void>(memory_.fail_landing(read.keys[index], read.generations[index], fault));
       } else if (outcome != 1) {
         memory_.landed(read.keys[index], read.generations[index]);
       }
     }
     memory_.release(read.hold, now());
-    FUZZ_EXPECT(tiers_.files.release(read.other, now()));
+    FUZZ_EXPECT(read.lower->release(read.other, now()));
   }
 
   Input& input_;
-  Tiers tiers_;
+  TiersOverStore tiers_;
   Directory& memory_;
   std::vector<Move> downwards_;
   std::vector<Move> upwards_;

@@ -28,7 +28,7 @@ enum class ChunkState : uint8_t { FREE, WRITING, READY, ZOMBIE, PROMOTING };
 
 // Which list of its queue a chunk stands in.
 enum class Standing : uint8_t {
-  SAVED = 0,        // needs no copy in the lower tier: it has one, had one since its last use, or there is no such tier
+  SAVED = 0,        // needs no copy in a lower tier: it has one, had one since its last use, or there is no such tier
   UNSAVED = 1,      // no other tier has it
   BEING_SAVED = 2,  // no other tier has it, and it is read for a copy: no victim until that has ended
 };
@@ -61,15 +61,18 @@ struct alignas(64) ChunkRecord {
   uint8_t learned_class = 0;         // the class that its last use counts in: see ClassQueuePolicy
   uint8_t chain_kind = 0;            // of the request that used it last: see chain_kind_of
   uint8_t turn = 0;                  // which of the requests that made its chain stored it first, from 1; 0: not known yet
-  uint8_t pins : 7 = 0;              // who has hardware read its slot: see directory_pins.cpp
+  uint8_t pins : 7 = 0;              // who has hardware read its slot, for a copy or a check: see directory_pins.cpp
   bool is_cut : 1 = false;           // held without its parent once: what precedes it may be used earlier than it
   bool is_reused : 1 = false;        // acquired since it was stored
   bool is_used : 1 = false;          // stored or acquired since it stood in a queue last
   bool is_sampled : 1 = false;       // is_in_sample(key): known without a look at the second line
-  bool is_below : 1 = false;         // the lower tier has it
-  bool was_below : 1 = false;        // written to the lower tier since its last use, even if it was evicted there
+  bool is_below : 1 = false;         // a lower tier has it
+  bool was_below : 1 = false;        // written to a lower tier since its last use, wherever it is there now
   bool is_aside : 1 = false;         // it would stand in a queue, but for a child that cannot go: see eviction_queues.h
   Standing standing : 2 = Standing::SAVED;
+  uint8_t source : 3 = 0;            // while PROMOTING: the level that it is read from
+  bool has_writer : 1 = false;       // somebody writes to its slot: a client, a disk, a peer
+  bool is_abandoned : 1 = false;     // its writer is, and may still write: its slot is in quarantine
   uint16_t timer = UINT16_MAX;       // where in the timer wheel; see RetentionTimers
   uint32_t depth = 0;                // chunks that precede it in its chain
 
@@ -83,6 +86,9 @@ struct alignas(64) ChunkRecord {
   RecordId timer_previous;
   uint32_t kept_children = 0;  // that are kept above the default priority, or something that follows them
 
+  [[nodiscard]] bool has_slot() const noexcept { return PageIndex(page).valid(); }
+  // Whether hardware, a client or a peer may be at its slot: nobody else gets it meanwhile.
+  [[nodiscard]] bool has_io() const noexcept { return has_writer || pins > 0; }
   // Whether it, or something that follows it, is kept above the default priority.
   [[nodiscard]] bool is_kept() const noexcept { return priority > DEFAULT_PRIORITY || kept_children > 0; }
 };

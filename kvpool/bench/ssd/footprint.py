@@ -71,7 +71,7 @@ def measure(chunks: int) -> dict[str, object]:
     segments = -(-chunks // (FILE_BYTES // slot_bytes))
     below = kvpool_native.DirectoryGeometry.plan_files(FILE_BYTES, segments, chunks)
     files = kvpool_native.Directory.of_files(below)
-    fast.attach_slower(files)
+    _tiers = kvpool_native.TierSet((fast, files))  # which lives as long as this measures
     size_class = files.add_class(slot_bytes, LAYERS)
     for directory in (fast, files):
         directory.add_namespace()

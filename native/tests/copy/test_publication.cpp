@@ -18,7 +18,7 @@ struct Copied {
   [[nodiscard]] std::vector<uint8_t> publish(bool names_sources) {
     const std::vector<uint32_t> sums(sources.size() * LAYERS);
     const auto states = tiers.files.commit(made.id, 0, sources.size(), sums.data(), 0, {},
-                                           names_sources ? std::span<const uint64_t>(sources) : std::span<const uint64_t>());
+                                           names_sources ? CopySources{Tier::DRAM, sources} : CopySources{});
     EXPECT(tiers.files.end_reservation(made.id, 2));
     EXPECT(tiers.memory.directory.release_untouched(hold.id));
     return states;

@@ -13,11 +13,13 @@ inline constexpr uint64_t FILE_SLOT = CHUNK + PAGE_BYTES;
 
 // A pool of memory over a tier of files, both for one size of chunks.
 struct Tiers {
-  Tiers(uint32_t memory_chunks, uint32_t file_chunks, PolicyKind policy = PolicyKind::LRU)
+  // `lowest`: one more tier below the files, made by the caller.
+  Tiers(uint32_t memory_chunks, uint32_t file_chunks, PolicyKind policy = PolicyKind::LRU, Directory* lowest = nullptr)
       : memory(memory_chunks * CHUNK, std::max(2000U, memory_chunks + file_chunks), true, 64 << 20, policy),
         file_geometry(*DirectoryGeometry::plan_files(8 * FILE_SLOT, (file_chunks + 7) / 8, std::max(1000U, file_chunks))),
-        files(nullptr, nullptr, file_geometry, nullptr, Tier::SSD) {
-    memory.directory.attach_slower(files);
+        files(nullptr, nullptr, file_geometry, nullptr, Tier::SSD),
+        set(lowest == nullptr ? std::vector<Directory*>{&memory.directory, &files}
+                              : std::vector<Directory*>{&memory.directory, &files, lowest}) {
     KVPOOL_CHECK(files.add_namespace() == memory.owner);
     in_files = *files.add_class(FILE_SLOT, LAYERS);
     for (uint32_t segment = 0; segment < file_geometry.arena.segments; ++segment) {
@@ -100,7 +102,7 @@ struct Tiers {
           if (lands) {
             KVPOOL_CHECK(memory.directory.landed(key_of(rest[index]), made.generations[index]));
           } else {
-            memory.directory.fail_landing(key_of(rest[index]), made.generations[index]);
+            static_cast<void>(memory.directory.fail_landing(key_of(rest[index]), made.generations[index], LoadFault::PATH));
           }
         }
       }
@@ -126,7 +128,28 @@ struct Tiers {
   Pool memory;
   DirectoryGeometry file_geometry;
   Directory files;
+  TierSet set;
   ClassId in_files;
+};
+
+// The same over a store, which is a tier of files too.
+struct Store {
+  explicit Store(uint32_t chunks)
+      : geometry(*DirectoryGeometry::plan_files(8 * FILE_SLOT, (chunks + 7) / 8, std::max(1000U, chunks))),
+        store(nullptr, nullptr, geometry, nullptr, Tier::PEER) {
+    static_cast<void>(store.add_namespace());
+    static_cast<void>(store.add_class(FILE_SLOT, LAYERS));
+    for (uint32_t segment = 0; segment < geometry.arena.segments; ++segment) {
+      store.mark_segment_ready(segment);
+    }
+  }
+  DirectoryGeometry geometry;
+  Directory store;
+};
+struct TiersOverStore : Store, Tiers {
+  TiersOverStore(uint32_t memory_chunks, uint32_t file_chunks, PolicyKind policy)
+      : Store(file_chunks), Tiers(memory_chunks, file_chunks, policy, &store) {}
+  [[nodiscard]] bool is_sound() const { return Tiers::is_sound() && store.verify().empty(); }
 };
 
 }  // namespace kvpool::testing

@@ -139,7 +139,7 @@ TEST(expired_reservation_keeps_its_slots_until_it_ends) {
   EXPECT(pool.is_sound());
 }
 
-TEST(dropped_chunk_is_gone_at_once_and_freed_when_let_go) {
+TEST(dropped_chunk_is_gone_at_once_and_its_slot_with_it_unless_somebody_writes) {
   Pool pool(8 * CHUNK);
   EXPECT(pool.store({1, 2, 3, 4}) == 4);
   EXPECT(pool.store({13}, 2) == 1);
@@ -155,7 +155,7 @@ TEST(dropped_chunk_is_gone_at_once_and_freed_when_let_go) {
   EXPECT(pool.commit(made, 0, 1)[0] == static_cast<uint8_t>(SaveState::EXPIRED));
   EXPECT(pool.is_sound());
   EXPECT(pool.store({2, 3}, 1) == 2);  // stored anew beside the old bytes
-  EXPECT(pool.directory.stats().used_bytes == 6 * CHUNK);
+  EXPECT(pool.directory.stats().used_bytes == 4 * CHUNK);  // 24 may still be written to
   EXPECT(pool.directory.release(hold.id, ++pool.now));
   EXPECT(pool.directory.end_reservation(made.id, ++pool.now));
   EXPECT(pool.directory.stats().zombies == 2);
@@ -172,7 +172,7 @@ TEST(discarded_chunk_goes_like_a_dropped_one_and_counts_as_flushed) {
   EXPECT(pool.directory.discard(key_of(1)) == 2);
   EXPECT(pool.directory.discard(key_of(1)) == 0);
   EXPECT(pool.lookup({1}) == 0);
-  EXPECT(pool.directory.stats().used_bytes == CHUNK);
+  EXPECT(pool.directory.stats().zombies == 1);
   EXPECT(pool.directory.release(hold.id, ++pool.now));
   EXPECT(pool.directory.stats().used_bytes == 0);
   EXPECT(pool.directory.stats().flushed_chunks == 2);

@@ -175,7 +175,7 @@ TEST(a_lower_tier_with_a_table_of_its_own_makes_room_in_that_one) {
   const DirectoryGeometry geometry = *DirectoryGeometry::plan(CHUNKS * CHUNK, 64 << 20, CHUNKS, 0);
   const std::shared_ptr<Mapping> index = Mapping::create("index", geometry.index.total_bytes(), false).mapping;
   Directory below(nullptr, index, geometry, EPOCH, Tier::SSD);
-  upper.directory.attach_slower(below);
+  const TierSet set({&upper.directory, &below});
   const NamespaceId owner = below.add_namespace();
   const ClassId size_class = *below.add_class(CHUNK, LAYERS);
   for (uint32_t segment = 0; segment < geometry.arena.segments; ++segment) {

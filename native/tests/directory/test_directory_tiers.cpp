@@ -1,4 +1,4 @@
-// Two directories as one pool: what leaves the faster tier stays found, comes back, and is lost only when both let go.
+// Two directories as one pool: what leaves the upper tier stays found, comes back, and is lost only when both let go.
 #include <algorithm>
 #include <random>
 
@@ -91,7 +91,7 @@ TEST(a_failed_landing_takes_what_follows_along) {
   EXPECT(tiers.memory.directory.landed(key_of(3), made.generations[2]));
   EXPECT(tiers.is_sound());
   EXPECT(drop(tiers.files, key_of(2)) == 2);
-  EXPECT(tiers.memory.directory.fail_landing(key_of(2), made.generations[1]) == 1);
+  EXPECT(tiers.memory.directory.fail_landing(key_of(2), made.generations[1], LoadFault::PATH).removed == 1);
   EXPECT(tiers.view_generation(made.slots[1]) == 0);
   EXPECT(tiers.view_generation(made.slots[2]) == 0);
   EXPECT(tiers.memory.lookup({1, 2, 3}) == 1);
@@ -310,7 +310,7 @@ TEST(a_parent_that_is_held_hears_that_its_child_counts_as_used) {
   EXPECT(tiers.is_sound());
 }
 
-TEST(chains_longer_than_the_slower_tier_are_not_written_in_turns_without_end) {
+TEST(chains_longer_than_the_lower_tier_are_not_written_in_turns_without_end) {
   Tiers tiers(256, 16);
   for (const uint64_t first : {1000U, 2000U, 3000U}) {
     EXPECT(tiers.memory.store(range(first, 80)) == 80);

@@ -251,11 +251,11 @@ TEST(memory_of_another_size_class_is_not_taken_from_what_is_kept) {
   EXPECT(stored(pool, range(9, 56)).empty());
 }
 
-TEST(retention_travels_into_the_slower_tier_and_back) {
+TEST(retention_travels_into_the_lower_tier_and_back) {
   const auto geometry = *DirectoryGeometry::plan_files(8 * (CHUNK + PAGE_BYTES), 2, 100);
   Pool pool(4 * CHUNK);
   Directory files(nullptr, nullptr, geometry, nullptr, Tier::SSD);
-  pool.directory.attach_slower(files);
+  const TierSet set({&pool.directory, &files});
   EXPECT(files.add_namespace() == pool.owner);
   const ClassId in_files = *files.add_class(CHUNK + PAGE_BYTES, LAYERS);
   files.mark_segment_ready(0);

@@ -1,4 +1,4 @@
-// What of the faster tier is worth a place in the slower one, and how retention goes on in both of them.
+// What of the upper tier is worth a place in the lower one, and how retention goes on in both of them.
 #include "tests/directory/directory_tiers.h"
 #include "tests/harness.h"
 #include "directory/flush_walk.h"

@@ -18,8 +18,8 @@ struct SizesOverFiles {
   SizesOverFiles(uint64_t capacity, const std::vector<uint64_t>& sizes, uint32_t max_chunks, PolicyKind policy = PolicyKind::LRU)
       : memory(capacity, 2 * max_chunks, true, 64 << 20, policy),
         file_geometry(*DirectoryGeometry::plan_files(1 << 20, 512, max_chunks)),
-        files(nullptr, nullptr, file_geometry, nullptr, Tier::SSD) {
-    memory.directory.attach_slower(files);
+        files(nullptr, nullptr, file_geometry, nullptr, Tier::SSD),
+        set({&memory.directory, &files}) {
     static_cast<void>(files.add_namespace());
     for (uint32_t segment = 0; segment < file_geometry.arena.segments; ++segment) {
       files.mark_segment_ready(segment);
@@ -66,6 +66,7 @@ struct SizesOverFiles {
   Pool memory;
   DirectoryGeometry file_geometry;
   Directory files;
+  TierSet set;
   std::vector<ClassId> in_memory;
   std::vector<ClassId> in_files;
 };

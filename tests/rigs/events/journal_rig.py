@@ -71,7 +71,7 @@ class Rig:
         self.memory = kvpool_native.Directory(arena, index, geometry, self.epoch)
         slots = Slots("ssd", SlotSizes(8 * 2 * SLOT, 8, 400, header_bytes=SLOT))
         self.files = slots.directory
-        self.memory.attach_slower(self.files)
+        self.tiers = kvpool_native.TierSet((self.memory, self.files))
         for directory in (self.memory, self.files):
             directory.cap_retained(0.5)
         for segment in range(geometry.segments):

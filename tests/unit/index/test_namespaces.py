@@ -32,7 +32,7 @@ class Tiers:
         index = kvpool_native.Mapping.create("index", geometry.index_bytes)
         self.directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES))
         self.slots = Slots("files", SlotSizes(segment_bytes, 2, 32))
-        self.directory.attach_slower(self.slots.directory)
+        self.tiers = kvpool_native.TierSet((self.directory, self.slots.directory))
         self.namespaces = Namespaces(self.directory)
         self.gone: list[str] = []
         self.namespaces.add_lower(self.slots, lambda namespace: self.gone.append(namespace.model))

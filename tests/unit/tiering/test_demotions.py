@@ -62,6 +62,7 @@ class Chain:
         namespaces = Namespaces(self.directory)
         arena = SimulatedArena(self.directory, capacity, chunks)
         self.link = Link(arena, self.slower, namespaces, VirtualClock(), lambda: None)
+        self.tiers = kvpool_native.TierSet((self.directory, self.slower.slots.directory))
         self.demotions = self.link.demotions
         self.namespace = namespaces.open_ranks("m", LAYOUT)[0]
         self.keys = np.random.default_rng(5).bytes(chunks * KEY_BYTES)

@@ -1,0 +1,116 @@
+// Promotions: chunks on their way up from a lower tier, and what follows when one does not come. See directory.h.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "directory/directory.h"
+
+namespace kvpool {
+
+// The tier that a promoted chunk is to come from has it, with the generation that was named.
+const ChunkRecord* Directory::find_source(const ChunkKey& key, const PromotionSource& source) const noexcept {
+  const Directory* lower = tiers_ == nullptr ? nullptr : tiers_->tier_at(source.tier);
+  if (lower == nullptr || (tier_bit(source.tier) & lower_bits_) == 0) {
+    return nullptr;
+  }
+  const ChunkRecord* ready = lower->find_ready(key);
+  return ready != nullptr && (source.generation == 0 || source.generation == ready->generation) ? ready : nullptr;
+}
+
+Reservation Directory::promote(NamespaceId owner, ClassId size_class, const std::optional<ChunkKey>& parent,
+                               const uint8_t* keys, size_t n, uint64_t now_ns, std::span<const PromotionSource> sources) {
+  KVPOOL_CHECK(sources.empty() || sources.size() == n);
+  Reservation answer;
+  expire_retention(now_ns);
+  std::vector<PromotionSource> uppermost;
+  for (size_t index = 0; sources.empty() && index < n; ++index) {
+    uppermost.push_back({uppermost_below(ChunkKey::from_bytes(keys + index * KEY_BYTES)).value_or(tier_)});
+  }
+  ShareClaim claim;
+  ReservationState state;
+  if (begin_chain(owner, size_class, parent, state)) {
+    place_chain(state, keys, n, sources.empty() ? uppermost : sources, {}, claim, answer);
+  } else {
+    answer.states.assign(n, static_cast<uint8_t>(SaveState::NO_PARENT));
+  }
+  answer.offsets.resize(n);
+  answer.generations.resize(n);
+  answer.slots.resize(n);
+  if (!state.records.empty()) {
+    answer.id = ++last_id_;
+    holds_.emplace(last_id_, std::move(state.records));
+  }
+  return answer;
+}
+
+// A chunk that has got its slot is retained as it is where it comes from.
+void Directory::begin_promotion(RecordId id, const PromotionSource& source, const ChunkRecord& lower) {
+  ChunkRecord& record = records_[id];
+  record.source = static_cast<uint8_t>(source.tier) & 7U;
+  promotions_.emplace(record.generation,
+                      Promotion{id, source.tier, lower.generation, {source.checksums.begin(), source.checksums.end()}});
+  static_cast<void>(keep(id, {lower.priority, lower.duration_ms}));
+}
+
+// Whether the layers that were announced for a slot are those that were expected, as far as that is known.
+bool Directory::has_expected_layers(const ChunkRecord& record, const Promotion& promotion) const noexcept {
+  for (size_t layer = 0; table_.is_shared() && layer < promotion.checksums.size(); ++layer) {
+    if (table_.shared().checksum(table_.slot_of(record.page), static_cast<uint32_t>(layer)) != promotion.checksums[layer]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Directory::landed(const ChunkKey& key, uint64_t generation, std::span<const int32_t> tokens) {
+  const auto promotion = promotions_.find(generation);
+  const RecordId id = find_record(key);
+  const bool is_this = id.valid() && records_[id].generation == generation && records_[id].state == ChunkState::PROMOTING;
+  if (promotion == promotions_.end()) {
+    return false;
+  }
+  if (!is_this) {  // it was dropped on its way
+    const RecordId gone = promotion->second.record;
+    promotions_.erase(promotion);
+    end_writer(gone);
+    return false;
+  }
+  ChunkRecord& record = records_[id];
+  if (!has_expected_layers(record, promotion->second)) {
+    static_cast<void>(fail_landing(key, generation, LoadFault::SOURCE));
+    return false;
+  }
+  promotions_.erase(promotion);
+  record.has_writer = false;
+  --stats_.promoting;
+  ++stats_.promoted_chunks;
+  tokens_.keep(id, tokens);
+  become_ready(record);
+  report(record, ChangeKind::ARRIVED, Cause::PROMOTED);
+  return true;
+}
+
+FailedLanding Directory::fail_landing(const ChunkKey& key, uint64_t generation, LoadFault fault) {
+  FailedLanding answer;
+  const auto found = promotions_.find(generation);
+  if (found == promotions_.end()) {
+    return answer;
+  }
+  const Promotion promotion = std::move(found->second);
+  promotions_.erase(found);
+  ++stats_.failed_landings[static_cast<size_t>(fault)];
+  end_writer(promotion.record);
+  const RecordId id = find_record(key);
+  if (id.valid() && records_[id].generation == generation && records_[id].state == ChunkState::PROMOTING) {
+    departure_ = Cause::LANDING_FAILED;
+    answer.removed = remove_subtree(id);
+    stats_.dropped_chunks += answer.removed;
+  }
+  if (fault == LoadFault::SOURCE && tiers_ != nullptr) {
+    answer.dropped_in_source = tiers_->tier_at(promotion.tier)->drop(key, promotion.generation);
+  }
+  answer.next = uppermost_below(key);
+  return answer;
+}
+
+}  // namespace kvpool

@@ -1,0 +1,162 @@
+// When slots of chunks that are gone may be used again: not while hardware, a client or a peer is at them. See directory.h.
+#include <algorithm>
+
+#include "base/check.h"
+#include "directory/directory.h"
+
+namespace kvpool {
+
+// Nobody holds it any more.
+void Directory::let_zombie_go(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  if (record.pins > 0) {
+    ++stats_.pinned;
+    stats_.pinned_bytes += chunk_bytes(record);
+    held_bytes_ -= taken_bytes(record.size_class);
+    return;
+  }
+  if (record.is_abandoned) {
+    return;
+  }
+  --stats_.zombies;
+  --namespaces_[record.owner.value()].zombies;
+  free_slot(id);
+}
+
+// Gives the slot of a chunk that is gone back though somebody still holds the chunk: who reads it sees by the slot's generation
+// word that it is not his any more. Without such words, in a tier that no client maps, a hold gates the slot as a pin does.
+void Directory::vacate(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  if (record.holds > 0 && !record.has_io() && record.has_slot() && table_.is_shared()) {
+    give_slot_back(id);
+    record.page = PackedPage();
+  }
+}
+
+void Directory::give_slot_back(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  KVPOOL_CHECK(table_.says(record.page, 0));
+  KVPOOL_CHECK(arena_.owner(record.page) == id);
+  set_written(record, false);
+  stats_.used_bytes -= chunk_bytes(record);
+  held_bytes_ -= taken_bytes(record.size_class);
+  arena_.release(record.page);
+  tokens_.forget(id);
+}
+
+// REQUIRES: nobody holds the chunk, and nobody is at its slot any more.
+void Directory::free_slot(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  if (record.has_slot()) {
+    give_slot_back(id);
+  }
+  if (!promotions_.empty()) {
+    promotions_.erase(record.generation);  // nobody has told what became of it
+  }
+  records_.release(id);
+}
+
+// Nothing is written into the slot any more, as its writer has said or a fence has proven.
+void Directory::end_writer(RecordId id) noexcept {
+  ChunkRecord& record = records_[id];
+  record.has_writer = false;
+  if (record.is_abandoned) {
+    record.is_abandoned = false;
+    --stats_.quarantined;
+    stats_.quarantined_bytes -= chunk_bytes(record);
+  }
+  if (record.state != ChunkState::ZOMBIE) {
+    return;
+  }
+  if (record.holds == 0) {
+    let_zombie_go(id);
+  } else {
+    vacate(id);
+  }
+}
+
+FenceId Directory::abandon(HoldId id, uint64_t now_ns) {
+  const auto reservation = reservations_.find(id);
+  const auto hold = holds_.find(id);
+  if (reservation == reservations_.end() && hold == holds_.end()) {
+    return 0;
+  }
+  if (reservation != reservations_.end()) {
+    expire_part(id, SIZE_MAX, now_ns);
+  }
+  const std::vector<RecordId> records = hold != holds_.end() ? hold->second : reservation->second.records;
+  ++last_fence_;
+  for (const RecordId of : records) {
+    ChunkRecord& record = records_[of];
+    if (record.has_writer && !record.is_abandoned) {
+      record.is_abandoned = true;
+      ++stats_.quarantined;
+      stats_.quarantined_bytes += chunk_bytes(record);
+      quarantine_.push_back({last_fence_, of, record.generation});
+    }
+    if (record.state == ChunkState::PROMOTING) {
+      departure_ = Cause::LANDING_FAILED;
+      stats_.dropped_chunks += remove_subtree(of);
+    }
+  }
+  if (reservation != reservations_.end()) {
+    end_part(id, SIZE_MAX, now_ns);
+  } else {
+    release(id, now_ns);
+  }
+  return last_fence_;
+}
+
+size_t Directory::release_quarantine(FenceId fence) noexcept {
+  size_t released = 0;
+  for (; !quarantine_.empty() && quarantine_.front().fence <= fence; quarantine_.pop_front()) {
+    const Quarantined& slot = quarantine_.front();
+    const ChunkRecord& record = records_[slot.record];
+    if (record.is_abandoned && record.generation == slot.generation) {  // else its writer has told of its end since
+      end_writer(slot.record);
+      ++released;
+    }
+  }
+  return released;
+}
+
+void Directory::verify_slot(RecordId id, std::vector<std::string>& broken) const {
+  const ChunkRecord& record = records_[id];
+  const std::string name = "chunk record " + std::to_string(id.value());
+  const bool is_zombie = record.state == ChunkState::ZOMBIE;
+  if (record.has_slot() ? arena_.owner(record.page) != id : !is_zombie || record.has_io()) {
+    broken.push_back(name + " does not own its slot");
+  }
+  const bool is_written = record.state == ChunkState::WRITING || record.state == ChunkState::PROMOTING;
+  if (is_written ? !record.has_writer : record.has_writer && !is_zombie) {
+    broken.push_back(name + " is wrong about its writer");
+  }
+  if (is_zombie && record.has_slot() && record.holds > 0 && !record.has_io() && table_.is_shared()) {
+    broken.push_back(name + " keeps a slot that nobody is at");
+  }
+  if (record.is_abandoned && !(is_zombie && record.has_writer && record.has_slot())) {
+    broken.push_back(name + " is in quarantine and has no writer");
+  }
+  if (record.state != ChunkState::READY && record.holds == 0 && record.pins == 0 && !record.is_abandoned) {
+    broken.push_back(name + " is neither stored nor held");
+  }
+}
+
+void Directory::verify_quarantine(std::vector<std::string>& broken) const {
+  uint64_t abandoned = 0;
+  uint64_t bytes = 0;
+  for (uint32_t index = 0; index < records_.end(); ++index) {
+    const ChunkRecord& record = records_[RecordId(index)];
+    abandoned += record.is_abandoned ? 1U : 0U;
+    bytes += record.is_abandoned ? chunk_bytes(record) : 0;
+  }
+  const auto waits = std::count_if(quarantine_.begin(), quarantine_.end(), [this](const Quarantined& slot) {
+    return records_[slot.record].is_abandoned && records_[slot.record].generation == slot.generation;
+  });
+  if (abandoned != stats_.quarantined || bytes != stats_.quarantined_bytes || static_cast<uint64_t>(waits) != abandoned) {
+    broken.push_back("slots in quarantine: " + std::to_string(abandoned) + ", counted " + std::to_string(stats_.quarantined) +
+                     ", waiting for a fence " + std::to_string(waits));
+  }
+}
+
+}  // namespace kvpool
