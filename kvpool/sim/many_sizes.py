@@ -19,6 +19,7 @@ from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writers
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.sim.node import SEED, SimulatedArena, VirtualClock
 from kvpool.tiering.link import Link
+from kvpool.tiering.tiering import Tiering
 from kvpool.tiers.dram.tier import plan_geometry
 from kvpool.types import EPOCH_BYTES, ConnectionId, SaveState
 
@@ -45,7 +46,7 @@ class ManySizes:
         self._tier = MetadataTier(max_chunks // len(layouts), largest, config, segments=len(layouts))
         arena = SimulatedArena(self.directory, capacity, max_chunks)
         self._link = Link(arena, self._tier, namespaces, self._clock, lambda: None)
-        self._tiers = kvpool_native.TierSet((self.directory, self._tier.slots.directory))
+        self._tiering = Tiering(arena, [self._link], self._clock)
         self._writers = Writers(self.directory, 10**12, 10)
         self._sessions = [
             EngineSession(ConnectionId(1), layout, f"model-{number}", namespaces.open_ranks(f"model-{number}", layout))

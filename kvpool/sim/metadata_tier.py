@@ -31,7 +31,7 @@ class MetadataTier:
     def __init__(self, blocks: int, chunk_bytes: int, config: Config, *, segments: int = 1) -> None:
         slot_bytes = chunk_bytes + kvpool_native.SSD_HEADER_BYTES
         sizes = SlotSizes(blocks * slot_bytes, segments, segments * blocks, header_bytes=kvpool_native.SSD_HEADER_BYTES)
-        self.slots = Slots(NAME, sizes)
+        self.slots = Slots(NAME, self.level, sizes)
         self.slots.directory.cap_retained(config.dram.retained_share)
         self.slots.directory.bound_chains(config.server.max_chain_chunks)
         self.write_policy = write_policy_of(config.ssd)

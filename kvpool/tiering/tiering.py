@@ -44,7 +44,7 @@ class Tiering:
     def __init__(self, arena: ArenaTier, links: Sequence[Link], clock: Clock) -> None:
         self._directory = arena.directory
         self.links = tuple(links)
-        self._tiers = kvpool_native.TierSet((self._directory, *self.directories))
+        self._tier_set = kvpool_native.TierSet((arena.directory, *self.directories))
         self._clock = clock
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import kvpool_native
 from kvpool.layout import Layout
-from kvpool.types import HoldId, NamespaceId, SizeClassId
+from kvpool.types import HoldId, Level, NamespaceId, SizeClassId
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ NO_RUN = Run(0, HoldId(0))
 
 
 class Slots:
-    """See the module. `name`: the tier's."""
+    """See the module. `name`, `level`: the tier's."""
 
-    def __init__(self, name: str, sizes: SlotSizes) -> None:
+    def __init__(self, name: str, level: Level, sizes: SlotSizes) -> None:
         self.name = name
         self.sizes = sizes
         geometry = kvpool_native.DirectoryGeometry.plan_files(sizes.segment_bytes, sizes.segments, sizes.max_chunks)
-        self.directory = kvpool_native.Directory.of_files(geometry)
+        self.directory = kvpool_native.Directory.of_files(geometry, level=level)
         for segment in range(sizes.segments):
             self.directory.mark_segment_ready(segment)
         self._by_geometry: dict[tuple[int, int], SizeClassId | None] = {}

@@ -272,6 +272,7 @@ bool Directory::restore(NamespaceId owner, ClassId size_class, const std::option
     steps_to_keep_ = STEPS_TO_KEEP;
     static_cast<void>(keep(id, request));
   }
+  record.standing = standing_of(record);
   // What comes later was used before it: each goes behind the one restored last, children on the older side of parents.
   queues_.add_oldest(id);
   arena_.set_idle(page, record.last_access_ns);

@@ -103,6 +103,32 @@ def test_a_tier_smaller_than_dram_is_used_as_far_as_it_goes() -> None:
     run_lives([medium_of(DRAM_CHUNKS // 2)], [Level.SSD])
 
 
+def test_two_tiers_beside_one_another_serve_right_bytes_or_none() -> None:
+    run_lives([medium_of(DRAM_CHUNKS), medium_of(2 * DRAM_CHUNKS)], [Level.SSD, Level.PEER])
+
+
+def test_what_one_tier_refuses_another_takes_and_each_answers_for_its_own_bytes() -> None:
+    async def run() -> None:
+        pool = TieredPool([medium_of(100), medium_of(100)], DRAM_CHUNKS, levels=[Level.SSD, Level.PEER])
+        await pool.start()
+        fast, slow = pool.tiers
+        for tier, other, chain in ((fast, slow, CHAIN), (slow, fast, OTHER)):
+            tier.accepts_jobs, other.accepts_jobs = True, False
+            assert await pool.save(chain) == len(chain)
+            assert await pool.demote() == 0
+        fast.accepts_jobs = slow.accepts_jobs = True
+        assert (set(fast.medium.rows), set(slow.medium.rows)) == (set(CHAIN), set(OTHER))
+        await pool.flush("dram")
+        slow.medium.spoil(OTHER[5])
+        assert (await pool.load(CHAIN), await pool.load(OTHER)) == (len(CHAIN), 5)
+        await pool.until_moved(lambda: not moving(pool))
+        slow.keep_up()
+        assert (set(fast.medium.rows), set(slow.medium.rows)) == (set(CHAIN), set(OTHER[:5]))
+        await pool.stop()
+
+    asyncio.run(run())
+
+
 def in_pool(check: Callable[[TieredPool], Awaitable[None]], medium: Medium | None = None) -> None:
     """One life with two chains that only the lower tier has."""
 

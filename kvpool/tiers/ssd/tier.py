@@ -81,6 +81,7 @@ class SsdTier:
         self._warning = warning_of(config)
         self.slots = Slots(
             NAME,
+            self.level,
             SlotSizes(
                 plan.segment_bytes,
                 plan.segments,

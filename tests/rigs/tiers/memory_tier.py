@@ -115,7 +115,7 @@ class MemoryTier:
     ) -> None:
         self.level = level
         self.medium = medium
-        self.slots = Slots(self.name, medium.sizes)
+        self.slots = Slots(self.name, level, medium.sizes)
         self.slots.directory.cap_retained(config.dram.retained_share)
         self.slots.directory.bound_chains(config.server.max_chain_chunks)
         self.state = TierState.STARTING

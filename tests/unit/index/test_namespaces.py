@@ -16,7 +16,7 @@ from kvpool.index.namespaces import (
 )
 from kvpool.layout import Layout
 from kvpool.tiers.slots import Slots, SlotSizes
-from kvpool.types import EPOCH_BYTES
+from kvpool.types import EPOCH_BYTES, Level
 from tests.rigs.flushing import flush_whole
 
 LAYOUT = Layout(layers=2, kv_heads=1, head_dim=16, dtype="float16", chunk_tokens=32)
@@ -31,7 +31,7 @@ class Tiers:
         geometry = kvpool_native.DirectoryGeometry.plan(DRAM_BYTES, DRAM_BYTES, 16, 32)
         index = kvpool_native.Mapping.create("index", geometry.index_bytes)
         self.directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES))
-        self.slots = Slots("files", SlotSizes(segment_bytes, 2, 32))
+        self.slots = Slots("files", Level.SSD, SlotSizes(segment_bytes, 2, 32))
         self.tiers = kvpool_native.TierSet((self.directory, self.slots.directory))
         self.namespaces = Namespaces(self.directory)
         self.gone: list[str] = []

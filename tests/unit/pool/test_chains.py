@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+import kvpool_native
 from kvpool.index.parts import Step
 from kvpool.pool.chains import ROOM_WAIT_S, Chains
+from kvpool.sim.node import SimulatedArena
 from kvpool.tiering.tiering import Tiering
+from kvpool.types import EPOCH_BYTES
 
 
 class StandingClock:
@@ -26,8 +29,10 @@ def test_a_request_waits_for_memory_by_the_daemons_clock() -> None:
     asked: list[bool] = []
     absent: Any = None
     journal: Any = SimpleNamespace(keep_up=lambda: False)
-    arena: Any = SimpleNamespace(directory=SimpleNamespace(protect_unsaved=lambda is_wanted: None))
-    tiering = Tiering(arena, [], clock)
+    geometry = kvpool_native.DirectoryGeometry.plan(1 << 20, 1 << 20, 16)
+    index = kvpool_native.Mapping.create("index", geometry.index_bytes)
+    directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES))
+    tiering = Tiering(SimulatedArena(directory, 1 << 20, 16), [], clock)
     room: Any = SimpleNamespace(wait=waits.append)
     chains = Chains(absent, absent, tiering, journal, absent, absent, absent, room, clock, keeps_token_ids=False)
 

@@ -21,9 +21,7 @@ class Tiers:
 
     def __init__(self) -> None:
         self.rig = Rig()
-        self.rig.store([1])
-        self.rig.demote()
-        self.rig.store([1, 2])
+        del self.rig.tiers  # they join anew below
         self.keys = KeyColumn.of([key([1]), key([1, 2])])
         self.touched: list[bytes] = []
         self.looks = 0
@@ -32,6 +30,9 @@ class Tiers:
         link.remember_retention = partial(Link.remember_retention, link)
         arena: Any = SimpleNamespace(directory=self.rig.memory)
         self.retention = Retention(self.rig.memory, Tiering(arena, [link], MonotonicClock()), self._look)
+        self.rig.store([1])
+        self.rig.demote()
+        self.rig.store([1, 2])
 
     def _look(self) -> None:
         self.looks += 1
