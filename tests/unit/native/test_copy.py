@@ -255,7 +255,6 @@ def refused(pool: kvpool_native.CopyPool, store: Store, engine: Engine, **wrong:
         {"block_ids": bytes(63)},
         {"generations": bytes(8)},
         {"slots": bytes(8)},
-        {"slots": column([0, -1])},
         {"slots": column([0, 1 << 32])},
         {"slots": column([0, 1 << 31])},
         {"layers": LAYERS + 1},
@@ -275,6 +274,20 @@ def test_what_lies_outside_is_refused_before_anything_runs(
     assert pool.bytes_copied() == 0
     assert all((array == 3).all() for array in engine.arrays)
     assert (store.bytes[: 8 * CHUNK_BYTES] == before).all()
+
+
+def test_chunks_that_were_dropped_before_their_load_are_misses(pool: kvpool_native.CopyPool, store: Store) -> None:
+    writer, reader = Engine("kv_first", 16), Engine("kv_first", 16, fill=0)
+    ids = some_ids(12)
+    offsets = save(pool, store, writer, ids)
+    store.slots = column([*np.frombuffer(store.slots, np.int64)[:1], -1, 10**6])  # the second is in no slot any more
+    with pytest.raises(ValueError, match="slot"):
+        start_load(pool, store, reader, ids, offsets)
+    store.slots = store.slots[:16] + store.slots[:8]  # the third's slot has another chunk now
+    job = start_load(pool, store, reader, ids, offsets)
+    assert job.wait(LONG_S)
+    assert (job.chunks(), job.reason()) == (1, GONE)
+    assert reader.chunks(ids)[0] == writer.chunks(ids)[0]
 
 
 def test_an_extent_ends_inside_the_arena(pool: kvpool_native.CopyPool, store: Store) -> None:
