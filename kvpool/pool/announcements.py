@@ -78,6 +78,9 @@ class Announcements:
     def __repr__(self) -> str:
         return f"<Announcements {len(self)}, {self._bytes} of {self._bytes_max} bytes>"
 
+    def __bool__(self) -> bool:
+        return bool(self._of_owner)
+
     def __len__(self) -> int:
         return sum(len(entries) for entries in self._of_owner.values())
 

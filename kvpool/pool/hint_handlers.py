@@ -142,7 +142,7 @@ class HintHandlers:
 
     def note_lease(self, session: EngineSession, readers: Readers, lease_id: int) -> None:
         """A connection has leased chunks that it may have announced."""
-        if not len(self._announcements):
+        if not self._announcements:
             return
         lease = readers.find(session, LeaseId(lease_id))
         assert lease is not None

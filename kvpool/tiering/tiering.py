@@ -18,6 +18,8 @@ from kvpool.tiering.promotions import Wanted
 from kvpool.tiers.base import ArenaTier
 from kvpool.types import DURATION_BYTES, HoldId, RetainState
 
+_UNPROTECTED = contextlib.nullcontext()
+
 
 @dataclass(frozen=True, slots=True)
 class RunBelow:
@@ -119,7 +121,7 @@ class Tiering:
         """While nothing is evicted that only the arena has, if a lower tier could take it soon."""
         if is_wanted and self.links and any(link.can_take for link in self.links):
             return self._protecting()
-        return contextlib.nullcontext()
+        return _UNPROTECTED
 
     @contextlib.contextmanager
     def _protecting(self) -> Iterator[None]:

@@ -180,20 +180,14 @@ void SlotArena::set_kept(PageIndex page, bool is_kept) noexcept {
   }
 }
 
-SlotNumbers SlotArena::words_of(PageIndex page) const noexcept {
-  // Divisions of 32 bits: this is asked for each chunk of a lease.
-  const auto at = static_cast<uint32_t>(page.value());
+LastRun SlotArena::last_run(uint32_t page) const noexcept {
   const auto segment_pages = static_cast<uint32_t>(pages_per_segment());
-  const uint32_t segment = at / segment_pages;
+  const uint32_t segment = page / segment_pages;
   KVPOOL_CHECK(segment < segments_.size());
   const uint32_t first = segments_[segment].run;
   KVPOOL_CHECK(first != NONE);
   const Run& run = runs_[first];
-  const uint32_t inside = at - first * segment_pages;
-  const uint32_t slot = inside / run.slot_pages;
-  KVPOOL_CHECK(slot < run.slots);
-  KVPOOL_CHECK(slot * run.slot_pages == inside);
-  return {run.numbers.number + slot, run.numbers.first_checksum + slot * run.layers};
+  return {first * segment_pages, run.slots * run.slot_pages, run.slot_pages, run.layers, run.numbers};
 }
 
 RecordId SlotArena::owner(PageIndex page) const noexcept {

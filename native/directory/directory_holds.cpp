@@ -266,12 +266,13 @@ std::optional<Columns> Directory::columns(HoldId hold) const {
   const std::vector<RecordId>& records = *held;
   Columns columns{std::vector<uint64_t>(records.size()), std::vector<uint64_t>(records.size()),
                   std::vector<uint8_t>(records.size(), NO_LEVEL), std::vector<uint64_t>(table_.is_shared() ? records.size() : 0)};
+  LastRun last;
   for (size_t index = 0; index < records.size(); ++index) {
     const ChunkRecord& record = records_[records[index]];
     columns.offsets[index] = record.has_slot() ? uint64_t{record.page.value()} * PAGE_BYTES : 0;
     columns.generations[index] = record.generation;
     if (table_.is_shared()) {
-      columns.slots[index] = table_.slot_of(record.page).packed();
+      columns.slots[index] = table_.slot_of(record.page, last).packed();
     }
     if (record.state == ChunkState::READY) {
       columns.levels[index] = static_cast<uint8_t>(tier_);

@@ -83,10 +83,15 @@ bool Directory::begin_chain(NamespaceId owner, ClassId size_class, const std::op
 void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t n, std::span<const PromotionSource> sources,
                             ReserveBounds bounds, ShareClaim& claim, Reservation& answer) {
   const size_t before = state.records.size();
+  const size_t wanted = std::min(n, bounds.limit);
+  answer.states.reserve(wanted);
+  answer.offsets.reserve(wanted);
+  answer.generations.reserve(wanted);
+  answer.slots.reserve(wanted);
   WindowSearch search;
   auto rest = SaveState::NO_PARENT;
   bool is_open = true;
-  while (is_open && answer.states.size() < std::min(n, bounds.limit)) {
+  while (is_open && answer.states.size() < wanted) {
     const RecordId above = state.records.empty() ? RecordId() : state.records.back();
     if (above.valid() && records_[above].depth + 1 >= max_chain_) {
       rest = SaveState::TOO_LONG;
@@ -109,7 +114,10 @@ void Directory::place_chain(ReservationState& state, const uint8_t* keys, size_t
     answer.states.push_back(static_cast<uint8_t>(result));
     answer.offsets.push_back(is_open ? uint64_t{records_[record].page.value()} * PAGE_BYTES : 0);
     answer.generations.push_back(is_open ? records_[record].generation : 0);
-    answer.slots.push_back(is_open ? table_.slot_of(records_[record].page).packed() : 0);
+  }
+  LastRun last;
+  for (size_t made = before; made < state.records.size(); ++made) {
+    answer.slots.push_back(table_.slot_of(records_[state.records[made]].page, last).packed());
   }
   if (!is_open) {
     answer.states.resize(n, static_cast<uint8_t>(rest));

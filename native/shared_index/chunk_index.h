@@ -70,7 +70,12 @@ class ChunkIndex {
 
   // By what readers know the used slot at a page; unset where no reader does.
   [[nodiscard]] SlotAddress slot_of(PageIndex page) const noexcept {
-    return table_ && page.valid() ? SlotAddress{DRAM_REGION, arena_.words_of(page).number} : SlotAddress();
+    LastRun last;
+    return slot_of(page, last);
+  }
+  // See SlotArena::words_of.
+  [[nodiscard]] SlotAddress slot_of(PageIndex page, LastRun& last) const noexcept {
+    return table_ && page.valid() ? SlotAddress{DRAM_REGION, arena_.words_of(page, last).number} : SlotAddress();
   }
   // The slot at the page is lent to a chunk: nothing can be read in it yet.
   void open_slot(PageIndex page) noexcept {

@@ -65,7 +65,7 @@ async def play(pool: TieredPool, chance: random.Random, stored: set[bytes]) -> N
     faults.update(rate=0.0, withheld=0.0)
     for tier in pool.tiers:
         tier.accepts_jobs = True
-        await pool.until_moved(lambda tier=tier: not tier.release_withheld() and not moving(pool))  # type: ignore[misc]
+    await pool.until_moved(lambda: not sum(tier.release_withheld() for tier in pool.tiers) and not moving(pool))
 
 
 def moving(pool: TieredPool) -> int:

@@ -49,13 +49,12 @@ class AcquireTask:
         wanted = min(part_chunks(len(self._ranks)), self._length - first)
         columns = [column[first : first + wanted] for column in self._columns]
         found = self._extend(columns, now_ns)
+        if 0 < min(found) == wanted == self._affordable(wanted):
+            self.chunks += wanted
+            return Step.MORE if self.chunks < self._length else Step.DONE
         lower = [self._find_in_lower_tier(rank, column, found[rank]) for rank, column in enumerate(columns)]
         reach = min(max(here, run.chunks if run else 0) for here, run in zip(found, lower, strict=True))
-        if self._holder is not None:
-            holds = [HoldId(0)] * len(self._ranks) if not self.holds else self.holds
-            allowed = self._directory.affordable(self._holder, holds, self._classes, first + reach)
-            reach = max(0, allowed - first)
-        chunks = reach
+        chunks = reach = self._affordable(reach)
         for rank, column in enumerate(columns):
             chunks = min(chunks, self._promote(rank, column, found[rank], lower[rank], reach))
         self._align(columns, found, chunks, now_ns)
@@ -76,7 +75,9 @@ class AcquireTask:
 
     def _give_up_dropped(self, now_ns: int) -> None:
         """Hold the remaining prefix where chunks were dropped since the last part: later chunks do not follow it any longer."""
-        left = min((self._directory.count_whole(hold) for hold in self.holds), default=0)
+        left = self.chunks
+        for hold in self.holds:
+            left = min(left, self._directory.count_whole(hold))
         if left == self.chunks:
             return
         self.chunks = left
@@ -84,6 +85,14 @@ class AcquireTask:
             self.end(now_ns)
         for hold in self.holds:
             self._directory.shorten(hold, left, now_ns)
+
+    def _affordable(self, chunks: int) -> int:
+        """So many chunks more, or as many as the holder may still hold."""
+        if self._holder is None:
+            return chunks
+        holds = self.holds or [HoldId(0)] * len(self._ranks)
+        allowed = self._directory.affordable(self._holder, holds, self._classes, self.chunks + chunks)
+        return max(0, allowed - self.chunks)
 
     def _extend(self, columns: list[KeyColumn], now_ns: int) -> list[int]:
         """Hold the next keys that DRAM has. Returns how many chunks on each rank."""

@@ -52,7 +52,7 @@ class ReserveTask:
 
     def advance(self, now_ns: int, *, may_wait: bool) -> Step:
         """Reserve the next part. WAIT (if it may) where only memory that is being faulted in or demoted could serve."""
-        first = self.chunks
+        first = len(self.states)
         evicted_before = self._directory.evicted_chunks
         made = self._reserve(first, now_ns, may_wait=may_wait)
         self.reservation = ReservationId(made.id)
@@ -65,7 +65,7 @@ class ReserveTask:
         self.generations += made.generations
         if self._retention[0]:
             self.retained += self._retain(first, states, now_ns)
-        if self.chunks == len(self.keys):
+        if len(self.states) == len(self.keys):
             return Step.DONE
         return Step.MORE if len(states) == PART_CHUNKS else Step.WAIT
 
@@ -85,6 +85,7 @@ class ReserveTask:
         )
 
     def _retain(self, first: int, states: bytes, now_ns: int) -> bytes:
+        end = first + len(states)
         priorities, durations = self._retention
-        wanted = priorities[first : self.chunks], durations[first * DURATION_BYTES : self.chunks * DURATION_BYTES]
-        return self._retainer.of_save(self._own, self.keys[first : self.chunks], states, wanted, now_ns)
+        wanted = priorities[first:end], durations[first * DURATION_BYTES : end * DURATION_BYTES]
+        return self._retainer.of_save(self._own, self.keys[first:end], states, wanted, now_ns)

@@ -22,7 +22,7 @@ from kvpool.types import DURATION_BYTES, KEEP_PRIORITY, NamespaceId, RetainState
 # How long DRAM evicts an unused demoted chunk before others; then it is an ordinary chunk.
 DEMOTED_MS = 600_000
 
-HAVE_SLOTS = (SaveState.PRESENT, SaveState.RESERVED)
+HAVE_SLOTS = bytes([SaveState.PRESENT, SaveState.RESERVED])
 
 
 class Retention:
@@ -57,9 +57,7 @@ class Retention:
         `states`: a `SaveState` for each of `keys`; from the first one on that has no slot all are ABSENT. `wanted`: priorities
         and durations, as in `m.Reserve`.
         """
-        held = 0
-        while held < len(states) and states[held] in HAVE_SLOTS:
-            held += 1
+        held = len(states) - len(states.lstrip(HAVE_SLOTS))
         absent = bytes([RetainState.ABSENT]) * (len(states) - held)
         if not held:
             return absent

@@ -1,11 +1,15 @@
-"""What the native module needs of the machine it runs on."""
+"""Native module on this machine: the libraries it needs, its variants of checksums and copies, and the benchmark's floors."""
 
+import os
 import shutil
 import subprocess
+import sys
 
+import numpy as np
 import pytest
 
 import kvpool_native
+from tests.rigs.native_copies import BLOCKS, CHUNK_BYTES, Engine, column, some_ids
 
 # The C and C++ run-time libraries, which every machine has that has a compiler's programs.
 LIBRARIES = {"libstdc++", "libm", "libgcc_s", "libc", "libpthread", "libatomic", "ld-linux-x86-64"}
@@ -29,3 +33,55 @@ def test_what_is_linked_into_it_is_bound_to_it_alone() -> None:
     names = {line.split()[-1] for line in _readelf("--dyn-syms").splitlines() if line.strip()}
     assert "PyInit_kvpool_native" in names
     assert not {name for name in names if name.startswith("io_uring")}
+
+
+def test_crc32c_has_the_published_value_and_continues() -> None:
+    digits = np.frombuffer(b"123456789", np.uint8)
+    assert kvpool_native.crc32c(digits) == 0xE3069283
+    assert kvpool_native.crc32c(digits[4:], kvpool_native.crc32c(digits[:4])) == 0xE3069283
+    assert kvpool_native.crc_path() in ("avx512", "sse4.2", "pmull", "armv8-crc", "table")
+
+
+@pytest.mark.parametrize("form", ["kv_first", "block_first", "packed"])
+def test_the_floors_of_the_benchmark_move_the_bytes_of_a_save_and_back(form: str) -> None:
+    engine, target, ids = Engine(form, 16), Engine(form, 16, fill=0), some_ids(20)
+    per_chunk, chunks = len(ids) // 5, np.zeros(5 * CHUNK_BYTES, np.uint8)
+    kvpool_native.gather_plain(engine.view, column(ids), per_chunk, chunks)
+    assert chunks.tobytes() == b"".join(engine.chunks(ids))
+    kvpool_native.scatter_plain(target.view, column(ids), per_chunk, chunks)
+    assert target.chunks(ids) == engine.chunks(ids)
+
+
+def test_the_floors_of_the_benchmark_refuse_what_lies_outside() -> None:
+    engine, chunks = Engine("kv_first", 16), np.zeros(CHUNK_BYTES, np.uint8)
+    with pytest.raises(ValueError, match="another size"):
+        kvpool_native.gather_plain(engine.view, column([0, 1, 2, 3]), 4, chunks[:-1])
+    with pytest.raises(ValueError, match="a block id lies outside the view"):
+        kvpool_native.scatter_plain(engine.view, column([0, 1, 2, BLOCKS]), 4, chunks)
+    with pytest.raises(ValueError, match="no multiple of chunk_blocks"):
+        kvpool_native.gather_plain(engine.view, column([0, 1, 2, 3]), 3, chunks)
+
+
+def test_the_environment_names_the_copys_variant_or_is_refused() -> None:
+    def run(variant: str) -> "subprocess.CompletedProcess[str]":
+        code = "import kvpool_native as k; k.tune_copies(); print(k.copy_variant_fault(), k.copy_choices())"
+        environment = {**os.environ, "KVPOOL_COPY_VARIANT": variant}
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+
+    assert "expected one of stream, stream-next256" in run("fastest").stdout
+    assert "'copy_tuning_seconds': 0.0" in run("stream-l1-2k").stdout
+
+
+def test_a_daemon_and_a_cache_refuse_a_variant_that_is_none() -> None:
+    environment = {**os.environ, "KVPOOL_COPY_VARIANT": "fastest"}
+    daemon = [sys.executable, "-m", "kvpool.cli.kvpoold", "--set", "dram.capacity=16MiB"]
+    run = subprocess.run(daemon, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (run.returncode, "KVPOOL_COPY_VARIANT is 'fastest'" in run.stderr) == (2, True)
+    code = (
+        "import numpy as np, kvpool_client as kv\n"
+        "layout = kv.Layout(layers=1, kv_heads=1, head_dim=64, dtype='bfloat16', chunk_tokens=32)\n"
+        "pool = kv.connect('/nowhere', model='m', layout=layout)\n"
+        "pool.register([np.zeros((2, 4, 16, 1, 64), np.uint16)], 16)\n"
+    )
+    refused = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert "InvalidArgument: KVPOOL_COPY_VARIANT is 'fastest'" in refused.stderr
