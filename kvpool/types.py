@@ -276,7 +276,12 @@ class Event(NamedTuple):
     @property
     def chunks(self) -> tuple[bytes, ...]:
         """The keys one by one."""
-        return tuple(KeyColumn(self.keys))
+        return tuple(self.column)
+
+    @property
+    def column(self) -> KeyColumn:
+        """The keys as a column."""
+        return KeyColumn(self.keys)
 
     @property
     def level(self) -> Level | None:

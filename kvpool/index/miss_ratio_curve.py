@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import kvpool_native
 from kvpool.clock import NS_PER_S
+from kvpool.key_column import KeyColumn
 from kvpool.types import HoldId
 
 # 3.5 MiB of memory. On three traces half as many were within one point of the exact curve.
@@ -40,9 +41,9 @@ class MissRatioCurve:
         for hold, chunk_bytes in holds:
             self._distances.observe_hold(self._directory, hold, chunk_bytes, now_ns)
 
-    def note_save(self, keys: bytes, chunk_bytes: int, now_ns: int) -> None:
-        """Chunks are to be saved. `keys`: packed, the nearest to the root first."""
-        self._distances.observe(keys, chunk_bytes, now_ns)
+    def note_save(self, keys: KeyColumn, chunk_bytes: int, now_ns: int) -> None:
+        """Chunks are to be saved. `keys`: the nearest to the root first."""
+        self._distances.observe(keys.packed, chunk_bytes, now_ns)
 
     def report(self, capacities: Sequence[int]) -> dict[str, int | float | list[float]]:
         """The share of referenced bytes that LRU would have hit, for each capacity in bytes, and the sample behind it."""

@@ -180,14 +180,14 @@ class Journal:
         self._chunk_tokens.clear()
         self._wake()
 
-    def note_refusals(self, keys: bytes, states: bytes, namespace: NamespaceId) -> None:
+    def note_refusals(self, keys: KeyColumn, states: bytes, namespace: NamespaceId) -> None:
         """Record why chunks of a save were declined. `states`: a `SaveState` for each of `keys`."""
         codes = np.frombuffer(states, np.uint8)
         refused = np.flatnonzero((codes != SaveState.PRESENT) & (codes != SaveState.RESERVED))[
             :REFUSALS_PER_SAVE
         ].tolist()
         if refused:
-            named = list(KeyColumn(keys).chosen(refused))
+            named = list(keys.chosen(refused))
             self._history.note_refusals(
                 named, [SaveState(states[at]) for at in refused], self._clock.now_ns(), namespace
             )

@@ -133,7 +133,7 @@ class Announcements:
         if not chunks:
             return None
         wanted = keys.part_of_ranks(ranks, 0, chunks)
-        acquire_task = AcquireTask(self._directory, self._tiering, session, wanted.packed, is_urgent=False)
+        acquire_task = AcquireTask(self._directory, self._tiering, session, wanted, is_urgent=False)
         entry = Announcement(session, wanted, chunks, chunks * chunk_bytes, now_ns + self._ttl_ns, acquire_task)
         self._of_owner.setdefault(session.connection, []).append(entry)
         self._bytes += entry.size

@@ -14,7 +14,6 @@ from kvpool.index.parts import PART_CHUNKS, Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
-from kvpool.key_column import KeyColumn
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.readers.readers import NOTHING, Grant, Readers
@@ -55,8 +54,8 @@ class Chains:
 
         Waits where moves between the tiers leave no room for all of it now.
         """
-        columns.keys_of(request.keys, ranks=len(session.namespaces))
-        acquire_task = self.readers.begin(session, request.keys)
+        keys = columns.keys_of(request.keys, ranks=len(session.namespaces))
+        acquire_task = self.readers.begin(session, keys)
         try:
             yield from self._advance(lambda _: acquire_task.advance(self.clock.now_ns()), self.tiering.make_room)
             return self.lease(session, self.readers.grant(session, acquire_task, self.clock.now_ns()))
@@ -67,11 +66,11 @@ class Chains:
     def acquire_leaves(self, session: EngineSession, request: m.AcquireLeaves) -> m.Leased:
         """Lease whole prefixes by their last keys. Nothing for longer ones: these are leased by their keys, in parts."""
         ranks = len(session.namespaces)
-        columns.check_leaves(request.leaves, request.chunks, ranks=ranks)
+        leaves = columns.leaves_of(request.leaves, request.chunks, ranks=ranks)
         if request.chunks * ranks > m.LEAF_CHUNKS_MAX:
             return self.lease(session, NOTHING)
         now_ns = self.clock.now_ns()
-        return self.lease(session, self.readers.acquire_leaves(session, request.leaves, request.chunks, now_ns))
+        return self.lease(session, self.readers.acquire_leaves(session, leaves, request.chunks, now_ns))
 
     def lease(self, session: EngineSession, grant: Grant) -> m.Leased:
         """The answer with a granted lease, or without one."""
@@ -86,12 +85,12 @@ class Chains:
 
         Waits where only memory could serve that is still being faulted in, or holds what the lower tiers lack.
         """
-        columns.check_reserve(request)
+        keys = columns.check_reserve(request)
         if self.is_stopping:
-            return _declined(SaveState.STOPPING, request)
+            return _declined(SaveState.STOPPING, request, len(keys))
         retention = request.priorities, request.durations
         retainer = self.hints.retention
-        reserve_task = self.writers.begin(session, request.parent, request.keys, retention, retainer)
+        reserve_task = self.writers.begin(session, request.parent, keys, retention, retainer)
 
         def advance(may_wait: bool) -> Step:
             first = reserve_task.chunks
@@ -169,12 +168,11 @@ class Chains:
         states = bytes(reserve_task.states[first:])
         if states.count(SaveState.RESERVED) + states.count(SaveState.PRESENT) < len(states):
             refused = reserve_task.keys[first : reserve_task.chunks]
-            self.journal.note_refusals(refused.packed, states, session.own.id)
+            self.journal.note_refusals(refused, states, session.own.id)
 
 
-def _declined(state: SaveState, request: m.Reserve) -> m.Reserved:
+def _declined(state: SaveState, request: m.Reserve, count: int) -> m.Reserved:
     """An answer that declines the first chunk with this state, and the following ones as `no-parent`."""
-    count = len(KeyColumn(request.keys))
     states = bytes([state, *[SaveState.NO_PARENT] * (count - 1)])
     retained = bytes([RetainState.ABSENT]) * len(request.priorities)
     return m.Reserved(0, states, bytes(WORD_BYTES * count), bytes(WORD_BYTES * count), retained)

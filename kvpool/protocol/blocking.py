@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from kvpool.clock import Deadline
 from kvpool.errors import DaemonUnreachable, DaemonUnresponsive, ProtocolError, Refused
+from kvpool.key_column import KeyColumn
 from kvpool.layout import WireLayout
 from kvpool.ownership import fault_of_daemon, peer_of
 from kvpool.protocol import frames, hit_curve, versions
@@ -225,10 +226,8 @@ class BlockingConnection:
     def chunk_history(self, keys: Sequence[bytes]) -> list[dict[str, Any]]:
         """The history of each chunk in the daemon's journal."""
         found: list[dict[str, Any]] = []
-        for at in range(0, len(keys), em.HISTORY_KEYS_MAX):
-            found += self.call(em.AskChunkHistory(b"".join(keys[at : at + em.HISTORY_KEYS_MAX])), m.Report).values[
-                "fates"
-            ]
+        for part in KeyColumn.of(keys).parts(em.HISTORY_KEYS_MAX):
+            found += self.call(em.AskChunkHistory(part.packed), m.Report).values["fates"]
         return found
 
     def namespaces(self) -> NamespaceNames:
@@ -245,9 +244,9 @@ class BlockingConnection:
         layouts: list[WireLayout] = self.call(m.AskLayouts(model), m.Report).values["layouts"]
         return layouts
 
-    def retain(self, keys: bytes, priority: int, duration_s: float) -> bytes:
+    def retain(self, keys: KeyColumn, priority: int, duration_s: float) -> bytes:
         """Set the priority of chunks of any model (duration 0: no end); a `RetainState` for each key."""
-        return self.call(m.RetainKeys(keys, priority, float(duration_s)), m.Retained).states
+        return self.call(m.RetainKeys(keys.packed, priority, float(duration_s)), m.Retained).states
 
     def check(self) -> dict[str, Any]:
         """Recount invariants inside the daemon: `problems` (lines), `chunks` seen, by tier too (`tiers`)."""

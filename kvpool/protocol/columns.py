@@ -25,12 +25,13 @@ def keys_of(packed: bytes, *, ranks: int = 1, keys_max: int = m.KEYS_MAX) -> Key
     return KeyColumn(packed)
 
 
-def check_leaves(leaves: bytes, chunks: int, *, ranks: int) -> None:
-    """Raises ProtocolError unless `leaves` has a key for each of `ranks`, and `chunks` on all of them are within KEYS_MAX."""
-    if len(leaves) != packed_bytes(ranks):
-        raise ProtocolError(f"leaves column has {len(leaves)} bytes, expected {packed_bytes(ranks)}")
+def leaves_of(packed: bytes, chunks: int, *, ranks: int) -> KeyColumn:
+    """The leaves of a request. Raises ProtocolError unless each of `ranks` has one, and all `chunks` are within KEYS_MAX."""
+    if len(packed) != packed_bytes(ranks):
+        raise ProtocolError(f"leaves column has {len(packed)} bytes, expected {packed_bytes(ranks)}")
     if not 0 < chunks * ranks <= m.KEYS_MAX:
         raise ProtocolError(f"chunks is {chunks}, expected 1..{m.KEYS_MAX // ranks}")
+    return KeyColumn(packed)
 
 
 def unpack_leases(column: bytes) -> list[int]:

@@ -25,14 +25,13 @@ def block_hashes(key: bytes, count: int) -> list[int]:
     return [*inner, block_hash(key)]
 
 
-def hashes_of(keys: bytes, count: int) -> list[int]:
-    """The hashes of the `count` blocks of each of several chunks, in order. `keys`: packed."""
-    column = KeyColumn(keys)
-    if count == 1 and len(column):
-        words = np.frombuffer(keys, ">u8").reshape(len(column), -1)
+def hashes_of(keys: KeyColumn, count: int) -> list[int]:
+    """The hashes of the `count` blocks of each of several chunks, in order."""
+    if count == 1 and keys:
+        words = np.frombuffer(keys.packed, ">u8").reshape(len(keys), -1)
         hashes: list[int] = words[:, -1].tolist()
         return hashes
-    return [block for key in column for block in block_hashes(key, count)]
+    return [block for key in keys for block in block_hashes(key, count)]
 
 
 def blocks_of(chunk_tokens: int, block_tokens: int) -> int:

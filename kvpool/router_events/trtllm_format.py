@@ -24,7 +24,7 @@ def trtllm_event(event: Event, namespaces: NamespaceNames, block_tokens: int = 0
     elif event.kind == EventKind.STORED:
         data = _stored(event, chunk_tokens, blocks)
     elif event.kind == EventKind.REMOVED:
-        data = {"type": "removed", "block_hashes": hashes_of(event.keys, blocks)}
+        data = {"type": "removed", "block_hashes": hashes_of(event.column, blocks)}
     else:
         data = {
             "type": "updated",
@@ -37,7 +37,7 @@ def trtllm_event(event: Event, namespaces: NamespaceNames, block_tokens: int = 0
 
 def _stored(event: Event, chunk_tokens: int, blocks: int) -> dict[str, Any]:
     tokens = np.frombuffer(event.tokens, "<i4").tolist()
-    hashes = hashes_of(event.keys, blocks)
+    hashes = hashes_of(event.column, blocks)
     size = chunk_tokens // blocks if tokens else 0
     return {
         "type": "stored",

@@ -80,7 +80,7 @@ class EventForm:
         return ["AllBlocksCleared"] if self.is_positional else {"type": "AllBlocksCleared"}
 
     def _stored(self, event: Event, chunk_tokens: int, blocks: int, medium: str) -> WireEvent:
-        hashes = hashes_of(event.keys, blocks)
+        hashes = hashes_of(event.column, blocks)
         parent = block_hash(event.parent) if event.parent else None
         tokens = TokenIds(event.tokens)
         size = chunk_tokens // blocks
@@ -105,7 +105,7 @@ class EventForm:
         return stored
 
     def _removed(self, event: Event, blocks: int, medium: str) -> WireEvent:
-        hashes = hashes_of(event.keys, blocks)
+        hashes = hashes_of(event.column, blocks)
         if self.is_positional:
             return ["BlockRemoved", hashes, medium]
         return {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import kvpool_native
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import Config
+from kvpool.key_column import KeyColumn
 from kvpool.sim.node import CHUNK_BYTES, SimulatedNode
 from kvpool.sim.oracles import belady_hits, lru_hits
 from kvpool.sim.workload import Workload
@@ -78,7 +79,7 @@ def run_cell(workload: Workload, cell: Cell, config: Config) -> Outcome:
         ):
             start, end = first[request], first[request] + storable[request]
             if start < end:
-                hits = node.serve(keys[workload.blocks[start:end]].tobytes(), at_ns[request])
+                hits = node.serve(KeyColumn(keys[workload.blocks[start:end]].tobytes()), at_ns[request])
                 dram += hits.dram
                 ssd += hits.ssd
         spent_ns += clock.now_ns() - start_ns

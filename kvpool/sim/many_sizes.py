@@ -13,7 +13,7 @@ import kvpool_native
 from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
-from kvpool.key_column import packed_bytes
+from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.layout import Layout
 from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writers
 from kvpool.sim.metadata_tier import MetadataTier
@@ -56,7 +56,7 @@ class ManySizes:
 
     def save(self, model: int, chunks: int, priority: int | None = None) -> None:
         """Reserve and commit a new chain."""
-        session, keys = self._sessions[model], self._draws.bytes(packed_bytes(chunks))
+        session, keys = self._sessions[model], KeyColumn(self._draws.bytes(packed_bytes(chunks)))
         now_ns = self._clock.now_ns() + TICK_NS
         self._clock.set(now_ns)
         retention = (b"", b"") if priority is None else (bytes([priority]) * chunks, bytes(4 * chunks))

@@ -121,19 +121,18 @@ class SimulatedNode:
         """Blocks written to the lower tier so far."""
         return sum(link.demotions.demoted_chunks for link in self._links)
 
-    def serve(self, keys: bytes, now_ns: int) -> Hits:
-        """Serve one request: lease the hit, then store the rest. `keys`: packed, the root first."""
+    def serve(self, keys: KeyColumn, now_ns: int) -> Hits:
+        """Serve one request: lease the hit, then store the rest. `keys`: the root first."""
         self._clock.set(now_ns)
-        found = self._index.lookup(keys)[0]
-        column = KeyColumn(keys)
-        grant = self._lease(column[:found]) if found else None
+        found = self._index.lookup(keys.packed)[0]
+        grant = self._lease(keys[:found]) if found else None
         leased, dram = 0, 0
         if grant is not None and grant.lease:
             leased, dram = grant.chunks, grant.tiers.count(Level.DRAM)
             self._settle()
             self._readers.release(self._session, grant.lease, now_ns)
-        if leased < len(column):
-            self._store(column.before(leased), column[leased:].packed)
+        if leased < len(keys):
+            self._store(keys.before(leased), keys[leased:])
         return Hits(dram, leased - dram)
 
     def verify(self) -> list[str]:
@@ -143,20 +142,20 @@ class SimulatedNode:
 
     def _lease(self, keys: KeyColumn) -> Grant | None:
         now_ns = self._clock.now_ns()
-        grant = self._readers.acquire_leaves(self._session, keys[-1], len(keys), now_ns)
+        grant = self._readers.acquire_leaves(self._session, keys[-1:], len(keys), now_ns)
         if grant.chunks:
             return grant
         for _ in range(WAITS_MAX):
-            granted = self._acquire(keys.packed, may_wait=True)
+            granted = self._acquire(keys, may_wait=True)
             if granted is not None or not self._make_room():
                 break
-        return granted if granted is not None else self._acquire(keys.packed, may_wait=False)
+        return granted if granted is not None else self._acquire(keys, may_wait=False)
 
-    def _acquire(self, keys: bytes, *, may_wait: bool) -> Grant | None:
+    def _acquire(self, keys: KeyColumn, *, may_wait: bool) -> Grant | None:
         with self._tiering.protecting(may_wait):
             return self._readers.acquire(self._session, keys, self._clock.now_ns(), may_wait=may_wait)
 
-    def _store(self, parent: bytes, keys: bytes) -> None:
+    def _store(self, parent: bytes, keys: KeyColumn) -> None:
         for _ in range(WAITS_MAX):
             reserved_slots = self._reserve(parent, keys, may_wait=True)
             if reserved_slots is not None or not self._make_room():
@@ -170,7 +169,7 @@ class SimulatedNode:
         self._tiering.run()
         self._settle()
 
-    def _reserve(self, parent: bytes, keys: bytes, *, may_wait: bool) -> ReservedSlots | None:
+    def _reserve(self, parent: bytes, keys: KeyColumn, *, may_wait: bool) -> ReservedSlots | None:
         with self._tiering.protecting(may_wait):
             return self._writers.reserve(self._session, parent, keys, self._clock.now_ns(), may_wait=may_wait)
 

@@ -181,14 +181,14 @@ class Demotions:
                 left -= started
         return left <= 0
 
-    def write(self, namespace: Namespace, parent: bytes, keys: bytes, now_ns: int) -> None:
+    def write(self, namespace: Namespace, parent: bytes, keys: KeyColumn, now_ns: int) -> None:
         """Start writing what the lower tier lacks of these chunks, worth it or not, as far as there is room and budget.
 
         `parent`: the key before them, empty at the root.
         """
         if not self._has_room:
             return
-        pinned = self._directory.pin_unsaved_prefix(namespace.id, keys, parent)
+        pinned = self._directory.pin_unsaved_prefix(namespace.id, keys.packed, parent)
         if pinned.id:
             size = self._slot_bytes(namespace)
             affordable = partial(self._admission.affordable, size, is_ordered=True)

@@ -81,7 +81,7 @@ class Promotions:
         """Holds that promotions have in the arena's directory; as many in the one below."""
         return self._under_way
 
-    def find(self, namespace: Namespace, keys: bytes, chunks: int, *, parent: bytes) -> Run:
+    def find(self, namespace: Namespace, keys: KeyColumn, chunks: int, *, parent: bytes) -> Run:
         """The tier's run of the chunks after `parent`, of which the arena has `chunks`."""
         if not self._lower.can_read:
             return NO_RUN

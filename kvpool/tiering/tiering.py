@@ -35,7 +35,7 @@ class RetainedBelow:
     """Chunks that a lower tier has, and with what it retains each."""
 
     link: Link
-    keys: bytes
+    keys: KeyColumn
     priorities: bytes
     durations: bytes
 
@@ -86,7 +86,7 @@ class Tiering:
             link.lower.reconfigure(config)
             link.change_admission()
 
-    def find(self, namespace: Namespace, keys: bytes, chunks: int, *, parent: bytes) -> RunBelow | None:
+    def find(self, namespace: Namespace, keys: KeyColumn, chunks: int, *, parent: bytes) -> RunBelow | None:
         """The longest run of the chunks behind `parent` in one lower tier, if it is longer than the arena's `chunks`."""
         found: RunBelow | None = None
         for link in self.links:
@@ -131,7 +131,7 @@ class Tiering:
         finally:
             self._directory.protect_unsaved(False)
 
-    def demote(self, namespace: Namespace, parent: bytes, keys: bytes, now_ns: int) -> None:
+    def demote(self, namespace: Namespace, parent: bytes, keys: KeyColumn, now_ns: int) -> None:
         """Start writing what the lower tiers lack of these chunks, as far as there is room and budget."""
         for link in self.links:
             link.demotions.write(namespace, parent, keys, now_ns)
@@ -145,14 +145,14 @@ class Tiering:
             if kept:
                 durations = b"".join(duration.to_bytes(DURATION_BYTES, "little") for _, _, duration in kept)
                 priorities = bytes(priority for _, priority, _ in kept)
-                found.append(RetainedBelow(link, b"".join(key for key, _, _ in kept), priorities, durations))
+                found.append(RetainedBelow(link, KeyColumn.of(key for key, _, _ in kept), priorities, durations))
         return found
 
     def restore_retention(self, namespace: Namespace, retained: Sequence[RetainedBelow], now_ns: int) -> None:
         """Have lower tiers retain chunks as they did."""
         for one in retained:
             directory = one.link.lower.slots.directory
-            directory.retain(namespace.id, one.keys, one.priorities, one.durations, now_ns)
+            directory.retain(namespace.id, one.keys.packed, one.priorities, one.durations, now_ns)
 
     def remember_retention(self, keys: KeyColumn, states: bytes) -> None:
         """Have it outlive the daemon with what chunks are retained, as far as lower tiers have them.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import kvpool_native
+from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.types import HoldId, Level, NamespaceId, SizeClassId
 
@@ -55,9 +56,9 @@ class Slots:
     def __repr__(self) -> str:
         return f"<Slots of {self.name}, {len(self._by_geometry)} geometries>"
 
-    def find(self, namespace: NamespaceId, keys: bytes, *, parent: bytes) -> Run:
+    def find(self, namespace: NamespaceId, keys: KeyColumn, *, parent: bytes) -> Run:
         """The longest run of `keys` behind `parent` (empty: the root) that the tier has, with a hold on it."""
-        held = self.directory.acquire(namespace, keys, 0, parent)
+        held = self.directory.acquire(namespace, keys.packed, 0, parent)
         return Run(held.chunks, HoldId(held.id))
 
     def slot_bytes(self, layout: Layout) -> int:

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from kvpool.config.config import load_config
+from kvpool.key_column import KeyColumn
 from kvpool.sim.node import CHUNK_BYTES, POLICIES, SimulatedNode
 from kvpool.tiering.admission import NS_PER_DAY, Admitted
 from kvpool_native import SSD_HEADER_BYTES
@@ -26,7 +27,7 @@ class UsageTable:
         self._blocks = 1
         self.now_ns = 0
 
-    def prompt(self) -> bytes:
+    def prompt(self) -> KeyColumn:
         """The next request's keys."""
         self.now_ns += self._chance.choice([10**9, 10**9, HOUR_NS // 40, HOUR_NS // 4])
         base = self._chance.choice(self._prompts[-20:])
@@ -36,7 +37,7 @@ class UsageTable:
             base = [*base, *range(self._blocks + 1, self._blocks + 1 + fresh)][:20]
             self._blocks += fresh
         self._prompts.append(base)
-        return b"".join(block.to_bytes(8, "little") * 4 for block in base)
+        return KeyColumn.of(block.to_bytes(8, "little") * 4 for block in base)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -14,7 +14,7 @@ import numpy as np
 from kvpool.clock import MonotonicClock
 from kvpool.config.config import load_config
 from kvpool.errors import KVPoolError
-from kvpool.key_column import packed_bytes
+from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.layout import Layout
 from kvpool.pool.pool import Pool
 from kvpool.protocol.records import messages as m
@@ -49,29 +49,29 @@ class Requests:
     async def run(self) -> None:
         """Every verb that may be about a long chain, once or more."""
         session, chains, hints = self._session, self.pool.chains, self.pool.hints
-        keys = [np.random.default_rng(seed).bytes(packed_bytes(CHAIN)) for seed in range(3)]
+        keys = [KeyColumn(np.random.default_rng(seed).bytes(packed_bytes(CHAIN))) for seed in range(3)]
         for number, chain in enumerate(keys):
             name = "reserve, new chunks" if number < 2 else "reserve, another goes for each"
-            made = self._serve(name, chains.reserve(session, m.Reserve(b"", chain)))
+            made = self._serve(name, chains.reserve(session, m.Reserve(b"", chain.packed)))
             if made.states != bytes([SaveState.RESERVED]) * CHAIN:
                 raise KVPoolError("not every chunk of the longest chain was reserved: the measured parts prove nothing")
             self._serve(
                 "commit", chains.commit(session, m.Commit(made.reservation, bytes(CHECKSUM_BYTES * CHAIN), b""))
             )
         # The following requests evict nothing, so that their parts record no evictions in the journal.
-        retention = bytes([KEPT_PRIORITY]) * CHAIN, bytes(4 * CHAIN)
-        self._serve("reserve, all there, with priorities", chains.reserve(session, m.Reserve(b"", keys[2], *retention)))
-        leased = self._serve("acquire", chains.acquire(session, m.Acquire(keys[2])))
+        last, retention = keys[2].packed, (bytes([KEPT_PRIORITY]) * CHAIN, bytes(4 * CHAIN))
+        self._serve("reserve, all there, with priorities", chains.reserve(session, m.Reserve(b"", last, *retention)))
+        leased = self._serve("acquire", chains.acquire(session, m.Acquire(last)))
         if leased.chunks != CHAIN:
             raise KVPoolError(
                 f"{leased.chunks} chunks of the longest chain were leased: the measured parts prove nothing"
             )
         self._note("release", lambda: self.pool.leases.release(session, m.Release(leased.lease)))
-        some, count = keys[2][: packed_bytes(m.RETAIN_KEYS_MAX)], m.RETAIN_KEYS_MAX
+        some, count = keys[2][: m.RETAIN_KEYS_MAX].packed, m.RETAIN_KEYS_MAX
         self._serve("retain", hints.retain(session, m.Retain(some, bytes([KEPT_PRIORITY]) * count, bytes(4 * count))))
-        self._serve("demote", hints.demote(session, m.Demote(keys[2], CHAIN - count)))
-        self._serve("announce", hints.announce(session, m.Announce(keys[2])))
-        made = self._serve("reserve, another goes for each", chains.reserve(session, m.Reserve(b"", keys[0])))
+        self._serve("demote", hints.demote(session, m.Demote(last, CHAIN - count)))
+        self._serve("announce", hints.announce(session, m.Announce(last)))
+        made = self._serve("reserve, another goes for each", chains.reserve(session, m.Reserve(b"", keys[0].packed)))
         await self._settle()
         self._serve("end", chains.end_reservation(session, m.End(made.reservation)))
 

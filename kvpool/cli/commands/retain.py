@@ -72,11 +72,11 @@ def retain(
                 fail(f"the daemon has served no model {model}", EXIT_FAILURE)
             columns = _keys_of(_tokens(tokens_file), model or "", layouts, connection.welcome.domain, salt, adapter)
         else:
-            columns = [b"".join(_key(text) for text in keys)]
+            columns = [KeyColumn.of(_key(text) for text in keys)]
         counts: Counter[int] = Counter()
         for column in columns:
-            for part in KeyColumn(column).parts(m.RETAIN_KEYS_MAX):
-                counts.update(ask(partial(connection.retain, part.packed, priority, duration_s)))
+            for part in column.parts(m.RETAIN_KEYS_MAX):
+                counts.update(ask(partial(connection.retain, part, priority, duration_s)))
     report = {state.name.lower(): counts[state] for state in RetainState}
     if options.is_json:
         print_json({**report, "priority": priority, "duration_s": duration_s})
@@ -118,7 +118,7 @@ def _tokens(path: str) -> list[int]:
 
 def _keys_of(
     tokens: list[int], model: str, layouts: list[Layout], domain: bytes, salt: str, adapter: str
-) -> list[bytes]:
+) -> list[KeyColumn]:
     """The keys of a prompt's full chunks, for each layout's own rank."""
     columns = []
     for layout in layouts:
@@ -127,5 +127,5 @@ def _keys_of(
             chain.extend(tokens)
         except InvalidArgument as error:
             fail(f"--tokens-file: {error}", EXIT_USAGE)
-        columns.append(chain.columns()[0])
+        columns.append(KeyColumn(chain.columns()[0]))
     return columns

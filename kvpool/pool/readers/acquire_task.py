@@ -23,7 +23,7 @@ class AcquireTask:
         directory: kvpool_native.Directory,
         tiering: Tiering,
         session: EngineSession,
-        keys: bytes,
+        keys: KeyColumn,
         *,
         is_urgent: bool = True,
         holder: ConnectionId | None = None,
@@ -32,7 +32,7 @@ class AcquireTask:
         self._tiering = tiering
         self._ranks = list(session.namespaces.values())
         self._classes = [namespace.size_class for namespace in self._ranks]
-        self._columns = KeyColumn(keys).by_rank(len(self._ranks))
+        self._columns = keys.by_rank(len(self._ranks))
         self._length = len(self._columns[0])
         self._is_urgent = is_urgent
         self._holder = holder
@@ -112,7 +112,7 @@ class AcquireTask:
         if found == len(column):
             return None
         parent = self._columns[rank].before(self.chunks)
-        return self._tiering.find(self._ranks[rank], column.packed, found, parent=parent)
+        return self._tiering.find(self._ranks[rank], column, found, parent=parent)
 
     def _promote(self, rank: int, column: KeyColumn, found: int, lower: RunBelow | None, reach: int) -> int:
         """Promote chunks up to `reach`. Returns how many are in DRAM or being promoted."""

@@ -23,6 +23,7 @@ from kvpool.index.leases import ENDED_AT_ONCE, ENDED_COST, HELD_CHUNKS_MAX, Leas
 from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.parts import Step
 from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
 from kvpool.pool.readers.acquire_task import AcquireTask
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import ConnectionId, HoldId, LeaseId
@@ -102,7 +103,7 @@ class Readers:
         """The lease, if it lives and is the session's."""
         return self._leases.find(LeaseId(lease), session.connection)
 
-    def begin(self, session: EngineSession, keys: bytes) -> AcquireTask:
+    def begin(self, session: EngineSession, keys: KeyColumn) -> AcquireTask:
         """A lease of the longest present prefix of `keys`, on every rank, to be taken in parts. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
@@ -114,7 +115,7 @@ class Readers:
         """A lease of what has been taken."""
         return self._grant_acquired(session, acquire_task.chunks, list(acquire_task.take()), now_ns)
 
-    def acquire(self, session: EngineSession, keys: bytes, now_ns: int, *, may_wait: bool) -> Grant | None:
+    def acquire(self, session: EngineSession, keys: KeyColumn, now_ns: int, *, may_wait: bool) -> Grant | None:
         """All parts at once. None where DRAM has no room for all that a lower tier has (and `may_wait`). Raises Refused."""
         acquire_task = self.begin(session, keys)
         while (step := acquire_task.advance(now_ns)) is Step.MORE:
@@ -124,11 +125,11 @@ class Readers:
             return None
         return self.grant(session, acquire_task, now_ns)
 
-    def acquire_leaves(self, session: EngineSession, leaves: bytes, chunks: int, now_ns: int) -> Grant:
+    def acquire_leaves(self, session: EngineSession, leaves: KeyColumn, chunks: int, now_ns: int) -> Grant:
         """Lease the `chunks` chunks that end in `leaves`, one key for each rank: all of them or nothing. Raises Refused."""
         failpoint.reach("daemon.acquire.before_hold", failpoint.refused)
         self._check_room(session)
-        held = self._directory.acquire_leaves(session.namespace_ids, leaves, chunks, now_ns)
+        held = self._directory.acquire_leaves(session.namespace_ids, leaves.packed, chunks, now_ns)
         if self._affordable(session.connection, session, held.ids, held.chunks) < held.chunks:
             self._end_holds([HoldId(hold) for hold in held.ids], now_ns)
             return NOTHING

@@ -25,7 +25,7 @@ class ReserveTask:
         directory: kvpool_native.Directory,
         session: EngineSession,
         parent: bytes,
-        keys: bytes,
+        keys: KeyColumn,
         retention: tuple[bytes, bytes],
         retainer: Retention,
     ) -> None:
@@ -34,7 +34,7 @@ class ReserveTask:
         self._own = session.own
         self._connection = session.connection
         self._parent = parent
-        self.keys = KeyColumn(keys)
+        self.keys = keys
         self._retention = retention
         self.reservation = ReservationId(0)
         self.states = bytearray()

@@ -85,7 +85,7 @@ class Retention:
         durations = DEMOTED_MS.to_bytes(DURATION_BYTES, "little") * (count - first)
         states = []
         for (namespace, column), parent in zip(_by_rank(session, keys), above, strict=True):
-            self._tiering.demote(namespace, parent, column.packed, now_ns)
+            self._tiering.demote(namespace, parent, column, now_ns)
             chosen = column[first:]
             lower = self._tiering.retained(chosen)
             states.append(self._directory.retain(namespace.id, chosen.packed, bytes(count - first), durations, now_ns))
@@ -96,7 +96,7 @@ class Retention:
     def _retain(
         self, namespace: NamespaceId, keys: KeyColumn, priorities: bytes, durations: bytes, now_ns: int
     ) -> bytes:
-        states = keep(self._directory, namespace, keys.packed, priorities, durations, now_ns)
+        states = keep(self._directory, namespace, keys, priorities, durations, now_ns)
         if self._tiering is not None:
             self._tiering.remember_retention(keys, states)
         self._on_retained()
@@ -104,18 +104,23 @@ class Retention:
 
 
 def keep(
-    directory: kvpool_native.Directory, namespace: int, keys: bytes, priorities: bytes, durations: bytes, now_ns: int
+    directory: kvpool_native.Directory,
+    namespace: int,
+    keys: KeyColumn,
+    priorities: bytes,
+    durations: bytes,
+    now_ns: int,
 ) -> bytes:
     """Set the retention of chunks, but for those with KEEP_PRIORITY, which stay as they are: a `RetainState` for each."""
     if KEEP_PRIORITY not in priorities:
-        return directory.retain(namespace, keys, priorities, durations, now_ns)
+        return directory.retain(namespace, keys.packed, priorities, durations, now_ns)
     chosen = np.flatnonzero(np.frombuffer(priorities, np.uint8) != KEEP_PRIORITY)
     states = np.full(len(priorities), RetainState.ACCEPTED, np.uint8)
     if len(chosen):
         states[chosen] = np.frombuffer(
             directory.retain(
                 namespace,
-                KeyColumn(keys).chosen(chosen).packed,
+                keys.chosen(chosen).packed,
                 np.frombuffer(priorities, np.uint8)[chosen].tobytes(),
                 np.frombuffer(durations, "<u4")[chosen].tobytes(),
                 now_ns,

@@ -19,6 +19,7 @@ from kvpool.index.reservations import Reservation, Reservations
 from kvpool.index.sessions import EngineSession
 from kvpool.index.staged_slots import StagedSlots
 from kvpool.journal.token_columns import check_tokens, with_scope
+from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.ending_reservations import EndingReservations
 from kvpool.pool.writers.reserve_task import ReserveTask
 from kvpool.pool.writers.retention import Retention
@@ -91,7 +92,7 @@ class Writers:
         self,
         session: EngineSession,
         parent: bytes,
-        keys: bytes,
+        keys: KeyColumn,
         retention: tuple[bytes, bytes] = (b"", b""),
         retainer: Retention | None = None,
     ) -> ReserveTask:
@@ -112,7 +113,7 @@ class Writers:
         reserved = reserve_task.states.count(SaveState.RESERVED)
         states, offsets = bytes(reserve_task.states), bytes(reserve_task.offsets)
         if self._hit_curve is not None:
-            self._hit_curve.note_save(reserve_task.keys.packed, layout.chunk_bytes, now_ns)
+            self._hit_curve.note_save(reserve_task.keys, layout.chunk_bytes, now_ns)
         if not reserved:
             self.give_up(reserve_task, now_ns)  # present chunks were only touched
         reservation = reserve_task.take()
@@ -139,7 +140,7 @@ class Writers:
         self,
         session: EngineSession,
         parent: bytes,
-        keys: bytes,
+        keys: KeyColumn,
         now_ns: int,
         *,
         may_wait: bool,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvpool.errors import Refused
+from kvpool.key_column import KeyColumn
 from kvpool.protocol.blocking import BlockingConnection
 from kvpool.protocol.records import messages as m
 from tests.hostile.rigs.raw_clients import keys_of
@@ -61,7 +62,7 @@ def test_every_order_of_an_operator_is_one_line_with_who_gave_it(start_daemon: C
         admin.flush("two\nlines", 60.0, "dram")
         admin.demote_all(1.0, is_forced=False)
         admin.demote_all(2.0, is_forced=True)
-        admin.retain(keys_of(0, 3), 80, 1.0)
+        admin.retain(KeyColumn(keys_of(0, 3)), 80, 1.0)
         admin.log_level("error")
         assert not admin.disconnect(1 << 40)
         admin.reload()

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 import kvpool_client as kv
+from kvpool.key_column import KeyColumn
 from kvpool.protocol import verify_walk
 from kvpool.protocol.records import connections as cm
 from kvpool.protocol.records import events as em
@@ -103,7 +104,7 @@ def _run_session(daemon: Daemon) -> None:
         admin.connections()
         assert not admin.disconnect(1 << 40)
         admin.layouts("test-model")
-        admin.retain(keys_of(0, 3), 80, 1.0)
+        admin.retain(KeyColumn(keys_of(0, 3)), 80, 1.0)
         admin.log_level("info")
         admin.reload()
         admin.flush("test-model", None)

@@ -10,6 +10,7 @@ import kvpool_native
 from kvpool.config.config import load_config
 from kvpool.index.namespaces import Namespaces
 from kvpool.journal.journal import SNAPSHOT_END, Journal
+from kvpool.key_column import KeyColumn
 from kvpool.keys import pack_scope
 from kvpool.layout import Layout
 from kvpool.tiers.slots import Slots, SlotSizes
@@ -120,7 +121,7 @@ class Rig:
     def store(self, names: list[int]) -> bytes:
         column = b"".join(key(names[: at + 1]) for at in range(len(names)))
         made = self.memory.reserve(self.namespace.id, self.namespace.size_class, b"", column, self.tick())
-        self.journal.note_refusals(column, made.states, self.namespace.id)
+        self.journal.note_refusals(KeyColumn(column), made.states, self.namespace.id)
         reserved = [at for at, state in enumerate(made.states) if state == SaveState.RESERVED]
         if reserved:
             words = [words_of(names[: at + 1]) for at in reserved]

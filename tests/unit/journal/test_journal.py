@@ -10,6 +10,7 @@ import pytest
 
 from kvpool.journal.chunk_history import ChunkHistory, Departure
 from kvpool.journal.journal import SNAPSHOT_END
+from kvpool.key_column import KeyColumn
 from kvpool.types import KEY_BYTES, Cause, EventKind, Level, NamespaceId, SaveState
 from tests.rigs.events.journal_rig import DRAM, SLOT, SSD, Rig, follow, key, take_snapshot, tokens_of
 from tests.rigs.events.readers import Replica
@@ -181,11 +182,11 @@ def test_fates_are_bounded_and_refusals_do_not_push_departures_out() -> None:
     rig.drop(rig.memory, key([1]))
     rig.journal.take_changes()
     for name in range(100):
-        rig.journal.note_refusals(key([name, 7]), bytes([SaveState.FULL]), NamespaceId(0))
+        rig.journal.note_refusals(KeyColumn(key([name, 7])), bytes([SaveState.FULL]), NamespaceId(0))
     assert rig.journal.stats()["events.fates"] == 17
     assert rig.journal.explain(key([1]))["fate"] == "removed"
     assert rig.journal.explain(key([0, 7])) == {"fate": "unknown"}
-    rig.journal.note_refusals(key([1]) * 100, bytes([SaveState.FULL]) * 100, NamespaceId(0))
+    rig.journal.note_refusals(KeyColumn(key([1]) * 100), bytes([SaveState.FULL]) * 100, NamespaceId(0))
     assert rig.journal.stats()["events.fates"] == 17
 
 
@@ -201,7 +202,7 @@ def test_a_refused_save_costs_little_however_long_it_is() -> None:
 
 def _seconds_of_a_refusal(chunks: int) -> float:
     rig = Rig()
-    keys, states = bytes(KEY_BYTES * chunks), bytes([SaveState.NO_PARENT]) * chunks
+    keys, states = KeyColumn(bytes(KEY_BYTES * chunks)), bytes([SaveState.NO_PARENT]) * chunks
     best = float("inf")
     for _ in range(20):
         before = time.thread_time()

@@ -11,6 +11,7 @@ import kvpool_client as kv
 from kvpool.clock import MonotonicClock
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
+from kvpool.key_column import KeyColumn
 from kvpool.pool.writers.retention import Retention, keep
 from kvpool.pool.writers.writers import Writers
 from kvpool.sim.node import SimulatedArena
@@ -49,7 +50,7 @@ class Store:
         chunks = len(keys) // KEY_BYTES
         planned = plan_retention(retention.pop("retention", ()), chunks=chunks, chunk_tokens=16, **retention)
         places = self._writers.reserve(
-            self.session, b"", keys, self.now, may_wait=False, retention=planned.columns(0, chunks)
+            self.session, b"", KeyColumn(keys), self.now, may_wait=False, retention=planned.columns(0, chunks)
         )
         assert places is not None
         reserved = places.states.count(SaveState.RESERVED)
@@ -136,7 +137,7 @@ def test_a_priority_that_is_left_as_it_is_is_left() -> None:
     store = Store(40)
     keys = prompt(4)
     store.save(keys, retention=[kv.TokenRange(0, None, 60)])
-    states = keep(store.directory, 0, keys, bytes([255, 10, 255, 70]), bytes(16), store.now)
+    states = keep(store.directory, 0, KeyColumn(keys), bytes([255, 10, 255, 70]), bytes(16), store.now)
     assert states == bytes(4)
     kept = [store.directory.retention(keys[at : at + KEY_BYTES]) for at in range(0, len(keys), KEY_BYTES)]
     assert kept == [(60, 0), (10, 0), (60, 0), (70, 0)]

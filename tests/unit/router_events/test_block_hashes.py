@@ -4,14 +4,13 @@ import random
 
 import pytest
 
+from kvpool.key_column import KEY_BYTES, KeyColumn
 from kvpool.router_events.block_hashes import block_hash, block_hashes, hashes_of
-from kvpool.types import KEY_BYTES
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_hashes_of_chunks_are_those_of_each_in_order(blocks: int, seed: int) -> None:
-    keys = random.Random(seed).randbytes(KEY_BYTES * 7)
-    each = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
-    assert hashes_of(keys, blocks) == [block for key in each for block in block_hashes(key, blocks)]
-    assert hashes_of(keys, blocks)[blocks - 1 :: blocks] == [block_hash(key) for key in each]
-    assert hashes_of(b"", blocks) == []
+    keys = KeyColumn(random.Random(seed).randbytes(KEY_BYTES * 7))
+    assert hashes_of(keys, blocks) == [block for key in keys for block in block_hashes(key, blocks)]
+    assert hashes_of(keys, blocks)[blocks - 1 :: blocks] == [block_hash(key) for key in keys]
+    assert hashes_of(KeyColumn(b""), blocks) == []

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpool.config.config import load_config
+from kvpool.key_column import KeyColumn
 from kvpool.sim.cells import Cell, Outcome, run_cell, simulated_config
 from kvpool.sim.node import CHUNK_BYTES, POLICIES, SimulatedNode
 from kvpool.sim.oracles import belady_hits, lru_hits
@@ -91,11 +92,11 @@ def test_nothing_is_held_between_requests() -> None:
     node = SimulatedNode(dram_blocks=20, ssd_blocks=40, policy="lru", config=load_config())
     keys = workload.keys()
     for second, chain in enumerate(workload.chains()):
-        hits = node.serve(keys[chain].tobytes(), second)
+        hits = node.serve(KeyColumn(keys[chain].tobytes()), second)
         assert hits.dram + hits.ssd <= len(chain)
         assert node.verify() == []
     with pytest.raises(AssertionError):
-        node.serve(keys[[0]].tobytes(), 0)
+        node.serve(KeyColumn(keys[[0]].tobytes()), 0)
 
 
 @pytest.mark.slow
