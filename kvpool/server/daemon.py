@@ -27,6 +27,7 @@ from kvpool.server.connections.local_socket import AcceptedHello, LocalSocket, P
 from kvpool.server.connections.requests import ConnectionVerbs, end_connection
 from kvpool.server.connections.roster import Roster
 from kvpool.server.connections.turns import Turns
+from kvpool.server.events.unpublished import Unpublished
 from kvpool.server.health.health import Health
 from kvpool.server.health.supervision import Supervision
 from kvpool.server.health.systemd import ServiceManager
@@ -119,8 +120,7 @@ class Daemon:
     def start(self) -> None:
         """Have metrics and events served: before the pool is, so that its start is seen."""
         self._start_metrics()
-        if self._publisher is not None:
-            self._publisher.start()
+        self._publisher.start()
 
     def serve(self) -> None:
         """Let engines and operators in."""
@@ -132,8 +132,7 @@ class Daemon:
         await self.supervision.end()
         for listening in self._metrics.values():
             await loop.run_in_executor(None, listening.stop)
-        if self._publisher is not None:
-            await loop.run_in_executor(None, self._publisher.stop)
+        await loop.run_in_executor(None, self._publisher.stop)
 
     async def close_connections(self) -> None:
         """Close all connections. Written answers are sent, without waiting for peers that do not read."""
@@ -157,19 +156,15 @@ class Daemon:
         self._pool.reconfigure(config)
 
     def _read_router_keys(self, config: Config) -> frozenset[bytes] | None:
-        """The keys of the clients file in use; None where there is no publisher, or it asks nobody for a key."""
-        if (
-            self._publisher is None
-            or not self._config.events.curve_clients_file
-            or not config.events.curve_clients_file
-        ):
+        """The keys of the clients file in use; None where nothing is published, or nobody is asked for a key."""
+        events = self._config.events
+        if events.publish is None or not events.curve_clients_file or not config.events.curve_clients_file:
             return None
         from kvpool.server.events.sockets import read_client_keys  # as above: only where events are published
 
         return read_client_keys(config.events.curve_clients_file)
 
     def _let_routers_in(self, keys: frozenset[bytes]) -> None:
-        assert self._publisher is not None
         self._publisher.let_in(keys)
 
     def _start_metrics(self) -> None:
@@ -189,10 +184,10 @@ class Daemon:
             if address:
                 self._metrics[name] = MetricsServer(address, app, self._clock, server.socket_mode)
 
-    def _make_publisher(self) -> "EventPublisher | None":
+    def _make_publisher(self) -> "EventPublisher | Unpublished":
         events = self._config.events
         if events.publish is None:
-            return None
+            return Unpublished()
         # ZMQ costs a start 30 ms and its own thread: only where somebody wants events published.
         from kvpool.server.events.publisher import EventPublisher
         from kvpool.server.events.source import EventSource
@@ -306,8 +301,8 @@ class Daemon:
             "max_connections": self._terms.max_connections,
             "metrics": str(self._metrics["metrics"].address) if "metrics" in self._metrics else "off",
             "metrics_socket": self._config.server.metrics_socket or "off",
-            "events": "off" if self._publisher is None else self._publisher.publish_endpoint,
-            "events_replay": (self._publisher.replay_endpoint if self._publisher else "") or "off",
+            "events": self._publisher.publish_endpoint,
+            "events_replay": self._publisher.replay_endpoint or "off",
             **self.supervision.info(),
         }
 
