@@ -5,10 +5,19 @@ it has stored and checksummed in the same pass count: a chunk can be published w
 these checksums alone. Holds no payload. Control thread only.
 """
 
+from typing import NamedTuple
+
 from kvpool.types import SaveState
 
 CHECKSUM_BYTES = 4
 OFFSET_BYTES = 8
+
+
+class Extents(NamedTuple):
+    """Extents of a reservation's slots: these layers of these chunks, counted from its first."""
+
+    chunks: range
+    layers: range
 
 
 class StagedSlots:
@@ -31,24 +40,26 @@ class StagedSlots:
     def __repr__(self) -> str:
         return f"<StagedSlots {sum(self._has_copy)}/{len(self._has_copy)} layers copied>"
 
-    def offsets(self, first: int, count: int) -> tuple[int, ...]:
-        """Arena offsets of `count` chunks from the `first` on."""
-        column = memoryview(self._offsets)[first * OFFSET_BYTES : (first + count) * OFFSET_BYTES]
+    def offsets(self, chunks: range) -> tuple[int, ...]:
+        """Arena offsets of these chunks."""
+        column = memoryview(self._offsets)[chunks.start * OFFSET_BYTES : chunks.stop * OFFSET_BYTES]
         return tuple(
             int.from_bytes(column[at : at + OFFSET_BYTES], "little") for at in range(0, len(column), OFFSET_BYTES)
         )
 
-    def clear(self, first_chunk: int, chunks: int, first_layer: int, layers: int) -> None:
-        """Clear these layers, which are about to be written: until `note` they have no copy."""
-        for chunk in range(first_chunk, first_chunk + chunks):
-            at = chunk * self._layers + first_layer
+    def clear(self, extents: Extents) -> None:
+        """Clear these extents, which are about to be written: until `note` they have no copy."""
+        layers = len(extents.layers)
+        for chunk in extents.chunks:
+            at = chunk * self._layers + extents.layers.start
             self._has_copy[at : at + layers] = bytes(layers)
 
-    def note(self, first_chunk: int, first_layer: int, layers: int, checksums: bytes) -> None:
-        """Note that these layers have been copied; `checksums` is u32 [chunk][layer]."""
+    def note(self, extents: Extents, checksums: bytes) -> None:
+        """Note that these extents have been copied; `checksums` is u32 [chunk][layer], or empty where they have not."""
+        layers = len(extents.layers)
         row = layers * CHECKSUM_BYTES
         for number in range(len(checksums) // row):
-            at = (first_chunk + number) * self._layers + first_layer
+            at = (extents.chunks.start + number) * self._layers + extents.layers.start
             self._has_copy[at : at + layers] = b"\x01" * layers
             self._checksums[at * CHECKSUM_BYTES : at * CHECKSUM_BYTES + row] = checksums[
                 number * row : (number + 1) * row

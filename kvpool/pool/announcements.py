@@ -4,8 +4,8 @@ A look-ahead over an engine's queue. Announced chunks are held like leased ones,
 those of the lower tier are promoted after all urgent reads, and where DRAM has no room for them now, the promotion is retried
 when room was made. An announcement ends when its connection acquires the chunks, when it expires, or with its connection.
 
-Bounded by bytes: `bytes_max` for all, and one connection has at most half of what the others leave, so that one that announces
-everything leaves room for the others. Control thread only; `now_ns` is an argument.
+Bounded by bytes: all of them by `dram.announced_share`, and one connection by half of what the others leave, so that one that
+announces everything leaves room for the others. Control thread only; `now_ns` is an argument.
 
 Invariant: `_of_owner` names every announcement; `_bytes` is the sum of their sizes; each of its holds is in exactly one.
 """
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import kvpool_native
 from kvpool import failpoint
+from kvpool.clock import NS_PER_S
+from kvpool.config.config import DramConfig
 from kvpool.index.parts import Parts, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
@@ -61,15 +63,13 @@ class Announcements:
         directory: kvpool_native.Directory,
         view: kvpool_native.IndexView,
         tiering: Tiering,
-        *,
-        bytes_max: int,
-        ttl_ns: int,
+        config: DramConfig,
     ) -> None:
         self._directory = directory
         self._view = view
         self._tiering = tiering
-        self._bytes_max = bytes_max
-        self._ttl_ns = ttl_ns
+        self._bytes_max = int(config.capacity * config.announced_share)
+        self._ttl_ns = int(config.announced_ttl * NS_PER_S)
         self._of_owner: dict[ConnectionId, list[Announcement]] = {}
         self._bytes = 0
         self.announced_chunks = 0

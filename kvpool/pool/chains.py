@@ -17,8 +17,10 @@ from kvpool.journal.journal import Journal
 from kvpool.pool.deadlines import HoldExpiry
 from kvpool.pool.hint_handlers import HintHandlers
 from kvpool.pool.readers.readers import NOTHING, Grant, Readers
+from kvpool.pool.writers.commit_columns import CommitColumns
 from kvpool.pool.writers.reserve_task import ReserveTask
-from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writers
+from kvpool.pool.writers.retention import RetentionColumns
+from kvpool.pool.writers.writers import Writers
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.records import one_way
@@ -32,7 +34,7 @@ ROOM_WAIT_S = 0.5
 WORD_BYTES = 8  # an offset, or a generation
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Chains:
     """See the module. `is_stopping`: new reservations are declined."""
 
@@ -88,9 +90,8 @@ class Chains:
         keys = columns.check_reserve(request)
         if self.is_stopping:
             return _declined(SaveState.STOPPING, request, len(keys))
-        retention = request.priorities, request.durations
-        retainer = self.hints.retention
-        reserve_task = self.writers.begin(session, request.parent, keys, retention, retainer)
+        wanted = RetentionColumns(request.priorities, request.durations)
+        reserve_task = self.writers.begin(session, request.parent, keys, wanted)
 
         def advance(may_wait: bool) -> Step:
             first = reserve_task.chunks
@@ -110,14 +111,12 @@ class Chains:
     def commit(self, session: EngineSession, request: m.Commit) -> Parts[m.Committed]:
         """Publish the next chunks of a reservation."""
         tokens = request.tokens if self.keeps_token_ids else b""
-        sums, number = request.checksums, request.reservation
-        chunks = self.writers.check_commit(session, number, sums, tokens, request.scope)
-        sum_bytes, token_bytes = CHECKSUM_BYTES * session.own.layout.layers, len(tokens) // chunks
+        asked, number = CommitColumns(request.checksums, tokens, request.scope), request.reservation
+        chunks = self.writers.check_commit(session, number, asked)
         states = b""
         while True:
-            first, end = len(states), len(states) + PART_CHUNKS
-            part, named = sums[first * sum_bytes : end * sum_bytes], tokens[first * token_bytes : end * token_bytes]
-            states += self.writers.commit(session, number, part, named, self.clock.now_ns(), request.scope)
+            part = asked.part(len(states), len(states) + PART_CHUNKS, chunks=chunks)
+            states += self.writers.commit(session, number, part, self.clock.now_ns())
             if len(states) == chunks:
                 break
             yield None

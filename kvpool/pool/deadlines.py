@@ -29,7 +29,13 @@ class HoldExpiry:
     """Checks deadlines of leases and reservations. `expire_further`: ends other expired entries; whether any are left there."""
 
     def __init__(
-        self, shortest_s: float, readers: Readers, writers: Writers, clock: Clock, expire_further: Callable[[], bool]
+        self,
+        readers: Readers,
+        writers: Writers,
+        clock: Clock,
+        *,
+        shortest_s: float,
+        expire_further: Callable[[], bool],
     ) -> None:
         self.change_shortest(shortest_s)
         self._readers = readers

@@ -9,9 +9,7 @@ Invariant: while an announcement lives, the pool's expiry is scheduled.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import kvpool_native
-from kvpool.clock import NS_PER_S, Clock
-from kvpool.config.config import Config
+from kvpool.clock import Clock
 from kvpool.errors import ProtocolError
 from kvpool.index.namespaces import Namespaces
 from kvpool.index.parts import PART_CHUNKS, Parts, Step, part_chunks
@@ -20,47 +18,38 @@ from kvpool.journal.journal import Journal
 from kvpool.key_column import KeyColumn
 from kvpool.pool.announcements import Announcement, Announcements
 from kvpool.pool.readers.readers import Readers
-from kvpool.pool.writers.retention import Retention
+from kvpool.pool.writers.retention import Retention, RetentionColumns
 from kvpool.protocol import columns
 from kvpool.protocol.records import messages as m
 from kvpool.protocol.verbs import ENGINE, OPERATOR, verb
 from kvpool.tiering.tiering import Tiering
-from kvpool.types import DURATION_BYTES, PRIORITY_MAX, ConnectionId, LeaseId, RetainState
+from kvpool.types import PRIORITY_MAX, ConnectionId, LeaseId, RetainState
 
 LAYOUTS_MAX = 256  # a frame has room for a few thousand items
 DURATION_S_MAX = ((1 << 32) - 1) / 1000
 
 
 class HintHandlers:
-    """See the module. `on_due`: schedules the pool's expiry; `on_retained`: called when priorities were set, which may
-    expire."""
+    """See the module. `on_due`: schedules the pool's expiry."""
 
     def __init__(
         self,
-        directory: kvpool_native.Directory,
-        view: kvpool_native.IndexView,
+        retention: Retention,
+        announcements: Announcements,
         namespaces: Namespaces,
+        *,
         tiering: Tiering,
         journal: Journal,
         clock: Clock,
-        config: Config,
-        *,
         on_due: Callable[[], None],
-        on_retained: Callable[[], None],
     ) -> None:
         self._clock = clock
         self._namespaces = namespaces
         self._tiering = tiering
         self._journal = journal
         self._on_due = on_due
-        self.retention = Retention(directory, tiering, on_retained)
-        self._announcements = Announcements(
-            directory,
-            view,
-            tiering,
-            bytes_max=int(config.dram.capacity * config.dram.announced_share),
-            ttl_ns=int(config.dram.announced_ttl * NS_PER_S),
-        )
+        self._retention = retention
+        self._announcements = announcements
 
     @property
     def holds(self) -> int:
@@ -79,13 +68,11 @@ class HintHandlers:
         chunks = len(keys) // ranks
         columns.check_retention_columns(chunks, ranks=ranks)
         columns.check_retention(request.priorities, request.durations, chunks)
-        states = b""
+        wanted, states = RetentionColumns(request.priorities, request.durations), b""
         while True:
             first, end = len(states), len(states) + part_chunks(ranks)
             part = keys.part_of_ranks(ranks, first, end)
-            durations = request.durations[first * DURATION_BYTES : end * DURATION_BYTES]
-            priorities = request.priorities[first:end]
-            states += self.retention.retain(session, part, priorities, durations, self._clock.now_ns())
+            states += self._retention.retain(session, part, wanted.part(first, end), self._clock.now_ns())
             if len(states) == chunks:
                 return m.Retained(states)
             yield None
@@ -103,7 +90,8 @@ class HintHandlers:
         for start in range(0, chunks, part_chunks(ranks)):
             parents = keys.part_of_ranks(ranks, max(0, start - 1), start)
             part = keys.part_of_ranks(ranks, start, start + part_chunks(ranks))
-            states += self.retention.demote(session, parents, part, request.first - start, self._clock.now_ns())
+            first, now_ns = request.first - start, self._clock.now_ns()
+            states += self._retention.demote(session, part, parents=parents, first=first, now_ns=now_ns)
             yield None
         return m.Retained(states)
 
@@ -187,8 +175,8 @@ class HintHandlers:
             absent = [number for number, state in enumerate(states) if state == RetainState.ABSENT]
             for start in range(0, len(absent), PART_CHUNKS):
                 part = absent[start : start + PART_CHUNKS]
-                now_ns = self._clock.now_ns()
-                found = self.retention.retain_in(namespace, keys.chosen(part), priority, duration_ms, now_ns)
+                wanted = RetentionColumns.of_each(len(part), priority, duration_ms=duration_ms)
+                found = self._retention.retain_in(namespace, keys.chosen(part), wanted, self._clock.now_ns())
                 for number, state in zip(part, found, strict=True):
                     states[number] = state
                 await asyncio.sleep(0)

@@ -19,7 +19,7 @@ class LeaseVerbs:
     """See the module."""
 
     def __init__(
-        self, readers: Readers, chains: Chains, expiry: HoldExpiry, dram_check: DramCheck, clock: Clock
+        self, readers: Readers, chains: Chains, expiry: HoldExpiry, *, dram_check: DramCheck, clock: Clock
     ) -> None:
         self._readers = readers
         self._chains = chains

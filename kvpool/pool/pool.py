@@ -29,6 +29,7 @@ from kvpool.index.sessions import EngineSession
 from kvpool.index.usage import UsageTable
 from kvpool.journal.journal import Journal
 from kvpool.layout import Layout
+from kvpool.pool.announcements import Announcements
 from kvpool.pool.chains import Chains
 from kvpool.pool.deadlines import HoldExpiry, PriorityExpiry
 from kvpool.pool.demote_all import DemoteOrder, demote_all
@@ -43,6 +44,7 @@ from kvpool.pool.report import (
     render_info,
     render_stats,
 )
+from kvpool.pool.writers.retention import Retention
 from kvpool.pool.writers.staged_saves import StagedSaves
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol import usage, verify_walk
@@ -79,59 +81,54 @@ class Pool:
         self._directory = self._dram.directory
         server = config.server
         bound(self._directory, config.dram, server.max_chain_chunks, server.user_share)
-        is_staged = server.staging_bytes > 0
-        self._dram.seal(is_arena_read_only=is_staged)
+        self._dram.seal(is_arena_read_only=server.staging_bytes > 0)
         self.namespaces, self._joined = Namespaces(self._directory, server.user_share), dict[ConnectionId, _Joined]()
         self._room = Room()
         self._tiering = self._make_tiering(plans)
-        lease_ttl_ns, write_ttl_ns = int(server.lease_ttl * NS_PER_S), int(server.reservation_ttl * NS_PER_S)
         self.hit_curve = MissRatioCurve(self._directory, capacities_of(config))
-        self._readers = Readers(
-            self._directory, lease_ttl_ns, server.max_leases, self._tiering, self.hit_curve, on_backlog=self._end_more
-        )
-        self._writers = Writers(
-            self._directory,
-            write_ttl_ns,
-            server.max_reservations,
-            self.hit_curve,
-            is_staged=is_staged,
-            on_backlog=self._end_more,
-        )
+        self._priority_expiry = PriorityExpiry(self._directory, self._tiering, clock)
+        retention = Retention(self._directory, self._tiering, self._priority_expiry.look)
+        self._readers, self._writers = self._make_readers(), self._make_writers(retention)
         self._usage = UsageTable()
         self._workers = Workers(TRANSFER_THREADS, queue_size=TRANSFER_QUEUE_SIZE)
-        self.staged = StagedSaves(self._writers, self._dram.arena, self._workers, clock, server.staging_bytes)
+        self.staged = StagedSaves(
+            self._writers, self._dram.arena, self._workers, clock, staging_bytes=server.staging_bytes
+        )
         self._prefault: Prefault | None = None
         self._index_view = view = kvpool_native.IndexView(self._dram.index)
         self._dram_check = DramCheck(self._directory, partial(find_corrupt_on, self._workers, self._dram.arena, view))
         checksum_jobs = [link.checksum_jobs for link in self._tiering.links]
         self._scrub = Scrub(self._directory, self._dram_check, self.namespaces, checksum_jobs)
         self.journal = self._make_journal()
-        self._expiry = HoldExpiry(config.shortest_ttl, self._readers, self._writers, clock, lambda: self.hints.expire())
-        self._priority_expiry = PriorityExpiry(self._directory, self._tiering, clock)
-        self.hints = HintHandlers(
-            self._directory,
-            view,
-            self.namespaces,
-            self._tiering,
-            self.journal,
-            clock,
-            config,
-            on_due=self._expiry.schedule,
-            on_retained=self._priority_expiry.look,
-        )
-        self.chains = Chains(
+        self._expiry = HoldExpiry(
             self._readers,
             self._writers,
-            self._tiering,
-            self.journal,
-            self.hints,
-            self._expiry,
-            self._usage,
-            self._room,
             clock,
+            shortest_s=config.shortest_ttl,
+            expire_further=lambda: self.hints.expire(),
+        )
+        self.hints = HintHandlers(
+            retention,
+            Announcements(self._directory, view, self._tiering, config.dram),
+            self.namespaces,
+            tiering=self._tiering,
+            journal=self.journal,
+            clock=clock,
+            on_due=self._expiry.schedule,
+        )
+        self.chains = Chains(
+            readers=self._readers,
+            writers=self._writers,
+            tiering=self._tiering,
+            journal=self.journal,
+            hints=self.hints,
+            expiry=self._expiry,
+            usage=self._usage,
+            room=self._room,
+            clock=clock,
             keeps_token_ids=server.keep_token_ids,
         )
-        self.leases = LeaseVerbs(self._readers, self.chains, self._expiry, self._dram_check, clock)
+        self.leases = LeaseVerbs(self._readers, self.chains, self._expiry, dram_check=self._dram_check, clock=clock)
 
     def reconfigure(self, config: Config) -> None:
         """Continue with another configuration, which differs only in options that can change at run time."""
@@ -352,6 +349,29 @@ class Pool:
         made = [plan.make(memory, self._config, self._clock) for plan in plans]
         links = [Link(self._dram, tier, self.namespaces, self._clock, self._note_room) for tier in made]
         return Tiering(self._dram, links, self._clock)
+
+    def _make_readers(self) -> Readers:
+        server = self._config.server
+        return Readers(
+            self._directory,
+            self._tiering,
+            self.hit_curve,
+            ttl_ns=int(server.lease_ttl * NS_PER_S),
+            leases_max=server.max_leases,
+            on_backlog=self._end_more,
+        )
+
+    def _make_writers(self, retention: Retention) -> Writers:
+        server = self._config.server
+        return Writers(
+            self._directory,
+            retention,
+            self.hit_curve,
+            ttl_ns=int(server.reservation_ttl * NS_PER_S),
+            reservations_max=server.max_reservations,
+            is_staged=server.staging_bytes > 0,
+            on_backlog=self._end_more,
+        )
 
     def _make_journal(self) -> Journal:
         tiers, headers = {Level.DRAM: (self._directory, self.geometry.max_chunks)}, {}

@@ -15,7 +15,9 @@ from kvpool.index.namespaces import Namespaces
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn, packed_bytes
 from kvpool.layout import Layout
-from kvpool.pool.writers.writers import CHECKSUM_BYTES, Writers
+from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
+from kvpool.pool.writers.retention import NO_RETENTION, Retention, RetentionColumns
+from kvpool.pool.writers.writers import Writers
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.sim.node import SEED, SimulatedArena, VirtualClock
 from kvpool.tiering.link import Link
@@ -47,7 +49,9 @@ class ManySizes:
         arena = SimulatedArena(self.directory, capacity, max_chunks)
         self._link = Link(arena, self._tier, namespaces, self._clock, lambda: None)
         self._tiering = Tiering(arena, [self._link], self._clock)
-        self._writers = Writers(self.directory, 10**12, 10)
+        self._writers = Writers(
+            self.directory, Retention(self.directory, self._tiering), ttl_ns=10**12, reservations_max=10
+        )
         self._sessions = [
             EngineSession(ConnectionId(1), layout, f"model-{number}", namespaces.open_ranks(f"model-{number}", layout))
             for number, layout in enumerate(layouts)
@@ -59,13 +63,13 @@ class ManySizes:
         session, keys = self._sessions[model], KeyColumn(self._draws.bytes(packed_bytes(chunks)))
         now_ns = self._clock.now_ns() + TICK_NS
         self._clock.set(now_ns)
-        retention = (b"", b"") if priority is None else (bytes([priority]) * chunks, bytes(4 * chunks))
-        reserved_slots = self._writers.reserve(session, b"", keys, now_ns, may_wait=False, retention=retention)
+        wanted = NO_RETENTION if priority is None else RetentionColumns.of_each(chunks, priority, duration_ms=0)
+        reserved_slots = self._writers.reserve(session, b"", keys, now_ns, may_wait=False, wanted=wanted)
         assert reserved_slots is not None
         reserved = reserved_slots.states.count(SaveState.RESERVED)
         if reserved:
             checksums = bytes(CHECKSUM_BYTES * session.layout.layers * reserved)
-            self._writers.commit(session, reserved_slots.reservation, checksums, b"", now_ns)
+            self._writers.commit(session, reserved_slots.reservation, CommitColumns(checksums), now_ns)
 
     def look_for_demotions(self) -> None:
         """Run the control thread's work after each commit."""

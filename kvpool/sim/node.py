@@ -19,7 +19,9 @@ from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
 from kvpool.layout import Layout
 from kvpool.pool.readers.readers import Grant, Readers
-from kvpool.pool.writers.writers import CHECKSUM_BYTES, ReservedSlots, Writers
+from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
+from kvpool.pool.writers.retention import Retention
+from kvpool.pool.writers.writers import ReservedSlots, Writers
 from kvpool.sim.metadata_tier import MetadataTier
 from kvpool.tiering.admission import Admission
 from kvpool.tiering.link import Link
@@ -100,11 +102,18 @@ class SimulatedNode:
         self._tiers = [MetadataTier(ssd_blocks, CHUNK_BYTES, config)] if ssd_blocks else []
         self._links = [Link(arena, tier, namespaces, self._clock, lambda: None) for tier in self._tiers]
         self._tiering = Tiering(arena, self._links, self._clock)
+        server = config.server
         self._readers = Readers(
-            self._directory, int(config.server.lease_ttl * NS_PER_S), config.server.max_leases, self._tiering
+            self._directory,
+            self._tiering,
+            ttl_ns=int(server.lease_ttl * NS_PER_S),
+            leases_max=server.max_leases,
         )
         self._writers = Writers(
-            self._directory, int(config.server.reservation_ttl * NS_PER_S), config.server.max_reservations
+            self._directory,
+            Retention(self._directory, self._tiering),
+            ttl_ns=int(server.reservation_ttl * NS_PER_S),
+            reservations_max=server.max_reservations,
         )
         self._session = EngineSession(ConnectionId(1), LAYOUT, MODEL, namespaces.open_ranks(MODEL, LAYOUT))
 
@@ -165,7 +174,8 @@ class SimulatedNode:
         reserved = reserved_slots.states.count(SaveState.RESERVED)
         if reserved:
             checksums = bytes(reserved * LAYOUT.layers * CHECKSUM_BYTES)
-            self._writers.commit(self._session, reserved_slots.reservation, checksums, b"", self._clock.now_ns())
+            columns, now_ns = CommitColumns(checksums), self._clock.now_ns()
+            self._writers.commit(self._session, reserved_slots.reservation, columns, now_ns)
         self._tiering.run()
         self._settle()
 

@@ -51,10 +51,11 @@ class Readers:
     def __init__(
         self,
         directory: kvpool_native.Directory,
-        ttl_ns: int,
-        leases_max: int,
         tiering: Tiering,
         hit_curve: MissRatioCurve | None = None,
+        *,
+        ttl_ns: int,
+        leases_max: int,
         on_backlog: Callable[[], None] | None = None,
     ) -> None:
         """`on_backlog` has `expire` called soon; without it every hold is ended at once."""

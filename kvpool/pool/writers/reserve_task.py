@@ -10,32 +10,30 @@ from kvpool import failpoint
 from kvpool.index.parts import PART_CHUNKS, Step
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
-from kvpool.pool.writers.retention import Retention
-from kvpool.types import DURATION_BYTES, ReservationId
+from kvpool.pool.writers.retention import Retention, RetentionColumns
+from kvpool.types import ReservationId
 
 
 class ReserveTask:
-    """See the module. `retention`: priorities and durations of chunks, new or present, or nothing; see `m.Reserve`.
-
-    `retainer`: has them kept so, in every tier.
-    """
+    """See the module. `wanted`: the retention that the save asks for its chunks, new or present; `retention` sets it."""
 
     def __init__(
         self,
         directory: kvpool_native.Directory,
+        retention: Retention,
         session: EngineSession,
-        parent: bytes,
         keys: KeyColumn,
-        retention: tuple[bytes, bytes],
-        retainer: Retention,
+        *,
+        parent: bytes,
+        wanted: RetentionColumns,
     ) -> None:
         self._directory = directory
-        self._retainer = retainer
+        self._retention = retention
         self._own = session.own
         self._connection = session.connection
         self._parent = parent
         self.keys = keys
-        self._retention = retention
+        self._wanted = wanted
         self.reservation = ReservationId(0)
         self.states = bytearray()
         self.offsets = bytearray()
@@ -63,7 +61,7 @@ class ReserveTask:
         self.states += states
         self.offsets += made.offsets
         self.generations += made.generations
-        if self._retention[0]:
+        if self._wanted.priorities:
             self.retained += self._retain(first, states, now_ns)
         if len(self.states) == len(self.keys):
             return Step.DONE
@@ -86,6 +84,5 @@ class ReserveTask:
 
     def _retain(self, first: int, states: bytes, now_ns: int) -> bytes:
         end = first + len(states)
-        priorities, durations = self._retention
-        wanted = priorities[first:end], durations[first * DURATION_BYTES : end * DURATION_BYTES]
-        return self._retainer.of_save(self._own, self.keys[first:end], states, wanted, now_ns)
+        wanted = self._wanted.part(first, end)
+        return self._retention.of_save(self._own, self.keys[first:end], states, wanted, now_ns=now_ns)

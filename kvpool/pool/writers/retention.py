@@ -8,6 +8,7 @@ Control thread only; `now_ns` is an argument. Holds no state of its own.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,93 +26,103 @@ DEMOTED_MS = 600_000
 HAVE_SLOTS = bytes([SaveState.PRESENT, SaveState.RESERVED])
 
 
+class RetentionColumns(NamedTuple):
+    """Retention of some chunks, in columns: a u8 priority and a u32 duration in milliseconds for each; both empty: none."""
+
+    priorities: bytes
+    durations: bytes
+
+    @classmethod
+    def of_each(cls, chunks: int, priority: int, *, duration_ms: int) -> "RetentionColumns":
+        """The same for each of so many chunks."""
+        return cls(bytes([priority]) * chunks, duration_ms.to_bytes(DURATION_BYTES, "little") * chunks)
+
+    def part(self, first: int, end: int) -> "RetentionColumns":
+        """That of the chunks from `first` up to `end`."""
+        return RetentionColumns(
+            self.priorities[first:end], self.durations[first * DURATION_BYTES : end * DURATION_BYTES]
+        )
+
+
+NO_RETENTION = RetentionColumns(b"", b"")
+
+
 class Retention:
     """Retention of chunks that are stored already."""
 
     def __init__(
         self,
         directory: kvpool_native.Directory,
-        tiering: Tiering | None = None,
+        tiering: Tiering,
         on_retained: Callable[[], None] = lambda: None,
     ) -> None:
-        """`tiering`: the lower tiers; None: this directory alone. `on_retained`: priorities may expire that were set now."""
+        """`tiering`: the tiers below the directory's. `on_retained`: priorities may expire that were set now."""
         self._directory = directory
         self._tiering = tiering
         self._on_retained = on_retained
 
-    def retain(
-        self, session: EngineSession, keys: KeyColumn, priorities: bytes, durations: bytes, now_ns: int
-    ) -> bytes:
+    def retain(self, session: EngineSession, keys: KeyColumn, wanted: RetentionColumns, now_ns: int) -> bytes:
         """Set the retention of chunks on every rank of the session: a `RetainState` for each, the worst of the ranks'."""
         failpoint.reach("daemon.retain.before", failpoint.refused)
         states = []
         for namespace, column in _by_rank(session, keys):
-            states.append(self._retain(namespace.id, column, priorities, durations, now_ns))
+            states.append(self.retain_in(namespace, column, wanted, now_ns))
         return _worst(states)
 
     def of_save(
-        self, namespace: Namespace, keys: KeyColumn, states: bytes, wanted: tuple[bytes, bytes], now_ns: int
+        self, namespace: Namespace, keys: KeyColumn, states: bytes, wanted: RetentionColumns, *, now_ns: int
     ) -> bytes:
-        """Keep chunks of a save, new or present, with what it says of them, in every tier: a `RetainState` for each.
+        """Retain chunks of a save, new or present, as it asks, in every tier: a `RetainState` for each.
 
-        `states`: a `SaveState` for each of `keys`; from the first one on that has no slot all are ABSENT. `wanted`: priorities
-        and durations, as in `m.Reserve`.
+        `states`: a `SaveState` for each of `keys`; from the first one on that has no slot all are ABSENT.
         """
         held = len(states) - len(states.lstrip(HAVE_SLOTS))
         absent = bytes([RetainState.ABSENT]) * (len(states) - held)
         if not held:
             return absent
         if absent:
-            keys, wanted = keys[:held], (wanted[0][:held], wanted[1][: held * DURATION_BYTES])
-        return self._retain(namespace.id, keys, *wanted, now_ns) + absent
+            keys, wanted = keys[:held], wanted.part(0, held)
+        return self.retain_in(namespace, keys, wanted, now_ns) + absent
 
-    def retain_in(self, namespace: Namespace, keys: KeyColumn, priority: int, duration_ms: int, now_ns: int) -> bytes:
+    def retain_in(self, namespace: Namespace, keys: KeyColumn, wanted: RetentionColumns, now_ns: int) -> bytes:
         """Set the retention of chunks of one namespace: a `RetainState` for each."""
-        count = len(keys)
-        durations = duration_ms.to_bytes(DURATION_BYTES, "little") * count
-        return self._retain(namespace.id, keys, bytes([priority]) * count, durations, now_ns)
+        states = keep(self._directory, namespace.id, keys, wanted, now_ns=now_ns)
+        self._tiering.remember_retention(keys, states)
+        self._on_retained()
+        return states
 
-    def demote(self, session: EngineSession, parents: KeyColumn, keys: KeyColumn, first: int, now_ns: int) -> bytes:
+    def demote(self, session: EngineSession, keys: KeyColumn, *, parents: KeyColumn, first: int, now_ns: int) -> bytes:
         """Write chunks after `parents` to the lower tier, and have DRAM evict them first from `first` on, on every rank.
 
         `parents` has a key for each rank, or none at the root. `first` may be before the chunks or behind. Answers a
         `RetainState` for each that is given up, the worst of the ranks'.
         """
-        assert self._tiering is not None, "a hint about tiers, and there are none"
         failpoint.reach("daemon.demote.asked", failpoint.refused)
         count = len(keys) // len(session.namespaces)
         first = min(max(0, first), count)
         above = list(parents) or [b""] * len(session.namespaces)
-        durations = DEMOTED_MS.to_bytes(DURATION_BYTES, "little") * (count - first)
+        wanted = RetentionColumns.of_each(count - first, 0, duration_ms=DEMOTED_MS)
         states = []
         for (namespace, column), parent in zip(_by_rank(session, keys), above, strict=True):
             self._tiering.demote(namespace, parent, column, now_ns)
             chosen = column[first:]
             lower = self._tiering.retained(chosen)
-            states.append(self._directory.retain(namespace.id, chosen.packed, bytes(count - first), durations, now_ns))
+            states.append(self._directory.retain(namespace.id, chosen.packed, *wanted, now_ns))
             self._tiering.restore_retention(namespace, lower, now_ns)
         self._on_retained()
         return _worst(states)
 
-    def _retain(
-        self, namespace: NamespaceId, keys: KeyColumn, priorities: bytes, durations: bytes, now_ns: int
-    ) -> bytes:
-        states = keep(self._directory, namespace, keys, priorities, durations, now_ns)
-        if self._tiering is not None:
-            self._tiering.remember_retention(keys, states)
-        self._on_retained()
-        return states
-
 
 def keep(
     directory: kvpool_native.Directory,
-    namespace: int,
+    namespace: NamespaceId,
     keys: KeyColumn,
-    priorities: bytes,
-    durations: bytes,
+    wanted: RetentionColumns,
+    *,
     now_ns: int,
 ) -> bytes:
     """Set the retention of chunks, but for those with KEEP_PRIORITY, which stay as they are: a `RetainState` for each."""
+    priorities, durations = wanted
     if KEEP_PRIORITY not in priorities:
         return directory.retain(namespace, keys.packed, priorities, durations, now_ns)
     chosen = np.flatnonzero(np.frombuffer(priorities, np.uint8) != KEEP_PRIORITY)

@@ -14,6 +14,7 @@ import kvpool_native
 from kvpool.clock import Clock
 from kvpool.errors import LayoutMismatch, ProtocolError, Refused
 from kvpool.index.sessions import EngineSession
+from kvpool.index.staged_slots import Extents
 from kvpool.layout import Layout
 from kvpool.pool.writers.writers import Writers
 from kvpool.protocol.records import messages as m
@@ -29,7 +30,7 @@ class StagedSaves:
     """The saves of all connections that go through staging; none do where `staging_bytes` is 0."""
 
     def __init__(
-        self, writers: Writers, arena: kvpool_native.Mapping, workers: Workers, clock: Clock, staging_bytes: int
+        self, writers: Writers, arena: kvpool_native.Mapping, workers: Workers, clock: Clock, *, staging_bytes: int
     ) -> None:
         self._writers = writers
         self._arena = arena
@@ -78,13 +79,13 @@ class StagedSaves:
             raise ProtocolError(
                 f"copy of {len(chunks)} chunks from offset {request.offset} of {area.size} bytes of staging"
             )
-        begun = self._writers.begin_copy(session, request.reservation, chunks, layers, self._clock.now_ns())
+        begun = self._writers.begin_copy(session, request.reservation, Extents(chunks, layers), self._clock.now_ns())
         if begun is None:
             return m.Done()
         reservation, slots = begun
         targets = tuple(slot + layers.start * layout.layer_bytes for slot in slots)
         job = StagedCopy(self._arena, targets, area, request.offset, len(layers), layout.layer_bytes)
-        return self._start(job, partial(self._writers.end_copy, reservation, chunks, layers))
+        return self._start(job, partial(self._writers.end_copy, reservation, Extents(chunks, layers)))
 
     def drop_owner(self, connection: ConnectionId) -> None:
         """A connection has ended: release its staging memory."""

@@ -17,15 +17,13 @@ from kvpool.index.miss_ratio_curve import MissRatioCurve
 from kvpool.index.parts import Step
 from kvpool.index.reservations import Reservation, Reservations
 from kvpool.index.sessions import EngineSession
-from kvpool.index.staged_slots import StagedSlots
-from kvpool.journal.token_columns import check_tokens, with_scope
+from kvpool.index.staged_slots import Extents, StagedSlots
 from kvpool.key_column import KeyColumn
+from kvpool.pool.writers.commit_columns import CHECKSUM_BYTES, CommitColumns
 from kvpool.pool.writers.ending_reservations import EndingReservations
 from kvpool.pool.writers.reserve_task import ReserveTask
-from kvpool.pool.writers.retention import Retention
+from kvpool.pool.writers.retention import NO_RETENTION, Retention, RetentionColumns
 from kvpool.types import ConnectionId, ReservationId, SaveState
-
-CHECKSUM_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +46,20 @@ class Writers:
     def __init__(
         self,
         directory: kvpool_native.Directory,
-        ttl_ns: int,
-        reservations_max: int,
+        retention: Retention,
         hit_curve: MissRatioCurve | None = None,
         *,
+        ttl_ns: int,
+        reservations_max: int,
         is_staged: bool = False,
         on_backlog: Callable[[], None] | None = None,
     ) -> None:
-        """`is_staged`: clients write staging memory, the daemon copies from there. `on_backlog`: see `EndingReservations`."""
+        """`retention`: sets that of the chunks that a save names. `on_backlog`: see `EndingReservations`.
+
+        `is_staged`: clients write staging memory, the daemon copies from there.
+        """
         self._directory = directory
+        self._retention = retention
         self._hit_curve = hit_curve
         self._reservations = Reservations(ttl_ns)
         self._reservations_max = reservations_max
@@ -89,23 +92,14 @@ class Writers:
         return self._ending_reservations.are_left
 
     def begin(
-        self,
-        session: EngineSession,
-        parent: bytes,
-        keys: KeyColumn,
-        retention: tuple[bytes, bytes] = (b"", b""),
-        retainer: Retention | None = None,
+        self, session: EngineSession, parent: bytes, keys: KeyColumn, wanted: RetentionColumns = NO_RETENTION
     ) -> ReserveTask:
-        """Slots for new chunks, to be reserved in parts. `retention`: see `ReserveTask`. Raises Refused.
-
-        `retainer`: of all tiers; None: of this directory alone.
-        """
+        """Slots for new chunks, to be reserved in parts, and with what they are retained. Raises Refused."""
         if self._reservations.count_of(session.connection) >= self._reservations_max:
             limit = self._reservations_max
             raise Refused("full", f"this connection has server.max_reservations = {limit} saves under way")
         failpoint.reach("daemon.reserve.before", failpoint.refused)
-        retainer = retainer or Retention(self._directory)
-        return ReserveTask(self._directory, session, parent, keys, retention, retainer)
+        return ReserveTask(self._directory, self._retention, session, keys, parent=parent, wanted=wanted)
 
     def make(self, session: EngineSession, reserve_task: ReserveTask, now_ns: int) -> ReservedSlots:
         """A reservation of what has been reserved."""
@@ -144,10 +138,10 @@ class Writers:
         now_ns: int,
         *,
         may_wait: bool,
-        retention: tuple[bytes, bytes] = (b"", b""),
+        wanted: RetentionColumns = NO_RETENTION,
     ) -> ReservedSlots | None:
         """All parts at once; None where only memory that is being faulted in or demoted could serve. Raises Refused."""
-        reserve_task = self.begin(session, parent, keys, retention)
+        reserve_task = self.begin(session, parent, keys, wanted)
         while (step := reserve_task.advance(now_ns, may_wait=may_wait)) is Step.MORE:
             pass
         if step is Step.WAIT:
@@ -155,36 +149,17 @@ class Writers:
             return None
         return self.make(session, reserve_task, now_ns)
 
-    def check_commit(
-        self, session: EngineSession, reservation_id: int, checksums: bytes, tokens: bytes, scope: bytes
-    ) -> int:
+    def check_commit(self, session: EngineSession, reservation_id: int, columns: CommitColumns) -> int:
         """How many chunks a commit is about. Raises ProtocolError for columns that do not fit, or fit no reservation."""
-        chunk_checksum_bytes = CHECKSUM_BYTES * session.own.layout.layers
-        count, rest = divmod(len(checksums), chunk_checksum_bytes)
-        if rest or not count:
-            raise ProtocolError(f"checksums have {len(checksums)} bytes, expected a multiple of {chunk_checksum_bytes}")
-        check_tokens(tokens, scope, count, session.own.layout.chunk_tokens)
+        count = columns.count(session.own.layout)
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
         if reservation is not None and reservation.committed + count > reservation.chunks:
             raise ProtocolError(f"commit of {reservation.committed + count} chunks, {reservation.chunks} are reserved")
         return count
 
-    def commit(
-        self,
-        session: EngineSession,
-        reservation_id: int,
-        checksums: bytes,
-        tokens: bytes,
-        now_ns: int,
-        scope: bytes = b"",
-    ) -> bytes:
-        """Publish the next chunks of a reservation; a state for each. `tokens`: all their token ids, or none; `scope`: what
-        is stored after those of each.
-
-        Raises ProtocolError, see `check_commit`.
-        """
-        count = self.check_commit(session, reservation_id, checksums, tokens, scope)
-        tokens = with_scope(tokens, scope, session.own.layout.chunk_tokens)
+    def commit(self, session: EngineSession, reservation_id: int, columns: CommitColumns, now_ns: int) -> bytes:
+        """Publish the next chunks of a reservation; a state for each. Raises ProtocolError, see `check_commit`."""
+        count = self.check_commit(session, reservation_id, columns)
         reservation = self._reservations.find(ReservationId(reservation_id), session.connection)
         if reservation is None:
             return bytes([SaveState.EXPIRED]) * count
@@ -195,7 +170,7 @@ class Writers:
         if reservation.copies:
             raise ProtocolError("commit while a copy into the reservation's slots is under way")
         failpoint.reach("daemon.commit.before_publish", failpoint.refused)
-        states = self._publish(reservation, checksums, now_ns, tokens)
+        states = self._publish(reservation, columns.with_scope(session.own.layout), now_ns)
         reservation.committed += count
         if reservation.committed == reservation.chunks:
             self._end(reservation, now_ns)
@@ -203,7 +178,7 @@ class Writers:
         return states
 
     def begin_copy(
-        self, session: EngineSession, reservation_id: int, chunks: range, layers: range, now_ns: int
+        self, session: EngineSession, reservation_id: int, extents: Extents, now_ns: int
     ) -> tuple[Reservation, tuple[int, ...]] | None:
         """Arena offsets at which the daemon may write these layers of these reserved chunks; None where the reservation has
         ended.
@@ -217,6 +192,7 @@ class Writers:
         if reservation is None or reservation.is_expired:
             return None
         assert reservation.staged is not None
+        chunks, layers = extents.chunks, extents.layers
         if not reservation.committed <= chunks.start < chunks.stop <= reservation.chunks:
             raise ProtocolError(
                 f"copy of chunks {chunks.start}..{chunks.stop - 1}, "
@@ -225,15 +201,15 @@ class Writers:
         if not 0 <= layers.start < layers.stop <= reservation.layers:
             raise ProtocolError(f"copy of layers {layers.start}..{layers.stop - 1}, a chunk has {reservation.layers}")
         reservation.copies += 1
-        reservation.staged.clear(chunks.start, len(chunks), layers.start, len(layers))
-        return reservation, reservation.staged.offsets(chunks.start, len(chunks))
+        reservation.staged.clear(extents)
+        return reservation, reservation.staged.offsets(chunks)
 
-    def end_copy(self, reservation: Reservation, chunks: range, layers: range, checksums: bytes, now_ns: int) -> None:
+    def end_copy(self, reservation: Reservation, extents: Extents, checksums: bytes, now_ns: int) -> None:
         """A copy is over; `checksums` of what it stored, u32 [chunk][layer], or none where it failed."""
         assert reservation.copies > 0
         assert reservation.staged is not None
         reservation.copies -= 1
-        reservation.staged.note(chunks.start, layers.start, len(layers), checksums)
+        reservation.staged.note(extents, checksums)
         if reservation.is_ending and not reservation.copies:
             self._end(reservation, now_ns)
 
@@ -282,19 +258,19 @@ class Writers:
         """Broken invariants, one line each."""
         return self._reservations.verify()
 
-    def _publish(self, reservation: Reservation, checksums: bytes, now_ns: int, tokens: bytes) -> bytes:
+    def _publish(self, reservation: Reservation, columns: CommitColumns, now_ns: int) -> bytes:
         """Publish the next chunks; of slots that the daemon fills, those that were copied whole, with its own checksums."""
         first, staged = reservation.committed, reservation.staged
+        checksums = columns.checksums
         if staged is None:
-            return self._directory.commit(reservation.id, first, checksums, now_ns, tokens)
-        row = CHECKSUM_BYTES * reservation.layers
-        count = len(checksums) // row
+            return self._directory.commit(reservation.id, first, checksums, now_ns, columns.tokens)
+        count = len(checksums) // (CHECKSUM_BYTES * reservation.layers)
         # Behind a chunk that is not whole nothing can be found: it would have no parent.
         whole = staged.count_whole(first, checksums)
         states = b""
         if whole:
-            named = tokens[: len(tokens) // count * whole]
-            states = self._directory.commit(reservation.id, first, checksums[: whole * row], now_ns, named)
+            part = columns.part(0, whole, chunks=count)
+            states = self._directory.commit(reservation.id, first, part.checksums, now_ns, part.tokens)
         behind = count - whole - 1
         return states + bytes([SaveState.CHECKSUM] * (whole < count) + [SaveState.NO_PARENT] * max(0, behind))
 

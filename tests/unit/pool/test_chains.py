@@ -34,7 +34,18 @@ def test_a_request_waits_for_memory_by_the_daemons_clock() -> None:
     directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES))
     tiering = Tiering(SimulatedArena(directory, 1 << 20, 16), [], clock)
     room: Any = SimpleNamespace(wait=waits.append)
-    chains = Chains(absent, absent, tiering, journal, absent, absent, absent, room, clock, keeps_token_ids=False)
+    chains = Chains(
+        readers=absent,
+        writers=absent,
+        tiering=tiering,
+        journal=journal,
+        hints=absent,
+        expiry=absent,
+        usage=absent,
+        room=room,
+        clock=clock,
+        keeps_token_ids=False,
+    )
 
     def advance(may_wait: bool) -> Step:
         asked.append(may_wait)

@@ -12,7 +12,8 @@ from kvpool.clock import MonotonicClock
 from kvpool.index.namespaces import Namespace
 from kvpool.index.sessions import EngineSession
 from kvpool.key_column import KeyColumn
-from kvpool.pool.writers.retention import Retention, keep
+from kvpool.pool.writers.commit_columns import CommitColumns
+from kvpool.pool.writers.retention import Retention, RetentionColumns, keep
 from kvpool.pool.writers.writers import Writers
 from kvpool.sim.node import SimulatedArena
 from kvpool.tiering.tiering import Tiering
@@ -40,8 +41,8 @@ class Store:
             self.directory.mark_segment_ready(segment)
         namespace = Namespace(number, size_class, "m", LAYOUT)
         self.session = EngineSession(ConnectionId(1), LAYOUT, "m", {0: namespace})
-        self._writers = Writers(self.directory, 3600 * S, 64)
         self.retention = Retention(self.directory, Tiering(SimulatedArena(self.directory, 0, 0), [], MonotonicClock()))
+        self._writers = Writers(self.directory, self.retention, ttl_ns=3600 * S, reservations_max=64)
         self.now = 1000 * S
 
     def save(self, keys: bytes, **retention: Any) -> bytes:
@@ -50,13 +51,18 @@ class Store:
         chunks = len(keys) // KEY_BYTES
         planned = plan_retention(retention.pop("retention", ()), chunks=chunks, chunk_tokens=16, **retention)
         places = self._writers.reserve(
-            self.session, b"", KeyColumn(keys), self.now, may_wait=False, retention=planned.columns(0, chunks)
+            self.session,
+            b"",
+            KeyColumn(keys),
+            self.now,
+            may_wait=False,
+            wanted=RetentionColumns(*planned.columns(0, chunks)),
         )
         assert places is not None
         reserved = places.states.count(SaveState.RESERVED)
         if reserved:
             sums = struct.pack(f"<{reserved * LAYOUT.layers}I", *range(reserved * LAYOUT.layers))
-            assert set(self._writers.commit(self.session, places.reservation, sums, b"", self.now)) == {
+            assert set(self._writers.commit(self.session, places.reservation, CommitColumns(sums), self.now)) == {
                 SaveState.STORED
             }
         assert self.directory.verify() == []
@@ -137,7 +143,13 @@ def test_a_priority_that_is_left_as_it_is_is_left() -> None:
     store = Store(40)
     keys = prompt(4)
     store.save(keys, retention=[kv.TokenRange(0, None, 60)])
-    states = keep(store.directory, 0, KeyColumn(keys), bytes([255, 10, 255, 70]), bytes(16), store.now)
+    states = keep(
+        store.directory,
+        NamespaceId(0),
+        KeyColumn(keys),
+        RetentionColumns(bytes([255, 10, 255, 70]), bytes(16)),
+        now_ns=store.now,
+    )
     assert states == bytes(4)
     kept = [store.directory.retention(keys[at : at + KEY_BYTES]) for at in range(0, len(keys), KEY_BYTES)]
     assert kept == [(60, 0), (10, 0), (60, 0), (70, 0)]

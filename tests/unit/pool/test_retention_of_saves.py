@@ -6,7 +6,7 @@ from typing import Any
 
 from kvpool.clock import MonotonicClock
 from kvpool.key_column import KeyColumn
-from kvpool.pool.writers.retention import Retention
+from kvpool.pool.writers.retention import Retention, RetentionColumns
 from kvpool.tiering.link import Link
 from kvpool.tiering.tiering import Tiering
 from kvpool.types import KEEP_PRIORITY, RetainState, SaveState
@@ -39,8 +39,8 @@ class Tiers:
 
     def save(self, states: bytes, priorities: list[int]) -> list[int]:
         durations = bytes(4 * len(priorities))
-        wanted = bytes(priorities), durations
-        return list(self.retention.of_save(self.rig.namespace, self.keys, states, wanted, self.rig.tick()))
+        wanted = RetentionColumns(bytes(priorities), durations)
+        return list(self.retention.of_save(self.rig.namespace, self.keys, states, wanted, now_ns=self.rig.tick()))
 
 
 def test_a_save_says_it_once_for_both_tiers() -> None:
