@@ -18,7 +18,7 @@ TIMEOUT_S_MAX = 3600.0
 
 
 def check_connect(
-    path: str, model: str, revision: str, layout: Layout, salt: bytes, timeout_s: float, copy_threads: int
+    path: str, model: str, layout: Layout, *, revision: str, salt: bytes, timeout_s: float, copy_threads: int
 ) -> None:
     """Check the arguments of `connect`."""
     if not isinstance(path, (str, os.PathLike)) or len(os.fsencode(path)) > PATH_BYTES_MAX:

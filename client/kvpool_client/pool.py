@@ -25,7 +25,7 @@ from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.lease_fetcher import LeaseFetcher
 from kvpool_client.connection.link import Link
 from kvpool_client.connection.roots import Roots
-from kvpool_client.connection.session import Session
+from kvpool_client.connection.session import Session, SessionPlan
 from kvpool_client.copying.cache import Cache
 from kvpool_client.copying.copies import Copies
 from kvpool_client.copying.device_arena import PinnedBytes
@@ -39,7 +39,7 @@ from kvpool_client.load import Load, LoadRun
 from kvpool_client.results import AnnounceResult, Hit, LoadResult, RetainResult
 from kvpool_client.retention import plan_retention
 from kvpool_client.save import Save
-from kvpool_client.save_starter import SaveStarter
+from kvpool_client.save_starter import SavePlan, SaveStarter
 from kvpool_client.separate_chunks import SeparateChunks
 
 _NO_TIERS = np.empty(0, np.uint8)
@@ -87,20 +87,20 @@ class Pool:
         copy_threads: int,
         revision: str = "",
     ) -> None:
-        check_connect(path, model, revision, layout, salt, timeout_s, copy_threads)
+        check_connect(path, model, layout, revision=revision, salt=salt, timeout_s=timeout_s, copy_threads=copy_threads)
         self.layout = layout
         self.model = namespace_name(model, revision)
         self._salt = bytes(salt)
-        self._timeout_s = float(timeout_s)
+        self._timeout_s = timeout_s = float(timeout_s)
         self._pid = os.getpid()
         self._roots = Roots(self.model, layout)
-        self._counters = Counters()
-        self._link = Link(os.fspath(path), self.model, layout, self._timeout_s, self._counters)
-        self._copies = Copies(layout, copy_threads)
-        self._lease_fetcher = LeaseFetcher(layout, self._link, self._counters, self._copies.estimate_s, self._timeout_s)
-        self._save_starter = SaveStarter(layout, self._link, self._copies, self._counters, self._timeout_s)
-        self.separate = SeparateChunks(layout, self._copies, self._lease_fetcher, self._save_starter)
-        self._hint_client = HintClient(layout, self._link, self._counters, self._timeout_s)
+        self._counters = counters = Counters()
+        self._link = link = Link(SessionPlan(os.fspath(path), self.model, layout, timeout_s), counters)
+        self._copies = copies = Copies(layout, copy_threads)
+        self._lease_fetcher = LeaseFetcher(layout, link, counters, estimate_s=copies.estimate_s, timeout_s=timeout_s)
+        self._save_starter = SaveStarter(layout, link, copies, counters, timeout_s=timeout_s)
+        self.separate = SeparateChunks(layout, copies, self._lease_fetcher, self._save_starter)
+        self._hint_client = HintClient(layout, link, counters, timeout_s)
 
     def __repr__(self) -> str:
         return f"<Pool {self.model} {'connected' if self.connected else 'away'}>"
@@ -285,7 +285,7 @@ class Pool:
             decode_duration_s=decode_duration_s,
         )
         blocks = self._copies.blocks(cache, block_ids, from_, count, is_load=False)
-        return self._save_starter.begin(keys, blocks, first_chunk, count, retention_columns)
+        return self._save_starter.begin(SavePlan(keys, blocks, retention_columns, first_chunk=first_chunk, count=count))
 
     def events(self, since: EventMark = BEGINNING) -> EventBatch:
         """Events of the chunks of this Pool's model and layout after a mark; a first part where there are many.

@@ -20,7 +20,7 @@ from kvpool_client.lease import Lease
 from kvpool_client.results import Hit, SaveResult
 from kvpool_client.retention import plan_retention
 from kvpool_client.save import Save, publish_each
-from kvpool_client.save_starter import SaveStarter
+from kvpool_client.save_starter import SavePlan, SaveStarter
 
 
 class SeparateChunks:
@@ -56,7 +56,8 @@ class SeparateChunks:
         planned = []
         for chain, ids, ranges in zip(chains, block_ids, retention, strict=True):
             retention_columns = plan_retention(ranges, chunks=len(chain), chunk_tokens=self._layout.chunk_tokens)
-            planned.append((chain, self._copies.blocks(cache, ids, None, len(chain), is_load=False), retention_columns))
+            blocks = self._copies.blocks(cache, ids, None, len(chain), is_load=False)
+            planned.append(SavePlan(chain, blocks, retention_columns, first_chunk=0, count=len(chain)))
         return self._save_starter.begin_each(planned)
 
     def publish(self, saves: Sequence[Save]) -> list[SaveResult]:

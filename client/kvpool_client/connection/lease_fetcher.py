@@ -27,7 +27,13 @@ class LeaseFetcher:
     """Fetches the leases of one Pool."""
 
     def __init__(
-        self, layout: Layout, link: Link, counters: Counters, estimate_s: Callable[[int], float], timeout_s: float
+        self,
+        layout: Layout,
+        link: Link,
+        counters: Counters,
+        *,
+        estimate_s: Callable[[int], float],
+        timeout_s: float,
     ) -> None:
         self._layout = layout
         self._link = link

@@ -20,11 +20,10 @@ import numpy as np
 from kvpool import failpoint
 from kvpool.clock import Deadline
 from kvpool.errors import KVPoolError, LayoutMismatch, Refused
-from kvpool.layout import Layout
 from kvpool.protocol import usage
 from kvpool.protocol.records import messages as m
 from kvpool_client.connection.counters import Counters
-from kvpool_client.connection.session import Session
+from kvpool_client.connection.session import Session, SessionPlan
 
 RETRY_S = 0.1
 # A daemon that refused this client will probably refuse it again.
@@ -36,12 +35,9 @@ RENEW_FRACTION = 1 / 3
 class Link:
     """Connection of one Pool, across restarts of the daemon."""
 
-    def __init__(self, path: str, model: str, layout: Layout, timeout_s: float, counters: Counters) -> None:
+    def __init__(self, plan: SessionPlan, counters: Counters) -> None:
         """Tries to connect once. Raises LayoutMismatch if the daemon cannot take the layout; nothing else."""
-        self._path = path
-        self._model = model
-        self._layout = layout
-        self._timeout_s = timeout_s
+        self._plan = plan
         self._counters = counters
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -138,7 +134,7 @@ class Link:
     def _try_connect(self) -> None:
         try:
             failpoint.reach("client.connect.before")
-            session = Session(self._path, self._model, self._layout, self._timeout_s, on_end=self._wake)
+            session = Session(self._plan, on_end=self._wake)
         except Refused as error:
             self.last_error = str(error)
             is_leaving = error.code == "stopping"  # the next one may be there soon

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import kvpool_native
@@ -46,29 +47,37 @@ class Stoppable(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """Plan of a session: the daemon's socket, for which model and layout, and the longest time of a round trip."""
+
+    path: str
+    model: str
+    layout: Layout
+    timeout_s: float
+
+
 class Session:
     """A handshaken connection with the arena and the index mapped.
 
     Invariant: once `is_alive` is False it stays so, and when `end` has returned no save of this session runs.
     """
 
-    def __init__(
-        self, path: str, model: str, layout: Layout, timeout_s: float, on_end: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, plan: SessionPlan, on_end: Callable[[], None] = lambda: None) -> None:
         """`on_end` is called once, on the thread that ends the session. Raises KVPoolError or OSError, and then leaves nothing
         open."""
         self._on_end = on_end
         oldest = versions.oldest_of(m.ROLE_ENGINE)
-        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, model, layout.to_wire(), oldest)
+        hello = m.Hello(m.MAGIC, m.PROTOCOL_VERSION, m.ROLE_ENGINE, plan.model, plan.layout.to_wire(), oldest)
         self._pid = os.getpid()
-        self._timeout_s = timeout_s
+        self._timeout_s = plan.timeout_s
         self._turn = threading.Lock()
         self._state = threading.Lock()
         self._saves: weakref.WeakSet[Stoppable] = weakref.WeakSet()  # guarded by _state
         self._has_ended = False  # guarded by _state
         self._is_alive = True
         self._outbox: deque[bytes] = deque()  # any thread appends, the thread that has the turn removes
-        self._connection = BlockingConnection(path, hello, timeout_s)  # guarded by _turn, but for `hang_up`
+        self._connection = BlockingConnection(plan.path, hello, plan.timeout_s)  # guarded by _turn, but for `hang_up`
         try:
             failpoint.reach("client.connect.after_welcome")
             self.welcome = self._connection.welcome

@@ -52,6 +52,15 @@ class EngineBlocks:
         return np.ascontiguousarray(self.block_ids.reshape(chunks, -1)[chosen].reshape(-1))
 
 
+@dataclass(frozen=True, slots=True)
+class ReservedSlots:
+    """Slots that a save may write: of which reservation, their offsets in the arena, and the engine's blocks for them."""
+
+    reservation: int
+    offsets: npt.NDArray[np.uint64]
+    block_ids: npt.NDArray[np.int64]
+
+
 class Copies:
     """The copying side of one Pool."""
 
@@ -122,19 +131,20 @@ class Copies:
             block_ids=blocks.block_ids,
         )
 
-    def save(
-        self,
-        session: Session,
-        reservation: int,
-        offsets: npt.NDArray[np.uint64],
-        block_ids: npt.NDArray[np.int64],
-        blocks: EngineBlocks,
-    ) -> SaveRun:
-        """Prepare a save into the reserved slots, which lie at `offsets`. Raises DaemonUnreachable or Refused."""
+    def save(self, session: Session, blocks: EngineBlocks, reserved: ReservedSlots) -> SaveRun:
+        """Prepare a save into reserved slots. Raises DaemonUnreachable or Refused."""
+        offsets, block_ids = reserved.offsets, reserved.block_ids
         if session.welcome.staging_bytes:
             area = self._area_of(session)
-            gatherer = self._gatherer(area, block_ids, len(offsets), blocks)
-            return StagedSave(session, reservation, area, gatherer, self._layout, len(offsets))
+            gatherer = self._gatherer(area, block_ids.reshape(len(offsets), -1), blocks)
+            return StagedSave(
+                session,
+                area,
+                gatherer,
+                layout=self._layout,
+                reservation=reserved.reservation,
+                chunks=len(offsets),
+            )
         if blocks.is_on_device and blocks.cache is not None:
             device_blocks = DeviceBlocks(self.side_of(blocks.cache), self._arena_of(session, blocks.cache))
             return DeviceSave(device_blocks, session.arena, self._layout, offsets=offsets.tolist(), block_ids=block_ids)
@@ -147,18 +157,17 @@ class Copies:
             self._layout.layer_bytes,
         )
 
-    def _gatherer(
-        self, area: StagingArea, block_ids: npt.NDArray[np.int64], chunks: int, blocks: EngineBlocks
-    ) -> Gatherer:
+    def _gatherer(self, area: StagingArea, block_ids: npt.NDArray[np.int64], blocks: EngineBlocks) -> Gatherer:
+        """`block_ids`: [chunk][block]."""
         staging = area.mapping
         if not blocks.is_on_device or blocks.cache is None:
-            return HostGatherer(self._threads, blocks.view, staging, self._layout, block_ids, chunks)
+            return HostGatherer(self._threads, blocks.view, staging, layout=self._layout, block_ids=block_ids)
         with self._lock:
             pinned = self._pinned.get(area)
             if pinned is None:
                 pinned = self._pinned[area] = PinnedBytes(staging.view(), blocks.cache.device)
         return DeviceGatherer(
-            DeviceBlocks(self.side_of(blocks.cache), pinned), staging, self._layout, block_ids, chunks
+            DeviceBlocks(self.side_of(blocks.cache), pinned), staging, layout=self._layout, block_ids=block_ids
         )
 
     def side_of(self, cache: Cache) -> DeviceSide:

@@ -76,7 +76,7 @@ class DeviceBlocks:
             event.synchronize()
 
     def gather(
-        self, layer: int, starts: list[int], layer_bytes: int, block_ids: npt.NDArray[np.int64], mark: Any
+        self, layer: int, starts: list[int], block_ids: npt.NDArray[np.int64], *, layer_bytes: int, mark: Any
     ) -> None:
         """Device to host memory: `layer` of one chunk to each of `starts`. When it returns the bytes have arrived."""
         side, stream = self._side, self._side.save_stream

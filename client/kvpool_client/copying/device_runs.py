@@ -242,7 +242,8 @@ class DeviceSave:
                 layer, mark = self._announced[position]
             try:
                 starts = [offset + layer * self._layout.layer_bytes for offset in self._offsets]
-                self._blocks.gather(layer, starts, self._layout.layer_bytes, self._block_ids, mark)
+                size = self._layout.layer_bytes
+                self._blocks.gather(layer, starts, self._block_ids, layer_bytes=size, mark=mark)
             except RuntimeError:  # the device refuses: the save is given up, nothing is published
                 self.cancel()
                 return

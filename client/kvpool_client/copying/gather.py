@@ -74,15 +74,16 @@ class HostGatherer:
         threads: kvpool_native.CopyPool,
         view: kvpool_native.CacheView,
         staging: kvpool_native.Mapping,
+        *,
         layout: Layout,
         block_ids: npt.NDArray[np.int64],
-        chunks: int,
     ) -> None:
+        """`block_ids`: [chunk][block]."""
         self._threads = threads
         self._view = view
         self._staging = staging
         self._layout = layout
-        self._block_ids = block_ids.reshape(chunks, -1)
+        self._block_ids = block_ids
 
     def announce(self, layer: int) -> None:
         """Nothing to do: the CPU sees what the engine has written."""
@@ -110,14 +111,15 @@ class DeviceGatherer:
         self,
         blocks: DeviceBlocks,
         staging: kvpool_native.Mapping,
+        *,
         layout: Layout,
         block_ids: npt.NDArray[np.int64],
-        chunks: int,
     ) -> None:
+        """`block_ids`: [chunk][block]."""
         self._blocks = blocks
         self._staging = staging
         self._layout = layout
-        self._block_ids = block_ids.reshape(chunks, -1)
+        self._block_ids = block_ids
         self._marks: dict[int, Any] = {}  # each is written before its layer is announced to the save's thread
 
     def announce(self, layer: int) -> None:
@@ -132,7 +134,8 @@ class DeviceGatherer:
         try:
             for number in range(piece.layers):
                 layer = piece.first_layer + number
-                self._blocks.gather(layer, (starts + number * size).tolist(), size, ids, self._marks[layer])
+                offsets, mark = (starts + number * size).tolist(), self._marks[layer]
+                self._blocks.gather(layer, offsets, ids, layer_bytes=size, mark=mark)
         except RuntimeError:  # the device refuses: the save is given up, nothing is published
             return _Gathered(0, None)
         sums = (

@@ -42,7 +42,14 @@ class StagedSave:
     """
 
     def __init__(
-        self, session: Session, reservation: int, area: StagingArea, gatherer: Gatherer, layout: Layout, chunks: int
+        self,
+        session: Session,
+        area: StagingArea,
+        gatherer: Gatherer,
+        *,
+        layout: Layout,
+        reservation: int,
+        chunks: int,
     ) -> None:
         """Of the `chunks` reserved chunks of a reservation. Begins when a layer is announced."""
         self._session = session

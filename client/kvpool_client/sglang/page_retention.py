@@ -24,7 +24,7 @@ def hints_of(extra_info: object) -> Hints | None:
 
 
 def page_retention(
-    extra_info: object, hints: Hints | None, pages: int, page_tokens: int, priority: int | None = None
+    extra_info: object, hints: Hints | None, *, pages: int, page_tokens: int, priority: int | None = None
 ) -> list[tuple[TokenRange, ...]]:
     """Retention of each page of a batch: by the hints, else with `priority`, else none."""
     otherwise = NOTHING if priority is None else (TokenRange(0, None, priority),)

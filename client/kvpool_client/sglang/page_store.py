@@ -224,7 +224,7 @@ class PageStore:
         for entry in hints.actions if hints is not None else ():
             if isinstance(entry, Outcome):
                 self._guard.miss("kv_hints", entry.reason)
-        return page_retention(extra_info, hints, pages, page_tokens, self._settings.priority)
+        return page_retention(extra_info, hints, pages=pages, page_tokens=page_tokens, priority=self._settings.priority)
 
     def _save_some(
         self,

@@ -87,7 +87,7 @@ class Claims:
         slots = [self._free.pop() for _ in range(chunks - first_chunk)]
         good = 0
         try:
-            good = max(first_chunk, self._stage(hits, chunks, slots, first_chunk, deadline)) - first_chunk
+            good = max(first_chunk, self._stage(hits, slots, range(first_chunk, chunks), deadline)) - first_chunk
         finally:
             self._free.extend(slots[good:])
         return Claim(first_chunk, tuple(slots[:good])) if good else NO_CLAIM
@@ -122,8 +122,9 @@ class Claims:
         pool.acquire(hit).release()
         return _first(hit, int(slower[0]), pool.layout.chunk_tokens)
 
-    def _stage(self, hits: list[Hit], chunks: int, slots: list[int], first_chunk: int, deadline: Deadline) -> int:
-        """Leading chunks that every shard has in its slots; after it has returned, nothing is copied."""
+    def _stage(self, hits: list[Hit], slots: list[int], wanted: range, deadline: Deadline) -> int:
+        """Chunks up to which every shard has the wanted ones in its slots; after it has returned, nothing is copied."""
+        first_chunk, chunks = wanted.start, wanted.stop
         loads: list[tuple[Lease, Load | None]] = []
         good = chunks
         try:

@@ -84,7 +84,7 @@ def test_bytes_go_through_pieces_of_any_size_and_come_back(
     for layer in range(layout.layers):
         blocks.queue_spread(layer, spread, layout.layer_bytes, None)
         starts = [offset + layer * layout.layer_bytes for offset in offsets]
-        other.gather(layer, starts, layout.layer_bytes, ids, None)
+        other.gather(layer, starts, ids, layer_bytes=layout.layer_bytes, mark=None)
     assert torch.equal(back.tensor, blocks._arena.tensor)
 
 
@@ -129,7 +129,7 @@ def test_a_load_takes_block_ids_on_the_device_and_nothing_else(seed: int) -> Non
         assert "copy_" not in allocations.calls
         assert allocations.bytes <= 8 * 2 * chunks, "the ids themselves, once for all layers"
     with Allocations() as allocations:
-        blocks.gather(0, list(offsets), layout.layer_bytes, ids, None)
+        blocks.gather(0, list(offsets), ids, layer_bytes=layout.layer_bytes, mark=None)
     assert allocations.bytes <= 8 * len(ids)
 
 
@@ -207,7 +207,8 @@ def test_threads_share_a_ring_of_one_piece(monkeypatch: pytest.MonkeyPatch, seed
         spread = blocks.plan(offsets, ids)
         for layer in range(2):
             blocks.queue_spread(layer, spread, size, None)
-            DeviceBlocks(side, back).gather(layer, [offset + layer * size for offset in offsets], size, ids, None)
+            starts = [offset + layer * size for offset in offsets]
+            DeviceBlocks(side, back).gather(layer, starts, ids, layer_bytes=size, mark=None)
         outcomes.append(torch.equal(memory.tensor, back.tensor))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]

@@ -6,6 +6,7 @@ from kvpool.errors import DaemonUnreachable, KVPoolError, Refused
 from kvpool_client.connection import link as module
 from kvpool_client.connection.counters import Counters
 from kvpool_client.connection.link import REFUSED_RETRY_S_MAX, RETRY_S, Link
+from kvpool_client.connection.session import SessionPlan
 from tests.rigs.daemon import SMALL, wait_until
 
 
@@ -39,7 +40,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 
 def test_a_refused_client_tries_ever_later_and_a_lonely_one_soon(answers: Answers) -> None:
-    link = Link("/nowhere", "m", SMALL, 1.0, Counters())
+    link = Link(SessionPlan("/nowhere", "m", SMALL, 1.0), Counters())
     try:
         wait_until(lambda: answers.tries > 20, "it has tried often")
     finally:

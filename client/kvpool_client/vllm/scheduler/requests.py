@@ -32,6 +32,7 @@ class Tracked:
         self,
         request: EngineRequest,
         keys: KeyChain,
+        *,
         salt: bytes,
         adapter: str,
         chunk_hashes: int,

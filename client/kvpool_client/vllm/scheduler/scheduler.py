@@ -376,7 +376,15 @@ class SchedulerHalf:
                 hints.save_tokens(self._settings.save, request.num_prompt_tokens) if self._role.may_save else 0
             )
             save_chunks = save_tokens // self._geometry.chunk_tokens
-            entry = Tracked(request, keys, salt, adapter, chunk_hashes, hints, save_chunks)
+            entry = Tracked(
+                request,
+                keys,
+                salt=salt,
+                adapter=adapter,
+                chunk_hashes=chunk_hashes,
+                hints=hints,
+                save_chunks=save_chunks,
+            )
             entry.epoch, entry.is_stale = self._epoch, self._own_prefixes.are_old
             self._requests[request.request_id] = entry
             entry.extend_keys()
