@@ -13,6 +13,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
+POSITIONAL_MAX = 4
+# Functions with more positional parameters than that: their signatures are the client library's public contract.
+MANY_PARAMETERS = {
+    ("client/kvpool_client/pool.py", "save"),
+    ("client/kvpool_client/pool.py", "keys_from_hashes"),
+}
 
 PYTHON = sorted(
     path
@@ -221,6 +227,18 @@ def test_functions_are_short_and_modules_say_what_they_are(path: Path) -> None:
     assert not is_question or path.parts[len(ROOT.parts)] in {"tests", "typings"}, (
         "the docstring begins with a question word"
     )
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=name_of)
+def test_what_could_be_mistaken_is_passed_by_name(path: Path) -> None:
+    """At most four positional parameters: more are keyword-only, or one record. click passes those of commands by name."""
+    for node in nodes_of(path):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            positional = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+            count = len(positional) - (positional[:1] in (["self"], ["cls"]))
+            is_command = any(".command(" in ast.unparse(decorator) for decorator in node.decorator_list)
+            is_public = (name_of(path), node.name) in MANY_PARAMETERS
+            assert (count > POSITIONAL_MAX and not is_command) == is_public, f"{node.name} in line {node.lineno}"
 
 
 @pytest.mark.parametrize("path", NATIVE, ids=name_of)

@@ -89,7 +89,8 @@ def bench_copy(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int], 
     rows = []
     for measured in _modes(daemon, is_quick):
         rows += [
-            _measure_size(measured, name, layout, is_quick, lambda: advance(steps)) for name, layout in SIZES.items()
+            _measure_size(measured, name, layout, lambda: advance(steps), is_quick=is_quick)
+            for name, layout in SIZES.items()
         ]
     if not daemon.is_own:
         daemon.forget(MODEL)
@@ -106,7 +107,7 @@ def _modes(daemon: MeasuredDaemon, is_quick: bool) -> Iterator[MeasuredDaemon]:
 
 
 def _measure_size(
-    daemon: MeasuredDaemon, name: str, layout: kv.Layout, is_quick: bool, advance: Callable[[], None]
+    daemon: MeasuredDaemon, name: str, layout: kv.Layout, advance: Callable[[], None], *, is_quick: bool
 ) -> dict[str, Any]:
     total = QUICK_BYTES if is_quick else TOTAL_BYTES
     chunks = total // layout.chunk_bytes

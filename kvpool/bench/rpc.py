@@ -60,22 +60,35 @@ def bench_rpc(daemon: MeasuredDaemon, is_quick: bool, advance: Callable[[int], N
     if not daemon.is_own:
         daemon.forget(MODEL)
     return [
-        _row("raw round trip", seconds["echo"], seconds["echo"], None, cpu_s["echo"], None),
+        _row("raw round trip", seconds["echo"], echo_s=seconds["echo"], used_s=cpu_s["echo"]),
         _row(
             "acquire, 512 chunks",
             seconds["acquire"],
-            seconds["echo"],
-            ACQUIRE_BAR_US,
-            cpu_s["acquire"],
-            cpu_s["daemon"],
+            echo_s=seconds["echo"],
+            bar_us=ACQUIRE_BAR_US,
+            used_s=cpu_s["acquire"],
+            daemon_s=cpu_s["daemon"],
         ),
-        _row("hit of 8192 tokens", seconds["hit"], seconds["echo"], HIT_BAR_US, cpu_s["hit"], cpu_s["hit daemon"]),
+        _row(
+            "hit of 8192 tokens",
+            seconds["hit"],
+            echo_s=seconds["echo"],
+            bar_us=HIT_BAR_US,
+            used_s=cpu_s["hit"],
+            daemon_s=cpu_s["hit daemon"],
+        ),
         *(bench_commit(is_quick) if daemon.is_own else []),
     ]
 
 
 def _row(
-    name: str, taken_s: list[float], echo_s: list[float], bar_us: int | None, used_s: float, daemon_s: float | None
+    name: str,
+    taken_s: list[float],
+    *,
+    echo_s: list[float],
+    used_s: float,
+    bar_us: int | None = None,
+    daemon_s: float | None = None,
 ) -> dict[str, object]:
     return latencies(
         name,

@@ -165,6 +165,7 @@ class Leases:
         issuer: ConnectionId,
         chunks: int,
         holds: dict[int, HoldId],
+        *,
         now_ns: int,
     ) -> bytes:
         """A new ticket over holds of its own. `identity`: what a claimer must have in common: model and layout but for the

@@ -193,15 +193,19 @@ class Namespaces:
         """Check that the user may open a layout's namespaces too. Gives back what is needed for them. Raises Refused."""
         while True:
             own = self._of_users.namespaces_of(user)
-            if self._of_users.may_keep(len(own) + len(layout.ranks), NAMESPACES_MAX, len(self._by_identity)):
+            if self._of_users.may_keep(
+                len(own) + len(layout.ranks), most=NAMESPACES_MAX, of_others=len(self._by_identity)
+            ):
                 return  # whichever of them it has already
             found = [self.find(model, layout.for_rank(rank)) for rank in layout.ranks]
             new = [one for one in found if one is None or one.id not in own]
             of_others = len(self._by_identity) - len(own) - sum(one is not None for one in new)
-            if not new or self._of_users.may_keep(len(own) + len(new), NAMESPACES_MAX, of_others):
+            if not new or self._of_users.may_keep(len(own) + len(new), most=NAMESPACES_MAX, of_others=of_others):
                 return
             if not self._give_back_some():
-                raise self._of_users.refusal(user, "models, layouts and ranks", len(own), NAMESPACES_MAX, of_others)
+                raise self._of_users.refusal(
+                    user, "models, layouts and ranks", kept=len(own), most=NAMESPACES_MAX, of_others=of_others
+                )
 
     def _check_class_share(self, user: int, geometries: Set[Geometry]) -> None:
         """Check that the user may open chunks of these sizes too. Raises Refused."""
@@ -209,13 +213,15 @@ class Namespaces:
             own = self._of_users.geometries_of(user)
             wanted = len(own | geometries)
             of_others = self._size_classes.keys() - own - geometries
-            if wanted == len(own) or self._of_users.may_keep(wanted, SIZE_CLASSES_MAX, len(of_others)):
+            if wanted == len(own) or self._of_users.may_keep(wanted, most=SIZE_CLASSES_MAX, of_others=len(of_others)):
                 return
             of_others &= {namespace.geometry for namespace in self._by_identity.values()}
-            if self._of_users.may_keep(wanted, SIZE_CLASSES_MAX, len(of_others)):
+            if self._of_users.may_keep(wanted, most=SIZE_CLASSES_MAX, of_others=len(of_others)):
                 return
             if not self._give_back_some():
-                raise self._of_users.refusal(user, "chunk sizes", len(own), SIZE_CLASSES_MAX, len(of_others))
+                raise self._of_users.refusal(
+                    user, "chunk sizes", kept=len(own), most=SIZE_CLASSES_MAX, of_others=len(of_others)
+                )
 
     def _new_number(self) -> NamespaceId:
         if len(self._by_id) < NUMBERS_MAX:

@@ -93,16 +93,17 @@ class NamespacesByUser:
         """All namespaces with an owner."""
         return self._owner.keys()
 
-    def may_keep(self, wanted: int, most: int, of_others: int) -> bool:
+    def may_keep(self, wanted: int, *, most: int, of_others: int) -> bool:
         """Whether a user may have so many open while `of_others` of `most` are others'."""
-        return wanted <= self._limit(most, of_others)
+        return wanted <= self._limit(most=most, of_others=of_others)
 
-    def refusal(self, user: int, what: str, kept: int, most: int, of_others: int) -> Refused:
+    def refusal(self, user: int, what: str, *, kept: int, most: int, of_others: int) -> Refused:
         """The refusal for a user that has `kept` open and requests more. `what` is counted, in the plural."""
+        limit = self._limit(most=most, of_others=of_others)
         return Refused(
             "full",
             f"uid {user} keeps {what} by its connections and its chunks, {kept} of {most}, and may keep "
-            f"{self._limit(most, of_others)} now (server.user_share is {self._share:g}): end idle connections that hold one "
+            f"{limit} now (server.user_share is {self._share:g}): end idle connections that hold one "
             "(kvpoolctl connections, kvpoolctl disconnect ID), or drop chunks of models that are no longer served "
             "(kvpoolctl flush --model MODEL)",
         )
@@ -121,5 +122,5 @@ class NamespacesByUser:
             problems.append("namespaces: owners and what they own are not the same")
         return problems
 
-    def _limit(self, most: int, of_others: int) -> int:
+    def _limit(self, *, most: int, of_others: int) -> int:
         return max(1, int(self._share * (most - of_others)))

@@ -95,6 +95,7 @@ class Journal:
         incarnation: bytes,
         tiers: Mapping[Level, tuple[kvpool_native.Directory, int]],
         namespaces: Namespaces,
+        *,
         clock: Clock,
         config: EventsConfig,
         headers: Mapping[Level, Headers] = NO_HEADERS,

@@ -27,9 +27,10 @@ class FlushOrder:
 def flush(
     directory: kvpool_native.Directory,
     tiering: Tiering,
+    order: FlushOrder,
+    *,
     view: kvpool_native.IndexView,
     namespaces: Namespaces,
-    order: FlushOrder,
     on_part: Callable[[], None],
 ) -> Parts[dict[str, int]]:
     """Drop what an order says and nobody holds. `directory`: DRAM's. `on_part` is called behind each part.

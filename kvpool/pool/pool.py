@@ -295,7 +295,8 @@ class Pool:
         """Drop chunks without holds, of one model or all, unused for a time or at any age; see `flush`. Raises Refused."""
         failpoint.reach("daemon.flush.before", failpoint.refused)
         order = FlushOrder(model, older_than_s, tier, self._clock.now_ns())
-        return flush(self._directory, self._tiering, self._index_view, self.namespaces, order, self._note_flushed)
+        view, on_part = self._index_view, self._note_flushed
+        return flush(self._directory, self._tiering, order, view=view, namespaces=self.namespaces, on_part=on_part)
 
     def discard(self, key: bytes) -> None:
         """Drop a chunk that its only user no longer needs, held or not; nothing where it was evicted."""
@@ -347,7 +348,7 @@ class Pool:
     def _make_tiering(self, plans: Sequence[TierPlan]) -> Tiering:
         memory = ArenaMemory(self._dram.arena, self._dram.index)
         made = [plan.make(memory, self._config, self._clock) for plan in plans]
-        links = [Link(self._dram, tier, self.namespaces, self._clock, self._note_room) for tier in made]
+        links = [Link(self._dram, tier, self.namespaces, self._clock, on_settled=self._note_room) for tier in made]
         return Tiering(self._dram, links, self._clock)
 
     def _make_readers(self) -> Readers:
@@ -379,7 +380,8 @@ class Pool:
             tiers[lower.level] = (lower.slots.directory, lower.slots.sizes.max_chunks)
             if self._config.server.keep_token_ids and lower.headers is not None:
                 headers[lower.level] = lower.headers
-        journal = Journal(self.epoch, tiers, self.namespaces, self._clock, self._config.events, headers)
+        clock, events = self._clock, self._config.events
+        journal = Journal(self.epoch, tiers, self.namespaces, clock=clock, config=events, headers=headers)
         self.namespaces.on_numbers_reused = journal.forget_namespaces
         return journal
 

@@ -120,10 +120,10 @@ class BlockingConnection:
         try:
             is_delayed = self._send(m.encode(request, self._sequence), deadline)
             self._wait_at_most(deadline.remaining_s() if is_delayed else limit_s)
-            kind, sequence, values = self._receive(0, deadline)
+            frame = self._receive(0, deadline)
         except OSError as error:
             raise DaemonUnreachable(f"no answer to {type(request).__name__}: {error}") from error
-        return _expect(answer, kind, sequence, values, self._sequence)
+        return _expect(answer, frame, self._sequence)
 
     def call_for_descriptor(
         self, request: object, answer: type[Answer], timeout_s: float | None = None
@@ -136,7 +136,7 @@ class BlockingConnection:
             self._send(m.encode(request, self._sequence), deadline)
             self._wait_at_most(deadline.remaining_s())
             got = self._receive_with(fds, 1)
-            record = _expect(answer, *self._receive(got, deadline), self._sequence)
+            record = _expect(answer, self._receive(got, deadline), self._sequence)
             if len(fds) != 1:
                 raise ProtocolError(f"the answer came with {len(fds)} descriptors, expected 1")
             return record, fds.pop()
@@ -260,9 +260,10 @@ class BlockingConnection:
         got = self._receive_with(self.fds, _FDS_EXPECTED)
         if not got:
             raise DaemonUnreachable("the daemon closed the connection during the handshake")
-        kind, sequence, values = self._receive(got, deadline)
+        frame = self._receive(got, deadline)
+        kind, _, values = frame
         if kind != m.Welcome.KIND:
-            return _expect(m.Welcome, kind, sequence, values, 0)
+            return _expect(m.Welcome, frame, 0)
         return versions.decode_of_any(m.Welcome, values)
 
     def _receive_with(self, fds: list[int], most: int) -> int:
@@ -348,7 +349,9 @@ def _timeval(seconds: float) -> bytes:
     return _TIMEVAL.pack(whole, int((bound_s - whole) * 1e6))
 
 
-def _expect(answer: type[Answer], kind: int, sequence: int, values: list[object], expected_sequence: int) -> Answer:
+def _expect(answer: type[Answer], frame: tuple[int, int, list[object]], expected_sequence: int) -> Answer:
+    """The answer in a received frame: kind, sequence and fields. Raises Refused or ProtocolError."""
+    kind, sequence, values = frame
     if kind == m.Failure.KIND:
         failure = m.decode_as(m.Failure, values)
         raise Refused(failure.code, failure.message)

@@ -267,7 +267,7 @@ class Daemon:
                 self._pool,
                 OperatorVerbs(self._pool, self._info, self._counts, peer),
                 SteeringVerbs(self.reload, peer),
-                ConnectionVerbs(self._pool, self._roster, self._input, self._clock, peer),
+                ConnectionVerbs(self._pool, self._roster, peer, budget=self._input, clock=self._clock),
             )
         layout, user = Layout.from_wire(hello.layout), self._user_of(peer)
         session = self._pool.open_session(connection_id, hello.model, layout, user)

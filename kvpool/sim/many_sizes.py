@@ -47,7 +47,7 @@ class ManySizes:
         largest = max(layout.chunk_bytes for layout in layouts)
         self._tier = MetadataTier(max_chunks // len(layouts), largest, config, segments=len(layouts))
         arena = SimulatedArena(self.directory, capacity, max_chunks)
-        self._link = Link(arena, self._tier, namespaces, self._clock, lambda: None)
+        self._link = Link(arena, self._tier, namespaces, self._clock, on_settled=lambda: None)
         self._tiering = Tiering(arena, [self._link], self._clock)
         self._writers = Writers(
             self.directory, Retention(self.directory, self._tiering), ttl_ns=10**12, reservations_max=10

@@ -100,7 +100,7 @@ class SimulatedNode:
         namespaces = Namespaces(self._directory)
         arena = SimulatedArena(self._directory, capacity, dram_blocks)
         self._tiers = [MetadataTier(ssd_blocks, CHUNK_BYTES, config)] if ssd_blocks else []
-        self._links = [Link(arena, tier, namespaces, self._clock, lambda: None) for tier in self._tiers]
+        self._links = [Link(arena, tier, namespaces, self._clock, on_settled=lambda: None) for tier in self._tiers]
         self._tiering = Tiering(arena, self._links, self._clock)
         server = config.server
         self._readers = Readers(

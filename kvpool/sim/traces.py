@@ -180,12 +180,12 @@ def _read_archive(path: Path) -> Iterator[TraceRequest]:
     for name in ("n_in", "n_out", "leaf"):
         if len(arrays[name]) != requests:
             raise TraceError(f"{path}: {name} has {len(arrays[name])} entries, expected {requests}, as many as t has")
-    _check_range(path, "t", arrays["t"], 0, 1e12)
-    _check_range(path, "n_in", arrays["n_in"], 1, TOKENS_MAX)
-    _check_range(path, "n_out", arrays["n_out"], 0, TOKENS_MAX)
+    _check_range(path, "t", arrays["t"], low=0, high=1e12)
+    _check_range(path, "n_in", arrays["n_in"], low=1, high=TOKENS_MAX)
+    _check_range(path, "n_out", arrays["n_out"], low=0, high=TOKENS_MAX)
     blocks = len(arrays["parent"])
-    _check_range(path, "parent", arrays["parent"], -1, blocks - 1)
-    _check_range(path, "leaf", arrays["leaf"], -1, blocks - 1)
+    _check_range(path, "parent", arrays["parent"], low=-1, high=blocks - 1)
+    _check_range(path, "leaf", arrays["leaf"], low=-1, high=blocks - 1)
     if "block" in arrays and arrays["block"].tolist() != [BLOCK_TOKENS]:
         _refuse(str(path), "block", arrays["block"].tolist(), f"[{BLOCK_TOKENS}], the tokens of a block")
     # Parents come before their children, so that a path to the root ends.
@@ -240,7 +240,7 @@ def _load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
-def _check_range(path: Path, name: str, array: npt.NDArray[Any], low: float, high: float) -> None:
+def _check_range(path: Path, name: str, array: npt.NDArray[Any], *, low: float, high: float) -> None:
     # `not inside` rather than `outside`, so that not-a-number is refused too.
     wrong = np.flatnonzero(~((array >= low) & (array <= high)))
     if len(wrong):

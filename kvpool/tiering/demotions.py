@@ -118,6 +118,7 @@ class Demotions:
         self,
         arena: ArenaTier,
         lower: BackingTier,
+        *,
         jobs: Jobs,
         namespaces: Namespaces,
         admission: Admission,
@@ -175,7 +176,7 @@ class Demotions:
                     return pinned.chunks > 0  # none was written, and there may be others behind
                 size = self._slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))
                 affordable = (lambda _: UNBOUNDED) if is_forced else partial(self._admission.affordable, size)
-                started = self._begin(pinned, affordable, now_ns, left, refused)
+                started = self._begin(pinned, affordable, now_ns, chunks_max=left, refused=refused)
                 if started is None:
                     return False
                 left -= started
@@ -193,7 +194,7 @@ class Demotions:
             size = self._slot_bytes(namespace)
             affordable = partial(self._admission.affordable, size, is_ordered=True)
             with self._passing_refused() as refused:
-                self._begin(pinned, affordable, now_ns, STARTED_AT_ONCE, refused)
+                self._begin(pinned, affordable, now_ns, chunks_max=STARTED_AT_ONCE, refused=refused)
 
     def run(self, now_ns: int, *, is_urgent: bool = False) -> None:
         """Start what is due, a turn's worth: over the watermark (or `is_urgent`) the coldest, with write-through the newest."""
@@ -213,7 +214,8 @@ class Demotions:
                 if not pinned.id:
                     return
                 size = self._slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))
-                started = self._begin(pinned, partial(self._admission.affordable, size), now_ns, left, refused)
+                affordable = partial(self._admission.affordable, size)
+                started = self._begin(pinned, affordable, now_ns, chunks_max=left, refused=refused)
                 if started is None:
                     self._admit(now_ns)
                     return
@@ -277,6 +279,7 @@ class Demotions:
         pinned: kvpool_native.Pinned,
         affordable: Callable[[int], int],
         now_ns: int,
+        *,
         chunks_max: int,
         refused: _Refused,
     ) -> int | None:

@@ -33,6 +33,7 @@ class Link:
         lower: BackingTier,
         namespaces: Namespaces,
         clock: Clock,
+        *,
         on_settled: Callable[[], None],
     ) -> None:
         self._upper = upper
@@ -47,7 +48,7 @@ class Link:
         )
         self._jobs = Jobs()
         self.promotions = Promotions(upper.directory, lower, self._jobs)
-        self.demotions = Demotions(upper, lower, self._jobs, namespaces, self.admission)
+        self.demotions = Demotions(upper, lower, jobs=self._jobs, namespaces=namespaces, admission=self.admission)
         self.checksum_jobs = ChecksumJobs(lower, self._jobs, namespaces)
         self._ghosts = GHOSTS_PER_CHUNK * upper.max_chunks  # 0: they are kept
         self._keep_ghosts()

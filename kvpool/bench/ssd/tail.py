@@ -23,11 +23,14 @@ QUICK_ROUNDS, QUICK_SINGLES = 2, 10
 def bench_tail(folder: Path, total: int, is_quick: bool, advance: Callable[[int], None]) -> list[dict[str, Any]]:
     """One row for each chunk size."""
     steps = len(TAIL_SIZES) * (QUICK_ROUNDS if is_quick else ROUNDS)
-    return [_size(folder, name, size, total, is_quick, lambda: advance(steps)) for name, size in TAIL_SIZES.items()]
+    return [
+        _size(folder, name, lambda: advance(steps), chunk_bytes=size, total=total, is_quick=is_quick)
+        for name, size in TAIL_SIZES.items()
+    ]
 
 
 def _size(
-    folder: Path, name: str, chunk_bytes: int, total: int, is_quick: bool, advance: Callable[[], None]
+    folder: Path, name: str, advance: Callable[[], None], *, chunk_bytes: int, total: int, is_quick: bool
 ) -> dict[str, Any]:
     rounds, singles = (QUICK_ROUNDS, QUICK_SINGLES) if is_quick else (ROUNDS, SINGLES)
     raw_idle: list[float] = []

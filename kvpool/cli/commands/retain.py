@@ -70,7 +70,8 @@ def retain(
             layouts = [Layout.from_wire(wire) for wire in ask(lambda: connection.layouts(model or ""))]
             if not layouts:
                 fail(f"the daemon has served no model {model}", EXIT_FAILURE)
-            columns = _keys_of(_tokens(tokens_file), model or "", layouts, connection.welcome.domain, salt, adapter)
+            domain, tokens = connection.welcome.domain, _tokens(tokens_file)
+            columns = _keys_of(tokens, layouts, model=model or "", domain=domain, salt=salt, adapter=adapter)
         else:
             columns = [KeyColumn.of(_key(text) for text in keys)]
         counts: Counter[int] = Counter()
@@ -117,7 +118,7 @@ def _tokens(path: str) -> list[int]:
 
 
 def _keys_of(
-    tokens: list[int], model: str, layouts: list[Layout], domain: bytes, salt: str, adapter: str
+    tokens: list[int], layouts: list[Layout], *, model: str, domain: bytes, salt: str, adapter: str
 ) -> list[KeyColumn]:
     """The keys of a prompt's full chunks, for each layout's own rank."""
     columns = []

@@ -119,7 +119,7 @@ def simulate_trace(path: str, wanted: SimulateOptions, progress: Progress) -> li
     for work, result in Simulation(settings, workload).run_all(works, wanted.processes):
         results[work] = result
         progress.update(task, advance=1)
-    return [_row(name, workload, cell, share, results) for cell, share in cells.items()]
+    return [_row(name, workload, cell, results, share=share) for cell, share in cells.items()]
 
 
 def _cells(wanted: SimulateOptions, workload: Workload) -> dict[Cell, float]:
@@ -139,7 +139,7 @@ def _cells(wanted: SimulateOptions, workload: Workload) -> dict[Cell, float]:
     return cells
 
 
-def _row(name: str, workload: Workload, cell: Cell, share: float, results: dict[Work, Result]) -> Row:
+def _row(name: str, workload: Workload, cell: Cell, results: dict[Work, Result], *, share: float) -> Row:
     outcome, bounds = results[cell], results[cell.blocks]
     assert isinstance(outcome, Outcome)
     assert isinstance(bounds, Bounds)

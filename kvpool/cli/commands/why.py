@@ -6,6 +6,7 @@ another name is found too. Main thread of a command only.
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -57,14 +58,10 @@ def why(options: Options, keys: tuple[str, ...], tokens_file: Any, model: str | 
     """
     if bool(keys) == (tokens_file is not None):
         fail("name one or more KEYs, or --tokens-file FILE", EXIT_USAGE)
-    wanted, salted = [_key(text) for text in keys], _salt(salt)
-    tokens = [] if keys else _tokens(tokens_file.read())
+    wanted = [_key(text) for text in keys]
+    prompt = _Prompt([] if keys else _tokens(tokens_file.read()), _salt(salt), adapter)
     with options.connect() as connection:
-        rows = ask(
-            lambda: (
-                _of_keys(connection, wanted, model) if keys else _of_prompt(connection, tokens, model, salted, adapter)
-            )
-        )
+        rows = ask(lambda: _of_keys(connection, wanted, model) if keys else _of_prompt(connection, prompt, model))
     if options.is_json:
         print_json(rows)
     else:
@@ -72,6 +69,15 @@ def why(options: Options, keys: tuple[str, ...], tokens_file: Any, model: str | 
             print_line(_line(row))
     if not rows:
         fail("the prompt has no whole chunk in any layout of that model that the daemon knows", EXIT_FAILURE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt's token ids, and what separates its keys from those of equal tokens."""
+
+    tokens: list[int]
+    salt: bytes
+    adapter: str
 
 
 def _of_keys(connection: BlockingConnection, keys: list[bytes], model: str | None) -> list[dict[str, Any]]:
@@ -82,28 +88,24 @@ def _of_keys(connection: BlockingConnection, keys: list[bytes], model: str | Non
     return rows
 
 
-def _of_prompt(
-    connection: BlockingConnection, tokens: list[int], model: str | None, salt: bytes, adapter: str
-) -> list[dict[str, Any]]:
+def _of_prompt(connection: BlockingConnection, prompt: _Prompt, model: str | None) -> list[dict[str, Any]]:
     names = connection.namespaces().values()
     asked = [(name, layout) for name, layout in names if model in (None, name)]
-    rows = [row for name, layout in asked for row in _rows(connection, tokens, name, layout, salt, adapter)]
+    rows = [row for name, layout in asked for row in _rows(connection, prompt, name, layout)]
     if model is None or any(row["fate"] == "stored" for row in rows):
         return rows
     for name, layout in names:
         if name != model:
-            stored = [row for row in _rows(connection, tokens, name, layout, salt, adapter) if row["fate"] == "stored"]
+            stored = [row for row in _rows(connection, prompt, name, layout) if row["fate"] == "stored"]
             rows += [{**row, "mismatch": model} for row in stored]
     return rows
 
 
-def _rows(
-    connection: BlockingConnection, tokens: list[int], model: str, layout: Layout, salt: bytes, adapter: str
-) -> list[dict[str, Any]]:
+def _rows(connection: BlockingConnection, prompt: _Prompt, model: str, layout: Layout) -> list[dict[str, Any]]:
     """A row for each whole chunk of the prompt in one namespace."""
-    root = root_key(connection.welcome.domain, model=model, adapter=adapter, salt=salt, layout=layout)
+    root = root_key(connection.welcome.domain, model=model, adapter=prompt.adapter, salt=prompt.salt, layout=layout)
     chain = KeyChain(layout.chunk_tokens, lambda: (root,))
-    chain.extend(tokens)
+    chain.extend(prompt.tokens)
     history = connection.chunk_history([chain[number] for number in range(len(chain))])
     place = {"rank": layout.rank, "chunk_tokens": layout.chunk_tokens}
     return [{"chunk": number, **place, **entry, "model": model} for number, entry in enumerate(history)]

@@ -56,7 +56,7 @@ class AcquireTask:
         reach = min(max(here, run.chunks if run else 0) for here, run in zip(found, lower, strict=True))
         chunks = reach = self._affordable(reach)
         for rank, column in enumerate(columns):
-            chunks = min(chunks, self._promote(rank, column, found[rank], lower[rank], reach))
+            chunks = min(chunks, self._promote(rank, column, lower[rank], found=found[rank], reach=reach))
         self._align(columns, found, chunks, now_ns)
         if chunks < reach:
             return Step.WAIT
@@ -114,7 +114,7 @@ class AcquireTask:
         parent = self._columns[rank].before(self.chunks)
         return self._tiering.find(self._ranks[rank], column, found, parent=parent)
 
-    def _promote(self, rank: int, column: KeyColumn, found: int, lower: RunBelow | None, reach: int) -> int:
+    def _promote(self, rank: int, column: KeyColumn, lower: RunBelow | None, *, found: int, reach: int) -> int:
         """Promote chunks up to `reach`. Returns how many are in DRAM or being promoted."""
         if lower is None:
             return found

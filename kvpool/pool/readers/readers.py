@@ -157,7 +157,7 @@ class Readers:
             return b""
         holds = {rank: HoldId(self._directory.duplicate(hold)) for rank, hold in lease.holds.items()}
         self._directory.charge(list(holds.values()), TICKETS)
-        return self._leases.issue_ticket(session.identity, lease.owner, lease.chunks, holds, now_ns)
+        return self._leases.issue_ticket(session.identity, lease.owner, lease.chunks, holds, now_ns=now_ns)
 
     def claim(self, session: EngineSession, ticket: bytes, now_ns: int) -> Grant:
         """A lease from a ticket, for the session's rank, once; a scheduler, which has none, ends it. Raises Refused."""

@@ -168,7 +168,7 @@ class LocalSocket:
             except Refused as error:
                 self._refuse_full(accepted, peer, error)
                 continue
-            task = loop.create_task(self._handshake(accepted, peer, slots, admit, adopt))
+            task = loop.create_task(self._handshake(accepted, peer, slots=slots, admit=admit, adopt=adopt))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
 
@@ -182,7 +182,7 @@ class LocalSocket:
                 log.debug("a refused connection had gone: %s", error)
 
     async def _handshake(
-        self, accepted: socket.socket, peer: Peer, slots: ConnectionSlots, admit: Admit, adopt: Adopt
+        self, accepted: socket.socket, peer: Peer, *, slots: ConnectionSlots, admit: Admit, adopt: Adopt
     ) -> None:
         is_adopted = False
         try:

@@ -26,7 +26,7 @@ ROWS_MAX = 200
 class ConnectionVerbs:
     """The requests of the operator `peer`."""
 
-    def __init__(self, pool: Pool, roster: Roster, budget: InputBudget, clock: Clock, peer: Peer) -> None:
+    def __init__(self, pool: Pool, roster: Roster, peer: Peer, *, budget: InputBudget, clock: Clock) -> None:
         self._pool = pool
         self._roster = roster
         self._budget = budget

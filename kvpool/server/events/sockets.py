@@ -65,10 +65,15 @@ class EventSockets:
                 self._zap = self._context.socket(zmq.REP)
                 self._zap.bind(_ZAP_ENDPOINT)
                 self.poller.register(self._zap, zmq.POLLIN)
-            self._publish = self._bound(zmq.XPUB, "events.publish", config.publish, config.hwm, socket_mode)
+            self._publish = self._bound(
+                zmq.XPUB, "events.publish", config.publish, high_water_mark=config.hwm, socket_mode=socket_mode
+            )
             self.poller.register(self._publish, zmq.POLLIN)
             if config.replay is not None:
-                self._replay = self._bound(zmq.ROUTER, "events.replay", config.replay, PEER_MESSAGES_MAX, socket_mode)
+                mark = PEER_MESSAGES_MAX
+                self._replay = self._bound(
+                    zmq.ROUTER, "events.replay", config.replay, high_water_mark=mark, socket_mode=socket_mode
+                )
         except BaseException:
             self.close()
             raise
@@ -121,7 +126,7 @@ class EventSockets:
         self._context.destroy(linger=0)
 
     def _bound(
-        self, kind: int, option: str, address: ZmqAddress, high_water_mark: int, socket_mode: int
+        self, kind: int, option: str, address: ZmqAddress, *, high_water_mark: int, socket_mode: int
     ) -> "zmq.Socket[bytes]":
         made = self._context.socket(kind)
         made.setsockopt(zmq.LINGER, 0)

@@ -188,10 +188,11 @@ class Probe:
         self._lease = leased.lease
         _require(is_found, "lookup missed a chunk that could be leased")
         _require(leased.chunks == 1, f"{leased.chunks} chunks were leased, expected 1")
-        self._compare(session, chunk, _first(leased.offsets), _first(leased.slots), _first(leased.generations))
+        offset, slot, generation = _first(leased.offsets), _first(leased.slots), _first(leased.generations)
+        self._compare(session, chunk, offset=offset, slot=slot, generation=generation)
         return True
 
-    def _compare(self, session: _Session, chunk: _Chunk, offset: int, slot: int, generation: int) -> None:
+    def _compare(self, session: _Session, chunk: _Chunk, *, offset: int, slot: int, generation: int) -> None:
         _require(offset == chunk.offset, f"offset {offset} was leased, {chunk.offset} was reserved")
         _require(generation == chunk.generation, f"generation {generation} was leased, {chunk.generation} was reserved")
         found = session.arena.view()[offset : offset + len(chunk.payload)].tobytes()

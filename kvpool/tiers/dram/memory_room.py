@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kvpool.clock import Deadline
 from kvpool.units import format_size
@@ -20,8 +21,18 @@ UNLIMITED = 1 << 60
 # The kernel frees tens of GiB in a second (guess): memory that is not free then is in use.
 PATIENCE_S = 10.0
 LOOK_S = 0.05
-_FILES_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
-_FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+
+
+class _GroupFiles(NamedTuple):
+    """Names of a control group's files, and of the lines in `memory.stat` that count its page cache."""
+
+    limit: str
+    use: str
+    cache: tuple[str, str]
+
+
+_FILES_V2 = _GroupFiles("memory.max", "memory.current", ("inactive_file", "active_file"))
+_FILES_V1 = _GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +108,9 @@ def _of_groups(root: Path) -> list[MemoryRoom | None]:
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number == "0" and not controllers:
-            found += [_of_group(folder, root, *_FILES_V2) for folder in _upwards(root / "sys/fs/cgroup", path)]
+            found += [_of_group(folder, root, _FILES_V2) for folder in _upwards(root / "sys/fs/cgroup", path)]
         elif "memory" in controllers.split(","):
-            found += [_of_group(folder, root, *_FILES_V1) for folder in _upwards(root / "sys/fs/cgroup/memory", path)]
+            found += [_of_group(folder, root, _FILES_V1) for folder in _upwards(root / "sys/fs/cgroup/memory", path)]
     return found
 
 
@@ -109,13 +120,13 @@ def _upwards(mount: Path, path: str) -> list[Path]:
     return [mount.joinpath(*steps[:count]) for count in range(len(steps), -1, -1)]
 
 
-def _of_group(folder: Path, root: Path, limit_name: str, use_name: str, cache: tuple[str, str]) -> MemoryRoom | None:
-    limit, use = _number(folder / limit_name), _number(folder / use_name)
+def _of_group(folder: Path, root: Path, files: _GroupFiles) -> MemoryRoom | None:
+    limit, use = _number(folder / files.limit), _number(folder / files.use)
     if limit is None or use is None or limit >= UNLIMITED:
         return None
     counts = _numbers(folder / "memory.stat")
-    unused = max(limit - use + sum(counts.get(name, 0) for name in cache), 0)
-    return MemoryRoom(min(unused, limit), f"{limit_name} of /{folder.relative_to(root)}", limit)
+    unused = max(limit - use + sum(counts.get(name, 0) for name in files.cache), 0)
+    return MemoryRoom(min(unused, limit), f"{files.limit} of /{folder.relative_to(root)}", limit)
 
 
 def _number(path: Path) -> int | None:

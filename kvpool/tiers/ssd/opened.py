@@ -105,6 +105,7 @@ class OpenSsd:
         self,
         plan: SsdPlan,
         memory: ArenaMemory,
+        *,
         files: kvpool_native.SsdFiles,
         catalogue: Catalogue,
         epoch: bytes,

@@ -100,7 +100,7 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
         if is_rebuilt:
             catalogue.fill(rows)
         catalogue.start(checkpoint_s=plan.checkpoint_s)
-        opened = OpenSsd(plan, memory, files, catalogue, identity.epoch)
+        opened = OpenSsd(plan, memory, files=files, catalogue=catalogue, epoch=identity.epoch)
     except BaseException:
         catalogue.close(CLOSE_TIMEOUT_S)
         raise
@@ -131,7 +131,7 @@ def _rebuild(
     """Find chunks by the headers of their slots, because the catalogue is lost or not wanted."""
     if catalogue_path.exists():
         catalogue_open.set_aside(catalogue_path, plan.catalogue_bytes)
-    found = find_chunks(plan.path, plan.segments, plan.segment_bytes, identity, is_stopping)
+    found = find_chunks(plan, identity, is_stopping)
     return catalogue_rows.restorable(found)[0]
 
 

@@ -27,7 +27,7 @@ from kvpool.layout import Layout, WireLayout
 from kvpool.tiers.ssd.catalogue.identity import Identity
 from kvpool.tiers.ssd.catalogue.rows import Row
 from kvpool.tiers.ssd.flushed import floor_of, read_floors
-from kvpool.tiers.ssd.plan import segment_name
+from kvpool.tiers.ssd.plan import SsdPlan, segment_name
 
 log = logging.getLogger(__name__)
 
@@ -49,20 +49,20 @@ class RebuildStopped(KVPoolError):
     """The search was given up because the daemon stops."""
 
 
-def find_chunks(
-    path: Path, segments: int, segment_bytes: int, identity: Identity, is_stopping: threading.Event
-) -> bytes:
+def find_chunks(plan: SsdPlan, identity: Identity, is_stopping: threading.Event) -> bytes:
     """Packed rows of every chunk of this epoch and of a known namespace that was not flushed.
 
     Raises OSError and RebuildStopped.
     """
-    numbers, floors = _numbers_by_fingerprint(identity), read_floors(path)
+    numbers, floors = _numbers_by_fingerprint(identity), read_floors(plan.path)
     newest: dict[bytes, _Slot] = {}
     silence = Deadline(SAY_EVERY_S)
     with ThreadPoolExecutor(THREADS, "kvpool-rebuild") as executor:
         jobs = [
-            executor.submit(_walk, path / segment_name(number), number * segment_bytes, identity.epoch, numbers)
-            for number in range(segments)
+            executor.submit(
+                _walk, plan.path / segment_name(number), number * plan.segment_bytes, identity.epoch, numbers
+            )
+            for number in range(plan.segments)
         ]
         for number, job in enumerate(jobs):
             if is_stopping.is_set():
@@ -76,7 +76,9 @@ def find_chunks(
                     newest[slot.row.key] = slot
             if silence.has_passed():
                 silence = Deadline(SAY_EVERY_S)
-                log.info("rebuilding the catalogue: %d of %d segments, %d chunks", number + 1, segments, len(newest))
+                log.info(
+                    "rebuilding the catalogue: %d of %d segments, %d chunks", number + 1, plan.segments, len(newest)
+                )
     log.warning("the catalogue was rebuilt from the headers of slots: %d chunks", len(newest))
     return b"".join(slot.row.encode() for slot in newest.values())
 

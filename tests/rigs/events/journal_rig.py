@@ -86,7 +86,9 @@ class Rig:
         self.clock = Ticks()
         config = load_config(None, [f"events.{name}={value}" for name, value in self._options.items()]).events
         tiers = {Level.DRAM: (self.memory, 400), Level.SSD: (self.files, 400)}
-        self.journal = Journal(self.epoch, tiers, self.namespaces, self.clock, config, {Level.SSD: self.headers})
+        self.journal = Journal(
+            self.epoch, tiers, self.namespaces, clock=self.clock, config=config, headers={Level.SSD: self.headers}
+        )
 
     def restart(self, *, chunks: int = 24) -> None:
         """Another life of the daemon, which finds what lay on disk; parents first, as the catalogue gives them."""

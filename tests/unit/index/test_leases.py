@@ -226,7 +226,7 @@ def test_no_hold_is_lost_or_given_back_twice(seed: int) -> None:
             if verb == "grant":
                 granted.append((leases.grant(owner, 1, holds, now_ns).id, owner))
             else:
-                tickets.append(leases.issue_ticket(IDENTITY, ANN, 1, holds, now_ns))
+                tickets.append(leases.issue_ticket(IDENTITY, ANN, 1, holds, now_ns=now_ns))
         elif verb == "release" and granted:
             back = leases.release(*chance.choice(granted))
         elif verb == "renew" and granted:

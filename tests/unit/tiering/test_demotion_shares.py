@@ -65,7 +65,7 @@ class TwoModels:
         self.disk = SlowDisk(is_write_through=is_write_through)
         namespaces = Namespaces(self.directory)
         arena = SimulatedArena(self.directory, CAPACITY, MAX_CHUNKS)
-        self.link = Link(arena, self.disk, namespaces, VirtualClock(), lambda: None)
+        self.link = Link(arena, self.disk, namespaces, VirtualClock(), on_settled=lambda: None)
         self.tiers = kvpool_native.TierSet((self.directory, self.disk.slots.directory))
         self.demotions = self.link.demotions
         self.models = [namespaces.open_ranks(name, layout)[0] for name, layout in zip("ab", layouts, strict=True)]

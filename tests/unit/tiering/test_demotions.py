@@ -61,7 +61,7 @@ class Chain:
         self.slower = Slower()
         namespaces = Namespaces(self.directory)
         arena = SimulatedArena(self.directory, capacity, chunks)
-        self.link = Link(arena, self.slower, namespaces, VirtualClock(), lambda: None)
+        self.link = Link(arena, self.slower, namespaces, VirtualClock(), on_settled=lambda: None)
         self.tiers = kvpool_native.TierSet((self.directory, self.slower.slots.directory))
         self.demotions = self.link.demotions
         self.namespace = namespaces.open_ranks("m", LAYOUT)[0]
