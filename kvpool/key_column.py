@@ -100,7 +100,7 @@ class KeyColumn(Sequence[bytes]):
         """Each rank's keys."""
         return [self.of_rank(rank, ranks) for rank in range(ranks)]
 
-    def part_of_ranks(self, ranks: int, first: int, end: int) -> "KeyColumn":
+    def part_of_ranks(self, ranks: int, *, first: int, end: int) -> "KeyColumn":
         """The keys from `first` up to `end` of each rank."""
         if ranks == 1:
             return self[first:end]

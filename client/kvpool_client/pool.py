@@ -239,7 +239,7 @@ class Pool:
         if lease.layout != self.layout:
             raise InvalidArgument(f"lease is of another layout: {lease.layout!r}")
         chunks = lease.chunks - first_chunk
-        blocks = self._copies.blocks(cache, block_ids, into, chunks, is_load=True)
+        blocks = self._copies.blocks(cache, block_ids, array=into, chunks=chunks, is_load=True)
         session = lease.session
         if not chunks or session is None or not lease.is_live:
             reason = LoadReason.DISCONNECTED if chunks else LoadReason.COMPLETE
@@ -284,7 +284,7 @@ class Pool:
             decode_priority=decode_priority,
             decode_duration_s=decode_duration_s,
         )
-        blocks = self._copies.blocks(cache, block_ids, from_, count, is_load=False)
+        blocks = self._copies.blocks(cache, block_ids, array=from_, chunks=count, is_load=False)
         return self._save_starter.begin(SavePlan(keys, blocks, retention_columns, first_chunk=first_chunk, count=count))
 
     def events(self, since: EventMark = BEGINNING) -> EventBatch:

@@ -56,7 +56,7 @@ class SeparateChunks:
         planned = []
         for chain, ids, ranges in zip(chains, block_ids, retention, strict=True):
             retention_columns = plan_retention(ranges, chunks=len(chain), chunk_tokens=self._layout.chunk_tokens)
-            blocks = self._copies.blocks(cache, ids, None, len(chain), is_load=False)
+            blocks = self._copies.blocks(cache, ids, array=None, chunks=len(chain), is_load=False)
             planned.append(SavePlan(chain, blocks, retention_columns, first_chunk=0, count=len(chain)))
         return self._save_starter.begin_each(planned)
 

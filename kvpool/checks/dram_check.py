@@ -41,7 +41,7 @@ class DramCheck:
             "corrupt_reports_early": self.corrupt_reports_early,
         }
 
-    async def check_reported(self, hold: HoldId, chunk: int, chunk_bytes: int, layers: int) -> None:
+    async def check_reported(self, hold: HoldId, chunk: int, *, chunk_bytes: int, layers: int) -> None:
         """Read a chunk of a hold that a client found corrupt, and drop it if it is. Does nothing where it is not in DRAM."""
         self.corrupt_reports += 1
         pin = self._directory.pin_chunk(hold, chunk)

@@ -12,7 +12,7 @@ from kvpool_native import Directory
 COMPARED_AT_ONCE = 1024
 
 
-def compare_counts(directory: Directory, holds: int, pins: int) -> list[str]:
+def compare_counts(directory: Directory, *, holds: int, pins: int) -> list[str]:
     """Differences between the holds and pins that DRAM's directory counts and those of their owners, one line each."""
     found = directory.stats()
     problems = []

@@ -26,7 +26,7 @@ class StagedSlots:
     Invariant: `_has_copy` has a byte for each layer of each chunk, 1 exactly where `_checksums` has that of a finished copy.
     """
 
-    def __init__(self, states: bytes, offsets: bytes, layers: int) -> None:
+    def __init__(self, *, states: bytes, offsets: bytes, layers: int) -> None:
         """Of an answer to `reserve`: a state and a u64 offset for each chunk asked."""
         self._layers = layers
         self._offsets = b"".join(

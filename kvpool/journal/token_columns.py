@@ -6,7 +6,7 @@ from kvpool.keys import SCOPE_BYTES_MAX, is_scope
 from kvpool.types import TOKEN_BYTES
 
 
-def check_tokens(tokens: bytes, scope: bytes, count: int, chunk_tokens: int) -> None:
+def check_tokens(tokens: bytes, scope: bytes, *, count: int, chunk_tokens: int) -> None:
     """Raises ProtocolError unless these are the token ids of `count` chunks, or none, and a scope."""
     chunk_bytes = TOKEN_BYTES * chunk_tokens
     if not is_scope(scope):

@@ -132,7 +132,7 @@ class Announcements:
         self.clipped_chunks += found - chunks
         if not chunks:
             return None
-        wanted = keys.part_of_ranks(ranks, 0, chunks)
+        wanted = keys.part_of_ranks(ranks, first=0, end=chunks)
         acquire_task = AcquireTask(self._directory, self._tiering, session, wanted, is_urgent=False)
         entry = Announcement(session, wanted, chunks, chunks * chunk_bytes, now_ns + self._ttl_ns, acquire_task)
         self._of_owner.setdefault(session.connection, []).append(entry)
@@ -205,7 +205,7 @@ class Announcements:
         size = entry.size // entry.chunks * chunks
         self._bytes -= entry.size - size
         self.announced_chunks -= entry.chunks - chunks
-        entry.keys = entry.keys.part_of_ranks(len(entry.session.namespaces), 0, chunks)
+        entry.keys = entry.keys.part_of_ranks(len(entry.session.namespaces), first=0, end=chunks)
         entry.chunks, entry.size = chunks, size
         if not chunks:
             self._end(entry, now_ns)

@@ -71,7 +71,7 @@ class HintHandlers:
         wanted, states = RetentionColumns(request.priorities, request.durations), b""
         while True:
             first, end = len(states), len(states) + part_chunks(ranks)
-            part = keys.part_of_ranks(ranks, first, end)
+            part = keys.part_of_ranks(ranks, first=first, end=end)
             states += self._retention.retain(session, part, wanted.part(first, end), self._clock.now_ns())
             if len(states) == chunks:
                 return m.Retained(states)
@@ -88,8 +88,8 @@ class HintHandlers:
         columns.check_retention_columns(chunks - request.first, ranks=ranks)
         states = b""
         for start in range(0, chunks, part_chunks(ranks)):
-            parents = keys.part_of_ranks(ranks, max(0, start - 1), start)
-            part = keys.part_of_ranks(ranks, start, start + part_chunks(ranks))
+            parents = keys.part_of_ranks(ranks, first=max(0, start - 1), end=start)
+            part = keys.part_of_ranks(ranks, first=start, end=start + part_chunks(ranks))
             first, now_ns = request.first - start, self._clock.now_ns()
             states += self._retention.demote(session, part, parents=parents, first=first, now_ns=now_ns)
             yield None

@@ -65,5 +65,7 @@ class LeaseVerbs:
         rank = session.layout.rank
         if lease is not None and rank is not None and 0 <= request.chunk < lease.chunks:
             layout, hold = session.own.layout, lease.holds[rank]
-            await self._dram_check.check_reported(hold, request.chunk, layout.chunk_bytes, layout.layers)
+            await self._dram_check.check_reported(
+                hold, request.chunk, chunk_bytes=layout.chunk_bytes, layers=layout.layers
+            )
         return m.Done()

@@ -75,7 +75,7 @@ class Pool:
         self.epoch = os.urandom(EPOCH_BYTES)
         plans = plan_lower_tiers(config, planners)
         further = sum(plan.max_chunks for plan in plans)
-        self.geometry = plan_geometry(config.dram.capacity, config.dram.segment, config.dram.max_chunks, further)
+        self.geometry = plan_geometry(config.dram, further)
         check_memory_fits(config.dram, further)
         self._dram = DramTier(self.geometry, config.dram, self.epoch)
         self._directory = self._dram.directory
@@ -208,7 +208,7 @@ class Pool:
 
         `user`: the user whose share counts them; None: no user's.
         """
-        check_chunk_fits(layout.chunk_bytes, self._config.dram.capacity)
+        check_chunk_fits(layout.chunk_bytes, capacity=self._config.dram.capacity)
         self.staged.check_layout(layout)
         return self.namespaces.open_ranks(model, layout, user)
 
@@ -323,7 +323,8 @@ class Pool:
         problems += self.hints.verify() + self.namespaces.verify() + self.journal.verify()
         problems += self._tiering.verify(with_shared=with_shared)
         holds = self._readers.holds + self.hints.holds + self._tiering.holds
-        problems += compare_counts(self._directory, holds, self._dram_check.pins + self._tiering.pins)
+        pins = self._dram_check.pins + self._tiering.pins
+        problems += compare_counts(self._directory, holds=holds, pins=pins)
         tiers = self._scrub.tiers()
         return {"problems": problems, "chunks": sum(tier["chunks"] for tier in tiers.values()), "tiers": tiers}
 

@@ -94,7 +94,7 @@ class App:
         """Say so, to the service manager and in the log."""
         socket, capacity = self._config.server.socket, format_size(self._config.dram.capacity)
         serving = f"at {socket}: dram {capacity} ({pool.page_use().mode} pages)"
-        daemon.supervision.begin_serving(socket, f"serving {serving}", pool.discard)
+        daemon.supervision.begin_serving(socket, status=f"serving {serving}", discard=pool.discard)
         seconds, probing = (self._clock.now_ns() - started_ns) / 1e9, daemon.supervision.describe_probing()
         log.info("kvpoold %s ready in %.2f s %s, transport shared memory, %s", __version__, seconds, serving, probing)
         asyncio.get_running_loop().run_in_executor(None, kvpool_native.tune_copies)

@@ -32,12 +32,13 @@ TICK_NS = 1_000_000
 class ManySizes:
     """A pool's control thread without bytes: models of different chunk sizes, and a lower tier whose jobs are done at once."""
 
-    def __init__(self, layouts: list[Layout], capacity: int, max_chunks: int, watermark: float) -> None:
+    def __init__(self, layouts: list[Layout], *, capacity: int, max_chunks: int, watermark: float) -> None:
         config = load_config(None, [f"ssd.watermark={watermark}", "dram.retained_share=1"])
         config = replace(
             config, dram=replace(config.dram, capacity=capacity), ssd=replace(config.ssd, capacity=capacity)
         )
-        geometry = plan_geometry(capacity, SEGMENT_BYTES, max_chunks, 2 * max_chunks)
+        dram = replace(config.dram, segment=SEGMENT_BYTES, max_chunks=max_chunks)
+        geometry = plan_geometry(dram, further_entries=2 * max_chunks)
         index = kvpool_native.Mapping.create("kvpool-bench-index", geometry.index_bytes)
         self.directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES), "class-queues", SEED)
         for segment in range(geometry.segments):
@@ -45,7 +46,7 @@ class ManySizes:
         self._clock = VirtualClock()
         namespaces = Namespaces(self.directory)
         largest = max(layout.chunk_bytes for layout in layouts)
-        self._tier = MetadataTier(max_chunks // len(layouts), largest, config, segments=len(layouts))
+        self._tier = MetadataTier(config, blocks=max_chunks // len(layouts), chunk_bytes=largest, segments=len(layouts))
         arena = SimulatedArena(self.directory, capacity, max_chunks)
         self._link = Link(arena, self._tier, namespaces, self._clock, on_settled=lambda: None)
         self._tiering = Tiering(arena, [self._link], self._clock)

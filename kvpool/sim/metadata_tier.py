@@ -28,7 +28,7 @@ class MetadataTier:
     is_authoritative = True
     is_answering = True
 
-    def __init__(self, blocks: int, chunk_bytes: int, config: Config, *, segments: int = 1) -> None:
+    def __init__(self, config: Config, *, blocks: int, chunk_bytes: int, segments: int = 1) -> None:
         slot_bytes = chunk_bytes + kvpool_native.SSD_HEADER_BYTES
         sizes = SlotSizes(blocks * slot_bytes, segments, segments * blocks, header_bytes=kvpool_native.SSD_HEADER_BYTES)
         self.slots = Slots(NAME, self.level, sizes)

@@ -89,7 +89,7 @@ class SimulatedNode:
         ssd_capacity = ssd_blocks * (CHUNK_BYTES + kvpool_native.SSD_HEADER_BYTES)
         dram, ssd = replace(config.dram, capacity=capacity), replace(config.ssd, capacity=ssd_capacity)
         config = replace(config, dram=dram, ssd=ssd)
-        geometry = plan_geometry(capacity, config.dram.segment, dram_blocks, ssd_blocks)
+        geometry = plan_geometry(replace(dram, max_chunks=dram_blocks), further_entries=ssd_blocks)
         index = kvpool_native.Mapping.create("kvpool-simulated-index", geometry.index_bytes)
         self._clock = VirtualClock()
         self._directory = kvpool_native.Directory(None, index, geometry, bytes(EPOCH_BYTES), policy, SEED)
@@ -99,7 +99,7 @@ class SimulatedNode:
         self._index = kvpool_native.IndexView(index)
         namespaces = Namespaces(self._directory)
         arena = SimulatedArena(self._directory, capacity, dram_blocks)
-        self._tiers = [MetadataTier(ssd_blocks, CHUNK_BYTES, config)] if ssd_blocks else []
+        self._tiers = [MetadataTier(config, blocks=ssd_blocks, chunk_bytes=CHUNK_BYTES)] if ssd_blocks else []
         self._links = [Link(arena, tier, namespaces, self._clock, on_settled=lambda: None) for tier in self._tiers]
         self._tiering = Tiering(arena, self._links, self._clock)
         server = config.server

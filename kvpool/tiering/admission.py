@@ -189,6 +189,6 @@ class Admission:
         return self._tightness
 
 
-def make_admission(policy: str, bytes_per_day: int, now_ns: int, knows_chances: Callable[[], bool]) -> Admission:
+def make_admission(policy: str, bytes_per_day: int, *, now_ns: int, knows_chances: Callable[[], bool]) -> Admission:
     """The policy of that name in `POLICIES`, with a budget (0 bytes: no bound)."""
     return Admission(POLICIES[policy], WriteBudget(bytes_per_day, now_ns), knows_chances)

@@ -301,7 +301,7 @@ class Demotions:
             pinned.chunks,
         )
         self._bytes += chain.size
-        started = self._start_part(chain, now_ns, chunks_max)
+        started = self._start_part(chain, now_ns, chunks_max=chunks_max)
         if started == 0:
             refused.chains.append(chain)
         elif started is None:
@@ -313,13 +313,13 @@ class Demotions:
         left = STARTED_AT_ONCE
         while left > 0 and self._unfinished:
             chain = self._unfinished.popleft()
-            started = self._start_part(chain, now_ns, left) if self._lower.can_write else None
+            started = self._start_part(chain, now_ns, chunks_max=left) if self._lower.can_write else None
             if not started:
                 self._end(chain)
             left -= started or 0
         return left
 
-    def _start_part(self, chain: _Chain, now_ns: int, chunks_max: int) -> int | None:
+    def _start_part(self, chain: _Chain, now_ns: int, *, chunks_max: int) -> int | None:
         """Start writing the next chunks of a chain as far as tier and budget take them. How many that are: see `_begin`."""
         below = self._lower.slots
         size_class = below.size_class_of(chain.namespace.layout)

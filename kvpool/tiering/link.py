@@ -44,7 +44,10 @@ class Link:
         self.settled = asyncio.Event()
         policy = lower.write_policy
         self.admission = make_admission(
-            policy.admission, policy.budget_bytes, clock.now_ns(), upper.directory.knows_chances
+            policy.admission,
+            policy.budget_bytes,
+            now_ns=clock.now_ns(),
+            knows_chances=upper.directory.knows_chances,
         )
         self._jobs = Jobs()
         self.promotions = Promotions(upper.directory, lower, self._jobs)

@@ -56,7 +56,7 @@ class _Promotion:
 
     def end(self, now_ns: int) -> None:
         """See `Job`."""
-        self.owner.end(self.hold, self.hold_below, now_ns)
+        self.owner.end(self.hold, now_ns, hold_below=self.hold_below)
 
 
 class Promotions:
@@ -131,7 +131,7 @@ class Promotions:
         if is_bad:
             log.error("chunk %s is bad in the %s tier: dropped there", key.hex()[:16], self._lower.name)
 
-    def end(self, hold: HoldId, hold_below: HoldId, now_ns: int) -> None:
+    def end(self, hold: HoldId, now_ns: int, *, hold_below: HoldId) -> None:
         """A job has ended: both tiers may do with its chunks what they like."""
         self._under_way -= 1
         self._directory.release(hold, now_ns)

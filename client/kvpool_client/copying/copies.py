@@ -77,7 +77,7 @@ class Copies:
         )  # guarded by _lock
 
     def blocks(
-        self, cache: Cache | None, block_ids: object, array: object, chunks: int, *, is_load: bool
+        self, cache: Cache | None, block_ids: object, *, array: object, chunks: int, is_load: bool
     ) -> EngineBlocks:
         """The engine memory of `chunks` chunks. Raises InvalidArgument."""
         if self._layout.rank is None:

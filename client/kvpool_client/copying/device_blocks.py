@@ -61,7 +61,8 @@ class DeviceBlocks:
                 with side.ring.lock:
                     staged = side.ring.take((end - first) * layer_bytes, stream)
                     rows = staged.view(len(planes), end - first, plane_bytes)
-                    side.copy_each(*self._pairs(rows, starts, plane_bytes))
+                    staging, host = self._pairs(rows, starts, plane_bytes)
+                    side.copy_each(staging, sources=host)
                     for plane, target in zip(rows, planes, strict=True):
                         source = plane.view(-1).view(side.item).view((end - first) * blocks, -1)
                         for low, high in _runs(spread.is_wanted[first * blocks : end * blocks]):
@@ -93,7 +94,7 @@ class DeviceBlocks:
                         target = plane.view(-1).view(side.item).view((end - first) * blocks, -1)
                         side.torch.index_select(source, 0, ids[first * blocks : end * blocks], out=target)
                     on_device, on_host = self._pairs(rows, starts[first:end], plane_bytes)
-                    side.copy_each(on_host, on_device)
+                    side.copy_each(on_host, sources=on_device)
                     side.ring.give_back(staged, stream, side.event_on(stream))
             event = side.event_on(stream)
         self.wait(event)

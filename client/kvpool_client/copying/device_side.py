@@ -61,7 +61,7 @@ class DeviceSide:
         event.record(stream)
         return event
 
-    def copy_each(self, targets: "list[torch.Tensor]", sources: "list[torch.Tensor]") -> None:
+    def copy_each(self, targets: "list[torch.Tensor]", *, sources: "list[torch.Tensor]") -> None:
         """Copy each source to its target: one native call, without the interpreter between two."""
         self.torch._foreach_copy_(targets, sources, non_blocking=True)
 

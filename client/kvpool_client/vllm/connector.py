@@ -139,7 +139,7 @@ class ConnectorCalls:
 
     def _check_node(self, scheduler: str) -> None:
         """A rank on another node than its scheduler cannot claim the scheduler's leases: it ends its orders and logs why."""
-        reason = fault_of_node(self._rank, node_name(), scheduler)
+        reason = fault_of_node(self._rank, here=node_name(), scheduler=scheduler)
         if reason and isinstance(self._worker, WorkerHalf):
             self._worker.close()
             self._worker = AbsentWorker(reason, self._rank)

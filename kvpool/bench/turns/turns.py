@@ -70,7 +70,7 @@ def bench_turns(is_quick: bool, advance: Callable[[int], None]) -> list[dict[str
 
 def _commits(capacity: int, *, is_quick: bool, watermark: float) -> dict[str, object]:
     layouts = [_layout(SMALLEST_BYTES + number * SIZE_STEP_BYTES) for number in range(SIZES)]
-    rig = ManySizes(layouts, capacity, CHUNKS_PER_SIZE * len(layouts), watermark)
+    rig = ManySizes(layouts, capacity=capacity, max_chunks=CHUNKS_PER_SIZE * len(layouts), watermark=watermark)
     saved = 0
     while rig.directory.used_bytes < capacity / 2:
         rig.save(saved % len(layouts), CHAIN_CHUNKS, saved % PRIORITIES)
@@ -92,7 +92,7 @@ def _commits(capacity: int, *, is_quick: bool, watermark: float) -> dict[str, ob
 
 
 def _demote_all(chunks: int) -> dict[str, object]:
-    rig = ManySizes([_layout(DEMOTED_BYTES)], chunks * DEMOTED_BYTES, chunks, 1.0)
+    rig = ManySizes([_layout(DEMOTED_BYTES)], capacity=chunks * DEMOTED_BYTES, max_chunks=chunks, watermark=1.0)
     for _ in range(chunks // CHAIN_CHUNKS):
         rig.save(0, CHAIN_CHUNKS)
     turns: list[float] = []

@@ -22,7 +22,7 @@ class CommitColumns(NamedTuple):
         chunks, rest = divmod(len(self.checksums), row)
         if rest or not chunks:
             raise ProtocolError(f"checksums have {len(self.checksums)} bytes, expected a multiple of {row}")
-        check_tokens(self.tokens, self.scope, chunks, layout.chunk_tokens)
+        check_tokens(self.tokens, self.scope, count=chunks, chunk_tokens=layout.chunk_tokens)
         return chunks
 
     def part(self, first: int, end: int, *, chunks: int) -> "CommitColumns":

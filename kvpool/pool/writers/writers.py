@@ -118,7 +118,7 @@ class Writers:
                 chunks=reserved,
                 layers=layout.layers,
                 now_ns=now_ns,
-                staged=StagedSlots(states, offsets, layout.layers) if self._is_staged else None,
+                staged=StagedSlots(states=states, offsets=offsets, layers=layout.layers) if self._is_staged else None,
             )
         return ReservedSlots(
             reservation, states, offsets, bytes(reserve_task.generations), bytes(reserve_task.retained)

@@ -35,7 +35,7 @@ class ReplayBuffer:
     there is a single one.
     """
 
-    def __init__(self, messages_max: int, bytes_max: int) -> None:
+    def __init__(self, *, messages_max: int, bytes_max: int) -> None:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._messages: dict[int, Message] = {}

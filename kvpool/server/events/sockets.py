@@ -56,7 +56,7 @@ class EventSockets:
         self.poller = zmq.Poller()
         self.refused_clients = 0
         self.bad_requests = 0
-        self.buffer = ReplayBuffer(config.replay_messages, config.buffer)
+        self.buffer = ReplayBuffer(messages_max=config.replay_messages, bytes_max=config.buffer)
         self._replays = Replays(self.buffer, self._replay_to, clock)
         self.lost: set[bytes] = set()
         self.subscribed: set[bytes] = set()

@@ -35,7 +35,7 @@ async def check_in_child(verify: Callable[[], Report]) -> Report:
     try:
         pid = _fork()
         if pid == 0:
-            _report_and_end(verify, writer, parent)
+            _report_and_end(verify, writer=writer, parent=parent)
     except BaseException:
         os.close(reader)
         raise
@@ -67,10 +67,10 @@ def _fork() -> int:
         return os.fork()
 
 
-def _report_and_end(verify: Callable[[], Report], writer: int, parent: int) -> None:
+def _report_and_end(verify: Callable[[], Report], *, writer: int, parent: int) -> None:
     status = 1
     try:
-        _let_go_of_the_daemon(writer, parent)
+        _let_go_of_the_daemon(writer=writer, parent=parent)
         os.set_blocking(writer, True)
         left = memoryview(msgpack.packb(verify()))
         while left:
@@ -80,7 +80,7 @@ def _report_and_end(verify: Callable[[], Report], writer: int, parent: int) -> N
         os._exit(status)
 
 
-def _let_go_of_the_daemon(writer: int, parent: int) -> None:
+def _let_go_of_the_daemon(*, writer: int, parent: int) -> None:
     """End with the daemon, and hold none of its sockets and locks, so that waiting processes see the daemon's end at once."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -60,7 +60,7 @@ class Health:
         self._problems_of_pool = problems_of_pool
         self._shortcomings_of_pool = shortcomings_of_pool
         self._clock = clock
-        self.probe_interval_s = _probe_interval_s(watchdog_interval_s, probe_every_s)
+        self.probe_interval_s = _probe_interval_s(watchdog_interval_s=watchdog_interval_s, probe_every_s=probe_every_s)
         self._lock = threading.Lock()
         self._is_serving = False  # guarded by _lock
         self._is_draining = False  # guarded by _lock
@@ -123,7 +123,7 @@ class Health:
         return 2 * self.probe_interval_s + STEPS_MAX * STEP_TIMEOUT_S
 
 
-def _probe_interval_s(watchdog_interval_s: float | None, probe_every_s: float | None) -> float | None:
+def _probe_interval_s(*, watchdog_interval_s: float | None, probe_every_s: float | None) -> float | None:
     if watchdog_interval_s is not None:
         return min(watchdog_interval_s / PROBES_PER_WATCHDOG, probe_every_s or PROBE_INTERVAL_S)
     return probe_every_s

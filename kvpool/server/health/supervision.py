@@ -35,7 +35,7 @@ class Supervision:
         self._is_draining = False
         self._was = ""
 
-    def begin_serving(self, path: str, status: str, discard: Callable[[bytes], None]) -> None:
+    def begin_serving(self, path: str, *, status: str, discard: Callable[[bytes], None]) -> None:
         """The socket at `path` is there. `discard` drops the chunk of a key and belongs on the control thread."""
         loop = asyncio.get_running_loop()
 

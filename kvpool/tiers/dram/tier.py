@@ -14,7 +14,7 @@ import fcntl
 import itertools
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import kvpool_native
@@ -134,20 +134,19 @@ class DramTier:
         return segment if segment < self.geometry.segments else None
 
 
-def plan_geometry(
-    capacity: int, segment: int, max_chunks: int, further_entries: int = 0
-) -> kvpool_native.DirectoryGeometry:
-    """The sizes of arena and index for `capacity` payload bytes.
+def plan_geometry(config: DramConfig, further_entries: int = 0) -> kvpool_native.DirectoryGeometry:
+    """The sizes of arena and index for a configuration.
 
     A small arena is cut in at least eight segments, so that several size classes fit; large segments are whole huge pages.
-    `max_chunks` 0 derives the index from the capacity: one entry for each 32 KiB, or for each page of a small arena.
+    `dram.max_chunks` 0 derives the index from the capacity: one entry for each 32 KiB, or for each page of a small arena.
     `further_entries`: index entries for chunks that a lower tier holds.
     """
-    wanted = min(segment, -(-capacity // SEGMENTS_MIN))
+    capacity = config.capacity
+    wanted = min(config.segment, -(-capacity // SEGMENTS_MIN))
     unit = HUGE_PAGE_BYTES if wanted >= 8 * HUGE_PAGE_BYTES else PAGE_BYTES
     segment_bytes = -(-wanted // unit) * unit
     derived = max(capacity // CHUNK_BYTES_TYPICAL_MIN, min(capacity // PAGE_BYTES, CHUNKS_SMALL_ARENA), 64)
-    return kvpool_native.DirectoryGeometry.plan(capacity, segment_bytes, max_chunks or derived, further_entries)
+    return kvpool_native.DirectoryGeometry.plan(capacity, segment_bytes, config.max_chunks or derived, further_entries)
 
 
 def check_memory_fits(config: DramConfig, further_entries: int, root: Path = Path("/")) -> None:
@@ -158,13 +157,13 @@ def check_memory_fits(config: DramConfig, further_entries: int, root: Path = Pat
     free_huge = free_huge_bytes(root) if config.huge_pages == "hugetlb" else 0
 
     def needed_by(capacity: int) -> int:
-        geometry = plan_geometry(capacity, config.segment, config.max_chunks, further_entries)
+        geometry = plan_geometry(replace(config, capacity=capacity), further_entries)
         return geometry.index_bytes + (0 if geometry.arena_bytes <= free_huge else geometry.arena_bytes)
 
     check_memory(config.capacity, needed_by, allow_overcommit=config.allow_overcommit, root=root)
 
 
-def check_chunk_fits(chunk_bytes: int, capacity: int) -> None:
+def check_chunk_fits(chunk_bytes: int, *, capacity: int) -> None:
     """Raises LayoutMismatch where not even one chunk of a layout can be stored."""
     if chunk_bytes > capacity:
         raise LayoutMismatch(

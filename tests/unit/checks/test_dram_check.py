@@ -35,7 +35,7 @@ def test_a_report_drops_what_was_read_and_found_bad() -> None:
         rig.store([1, 2, 3])
         hold = _acquire(rig, [1, 2, 3])
         reading.go_on.set()
-        await dram_check.check_reported(hold, 1, LAYOUT.chunk_bytes, LAYERS)
+        await dram_check.check_reported(hold, 1, chunk_bytes=LAYOUT.chunk_bytes, layers=LAYERS)
         rig.memory.release(hold, rig.tick())
         assert reading.asked[0].key == key([1, 2])
         assert dram_check.stats() == {"checksum_failures": 1, "corrupt_reports": 1, "corrupt_reports_early": 0}
@@ -51,7 +51,9 @@ def test_a_verdict_that_comes_late_leaves_what_was_saved_again() -> None:
         dram_check = DramCheck(rig.memory, reading.find_corrupt)
         rig.store([1, 2, 3])
         hold = _acquire(rig, [1, 2, 3])
-        report = asyncio.ensure_future(dram_check.check_reported(hold, 0, LAYOUT.chunk_bytes, LAYERS))
+        report = asyncio.ensure_future(
+            dram_check.check_reported(hold, 0, chunk_bytes=LAYOUT.chunk_bytes, layers=LAYERS)
+        )
         while not reading.asked:
             await asyncio.sleep(0)
         rig.memory.discard(key([1]))
@@ -77,7 +79,7 @@ def test_a_report_about_what_has_not_landed_reads_and_drops_nothing() -> None:
         column = key([1]) + key([1, 2])
         made = rig.memory.promote(rig.namespace.id, rig.namespace.size_class, b"", column, rig.tick())
         hold = _acquire(rig, [1, 2])
-        await dram_check.check_reported(hold, 0, LAYOUT.chunk_bytes, LAYERS)
+        await dram_check.check_reported(hold, 0, chunk_bytes=LAYOUT.chunk_bytes, layers=LAYERS)
         assert reading.asked == []
         assert dram_check.stats()["corrupt_reports_early"] == 1
         for at in range(2):

@@ -23,7 +23,7 @@ CHUNK = BURST // 100
 
 
 def admission_of(policy: str = "all", day_bytes: int = DAY_BYTES, *, knows_chances: bool = True) -> Admission:
-    return make_admission(policy, day_bytes, 0, lambda: knows_chances)
+    return make_admission(policy, day_bytes, now_ns=0, knows_chances=lambda: knows_chances)
 
 
 def test_without_a_budget_everything_is_written_for_ever() -> None:

@@ -28,7 +28,7 @@ class Slower(MetadataTier):
     """A lower tier whose writes end when the test says so. `remembered`: keys that a restart would find, in their order."""
 
     def __init__(self) -> None:
-        super().__init__(4 * CHUNKS, LAYOUT.chunk_bytes, CONFIG)
+        super().__init__(CONFIG, blocks=4 * CHUNKS, chunk_bytes=LAYOUT.chunk_bytes)
         self.jobs: list[int] = []
         self.remembered: list[bytes] = []
 

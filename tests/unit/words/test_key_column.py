@@ -60,7 +60,7 @@ def test_each_rank_has_its_own_keys(ranks: int, chunks: int, first: int, end: in
     by_rank = [keys[rank * chunks : (rank + 1) * chunks] for rank in range(ranks)]
     column = KeyColumn.of(keys)
     assert [list(own) for own in column.by_rank(ranks)] == by_rank
-    assert list(column.part_of_ranks(ranks, first, end)) == [key for own in by_rank for key in own[first:end]]
+    assert list(column.part_of_ranks(ranks, first=first, end=end)) == [key for own in by_rank for key in own[first:end]]
 
 
 @pytest.mark.parametrize(("count", "at_once", "sizes"), [(0, 3, []), (3, 3, [3]), (7, 3, [3, 3, 1])])

@@ -57,7 +57,7 @@ def check_placement(parallel: object) -> None:
         )
 
 
-def fault_of_node(rank: int, here: str, scheduler: str) -> str:
+def fault_of_node(rank: int, *, here: str, scheduler: str) -> str:
     """The reason for which a rank is not served when its scheduler runs on another node; empty on the same node."""
     if not scheduler or scheduler == here:
         return ""

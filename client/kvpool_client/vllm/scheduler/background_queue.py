@@ -33,7 +33,7 @@ class BackgroundQueue:
     def __repr__(self) -> str:
         return f"<BackgroundQueue {self._purpose}: {len(self._waiting)} wait>"
 
-    def send(self, run: Callable[[], None], dropped: Callable[[], None]) -> None:
+    def send(self, run: Callable[[], None], *, dropped: Callable[[], None]) -> None:
         """Have `run` called after everything sent before, or `dropped` where that is impossible."""
         with self._changed:
             is_taken = not self._is_stopping and len(self._waiting) < self._waiting_max

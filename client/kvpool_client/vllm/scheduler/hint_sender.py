@@ -90,7 +90,7 @@ class HintSender:
             if answer is not None:
                 answer.cancel()
 
-        self._queue.send(run, drop)
+        self._queue.send(run, dropped=drop)
 
     def _carry_out(self, request_hints: RequestHints, keys: KeyChain, answer: Future[Outcomes]) -> None:
         outcomes: Outcomes = ()

@@ -44,12 +44,12 @@ class LeasePromiseFetcher:
     def ask(self, hit: Hit) -> Answer:
         """Begin to fetch; with a full queue, or after `stop`, the answer is NOTHING at once."""
         answer: Answer = Future()
-        self._queue.send(lambda: self._fetch(hit, answer), lambda: answer.set_result(NOTHING))
+        self._queue.send(lambda: self._fetch(hit, answer), dropped=lambda: answer.set_result(NOTHING))
         return answer
 
     def give_back(self, answer: Answer) -> None:
         """Give the tickets of an unused answer back. With a full queue they end by their time to live."""
-        self._queue.send(lambda: self._end_tickets(answer), lambda: None)
+        self._queue.send(lambda: self._end_tickets(answer), dropped=lambda: None)
 
     def stop(self) -> None:
         """End the thread; questions not asked yet are answered with NOTHING."""

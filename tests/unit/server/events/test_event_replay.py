@@ -48,7 +48,7 @@ def clock() -> StandingClock:
 
 
 def test_kept_messages_are_bounded_in_number_and_in_bytes() -> None:
-    for buffer in (ReplayBuffer(5, 1 << 20), ReplayBuffer(100, 5 * 19)):
+    for buffer in (ReplayBuffer(messages_max=5, bytes_max=1 << 20), ReplayBuffer(messages_max=100, bytes_max=5 * 19)):
         for number in range(20):
             buffer.append(_message(number))
         assert (len(buffer), buffer.first, buffer.end) == (5, 15, 20)
@@ -57,13 +57,13 @@ def test_kept_messages_are_bounded_in_number_and_in_bytes() -> None:
         assert buffer.has_lost(14, b"a")
         assert not buffer.has_lost(15, b"a")
         assert not buffer.has_lost(0, b"another")
-    single = ReplayBuffer(100, 10)
+    single = ReplayBuffer(messages_max=100, bytes_max=10)
     single.append(_message(0, size=1000))
     assert len(single) == 1
 
 
 def test_what_was_lost_is_known_for_each_topic() -> None:
-    buffer = ReplayBuffer(3, 1 << 20)
+    buffer = ReplayBuffer(messages_max=3, bytes_max=1 << 20)
     for number in range(3):
         buffer.append(_message(number, b"old"))
     for number in range(3):
@@ -75,7 +75,7 @@ def test_what_was_lost_is_known_for_each_topic() -> None:
 
 
 def test_a_peer_that_takes_nothing_keeps_no_other_waiting_and_is_given_up(clock: StandingClock) -> None:
-    buffer, peers = ReplayBuffer(1000, 1 << 20), Peers()
+    buffer, peers = ReplayBuffer(messages_max=1000, bytes_max=1 << 20), Peers()
     for number in range(600):
         buffer.append(_message(number))
     replays = Replays(buffer, peers.send, clock)
@@ -98,7 +98,7 @@ def test_a_peer_that_takes_nothing_keeps_no_other_waiting_and_is_given_up(clock:
 
 
 def test_peers_are_bounded_and_who_has_stalled_counts_until_it_has_surely_gone(clock: StandingClock) -> None:
-    buffer, peers = ReplayBuffer(10, 1 << 20), Peers()
+    buffer, peers = ReplayBuffer(messages_max=10, bytes_max=1 << 20), Peers()
     buffer.append(_message(0))
     replays = Replays(buffer, peers.send, clock)
     for number in range(PEERS_MAX):
@@ -118,7 +118,7 @@ def test_peers_are_bounded_and_who_has_stalled_counts_until_it_has_surely_gone(c
 
 
 def test_a_peer_that_asks_again_or_goes_ends_what_it_had_asked_for(clock: StandingClock) -> None:
-    buffer, peers = ReplayBuffer(10, 1 << 20), Peers()
+    buffer, peers = ReplayBuffer(messages_max=10, bytes_max=1 << 20), Peers()
     for number in range(4):
         buffer.append(_message(number))
     replays = Replays(buffer, peers.send, clock)
@@ -138,7 +138,7 @@ def test_a_peer_that_asks_again_or_goes_ends_what_it_had_asked_for(clock: Standi
 
 
 def test_messages_that_go_while_they_are_replayed_are_passed_over(clock: StandingClock) -> None:
-    buffer, peers = ReplayBuffer(4, 1 << 20), Peers()
+    buffer, peers = ReplayBuffer(messages_max=4, bytes_max=1 << 20), Peers()
     for number in range(4):
         buffer.append(_message(number))
     replays = Replays(buffer, peers.send, clock)

@@ -138,9 +138,8 @@ def test_the_pool_tells_of_pre_faulting_that_ended_early(real_pool: Pool, monkey
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(DramTier, "prefault_next", fail)
-    tier = DramTier(
-        plan_geometry(1 << 20, 1 << 20, 0), load_config(None, ["dram.huge_pages=off"]).dram, bytes(EPOCH_BYTES)
-    )
+    config = load_config(None, ["dram.huge_pages=off", "dram.capacity=1MiB", "dram.segment=1MiB"]).dram
+    tier = DramTier(plan_geometry(config), config, bytes(EPOCH_BYTES))
     real_pool._prefault = Prefault(tier, 1, lambda segment: None)
     real_pool._prefault.stop()
     assert real_pool.problems() == ["dram: pre-faulting ended early: [Errno 12] Cannot allocate memory"]

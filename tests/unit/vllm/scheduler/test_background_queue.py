@@ -23,7 +23,7 @@ class Worked:
         self._all_done = threading.Event()
 
     def send(self, number: int) -> None:
-        self.queue.send(lambda: self.done.append(number), lambda: self.dropped.append(number))
+        self.queue.send(lambda: self.done.append(number), dropped=lambda: self.dropped.append(number))
 
     def block(self) -> threading.Event:
         """An errand that is out until the event is set."""
@@ -33,13 +33,13 @@ class Worked:
             is_out.set()
             assert go_on.wait(TIMEOUT_S)
 
-        self.queue.send(wait, lambda: None)
+        self.queue.send(wait, dropped=lambda: None)
         assert is_out.wait(TIMEOUT_S)
         return go_on
 
     def wait(self) -> None:
         """Until what was sent has been carried out."""
-        self.queue.send(self._all_done.set, lambda: None)
+        self.queue.send(self._all_done.set, dropped=lambda: None)
         assert self._all_done.wait(TIMEOUT_S)
         self._all_done.clear()
 
@@ -90,7 +90,7 @@ def test_a_call_that_fails_is_counted_and_the_next_is_made(worked: Worked, guard
     def fail() -> None:
         raise OSError("gone")
 
-    worked.queue.send(fail, lambda: None)
+    worked.queue.send(fail, dropped=lambda: None)
     worked.send(1)
     worked.wait()
     assert worked.done == [1]

@@ -201,7 +201,7 @@ def test_data_parallel_nodes_of_their_own_are_served() -> None:
     check_placement(SimpleNamespace(tensor_parallel_size=8, nnodes=2, nnodes_within_dp=1))
     check_placement(SimpleNamespace(tensor_parallel_size=1))
     check_placement(SimpleNamespace(tensor_parallel_size=4, pipeline_parallel_size=2, nnodes=2, nnodes_within_dp=1))
-    assert fault_of_node(0, node_name(), node_name()) == ""
+    assert fault_of_node(0, here=node_name(), scheduler=node_name()) == ""
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])
