@@ -1,19 +1,19 @@
-"""Interface of a tier: what the rest of kvpool asks of bytes at rest, and the records that cross.
+"""Interface of a tier: the calls that the rest of kvpool makes, and the records that cross.
 
     ArenaTier     memory whose slots clients map and copy from: DRAM
     BackingTier   chunks that must be brought into an arena before they can be read: a disk
 
-`kvpool.tiering` is written against this page alone; docs/tiers.md says step by step how a tier is added. A tier moves bytes and
-decides nothing: which chunk goes down, comes up or is compared is decided above it, who may evict what in its directory
-(`slots.py`).
+`kvpool.tiering` knows tiers by this interface alone; docs/tiers.md explains step by step how to add one. A tier moves bytes
+and decides nothing: `kvpool.tiering` and `kvpool.checks` decide which chunk is demoted, promoted or checked, and the tier's
+directory (`slots.py`) decides which one it evicts.
 
 A job moves some chunks of one namespace between the arena and the tier:
 
     read | write | check ──a number──► under way ──each chunk once──► DONE | BAD_SOURCE | FAILED | CANCELLED
                          └─0: nothing was started
 
-Control thread only, but for what says otherwise. No call waits for a device; what takes long runs on threads of the tier's own
-and is reported by `completed`.
+Control thread only, except where a method says otherwise. No call waits for a device: slow work runs on the tier's own threads,
+and `completed` reports it.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ from kvpool.types import Level
 _MOVE, _ = struct_of(MOVE_ROW, "key", "generation")
 
 JobId = NewType("JobId", int)
-# The answer of a tier that has started nothing: it is full, resting or not open.
+# The answer of a tier that has started nothing: it is full, suspended or not open.
 NOT_STARTED = JobId(0)
 Info = dict[str, int | float | str]
 Counters = dict[str, int | float | str]
@@ -51,8 +51,8 @@ class TierState(IntEnum):
 class Outcome(IntEnum):
     """The end of one chunk of a job.
 
-    BAD_SOURCE: the bytes moved from are not the chunk's; they are dropped there: in the tier after a read or a check, in the
-    arena after a write. FAILED: the way or the target was bad; the source stays. CANCELLED: the tier has ended before it.
+    BAD_SOURCE: the source had other bytes than the chunk's, and is dropped: in the tier after a read or a check, in the arena
+    after a write. FAILED: the device or the target failed; the source stays. CANCELLED: the tier was closed before.
     """
 
     DONE = 0
@@ -62,7 +62,7 @@ class Outcome(IntEnum):
 
 
 class Finished(NamedTuple):
-    """The end of chunk number `chunk` of a job. `fault`: a word for what went wrong; `tokens`: see `Moves`, after a read."""
+    """The end of chunk number `chunk` of a job. `fault`: a word for the error; `tokens`: as in `Moves`, after a read."""
 
     job: JobId
     chunk: int
@@ -75,10 +75,10 @@ class Finished(NamedTuple):
 class Moves:
     """The chunks of a job, in columns of one length: a chain in its order, or chunks of one namespace one by one.
 
-    `parents`: empty for a chunk at the root, and where nobody needs them. `offsets`, `generations`: where and in which
-    generation a chunk lies in the tier, as its directory says. `arena_offsets`: where its bytes are in the arena, or go to;
-    `arena_slots`: by what the index has the words of that slot.
-    `tokens`: for a write the token ids (i32) of each chunk, empty where they are not known; no column for other jobs.
+    `parents`: empty bytes for a chunk at the root, and in jobs that do not need them. `offsets`, `generations`: of the chunk's
+    slot in the tier, from its directory. `arena_offsets`: where the arena has its bytes, or gets them. `arena_slots`: the
+    number of that slot in the index. `tokens`: for a write, the token ids (i32) of each chunk, empty where they are not known.
+    Other jobs have no such column.
     """
 
     keys: Sequence[bytes]
@@ -93,7 +93,7 @@ class Moves:
         return len(self.keys)
 
     def rows(self) -> bytes:
-        """The same packed for native code: key, parent (zeros: none), offset, arena offset and slot, generation."""
+        """Rows for native code: key, parent (zeros: none), offset, arena offset, arena slot, generation."""
         places = zip(self.offsets, self.arena_offsets, self.arena_slots, self.generations, strict=True)
         rows = ((key, parent, *place) for key, parent, place in zip(self.keys, self.parents, places, strict=True))
         return b"".join(_MOVE.pack(*row) for row in rows)
@@ -101,10 +101,11 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class WritePolicy:
-    """Policy of writes to a tier: its options, in the same words for every tier.
+    """Policy of writes to a tier: options that every tier has.
 
-    `admission`: a policy of `kvpool.tiering.admission`; `budget_bytes`: of a day, 0 for no bound; `watermark`: the share of the
-    arena that may be without a copy below before chunks are written; `is_write_through`: each chunk as soon as it is stored.
+    `admission`: the name of a policy in `kvpool.tiering.admission`. `budget_bytes`: bytes that may be written in a day, 0 for
+    no bound. `watermark`: the share of the arena that may hold chunks which the tier lacks; beyond it the coldest are written.
+    `is_write_through`: each chunk is written as soon as it is stored.
     """
 
     admission: str = "all"
@@ -117,8 +118,8 @@ class WritePolicy:
 class ArenaMemory:
     """The shared memory that a backing tier reads from and writes into.
 
-    The layers of a chunk lie one behind the other at its place in `arena`. `index` has their checksums and says how far a chunk
-    that is read has landed: a `LandingBoard` of it publishes layers in their order, each once its bytes and checksum agree.
+    `arena` has the layers of a chunk one after another. `index` has their checksums, and the number of layers that have landed
+    of a chunk which is being read: its `LandingBoard` publishes the layers in order, each after its checksum was compared.
     """
 
     arena: kvpool_native.Mapping
@@ -150,22 +151,22 @@ class ArenaTier(Protocol):
 
 
 class TierOwner(Protocol):
-    """The owner of a backing tier, which is notified when there is work. Called on the control thread."""
+    """The owner of a backing tier, which the tier notifies. Called on the control thread."""
 
     def on_completed(self) -> None:
-        """Jobs have completed, or the tier can do more than before: `completed` is to be asked."""
+        """Jobs have completed, or the tier can do more than before: call `completed`."""
         ...
 
     def on_doubt(self) -> None:
-        """A failure leaves open whether the tier has what was written and not published since: it counts as not written."""
+        """A failure: the tier may have lost chunks that were written and are not published. Count them as not written."""
         ...
 
 
 class Headers(Protocol):
-    """Reader of what is stored beside chunks: token ids and scope, for whoever streams a snapshot."""
+    """Reader of the token ids and scopes that a tier stores beside chunks; snapshots of events need them."""
 
     def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[list[bytes]]":
-        """Have headers read, by key, fingerprint of the namespace, offset and generation: token ids and scope of each."""
+        """Read headers, each by key, fingerprint of the namespace, offset, generation: token ids and scope of each."""
         ...
 
     def stats(self) -> dict[str, int]:
@@ -177,10 +178,10 @@ class _Unowned:
     """The owner of a tier that nobody has started."""
 
     def on_completed(self) -> None:
-        """Nobody asks."""
+        """Ignored: nobody called `start`."""
 
     def on_doubt(self) -> None:
-        """Nothing was published."""
+        """Ignored: nothing was written."""
 
 
 UNOWNED: TierOwner = _Unowned()
@@ -189,13 +190,13 @@ UNOWNED: TierOwner = _Unowned()
 class BackingTier(Protocol):
     """A tier whose chunks are brought into an arena before they are read.
 
-    It may fail, rest and come back at any time; the arena depends on none of that. Chunks it has lost it drops from its
-    directory by itself.
+    It may fail, be suspended and recover at any time; the arena works without it. It drops lost chunks from its directory by
+    itself.
     """
 
     @property
     def name(self) -> str:
-        """The word for it in statistics, options and orders, such as `dram` or a device's."""
+        """Its name in statistics, options and orders of operators."""
         ...
 
     @property
@@ -210,7 +211,7 @@ class BackingTier(Protocol):
 
     @property
     def headers(self) -> "Headers | None":
-        """The reader of token ids that are stored beside its chunks; None where there are none to be read."""
+        """The reader of the token ids that it stores beside chunks; None where it stores none."""
         ...
 
     @property
@@ -230,75 +231,75 @@ class BackingTier(Protocol):
 
     @property
     def is_authoritative(self) -> bool:
-        """Whether this daemon alone writes there, so that the directory says for certain what is there."""
+        """Whether this daemon alone writes there, so that the directory has exactly the chunks that are stored."""
         ...
 
     @property
     def is_answering(self) -> bool:
-        """Whether somebody who needs room should wait for a write to end."""
+        """Whether its device responds, so that a request which needs room may wait for a write to end."""
         ...
 
     @property
     def write_policy(self) -> WritePolicy:
-        """Its options as they are now; `reconfigure` may change them."""
+        """The options in force; `reconfigure` may change them."""
         ...
 
     def start(self, namespaces: Namespaces, owner: TierOwner) -> None:
-        """Open in the background, restore what an earlier life left into the directory, then serve until `close`.
+        """Open in the background, restore the chunks of earlier processes into the directory, then serve until `close`.
 
-        Never raises: what goes wrong is a state, and is tried again. The event loop runs.
+        Never raises: a failure changes the state, and opening is tried again. REQUIRES: a running event loop.
         """
         ...
 
     async def close(self) -> bool:
-        """End everything: jobs under way complete as CANCELLED or better. False where a thread waits for a device for good."""
+        """End everything; remaining jobs complete as CANCELLED. False where a thread is left waiting for its device."""
         ...
 
     def reconfigure(self, config: Config) -> None:
-        """Go on with another configuration, as far as it can change meanwhile."""
+        """Use another configuration from now on, as far as it can change at run time."""
         ...
 
     def read(self, namespace: Namespace, moves: Moves, *, is_urgent: bool) -> JobId:
-        """Start to bring chunks into the arena, their layers in order. What is not urgent goes behind all that is."""
+        """Start to read chunks into the arena, layer by layer. Urgent jobs go first."""
         ...
 
     def write(self, namespace: Namespace, moves: Moves) -> JobId:
-        """Start to write chunks that lie in the arena. Their slots, on both sides, stay until the job has ended."""
+        """Start to write chunks of the arena. The slots on both sides are protected until the job has ended."""
         ...
 
     def check(self, namespace: Namespace, moves: Moves) -> JobId:
-        """Start to compare chunks with their checksums where they lie, behind all else. Arena offsets mean nothing."""
+        """Start to compare chunks in the tier with their checksums, after all other jobs. Arena offsets are not used."""
         ...
 
     def completed(self) -> list[Finished]:
-        """The chunks that have ended since the last call, a turn's worth; `on_completed` comes again for the others.
+        """The chunks that have ended since the last call, at most one turn's work; `on_completed` is called again for more.
 
-        Each chunk of each job once, in any order.
+        Reports each chunk of each job exactly once, in any order.
         """
         ...
 
     def remember(self, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
-        """Have these chunks of a write, which are published now, found after a restart, with what they are retained."""
+        """Record these published chunks of a write, with their retention, so that a restart finds them."""
         ...
 
     def touch(self, key: bytes) -> None:
-        """Have it outlive the daemon that a chunk was used now, or is retained otherwise."""
+        """Record for a restart that a chunk was used now, or that its retention has changed."""
         ...
 
     def keep_up(self) -> None:
-        """Have it outlive the daemon that chunks have left the directory, and that priorities have fallen back."""
+        """Record for a restart which chunks have left the directory, and which priorities have expired."""
         ...
 
     def checkpoint(self, timeout_s: float) -> bool:
-        """Make certain what was written and remembered: whether a power cut now would take none of it. Blocks; any thread."""
+        """Make everything written and remembered durable. Whether it is, so that a power cut loses none. Blocks; any thread."""
         ...
 
     def forget_namespace(self, namespace: Namespace) -> None:
-        """A namespace without chunks: its number is another's from now on."""
+        """Forget a namespace without chunks; another one gets its number."""
         ...
 
     async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int) -> None:
-        """Chunks of these namespaces (None: of all) up to a generation were dropped on order: no restart may find them."""
+        """An operator has dropped the chunks of these namespaces (None: all) up to a generation: no restart may find them."""
         ...
 
     def stats(self) -> Counters:
@@ -310,7 +311,7 @@ class BackingTier(Protocol):
         ...
 
     def verify(self) -> list[str]:
-        """Broken invariants of its own books, one line each; those of its slots are recounted by whoever holds them."""
+        """Broken invariants, one line each; the link verifies its slots."""
         ...
 
     def problems(self) -> list[str]:
@@ -324,10 +325,10 @@ class BackingTier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """A backing tier that is configured and not made yet, with the sizes that others need before.
+    """Plan of a configured backing tier: the sizes that others need before it is made.
 
-    `max_chunks`: at most, which the arena's index has room for; `descriptors`: file descriptors that it keeps open, fewer by
-    another value of `descriptors_option`; `make`: the tier, not started.
+    `max_chunks`: chunks that it holds at most, for which the index needs entries. `descriptors`: file descriptors that it keeps
+    open; `descriptors_option` names the option that changes their number. `make`: makes the tier, not started.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Jobs under way of one backing tier: by number, with who settles their chunks. Control thread only.
+"""Jobs under way in one backing tier, by number, each with the owner that settles its chunks. Control thread only.
 
-Invariant: each chunk of a job is settled once, and the job ends after its last one, whatever a tier reports twice.
+Invariant: each chunk of a job is settled once, even if a tier reports it twice; the job ends after its last chunk.
 """
 
 import logging
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Job(Protocol):
-    """Some chunks that are under way, as their owner knows them: a promotion, a demotion or a check."""
+    """A job as its owner knows it: a promotion, a demotion or a check of some chunks."""
 
     def settle(self, finished: Finished, now_ns: int) -> None:
         """A chunk has ended."""
@@ -32,7 +32,7 @@ class _Entry:
 
 
 class Jobs:
-    """See the module. `strays`: reports that were nobody's, which a sound tier never makes."""
+    """See the module. `strays`: reports that belong to no job; a correct tier makes none."""
 
     def __init__(self) -> None:
         self._by_id: dict[JobId, _Entry] = {}

@@ -1,10 +1,10 @@
-"""Slots of a backing tier: which chunk is where, and the size class that chunks of a geometry have there.
+"""Slots of a backing tier: which slot has which chunk, and the size class of each geometry of chunks.
 
-A directory of the native module without an arena: it counts in bytes over all segments of a tier, whatever those are. Slots are
-a chunk's payload and `header_bytes`; where these do not fit a segment, such chunks are not kept there. Control thread only.
+A native directory without an arena: its offsets count the bytes of all segments of a tier. A slot has room for a chunk's
+payload and `header_bytes`; chunks that do not fit a segment are not stored in the tier. Control thread only.
 
-Invariants: each namespace has the number here that it has in the arena's directory; classes are of those geometries alone that
-the arena has, so they are bounded by its.
+Invariants: a namespace has the same number here as in the arena's directory; every geometry here is one of the arena's, so
+there are no more size classes than there.
 """
 
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SlotSizes:
-    """The sizes of a tier's room: `segments` of `segment_bytes`. `layers_max`: of a chunk, 0 for no bound."""
+    """Sizes of a tier: `segments` of `segment_bytes`. `layers_max`: layers of a chunk at most, 0 for no bound."""
 
     segment_bytes: int
     segments: int
@@ -31,7 +31,7 @@ class SlotSizes:
 
 
 class Run(NamedTuple):
-    """Leading chunks of a chain that a tier has, and a hold on them (0: none), which its finder releases."""
+    """Number of leading chunks of a chain that a tier has, and a hold on them (0: none), which the caller releases."""
 
     chunks: int
     hold: HoldId
@@ -66,25 +66,25 @@ class Slots:
         return layout.chunk_bytes + self.sizes.header_bytes
 
     def fits(self, layout: Layout) -> bool:
-        """Whether such chunks can have a place. Makes nothing."""
+        """Whether a chunk of this layout fits a slot. Makes no size class."""
         fits_header = not self.sizes.layers_max or layout.layers <= self.sizes.layers_max
         return fits_header and self.slot_bytes(layout) <= self.sizes.segment_bytes
 
     def size_class_of(self, layout: Layout) -> SizeClassId | None:
-        """The class of such chunks, made where it is new; None where they do not fit."""
+        """The size class of a layout's chunks, made if it is new; None where they do not fit."""
         geometry = (layout.chunk_bytes, layout.layers)
         if geometry not in self._by_geometry:
             self._by_geometry[geometry] = self._add(layout)
         return self._by_geometry[geometry]
 
     def give_back(self, geometry: tuple[int, int]) -> None:
-        """There are no chunks of this geometry (bytes, layers) any more: its class serves the next new one."""
+        """Give back the class of a geometry (bytes, layers) without chunks, for the next new geometry."""
         size_class = self._by_geometry.pop(geometry, None)
         if size_class is not None:
             self._given_back.append(size_class)
 
     def add_namespace(self, number: NamespaceId) -> None:
-        """A namespace is new."""
+        """Add a new namespace."""
         added = self.directory.add_namespace()
         assert added == number
 
@@ -93,7 +93,7 @@ class Slots:
         return self.directory.is_empty_namespace(number)
 
     def stats(self) -> dict[str, int]:
-        """Counters that every tier has, by public name."""
+        """Counters that every tier has, by their public names."""
         counted, name = self.directory.stats(), self.name
         return {
             f"{name}.chunks": counted["chunks"],
@@ -107,12 +107,12 @@ class Slots:
         }
 
     def classes(self) -> list[dict[str, int]]:
-        """Slots by size class, named by the chunks in them: without their headers."""
+        """Slots by size class; `chunk_bytes` is the payload, without the header."""
         rows = self.directory.stats()["classes"]
         return [{**row, "chunk_bytes": row["chunk_bytes"] - self.sizes.header_bytes} for row in rows]
 
     def verify(self, *, with_shared: bool, holds: int, pins: int) -> list[str]:
-        """Broken invariants, one line each: of the directory, and of those who should have so many holds and pins in it."""
+        """Broken invariants of the directory, one line each. It should have exactly `holds` holds and `pins` pins."""
         problems = [f"{self.name}: {problem}" for problem in self.directory.verify(with_shared)]
         counted = self.directory.stats()
         if (counted["holds"], counted["pins"]) != (holds, pins):

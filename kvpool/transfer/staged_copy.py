@@ -1,7 +1,7 @@
 """Staged copy from staging memory into reserved slots: an immutable job for the transfer threads.
 
-Copies per byte: one, checksummed in the same pass: the checksums are of the stored bytes, even if the writer of the staging
-memory changes it meanwhile. The caller holds the slots while it runs.
+Copies each byte once and computes the checksum in the same pass, so that it is of the stored bytes even if the client changes
+the staging memory meanwhile. The caller keeps the slots from being reused while the job runs.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import kvpool_native
 
 @dataclass(frozen=True, slots=True)
 class StagedCopy:
-    """`layers` layers to each of `targets`, which follow one another in `staging` from `offset` on."""
+    """Copy of `layers` layers to each of `targets`, offsets in the arena. Their bytes begin at `offset` of `staging`."""
 
     arena: kvpool_native.Mapping
     targets: tuple[int, ...]

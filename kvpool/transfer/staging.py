@@ -1,8 +1,8 @@
 """Staging memory: a connection writes it and the daemon copies from it, on the way from engine to arena.
 
-One memfd for each connection that saves, made at its first save, sealed against resizing and against further seals, freed
-with the connection once no copy out of it is under way. Only its own connection gets the descriptor. Its bytes may change
-at any time: a copy from here checks the bytes that it stored, not those that it read before. Control thread only.
+Each connection that saves gets one memfd at its first save, sealed against resizing and against further seals. It is freed when
+the connection has ended and no copy reads it. No other connection gets its descriptor. The client may change the bytes at any
+time, so a copy computes the checksum of the bytes that it stores and never reads them twice. Control thread only.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ from kvpool.types import PAGE_BYTES, ConnectionId
 
 
 class StagingAreas:
-    """The staging memory of all connections. Bounds: `size_bytes` each, one for a connection."""
+    """The staging memory of all connections: one area of `size_bytes` for each."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
@@ -22,7 +22,7 @@ class StagingAreas:
         return f"<StagingAreas {len(self._areas)} of {self.size_bytes} bytes>"
 
     def open(self, connection: ConnectionId) -> kvpool_native.Mapping:
-        """The connection's area, made where it has none. Raises OSError where there is no memory."""
+        """The connection's area, made at the first call. Raises OSError where there is no memory."""
         area = self._areas.get(connection)
         if area is None:
             area = kvpool_native.Mapping.create("kvpool-staging", self.size_bytes)
@@ -31,11 +31,11 @@ class StagingAreas:
         return area
 
     def find(self, connection: ConnectionId) -> kvpool_native.Mapping | None:
-        """The connection's area, where it has one."""
+        """The connection's area; None where it has none."""
         return self._areas.get(connection)
 
     def drop(self, connection: ConnectionId) -> None:
-        """Drop the area of a connection that has ended; a copy under way keeps the memory for as long as it runs."""
+        """Drop the area of a connection that has ended. A running copy keeps the memory until it ends."""
         self._areas.pop(connection, None)
 
     def stats(self) -> dict[str, int]:

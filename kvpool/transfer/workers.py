@@ -1,12 +1,13 @@
 """Workers: two bounded pools of threads beside the control thread, which report each job exactly once.
 
 Guarantees:
-1. Neither `submit` nor `check` blocks: where too many jobs wait, both refuse.
-2. Copies have their own threads and checks have one more: no copy waits for a check.
-3. Every accepted job is reported once: `done` is called with its result, or with the exception it ended in, or with
-   `Cancelled` when the pool stops first. It is called on the job's thread (on the stopping one for cancelled jobs).
+1. Neither `submit` nor `check` blocks: both refuse a job when too many wait.
+2. Copies and checks have separate threads: no copy waits for a check.
+3. Every accepted job is reported once: `done` gets its result, the exception that ended it, or `Cancelled` where the pool
+   stopped first. `done` runs on the job's thread; for a cancelled job it runs on the thread that stops the pool.
 4. `stop` waits for running jobs and cancels waiting ones.
-5. A thread outlives whatever its jobs raise. Where a report itself raised, a caller may wait for ever: `is_healthy` shows that.
+5. An exception in a job does not end its thread. If `done` itself raises, a caller may wait for ever: `is_healthy` is then
+   False.
 
 Lock order: `_lock`, then the locks of the executors. It is never held while a job or a report runs.
 """
@@ -32,7 +33,7 @@ Outcome = TypeVar("Outcome")
 
 
 class Cancelled(KVPoolError):
-    """The result of a job that the pool's end cancelled."""
+    """The result of a job that `stop` cancelled."""
 
 
 class Workers:
@@ -108,7 +109,7 @@ class Workers:
         done(result)
 
     def _finish(self, done: Report, future: "Future[None]") -> None:
-        """On the job's thread, or on the stopping one."""
+        """Report a job. Runs on the job's thread, or on the thread that stops the pool."""
         if future.cancelled():
             with self._lock:
                 self._waiting -= 1
@@ -120,13 +121,13 @@ class Workers:
 
 
 def call_later(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: object) -> None:
-    """Have the event loop call something, from another thread; nothing if the loop has ended meanwhile."""
+    """Have the event loop call a function. For other threads; does nothing if the loop has ended."""
     with contextlib.suppress(RuntimeError):  # "Event loop is closed": the daemon has stopped, no caller waits
         loop.call_soon_threadsafe(call, *arguments)
 
 
 def _started(threads: int, name: str) -> ThreadPoolExecutor:
-    """An executor with all its threads started: a lack of threads shows at the start, and not at a request."""
+    """An executor whose threads all run, so that a machine without threads to spare fails the start and not a request."""
     executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
     everybody = threading.Barrier(threads + 1)
     try:

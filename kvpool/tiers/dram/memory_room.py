@@ -1,10 +1,10 @@
 """Memory room: a check that the memory of a DRAM tier is available, before any of it is used.
 
-    can be had := the least of  MemAvailable
+    available := the least of  MemAvailable
                                 limit - use + page cache  of the process's control group and each one above it, v1 and v2
 
-Where memory for the background pre-fault is missing, the kernel ends the daemon, or an engine beside it. A number that cannot
-be read does not count. Reserved huge pages are of a pool of their own. Blocks: at the start alone.
+Without this check the kernel would kill the daemon, or an engine beside it, while the background pre-fault takes memory that is
+not there. A number that cannot be read does not count. Reserved huge pages are counted apart. Blocks; called at the start only.
 """
 
 import threading
@@ -37,7 +37,7 @@ _FILES_V1 = _GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", ("tota
 
 @dataclass(frozen=True, slots=True)
 class MemoryRoom:
-    """Bytes available, and the source of the number. `most`: those available if no other process used any."""
+    """Bytes available, and the source of that number. `most`: the bytes that would be available without other processes."""
 
     size: int
     source: str
@@ -52,11 +52,10 @@ def check_memory(
     root: Path = Path("/"),
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """Check that the memory of a DRAM tier of `capacity` is available. `needed_by`: how much one of some capacity takes,
-    rising.
+    """Check that the memory of a DRAM tier of `capacity` is available. `needed_by`: the bytes that a capacity takes, rising.
 
-    Raises MemoryError with the numbers, and the largest capacity that fits. Blocks for `patience_s` where other processes use
-    the memory: after a kill the engines still hold the last arena.
+    Raises MemoryError with the numbers and the largest capacity that fits. Waits up to `patience_s` for other processes to give
+    memory back: after the daemon was killed, engines still have its arena mapped.
     """
     needed = needed_by(capacity)
     deadline, never = Deadline(patience_s), threading.Event()
@@ -77,7 +76,7 @@ def check_memory(
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that fits, where none behind one that does not fit does; 0 where not even 1 does."""
+    """The largest number up to `most` that fits, by bisection; 0 where not even 1 fits."""
     least, beyond = 0, most + 1
     while beyond - least > 1:
         middle = (least + beyond) // 2
@@ -86,7 +85,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def find_room(root: Path) -> MemoryRoom | None:
-    """The least room of all sources; None where there is no source."""
+    """The smallest room that any source reports; None without a source."""
     found = [room for room in (_of_machine(root), *_of_groups(root)) if room is not None]
     return min(found, key=lambda room: room.size, default=None)
 
@@ -115,7 +114,7 @@ def _of_groups(root: Path) -> list[MemoryRoom | None]:
 
 
 def _upwards(mount: Path, path: str) -> list[Path]:
-    """A group's folder and those above it. In a container the path may be the host's: what is not there is passed over."""
+    """A group's folder and its parents. In a container the path may be the host's; folders that do not exist are skipped."""
     steps = [step for step in path.split("/") if step and step != ".."]
     return [mount.joinpath(*steps[:count]) for count in range(len(steps), -1, -1)]
 

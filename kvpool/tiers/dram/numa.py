@@ -25,7 +25,7 @@ def online_nodes(path: Path = ONLINE) -> list[int]:
 
 
 def place_arena(arena: kvpool_native.Mapping, where: str) -> None:
-    """Have an arena's pages come from all nodes in turns, or from the one that `where` numbers. Raises ConfigError."""
+    """Place an arena's pages on all nodes in turn, or on the node that `where` names. Raises ConfigError."""
     if where == DEFAULT:
         return
     online = online_nodes()

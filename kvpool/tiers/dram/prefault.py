@@ -1,8 +1,7 @@
 """Pre-fault: background threads that fault in a DRAM tier's pages.
 
-The first segment is faulted in before the daemon serves, so that a save can be taken at once; the rest follow, and each
-is reported as soon as it may be handed out. Huge pages are made last, in a second round. Threads end when all is done or
-`stop` is called.
+The first segment is faulted in before the daemon serves, so that it can store a chunk at once. The others follow, and each is
+reported as soon as its slots may be used. A second round makes huge pages. The threads end when all is done, or at `stop`.
 
 Owner: the control thread starts and stops it. `on_ready` is called on a pre-fault thread, once for each segment.
 """
@@ -19,7 +18,7 @@ log = logging.getLogger(__name__)
 class Prefault:
     """The pre-fault threads of one tier. Invariant: each segment is reported at most once.
 
-    `failure`: why a thread ended before all was done, empty while none has.
+    `failure`: the error that ended a thread early; empty if there was none.
     """
 
     def __init__(self, tier: DramTier, threads: int, on_ready: Callable[[int], None]) -> None:
@@ -41,7 +40,7 @@ class Prefault:
         return any(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """End after the segments under way. Idempotent."""
+        """Finish the segments under way and end the threads. Idempotent."""
         self._is_stopping.set()
         for thread in self._threads:
             thread.join()
@@ -56,7 +55,7 @@ class Prefault:
             while not self._is_stopping.is_set() and self._tier.collapse_next() is not None:
                 pass
         except OSError as error:
-            # Out of memory: what has been faulted in is served, the rest is never handed out.
+            # Out of memory: segments that are faulted in are used, the others never are.
             self.failure = str(error)
             log.error("pre-faulting the arena ends early: %s", error)
         except BaseException as error:

@@ -1,11 +1,11 @@
 """DRAM tier: the shared memory of arena and index, and the pages behind it.
 
-The daemon makes both memfds, seals them against resizing, and seals the index against writing by anybody else; engines
-map the index read-only and the arena as the write mode has it. Pages are faulted in by background threads, segment by
-segment, because a save into untouched memory runs at a fifth of the speed and a large arena must not delay the start. Huge
-pages are tried in a chain: hugetlb if configured, MADV_COLLAPSE, 4 KiB pages; `pages` shows the kind in use.
+The daemon makes both memfds, seals them against resizing, and seals the index against writing by other processes. Engines map
+the index read-only, and the arena as the write mode allows. Background threads fault the pages in, segment by segment: a save
+into untouched memory has a fifth of the speed, and a large arena must not delay the start. Huge pages are tried in this order:
+hugetlb if configured, MADV_COLLAPSE, 4 KiB pages; `page_use` reports the kind in use.
 
-Which chunk is where is its native directory's business; the rest of this module knows bytes alone.
+The native directory knows which slot has which chunk; the rest of this module handles bytes only.
 Threads: `prefault_next` and `collapse_next` from any thread; the rest from the control thread.
 """
 
@@ -38,9 +38,9 @@ CHUNKS_SMALL_ARENA = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class PageUse:
-    """Backing of the arena's memory: `mode` in hugetlb | collapse | base, bytes in huge pages, bytes faulted in.
+    """Pages behind the arena: `mode` is hugetlb, collapse or base; bytes in huge pages; bytes faulted in.
 
-    `is_settling`: background threads still work on it. `shortfall`: why there are fewer huge pages than were asked for.
+    `is_settling`: background threads are still at work. `shortfall`: why there are fewer huge pages than configured.
     """
 
     mode: str
@@ -59,7 +59,7 @@ class DramTier:
     level = Level.DRAM
 
     def __init__(self, geometry: kvpool_native.DirectoryGeometry, config: DramConfig, epoch: bytes) -> None:
-        """Raises MemoryError or OSError when the memory cannot be had, ConfigError for a NUMA node that there is not."""
+        """Raises MemoryError or OSError where there is not enough memory, ConfigError for a NUMA node that does not exist."""
         self.geometry = geometry
         self.capacity_bytes = config.capacity
         self.max_chunks = geometry.max_chunks
@@ -81,9 +81,9 @@ class DramTier:
         return f"<DramTier {use.resident_bytes}/{self.geometry.arena_bytes} bytes resident, {use.mode}>"
 
     def seal(self, *, is_arena_read_only: bool) -> None:
-        """Take from everybody but this process the means to write the index and, where it is so wanted, the arena; and to
-        seal the arena: an engine could seal it against writing, and no other engine could map it any more. Called once,
-        after the index is laid out.
+        """Let only this process write the index and, if wanted, the arena. Called once, after the index is laid out.
+
+        Also forbids further seals of the arena: an engine could else seal it against writing, and no other engine could map it.
         """
         self.index.seal_read_only()
         if is_arena_read_only:
@@ -92,7 +92,7 @@ class DramTier:
         fcntl.fcntl(self.arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
     def prefault_next(self) -> int | None:
-        """Fault in the next segment. Returns its number, or None when all are done. Blocks for the time it takes."""
+        """Fault in the next segment. Returns its number, or None when all are done. Blocks."""
         segment = self._take(self._populated)
         if segment is not None:
             size = self.geometry.segment_bytes
@@ -104,9 +104,9 @@ class DramTier:
         return segment
 
     def collapse_next(self) -> int | None:
-        """Turn the next segment's pages into huge ones, if that is wanted and possible; None when all have been taken.
+        """Turn the next segment's pages into huge ones, if configured and possible. None when all are done.
 
-        Its bytes may be in use meanwhile. Blocks for the time it takes: 1.5 s of CPU for each GiB, measured.
+        Its bytes may be in use meanwhile. Blocks: 1.5 s of CPU for each GiB, measured.
         """
         segment = self._take(self._collapsed) if self._mode == "collapse" else None
         if segment is None:
@@ -123,7 +123,7 @@ class DramTier:
         return segment
 
     def page_use(self, *, is_settling: bool = False) -> PageUse:
-        """The pages that back the arena now; mode `collapse` from the first segment that has huge pages on."""
+        """The pages behind the arena now. The mode is `collapse` as soon as one segment has huge pages."""
         with self._lock:
             mode = "base" if self._mode == "collapse" and not self._huge_bytes else self._mode
             return PageUse(mode, self._huge_bytes, self._resident_bytes, is_settling, self._shortfall)
@@ -137,9 +137,9 @@ class DramTier:
 def plan_geometry(config: DramConfig, further_entries: int = 0) -> kvpool_native.DirectoryGeometry:
     """The sizes of arena and index for a configuration.
 
-    A small arena is cut in at least eight segments, so that several size classes fit; large segments are whole huge pages.
+    A small arena has at least eight segments, so that several size classes fit; large segments are whole huge pages.
     `dram.max_chunks` 0 derives the index from the capacity: one entry for each 32 KiB, or for each page of a small arena.
-    `further_entries`: index entries for chunks that a lower tier holds.
+    `further_entries`: index entries for chunks in lower tiers.
     """
     capacity = config.capacity
     wanted = min(config.segment, -(-capacity // SEGMENTS_MIN))
@@ -150,9 +150,9 @@ def plan_geometry(config: DramConfig, further_entries: int = 0) -> kvpool_native
 
 
 def check_memory_fits(config: DramConfig, further_entries: int, root: Path = Path("/")) -> None:
-    """Raises MemoryError where this machine has not the memory that arena and index take once they are in use.
+    """Raises MemoryError where this machine lacks the memory that arena and index need.
 
-    `further_entries`: as for `plan_geometry`. `root`: where the machine's files are.
+    `further_entries`: see `plan_geometry`. `root`: the folder that has `proc` and `sys`.
     """
     free_huge = free_huge_bytes(root) if config.huge_pages == "hugetlb" else 0
 
@@ -164,7 +164,7 @@ def check_memory_fits(config: DramConfig, further_entries: int, root: Path = Pat
 
 
 def check_chunk_fits(chunk_bytes: int, *, capacity: int) -> None:
-    """Raises LayoutMismatch where not even one chunk of a layout can be stored."""
+    """Raises LayoutMismatch where not even one chunk of a layout fits."""
     if chunk_bytes > capacity:
         raise LayoutMismatch(
             f"a chunk of this layout has {chunk_bytes} bytes, dram.capacity is {capacity}: no chunk can be stored"
@@ -172,14 +172,14 @@ def check_chunk_fits(chunk_bytes: int, *, capacity: int) -> None:
 
 
 def _create_arena(size: int, huge_pages: str) -> tuple[kvpool_native.Mapping, str, str]:
-    """The arena, how its pages are got, and why these are not the reserved ones that were asked for (empty: they are)."""
+    """The arena, the mode of its pages, and why they are not the reserved huge pages of the configuration (else empty)."""
     shortfall = ""
     if huge_pages == "hugetlb":
         try:
             if size % HUGE_PAGE_BYTES:
                 raise OSError(errno.EINVAL, f"an arena of {size} bytes is not made of whole ones")
             return kvpool_native.Mapping.create("kvpool-arena", size, hugetlb=True), "hugetlb", ""
-        except OSError as error:  # the next link of the chain serves
+        except OSError as error:  # the next kind of pages is tried
             pages, free = -(-size // HUGE_PAGE_BYTES), free_huge_bytes() // HUGE_PAGE_BYTES
             shortfall = (
                 f"dram.huge_pages is hugetlb and takes {pages} pages of 2 MiB, of which {free} are reserved and free "
