@@ -1,9 +1,10 @@
-"""Corruption guard: chunks of the SSD tier that differed, and when that is too many to be chance.
+"""Corruption guard: counts corrupt chunks of the SSD tier, and suspends it when there are too many for chance.
 
-One bad chunk is a miss, and chunks of an earlier process may be half written. CHUNKS of this process within WINDOW_S show that
-the disk, or the way to it, changes bytes: nothing is written there for REST_S, and the tier is unhealthy until it is retried.
+One corrupt chunk is a miss, and an earlier process may have left half-written ones. CHUNKS corrupt ones of this process within
+WINDOW_S show that the disk, or the path to it, changes bytes: then the tier is suspended for REST_S, and unhealthy until it is
+retried.
 
-Any thread may ask, the control thread notes. `now_ns` is an argument.
+Any thread may read it, the control thread changes it. `now_ns` is an argument.
 """
 
 from collections import deque
@@ -18,7 +19,7 @@ REASON = f"{CHUNKS} chunks within {WINDOW_S} s were not what had been written"
 
 
 class CorruptionGuard:
-    """See the module. `is_tripped`: too many differed since the tier was tried for the last time."""
+    """See the module. `is_tripped`: there were too many corrupt chunks since the tier was last retried."""
 
     def __init__(self) -> None:
         self._latest_ns: deque[int] = deque(maxlen=CHUNKS)
@@ -26,7 +27,7 @@ class CorruptionGuard:
         self.is_tripped = False
 
     def begin(self, last_generation: int) -> None:
-        """This life's chunks have greater generations than this one."""
+        """Note the last generation of earlier processes: chunks of this one have greater ones."""
         self._last_of_before = last_generation
 
     def note(self, status: SsdStatus, generation: int, now_ns: int) -> bool:

@@ -1,4 +1,4 @@
-"""Directory of the SSD tier, checked before anything is opened: existence, owner, rights and disk.
+"""Directory of the SSD tier: its existence, owner, rights and disk are checked before anything is opened.
 
 Each refusal names the command that helps. Blocks: for an executor.
 """
@@ -13,7 +13,7 @@ from kvpool.ownership import ROOT_UID
 RIGHTS = 0o700
 
 
-# Directories whose rights no message may ask to change.
+# Directories whose rights no message may advise to change.
 _TOP = (
     "bin",
     "boot",
@@ -40,10 +40,10 @@ class SsdUnavailable(KVPoolError):
 
 
 def check_directory(path: Path, *, is_made: bool) -> str:
-    """Check that the tier may use a directory. `is_made`: one that is not there is made. Raises SsdUnavailable or OSError.
+    """Check that the tier may use a directory. `is_made`: make it if it does not exist. Raises SsdUnavailable or OSError.
 
-    A symbolic link is as good as the directory it leads to, unless another user has made it. Returns a warning where that
-    directory is on the root file system, else nothing.
+    A symbolic link stands for its target, unless another user has made it. Returns a warning where the directory is on the
+    root file system, else an empty text.
     """
     user = os.geteuid()
     if path.is_symlink():
@@ -65,7 +65,7 @@ def check_directory(path: Path, *, is_made: bool) -> str:
 
 
 def _check_link(path: Path, user: int) -> str:
-    """The same of a link. What it leads to is never made: where that is not there, the disk is not mounted."""
+    """Check a symbolic link. Its target is never made: if it does not exist, the disk is not mounted."""
     owner = path.lstat().st_uid
     if owner not in (ROOT_UID, user):
         raise SsdUnavailable(

@@ -1,10 +1,10 @@
-"""Flush floors: up to which generation slots on disk are of chunks that an operator has dropped.
+"""Flush floors: for each namespace, the generation up to which an operator has dropped all chunks on disk.
 
     file := "KVPFLUSH" length:u32 crc:u32 body     body: msgpack {namespace fingerprint (empty: all): generation}
 
-The headers of dropped chunks stay in their slots until these are written again. A catalogue that is rebuilt from headers would
-find them, and serve what an operator has dropped: slots of a namespace up to its floor are skipped. What else it loses by that,
-chunks that were held during the flush, are misses. Written whole and renamed. Blocks: for an executor.
+The header of a dropped chunk stays in its slot until the slot is written again. A rebuild of the catalogue from headers would
+find it, so the rebuild skips the slots of a namespace up to its floor. It also skips chunks that were held during the flush and
+therefore not dropped: these are misses. The file is written whole and renamed. Blocks: for an executor.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _writing = threading.Lock()  # one writer of a file at a time
 
 
 async def remember_flushed(directory: Path, fingerprints: Sequence[bytes] | None, generation: int) -> None:
-    """Everything of these namespaces (None: of all) was dropped when `generation` was the latest. What fails is logged."""
+    """Record that the chunks of these namespaces (None: all) up to `generation` were dropped. A failure is logged."""
     try:
         await asyncio.get_running_loop().run_in_executor(None, note_flushed, directory, fingerprints, generation)
     except OSError as error:
@@ -39,7 +39,7 @@ async def remember_flushed(directory: Path, fingerprints: Sequence[bytes] | None
 
 
 def note_flushed(directory: Path, fingerprints: Sequence[bytes] | None, generation: int) -> None:
-    """The same, at once. Any thread. Raises OSError."""
+    """The same, on this thread. Any thread. Raises OSError."""
     with _writing:
         floors = {} if fingerprints is None else read_floors(directory)
         for fingerprint in [ALL] if fingerprints is None else fingerprints:
@@ -63,12 +63,12 @@ def read_floors(directory: Path) -> dict[bytes, int]:
 
 
 def highest_floor(directory: Path) -> int:
-    """What the generations of a directory's slots from now on have to be above."""
+    """The highest floor in a directory: new generations must be above it."""
     return max(read_floors(directory).values(), default=0)
 
 
 def floor_of(floors: dict[bytes, int], fingerprint: bytes) -> int:
-    """The greatest generation of a namespace whose slots are passed over."""
+    """The floor of a namespace: slots up to this generation are skipped."""
     return max(floors.get(ALL, 0), floors.get(fingerprint, 0))
 
 

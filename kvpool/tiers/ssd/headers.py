@@ -1,12 +1,12 @@
 """SSD headers: reads token ids and scopes from the headers of slots, for chunks that only the disk has.
 
-For snapshots, which need them and can wait; nothing that an engine waits for comes here. One page of one slot after another, so
-that the disk is never asked for more than one of these at a time, past the page cache where the tier is. A header certifies
-itself: one that is not what was asked for, since the slot has been used again, gives nothing.
+Snapshots of events need them and can wait; no engine waits for them. Headers are read one page at a time, so that they never
+take more of the disk than one read, and past the page cache if the tier's I/O is. A header certifies itself: if the slot was
+used again meanwhile, the header is another chunk's, and the answer is empty.
 
-Threads: `ask` from any thread, never waits; reading on `kvpool-headers`, which begins with the first question and has no
-other work, so that a disk that hangs blocks no other thread. Bounds: QUESTIONS_MAX wait; one more is answered with nothing. The
-publisher's are urgent: they go first and are never refused, and there is one of them at a time.
+Threads: `ask` from any thread, and it never waits. The thread `kvpool-headers` reads; it starts at the first request and has no
+other work, so that a disk that hangs blocks no other thread. Bounds: QUESTIONS_MAX requests wait; a further one is answered
+with empty words at once. The publisher's requests are urgent: they go first, are never refused, and there is one at a time.
 """
 
 import contextlib
@@ -36,16 +36,16 @@ class SlotAddress(NamedTuple):
     generation: int
 
 
-# The words behind the checksums of each slot that was asked for; empty where it does not have what was asked.
+# The words after the checksums in each requested header; empty where the slot has another chunk now.
 Answer = list[bytes]
 
-# Urgent questions, the others, and the end, by number of asking.
+# Urgent requests, the others, and the end of the thread; within each in the order of their numbers.
 _URGENT, _PATIENT, _END = range(3)
 _Question = tuple[int, int, tuple[SlotAddress, ...], "Future[Answer]"]
 
 
 class SsdHeaders:
-    """The headers of one tier. `epoch` empty: the tier is not open, and nothing is known."""
+    """The headers of one tier. `epoch` empty: the tier is not open, and every answer is empty."""
 
     def __init__(self, plan: SsdPlan) -> None:
         self._plan = plan
@@ -62,7 +62,7 @@ class SsdHeaders:
         return f"<SsdHeaders {self.read_headers} read, {self._questions.qsize()} questions wait>"
 
     def ask(self, places: Sequence[tuple[bytes, bytes, int, int]], *, is_urgent: bool) -> "Future[Answer]":
-        """Have the headers at places (see `SlotAddress`) read; the words of each."""
+        """Read the headers at these places (see `SlotAddress`): the words of each."""
         answer: Future[Answer] = Future()
         with self._lock:
             has_room = is_urgent or self._questions.qsize() < QUESTIONS_MAX
@@ -79,7 +79,7 @@ class SsdHeaders:
 
     @property
     def has_died(self) -> bool:
-        """Whether the reading thread has ended without a stop: questions are never answered. Any thread."""
+        """Whether the reading thread has died, so that no request is answered. Any thread."""
         thread = self._thread
         return thread is not None and not thread.is_alive() and not self._is_closed
 
@@ -97,11 +97,11 @@ class SsdHeaders:
         urgency = _PATIENT
         while urgency != _END:
             urgency, _, places, answer = self._questions.get()
-            if answer.set_running_or_notify_cancel():  # else whoever asked waits no more
+            if answer.set_running_or_notify_cancel():  # else the caller waits no longer
                 answer.set_result([b""] * len(places) if self._is_closed else self._read(places))
 
     def _read(self, places: Sequence[SlotAddress]) -> Answer:
-        """In the order of their places on disk; a file that cannot be read gives nothing."""
+        """Read headers in the order of their offsets on disk; those of a file that cannot be read are empty."""
         found = [b""] * len(places)
         order = sorted(range(len(places)), key=lambda number: places[number].offset)
         with mmap.mmap(-1, PAGE_BYTES) as buffer, contextlib.ExitStack() as files:
@@ -117,12 +117,12 @@ class SsdHeaders:
 
     @contextlib.contextmanager
     def _opened(self, segment: int) -> Iterator[int]:
-        """A segment file, -1 where it cannot be opened."""
+        """The descriptor of a segment file; -1 where it cannot be opened."""
         path = self._plan.path / segment_name(segment)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = -1
         for more in (os.O_DIRECT, 0) if self._plan.is_direct else (0,):
-            with contextlib.suppress(OSError):  # no direct I/O here, or the file has gone: then nothing is known
+            with contextlib.suppress(OSError):  # no direct I/O here, or the file does not exist: the answer is empty
                 fd = os.open(path, flags | more)
                 break
         try:
@@ -133,7 +133,7 @@ class SsdHeaders:
 
     def _words_of(self, place: SlotAddress, fd: int, offset: int, buffer: mmap.mmap) -> bytes:
         page = b""
-        with contextlib.suppress(OSError), memoryview(buffer) as view:  # the tier itself finds out about its disk
+        with contextlib.suppress(OSError), memoryview(buffer) as view:  # the tier's own I/O notices a failing disk
             page = bytes(view[: os.preadv(fd, [view], offset)])
         header = kvpool_native.decode_ssd_header(page) if len(page) == PAGE_BYTES else None
         if header is None:

@@ -1,9 +1,9 @@
-"""An open SSD tier's files, I/O queue and catalogue, and what stands in their place while it is not open.
+"""Open SSD tier: its files, I/O queue and catalogue, and the null object that replaces them while it is not open.
 
-`OpenSsd` exists from the moment everything is usable until the end of the daemon, whatever the disk does meanwhile; before that
-`ClosedSsd` answers that there is nothing. Which of the two is asked, and what errors mean, is the tier's business (`tier.py`).
+`OpenSsd` exists from the moment when everything is usable until the daemon ends, whatever the disk does meanwhile. Before that
+`ClosedSsd` takes its place: it starts no job and stores nothing. The tier (`tier.py`) interprets errors.
 
-Control thread only, but for `checkpoint` and `close`, which block and belong in an executor.
+Control thread only, except `checkpoint` and `close`, which block and belong in an executor.
 """
 
 import logging
@@ -20,18 +20,18 @@ from kvpool.tiers.ssd.status import SsdStatus
 
 log = logging.getLogger(__name__)
 
-# How long the end waits for a disk, once for the segment files and once for the catalogue.
+# How long `close` waits for the disk, once for the segment files and once for the catalogue.
 CLOSE_TIMEOUT_S = 10.0
 NO_DESCRIPTOR = -1
 
-# What is the same of all chunks of a job: the namespace's fingerprint, layers, bytes of a layer.
+# The geometry of all chunks of a job: the namespace's fingerprint, layers, bytes of a layer.
 Geometry = tuple[bytes, int, int]
-# Job, chunk, status and token ids (i32) of a chunk that has ended.
+# A chunk that has ended: job, chunk, status and token ids (i32).
 Ended = tuple[JobId, int, SsdStatus, bytes]
 
 
 class ClosedSsd:
-    """Nothing: the tier is not open."""
+    """Null object: the tier is not open."""
 
     is_open = False
     backend = "none"
@@ -58,10 +58,10 @@ class ClosedSsd:
         return []
 
     def remember(self, row: Row) -> None:
-        """Nobody will find it."""
+        """Nothing is stored."""
 
     def touch(self, key: bytes, touch: Touch) -> None:
-        """Nobody will find it."""
+        """Nothing is stored."""
 
     def forget(self, key: bytes) -> None:
         """There are no rows."""
@@ -144,17 +144,17 @@ class OpenSsd:
 
     @property
     def unanswered_s(self) -> float:
-        """For how long the disk has left I/O unanswered; 0 where there is none."""
+        """How long the oldest I/O has been without an answer; 0 where none is under way."""
         return self._queue.longest_transfer_ns() / NS_PER_S
 
     @property
     def is_distrusted(self) -> bool:
-        """Whether what was read or written has differed from itself."""
+        """Whether bytes have changed on their way once: I/O is by plain calls since then, and reads back what it writes."""
         return bool(self._queue.io()["is_distrusted"])
 
     @property
     def has_failed_catalogue(self) -> bool:
-        """Whether the catalogue, or a sync of the data, has failed and was not tried again yet."""
+        """Whether the catalogue, or a sync of the data, has failed and was not retried yet."""
         return self._catalogue.failure is not None
 
     @property
@@ -171,45 +171,45 @@ class OpenSsd:
         return JobId(self._queue.write(moves.rows(), self._epoch, *geometry, self._index_view, moves.tokens))
 
     def check(self, moves: Moves, geometry: Geometry) -> JobId:
-        """Start comparing chunks with their checksums, behind all else."""
+        """Start comparing chunks with their checksums, after all other jobs."""
         return JobId(self._queue.verify(moves.rows(), self._epoch, *geometry))
 
     def completed(self) -> list[Ended]:
-        """Finished jobs, at most a turn's worth."""
+        """Finished chunks, at most one turn's work."""
         taken = self._queue.take_outcomes(OUTCOMES_AT_ONCE)
         return [(JobId(one.job), one.chunk, SsdStatus(one.status), one.tokens) for one in taken]
 
     def remember(self, row: Row) -> None:
-        """Have the catalogue know a chunk."""
+        """Queue a row of the catalogue."""
         self._catalogue.put(row)
 
     def touch(self, key: bytes, touch: Touch) -> None:
-        """Have the catalogue know that a chunk was used now, and with what it is retained."""
+        """Queue a chunk's last use and retention for its row."""
         self._catalogue.touch(key, touch)
 
     def forget(self, key: bytes) -> None:
-        """Have the catalogue know a chunk no more."""
+        """Queue the removal of a chunk's row."""
         self._catalogue.delete(key)
 
     def remember_namespace(self, number: int, record: NamespaceRecord) -> None:
-        """Have the catalogue know a namespace."""
+        """Queue a namespace's record."""
         self._catalogue.put_namespace(number, record)
 
     def forget_namespace(self, number: int) -> None:
-        """Have the catalogue know a namespace without chunks no more."""
+        """Queue the removal of the record of a namespace without chunks."""
         self._catalogue.delete_namespace(number)
 
     def take_lost(self) -> list[tuple[bytes, int]]:
-        """Keys and generations of chunks that a failure to make them certain has put in doubt, once."""
+        """Keys and generations of chunks that a failed sync may have lost; each is returned once."""
         return self._catalogue.take_lost()
 
     def resume(self) -> None:
-        """Use a catalogue that has failed once more."""
+        """Use a catalogue again that has failed."""
         if self.has_failed_catalogue:
             self._catalogue.resume(checkpoint_s=self._plan.checkpoint_s)
 
     def checkpoint(self, timeout_s: float) -> bool:
-        """Have all that was written kept for certain. Blocks."""
+        """Make everything that was written durable. Blocks."""
         return self._catalogue.checkpoint(timeout_s)
 
     def stats(self) -> Counters:
@@ -223,13 +223,13 @@ class OpenSsd:
         )
 
     def died(self) -> list[str]:
-        """Threads that have ended without a stop, by name. Any thread."""
+        """Names of threads that have died. Any thread."""
         return ["catalogue"] if self._catalogue.has_died else []
 
     def close(self) -> bool:
-        """End I/O and write the catalogue down. Blocks, but never for good: False where the disk did not answer in time.
+        """End I/O and write the catalogue. Blocks, but not for ever: False where the disk did not answer in time.
 
-        Then threads are left waiting for it, which whoever waits for them would do too.
+        Then threads are left that wait for the disk; nobody may join them.
         """
         has_ended = self._queue.stop(CLOSE_TIMEOUT_S)
         if not has_ended:

@@ -1,7 +1,6 @@
-"""Opening of an SSD tier: locks its directory, finds what an earlier life left, and makes files and catalogue usable.
+"""Opening of an SSD tier: locks its directory, finds the chunks of earlier processes, makes files and catalogue usable.
 
-Whatever cannot be used is removed or set aside before. What is opened by half is closed again: there is an `OpenSsd` or an
-error.
+Unusable files are removed or set aside first. A partial opening is closed again: the result is an `OpenSsd` or an error.
 Blocks: for an executor, not for the control thread.
 """
 
@@ -44,9 +43,9 @@ CATALOGUE_NAME = "catalogue"
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Chunks of an earlier process: rows in the order of restoring, and the namespaces their numbers mean.
+    """Chunks of earlier processes: rows in the order of restoring, and the namespaces by the numbers in the rows.
 
-    `epoch`: of the segment files; `generation`: the greatest that it may have given; `disk_warning`: for an operator.
+    `epoch`: of the segment files. `generation`: the greatest one in use. `disk_warning`: for operators.
     """
 
     rows: "npt.NDArray[np.void]"
@@ -58,12 +57,12 @@ class Recovered:
 
     @property
     def last_recency(self) -> int:
-        """The greatest of all rows."""
+        """The greatest recency of all rows."""
         return int(self.rows["recency"].max()) if len(self.rows) else 0
 
 
 def open_ssd(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event) -> tuple[OpenSsd, Recovered]:
-    """Open or make everything, and read what an earlier life left. Raises SsdUnavailable, soon after `is_stopping` is set."""
+    """Open or make everything, and find earlier chunks. Raises SsdUnavailable, also soon after `is_stopping` is set."""
     try:
         warning = check_directory(plan.path, is_made=plan.is_made)
         return _open(plan, memory, is_stopping, warning)
@@ -95,7 +94,7 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
     except catalogue_open.DAMAGE as error:
         log.error("catalogue %s is set aside, its rows are looked for in the slots: %s", catalogue_path, error)
         catalogue_open.set_aside(catalogue_path, plan.catalogue_bytes)
-        raise  # the next try finds none
+        raise  # the next attempt finds none
     try:
         if is_rebuilt:
             catalogue.fill(rows)
@@ -110,7 +109,7 @@ def _open(plan: SsdPlan, memory: ArenaMemory, is_stopping: threading.Event, warn
 def _look(
     plan: SsdPlan, catalogue_path: Path, is_stopping: threading.Event
 ) -> tuple[catalogue_open.Found | None, Identity]:
-    """Find what an earlier process left, after everything unusable has been removed."""
+    """Find the chunks of earlier processes, after everything unusable was removed."""
     failpoint.reach("daemon.ssd.look")
     if have_other_sizes(plan):
         log.warning("the ssd tier begins empty: its files are of another ssd.segment or ssd.capacity")
@@ -128,7 +127,7 @@ def _look(
 def _rebuild(
     plan: SsdPlan, identity: Identity, catalogue_path: Path, is_stopping: threading.Event
 ) -> "npt.NDArray[np.void]":
-    """Find chunks by the headers of their slots, because the catalogue is lost or not wanted."""
+    """Find chunks by the headers of their slots, because the catalogue is lost or must not be used."""
     if catalogue_path.exists():
         catalogue_open.set_aside(catalogue_path, plan.catalogue_bytes)
     found = find_chunks(plan, identity, is_stopping)

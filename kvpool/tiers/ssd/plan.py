@@ -17,20 +17,20 @@ NAME = "ssd"
 # A record takes about 150 bytes in LMDB; the map has room for four times what is needed, because full maps are slow.
 CATALOGUE_BYTES_PER_CHUNK = 640
 CATALOGUE_BYTES_MIN = 1 << 20
-# Lock files, the marker of an opening, and what directories take themselves.
+# Lock files, the marker of an opening, and the directories themselves.
 OTHER_BYTES = 64 << 10
 SEGMENTS_MIN = 8
 SEGMENT_PREFIX, SEGMENT_SUFFIX = "segment-", ".kvs"
-# Each file costs a descriptor. What has more room than LARGE_BYTES has larger files instead of more than this.
+# Each file costs a descriptor. A tier larger than LARGE_BYTES has larger files instead of more files than this.
 SEGMENTS_MAX_LARGE = 1 << 14
 LARGE_BYTES = 4 << 40
-# As far as the names of the files count.
+# The number that the names of the files have room for.
 SEGMENTS_MAX = 1_000_000
 CHUNK_BYTES_TYPICAL_MIN = 256 << 10
 CHUNK_BYTES_SMALL = 16 << 10
 CHUNKS_SMALL_TIER = 1 << 16
 QUEUE_JOBS = 1024
-# Chunks whose end is settled in one turn of the control thread, at up to 20 µs each (measured).
+# Chunks that one turn of the control thread settles, at up to 20 µs each (measured).
 OUTCOMES_AT_ONCE = 32
 
 
@@ -60,12 +60,12 @@ def segment_name(number: int) -> str:
 
 
 def plan_ssd(config: SsdConfig) -> SsdPlan:
-    """Cut a capacity in segment files and a catalogue."""
+    """Divide a capacity into segment files and a catalogue."""
     capacity = config.capacity
     derived = max(capacity // CHUNK_BYTES_TYPICAL_MIN, min(capacity // CHUNK_BYTES_SMALL, CHUNKS_SMALL_TIER))
     chunks = config.max_chunks or derived
     catalogue_bytes = max(CATALOGUE_BYTES_MIN, -(-chunks * CATALOGUE_BYTES_PER_CHUNK // PAGE_BYTES) * PAGE_BYTES)
-    # The catalogue, one that was set aside, and twice the identity: it is written beside itself.
+    # The catalogue, one that was set aside, and twice the identity: a new one is written beside the old one.
     data_bytes = capacity - 2 * catalogue_bytes - 2 * IDENTITY_BYTES_MAX - OTHER_BYTES
     wanted = min(config.segment, max(data_bytes, 0) // SEGMENTS_MIN)
     segment_bytes = wanted // PAGE_BYTES * PAGE_BYTES

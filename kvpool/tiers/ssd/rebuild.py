@@ -1,8 +1,8 @@
 """Rebuild: finds the chunks of a tier by the headers of their slots, when the catalogue is lost.
 
-Each segment is walked from its start: a valid header has its slot's length, and so the start of the next one; where there is
-none, the next page that looks like one is searched for. Ranges that were never written are skipped. Headers of chunks that were
-evicted are found too, which is harmless: their bytes are right, and the newest slot of a key counts.
+Each segment is walked from its start. A valid header has its slot's length, and so the start of the next slot; without one, the
+next page that begins like a header is searched for. Ranges that were never written are skipped. Chunks that were evicted are
+found too, which is harmless: their bytes are right, and the newest slot of a key counts.
 
 Reads one page for each chunk, several segments at a time. Blocks: for an executor.
 """
@@ -50,7 +50,7 @@ class RebuildStopped(KVPoolError):
 
 
 def find_chunks(plan: SsdPlan, identity: Identity, is_stopping: threading.Event) -> bytes:
-    """Packed rows of every chunk of this epoch and of a known namespace that was not flushed.
+    """Packed rows of all chunks of this epoch and of known namespaces that were not flushed.
 
     Raises OSError and RebuildStopped.
     """
@@ -101,7 +101,7 @@ def _layout_of(model: str, wire: WireLayout) -> Layout | None:
 
 
 def _without_overlaps(slots: list[_Slot]) -> Iterator[_Slot]:
-    """Of slots that overlap, the one written last: the other one's end is gone."""
+    """Without overlapping slots but the one written last: it has overwritten the end of the others."""
     kept: list[_Slot] = []
     for slot in slots:
         if kept and kept[-1].end > slot.row.offset:
@@ -113,7 +113,7 @@ def _without_overlaps(slots: list[_Slot]) -> Iterator[_Slot]:
 
 
 def _walk(file: Path, base: int, epoch: bytes, numbers: dict[bytes, int]) -> list[_Slot]:
-    """The slots of one segment file, in the order of their places. `base`: its first byte, counted over all files."""
+    """The slots of one segment file, in order. `base`: the offset of its first byte over all files."""
     found = []
     fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -153,13 +153,13 @@ def _slot_of(page: bytes, offset: int, epoch: bytes, numbers: dict[bytes, int]) 
 
 
 def _next_header(fd: int, at: int, size: int, buffer: mmap.mmap) -> int | None:
-    """Where the next page that begins like a header lies; None at the end. A page at a time first: slots follow slots."""
+    """Offset of the next page that begins like a header; None at the end. Looks at one page first: slots follow slots."""
     length = PAGE_BYTES
     while at < size:
         try:
             at = os.lseek(fd, at, os.SEEK_DATA) // PAGE_BYTES * PAGE_BYTES
         except OSError:
-            return None  # nothing but holes
+            return None  # only holes
         block = _read(fd, at, buffer, min(length, size - at))
         heads: npt.NDArray[np.uint64] = np.frombuffer(block[: len(block) // PAGE_BYTES * PAGE_BYTES], np.uint64)
         hits = np.flatnonzero(heads[:: PAGE_BYTES // 8] == _MAGIC)

@@ -1,4 +1,4 @@
-"""Segment files as names in a directory: which belong to the tier, have the wrong size, or are not needed.
+"""Segment files as names in a directory: those that belong to the tier, have a wrong size, or are not needed.
 
 Their content does not matter here, and only regular files of this user are ever removed. Blocks: for an executor.
 """
@@ -19,8 +19,8 @@ from kvpool.units import format_size
 log = logging.getLogger(__name__)
 
 SIX_DIGITS = 6 * "[0-9]"
-# What new files leave free of a file system: a 64th of it, and no more than this. A guess: room for what others write there
-# and for the file system itself, which is slow when it is full.
+# New files leave a 64th of a file system free, and no more than this. A guess: room for other programs' files and for the file
+# system itself, which is slow when it is full.
 SPARED_PART = 64
 SPARED_BYTES_MAX = 1 << 30
 STAT_BLOCK_BYTES = 512
@@ -28,8 +28,8 @@ STAT_BLOCK_BYTES = 512
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """While nobody else may use the directory. Raises OSError where another daemon does. Ends before the files are opened,
-    which lock it for as long as they are."""
+    """Lock on the directory, for `with`. Raises OSError where another daemon uses it. Ends before the files are opened: these
+    lock it for as long as they are open."""
     fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,15 +41,15 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def check_room(plan: SsdPlan) -> None:
-    """Check that the disk has room for the files that are still to be made. Raises OSError, and nothing is made or removed.
+    """Check that the disk has room for the missing files. Raises OSError; makes and removes nothing.
 
-    Files that are there with all their bytes need none, however full the disk has become.
+    Complete files need no more room, however full the disk is.
     """
     disk = os.statvfs(plan.path)
     size, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
     taken = sum(file.lstat().st_blocks * STAT_BLOCK_BYTES for file in _ours(plan.path))
     if taken >= plan.segments * plan.segment_bytes or not size:
-        return  # where the file system reports no size, the bytes themselves are allocated
+        return  # where the file system reports no size, allocating the files shows it
     spared = min(size // SPARED_PART, SPARED_BYTES_MAX)
     missing = plan.capacity - (taken + free - spared)
     if missing > 0:
@@ -62,9 +62,11 @@ def check_room(plan: SsdPlan) -> None:
 
 
 def open_segments(plan: SsdPlan) -> kvpool_native.SsdFiles:
-    """Open or make every segment file. Raises OSError; what was made by then is removed, so that the disk has it back."""
+    """Open or make every segment file. Raises OSError; then new files are removed, so that the disk has the room back."""
     before = set(_ours(plan.path))
-    place = str(plan.path.resolve())  # no link is followed below; whether this may be one was checked before
+    place = str(
+        plan.path.resolve()
+    )  # inside it no link is followed; `check_directory` has checked the directory itself
     try:
         return kvpool_native.SsdFiles.open(place, plan.segment_bytes, plan.segments, plan.is_direct)
     except OSError:
@@ -74,13 +76,13 @@ def open_segments(plan: SsdPlan) -> kvpool_native.SsdFiles:
 
 
 def have_other_sizes(plan: SsdPlan) -> bool:
-    """Whether there are segment files, and none of them has the size that is configured: another configuration's."""
+    """Whether there are segment files and none has the configured size: they are of another configuration."""
     sizes = {file.lstat().st_size for file in _ours(plan.path)}
     return bool(sizes) and plan.segment_bytes not in sizes
 
 
 def remove_misfits(plan: SsdPlan) -> None:
-    """Remove files of a wrong size, which were cut or not finished, and those that the capacity has no room for."""
+    """Remove files of a wrong size, which were cut or not finished, and those beyond the capacity."""
     for file in _ours(plan.path):
         size = file.lstat().st_size
         if size != plan.segment_bytes:
@@ -91,7 +93,7 @@ def remove_misfits(plan: SsdPlan) -> None:
 
 
 def remove_segments(path: Path) -> None:
-    """Remove all of them."""
+    """Remove all segment files."""
     for file in _ours(path):
         file.unlink()
 

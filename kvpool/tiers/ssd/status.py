@@ -31,7 +31,7 @@ class SsdStatus(IntEnum):
 
     @property
     def outcome(self) -> Outcome:
-        """The same in the words of every tier."""
+        """The outcome that every tier reports."""
         return _OUTCOMES[self]
 
 

@@ -1,13 +1,13 @@
-"""The SSD tier: segment files, their slots, and what is known of them after a restart.
+"""The SSD tier: segment files, the chunks in their slots, and the catalogue that finds them after a restart.
 
-It owns the slots, the open disk (`opened.py`) and its state; which chunk is worth writing or reading is decided elsewhere.
-Nothing here stops the arena: what goes wrong changes the state and is a miss.
+It owns the slots, the open disk (`opened.py`) and its state; `kvpool.tiering` decides which chunk is written or read. No
+failure here affects the arena: it changes the state of this tier, and its chunks are misses.
 
-    STARTING ──files open, catalogue read──► OK ◄──tried again, later each time──┐
-        └──cannot be opened──► OFFLINE       ├──I/O or the catalogue fails──► READONLY ──it fails on and on──► OFFLINE
+    STARTING ──files open, catalogue read──► OK ◄──retried, later each time──────┐
+        └──cannot be opened──► OFFLINE       ├──I/O or the catalogue fails──► READONLY ──it keeps failing──► OFFLINE
                                              └──the disk does not answer──► OFFLINE
 
-Control thread only, but for what `BackingTier` says otherwise. Invariant: files and catalogue together never take more than
+Control thread only, except where `BackingTier` says otherwise. Invariant: files and catalogue together never take more than
 the capacity.
 """
 
@@ -53,14 +53,14 @@ from kvpool.types import Level
 log = logging.getLogger(__name__)
 
 ERRORS_UNTIL_OFFLINE = 8
-# A disk that has left I/O unanswered for so long is not waited for when room is needed. A piece of a few MiB takes a disk
-# that is well some milliseconds.
+# No request for room waits for a disk that has not answered I/O for so long. A healthy disk takes some milliseconds for a piece
+# of a few MiB.
 UNRESPONSIVE_S = 1.0
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A job at the disk: `left` chunks of it. `generations`: of the slots that are read for somebody, none for other jobs."""
+    """A job on the disk: `left` of its chunks have not ended. `generations`: of its slots, for a read; else empty."""
 
     left: int
     generations: Sequence[int] = ()
@@ -126,7 +126,7 @@ class SsdTier:
 
     @property
     def stall_s(self) -> float:
-        """For how long the disk may leave I/O unanswered."""
+        """How long the disk may take for I/O before the tier is OFFLINE."""
         return self.plan.stall_s
 
     @property
@@ -149,17 +149,17 @@ class SsdTier:
 
     @property
     def is_answering(self) -> bool:
-        """Whether there is a point in waiting for the disk."""
+        """Whether the disk responds, so that waiting for it makes sense."""
         return self._disk.unanswered_s < UNRESPONSIVE_S
 
     @property
     def has_stalled(self) -> bool:
-        """Whether the disk of a tier in use has left I/O unanswered for `stall_s`."""
+        """Whether the tier is in use and its disk has not answered I/O for `stall_s`."""
         return self._disk.unanswered_s >= self.stall_s and self.state in (TierState.OK, TierState.READONLY)
 
     @property
     def can_be_tried_again(self) -> bool:
-        """Whether the tier is open and rests because of errors."""
+        """Whether the tier is open and suspended because of errors."""
         return self._disk.is_open and self.state in (TierState.READONLY, TierState.OFFLINE)
 
     def become(self, state: TierState, reason: str = "") -> None:
@@ -173,7 +173,7 @@ class SsdTier:
         self.become(TierState.OFFLINE, f"because the disk has left I/O unanswered for {self._disk.unanswered_s:.1f} s")
 
     def try_again(self) -> None:
-        """Take the tier as usable: what goes wrong now puts it to rest again."""
+        """Use the tier again; the next error suspends it again."""
         self._drop_lost()
         self._disk.resume()
         self.corruption.end_rest()
@@ -181,7 +181,7 @@ class SsdTier:
         self._owner.on_completed()
 
     def start(self, namespaces: Namespaces, owner: TierOwner) -> None:
-        """Begin to open the tier, beside everything else."""
+        """Begin to open the tier in the background."""
         self._owner = owner
         if self._warning:
             log.warning("%s", self._warning)
@@ -190,7 +190,7 @@ class SsdTier:
         self._opening.add(opening)
 
     async def close(self) -> bool:
-        """End the opening and I/O; what is under way is settled. False: the disk does not answer, and is left alone."""
+        """End the opening and I/O, and settle all jobs. False: the disk does not answer, and is abandoned."""
         loop = asyncio.get_running_loop()
         self._is_stopping.set()
         for opening in self._opening:
@@ -205,7 +205,7 @@ class SsdTier:
         return await loop.run_in_executor(None, self._disk.close)
 
     def reconfigure(self, config: Config) -> None:
-        """Go on with another policy of admission and another budget."""
+        """Use another admission policy and write budget from now on."""
         self._write_policy = write_policy_of(config.ssd)
         self._warning = warning_of(config)
 
@@ -220,12 +220,12 @@ class SsdTier:
         return self._begun(job, _Asked(len(moves)))
 
     def check(self, namespace: Namespace, moves: Moves) -> JobId:
-        """Start comparing chunks with their checksums, behind all else."""
+        """Start comparing chunks with their checksums, after all other jobs."""
         job = self._disk.check(moves, _geometry(namespace)) if self.can_read else NOT_STARTED
         return self._begun(job, _Asked(len(moves)))
 
     def completed(self) -> list[Finished]:
-        """Finished jobs, at most a turn's worth."""
+        """Finished chunks, at most one turn's work."""
         now_ns, finished = self._clock.now_ns(), []
         for job, chunk, status, tokens in self._disk.completed():
             asked = self._jobs[job]
@@ -247,27 +247,27 @@ class SsdTier:
         return finished
 
     def remember(self, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
-        """Have the catalogue know chunks that are published."""
+        """Record published chunks in the catalogue."""
         self._book.remember(self._disk, namespace, moves, chunks)
 
     def touch(self, key: bytes) -> None:
-        """Have the catalogue know that a chunk was used now, or is retained otherwise."""
+        """Record in the catalogue that a chunk was used now, or that its retention has changed."""
         self._book.touch(self._disk, key)
 
     def keep_up(self) -> None:
-        """Have the catalogue forget what has left the directory, and know of priorities that have fallen back."""
+        """Delete the catalogue's rows of chunks that have left the directory, and record which priorities have expired."""
         self._book.keep_up(self._disk)
 
     def checkpoint(self, timeout_s: float) -> bool:
-        """Have all that was written kept for certain; where the tier never opened that is nothing. Blocks."""
+        """Make everything that was written durable; nothing was where the tier never opened. Blocks."""
         return self._disk.checkpoint(timeout_s)
 
     def forget_namespace(self, namespace: Namespace) -> None:
-        """Have the catalogue know a namespace without chunks no more."""
+        """Delete the catalogue's record of a namespace without chunks."""
         self._book.forget_namespace(self._disk, namespace)
 
     async def note_flushed(self, namespaces: Sequence[Namespace] | None, generation: int) -> None:
-        """Have a later rebuild of the catalogue pass over chunks that were dropped on order."""
+        """Have later rebuilds of the catalogue skip the chunks that an operator has dropped."""
         fingerprints = None if namespaces is None else [_fingerprint(namespace) for namespace in namespaces]
         await remember_flushed(self.plan.path, fingerprints, generation)
 
@@ -304,7 +304,7 @@ class SsdTier:
         }
 
     def verify(self) -> list[str]:
-        """Broken invariants, one line each: there are none beside those of the slots."""
+        """Broken invariants, one line each: none, because the link verifies the slots."""
         return []
 
     def problems(self) -> list[str]:
@@ -319,9 +319,9 @@ class SsdTier:
         return [f"ssd: it could not be opened: {self.state_reason}"]
 
     async def _open(self, namespaces: Namespaces) -> None:
-        """Open the tier and restore what an earlier life left. One that cannot be opened is OFFLINE.
+        """Open the tier and restore the chunks of earlier processes. OFFLINE while it cannot be opened.
 
-        Goes on trying, later each time, until it is cancelled.
+        Retries, later each time, until it is cancelled.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -347,7 +347,7 @@ class SsdTier:
         self._owner.on_completed()
 
     def _open_disk(self) -> tuple[OpenSsd, Recovered]:
-        """On a thread of the executor: nobody may be there any more who would close what is opened."""
+        """Open the disk, on an executor's thread. Closes it again if the daemon stops meanwhile."""
         disk, recovered = open_ssd(self.plan, self._memory, self._is_stopping)
         if self._is_stopping.is_set():
             disk.close()
@@ -355,7 +355,7 @@ class SsdTier:
         return disk, recovered
 
     def _note_opening(self, opening: "asyncio.Task[None]") -> None:
-        """An opening that failed as nothing should must not leave the tier starting for ever."""
+        """Take the tier OFFLINE after an unexpected exception, so that it does not stay STARTING for ever."""
         if not opening.cancelled() and (error := opening.exception()) is not None:
             log.error("the ssd tier could not be opened", exc_info=error)
             self.become(TierState.OFFLINE, f"{type(error).__name__}: {error}")

@@ -1,10 +1,9 @@
 """SSD watch: suspends an SSD tier whose disk does not respond, and schedules its retries.
 
-    I/O begins ──► looked at every LOOK_S while there is any ──unanswered for ssd.stall_timeout──► OFFLINE
-    READONLY, OFFLINE ──a pause, longer each time until something succeeds──► tried again, if the disk answers at all
+    I/O begins ──► checked every LOOK_S while any is under way ──unanswered for ssd.stall_timeout──► OFFLINE
+    READONLY, OFFLINE ──a pause, longer each time until something succeeds──► retried, if the disk answers at all
 
-It decides on states only: what is under way stays so until the disk has answered. Control thread only; before `start` it
-does nothing.
+It changes states only: a job under way stays so until the disk has answered. Control thread only; does nothing before `start`.
 """
 
 import asyncio
@@ -20,13 +19,13 @@ LOOK_S = 1.0
 
 
 class Watched(Protocol):
-    """The tier, as the watch knows it."""
+    """The tier, as the watch sees it."""
 
     corruption: CorruptionGuard
 
     @property
     def stall_s(self) -> float:
-        """For how long a disk may leave I/O unanswered."""
+        """How long the disk may take for I/O before the tier is OFFLINE."""
         ...
 
     @property
@@ -36,17 +35,17 @@ class Watched(Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether there is a point in trying."""
+        """Whether the disk responds, so that a retry makes sense."""
         ...
 
     @property
     def has_stalled(self) -> bool:
-        """Whether the disk of a tier in use has left I/O unanswered for `stall_s`."""
+        """Whether the tier is in use and its disk has not answered I/O for `stall_s`."""
         ...
 
     @property
     def can_be_tried_again(self) -> bool:
-        """Whether the tier is open and rests because of errors."""
+        """Whether the tier is open and suspended because of errors."""
         ...
 
     def become(self, state: TierState, reason: str = "") -> None:
@@ -58,7 +57,7 @@ class Watched(Protocol):
         ...
 
     def try_again(self) -> None:
-        """Take the tier as usable, as if nothing had been."""
+        """Use the tier again."""
         ...
 
 
@@ -77,23 +76,23 @@ class SsdWatch:
         return f"<SsdWatch of {self._tier!r}>"
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The tier is open."""
+        """Begin to watch an open tier."""
         self._loop = loop
 
     def stop(self) -> None:
-        """Look no more."""
+        """End the watch."""
         self._loop = None
         for timer in (self._retry, self._look):
             if timer is not None:
                 timer.cancel()
 
     def next_pause_s(self) -> float:
-        """Seconds to suspend the tier now; twice as long the next time."""
+        """Seconds for which the tier is suspended now; doubles with each call."""
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LAST_PAUSE_S)
         return pause_s
 
     def note(self, status: SsdStatus, generation: int, now_ns: int) -> None:
-        """Note the result of a chunk's I/O. Too many wrong bytes suspend the tier for longer than errors do."""
+        """Note the result of a chunk's I/O. Corruption suspends the tier for longer than errors do."""
         if status == SsdStatus.OK:
             self._pause_s = FIRST_PAUSE_S
         elif self._tier.corruption.note(status, generation, now_ns):
@@ -102,18 +101,18 @@ class SsdWatch:
             self.see_to_it()
 
     def note_begun(self) -> None:
-        """I/O has been asked for."""
+        """Note that I/O has begun."""
         if self._loop is not None and self._look is None:
             self._look = self._loop.call_later(min(LOOK_S, self._tier.stall_s / 2), self._look_at_it)
 
     def see_to_it(self) -> None:
-        """Have a tier that rests tried again later."""
+        """Schedule the retry of a suspended tier."""
         if self._loop is not None and self._retry is None and self._tier.can_be_tried_again:
             self._retry = self._loop.call_later(self.next_pause_s(), self._end_rest)
 
     def _look_at_it(self) -> None:
         self._look = None
-        # Twice in a row: after the daemon itself stood still the disk has answered, and nobody has looked yet.
+        # Twice in a row: if the daemon itself was stopped, the disk has answered and the answer was not read yet.
         was_stalled, self._was_stalled = self._was_stalled, self._tier.has_stalled
         if was_stalled and self._was_stalled:
             self._tier.rest_stalled()
@@ -124,7 +123,7 @@ class SsdWatch:
     def _end_rest(self) -> None:
         self._retry = None
         if not self._tier.is_answering:
-            self._pause_s = FIRST_PAUSE_S  # nothing was tried: it costs nothing to look again soon
+            self._pause_s = FIRST_PAUSE_S  # nothing was retried: another check soon costs nothing
         elif self._tier.can_be_tried_again:
             self._tier.try_again()
         self.see_to_it()
