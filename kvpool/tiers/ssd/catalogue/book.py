@@ -1,8 +1,9 @@
-"""Book of what the catalogue is to know: rows of published chunks, their use and retention, namespaces, departures.
+"""Catalogue book: turns changes of the tier's directory into rows of the catalogue, and rows back into chunks at the start.
 
-Follows the directory of the tier's slots and writes to whichever disk it is given, open or not. Control thread only.
+Rows are of published chunks with their last use and retention, and of namespaces. Every call gets the disk to write to, open or
+not. Control thread only.
 
-Invariant: every key that leaves the directory is forgotten by the catalogue before another row is written.
+Invariant: the row of every key that has left the directory is removed before another row is written.
 """
 
 import asyncio
@@ -29,19 +30,19 @@ Disk = OpenSsd | ClosedSsd
 
 
 class CatalogueBook:
-    """See the module. `restored_chunks`: those of an earlier life that are found again."""
+    """See the module. `restored_chunks`: chunks of earlier processes that were restored."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._numbers = NamespaceNumbers()
-        self._recency = 0  # the greatest given
+        self._recency = 0  # the greatest one in use
         self.restored_chunks = 0
 
     def __repr__(self) -> str:
         return f"<CatalogueBook of {self._slots!r}, {self.restored_chunks} chunks restored>"
 
     def remember(self, disk: Disk, namespace: Namespace, moves: Moves, chunks: Sequence[int]) -> None:
-        """Chunks of a write are published."""
+        """Write the rows of published chunks of a job."""
         if not chunks:
             return
         self.forget_departed(disk)
@@ -56,30 +57,30 @@ class CatalogueBook:
             disk.remember(Row(key, moves.parents[chunk], *place, *self._retained(key)))
 
     def touch(self, disk: Disk, key: bytes) -> None:
-        """A chunk was used now, or is retained otherwise."""
+        """Write a chunk's new last use and retention."""
         disk.touch(key, Touch(self._next_recency(), *self._retained(key)))
 
     def keep_up(self, disk: Disk) -> None:
-        """Chunks may have left, and priorities fallen back: a restart would raise these again."""
+        """Remove rows of chunks that have left, and write expired priorities: a restart would else raise them again."""
         self.forget_departed(disk)
         for key in KeyColumn(self._slots.directory.take_lapsed()):
             if self._slots.directory.retention(key) is not None:
                 self.touch(disk, key)
 
     def forget_namespace(self, disk: Disk, namespace: Namespace) -> None:
-        """A namespace without chunks is given back."""
+        """Remove the record of a namespace without chunks."""
         self.forget_departed(disk)
         number = self._numbers.take(namespace)
         if number is not None:
             disk.forget_namespace(number)
 
     def forget_departed(self, disk: Disk) -> None:
-        """Chunks may have left."""
+        """Remove the rows of chunks that have left the directory."""
         for key in KeyColumn(self._slots.directory.take_departed()):
             disk.forget(key)
 
     async def restore(self, disk: Disk, recovered: Recovered, namespaces: Namespaces, clock: Clock) -> None:
-        """Have the directory know the chunks of an earlier life, part by part."""
+        """Restore the chunks of earlier processes into the directory, part by part."""
         self._recency = max(self._recency, recovered.last_recency)
         numbers, without_rows = self._numbers.reopen(recovered.namespaces, recovered.rows, namespaces)
         try:
@@ -100,7 +101,7 @@ class CatalogueBook:
             namespaces.leave(numbers.values())
 
     def _retained(self, key: bytes) -> tuple[int, int]:
-        """The priority and duration, in whole seconds, that a row says a chunk is retained with."""
+        """A chunk's priority and its duration in whole seconds, as a row has them."""
         priority, duration_ms = self._slots.directory.retention(key) or (DEFAULT_PRIORITY, 0)
         return priority, -(-duration_ms // MS_PER_S)
 

@@ -1,15 +1,14 @@
 """Catalogue of the SSD tier: which slot has which chunk, in LMDB, written in the background.
 
-What it is: enough to find the chunks again after a restart. What it is not: the truth about them; each slot certifies
-itself, so a catalogue that is old, torn or lost costs misses and nothing else. `catalogue_open` looks at what an earlier
-life left.
+A restart finds chunks by it, but it is only a hint: each slot certifies itself, so a catalogue that is old, torn or lost costs
+misses and nothing else. `opening.py` examines the catalogue of an earlier process.
 
 Guarantees:
-1. No change waits for a disk: it is queued, written in batches in order, and made durable by a checkpoint.
-2. A checkpoint makes the data durable first, then the catalogue. Checkpoints come by time and by bytes of chunks.
-3. A sync that failed is not tried again: what was put since the last good checkpoint is `take_lost`, and forgotten.
-4. A full map or queue costs the chunks left out, which are found until the daemon's end but not after it; never the catalogue.
-   While there are such chunks no checkpoint is good.
+1. No change waits for the disk: changes are queued, written in order in batches, and made durable by a checkpoint.
+2. A checkpoint makes the data durable first, then the catalogue. One is due after some time, or some bytes of chunks.
+3. A failed sync is not repeated: chunks put since the last good checkpoint are reported by `take_lost`, and forgotten.
+4. When the map or the queue is full, chunks are left out: they are found until the daemon ends, not after a restart. The
+   catalogue stays usable. While chunks are left out, no checkpoint counts as complete.
 
 Threads: changes and `take_lost` from the control thread; one thread of its own writes; opening, `checkpoint` and `close` block
 and belong in an executor. Lock order: `_lock` guards the queue and is never held during I/O.
@@ -38,12 +37,12 @@ log = logging.getLogger(__name__)
 QUEUE_ROWS_MAX = 1 << 20
 BATCH_WAIT_S = 0.05
 CHECKPOINT_BYTES = 256 << 20
-# What a full map keeps for removals, which need pages before they free any.
+# Room that a full map keeps for removals: they need pages before they free any.
 HEADROOM_BYTES = 256 << 10
 _FILL_ROWS = 1 << 14
 _DELETED_AT_ONCE = 8
 
-# A key with its value, with None (forgotten) or with a number (its recency).
+# A key with its new value, None (remove it) or a `Touch`.
 Change = tuple[bytes, bytes | Touch | None]
 
 
@@ -59,9 +58,9 @@ class Catalogue:
         sync_data: Callable[[], None],
         generations_end: int = 0,
     ) -> None:
-        """Opens, or makes, the catalogue at `path` for segment files of this identity. Raises lmdb.Error or OSError.
+        """Opens or makes the catalogue at `path` for segment files of this identity. Raises lmdb.Error or OSError.
 
-        `generations_end`, above all generations of this life, is there for certain when it returns.
+        `generations_end` is above all generations of this process, and is durable on return.
         """
         self._path = path
         self._epoch = identity.epoch
@@ -127,7 +126,7 @@ class Catalogue:
             return len(self._pending) + self._writing
 
     def fill(self, rows: "npt.NDArray[np.void]") -> None:
-        """Write many rows at once, before `start`. Raises lmdb.Error."""
+        """Write many rows in one transaction. REQUIRES: before `start`. Raises lmdb.Error."""
         assert self._thread is None
         for first in range(0, len(rows), _FILL_ROWS):
             with self._environment.begin(write=True) as transaction:
@@ -136,27 +135,27 @@ class Catalogue:
                     transaction.put(packed[catalogue_rows.KEY], packed, db=self._chunks)
 
     def start(self, *, checkpoint_s: float) -> None:
-        """Begin to write behind, with a checkpoint at least this often while there are changes."""
+        """Start the writing thread. It takes a checkpoint at least this often while there are changes."""
         assert self._thread is None
         self._start(checkpoint_s, must_reopen=False)
 
     def resume(self, *, checkpoint_s: float) -> None:
-        """Write again after a failure, once its losses have been taken."""
+        """Write again after a failure. REQUIRES: `take_lost` was called."""
         assert self.failure is not None
         if self._thread is not None:
             self._thread.join()
-        self._is_running = True  # before the failure is cleared: a suspended thread has not died
+        self._is_running = True  # before the failure is cleared, so that `has_died` stays false
         self.failure = None
         self._start(checkpoint_s, must_reopen=True)
 
     def put_namespace(self, number: int, record: NamespaceRecord) -> bool:
-        """Queue a namespace, before its first row."""
+        """Queue a namespace's record. REQUIRES: before its first row."""
         with self._lock:
             self._known[number] = record
         return self._queue(_number_key(number), pack_namespace(record))
 
     def delete_namespace(self, number: int) -> bool:
-        """Queue the removal of a namespace, behind that of its last row."""
+        """Queue the removal of a namespace's record. REQUIRES: after that of its last row."""
         with self._lock:
             self._known.pop(number, None)
         return self._queue(_number_key(number), None)
@@ -166,7 +165,7 @@ class Catalogue:
         return self._queue(row.key, row.encode(), row.layer_bytes * row.layers)
 
     def touch(self, key: bytes, touch: Touch) -> bool:
-        """Queue what is new of a row."""
+        """Queue a change of a row's last use and retention."""
         return self._queue(key, touch)
 
     def delete(self, key: bytes) -> bool:
@@ -179,13 +178,13 @@ class Catalogue:
         return self._thread is not None and not self._is_running and self.failure is None and not self._is_stopping
 
     def take_lost(self) -> list[tuple[bytes, int]]:
-        """Keys and generations of chunks that a failure has made uncertain, returned once: the caller drops them."""
+        """Keys and generations of chunks that a failure may have lost, each returned once; the caller drops them."""
         with self._lock:
             lost, self._lost = self._lost, []
             return lost
 
     def checkpoint(self, timeout_s: float) -> bool:
-        """Make everything put so far durable. False when that failed or came late, or rows are missing."""
+        """Make everything put so far durable. False if it failed, took too long, or rows were left out."""
         deadline = Deadline(timeout_s)
         with self._lock:
             self._checkpoint_asked += 1
@@ -196,7 +195,7 @@ class Catalogue:
             return self._checkpoint_done >= wanted and self.failure is None and not self._left_out
 
     def close(self, timeout_s: float) -> bool:
-        """Write what is queued, checkpoint, end the thread. False: the disk did not answer in time, and is abandoned.
+        """Write the queue, checkpoint, end the thread. False: the disk did not answer in time, and is abandoned.
 
         Idempotent.
         """
@@ -223,7 +222,7 @@ class Catalogue:
                 self._left_out.discard(key)
             if self.failure is not None or len(self._pending) >= QUEUE_ROWS_MAX:
                 self.dropped_rows += 1
-                # After a failure nobody can find it again, nor knows whether its data was in what failed.
+                # After a failure no restart finds the chunk, and its data may be among the lost.
                 refused = _chunks_in([(key, value)])
                 if self.failure is None:
                     self._left_out.update(chunk for chunk, _ in refused)
@@ -275,7 +274,7 @@ class Catalogue:
                 return
 
     def _reopen(self, *, is_damaged: bool) -> None:
-        """A new environment, because one that has failed in certain ways refuses all that follows."""
+        """Open a new environment: after some failures the old one refuses every call."""
         try:
             self._environment.close()
             if is_damaged:
@@ -305,7 +304,7 @@ class Catalogue:
             self.failure = error
 
     def _next_batch(self, due: Deadline | None) -> tuple[list[Change], int, int, bool]:
-        """What has been queued, and its bytes, once there is something to do; with nothing to do it sleeps until there is."""
+        """The queued changes and the bytes of their chunks. Sleeps while there is nothing to do."""
         with self._lock:
             if not self._has_work():
                 self._changed.wait(None if due is None else due.remaining_s() + 1e-3)
@@ -322,7 +321,7 @@ class Catalogue:
     def _write(self, batch: list[Change]) -> bool:
         if not batch:
             return False
-        # First the names of what a failure makes uncertain, then the attempt.
+        # The keys are listed before the attempt: a failure makes all of them uncertain.
         self._uncertain += _chunks_in(batch)
         if any(len(key) != KEY_BYTES for key, _ in batch):
             with self._lock:
@@ -344,9 +343,9 @@ class Catalogue:
         return True
 
     def _delete_all(self, keys: list[bytes]) -> None:
-        """Forget keys in a full map, a few at a time: a transaction cannot use the pages that it frees itself.
+        """Remove keys from a full map, a few at a time: a transaction cannot use the pages that it frees itself.
 
-        What was left out must not be found later in an older version either.
+        A chunk that was left out must not be found later by an older row either.
         """
         self._environment.set_mapsize(self._map_bytes)
         for first in range(0, len(keys), _DELETED_AT_ONCE):

@@ -2,12 +2,12 @@
 
     python -I check.py DIRECTORY ROWS_FD ROW_BYTES
 
-Writes every row, its bytes good or bad, to the descriptor as it goes, and one line, `ok ROWS`, to standard output; exits 0 when
-everything could be read. Anything else (another exit code, a signal, no line in time) means that the catalogue must not be
-opened. Reads only, but for a file that ends before its last page: it gets the missing ones as zeros, which LMDB takes for
-damage, where looking behind a file's end would kill the daemon.
+Writes every row, good or bad, to the descriptor, and then the line `ok ROWS` to standard output. Exits 0 when everything could
+be read. Anything else (another exit code, a signal, no line in time) means that the catalogue must not be opened. It changes
+one thing: a file that ends before its last page gets the missing pages as zeros. LMDB reports these as damage; reading behind
+the end of the file would kill the daemon.
 
-Stands alone: it imports the standard library and lmdb, and nothing that depends on where or by whom it is started.
+Imports the standard library and lmdb only, and nothing that depends on where or by whom it is started.
 """
 
 import os
@@ -37,7 +37,7 @@ def main(path: str, rows_fd: int, row_bytes: int) -> int:
         write = file.write
         with transaction.cursor(environment.open_db(b"chunks", transaction, create=False)) as cursor:
             for row in cursor.iternext(keys=False, values=True):
-                # What has another length is no row, and would put all behind it out of step.
+                # A value of another length is no row, and would shift all rows after it.
                 if len(row) == row_bytes:
                     write(row)
                     rows += 1

@@ -1,10 +1,10 @@
-"""Identity of segment files: their epoch, and the namespaces by which slots name themselves.
+"""Identity of segment files: their epoch, and the namespaces that their slots may name.
 
     file := "KVPTIER1" length:u32 crc:u32 body     body: msgpack [epoch, {number: [model, layout in wire form]}]
 
-A second copy of what the catalogue has too. Slots carry the fingerprint of a namespace, not its name; with this file they can
-be found again when the catalogue is lost. Written whole and renamed, never changed in place. Blocks: for the catalogue's thread
-or an executor.
+A second copy of records that the catalogue has too. A slot's header has the fingerprint of its namespace, not the name; with
+this file a lost catalogue can be rebuilt from headers. Written whole and renamed, never changed in place. Blocks: for the
+catalogue's thread or an executor.
 """
 
 import os
@@ -25,7 +25,7 @@ _HEAD_BYTES = len(MAGIC) + 8
 _BODY_HEAD_BYTES = 32
 _NUMBER_BYTES_MAX = 9
 
-# A namespace as it is kept: model and layout in wire form.
+# A stored namespace: model and layout in wire form.
 NamespaceRecord = tuple[str, WireLayout]
 
 
@@ -38,12 +38,12 @@ class Identity:
 
 
 def new_epoch() -> bytes:
-    """The name of a new set of segment files."""
+    """A random epoch for a new set of segment files."""
     return os.urandom(EPOCH_BYTES)
 
 
 def write_identity(directory: Path, identity: Identity) -> None:
-    """Replace the file durably; of too many namespaces it has the newest. Raises OSError."""
+    """Replace the file durably. Of too many namespaces the newest are kept. Raises OSError."""
     body = _pack_body(identity)
     crc = kvpool_native.crc32c(body)
     target = directory / FILE_NAME
@@ -101,7 +101,7 @@ def pack_namespace(record: NamespaceRecord) -> bytes:
 
 
 def unpack_namespace(value: bytes) -> NamespaceRecord | None:
-    """The namespace; None where it is not what was written."""
+    """The namespace; None where its checksum is wrong."""
     packed = value[4:]
     if kvpool_native.crc32c(packed).to_bytes(4, "little") != value[:4]:
         return None

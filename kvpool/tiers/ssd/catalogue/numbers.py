@@ -1,4 +1,4 @@
-"""Numbers of namespaces in the catalogue, which outlive the daemon: rows name their namespace by them. Control thread only."""
+"""Numbers of namespaces in the catalogue. Rows have them, so they stay the same over restarts. Control thread only."""
 
 import logging
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class NamespaceNumbers:
-    """The catalogue's number of each namespace that has had a row in this life or the one before."""
+    """The number of each namespace that has had a row in this process or the one before."""
 
     def __init__(self) -> None:
         self._of: dict[NamespaceId, int] = {}
@@ -29,21 +29,21 @@ class NamespaceNumbers:
         return self._of.get(namespace.id)
 
     def give(self, namespace: Namespace) -> int:
-        """A number that no namespace has had."""
+        """Give a namespace a number that none has had."""
         number = self._of[namespace.id] = self._next
         self._next += 1
         return number
 
     def take(self, namespace: Namespace) -> int | None:
-        """The number of a namespace that is given back, if it had one; it serves no other."""
+        """Take back the number of a namespace, if it had one. It is not used again."""
         return self._of.pop(namespace.id, None)
 
     def reopen(
         self, recovered: dict[int, NamespaceRecord], rows: "npt.NDArray[np.void]", namespaces: Namespaces
     ) -> tuple[dict[int, Namespace], list[int]]:
-        """The namespaces of an earlier life that have rows, by number, and the numbers of those that have none.
+        """Namespaces of earlier processes that have rows, by number, and the numbers of those without rows.
 
-        They are joined for the caller, who leaves them once their chunks are restored.
+        Joins them for the caller, who leaves them after their chunks were restored.
         """
         with_rows = set(np.unique(rows["namespace"]).tolist())
         reopened: dict[int, Namespace] = {}

@@ -1,11 +1,11 @@
-"""Opening of a catalogue of an earlier process, in a way that a damaged one cannot kill the daemon.
+"""Opening of an earlier process's catalogue so that a damaged one cannot kill the daemon.
 
-    marker ──► a child process reads every record ──sound──► its rows; bad ones are left out one by one
+    marker ──► a child process reads every record ──readable──► its rows; damaged rows are left out
        │                     └──damaged──► moved aside (`catalogue.bad`)
        └──three openings did not live until their first checkpoint──► moved aside unread
 
-LMDB maps its file, so that a truncated one kills its reader: a child reads it, and passes the rows on. The marker beside the
-catalogue stops a daemon from dying of it again and again. Blocks: for an executor, not for the control thread.
+LMDB maps its file, and a truncated one kills the process that reads it: so a child process reads it and passes the rows on. The
+marker beside the catalogue keeps a daemon from dying of the same catalogue again and again. Blocks: for an executor.
 """
 
 import contextlib
@@ -33,17 +33,17 @@ from kvpool.types import EPOCH_BYTES
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
-# What reading may take beside what its size takes. Measured on two busy cores: 4 million rows, 1.1 GB, in 7 s, 1.8 s of CPU.
+# Seconds that reading may take beside those for its size. Measured on two busy cores: 4 million rows, 1.1 GB, in 7 s (1.8 s CPU).
 CHECK_TIMEOUT_S = 60.0
 CHECK_BYTES_PER_S = 25e6
 STOP_POLL_S = 0.2
-# All that the child gets of this process's environment: where the interpreter's own libraries are.
+# The variables that the child gets: they say where the interpreter's own libraries are.
 CHILD_VARIABLES = ("LD_LIBRARY_PATH",)
 OPENINGS_MAX = 3
 META_KEY = b"catalogue"
-# Present where rows of an earlier life are lacking: the next opening rebuilds them from the slots.
+# Present where rows of earlier processes are missing: the next opening rebuilds them from the slots.
 INCOMPLETE_KEY = b"incomplete"
-# Every generation of this life is below the number that stands here, and every one of the next life above.
+# Every generation of this process is below this number, and every one of the next process above it.
 GENERATIONS_KEY = b"generations"
 GENERATIONS_OF_A_LIFE = 1 << 40
 NUMBER_BYTES = 4
@@ -71,9 +71,9 @@ _BLOCK_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A catalogue that can be read: the epoch of its segment files, packed rows as they are, namespaces by number.
+    """A readable catalogue: the epoch of its segment files, its packed rows unchecked, namespaces by number.
 
-    `generations_end`: where the generations of the process that wrote it end; 0 where unknown.
+    `generations_end`: above all generations of the process that wrote it; 0: unknown.
     """
 
     epoch: bytes
@@ -84,18 +84,18 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Result of an examination. Neither field: there is no catalogue. `problem`: there was one, and it has been moved aside."""
+    """Result of an examination. Both fields empty: there is no catalogue. `problem`: why it was moved aside."""
 
     found: Found | None = None
     problem: str = ""
 
 
 class NewerFormat(KVPoolError):
-    """A later version wrote this catalogue. It is left as it is."""
+    """A newer version of kvpool wrote the catalogue. It stays unchanged."""
 
 
 class ExaminationStopped(KVPoolError):
-    """The daemon ends before the catalogue is read. It is left as it is."""
+    """The daemon stops before the catalogue was read. It stays unchanged."""
 
 
 def examine(path: Path, bytes_max: int, is_stopping: Callable[[], bool] = lambda: False) -> Examined:
@@ -129,7 +129,7 @@ def mark_opening(path: Path) -> None:
 
 
 def unmark_opening(path: Path) -> None:
-    """Remove the mark: the opening succeeded and the first checkpoint is complete."""
+    """Remove the mark, after the opening has succeeded and the first checkpoint is complete."""
     path.with_name(_MARKER).unlink(missing_ok=True)
 
 
@@ -146,7 +146,7 @@ def generations_record(end: int) -> bytes:
 
 
 def set_aside(path: Path, bytes_max: int) -> None:
-    """Move a catalogue out of the way, for whoever wants to know; the last one is kept, unless it is larger than allowed."""
+    """Move a catalogue aside for examination. The last one is kept, unless it is too large."""
     aside = path.with_name(f"{path.name}.bad")
     _remove(aside)
     if _blocks_in(path) * _BLOCK_BYTES <= bytes_max:
@@ -170,7 +170,7 @@ def _blocks_in(path: Path) -> int:
 
 
 def _foreign_in(path: Path) -> str:
-    """What of the catalogue is no file of ours: opening it could block, or change what is somewhere else."""
+    """Entries that are no regular files of this user: opening one could block, or change a file elsewhere."""
     if not stat.S_ISDIR(path.lstat().st_mode):
         return "it is no directory"
     odd = sorted(file.name for file in path.iterdir() if not stat.S_ISREG(file.lstat().st_mode))
@@ -180,7 +180,7 @@ def _foreign_in(path: Path) -> str:
 
 
 def _read_in_child(path: Path, is_stopping: Callable[[], bool]) -> tuple[bytes, str]:
-    """All rows, or what is wrong. Raises ExaminationStopped."""
+    """All rows, or the problem. Raises ExaminationStopped."""
     fd = os.memfd_create("kvpool-catalogue-rows", os.MFD_CLOEXEC)
     limit_s = CHECK_TIMEOUT_S + _blocks_in(path) * _BLOCK_BYTES / CHECK_BYTES_PER_S
     try:
@@ -210,7 +210,7 @@ def _read_in_child(path: Path, is_stopping: Callable[[], bool]) -> tuple[bytes, 
 
 
 def _child_command(path: Path, fd: int) -> list[str]:
-    """Isolated: nothing is imported from where the daemon was started or its variables point; lmdb is the one used here."""
+    """The child's command. Isolated: it imports nothing from the working directory or PYTHONPATH, and the lmdb used here."""
     lmdb_at = str(Path(lmdb.__file__).parent.parent)
     arguments = [lmdb_at, catalogue_check.__file__, str(path), str(fd), str(ROW_BYTES)]
     return [sys.executable, "-I", "-c", _CHILD_BEGINNING, *arguments]
@@ -221,7 +221,7 @@ def _wait_for(
 ) -> tuple[bytes, bytes]:
     """The child's output. Raises TimeoutExpired and ExaminationStopped."""
     while not deadline.has_passed():
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on: look whether it is still wanted
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the child still runs: check for a stop
             return child.communicate(timeout=min(STOP_POLL_S, deadline.remaining_s()))
         if is_stopping():
             raise ExaminationStopped("the daemon is stopping, its catalogue is left as it is")
@@ -229,7 +229,7 @@ def _wait_for(
 
 
 def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
-    """Meta record and namespaces, which the child has read without harm."""
+    """Meta record and namespaces: the child has read them before, so this process can."""
     try:
         with (
             lmdb.open(str(path), readonly=True, lock=False, max_dbs=TABLES_MAX) as environment,
@@ -264,7 +264,7 @@ def _read_the_rest(path: Path, rows: bytes) -> tuple[Found | None, str]:
 
 
 def _parse_meta(record: bytes) -> tuple[int, bytes]:
-    """Format version and epoch; version 0 where the record is not a good one."""
+    """Format version and epoch; version 0 for a damaged record."""
     version, epoch = int.from_bytes(record[:4], "little"), record[4 : 4 + EPOCH_BYTES]
     return (version, epoch) if len(epoch) == EPOCH_BYTES and meta_record(epoch, version) == record else (0, b"")
 

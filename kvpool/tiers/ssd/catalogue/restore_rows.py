@@ -18,10 +18,10 @@ def pack_restore_rows(
     namespaces: dict[int, Namespace],
     size_class_of: Callable[[Namespace], SizeClassId | None],
 ) -> "npt.NDArray[np.void]":
-    """The catalogue's rows as `Directory.restore` takes them, in their order.
+    """The catalogue's rows in the form and order that `Directory.restore` takes.
 
-    `namespaces`: by the catalogue's numbers. Rows of no known namespace, or of another geometry than its own, are packed so
-    that they are refused.
+    `namespaces`: by the catalogue's numbers. A row whose namespace is unknown, or whose geometry is not its namespace's, is
+    packed so that `restore` refuses it.
     """
     packed = np.zeros(len(rows), RESTORE_ROW)
     for name in ("key", "parent", "offset", "generation", "priority"):

@@ -3,9 +3,9 @@
     row := key:32 parent:32 offset:u64 generation:u64 recency:u64 layer_bytes:u64 layers:u32 namespace:u32
            priority:u32 duration_s:u32 crc:u32 pad:u32
 
-Little endian. LMDB's key is the row's key and its value the whole row, so that one pass reads everything. `crc` is the
-CRC-32C of everything before it: LMDB notices no damage of its own. `recency` is a number that rises, not a time.
-Pure functions; any thread.
+Little endian. LMDB's key is the row's key and its value is the whole row, so that one pass reads everything. `crc` is the
+CRC-32C of all fields before it: LMDB itself does not detect damage. `recency` is a rising number, not a time. Pure functions;
+any thread.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ ROW_BYTES = CATALOGUE_ROW.itemsize
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row: the slot of one chunk and its fields. `duration_s` 0: its priority (0 to 100) does not end."""
+    """Row of one chunk: its slot, namespace and retention. `duration_s` 0: the priority does not expire."""
 
     key: bytes
     parent: bytes
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """The fields of a row that may change: its last use and its retention."""
+    """The fields of a row that may change: last use and retention."""
 
     recency: int
     priority: int
@@ -69,7 +69,7 @@ class Touch:
 
 
 def with_touch(row: bytes, touch: Touch) -> bytes | None:
-    """A row with what is new of it; None where it is not a good one."""
+    """An encoded row with changed fields; None where it is damaged."""
     checked = bytearray(row[: _CHECKED.size])
     if len(row) != ROW_BYTES or _closed(bytes(checked)) != row:
         return None
@@ -85,9 +85,9 @@ def generation_of(row: bytes) -> int:
 
 
 def restorable(rows: bytes) -> tuple["npt.NDArray[np.void]", int]:
-    """The good ones of packed rows, ancestors and recent ones first, and how many were bad.
+    """The undamaged rows, ancestors and recently used ones first, and the number of damaged ones.
 
-    A chunk counts as used when a descendant was, whatever order their rows were written in.
+    A chunk counts as used when a descendant was used, in whatever order their rows were written.
     """
     order = np.frombuffer(kvpool_native.restoring_order(rows), np.uint32)
     table = np.frombuffer(rows, CATALOGUE_ROW)
