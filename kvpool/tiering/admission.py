@@ -1,9 +1,9 @@
-"""Admission to a lower tier: the chunks that are worth a write, and how much may be written.
+"""Admission to a lower tier: which chunks are worth a write, and how many bytes may be written.
 
-A step says what a chunk needs to be written. That is monotone along the chain by construction: a chunk goes down with its
-ancestors. A budget bounds the bytes of a day by a bucket that fills evenly; as it runs low the steps become stricter one after
-the other, and laxer again as it fills, later than they became stricter so that they do not flutter. Only whole chunks are ever
-stored, so there is no step for the tails of prompts.
+An admission step names the chunks that are written. A chunk is written with its ancestors, so a step holds for whole prefixes.
+The write budget bounds the bytes of a day: a bucket that fills evenly. As it runs low the steps become stricter, one after the
+other. As it fills they become laxer again, but later, so that they do not alternate. Only whole chunks are stored, so there is
+no step for the tails of prompts.
 
     share of the bucket      1 ------ 0.6 --- 0.5 ------ 0.35 -- 0.25 ------ 0.1 --- too little for a chunk
     as it runs low           ALL -------------| LIKELY ----------| USED_AGAIN ------| NOTHING
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 NS_PER_DAY = 86_400 * 10**9
-# What was not written may be made up for later, but no more than an hour's worth: a drive heats and wears by bursts.
+# An unused budget may be used later, but no more than an hour's: bursts heat and wear a drive.
 BURST_FRACTION = 24
 # How likely a chunk must be to be used again for LIKELY. Measured by `kvpool.sim` with the step forced, on a trace of
 # conversations with 2 % of its blocks in DRAM and 16 % below: 64 % of the writes of ALL for 86 % of the lower tier's hits. With
@@ -25,34 +25,35 @@ LEAST_CHANCE = 0.2
 
 
 class Admitted(IntEnum):
-    """Steps of admission, each a part of the one before; the numbers are the native directory's."""
+    """Admission steps, each a subset of the one before. The native directory uses the same numbers."""
 
     ALL = 0
-    LIKELY = 1  # what the eviction policy has learned to be likely to be used again, and USED_AGAIN
+    LIKELY = 1  # chunks that the eviction policy expects to be used again, and USED_AGAIN
     USED_AGAIN = 2  # what was touched twice: stored, acquired, or stored again after it was evicted
     NOTHING = 3
 
     @property
     def word(self) -> str:
-        """Its name for people."""
+        """Its name in statistics."""
         return self.name.lower().replace("_", "-")
 
 
-# Why a chunk that has left DRAM for good was not written: the native directory's `Declined`.
+# Reasons why a chunk that was evicted from DRAM had not been written: the native directory's `Declined`.
 DECLINED = ("unlikely", "used_once", "no_budget", "written_before", "unready")
 # More chunks than there are.
 UNBOUNDED = 1 << 62
-# What a tier's option `admission` writes while the budget is not low.
+# The step of each value of a tier's option `admission`, while the budget is not low.
 POLICIES = {"all": Admitted.ALL, "second-touch": Admitted.USED_AGAIN}
-# From which share of the bucket down a step begins, and from which up it ends again: guesses.
+# The shares of the bucket below which a step begins, and above which it ends again: guesses.
 BEGINS_BELOW = {Admitted.LIKELY: 0.5, Admitted.USED_AGAIN: 0.25, Admitted.NOTHING: 0.0}
 ENDS_AT = {Admitted.LIKELY: 0.6, Admitted.USED_AGAIN: 0.35, Admitted.NOTHING: 0.1}
 
 
 class WriteBudget:
-    """A bucket of bytes that fills evenly over a day. 0 bytes a day: no bound.
+    """Bucket of bytes that fills evenly over a day. 0 bytes a day: no bound.
 
-    It holds an hour's worth, or a chunk where that is more. Whoever asks `affordable` never overdraws it; a planned stop may.
+    It holds the bytes of an hour, or of one chunk if that is more. Writes that `affordable` allows never overdraw it; a planned
+    stop may.
     Invariant: `left` is at most `burst`.
     """
 
@@ -66,7 +67,7 @@ class WriteBudget:
         return f"<WriteBudget {self._left:.0f} of {self._burst:.0f} bytes>"
 
     def change_rate(self, bytes_per_day: int, now_ns: int) -> None:
-        """Fill at another rate from now on. What is left stays the same share of what it holds when it is full."""
+        """Fill at another rate from now on; the bucket stays full to the same share."""
         share = self.share(now_ns)
         self._bytes_per_day = bytes_per_day
         self._burst = bytes_per_day / BURST_FRACTION
@@ -90,11 +91,11 @@ class WriteBudget:
         return self._left
 
     def share(self, now_ns: int) -> float:
-        """The same as a share of what it holds when it is full; 1 without a bound."""
+        """The same as a share of a full bucket; 1 without a bound."""
         return self.left(now_ns) / self._burst if self.is_bounded else 1.0
 
     def fit(self, size: int) -> None:
-        """Have it hold a chunk of that size, or none of them could ever be written."""
+        """Make the bucket large enough for a chunk of that size: else none could ever be written."""
         if self.is_bounded and self._burst < size:
             self._left += size - self._burst
             self._burst = size
@@ -106,10 +107,10 @@ class WriteBudget:
 
 
 class Admission:
-    """A policy with its budget.
+    """Admission policy with its write budget.
 
-    `floor`: what is written while the budget is not low. `knows_chances`: whether it is known which chunks are LIKELY; where
-    nobody can, that step is the next one.
+    `floor`: the step while the budget is not low. `knows_chances`: whether the eviction policy knows which chunks are LIKELY;
+    if not, the next step replaces that one.
     """
 
     def __init__(self, floor: Admitted, budget: WriteBudget, knows_chances: Callable[[], bool]) -> None:
@@ -117,7 +118,7 @@ class Admission:
         self._budget = budget
         self._knows_chances = knows_chances
         self._tightness = Admitted.ALL  # by the budget alone
-        self._wanted = 0  # bytes of a chunk that the budget had too little for
+        self._wanted = 0  # bytes of a chunk that the budget was too small for
         self.tightened = 0
         self.written_bytes = 0
 
@@ -125,13 +126,13 @@ class Admission:
         return f"<Admission {self._tightness.word} {self._budget!r}>"
 
     def change(self, policy: str, bytes_per_day: int, now_ns: int) -> None:
-        """Go on with another policy, by its name in `POLICIES`, and another budget."""
+        """Use another policy, by its name in `POLICIES`, and another budget from now on."""
         self._floor = POLICIES[policy]
         self._budget.change_rate(bytes_per_day, now_ns)
 
     @property
     def needs_ghosts(self) -> bool:
-        """Whether it ever matters that a chunk was evicted before."""
+        """Whether a decision may depend on which chunks were evicted before."""
         return self._budget.is_bounded or self._floor != Admitted.ALL
 
     def step(self, now_ns: int) -> Admitted:
@@ -140,9 +141,9 @@ class Admission:
         return Admitted.USED_AGAIN if step == Admitted.LIKELY and not self._knows_chances() else step
 
     def affordable(self, size: int, now_ns: int, *, is_ordered: bool = False) -> int:
-        """How many chunks of that size may be written now: until the next step begins, or one.
+        """How many chunks of that size may be written now: as many as before the next step begins, at least one.
 
-        `is_ordered`: somebody asks for just these, and no step counts, only what the budget has left.
+        `is_ordered`: a request names the chunks; then only the budget counts, not the step.
         """
         if not self._budget.is_bounded:
             return UNBOUNDED
@@ -167,7 +168,7 @@ class Admission:
         self._budget.spend(size, now_ns)
 
     def stats(self, now_ns: int) -> dict[str, int | str]:
-        """The admission step, how often it became stricter, and the bytes that may be written now, 0 without a bound."""
+        """The step, how often it became stricter, and the bytes that may be written now (0 without a bound)."""
         return {
             "admission": self.step(now_ns).word,
             "admission_tightened": self.tightened,
@@ -190,5 +191,5 @@ class Admission:
 
 
 def make_admission(policy: str, bytes_per_day: int, *, now_ns: int, knows_chances: Callable[[], bool]) -> Admission:
-    """The policy of that name in `POLICIES`, with a budget (0 bytes: no bound)."""
+    """Admission with the policy of that name in `POLICIES` and a write budget (0 bytes: no bound)."""
     return Admission(POLICIES[policy], WriteBudget(bytes_per_day, now_ns), knows_chances)

@@ -1,18 +1,19 @@
-"""Demotion: chunks written to a lower tier before the arena needs their slots.
+"""Demotions: chunks written to a lower tier before the arena needs their slots.
 
-Takes the coldest chunk that the lower tier lacks with all before it that the tier lacks too, so that what stands below is
-always whole prefixes, and as much of it as the write budget has left. While it is written it has pins: its slots stay, it keeps
-its place in the order of eviction, and nothing of it counts as used. Its chunks are kept below with the priorities that they
-have in DRAM. A chunk that was written and evicted below is written again only when it has been used since, and so is what
-follows it: a tier smaller than DRAM, or than a chain, would else be written without end.
+A demotion takes the coldest chunk that the lower tier lacks, with all its ancestors that the tier lacks, so that the tier
+always has whole prefixes; of these as many as the write budget allows. Meanwhile the chunks have a pin: their slots stay, their
+place in the order of eviction does not change, and they do not count as used. In the lower tier they get the priorities that
+they have in DRAM. A chunk that was written and evicted there is written again only after its next use, and so are its
+descendants: else a tier smaller than DRAM, or than a chain, would be written without end.
 
-Bounded by bytes under way, and in one turn of the control thread by chunks: a long chain is pinned whole and written part by
-part, each when the one before is visible below. What of a job is on disk with all before it becomes visible there while the
-rest is written, but for what was dropped in DRAM meanwhile and what follows that. A chain that the tier refuses for a reason of
-its own keeps its pin until the end of the turn, so that the search goes on behind it; the next turn tries it again.
+Two bounds: bytes under way, and chunks started in one turn of the control thread. A long chain is pinned whole and written part
+by part, each part after the one before is visible in the lower tier. Written chunks of a job become visible there in order
+while the others are being written, except chunks that were dropped in DRAM meanwhile, and their descendants. A chain that the
+tier refuses keeps its pin until the end of the turn, so that the search continues with other chains; the next turn tries it
+again.
 
-Control thread only; no I/O. Invariant: each chain has one pin in the arena's directory, and one job under way or a place in
-`_unfinished`; a job has one reservation in the directory below, which ends when the last of its chunks has been reported.
+Control thread only; no I/O. Invariant: each chain has one pin in the arena's directory, and either one job under way or a place
+in `_unfinished`; a job has one reservation in the lower tier's directory, which ends after its last chunk was reported.
 """
 
 import contextlib
@@ -39,47 +40,47 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Chunks looked at from the cold end for one that is not written yet: a guess that keeps the control thread quick.
+# Chunks that are examined from the cold end on for one that is not written yet: a guess that keeps turns short.
 SCAN_CHUNKS = 512
 # Chunks whose writing starts in one turn of the control thread: each costs it up to 10 µs (measured: `kvpoolctl bench turns`).
 STARTED_AT_ONCE = 32
-# At most this part of the arena is being written down at a time: what is, cannot be evicted meanwhile.
+# At most this part of the arena is being written at a time, because it cannot be evicted meanwhile.
 DEMOTING_FRACTION = 8
-# Places of DRAM looked at in one turn for chunks that were below before, at some nanoseconds each.
+# Slots of DRAM examined in one turn for chunks that were written before, at some nanoseconds each.
 FORGOTTEN_AT_ONCE = 8192
-# Chunks of chains that the tier refuses, in one turn: pinned and not written. A guess that bounds the turn.
+# Chunks of refused chains in one turn, pinned and not written: a guess that bounds the turn.
 REFUSED_AT_ONCE = 512
-# So many chunks of a job become visible at once, while others of it are being written. Chunks cost the control thread 20 µs
-# each (measured): of a long job all at its end would be an idle disk's time.
+# So many chunks of a job become visible at once, while its others are being written. Each costs the control thread 20 µs
+# (measured): all chunks of a long job at its end would leave the disk idle for that time.
 PUBLISHED_AT_ONCE = 16
 
 
 @dataclass(slots=True)
 class _Chain:
-    """Pinned chunks of one chain, the first one's parent being below already. Columns have a value for each chunk."""
+    """Pinned chunks of one chain; the lower tier has the parent of the first. Columns have a value for each chunk."""
 
     namespace: Namespace
     pin: HoldId
     parent: bytes
     keys: KeyColumn
-    places: "npt.NDArray[np.uint64]"  # in the arena
-    slots: "npt.NDArray[np.uint64]"  # there
+    places: "npt.NDArray[np.uint64]"  # offsets in the arena
+    slots: "npt.NDArray[np.uint64]"  # slot numbers there
     sources: "npt.NDArray[np.uint64]"  # generations in DRAM
     priorities: bytes
     durations_ms: "npt.NDArray[np.uint32]"
-    affordable: Callable[[int], int]  # chunks that may be written now
-    end: int  # chunks that are to be written
-    next: int = 0  # chunks before this are being written, or are
+    affordable: Callable[[int], int]  # how many chunks may be written now
+    end: int  # how many chunks are to be written
+    next: int = 0  # the chunks before this index are written or being written
 
     @property
     def size(self) -> int:
-        """Payload of all its chunks."""
+        """Payload bytes of all its chunks."""
         return len(self.places) * self.namespace.layout.chunk_bytes
 
 
 @dataclass(slots=True)
 class _Refused:
-    """Chains of which the tier has taken nothing in this turn."""
+    """Chains that the tier has refused in this turn."""
 
     chains: list[_Chain] = field(default_factory=list)
 
@@ -97,10 +98,10 @@ class _Job:
     moves: Moves
     sources: list[int]  # generations in the arena
     is_good: list[bool]
-    ready: int = 0  # leading chunks that are stored below
-    published: int = 0  # leading chunks that have been asked to be visible there
-    stored: int = 0  # of these, those that are
-    is_in_doubt: bool = False  # nobody knows what the tier has made of it
+    ready: int = 0  # leading chunks that are written
+    published: int = 0  # leading chunks that were committed in the lower tier's directory
+    stored: int = 0  # those of them that it has accepted
+    is_in_doubt: bool = False  # the tier may have lost what it has written
 
     def settle(self, finished: Finished, now_ns: int) -> None:  # noqa: ARG002 - publishing has no time
         """See `Job`."""
@@ -132,8 +133,8 @@ class Demotions:
         self._watermark_bytes = int(arena.capacity_bytes * self._policy.watermark)
         self._bytes_max = max(1, arena.capacity_bytes // DEMOTING_FRACTION)
         self._under_way = 0
-        self._unfinished: deque[_Chain] = deque()  # the next part of each is to be started
-        self._forget_from: int | None = None  # the place from which what was written before is still to be forgotten
+        self._unfinished: deque[_Chain] = deque()  # chains whose next part is to be started
+        self._forget_from: int | None = None  # the slot at which `forget_written` goes on
         self._bytes = 0
         self.demoted_chunks = 0
         self.failed_chunks = 0
@@ -155,14 +156,15 @@ class Demotions:
         return self._admit(now_ns) and self._lower.can_write
 
     def forget_written(self) -> None:
-        """Have the next calls of `run_all` write again chunks that were written before and evicted below."""
+        """Have the next calls of `run_all` write again chunks that the lower tier had and has evicted."""
         self._forget_from = 0
 
     def run_all(self, now_ns: int, order: WriteOrder = WriteOrder.COLDEST, *, is_forced: bool = True) -> bool:
-        """Start writing whatever DRAM alone has, worth it or not, as far as there is room and (unless forced) budget.
+        """Start to write all chunks that only DRAM has, whatever admission says, as far as room and (unless forced) budget
+        allow.
 
-        False when there is no more to start now; else it has stopped for the sake of others, and goes on with the next call.
-        Chunks that were evicted below are not written again, until `forget_written`.
+        False when there is no more to start now; True when the turn is over and the next call continues. Chunks that the lower
+        tier has evicted are not written again, unless `forget_written` was called.
         """
         if self._forget_from is not None:
             self._forget_from = self._directory.forget_written(self._forget_from, FORGOTTEN_AT_ONCE) or None
@@ -173,7 +175,7 @@ class Demotions:
             while left > 0 and refused.chunks < REFUSED_AT_ONCE and self._has_room:
                 pinned = self._directory.pin_unsaved(SCAN_CHUNKS, order)
                 if not pinned.id:
-                    return pinned.chunks > 0  # none was written, and there may be others behind
+                    return pinned.chunks > 0  # no chain was found among the examined chunks; there may be more
                 size = self._slot_bytes(self._namespaces.by_id(NamespaceId(pinned.namespace)))
                 affordable = (lambda _: UNBOUNDED) if is_forced else partial(self._admission.affordable, size)
                 started = self._begin(pinned, affordable, now_ns, chunks_max=left, refused=refused)
@@ -183,7 +185,8 @@ class Demotions:
         return left <= 0
 
     def write(self, namespace: Namespace, parent: bytes, keys: KeyColumn, now_ns: int) -> None:
-        """Start writing what the lower tier lacks of these chunks, worth it or not, as far as there is room and budget.
+        """Start to write those of these chunks that the lower tier lacks, whatever admission says, as far as room and budget
+        allow.
 
         `parent`: the key before them, empty at the root.
         """
@@ -197,7 +200,7 @@ class Demotions:
                 self._begin(pinned, affordable, now_ns, chunks_max=STARTED_AT_ONCE, refused=refused)
 
     def run(self, now_ns: int, *, is_urgent: bool = False) -> None:
-        """Start what is due, a turn's worth: over the watermark (or `is_urgent`) the coldest, with write-through the newest."""
+        """Start one turn of due writes: above the watermark (or `is_urgent`) the coldest, with write-through the newest."""
         order = WriteOrder.NEWEST if self._policy.is_write_through and not is_urgent else WriteOrder.COLDEST
         left = self._go_on(now_ns)
         with self._passing_refused() as refused:
@@ -222,7 +225,7 @@ class Demotions:
                 left -= started
 
     def settle(self, job: _Job, finished: Finished) -> None:
-        """A chunk of a job has been written or not."""
+        """Note that a chunk of a job was written, or was not."""
         chunk = finished.chunk
         job.is_good[chunk] = finished.outcome is Outcome.DONE and not job.is_in_doubt
         if finished.outcome is Outcome.BAD_SOURCE:
@@ -235,7 +238,7 @@ class Demotions:
             self._publish(job)
 
     def finish(self, job: _Job, now_ns: int) -> None:
-        """The last chunk of a job has been written or not."""
+        """End a job whose last chunk was reported."""
         if job.ready > job.published:
             self._publish(job)
         self._under_way -= 1
@@ -247,7 +250,7 @@ class Demotions:
             self._end(job.chain)
 
     def doubt(self) -> None:
-        """A failure meanwhile: what jobs under way have written and not published counts as not written."""
+        """A failure: count the written and unpublished chunks of all jobs under way as not written."""
         for job in self._jobs.all():
             if isinstance(job, _Job):
                 job.is_in_doubt = True
@@ -259,14 +262,14 @@ class Demotions:
         return self._lower.can_write and (self._bytes < self._bytes_max or not len(self))
 
     def _admit(self, now_ns: int) -> bool:
-        """Have the directory know what is written now. Whether anything is."""
+        """Report the admission step to the directory. Whether anything is written at this step."""
         step = self._admission.step(now_ns)
         self._directory.admit(step, LEAST_CHANCE)
         return step != Admitted.NOTHING
 
     @contextlib.contextmanager
     def _passing_refused(self) -> Iterator[_Refused]:
-        """A turn's list of refused chains, whose pins end with it."""
+        """The list of chains refused in this turn; their pins end with it."""
         refused = _Refused()
         try:
             yield refused
@@ -283,8 +286,8 @@ class Demotions:
         chunks_max: int,
         refused: _Refused,
     ) -> int | None:
-        """Start writing pinned chunks, `chunks_max` of them now. How many that are: 0 where the tier refuses this chain, which
-        is then in `refused`; None where it or the budget takes nothing more."""
+        """Start to write pinned chunks, at most `chunks_max` now. How many it has started: 0 where the tier refuses this chain,
+        which is then in `refused`; None where the tier or the budget takes no more."""
         slots = self._directory.columns(pinned.id)
         priorities, durations_ms = self._directory.retentions(pinned.id)
         chain = _Chain(
@@ -309,7 +312,7 @@ class Demotions:
         return started
 
     def _go_on(self, now_ns: int) -> int:
-        """Start the next parts of chains. How many chunks may still be started in this turn."""
+        """Start the next parts of unfinished chains. How many more chunks this turn may start."""
         left = STARTED_AT_ONCE
         while left > 0 and self._unfinished:
             chain = self._unfinished.popleft()
@@ -320,7 +323,7 @@ class Demotions:
         return left
 
     def _start_part(self, chain: _Chain, now_ns: int, *, chunks_max: int) -> int | None:
-        """Start writing the next chunks of a chain as far as tier and budget take them. How many that are: see `_begin`."""
+        """Start to write the next chunks of a chain, as far as tier and budget allow. Returns as `_begin` does."""
         below = self._lower.slots
         size_class = below.size_class_of(chain.namespace.layout)
         count = min(chain.end - chain.next, chunks_max, chain.affordable(now_ns))
@@ -355,7 +358,7 @@ class Demotions:
             return None
         chain.next = begin + first + taken
         if chain.next < end:
-            chain.end = chain.next  # the tier takes no more of it
+            chain.end = chain.next  # the tier takes no more of this chain
         sources = chain.sources[written].tolist()
         job = _Job(self, chain, ReservationId(made.id), moves, sources, [False] * taken)
         self._jobs.add(job_id, job, taken)
@@ -371,7 +374,7 @@ class Demotions:
         return self._lower.write(namespace, moves)
 
     def _publish(self, job: _Job) -> None:
-        """Make visible below what of the job is stored there with all that precedes it."""
+        """Commit the leading written chunks of a job in the lower tier's directory, so that they are found there."""
         failpoint.reach("daemon.demote.written")
         checksums = bytes(4 * job.chain.namespace.layout.layers * (job.ready - job.published))
         sources = np.array(job.sources[job.published : job.ready], "<u8").tobytes()
@@ -388,5 +391,5 @@ class Demotions:
         self._directory.unpin(chain.pin)
 
     def _slot_bytes(self, namespace: Namespace) -> int:
-        """Bytes that the tier writes for a chunk."""
+        """Bytes that the tier writes for one chunk."""
         return self._lower.slots.slot_bytes(namespace.layout)

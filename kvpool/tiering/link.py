@@ -1,9 +1,9 @@
 """Link of an arena and a lower tier: all moves between the two.
 
-Joins decisions (promotions, demotions, admission) with a tier that moves bytes, whichever it is. Control thread only; nothing
-here waits.
+Joins the decisions (promotions, demotions, admission) with a tier that moves the bytes, of any kind. Control thread only; no
+call waits.
 
-Invariants: the two directories have the same namespaces under the same numbers; every job of the tier is in `_jobs`, with the
+Invariants: both directories have the same namespaces with the same numbers; every job of the tier is in `_jobs`, with the
 promotion, demotion or check that settles it.
 """
 
@@ -20,12 +20,12 @@ from kvpool.tiers.base import ArenaTier, BackingTier, Counters
 from kvpool.tiers.jobs import Jobs
 
 # Evicted chunks remembered for each that the arena has room for. Measured on traces: with one the memory is too short to know
-# what comes again, with four it is not.
+# which chunks are used again, with four it is long enough.
 GHOSTS_PER_CHUNK = 4
 
 
 class Link:
-    """See the module. `on_settled` is called when something has moved; `settled` is set then."""
+    """See the module. `on_settled` is called after jobs have been settled; `settled` is set then."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Link:
         self.promotions = Promotions(upper.directory, lower, self._jobs)
         self.demotions = Demotions(upper, lower, jobs=self._jobs, namespaces=namespaces, admission=self.admission)
         self.checksum_jobs = ChecksumJobs(lower, self._jobs, namespaces)
-        self._ghosts = GHOSTS_PER_CHUNK * upper.max_chunks  # 0: they are kept
+        self._ghosts = GHOSTS_PER_CHUNK * upper.max_chunks  # to be remembered; 0: the directory does so already
         self._keep_ghosts()
         namespaces.add_lower(lower.slots, lower.forget_namespace)
 
@@ -61,17 +61,17 @@ class Link:
         return f"<Link to {self.lower!r}, {self._jobs!r}>"
 
     def start(self) -> None:
-        """Have the tier opened, beside everything else."""
+        """Begin to open the tier, in the background."""
         self.lower.start(self._namespaces, self)
 
     def change_admission(self) -> None:
-        """Go on with the policy of admission and the budget that the tier has now."""
+        """Use the tier's present admission policy and budget from now on."""
         policy = self.lower.write_policy
         self.admission.change(policy.admission, policy.budget_bytes, self._clock.now_ns())
         self._keep_ghosts()
 
     def on_completed(self) -> None:
-        """See `TierOwner`: settle what the tier has reported, and start what is due after that."""
+        """See `TierOwner`: settle finished chunks, then start demotions that are due."""
         now_ns = self._clock.now_ns()
         for finished in self.lower.completed():
             self._jobs.settle(finished, now_ns)
@@ -86,11 +86,11 @@ class Link:
 
     @property
     def can_take(self) -> bool:
-        """Whether the tier could soon take what only the arena has."""
+        """Whether the tier can soon take chunks that only the arena has."""
         return self.lower.is_answering and self.demotions.may_write(self._clock.now_ns())
 
     def make_room(self) -> bool:
-        """Have the coldest chunks written down. Whether anything is under way that holds room."""
+        """Start to demote the coldest chunks. Whether any job is under way whose end may make room."""
         self.run(is_urgent=True)
         return len(self.promotions) + len(self.demotions) > 0
 
@@ -99,13 +99,13 @@ class Link:
         self.demotions.run(self._clock.now_ns(), is_urgent=is_urgent)
 
     def remember_retention(self, keys: Sequence[bytes]) -> None:
-        """Have it outlive the daemon with what these chunks are retained, as far as the tier has them."""
+        """Record for a restart the retention of those chunks that the tier has."""
         for key in keys:
             if self.lower.slots.directory.retention(key) is not None:
                 self.lower.touch(key)
 
     def stats(self) -> Counters:
-        """Counters, by name: the tier's and of what moves."""
+        """Counters, by name: of the tier and of the moves."""
         upper, lower, name = self._upper.directory.stats(), self.lower.stats(), self.lower.name
         read_bytes, written_bytes = int(lower[f"{name}.read_bytes"]), int(lower[f"{name}.written_bytes"])
         return {
@@ -120,12 +120,12 @@ class Link:
             **{f"{name}.declined_{reason}": upper[f"declined_{reason}"] for reason in DECLINED},
             **{f"{name}.{key}": value for key, value in self.admission.stats(self._clock.now_ns()).items()},
             **lower,
-            # Wear: what is written for each byte that is served.
+            # Wear: bytes written for each byte read.
             f"{name}.written_per_read": round(written_bytes / max(1, read_bytes), 3),
         }
 
     def verify(self, *, with_shared: bool = True) -> list[str]:
-        """Broken invariants of the tier, of its slots and of who holds some of them, one line each."""
+        """Broken invariants of the tier, its slots, and the holds and pins on them, one line each."""
         slots = self.lower.slots.verify(
             with_shared=with_shared, holds=self.promotions.holds, pins=self.checksum_jobs.pins
         )

@@ -1,13 +1,14 @@
-"""Promotion: chunks of a lower tier on their way back into the arena, for a request that wants them.
+"""Promotions: chunks of a lower tier that are read into the arena, for a request that leases or announces them.
 
-A lease covers the longest prefix that arena and tier hold together (`pool.readers.acquiring`). What only the lower one has gets
-slots in the arena and is read into them; it can be acquired by anybody at once and loaded layer by layer as it lands.
+A lease covers the longest prefix that arena and tier have together (`pool/readers/acquire_task.py`). Chunks that only the tier
+has get slots in the arena and are read into them. Every connection may lease them at once, and loads each layer after it has
+landed.
 
     RESERVED ──read──► LANDED
-        └──failed──► dropped, with what follows it; what is bad in the lower tier is forgotten there too
+        └──failed──► dropped with its descendants; a chunk with bad bytes in the lower tier is dropped there too
 
 Control thread only; no I/O. Invariant: each promotion under way has one hold in the directory of each of the two tiers, and
-gives both back when the last of its chunks has been reported.
+releases both after its last chunk was reported.
 """
 
 import logging
@@ -31,7 +32,7 @@ GENERATION_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Chunks to be brought up: `keys` behind `parent` (empty: the root), the first of them at `first` of a run below."""
+    """Chunks to promote: `keys` after `parent` (empty: the root). The first one has index `first` in the lower tier's run."""
 
     namespace: Namespace
     parent: bytes
@@ -42,7 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Promotion:
-    """One job. `generations`: of the slots in the arena."""
+    """One promotion job. `generations`: of the slots in the arena."""
 
     owner: "Promotions"
     hold: HoldId
@@ -78,11 +79,11 @@ class Promotions:
 
     @property
     def holds(self) -> int:
-        """Holds that promotions have in the arena's directory; as many in the one below."""
+        """Holds that promotions have in the arena's directory, and as many in the lower tier's."""
         return self._under_way
 
     def find(self, namespace: Namespace, keys: KeyColumn, chunks: int, *, parent: bytes) -> Run:
-        """The tier's run of the chunks after `parent`, of which the arena has `chunks`."""
+        """The lower tier's run of the chunks after `parent`. The arena has `chunks` of them."""
         if not self._lower.can_read:
             return NO_RUN
         run = self._lower.slots.find(namespace.id, keys, parent=parent)
@@ -91,9 +92,9 @@ class Promotions:
         return run
 
     def promote(self, wanted: Wanted, below: HoldId, now_ns: int) -> int:
-        """Have the chunks read that are wanted: how many leading ones are in the arena or on their way.
+        """Start to read the wanted chunks: how many leading ones are in the arena or being promoted.
 
-        The hold below is given back or used. What is not urgent is read behind all that is.
+        Takes over `below`, the hold on the run in the lower tier. Urgent chunks are read first.
         """
         placed, is_under_way = 0, False
         if wanted.keys:
@@ -118,7 +119,7 @@ class Promotions:
         return placed
 
     def settle(self, moves: Moves, generation: int, finished: Finished) -> None:
-        """A chunk has landed, with its token ids where they are known, or failed. `generation`: of its slot in the arena."""
+        """Note that a chunk has landed, with its token ids if known, or failed. `generation`: of its slot in the arena."""
         failpoint.reach("daemon.promote.landed")
         key = moves.keys[finished.chunk]
         if finished.outcome is Outcome.DONE:
@@ -132,13 +133,13 @@ class Promotions:
             log.error("chunk %s is bad in the %s tier: dropped there", key.hex()[:16], self._lower.name)
 
     def end(self, hold: HoldId, now_ns: int, *, hold_below: HoldId) -> None:
-        """A job has ended: both tiers may do with its chunks what they like."""
+        """A job has ended: release its holds, so that both tiers may evict its chunks."""
         self._under_way -= 1
         self._directory.release(hold, now_ns)
         self._lower.slots.directory.release(hold_below, now_ns)
 
     def _read(self, wanted: Wanted, reserved: list[int], made: kvpool_native.Reserved, hold_below: HoldId) -> bool:
-        """Start the reading of the reserved chunks. False when the tier takes no more: then they are given up."""
+        """Start to read the reserved chunks. False when the tier takes no job now: then their slots are given up."""
         below = self._lower.slots.directory.columns(hold_below)
         chosen = np.array(reserved)
         fresh: list[int] = np.frombuffer(made.generations, "<u8")[chosen].tolist()

@@ -1,6 +1,6 @@
-"""All tiers below an arena as one: its links, the fastest tier first.
+"""Tiering: all links of an arena as one, the link of the fastest lower tier first.
 
-Where there is none, nothing moves and nobody has to ask whether there is one. Control thread only.
+Without links it is the null object: nothing moves, and no caller asks whether there is a lower tier. Control thread only.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class RunBelow:
 
 @dataclass(frozen=True, slots=True)
 class RetainedBelow:
-    """Chunks that a lower tier has, and with what it retains each."""
+    """Chunks that a lower tier has, with the priority and duration of each there."""
 
     link: Link
     keys: KeyColumn
@@ -57,7 +57,7 @@ class Tiering:
 
     @property
     def directories(self) -> list[kvpool_native.Directory]:
-        """Of the lower tiers, the fastest first."""
+        """The directories of the lower tiers, the fastest first."""
         return [link.lower.slots.directory for link in self.links]
 
     @property
@@ -71,23 +71,23 @@ class Tiering:
         return sum(link.demotions.pins for link in self.links)
 
     def start(self) -> None:
-        """Have every tier opened, beside everything else."""
+        """Begin to open every lower tier, in the background."""
         for link in self.links:
             link.start()
 
     async def close(self) -> bool:
-        """End every tier; what is under way is settled. False: a device does not answer, and is left alone."""
+        """Close every lower tier and settle its jobs. False: a device does not answer, and is abandoned."""
         ended = await asyncio.gather(*(link.lower.close() for link in self.links))
         return all(ended)
 
     def reconfigure(self, config: Config) -> None:
-        """Go on with another configuration."""
+        """Use another configuration from now on."""
         for link in self.links:
             link.lower.reconfigure(config)
             link.change_admission()
 
     def find(self, namespace: Namespace, keys: KeyColumn, chunks: int, *, parent: bytes) -> RunBelow | None:
-        """The longest run of the chunks behind `parent` in one lower tier, if it is longer than the arena's `chunks`."""
+        """The longest run of the chunks after `parent` in one lower tier; None unless longer than the arena's `chunks`."""
         found: RunBelow | None = None
         for link in self.links:
             run = link.promotions.find(namespace, keys, chunks, parent=parent)
@@ -99,12 +99,12 @@ class Tiering:
         return found
 
     def give_up(self, run: RunBelow | None) -> None:
-        """End the hold of a run that is not promoted."""
+        """Release the hold of a run that is not promoted."""
         if run is not None and run.hold:
             run.link.lower.slots.directory.release(run.hold, self._clock.now_ns())
 
     def promote(self, run: RunBelow, wanted: Wanted) -> int:
-        """Have chunks of a run read: how many leading ones are in the arena or on their way. The run's hold ends or is used."""
+        """Promote chunks of a run: how many leading ones are in the arena or being promoted. Takes over the run's hold."""
         return run.link.promotions.promote(wanted, run.hold, self._clock.now_ns())
 
     def run(self) -> None:
@@ -113,12 +113,12 @@ class Tiering:
             link.run()
 
     def make_room(self) -> bool:
-        """Have the coldest chunks written down. Whether anything is under way that holds room."""
+        """Start to demote the coldest chunks. Whether any job is under way whose end may make room."""
         moving = [link.make_room() for link in self.links]
         return any(moving)
 
     def protecting(self, is_wanted: bool) -> contextlib.AbstractContextManager[None]:
-        """While nothing is evicted that only the arena has, if a lower tier could take it soon."""
+        """A context in which no chunk is evicted that only the arena has, if a lower tier can soon take it."""
         if is_wanted and self.links and any(link.can_take for link in self.links):
             return self._protecting()
         return _UNPROTECTED
@@ -132,12 +132,12 @@ class Tiering:
             self._directory.protect_unsaved(False)
 
     def demote(self, namespace: Namespace, parent: bytes, keys: KeyColumn, now_ns: int) -> None:
-        """Start writing what the lower tiers lack of these chunks, as far as there is room and budget."""
+        """Start to write those of these chunks that lower tiers lack, as far as room and budget allow."""
         for link in self.links:
             link.demotions.write(namespace, parent, keys, now_ns)
 
     def retained(self, keys: KeyColumn) -> list[RetainedBelow]:
-        """Those of the keys that lower tiers have, and with what each retains them."""
+        """Chunks of these that lower tiers have, with their retention there."""
         found = []
         for link in self.links:
             retention = link.lower.slots.directory.retention
@@ -149,15 +149,15 @@ class Tiering:
         return found
 
     def restore_retention(self, namespace: Namespace, retained: Sequence[RetainedBelow], now_ns: int) -> None:
-        """Have lower tiers retain chunks as they did."""
+        """Set the retention of chunks in lower tiers to what it was."""
         for one in retained:
             directory = one.link.lower.slots.directory
             directory.retain(namespace.id, one.keys.packed, one.priorities, one.durations, now_ns)
 
     def remember_retention(self, keys: KeyColumn, states: bytes) -> None:
-        """Have it outlive the daemon with what chunks are retained, as far as lower tiers have them.
+        """Record for a restart the retention of those chunks that lower tiers have.
 
-        `states`: a `RetainState` for each; an ABSENT one may be another namespace's.
+        `states`: a `RetainState` for each key. An ABSENT one is skipped: it may be another namespace's chunk.
         """
         if not self.links:
             return
@@ -166,7 +166,7 @@ class Tiering:
             link.remember_retention(chosen)
 
     def keep_up(self) -> None:
-        """Have the lower tiers note what has left their directories, and which priorities have fallen back."""
+        """Record for a restart which chunks have left the lower tiers, and which priorities have expired there."""
         for link in self.links:
             link.lower.keep_up()
 

@@ -1,17 +1,17 @@
-"""Waiting room: requests that wait for memory are woken when some may be free, and check again. Control thread only."""
+"""Waiting room: wakes requests that wait for memory when some may be free; they check again. Control thread only."""
 
 import asyncio
 import contextlib
 
 
 class Room:
-    """Those who wait for memory that is being faulted in or written down."""
+    """Requests that wait for memory which is being faulted in or demoted."""
 
     def __init__(self) -> None:
         self._moved = asyncio.Event()
 
     def note(self) -> None:
-        """Something has moved: whoever waits looks again."""
+        """Wake all requests: chunks or segments have moved."""
         self._moved.set()
 
     async def wait(self, timeout_s: float) -> None:
