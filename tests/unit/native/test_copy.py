@@ -74,7 +74,7 @@ def test_engines_with_other_forms_and_block_sizes_share_chunks(
     assert job.progress() == 5 * LAYERS
 
 
-def test_a_packed_engine_gets_its_bytes_back(pool: kvpool_native.CopyPool, store: Store) -> None:
+def test_a_packed_engine_loads_its_own_bytes(pool: kvpool_native.CopyPool, store: Store) -> None:
     writer, reader = Engine("packed", 32), Engine("packed", 32, fill=0)
     ids = some_ids(8)
     job = start_load(pool, store, reader, ids, save(pool, store, writer, ids))
@@ -113,7 +113,7 @@ def test_a_corrupt_byte_ends_the_load_before_its_chunk(pool: kvpool_native.CopyP
     assert (unverified.chunks(), unverified.reason()) == (5, COMPLETE)
 
 
-def test_a_chunk_that_left_the_pool_is_gone_whatever_its_bytes(pool: kvpool_native.CopyPool, store: Store) -> None:
+def test_a_chunk_that_left_the_pool_is_a_miss_whatever_its_bytes(pool: kvpool_native.CopyPool, store: Store) -> None:
     writer, reader = Engine("kv_first", 16), Engine("kv_first", 16, fill=0)
     ids = some_ids(20)
     offsets = save(pool, store, writer, ids)
@@ -199,7 +199,7 @@ def test_a_save_copies_each_layer_once_and_when_announced(pool: kvpool_native.Co
     assert load.chunks() == 2
 
 
-def test_a_stopped_pool_cancels_what_is_asked_of_it(store: Store) -> None:
+def test_a_stopped_pool_cancels_new_jobs(store: Store) -> None:
     pool = kvpool_native.CopyPool(1)
     engine = Engine("kv_first", 16)
     ids = some_ids(4)
@@ -265,7 +265,7 @@ def refused(pool: kvpool_native.CopyPool, store: Store, engine: Engine, **wrong:
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_what_lies_outside_is_refused_before_anything_runs(
+def test_addresses_outside_are_refused_before_any_copy(
     pool: kvpool_native.CopyPool, store: Store, wrong: dict[str, object]
 ) -> None:
     engine = Engine("kv_first", 16, fill=3)
@@ -298,7 +298,7 @@ def test_an_extent_ends_inside_the_arena(pool: kvpool_native.CopyPool, store: St
         pool.save(engine.view, store.arena, column([last + 1]), ids, LAYERS, LAYER_BYTES)
 
 
-def test_a_layer_that_is_not_there_is_refused(pool: kvpool_native.CopyPool, store: Store) -> None:
+def test_a_missing_layer_is_refused(pool: kvpool_native.CopyPool, store: Store) -> None:
     engine = Engine("kv_first", 16)
     ids = some_ids(4)
     offsets = save(pool, store, engine, ids)
@@ -362,26 +362,6 @@ def test_crc32c_has_the_published_value_and_continues() -> None:
     assert kvpool_native.crc_path() in ("avx512", "sse4.2", "pmull", "armv8-crc", "table")
 
 
-@pytest.mark.parametrize("form", ["kv_first", "block_first", "packed"])
-def test_the_floors_of_the_benchmark_move_the_bytes_of_a_save_and_back(form: str) -> None:
-    engine, target, ids = Engine(form, 16), Engine(form, 16, fill=0), some_ids(20)
-    per_chunk, chunks = len(ids) // 5, np.zeros(5 * CHUNK_BYTES, np.uint8)
-    kvpool_native.gather_plain(engine.view, column(ids), per_chunk, chunks)
-    assert chunks.tobytes() == b"".join(engine.chunks(ids))
-    kvpool_native.scatter_plain(target.view, column(ids), per_chunk, chunks)
-    assert target.chunks(ids) == engine.chunks(ids)
-
-
-def test_the_floors_of_the_benchmark_refuse_what_lies_outside() -> None:
-    engine, chunks = Engine("kv_first", 16), np.zeros(CHUNK_BYTES, np.uint8)
-    with pytest.raises(ValueError, match="another size"):
-        kvpool_native.gather_plain(engine.view, column([0, 1, 2, 3]), 4, chunks[:-1])
-    with pytest.raises(ValueError, match="a block id lies outside the view"):
-        kvpool_native.scatter_plain(engine.view, column([0, 1, 2, BLOCKS]), 4, chunks)
-    with pytest.raises(ValueError, match="no multiple of chunk_blocks"):
-        kvpool_native.gather_plain(engine.view, column([0, 1, 2, 3]), 3, chunks)
-
-
 def test_the_environment_names_the_copys_variant_or_is_refused() -> None:
     def run(variant: str) -> "subprocess.CompletedProcess[str]":
         code = "import kvpool_native as k; k.tune_copies(); print(k.copy_variant_fault(), k.copy_choices())"
@@ -392,7 +372,7 @@ def test_the_environment_names_the_copys_variant_or_is_refused() -> None:
     assert "'copy_tuning_seconds': 0.0" in run("stream-l1-2k").stdout
 
 
-def test_a_daemon_and_a_cache_refuse_a_variant_that_is_none() -> None:
+def test_a_daemon_and_a_cache_refuse_an_unknown_variant() -> None:
     environment = {**os.environ, "KVPOOL_COPY_VARIANT": "fastest"}
     daemon = [sys.executable, "-m", "kvpool.cli.kvpoold", "--set", "dram.capacity=16MiB"]
     run = subprocess.run(daemon, env=environment, capture_output=True, text=True, check=False, timeout=60)

@@ -1,4 +1,4 @@
-"""Hashes of blocks: of several chunks at once they are those of each."""
+"""Hashes of blocks: those of several chunks at once equal those of each."""
 
 import random
 
@@ -9,7 +9,7 @@ from kvpool.types import KEY_BYTES
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5])
-def test_hashes_of_chunks_are_those_of_each_in_order(blocks: int, seed: int) -> None:
+def test_hashes_of_several_chunks_equal_those_of_each_in_order(blocks: int, seed: int) -> None:
     keys = random.Random(seed).randbytes(KEY_BYTES * 7)
     each = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
     assert hashes_of(keys, blocks) == [block for key in each for block in block_hashes(key, blocks)]
